@@ -13,10 +13,10 @@ use crate::{
 pub(super) struct Args {
     #[command(flatten)]
     model: Runnable,
-    /// A question about the text (several times for several)
+    /// A question about the text (repeat for several)
     #[arg(long, value_name = "TEXT", required = true, allow_hyphen_values = true)]
     question: Vec<String>,
-    /// The text in which the answer is
+    /// The text that contains the answer
     #[arg(
         long,
         value_name = "TEXT",
@@ -24,7 +24,7 @@ pub(super) struct Args {
         allow_hyphen_values = true
     )]
     context: Option<String>,
-    /// A file with the text in which the answer is
+    /// A file with the text that contains the answer
     #[arg(long, value_name = "FILE", conflicts_with = "context")]
     context_file: Option<PathBuf>,
     /// Number of answers
@@ -33,16 +33,16 @@ pub(super) struct Args {
     /// Max tokens of an answer
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = super::generate::up_to(1000))]
     max_answer_tokens: usize,
-    /// Max tokens of a question with a part of the text; longer texts are read in parts
+    /// Max tokens of a question together with a part of the text; longer texts are read in parts
     #[arg(long, value_name = "N")]
     max_tokens: Option<usize>,
-    /// Tokens that two parts of the text share
+    /// Number of tokens by which two consecutive parts of the text overlap
     #[arg(long, value_name = "N")]
     stride: Option<usize>,
-    /// Let an empty answer say that the text has none
+    /// Allow an empty answer, which means that the text contains none
     #[arg(long)]
     no_answer: bool,
-    /// Do not extend answers to whole words
+    /// Do not extend answers to word boundaries
     #[arg(long)]
     parts_of_words: bool,
     /// Print one JSON document per question: a list of answers

@@ -27,7 +27,7 @@ pub(super) fn run(args: Args) -> Outcome {
     args.model.fetch_weights()?;
     let described = args.model.description()?;
     let compiled = match args.model.config() {
-        // Without sizes, only the description itself can be checked.
+        // Without sizes, only the description itself is checked.
         Err(EngineError::NoConfig) => {
             print(&format!(
                 "`{}` is valid as far as can be checked without sizes; give --config or --weights to check shapes and fusion\n",
@@ -62,7 +62,7 @@ pub(super) fn run(args: Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Compiles for the expectations of the layers. If an output needs only one token's row of the last layer, also with all of its rows.
+/// Compiles for checking the expectations of the layers. If an output needs only one token's row of the last layer, all rows are kept.
 fn compiled_for(
     args: &Args,
     described: &Description,
@@ -74,7 +74,7 @@ fn compiled_for(
         options.outputs = Some(vec![output.to_owned()]);
     }
     options.without.insert("hoist_pooled_token".to_owned());
-    // Descriptions expect fused attention, which has no mask for a query's expansion.
+    // Descriptions expect fused attention, which has no mask for the padding of a query.
     for module in &mut options.modules {
         if let Module::NormalizeTokens { hides_expansion } = module {
             *hides_expansion = false;
@@ -82,7 +82,7 @@ fn compiled_for(
     }
     let config = args.model.config()?;
     match compile(described, &config, &options) {
-        // An encoder-decoder model keeps the encoder's results in a cache.
+        // An encoder-decoder model needs a cache for the results of the encoder.
         Err(EngineError::NeedsSource { .. }) => {
             options.cached = true;
             compile(described, &config, &options)
@@ -91,8 +91,8 @@ fn compiled_for(
     }
 }
 
-/// Checks the outputs that are not computed by default. Reports outputs for which config.json lacks values; other problems are errors
-/// of the description.
+/// Checks the outputs that are not computed by default. Outputs for which config.json lacks values are reported; any other problem is an
+/// error of the description.
 fn others(args: &Args, described: &Description, compiled: &Compiled) -> Result<String, Report> {
     let mut lines = String::new();
     for output in described.output_names() {
@@ -121,7 +121,7 @@ fn others(args: &Args, described: &Description, compiled: &Compiled) -> Result<S
     Ok(lines)
 }
 
-/// Whether config.json is the reason that an output cannot be computed.
+/// Returns whether an output cannot be computed because of config.json.
 fn is_of_config(error: &EngineError) -> bool {
     match error {
         EngineError::OtherTask { .. } => true,
@@ -133,7 +133,7 @@ fn is_of_config(error: &EngineError) -> bool {
     }
 }
 
-/// Checks that the folder's weights, if there are any, are those that the model reads.
+/// Checks that the folder's weights, if there are any, match the weights that the model reads.
 fn weights(args: &Args, described: &Description, compiled: &Compiled) -> Result<String, Report> {
     let Some(folder) = args.model.folder()? else {
         return Ok(String::new());

@@ -18,19 +18,19 @@ pub(super) struct Args {
     model: Runnable,
     #[command(flatten)]
     input: OnlyTexts,
-    /// Label tokens instead of texts, such as named entities
+    /// Label tokens instead of texts, for example named entities
     #[arg(long)]
     tokens: bool,
     /// With --tokens, combine tokens into entities: none, simple, first, average or max
     #[arg(long, value_name = "RULE", requires = "tokens")]
     aggregation: Option<Aggregation>,
-    /// With --tokens, leave out this label (several times for several); by default O
+    /// With --tokens, leave out this label (repeat for several); O by default
     #[arg(long, value_name = "LABEL", requires = "tokens")]
     ignore_label: Vec<String>,
-    /// Score this label by a model of natural language inference (several times for several)
+    /// Score this label with a model for natural language inference (repeat for several)
     #[arg(long, value_name = "LABEL", conflicts_with = "tokens")]
     label: Vec<String>,
-    /// With --label, the sentence in which {} stands for a label
+    /// With --label, the hypothesis, in which {} is replaced by a label
     #[arg(
         long,
         value_name = "TEXT",
@@ -38,7 +38,7 @@ pub(super) struct Args {
         default_value = "This example is {}."
     )]
     template: String,
-    /// With --label, score each label on its own
+    /// With --label, score each label independently
     #[arg(long, requires = "label")]
     multi_label: bool,
     /// Print one JSON document per text

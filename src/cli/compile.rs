@@ -28,14 +28,14 @@ const DEFAULT_TARGETS: [Target; 4] = [Target::Sm80, Target::Sm86, Target::Sm89, 
 pub(super) struct Args {
     #[command(flatten)]
     model: Model,
-    /// f32, f16 or bf16; by default f16, and f32 with --quantize, which is for a CPU
+    /// f32, f16 or bf16; by default f16, or f32 with --quantize, which is for a CPU
     #[arg(long)]
     dtype: Option<DType>,
-    /// Store the weights of linear layers in this format, for a CPU, or with --dtype f16 or bf16 for GPUs
+    /// Store the weights of linear layers in this format, for a CPU, or for GPUs with --dtype f16 or bf16
     #[arg(long, value_enum, value_name = "KIND")]
     quantize: Option<Quantize>,
-    /// Targets to include code for (sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120); by default the first four, or that of --card. All
-    /// share one program, so Hopper's instructions are used only with sm_90a alone
+    /// Targets to include code for (sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120). By default the first four, or the target of --card. All
+    /// share one program, which uses Hopper's instructions only if sm_90a is the only target
     #[arg(long, value_delimiter = ',')]
     arch: Option<Vec<Target>>,
     #[command(flatten)]
@@ -58,14 +58,14 @@ pub(super) fn run(args: Args) -> Outcome {
     let jit = Jit::open().into_diagnostic()?;
     let bars = Bars::new();
     let device = args.device()?;
-    // Read once, because it may be a pipe; the tuner reads it itself.
+    // Read the file only once, because it may be a pipe. The tuner reads it itself.
     let read = match (&device, &args.tuning.timings) {
         (None, Some(file)) => Some(read_timings(file)?),
         _ => None,
     };
     let timed_on = read.as_ref().map(|(_, on)| on);
     let targets = args.targets(device.as_ref(), timed_on)?;
-    // One program serves all targets, with the instructions that they share.
+    // One program serves all targets. It uses only instructions that all of them have.
     let machine = match &device {
         Some(device) => device.info().machine().into_diagnostic()?.0,
         None => args.card.machine_of(&targets, timed_on)?,
@@ -149,7 +149,7 @@ impl Args {
         }
     }
 
-    /// Returns the targets to include code for: the requested ones, else that of the named or timed card.
+    /// Returns the targets to include code for: the requested targets, or else that of the named or timed card.
     fn targets(
         &self,
         device: Option<&Device>,
@@ -182,7 +182,7 @@ impl Args {
         }
     }
 
-    /// Returns the timings to compile with: measured on a device, or read from a file, which needs no device.
+    /// Returns the timings to compile with. They are measured on the device, or read from a file if there is no device.
     fn timings(
         &self,
         device: Option<&Device>,

@@ -1,4 +1,4 @@
-//! Commands over files of texts: their common options, and a run with its report.
+//! Commands that process files of texts: their common options, and a run with its report.
 
 mod model;
 mod pool;
@@ -31,10 +31,10 @@ pub(super) use model::{Task, Units};
 #[derive(clap::Args)]
 #[group(skip)]
 pub(super) struct Files {
-    /// Format of the input (jsonl, csv, tsv, parquet, lines) instead of the one that its name says
+    /// Format of the input (jsonl, csv, tsv, parquet, lines), overriding its file name extension
     #[arg(long, value_name = "FORMAT", requires = "input")]
     input_format: Option<InputFormat>,
-    /// Format of the output (parquet, arrow, npy, jsonl) instead of the one that its name says
+    /// Format of the output (parquet, arrow, npy, jsonl), overriding its file name extension
     #[arg(long, value_name = "FORMAT", requires = "input")]
     output_format: Option<OutputFormat>,
     /// Columns of the input to copy to the output
@@ -46,13 +46,13 @@ pub(super) struct Files {
         requires = "input"
     )]
     keep: Vec<String>,
-    /// Copy all columns of the input but the texts
+    /// Copy all columns of the input except the texts
     #[arg(long, requires = "input")]
     keep_all: bool,
-    /// Texts that are longer than the model takes: cut them, or refuse their rows
+    /// Whether texts with more tokens than the model takes are cut, or their rows refused
     #[arg(long, value_enum, value_name = "RULE", default_value_t = TooLong::Cut, requires = "input")]
     too_long: TooLong,
-    /// Devices that share the batches, such as 0,1 or cuda:0,cuda:1; each holds the whole model. The output is that of one device
+    /// Devices that share the batches, such as 0,1 or cuda:0,cuda:1. Each holds the whole model. The output is the same as with one device
     #[arg(
         long,
         value_name = "NAMES",
@@ -64,10 +64,10 @@ pub(super) struct Files {
     /// Max tokens of a batch
     #[arg(long, value_name = "N", default_value_t = 16_384, requires = "input")]
     batch_tokens: usize,
-    /// Rows that are read, sorted by length and computed at once. An interrupted run goes on after the last finished ones
+    /// Number of rows that are read, sorted by length and computed together. An interrupted run continues after the last finished window
     #[arg(long, value_name = "N", default_value_t = 16_384, requires = "input", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     window_rows: u32,
-    /// Replace an output that exists, and start over if an interrupted run had other options
+    /// Replace an existing output, and start over if an interrupted run had other options
     #[arg(long, requires = "input")]
     overwrite: bool,
 }
@@ -79,7 +79,7 @@ pub(super) enum TooLong {
     Refuse,
 }
 
-/// A device, of which CUDA devices may be given by their number alone.
+/// A device. A CUDA device may be given by its number alone.
 #[derive(Clone, Copy, Debug)]
 struct Device(DeviceChoice);
 
@@ -94,14 +94,14 @@ impl FromStr for Device {
     }
 }
 
-/// A prompt that is put before texts.
+/// A prompt to put before texts.
 #[derive(clap::Args)]
 #[group(skip)]
 pub(super) struct PromptArgs {
-    /// Name of the folder's prompt that is put before each text, or before each query of a pair
+    /// Name of the folder's prompt to put before each text, or before the query of each pair
     #[arg(long, value_name = "NAME", conflicts_with = "prompt")]
     prompt_name: Option<String>,
-    /// Text that is put before each text, or before each query of a pair
+    /// Text to put before each text, or before the query of each pair
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
 }
@@ -124,7 +124,7 @@ pub(super) struct Places {
     pub(super) columns: Vec<String>,
     pub(super) output: PathBuf,
     pub(super) vectors: Vectors,
-    /// Name of a result and of several, for messages.
+    /// Singular and plural name of a result, for messages.
     pub(super) result: [&'static str; 2],
 }
 
@@ -135,7 +135,7 @@ pub(super) fn encoder(model: &Runnable) -> Result<TextEncoder, Report> {
 }
 
 impl Files {
-    /// Returns the job, whose options are checked for columns with vectors of any width.
+    /// Returns the job, after checking its options. The widths of vectors in `columns` do not matter.
     pub(super) fn job(&self, places: &Places, columns: &[Column]) -> Result<Job, Report> {
         let mut job = Job::new(&places.input, &places.output);
         job.input_format = self.input_format;
@@ -174,7 +174,7 @@ impl Files {
         }
     }
 
-    /// Computes the rows of a file with a task, and reports.
+    /// Computes the rows of a file with a task, and reports the result.
     pub(super) fn run<T: Task>(
         &self,
         job: &Job,
@@ -198,7 +198,7 @@ impl Files {
         let began = Instant::now();
         let mut first = None;
         let mut show = |progress: &Progress| {
-            // Rows of earlier, interrupted runs do not count for the rate.
+            // Rows of earlier runs that were interrupted do not count towards the rate.
             let window = self.window_rows.into();
             let before = *first.get_or_insert(progress.rows.saturating_sub(window));
             let seconds = began.elapsed().as_secs_f64();
@@ -255,7 +255,7 @@ impl Files {
         }
     }
 
-    /// Describes everything that changes a result: the files of the model, the device, the precision, and the options of a run.
+    /// Describes everything that affects a result: the files of the model, the device, the precision, and the options of a run.
     fn identity(
         &self,
         model: &Runnable,
@@ -265,7 +265,7 @@ impl Files {
     ) -> std::io::Result<String> {
         let mut files = Vec::new();
         for path in folder.root_files().paths()? {
-            // A file of a hub's cache is a link, which metadata follows.
+            // In a cache of the hub, files are symbolic links. `metadata` follows them.
             let data = fs::metadata(&path)?;
             let changed = data.modified()?.duration_since(UNIX_EPOCH);
             let changed = changed.map_or(0, |since| since.as_nanos());
@@ -293,7 +293,7 @@ impl Files {
     }
 }
 
-/// Describes a device without its number. Devices of one kind compute the same bits.
+/// Describes a device without its number. Devices of the same kind compute the same bits.
 fn kind(device: &DeviceName) -> String {
     match device {
         DeviceName::Cpu { .. } => device.to_string(),
@@ -301,7 +301,7 @@ fn kind(device: &DeviceName) -> String {
     }
 }
 
-/// Estimates the number of rows from the bytes that were read.
+/// Estimates the total number of rows from the number of bytes read so far.
 fn estimated_rows(progress: &Progress) -> Option<u64> {
     let total = progress.total_bytes?;
     let share = progress.bytes as f64 / total.max(1) as f64;

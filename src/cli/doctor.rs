@@ -187,7 +187,7 @@ pub(super) fn run() -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lists the optional features that this program was built with.
+/// Lists the optional features with which this program was built.
 fn features() -> String {
     let all = [
         ("corpora", cfg!(feature = "corpora")),
@@ -204,7 +204,8 @@ fn features() -> String {
     }
 }
 
-/// Reports which devices work here, and the first component that is missing for others.
+/// Returns a sentence about the devices that work here. If the GPU does not work, the sentence
+/// names the first missing component.
 fn verdict(presence: &Presence, has_nvrtc: bool) -> &'static str {
     match (presence.driver, presence.devices.is_empty(), has_nvrtc) {
         (false, ..) => "Models run on the CPU. A GPU needs the NVIDIA driver.",
@@ -216,7 +217,7 @@ fn verdict(presence: &Presence, has_nvrtc: bool) -> &'static str {
     }
 }
 
-/// Describes the accuracy of the costs in a card's description.
+/// Describes how accurate the costs in a card's description are.
 fn fit(fit: Fit) -> &'static str {
     match fit {
         Fit::Timings => "its costs were fitted to timings on it",

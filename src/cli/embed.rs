@@ -27,16 +27,16 @@ pub(super) struct Args {
     /// Column or field with the texts
     #[arg(long, value_name = "NAME", default_value = "text")]
     column: String,
-    /// File of vectors: Parquet, Arrow, .npy or JSONL. Rows that cannot be embedded are listed in FILE.errors.jsonl
+    /// File for the vectors: Parquet, Arrow, .npy or JSONL. Rows that cannot be embedded are listed in FILE.errors.jsonl
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
-    /// Type of the values: f32, f16, int8 (with a scale for each vector) or binary (a bit for each value)
+    /// Type of the values: f32, f16, int8 (with a scale per vector) or binary (one bit per value)
     #[arg(long, value_name = "TYPE", default_value_t = Vectors::F32)]
     vectors: Vectors,
-    /// Keep the first N values of each vector and scale it to length 1 (Matryoshka representation learning)
+    /// Keep the first N values of each vector, scaled to length 1 (Matryoshka representation learning)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     dimensions: Option<u32>,
-    /// Side of the texts for a late-interaction model: query or document. Each text has a vector for each token
+    /// Role of the texts for a late-interaction model: query or document. Each text gets one vector per token
     #[arg(long, value_name = "ROLE", value_parser = input::role, conflicts_with = "dimensions")]
     role: Option<TextRole>,
     #[command(flatten)]
@@ -99,7 +99,7 @@ fn column(kind: Kind) -> Column {
     Column::new("embedding", kind)
 }
 
-/// A vector for each text.
+/// Computes one vector per text.
 struct OneVector {
     encoder: TextEncoder,
     prompt: String,
@@ -146,7 +146,7 @@ impl Task for OneVector {
     }
 }
 
-/// A vector for each token of a text that takes part in scores of late interaction.
+/// Computes a vector for each token of a text, except for tokens that do not take part in scores of late interaction.
 struct VectorsOfTokens {
     encoder: TextEncoder,
     prompt: String,

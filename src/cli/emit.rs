@@ -19,26 +19,26 @@ pub(super) struct Args {
     model: Model,
     #[arg(long, default_value = "f16")]
     dtype: DType,
-    /// Format that the weights of linear layers are stored in
+    /// Format in which the weights of linear layers are stored
     #[arg(long, value_enum, value_name = "KIND")]
     quantize: Option<Quantize>,
-    /// Write source for this target, which may use its special instructions, and its cubins; by default source that runs on all
-    /// targets
+    /// Write the source for this target, which may use the target's special instructions, and the cubins; by default, write source that
+    /// runs on all targets
     #[arg(long, value_name = "sm_XX", requires = "out")]
     arch: Option<Target>,
     #[command(flatten)]
     card: Card,
-    /// Choose kernels with the timings in this file, written by `gemmule tune --export`
+    /// Choose kernels by the timings in this file, which `gemmule tune --export` wrote
     #[arg(long, value_name = "FILE")]
     timings: Option<PathBuf>,
-    /// Folder for one .cu file per kernel; standard output by default
+    /// Folder for one .cu file per kernel; by default the source is written to standard output
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
 pub(super) fn run(args: Args) -> Outcome {
     let targets: Vec<Target> = args.arch.into_iter().collect();
-    // Read once, because it may be a pipe.
+    // Read the file only once, because it may be a pipe.
     let timings = match args.timings {
         Some(file) => Some((read_timings(&file)?, file)),
         None => None,
@@ -52,7 +52,7 @@ pub(super) fn run(args: Args) -> Outcome {
         if compiled.options.invariant {
             return Err(EngineError::TuneInvariant.into());
         }
-        // The version of NVRTC that the timings are from does not matter, since only source is written.
+        // Only source is written, so the version of NVRTC that the timings belong to does not matter.
         let timings = timings_for(&file, read, &compiled.options.machine, None)?;
         compiled = compiled.with_timings(Some(timings))?;
     }

@@ -13,7 +13,7 @@ use crate::{DType, engine::KvCacheChoice, kernels::cache::BLOCK, tensor::Extents
 pub(super) struct Args {
     #[command(flatten)]
     model: Model,
-    /// Sequence lengths of the batch whose bytes and launches are shown
+    /// Sequence lengths of the batch for which bytes and launches are shown
     #[arg(
         long = "lengths",
         alias = "lens",
@@ -23,10 +23,10 @@ pub(super) struct Args {
     lens: Vec<u32>,
     #[arg(long, default_value = "f16")]
     dtype: DType,
-    /// Format that the weights of linear layers are stored in
+    /// Format in which the weights of linear layers are stored
     #[arg(long, value_enum, value_name = "KIND")]
     quantize: Option<Quantize>,
-    /// Explain the program that generates text, with a KV cache in this format: auto (the type of activations) or fp8 (E4M3)
+    /// Explain the program that generates text, with a KV cache in this format: auto (the type of the activations) or fp8 (E4M3)
     #[arg(long, value_name = "KIND")]
     kv_dtype: Option<KvCacheChoice>,
     #[command(flatten)]

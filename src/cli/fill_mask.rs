@@ -14,13 +14,13 @@ pub(super) struct Args {
     model: Runnable,
     #[command(flatten)]
     input: OnlyTexts,
-    /// Number of tokens for each mask
+    /// Number of tokens per mask
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = super::generate::up_to(1000))]
     top_k: usize,
-    /// Consider only this word (several times for several)
+    /// Only consider this word (repeat for several)
     #[arg(long, value_name = "WORD")]
     target: Vec<String>,
-    /// Print one JSON document per text: a list of tokens for each mask
+    /// Print one JSON document per text, with a list of tokens per mask
     #[arg(long)]
     json: bool,
 }

@@ -1,7 +1,7 @@
-//! Options that mend an error of the library.
+//! Command-line options that fix an error of the library.
 //!
-//! Errors of the library name no options of the command line, since programs that embed it have none. The command line adds them
-//! as the help below an error.
+//! Errors of the library do not name command-line options, because programs that embed the library have none. The command line adds the
+//! options as the help below an error.
 
 use miette::Report;
 
@@ -11,7 +11,7 @@ use crate::{
     runtime::cuda::CudaError,
 };
 
-/// Returns the help for an error, if options mend it.
+/// Returns the help for an error; `None` if no option fixes it.
 pub(super) fn help(error: &Report) -> Option<String> {
     let error = error.downcast_ref::<EngineError>()?;
     Some(match error {

@@ -28,7 +28,7 @@ use crate::{
 pub(super) struct Args {
     #[command(flatten)]
     model: Runnable,
-    /// A prompt (several times for several)
+    /// A prompt (repeat for several)
     #[arg(
         long = "prompt",
         value_name = "TEXT",
@@ -39,7 +39,7 @@ pub(super) struct Args {
     /// A file with one prompt per line
     #[arg(long, value_name = "FILE", conflicts_with = "prompts")]
     prompts_file: Option<PathBuf>,
-    /// Treat each prompt as a user message of a conversation, rendered with the checkpoint's chat template; only the reply is printed
+    /// Treat each prompt as a user message of a conversation, rendered with the checkpoint's chat template, and print only the reply
     #[arg(long)]
     chat: bool,
     /// System message of the conversation
@@ -50,23 +50,23 @@ pub(super) struct Args {
         allow_hyphen_values = true
     )]
     system: Option<String>,
-    /// Variables for the chat template as a JSON object, such as '{"enable_thinking": false}'
+    /// Variables for the chat template, as a JSON object such as '{"enable_thinking": false}'
     #[arg(long, value_name = "JSON", requires = "chat")]
     chat_template_kwargs: Option<String>,
-    /// Max number of new tokens; by default the limit in generation_config.json, else all that the model's positions and the KV cache
-    /// leave
+    /// Max number of new tokens; by default the limit in generation_config.json, or else all remaining positions of the model and the KV
+    /// cache
     #[arg(long, value_name = "N", value_parser = up_to(MAX_TOKENS))]
     max_new: Option<usize>,
-    /// Sample tokens instead of taking the most probable one; implied by each of the next four options
+    /// Sample tokens instead of taking the most probable token; implied by each of the next four options
     #[arg(long)]
     sample: bool,
     /// Sample from the K most probable tokens; 0 for all
     #[arg(long, value_name = "K", value_parser = up_to(MAX_TOKENS))]
     top_k: Option<usize>,
-    /// Sample from the most probable tokens with this total probability
+    /// Sample from the most probable tokens whose probabilities add up to this
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
-    /// Sample from tokens with at least this probability relative to the most probable one
+    /// Only sample tokens that have at least this probability, relative to the most probable token
     #[arg(long, value_name = "P")]
     min_p: Option<f32>,
     /// Sampling temperature: below 1 favours probable tokens, above 1 flattens the distribution
@@ -78,46 +78,46 @@ pub(super) struct Args {
     /// Use beam search with N beams
     #[arg(long, value_name = "N", value_parser = up_to(Beams::MAX), conflicts_with_all = ["sample", "top_k", "top_p", "min_p", "temperature", "stream"])]
     beams: Option<usize>,
-    /// Split beams into N groups that differ from each other (diverse beam search)
+    /// Split the beams into N groups that differ from each other (diverse beam search)
     #[arg(long, value_name = "N", value_parser = up_to(Beams::MAX))]
     groups: Option<usize>,
-    /// Penalty of a token for each beam of an earlier group that chose it
+    /// Penalty for a token, for each beam of an earlier group that chose the same token
     #[arg(long, value_name = "X")]
     diversity: Option<f32>,
-    /// Length penalty: scores are log-probabilities divided by the length to this power
+    /// Length penalty: a score is the log-probability divided by the length to this power
     #[arg(long, value_name = "A", allow_hyphen_values = true)]
     length_penalty: Option<f32>,
-    /// When to end a search: yes (when as many texts as beams have ended), no (when also no open beam is better at its current
-    /// length), or never (when no open beam can become better)
+    /// When beam search ends: yes (when as many texts as beams have ended), no (when also no open beam is better at its current length), or
+    /// never (when no open beam can become better)
     #[arg(long, value_name = "yes|no|never", num_args = 0..=1, default_missing_value = "yes")]
     early_stopping: Option<Early>,
-    /// Repetition penalty; above 1 makes tokens that occurred less probable
+    /// Repetition penalty; a value above 1 makes tokens that have occurred less probable
     #[arg(long, value_name = "R")]
     repetition_penalty: Option<f32>,
-    /// Force this first token, such as that of a language
+    /// Force this first new token, for example that of a language
     #[arg(long, value_name = "TOKEN")]
     forced_bos: Option<String>,
-    /// Forbid repeated sequences of N tokens
+    /// Never repeat a sequence of N tokens
     #[arg(long, value_name = "N", value_parser = up_to(MAX_TOKENS))]
     no_repeat_ngram: Option<usize>,
-    /// Stop before this text (several times for several)
+    /// Stop before this text (repeat for several)
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     stop: Vec<String>,
-    /// Print text while it is generated; for a single prompt
+    /// Print the text while it is generated; only for a single prompt
     #[arg(long)]
     stream: bool,
-    /// Print tokens, texts and reasons for ending as JSON
+    /// Print tokens, texts and the reasons for which they ended, as JSON
     #[arg(long, conflicts_with = "stream")]
     json: bool,
 }
 
-/// Returns a parser for whole numbers up to `max`.
+/// Returns a parser for whole numbers up to and including `max`.
 pub(super) fn up_to(max: usize) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(..=max as u64)
 }
 
 impl Args {
-    /// Returns the folder's settings, changed by the arguments.
+    /// Returns the folder's settings, with the changes of the arguments.
     fn options(&self, folder: &Folder) -> Result<SamplingParams, Report> {
         let mut options = generation_config_of(folder.files())?;
         let rules = &mut options.rules;
@@ -128,7 +128,7 @@ impl Args {
         rules.no_repeat_ngram = self.no_repeat_ngram.unwrap_or(rules.no_repeat_ngram);
         let reals = [self.top_p, self.min_p, self.temperature];
         let draws = self.sample || self.top_k.is_some() || reals.iter().any(Option::is_some);
-        // The arguments replace the folder's choice between sampling and beam search.
+        // Arguments override the folder's choice between sampling and beam search.
         if draws {
             options.beams = None;
             let asked = options.default_sampling;
@@ -194,7 +194,7 @@ fn kwargs(text: Option<&str>) -> Result<Vec<(String, Json)>, Report> {
     }
 }
 
-/// Refuses a folder whose settings combine beam search and sampling, unless the arguments choose one.
+/// Returns an error if the settings combine beam search and sampling. A folder may combine them, and then the arguments have to choose one.
 pub(super) fn beams_or_sampling(
     options: &SamplingParams,
     folder: &Folder,
@@ -209,7 +209,7 @@ pub(super) fn beams_or_sampling(
     }
 }
 
-/// Refuses an option that has no effect without another one.
+/// Returns an error for an option that has no effect without another option.
 pub(super) fn check_needs(
     option: &str,
     is_given: bool,
@@ -298,7 +298,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let lens: Vec<usize> = ids.iter().map(Vec::len).collect();
     let cache = engine.cache_bytes_at_most(&lens, &options)?;
     let mut problem: Option<Report> = None;
-    // Text from a source, and a reply, does not continue the prompt.
+    // Only a plain prompt is continued. Text from a source and replies stand alone.
     let goes_on = !engine.has_source() && !args.chat;
     let mut texts = vec![StreamDecoder::default(); prompts.len()];
     if goes_on {
@@ -384,7 +384,7 @@ pub(super) fn run(args: Args) -> Outcome {
     match args.stream {
         true => show_rest(&texts[0])?,
         false => {
-            // A prompt that failed before its first token has no text.
+            // A prompt that failed before its first token has no text to print.
             let shown = |&i: &usize| !problems.contains_key(&i) || !texts[i].tokens.is_empty();
             let shown = (0..prompts.len()).filter(shown);
             for (nth, i) in shown.enumerate() {
@@ -423,7 +423,7 @@ pub(super) fn run(args: Args) -> Outcome {
     Ok(code)
 }
 
-/// Prints the part of a text that cannot change any more.
+/// Prints the part of a text that can no longer change.
 fn show(text: &mut StreamDecoder, stops: &[String]) -> Result<(), Report> {
     let to = match text.stopped {
         true => text.text.len().max(text.shown),
@@ -442,7 +442,7 @@ fn show_rest(text: &StreamDecoder) -> Result<(), Report> {
     print("\n")
 }
 
-/// Returns the id of a token that is given as text.
+/// Returns the id of the token that is written like `token`.
 pub(super) fn forced(encoder: &TextEncoder, token: &str) -> Result<u32, miette::Report> {
     encoder.token_id(token).ok_or_else(|| {
         miette!(

@@ -9,10 +9,10 @@ use crate::{DType, graph::Graph, machine::Machine, passes};
 pub(super) struct Args {
     #[command(flatten)]
     model: Model,
-    /// Show the graph after this pass, or after all with `all`; by default as described
+    /// Show the graph after this pass, or after all passes with `all`; by default as described
     #[arg(long, value_name = "PASS")]
     after: Option<String>,
-    /// Write Graphviz source to FILE instead of text
+    /// Write Graphviz source to FILE instead of printing text
     #[arg(long, value_name = "FILE")]
     dot: Option<PathBuf>,
     /// Include weights in the Graphviz source

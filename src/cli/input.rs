@@ -16,7 +16,7 @@ use crate::{
 #[derive(clap::Args)]
 #[group(skip)]
 pub(super) struct Input {
-    /// A text (several times for several)
+    /// A text (repeat for several)
     #[arg(
         long = "text",
         value_name = "TEXT",
@@ -27,7 +27,7 @@ pub(super) struct Input {
     /// A file with one text per line
     #[arg(long, value_name = "FILE", group = "input")]
     texts_file: Option<PathBuf>,
-    /// A pair of texts for a cross-encoder or a late-interaction model (several times for several)
+    /// A pair of texts for a cross-encoder or a late-interaction model (repeat for several)
     #[arg(long = "pair", num_args = 2, value_names = ["QUERY", "DOCUMENT"], group = "input", allow_hyphen_values = true)]
     pairs: Vec<String>,
     /// A file with one pair per line, with a tab between query and document
@@ -37,13 +37,13 @@ pub(super) struct Input {
     /// for a padded batch
     #[arg(long, value_name = "FILE", group = "input")]
     ids: Option<PathBuf>,
-    /// Side of the texts for a late-interaction model: query or document
+    /// Role of the texts for a late-interaction model: query or document
     #[arg(long, value_name = "ROLE", value_parser = role, conflicts_with_all = ["pairs", "pairs_file", "ids"])]
     role: Option<TextRole>,
-    /// Put the prompt with this name in the checkpoint's folder before every text
+    /// Put the prompt with this name, from the checkpoint's folder, before every text
     #[arg(long, value_name = "NAME", conflicts_with_all = ["prompt", "ids"])]
     prompt_name: Option<String>,
-    /// Put this prompt before every text; an empty one disables the folder's default
+    /// Put this prompt before every text; an empty prompt disables the folder's default prompt
     #[arg(
         long,
         value_name = "TEXT",
@@ -53,11 +53,11 @@ pub(super) struct Input {
     prompt: Option<String>,
 }
 
-/// Texts, of commands that read nothing else.
+/// Texts, for commands that read nothing else.
 #[derive(clap::Args)]
 #[group(skip)]
 pub(super) struct OnlyTexts {
-    /// A text (several times for several)
+    /// A text (repeat for several)
     #[arg(
         long = "text",
         value_name = "TEXT",
@@ -92,7 +92,7 @@ impl OnlyTexts {
 pub(super) struct Read {
     pub(super) texts: Texts,
     pub(super) batch: Batch,
-    /// Sequences of a late-interaction model. Those of a pair follow each other.
+    /// Sequences of a late-interaction model. The query and the document of a pair follow each other.
     pub(super) late: Option<LateInputs>,
 }
 
@@ -103,7 +103,7 @@ pub(super) struct LateInputs {
 }
 
 impl LateInputs {
-    /// Scores pairs from the outputs of their sequences.
+    /// Computes the score of each pair from the outputs of its two sequences.
     pub(super) fn scores(&self, outputs: &Outputs) -> Result<Output, EngineError> {
         let vectors = self.sequences.iter().enumerate().map(|(at, (role, own))| {
             let rows = outputs.sequence(TOKEN_VECTORS, at)?;
@@ -127,12 +127,12 @@ impl LateInputs {
 pub(super) enum Texts {
     Single(Vec<String>),
     Pairs(Vec<(String, String)>),
-    /// For token ids.
+    /// Token ids have no texts.
     None,
 }
 
 impl Input {
-    /// Refuses arguments without an input, before a model is fetched.
+    /// Returns an error if the arguments contain no input. This is checked before a model is fetched.
     pub(super) fn check(&self) -> Result<(), Report> {
         let lists = [self.texts.is_empty(), self.pairs.is_empty()];
         let files = [&self.texts_file, &self.pairs_file, &self.ids];
@@ -144,7 +144,7 @@ impl Input {
         }
     }
 
-    /// Reads all inputs. `folder` is the checkpoint's.
+    /// Reads all inputs. `folder` is the folder of the checkpoint.
     pub(super) fn read(&self, folder: Option<&Path>) -> Result<Read, Report> {
         if let Some(file) = &self.ids {
             let text = files::text(file, Kind::Batch).map_err(EngineError::from)?;
@@ -237,30 +237,30 @@ impl Input {
     }
 }
 
-/// Returns the error of a late-interaction model whose texts have no side.
+/// Returns the error for texts of a late-interaction model without a role.
 pub(super) fn no_role() -> Report {
     miette!(
         "a late-interaction model reads queries and documents differently; give --role query or --role document"
     )
 }
 
-/// Parses the side of a text in late interaction.
+/// Parses the role of a text in late interaction.
 pub(super) fn role(name: &str) -> Result<TextRole, String> {
     let all = [TextRole::Query, TextRole::Document];
     let found = all.into_iter().find(|role| role.name() == name);
     found.ok_or_else(|| "expected query or document".to_owned())
 }
 
-/// Source of inputs, for naming them in messages.
+/// Where inputs come from, to name them in messages.
 pub(super) enum Source {
     /// Arguments of one kind.
     Arguments(&'static str),
-    /// Lines of a file, by number.
+    /// Lines of a file, with their line numbers.
     Lines(PathBuf, Vec<usize>),
 }
 
 impl Source {
-    /// Returns the texts of arguments, or the nonblank lines of a file.
+    /// Returns the texts of the arguments, or the nonblank lines of a file.
     pub(super) fn texts(
         kind: &'static str,
         arguments: &[String],
@@ -276,7 +276,7 @@ impl Source {
         Ok((lines, Self::Lines(file.to_owned(), numbers)))
     }
 
-    /// Names an input by its index, which counts from 0.
+    /// Names an input. `index` counts from 0.
     pub(super) fn name(&self, index: usize) -> String {
         match self {
             Self::Arguments(kind) => format!("{kind} {index}, counted from 0,"),
@@ -284,7 +284,7 @@ impl Source {
         }
     }
 
-    /// Returns the error of an input.
+    /// Returns the error of an input, naming its line if it is from a file.
     fn told(&self, index: usize, error: TextError) -> Report {
         let error = Report::from(EngineError::from(error.of_text(index)));
         match self {
@@ -293,7 +293,7 @@ impl Source {
         }
     }
 
-    /// Builds the batch of inputs. Warns about truncated inputs.
+    /// Builds the batch of all inputs. Warns about truncated inputs.
     fn batch<'t>(
         &self,
         encoder: &TextEncoder,
@@ -318,7 +318,7 @@ impl Source {
     }
 }
 
-/// Tokenizes prompts separately, so that an error names its own prompt.
+/// Tokenizes each prompt separately, so that an error refers to a single prompt.
 pub(super) fn prompts<S: AsRef<str>>(
     encoder: &TextEncoder,
     texts: &[S],
@@ -355,7 +355,7 @@ fn pairs(file: &Path) -> Result<(Vec<(String, String)>, Source), Report> {
     }
 }
 
-/// Token ids in a file. Rows without a mask are sequences; rows with a mask are padded.
+/// Token ids in a file. Without a mask, each row is a sequence. With a mask, rows are padded.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Ids {
@@ -364,7 +364,7 @@ struct Ids {
     types: Option<Vec<Vec<u32>>>,
 }
 
-/// Parses a batch of token ids from JSON. `file` is its name in errors.
+/// Parses a batch of token ids from JSON. `file` is the file name for errors.
 pub fn parse_ids(file: &Path, text: &str) -> Result<Batch, Report> {
     let expected = || {
         format!(
@@ -407,7 +407,7 @@ pub fn parse_ids(file: &Path, text: &str) -> Result<Batch, Report> {
     let batch = Batch::from_padded(&ids.concat(), &mask.concat(), width);
     let batch = batch.map_err(EngineError::from)?;
     let Some(types) = types else { return Ok(batch) };
-    // Leave out the types of padding.
+    // Leave out the type ids of padding.
     let rows = types.iter().zip(batch.lens());
     let packed: Vec<u32> = rows
         .flat_map(|(row, &n)| row.iter().take(n as usize).copied())

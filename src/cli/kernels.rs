@@ -21,7 +21,7 @@ use crate::{
 
 #[derive(clap::Subcommand)]
 pub(super) enum Command {
-    /// Run every kernel on all its cases on a GPU, and compare with its CPU reference
+    /// Run every kernel on a GPU with all its cases, and compare with its CPU reference
     Check(Args),
     /// List all kernels of the catalogue
     List,
@@ -38,19 +38,19 @@ pub(super) struct Args {
     /// File of the ledger
     #[arg(long, value_name = "FILE", default_value = "snapshots/gpu.ron")]
     ledger: PathBuf,
-    /// Only kernels whose current source is not in the ledger; existing entries stay
+    /// Only kernels whose current source is not in the ledger; existing entries are kept
     #[arg(long)]
     changed: bool,
-    /// Only the kernel with this symbol, or else kernels whose symbol contains this text (several times for several)
+    /// Only the kernel with this symbol, or else all kernels whose symbol contains this text (repeat for several)
     #[arg(long, value_name = "TEXT", conflicts_with = "record")]
     only: Vec<String>,
-    /// Skip kernels whose symbol contains this text (several times for several)
+    /// Skip kernels whose symbol contains this text (repeat for several)
     #[arg(long, value_name = "TEXT", conflicts_with = "record")]
     skip: Vec<String>,
-    /// Only the I-th of N parts of the kernels, for several processes in parallel
+    /// Only part I of N of the kernels, for running several processes in parallel
     #[arg(long, value_name = "I/N", conflicts_with = "record")]
     part: Option<Part>,
-    /// Only cases with at most N tokens, for tools that slow kernels down, such as compute-sanitizer
+    /// Only cases with at most N tokens, for tools that make kernels slow, such as compute-sanitizer
     #[arg(long, value_name = "N", conflicts_with = "record")]
     max_tokens: Option<u64>,
     /// Seed of the random inputs
@@ -58,7 +58,7 @@ pub(super) struct Args {
     seed: u64,
 }
 
-/// Every `of`-th kernel, starting with number `first`. Similar kernels, which take similar times, are thereby in different parts.
+/// Every `of`-th kernel, starting with index `first`. Similar kernels take similar times, and this distributes them among the parts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Part {
     first: usize,
@@ -79,7 +79,7 @@ impl FromStr for Part {
     }
 }
 
-/// Reason why there is nothing to check, which is an error.
+/// Reason why there is nothing to check. This is an error.
 #[derive(Debug, PartialEq, thiserror::Error)]
 enum Nothing {
     #[error(
@@ -98,8 +98,8 @@ enum Nothing {
     Part { part: Part, kernels: usize },
 }
 
-/// Returns the kernels of a catalogue that these texts select, or all if there is no text. A full symbol selects only its kernel;
-/// any other text selects all kernels whose symbol contains it.
+/// Returns the kernels of a catalogue that any of the texts `only` selects, or all kernels if there are no texts. A text that is a full
+/// symbol selects only this kernel. Any other text selects all kernels whose symbol contains it.
 fn named(all: &BTreeMap<String, Emitted>, only: &[String]) -> Result<Vec<KernelSpec>, Nothing> {
     let known = all.len();
     let names = |text: &str, symbol: &str| match all.contains_key(text) {
@@ -118,7 +118,7 @@ fn named(all: &BTreeMap<String, Emitted>, only: &[String]) -> Result<Vec<KernelS
     Ok(kernels.map(|(_, emitted)| emitted.kernel.clone()).collect())
 }
 
-/// Removes kernels whose symbol contains one of these texts.
+/// Removes kernels whose symbol contains any of these texts.
 fn without(mut kernels: Vec<KernelSpec>, skip: &[String]) -> Result<Vec<KernelSpec>, Nothing> {
     let asked = kernels.len();
     let skipped = |symbol: &str| skip.iter().any(|text| symbol.contains(text.as_str()));
@@ -178,7 +178,7 @@ fn check(args: Args) -> Outcome {
     let mut kernels = launchable(selected, target)
         .and_then(|kernels| of_part(kernels, args.part))
         .into_diagnostic()?;
-    // Put kernels that share references next to each other.
+    // Put kernels with the same reference next to each other.
     kernels.sort_by_cached_key(|kernel| kernel.as_kernel().definition());
     let mut sources = emit(&kernels)?;
     let mut ledger = Ledger::default();
@@ -198,7 +198,7 @@ fn check(args: Args) -> Outcome {
         })
         .into_diagnostic()?;
     let compiled = began.elapsed();
-    // Kernels that have not run yet are in the ledger with the reason, so that an interrupted run keeps its results.
+    // Kernels that have not run yet are recorded with the reason, so that an interrupted run keeps its results.
     ledger.deferred = deferred(&device, target, &all, &kernels);
     let mut failures = table(&[
         "kernel",
@@ -218,7 +218,8 @@ fn check(args: Args) -> Outcome {
         let most = args.max_tokens.unwrap_or(u64::MAX);
         Trial::all(kernels[0].as_kernel(), args.seed, most)
     };
-    // References and the host's part of a check take longer than the kernels, so run both in parallel for a group of definitions.
+    // Computing references and the host's part of a check takes longer than the kernels. Both therefore run in parallel, for a group of
+    // definitions at a time.
     const GROUP: usize = 32;
     let mut n_done = 0;
     for group in definitions.chunks(GROUP) {
@@ -352,7 +353,7 @@ mod tests {
     use super::*;
     use crate::kernels::representative;
 
-    /// Returns the part of the catalogue that needs no model, which is built faster.
+    /// Returns the kernels of the catalogue that need no model. They are built faster.
     fn without_models() -> BTreeMap<String, Emitted> {
         let kernels = representative().into_iter().chain(KernelSpec::runtime());
         kernels

@@ -1,4 +1,4 @@
-//! The ledger of sources that ran on a device, `snapshots/gpu.ron`.
+//! The ledger of sources that have run on a device, `snapshots/gpu.ron`.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,12 +18,12 @@ use crate::{
 pub(super) struct Ledger {
     /// Results by symbol.
     pub(super) checked: BTreeMap<String, Checked>,
-    /// Sources that have not run yet, with the reason, by symbol.
+    /// Sources that have not run yet, by symbol, with the reason.
     #[serde(default)]
     pub(super) deferred: BTreeMap<String, String>,
 }
 
-/// A source that ran and agreed with its reference.
+/// A source that has run, with results that agree with its reference.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Checked {
     /// Digest of the source, from [`Source::digest`].
@@ -36,7 +36,7 @@ pub(super) struct Checked {
 }
 
 impl Ledger {
-    /// Reads the ledger; empty if there is no file.
+    /// Reads the ledger. Returns an empty ledger if there is no file.
     fn read(file: &Path) -> Result<Self, Report> {
         let text = match files::text(file, Kind::Ledger) {
             Err(ReadError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
@@ -51,7 +51,7 @@ impl Ledger {
             .wrap_err_with(|| format!("`{}` is not a ledger; leave --changed out", file.display()))
     }
 
-    /// Reads the ledger, and keeps the results of unchanged sources.
+    /// Reads the ledger, and keeps only the results of sources that have not changed.
     pub(super) fn still_true(file: &Path, sources: &[Source]) -> Result<Self, Report> {
         let mut checked = Self::read(file)?.checked;
         let digests: HashMap<&str, String> = sources

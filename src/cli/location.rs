@@ -1,4 +1,4 @@
-//! Arguments that locate a model: its name or file, its folder, or its name on the Hugging Face hub.
+//! Arguments that specify a model: its name or file, its folder, or its name on the Hugging Face hub.
 
 use std::{
     cell::OnceCell,
@@ -20,10 +20,9 @@ use crate::{
 #[derive(clap::Args)]
 #[group(skip)]
 pub(super) struct Location {
-    /// A model on the Hugging Face hub (ORG/NAME or ORG/NAME@REVISION), which is fetched, with the name of a GGUF file or its
-    /// quantisation, if it has several (ORG/NAME:Q8_0); a checkpoint folder or a GGUF file; a built-in description (`gemmule models`
-    /// lists them); or a RON file. Commands that run a model also take an artifact of `gemmule compile`, which generates no text. By
-    /// default it is the description for the checkpoint
+    /// A model on the Hugging Face hub (ORG/NAME or ORG/NAME@REVISION; with several GGUF files, ORG/NAME:Q8_0 or :FILE selects one), a
+    /// checkpoint folder or GGUF file, a built-in description (see `gemmule models`), or a RON file. Commands that run a model also take an
+    /// artifact of `gemmule compile`, except to generate text. By default, the description that fits the checkpoint
     #[arg(required_unless_present_any = ["weights", "named"], add = model_completer())]
     model: Option<String>,
     /// Another way to give MODEL
@@ -32,7 +31,7 @@ pub(super) struct Location {
     /// Checkpoint folder, or a GGUF file
     #[arg(long, value_name = "PATH")]
     weights: Option<PathBuf>,
-    /// The folder or the file of a model on the hub, once it is fetched.
+    /// Path of the folder or file of a model on the hub, after it has been fetched.
     #[arg(skip)]
     fetched: OnceCell<PathBuf>,
 }
@@ -42,20 +41,20 @@ impl Location {
         self.model.as_deref().or(self.named.as_deref())
     }
 
-    /// Returns the name of a description, or the path of a file.
+    /// Returns the name of a description or the path of a file; `None` if MODEL is a checkpoint or a model on the hub.
     pub(super) fn model(&self) -> Option<&str> {
         let is_own = |name: &&str| on_hub(name).is_none() && local(name).is_none();
         self.given().filter(is_own)
     }
 
-    /// Returns MODEL, else the folder that selects it.
+    /// Returns MODEL, or else the folder that selects the model.
     pub(super) fn name(&self) -> &str {
         let folder = || self.weights.as_deref().and_then(Path::to_str);
         let given = self.given().or_else(folder);
         given.unwrap_or("the checkpoint")
     }
 
-    /// Returns the folder of the checkpoint or its GGUF file, if there is one. Fetches these files of a model on the hub in the first call.
+    /// Returns the path of the checkpoint's folder or GGUF file, if there is one. For a model on the hub, the first call fetches `files`.
     pub(super) fn folder(&self, files: Files) -> Result<Option<&Path>, EngineError> {
         let given = self.given();
         let (path, id) = (given.and_then(local), given.and_then(on_hub));
@@ -80,7 +79,7 @@ impl Location {
     }
 }
 
-/// Returns the model on the hub that a name means. Paths and built-in descriptions come first.
+/// Returns the model on the hub that `name` refers to. Paths and built-in descriptions take precedence.
 pub(super) fn on_hub(name: &str) -> Option<ModelId> {
     let is_file = Path::new(name).exists() || name.ends_with(".ron");
     if is_file || Description::shipped(name).is_some() {
@@ -89,13 +88,13 @@ pub(super) fn on_hub(name: &str) -> Option<ModelId> {
     ModelId::parse(name).ok()
 }
 
-/// Returns the path of a folder or of a GGUF file, if a name means one. Built-in descriptions come first.
+/// Returns the path of the folder or GGUF file that `name` refers to. Built-in descriptions take precedence.
 pub(super) fn local(name: &str) -> Option<&Path> {
     let path = Path::new(name);
     (Description::shipped(name).is_none() && is_local(path)).then_some(path)
 }
 
-/// Returns the folder. A folder that does not exist and is named like a model on the hub is an error.
+/// Returns the folder. It is an error if the folder does not exist and is named like a model on the hub.
 pub(super) fn checked(folder: &Path) -> Result<&Path, EngineError> {
     let name = folder.to_str().filter(|_| !folder.exists());
     match name.and_then(|name| ModelId::parse(name).ok()) {
@@ -106,14 +105,14 @@ pub(super) fn checked(folder: &Path) -> Result<&Path, EngineError> {
     }
 }
 
-/// Fetches a model, with a progress bar on a terminal and lines elsewhere.
+/// Fetches a model. Progress is shown as a bar on a terminal, and as lines elsewhere.
 pub(super) fn fetch(id: &ModelId, files: Files) -> Result<PathBuf, EngineError> {
     let shown = Shown::default();
     let hub = Hub::from_env()?;
     hub::fetch_described(&hub, id, files, &|event| shown.show(event))
 }
 
-/// Fetches of fewer bytes are not shown.
+/// Min bytes of a fetch that is shown.
 const SHOWN_BYTES: u64 = 1_000_000;
 
 /// Progress on standard error.
@@ -125,13 +124,13 @@ enum State {
     #[default]
     Quiet,
     Bar(ProgressBar),
-    /// Tenths of the bytes that were shown.
+    /// Progress as lines. Contains the number of tenths that have been shown.
     Lines(u64),
 }
 
 impl Shown {
     fn show(&self, event: &Event<'_>) {
-        // A poisoned lock means that another thread died while drawing; go on without progress.
+        // A poisoned lock means that another thread died while drawing. Continue without progress.
         let Ok(mut state) = self.0.lock() else {
             return;
         };
@@ -182,7 +181,7 @@ mod tests {
         let repo = |name: &str| on_hub(name).map(|id| id.to_string());
         assert_eq!(repo("org/name").as_deref(), Some("org/name"));
         assert_eq!(repo("org/name@v1").as_deref(), Some("org/name@v1"));
-        // Tests run in the root of the project.
+        // Tests run in the project's root folder.
         for other in [
             "bert",
             "src/cli",

@@ -1,4 +1,4 @@
-//! Shell completions and man pages, from the arguments of the command line.
+//! Shell completions and man pages, generated from the command-line arguments.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -18,22 +18,22 @@ use miette::{IntoDiagnostic as _, miette};
 use super::{Cli, Outcome, print_raw};
 use crate::{EngineError, engine::hub::Hub, model::Description};
 
-/// Variable with which a script of [`completions`] asks the program for completions.
+/// Environment variable with which the script of [`completions`] asks the program for completions.
 const VARIABLE: &str = "GEMMULE_COMPLETE";
 
 #[derive(clap::Args)]
 pub(super) struct CompletionsArgs {
-    /// Shell that reads them
+    /// Shell that evaluates the completions
     shell: Shell,
 }
 
 #[derive(clap::Args)]
 pub(super) struct ManPagesArgs {
-    /// Folder for the pages; it is created if it does not exist
+    /// Folder for the pages, which is created if it does not exist
     folder: PathBuf,
 }
 
-/// Prints a script that the shell evaluates. It runs the program for each completion.
+/// Prints a script for the shell to evaluate. For each completion, the script runs this program.
 pub(super) fn completions(args: CompletionsArgs) -> Outcome {
     let shell = args.shell.to_string();
     let shells = Shells::builtins();
@@ -47,14 +47,14 @@ pub(super) fn completions(args: CompletionsArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints completions if a script of [`completions`] asks for them, and returns whether it does.
+/// Prints completions if the script of [`completions`] asks for them. Returns whether it does.
 pub(super) fn completes(args: &[OsString]) -> clap::error::Result<bool> {
     let current = std::env::current_dir().ok();
     let complete = CompleteEnv::with_factory(Cli::command).var(VARIABLE);
     complete.try_complete(args, current.as_deref())
 }
 
-/// Completes a model: one of the hub's cache, a shipped description, or a path.
+/// Completes a model: a model in the hub's cache, a built-in description, or a path.
 pub(super) fn model_completer() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let cached = Hub::from_env().map(|hub| hub.cached_models());
@@ -70,7 +70,7 @@ pub(super) fn model_completer() -> ArgValueCompleter {
     })
 }
 
-/// Writes `gemmule.1`, and a page such as `gemmule-run.1` for each command.
+/// Writes `gemmule.1`, and a page for each command, such as `gemmule-run.1`.
 pub(super) fn man_pages(args: &ManPagesArgs) -> Outcome {
     let folder = &args.folder;
     let written =

@@ -12,13 +12,13 @@ pub(super) struct Memory {
     /// Allocator of intermediate tensors
     #[arg(long, value_enum, value_name = "NAME", default_value_t = AllocatorName::Chunk)]
     allocator: AllocatorName,
-    /// With `maximum`: the largest batch as length x sequences, e.g. 512x8
+    /// With `maximum`: the largest batch, as length x sequences, e.g. 512x8
     #[arg(long, value_name = "LENxN")]
     maximum: Option<MaximumBatch>,
     /// With `chunk`: free a chunk after N requests that did not need it
     #[arg(long, value_name = "N")]
     release_after: Option<u32>,
-    /// With `chunk`: max idle bytes; more are freed at once
+    /// With `chunk`: max idle bytes; beyond this, chunks are freed at once
     #[arg(long, value_name = "BYTES")]
     idle_limit: Option<u64>,
 }
@@ -29,7 +29,7 @@ enum AllocatorName {
     Chunk,
     /// One arena per request, greedy by size
     Gsoc,
-    /// Size bins and reuse in operator order, as in PyTorch
+    /// Size bins, with reuse in operator order, as in PyTorch
     Caching,
     /// One plan for a declared maximum (LightSeq 2.3)
     Maximum,
@@ -38,7 +38,7 @@ enum AllocatorName {
 }
 
 impl Memory {
-    /// Returns the allocator that the arguments select.
+    /// Returns the allocator that the arguments specify.
     pub(super) fn choice(&self) -> Result<AllocatorChoice, Report> {
         let policy = ChunkPolicy::default();
         let policy = ChunkPolicy {
@@ -68,7 +68,7 @@ impl Memory {
     }
 }
 
-/// A batch of sequences with equal lengths.
+/// A batch of sequences of equal length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MaximumBatch(pub(super) Extents);
 

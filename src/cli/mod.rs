@@ -1,7 +1,7 @@
-//! The command line: one file per subcommand, each a caller of the public API.
+//! The command line. Each subcommand is one file, which calls the public API.
 //!
-//! Public items are for the other programs of this repository, so that they share the start, output and error reports ([`start`]) and
-//! the arguments that name a model ([`Runnable`]).
+//! Public items are for the other programs of this repository. With them, all programs share the start, output and error reports
+//! ([`start`]) and the arguments that specify a model ([`Runnable`]).
 
 mod answer;
 pub mod bench;
@@ -99,7 +99,7 @@ enum Command {
     /// Run a model on texts or token ids
     Run(run::Args),
     /// Embed the texts of a large file, and go on where an interrupted run stopped
-    // Here `--output` is the file. The command chooses the outputs of the model itself.
+    // Here `--output` is the file. The command itself chooses the outputs of the model.
     #[cfg(feature = "corpora")]
     #[command(mut_arg("outputs", |arg| arg.long("model-output").hide(true)))]
     Embed(Box<embed::Args>),
@@ -112,7 +112,7 @@ enum Command {
     /// Translate a file with one text per line
     Translate(translate::Args),
     /// Classify texts, or label their tokens, or score labels that the model was not trained on
-    // With a file of texts, `--output` is a file, too.
+    // With a file of texts, `--output` is a file, as for the commands above.
     #[cfg_attr(feature = "corpora", command(
         mut_arg("outputs", |arg| arg.long("model-output").hide(true)),
         mut_arg("texts", |arg| arg.required_unless_present("input")),
@@ -146,7 +146,7 @@ enum Command {
     ManPages(manual::ManPagesArgs),
 }
 
-/// First commands for those who have read nothing yet.
+/// First commands for new users.
 const FIRST: &str = "\
 gemmule runs transformers: it embeds, ranks, generates, translates and serves. For a start:
 
@@ -157,7 +157,7 @@ gemmule runs transformers: it embeds, ranks, generates, translates and serves. F
 These fetch their models. `gemmule doctor` says what this machine has and lacks, and `gemmule --help` lists all commands.
 ";
 
-/// Start time of the command line, soon after the start of the process.
+/// Time at which the command line started, soon after the start of the process.
 static START: OnceLock<Instant> = OnceLock::new();
 
 fn since_start() -> Duration {
@@ -169,7 +169,7 @@ pub fn main() -> ExitCode {
     ExitCode::from(main_with(std::env::args_os()))
 }
 
-/// Runs the command line with these arguments, of which the first is the name of the program. Returns the exit code.
+/// Runs the command line with these arguments, the first of which is the name of the program. Returns the exit code.
 pub fn main_with(args: impl IntoIterator<Item = OsString>) -> u8 {
     let args: Vec<OsString> = args.into_iter().collect();
     match manual::completes(&args) {
@@ -219,7 +219,7 @@ fn run(command: Option<Command>) -> Outcome {
     }
 }
 
-/// Runs a program: parses its arguments, starts the log at a level that `verbose` selects, calls `run`, and reports its error.
+/// Runs a program: parses its arguments, starts the log at a level that depends on `verbose`, calls `run`, and reports its error.
 pub fn start<C: Parser>(
     verbose: impl FnOnce(&C) -> bool,
     run: impl FnOnce(C) -> Outcome,
@@ -245,7 +245,7 @@ fn start_with<C: Parser>(
     });
     match run(cli) {
         Ok(code) => code,
-        // The reader closed the pipe, which is not an error.
+        // The reader has closed the pipe, which is not an error.
         Err(error) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
         Err(error) => {
             say_rendered(&shown::rendered(&*error, flags::help(&error)));
@@ -254,7 +254,7 @@ fn start_with<C: Parser>(
     }
 }
 
-/// Sends log messages of the library from this level on to standard error.
+/// Writes the library's log messages of at least this level to standard error.
 fn start_log(level: LevelFilter) {
     let ours = Targets::new().with_target("gemmule", level);
     tracing_subscriber::fmt()
@@ -263,14 +263,14 @@ fn start_log(level: LevelFilter) {
         .with_ansi(shown::has_colours())
         .without_time()
         .with_target(false)
-        // Otherwise a failure to write to standard error would be logged to standard error.
+        // Otherwise, a failure to write to standard error would itself be logged to standard error.
         .log_internal_errors(false)
         .finish()
         .with(ours)
         .init();
 }
 
-/// Silences panics that the library turns into errors. They are reported as errors.
+/// Silences panics that the library catches. They are reported as errors.
 pub fn silence_contained_panics() {
     let otherwise = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -280,12 +280,12 @@ pub fn silence_contained_panics() {
     }));
 }
 
-/// Reports invalid arguments, or prints the requested help.
+/// Reports invalid arguments, or prints the help that was requested.
 fn refused(error: &clap::Error) -> ExitCode {
     let text = error.render();
     match error.kind() {
         ParseError::DisplayHelp | ParseError::DisplayVersion => {}
-        // An argument with control characters is shown without colours.
+        // If an argument contains control characters, the error is printed without colours.
         _ if shown::clean(&text.to_string()) != text.to_string() => {
             say_rendered(shown::clean(&text.to_string()).trim_end());
             return ExitCode::from(2);
@@ -296,10 +296,10 @@ fn refused(error: &clap::Error) -> ExitCode {
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
-/// Result of a subcommand: an error, which miette shows, or the exit code of a check.
+/// Result of a subcommand: the exit code, or an error, which miette shows.
 pub type Outcome = Result<ExitCode, Report>;
 
-/// The reader of standard output closed it.
+/// The reader of standard output has closed it.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 #[error("the standard output was closed")]
 struct OutputClosed;
@@ -313,8 +313,8 @@ fn say_rendered(text: &str) {
     let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Prints text for people to standard output. Escapes characters that control a terminal. A closed pipe is an error that ends the
-/// program with success.
+/// Prints text for people to standard output. Characters that control a terminal are escaped. A closed pipe is returned as an error, with
+/// which the program ends successfully.
 pub fn print(text: &str) -> Result<(), Report> {
     print_raw(&shown::clean(text))
 }
@@ -333,7 +333,7 @@ fn print_raw(text: &str) -> Result<(), Report> {
     }
 }
 
-/// Writes a file that the user named. The error contains its path.
+/// Writes a file at a path from the user. The error contains the path.
 pub fn write_file(path: &std::path::Path, text: &[u8]) -> Result<(), Report> {
     crate::files::write(path, text).map_err(|source| {
         crate::EngineError::Write {
@@ -344,7 +344,7 @@ pub fn write_file(path: &std::path::Path, text: &[u8]) -> Result<(), Report> {
     })
 }
 
-/// Writes measurements or choices as JSON to a file that the user named.
+/// Writes a value as JSON to a file at a path from the user.
 pub fn write_json<T: serde::Serialize + ?Sized>(
     path: &std::path::Path,
     value: &T,
@@ -352,7 +352,7 @@ pub fn write_json<T: serde::Serialize + ?Sized>(
     write_file(path, &serde_json::to_vec_pretty(value).into_diagnostic()?)
 }
 
-/// Raises the limit of open files to the hard limit, because the default often allows only about a thousand connections.
+/// Raises the limit of open files to the hard limit. The default often allows only about a thousand connections.
 #[cfg(feature = "server")]
 fn allow_connections() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -371,7 +371,7 @@ pub fn human(bytes: u64) -> String {
     indicatif::HumanBytes(bytes).to_string()
 }
 
-/// Creates a table without lines between rows.
+/// Creates a table without lines between its rows.
 pub fn table(header: &[&str]) -> comfy_table::Table {
     let mut table = comfy_table::Table::new();
     table

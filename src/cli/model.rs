@@ -26,7 +26,7 @@ use crate::{
 
 use super::{human, location::Location, memory::Memory, progress::Bars};
 
-/// A description with its sizes, which is all that the stages before a run need.
+/// A description and its sizes, which are enough for the stages before a run.
 #[derive(clap::Args)]
 pub(super) struct Model {
     #[command(flatten)]
@@ -36,7 +36,7 @@ pub(super) struct Model {
     config: Option<PathBuf>,
     #[command(flatten)]
     choices: Choices,
-    /// Contents of MODEL and config.json. They are read once, because either may be a pipe.
+    /// Contents of MODEL and config.json. Each is read only once, because it may be a pipe.
     #[arg(skip)]
     opened: OnceCell<ModelFile>,
     #[arg(skip)]
@@ -45,13 +45,13 @@ pub(super) struct Model {
     folder: OnceCell<Folder>,
 }
 
-/// Outputs to compute, and passes to use.
+/// Outputs to compute, and passes to apply.
 #[derive(clap::Args, Clone)]
 pub(super) struct Choices {
-    /// An output to compute (several times for several); by default those of the description
+    /// An output to compute (repeat for several); by default those of the description
     #[arg(long = "output", value_name = "NAME")]
     outputs: Vec<String>,
-    /// Disable a pass (several times for several)
+    /// Disable a pass (repeat for several)
     #[arg(long, value_name = "PASS")]
     without: Vec<String>,
     /// Attention kernels: auto (by the longest sequence), short (fails beyond its limit), grouped, online (any length) or wgmma (any
@@ -61,13 +61,13 @@ pub(super) struct Choices {
     /// Make results bitwise independent of the rest of the batch: each operator always uses the same kernel
     #[arg(long)]
     invariant: bool,
-    /// Launch every operator of the fused graph separately, even if a fused launch, such as a linear layer with the following
-    /// LayerNorm, is faster; for comparisons
+    /// Launch every operator of the fused graph separately, even if a fused launch, such as a linear layer with the following LayerNorm, is
+    /// faster (for comparisons)
     #[arg(long, alias = "no-joint-launches")]
     no_fused_launches: bool,
 }
 
-/// Card that kernels are chosen for.
+/// Card for which kernels are chosen.
 #[derive(clap::Args, Clone, Default)]
 pub(super) struct Card {
     /// Choose kernels for this card, which need not be in this machine: a100, h200, …; `gemmule doctor` lists them
@@ -76,7 +76,7 @@ pub(super) struct Card {
 }
 
 impl Card {
-    /// Like [`machine`](Self::machine). Without --card, uses the card of the timings if all targets are its own.
+    /// Does the same as [`machine`](Self::machine). Without --card, the card of the timings is used if it is the card of all targets.
     pub(super) fn machine_of(
         &self,
         targets: &[Target],
@@ -93,7 +93,7 @@ impl Card {
         self.machine(targets)
     }
 
-    /// Returns the named card, else the one that represents the common features of these targets, else the default one.
+    /// Returns the named card, or else the card that represents the single target, or else the default card.
     pub(super) fn machine(&self, targets: &[Target]) -> Result<Machine, EngineError> {
         let runs_on = |machine: &Machine, target: Target| {
             let (major, minor) = machine.capability;
@@ -103,7 +103,7 @@ impl Card {
             let machine = Machine::named(name)?;
             return match targets {
                 [] => Ok(machine),
-                // Code for several targets is one program, with the instructions that they share.
+                // The code for several targets is a single program. It uses only instructions that all of them have.
                 _ if targets.iter().all(|t| t.has(machine.instructions))
                     && targets.iter().any(|&target| runs_on(&machine, target)) =>
                 {
@@ -129,17 +129,17 @@ impl Card {
 /// Timings of kernels.
 #[derive(clap::Args, Clone)]
 pub(super) struct Tuning {
-    /// Time kernels in whole runs on the CUDA device, to correct the cost model: quick (seconds) or full (up to two minutes); timings
-    /// are kept on disk
+    /// Time kernels in whole runs on the CUDA device, to correct the cost model: quick (seconds) or full (up to two minutes). Timings are
+    /// kept on disk
     #[arg(long, value_name = "MODE", default_value = "off")]
     pub(super) tune: TuneMode,
-    /// Read timings of kernels from this file, written by `gemmule tune --export`
+    /// Read timings of kernels from this file, which `gemmule tune --export` wrote
     #[arg(long, value_name = "FILE")]
     pub(super) timings: Option<PathBuf>,
 }
 
 impl Model {
-    /// Fetches the weights of a model on the hub, too. By default only the files that determine the program are fetched.
+    /// Fetches all files of a model on the hub, including weights. By default, only the files that determine the program are fetched.
     pub(super) fn fetch_weights(&self) -> Result<(), EngineError> {
         self.location.folder(Files::All).map(drop)
     }
@@ -156,7 +156,7 @@ impl Model {
         Ok(Some(self.folder.get_or_init(|| folder)))
     }
 
-    /// Returns the config: from `--config`, from the checkpoint, or that of the built-in sizes.
+    /// Returns the config from `--config`, or else from the checkpoint.
     pub(super) fn config(&self) -> Result<Value, EngineError> {
         if let Some(read) = self.read.get() {
             return Ok(read.clone());
@@ -215,8 +215,8 @@ impl Model {
         self.compile_in(dtype, None, machine)
     }
 
-    /// Compiles the program that generates text with a KV cache in this format, and with the weights of linear layers in the format
-    /// `quantize`.
+    /// Compiles the program that generates text. `cache` is the format of the KV cache, and `quantize` that of the weights of linear
+    /// layers.
     pub(super) fn compile_generating(
         &self,
         dtype: DType,
@@ -234,7 +234,7 @@ impl Model {
         Ok(compile(&self.description()?, &self.config()?, &options)?)
     }
 
-    /// Compiles for `machine`, with the weights of linear layers in the format `quantize`.
+    /// Compiles for `machine`. `quantize` is the format of the weights of linear layers.
     pub(super) fn compile_in(
         &self,
         dtype: DType,
@@ -255,7 +255,7 @@ impl Choices {
     }
 }
 
-/// A model to run: description or artifact, weights and device.
+/// A model to run: its description or artifact, weights and device.
 #[derive(clap::Args)]
 pub struct Runnable {
     #[command(flatten)]
@@ -277,22 +277,23 @@ pub struct Runnable {
     /// auto, cpu, cuda or cuda:N
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
-    /// f32, f16 or bf16; by default f16 on CUDA and f32 on the CPU. The CPU supports bf16 for the products of linear layers, if it has
-    /// the instructions, and no f16
+    /// f32, f16 or bf16; by default f16 on CUDA and f32 on the CPU. The CPU supports bf16 for linear layers if it has the instructions, and
+    /// never f16
     #[arg(long)]
     dtype: Option<DType>,
-    /// Store the weights of linear layers in 8 or 4 bits, with scales that are determined at load time. Activations keep their type,
-    /// except that the CPU computes int8 products with activations in 8-bit integers, too
+    /// Store the weights of linear layers in 8 or 4 bits, with scales that are determined at load time. Activations keep their type, except
+    /// that the CPU also computes int8 products with 8-bit activations
     #[arg(long, value_enum, value_name = "KIND")]
     quantize: Option<Quantize>,
-    /// Dequantize all weights of a quantized checkpoint to the storage type. By default, weights whose format kernels of a GPU read
-    /// keep their published values there
+    /// Dequantize all weights of a quantized checkpoint to the storage type. By default, a GPU keeps weights in the published format if its
+    /// kernels can read it
     #[arg(long, conflicts_with = "quantize")]
     dequantize: bool,
-    /// Format of the KV cache of a model that generates text: auto (the type of activations) or fp8 (E4M3, which halves the memory of f16)
+    /// Format of the KV cache of a model that generates text: auto (the type of the activations) or fp8 (E4M3, which takes half the memory
+    /// of f16)
     #[arg(long, value_name = "KIND", default_value_t)]
     kv_dtype: KvCacheChoice,
-    /// CPU threads; by default as many as the process may run at once by its affinity and the quota of its control group
+    /// CPU threads; by default as many as the process may run in parallel, by its affinity and the quota of its control group
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
     #[command(flatten)]
@@ -301,19 +302,19 @@ pub struct Runnable {
     tuning: Tuning,
     #[command(flatten)]
     memory: Memory,
-    /// Run even if the checkpoint has layers that the model does not read, as after an edit of config.json to fewer layers
+    /// Run even if the checkpoint has layers that the model does not read, for example after config.json was edited to use fewer layers
     #[arg(long, alias = "unused-layers")]
     allow_unused_layers: bool,
-    /// Start each kernel after the previous one is done, also on cards that can start it early (compute capability 9.0 and later).
-    /// Results are the same; for comparisons
+    /// Start each kernel only after the previous kernel has finished, even on cards that can start it early (compute capability 9.0 and
+    /// later). Does not change results; for comparisons
     #[arg(long)]
     plain_launches: bool,
-    /// CUDA graphs to replay instead of launching each kernel. Results are the same
+    /// CUDA graphs to replay instead of launching each kernel. Does not change results
     #[arg(long, value_enum, value_name = "KIND", default_value_t = Graphs::Buckets)]
     graphs: Graphs,
 }
 
-/// Describes a KV cache of this size, with its format if it is not that of the activations.
+/// Describes the size of a KV cache, and its format if that is not the format of the activations.
 pub(super) fn cache_of(bytes: u64, program: &Program) -> String {
     match program.cache_format() {
         Format::Plain(_) => human(bytes),
@@ -324,11 +325,11 @@ pub(super) fn cache_of(bytes: u64, program: &Program) -> String {
 /// Formats of `--quantize`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Quantize {
-    /// 8-bit floating point (E4M3) with a scale for each row of a weight
+    /// 8-bit floating point (E4M3) with a scale per row of a weight
     Fp8,
-    /// 8-bit integers with a scale for each row of a weight
+    /// 8-bit integers with a scale per row of a weight
     Int8,
-    /// 4-bit integers with a scale and a zero point for each 128 elements of a row
+    /// 4-bit integers with a scale and a zero point per 128 elements of a row
     Int4,
 }
 
@@ -348,7 +349,7 @@ impl Quantize {
 enum Graphs {
     /// One graph for all batches of similar sizes
     Buckets,
-    /// One graph for batches of exactly the same sizes
+    /// One graph for batches of exactly the same size
     Exact,
     /// No graphs
     Off,
@@ -370,12 +371,12 @@ impl Runnable {
         self.choices.outputs()
     }
 
-    /// Returns MODEL, or the folder that selects it.
+    /// Returns MODEL, or else the folder that selects the model.
     pub fn name(&self) -> &str {
         self.location.name()
     }
 
-    /// Returns the folder of the checkpoint, if there is one. A model on the hub is fetched.
+    /// Returns the folder of the checkpoint, if there is one. If it is a model on the hub, fetches it.
     pub(super) fn folder(&self) -> Result<Option<&Path>, EngineError> {
         self.location.folder(match self.random_weights {
             Some(_) => Files::Config,
@@ -383,7 +384,8 @@ impl Runnable {
         })
     }
 
-    /// Like [`folder`](Self::folder), for commands that need the tokenizer for `what`.
+    /// Does the same as [`folder`](Self::folder), but returns an error if there is no folder. `what` names the inputs that need its
+    /// tokenizer.
     pub(super) fn tokenizer_folder(&self, what: &str) -> Result<&Path, Report> {
         self.folder()?.ok_or_else(|| {
             miette!(
@@ -392,7 +394,7 @@ impl Runnable {
         })
     }
 
-    /// Returns a builder with the options of these arguments.
+    /// Returns a builder with the options from these arguments.
     pub fn builder(&self) -> Result<Builder, Report> {
         let folder = self.folder()?;
         let mut builder = match (self.location.model(), folder) {
@@ -446,7 +448,7 @@ impl Runnable {
             .without(self.choices.without.clone()))
     }
 
-    /// Returns the config.json with the model's sizes: from `--config`, or the checkpoint's.
+    /// Returns the config.json that contains the model's sizes, from `--config` or else from the checkpoint.
     pub fn config(&self) -> Result<Value, EngineError> {
         match (&self.config, self.folder()?) {
             (Some(file), _) => Ok(config(file)?),
@@ -455,7 +457,7 @@ impl Runnable {
         }
     }
 
-    /// Like [`builder`](Self::builder), for commands that choose their outputs themselves.
+    /// Does the same as [`builder`](Self::builder), for commands that choose their outputs themselves.
     pub(super) fn builder_of_own_outputs(&self) -> Result<Builder, Report> {
         match self.choices.outputs() {
             None => self.builder(),
@@ -466,7 +468,7 @@ impl Runnable {
         }
     }
 
-    /// Builds with progress bars on standard error.
+    /// Builds an engine, with progress bars on standard error.
     pub fn build(builder: Builder) -> Result<Engine, EngineError> {
         let bars = Bars::new();
         builder

@@ -33,8 +33,8 @@ pub(super) struct Args {
     dtype: DType,
     #[command(flatten)]
     card: Card,
-    /// Plan for exactly these lengths, like a session on the CPU, instead of the bucket of similar batches that a CUDA device runs with
-    /// the same launches
+    /// Plan for exactly these lengths, like a session on the CPU. By default, plan for the bucket of similar batches that a CUDA device
+    /// runs with the same launches
     #[arg(long)]
     exact: bool,
     /// Draw the lifetimes into FILE

@@ -2,7 +2,8 @@ use std::sync::Mutex;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Progress bar of the current stage on standard error; hidden if that is not a terminal.
+/// Progress bar of the current stage on standard error. It is hidden if standard error is not a
+/// terminal.
 #[derive(Default)]
 pub struct Bars {
     current: Mutex<Option<(&'static str, ProgressBar)>>,
@@ -13,9 +14,9 @@ impl Bars {
         Self::default()
     }
 
-    /// Shows that `done` of `total` items of the stage `what` are done.
+    /// Shows that `done` of the `total` items of stage `what` are done.
     pub fn show(&self, what: &'static str, done: usize, total: usize) {
-        // A poisoned lock means that another thread died while drawing; go on without the bar.
+        // A poisoned lock means that another thread died while drawing. Continue without the bar.
         let Ok(mut current) = self.current.lock() else {
             return;
         };

@@ -22,7 +22,7 @@ use crate::{
 pub(super) struct Args {
     #[command(flatten)]
     model: Runnable,
-    /// File with a query and a document in each row: JSONL, CSV, TSV or Parquet, possibly compressed with gzip
+    /// File with a query and a document per row: JSONL, CSV, TSV or Parquet, possibly compressed with gzip
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
     /// Column or field with the query
@@ -31,10 +31,10 @@ pub(super) struct Args {
     /// Column or field with the document
     #[arg(long, value_name = "NAME", default_value = "document")]
     document_column: String,
-    /// File of scores: Parquet, Arrow, .npy or JSONL. Rows that cannot be scored are listed in FILE.errors.jsonl
+    /// File for the scores: Parquet, Arrow, .npy or JSONL. Rows that cannot be scored are listed in FILE.errors.jsonl
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
-    /// Score by the vectors of tokens also with a model that is not for late interaction alone, such as BGE-M3
+    /// Score by late interaction (MaxSim), even with a model that also has other outputs, such as BGE-M3
     #[arg(long)]
     max_sim: bool,
     #[command(flatten)]
@@ -89,11 +89,11 @@ fn pair(texts: &[String]) -> (&str, &str) {
     (text(0), text(1))
 }
 
-/// Scores of a cross-encoder.
+/// Computes scores with a cross-encoder.
 struct Cross {
     encoder: TextEncoder,
     prompt: String,
-    /// From the logit of a pair to its score.
+    /// Computes the score of a pair from its logit.
     score: Score,
 }
 
@@ -135,7 +135,7 @@ impl Task for Cross {
     }
 }
 
-/// Scores of a late-interaction model (MaxSim).
+/// Computes scores by late interaction (MaxSim).
 struct Late {
     encoder: TextEncoder,
     prompt: String,
@@ -151,7 +151,7 @@ impl Late {
 }
 
 impl Task for Late {
-    /// The ids of the query's tokens and of the document's.
+    /// The token ids of the query and of the document.
     type Row = [Vec<u32>; 2];
 
     fn identity(&self) -> String {

@@ -19,7 +19,7 @@ pub(super) struct Args {
     model: Runnable,
     #[command(flatten)]
     input: Input,
-    /// Print a table of similarities between the sentence embeddings
+    /// Print a table of similarities between sentence embeddings
     #[arg(long)]
     similarities: bool,
     /// Print all values as JSON
@@ -92,7 +92,7 @@ pub(super) fn run(args: Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lists each output's shape and first values.
+/// Lists the shape and the first values of each output.
 fn summary(outputs: &Outputs) -> String {
     let mut rows = table(&["output", "shape", "first values"]);
     for output in outputs.iter() {
@@ -111,7 +111,7 @@ fn summary(outputs: &Outputs) -> String {
     format!("{rows}\n")
 }
 
-/// Shortens a text to fit a column.
+/// Shortens a text to the width of a column.
 fn shortened(text: &str, n: usize) -> String {
     match text.chars().count() > n {
         true => format!("{}…", text.chars().take(n - 1).collect::<String>()),
@@ -119,7 +119,7 @@ fn shortened(text: &str, n: usize) -> String {
     }
 }
 
-/// Lists cosine similarities between all pairs of embeddings.
+/// Lists the cosine similarity of each pair of embeddings.
 fn similarities(texts: &Texts, embeddings: &Output) -> String {
     let width = embeddings.shape.last().copied().unwrap_or(1).max(1) as usize;
     let vectors: Vec<&[f32]> = embeddings.values.chunks_exact(width).collect();
@@ -146,7 +146,7 @@ fn similarities(texts: &Texts, embeddings: &Output) -> String {
     format!("{rows}\n")
 }
 
-/// Lists each pair with its score for each label.
+/// Lists the score of each pair for each label.
 fn scored(pairs: &[(String, String)], scores: &Output) -> String {
     let n_labels = scores.shape.get(1).copied().unwrap_or(1).max(1) as usize;
     let mut header = vec!["query".to_owned(), "document".to_owned()];

@@ -21,7 +21,7 @@ pub(super) struct Args {
     model: Runnable,
     #[command(flatten)]
     input: OnlyTexts,
-    /// Max tokens of a batch; the logits of all tokens are in memory at once
+    /// Max tokens of a batch; the logits of all its tokens are in memory at the same time
     #[arg(long, value_name = "N", default_value_t = 1024)]
     batch_tokens: usize,
     /// Print the log-probability of every token as JSON
@@ -54,7 +54,7 @@ pub(super) fn run(args: Args) -> Outcome {
             .builder_of_own_outputs()?
             .outputs([LOG_PROBABILITY]),
     )?;
-    // Skip texts that cannot be scored.
+    // Skip texts that cannot be scored, and report them.
     let limits = engine.limits();
     let (mut scored, mut code) = (Vec::new(), ExitCode::SUCCESS);
     for (index, ids) in input::prompts(&encoder, &texts).into_iter().enumerate() {
@@ -87,13 +87,13 @@ pub(super) fn run(args: Args) -> Outcome {
         }
         rest = later;
     }
-    // The first token of a text has no context, so it has no score.
+    // The first token of a text has no context and therefore no score.
     let sums = scores.iter().map(|own| {
         let sum: f64 = own.iter().map(|&x| f64::from(x)).sum();
         (sum, own.len() - 1)
     });
     let sums: Vec<(f64, usize)> = sums.collect();
-    // Texts of one token have no score.
+    // A text of a single token has no score.
     let each = |sum: f64, n: usize| (n > 0).then(|| sum / n as f64);
     let perplexity = |sum: f64, n: usize| each(sum, n).map(|mean| (-mean).exp());
     let shown = |value: Option<f64>| value.map_or("—".to_owned(), |value| format!("{value:.3}"));

@@ -26,21 +26,21 @@ use crate::{
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// A model on the Hugging Face hub, ORG/NAME or ORG/NAME@REVISION, which is fetched, with the name of a GGUF file or its
-    /// quantisation, if it has several (ORG/NAME:Q8_0); or a path as for --weights (several times for several models)
+    /// A model on the Hugging Face hub, ORG/NAME or ORG/NAME@REVISION (with several GGUF files, ORG/NAME:Q8_0 or :FILE selects one), or a
+    /// path as for --weights (repeat for several models)
     #[arg(long, value_name = "MODEL", required_unless_present_any = ["weights", "config"], add = super::manual::model_completer())]
     model: Vec<String>,
-    /// A checkpoint folder, or a GGUF file (several times for several models)
+    /// A checkpoint folder or a GGUF file (repeat for several models)
     #[arg(long, value_name = "DIR")]
     weights: Vec<PathBuf>,
-    /// Models with their devices, names and limits in RON, such as `examples/serve.ron`
+    /// A RON file that lists models with their devices, names and limits, such as `examples/serve.ron`
     #[arg(long, value_name = "FILE", conflicts_with_all = [
         "model", "weights", "name", "device", "dtype", "kv_dtype", "invariant", "costs", "write_costs", "all_tokens",
         "sparse", "token_vectors", "fill_mask", "default_prompt_name", "default_prompt",
     ])]
     config: Option<PathBuf>,
-    /// Name of a model in requests, one for each --model, then one for each --weights; by default the name of its folder, or on the
-    /// hub without ORG
+    /// Name of a model in requests: one for each --model, then one for each --weights. By default, the name of the folder, or the name on
+    /// the hub without ORG
     #[arg(long, value_name = "NAME", value_parser = name)]
     name: Vec<String>,
     /// IP address to listen on; 0.0.0.0 for all addresses of this machine
@@ -49,7 +49,7 @@ pub(super) struct Args {
     /// Port to listen on; 0 for any free port
     #[arg(long, default_value_t = 8080)]
     port: u16,
-    /// Accept commands on this port of 127.0.0.1: POST /admin/reload reloads keys and models, like SIGHUP
+    /// Accept commands on this port of 127.0.0.1. POST /admin/reload reloads keys and models, like SIGHUP
     #[arg(long, value_name = "PORT")]
     admin_port: Option<u16>,
     /// auto, cpu, cuda or cuda:N
@@ -58,104 +58,104 @@ pub(super) struct Args {
     /// f32, f16 or bf16; by default f16 on CUDA and f32 on the CPU
     #[arg(long)]
     dtype: Option<DType>,
-    /// Format of the KV cache of models that generate text: auto (the type of activations) or fp8 (E4M3, which halves the memory of f16)
+    /// Format of the KV cache of models that generate text: auto (the type of the activations) or fp8 (E4M3, which takes half the memory of
+    /// f16)
     #[arg(long, value_name = "KIND", default_value_t)]
     kv_dtype: KvCacheChoice,
     /// Make results bitwise independent of the rest of the batch
     #[arg(long)]
     invariant: bool,
-    /// Keep the vectors of all tokens, for /embed_all; models without modules of sentence-transformers always have them
+    /// Keep the vectors of all tokens, for /embed_all. Models without modules of sentence-transformers always do
     #[arg(long)]
     all_tokens: bool,
-    /// Compute weights of tokens for /embed_sparse, with embedding models that support it (BGE-M3); SPLADE always has them
+    /// Compute sparse weights of tokens for /embed_sparse, with embedding models that support this (BGE-M3). SPLADE models always do
     #[arg(long)]
     sparse: bool,
-    /// Compute vectors of tokens for /v1/multi-vector and for ranking, with embedding models that support it (BGE-M3); late-interaction
-    /// models always have them
+    /// Compute token vectors for /v1/multi-vector and for ranking, with embedding models that support this (BGE-M3). Late-interaction
+    /// models always do
     #[arg(long)]
     token_vectors: bool,
     /// Serve a masked language model for /v1/fill-mask instead of embeddings
     #[arg(long)]
     fill_mask: bool,
-    /// Put the prompt of this name before texts for which a request has no prompt. The model's folder defines it
+    /// Put the prompt with this name, from the model's folder, before texts for which a request specifies no prompt
     #[arg(long, value_name = "NAME")]
     default_prompt_name: Option<String>,
-    /// Put this text before texts for which a request has no prompt
+    /// Put this text before texts for which a request specifies no prompt
     #[arg(long, value_name = "TEXT", conflicts_with = "default_prompt_name")]
     default_prompt: Option<String>,
-    /// Scheduler: `packed` fills batches and lets tenants take turns, `no-batch` runs one request at a time in order of arrival;
-    /// `gemmule simulate` compares them with the schedulers of the papers
+    /// Scheduler: `packed` fills batches and lets tenants take turns; `no-batch` runs one request at a time, in order of arrival.
+    /// `gemmule simulate` compares them with schedulers from papers
     #[arg(long, value_name = "NAME", default_value = "packed")]
     scheduler: String,
     #[command(flatten)]
     settings: Chosen,
-    /// File with the costs of batches; by default they are measured for three seconds. For a single model
+    /// File with the costs of batches. By default, they are measured for three seconds. Only for a single model
     #[arg(long, value_name = "FILE")]
     costs: Option<PathBuf>,
-    /// Write the costs of batches to this file, for --costs and `gemmule simulate`. For a single model
+    /// Write the costs of batches to this file, for --costs and `gemmule simulate`. Only for a single model
     #[arg(long, value_name = "FILE")]
     write_costs: Option<PathBuf>,
-    /// Max bytes of a response cache in memory; 0 for none
+    /// Max bytes of the response cache in memory; 0 for no cache
     #[arg(long, alias = "cache-bytes", value_name = "BYTES", default_value_t = 0)]
     response_cache_bytes: u64,
     /// Also cache responses in this file, which survives a restart
     #[arg(long, value_name = "FILE")]
     cache_file: Option<PathBuf>,
-    /// Max size of the cache file in bytes; the oldest responses are overwritten
+    /// Max size of the cache file in bytes; the oldest responses are overwritten when it is full
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 30, requires = "cache_file")]
     cache_file_bytes: u64,
     /// Share cached responses with other servers through a Redis server, such as redis://127.0.0.1:6379/0
     #[cfg(feature = "shared-cache")]
     #[arg(long, value_name = "URL")]
     cache_redis: Option<String>,
-    /// Record requests and scheduling decisions for `gemmule simulate --trace`. For a single model
+    /// Record requests and scheduling decisions in this file, for `gemmule simulate --trace`. Only for a single model
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Max size of the trace in bytes; recording stops there
+    /// Max size of the trace in bytes. Recording stops when it is reached
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
     trace_bytes: u64,
     /// Max bytes of a batch's intermediate tensors
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 30, value_parser = clap::value_parser!(u64).range(1..))]
     batch_bytes: u64,
-    /// Bytes of the KV cache of each model that generates text; by default eight texts at full length, on a GPU more, up to half of
-    /// the free memory
+    /// Bytes of the KV cache of each model that generates text. By default, room for eight texts of full length; on a GPU more, up to half
+    /// of the free memory
     #[arg(long, alias = "kv-bytes", value_name = "BYTES")]
     kv_cache_bytes: Option<u64>,
-    /// Refuse requests if the queued work takes longer than this, in milliseconds. The estimate uses the pace of tokenizers or device,
-    /// whichever is slower, and for text generation the rate of generated tokens
+    /// Refuse requests if the queued work takes longer than this, in milliseconds. The estimate uses the recent pace of tokenizers or
+    /// devices, whichever is slower; for text generation, it uses the pace of generated tokens
     #[arg(long, alias = "queue-ms", value_name = "MS", default_value_t = 2000)]
     max_queue_ms: u64,
-    /// Time limit in milliseconds of requests that do not set one; for a stream, of the whole stream
+    /// Default time limit of a request in milliseconds. For a stream, it limits the whole stream
     #[arg(long, value_name = "MS", default_value_t = 60_000, value_parser = clap::value_parser!(u64).range(1..))]
     timeout_ms: u64,
-    /// Threads that tokenize a model's texts; by default one for each core, at most 64
+    /// Threads that tokenize a model's texts; by default one per core, at most 64
     #[arg(long, value_name = "N")]
     tokenizers: Option<NonZeroUsize>,
-    /// Require an API key. Each line of the file has a name, the SHA-256 of a key, and optionally `max-priority=N`, the max x-priority
-    /// of its requests
+    /// File with API keys, which requests then need. Each line has a name, the SHA-256 of a key, and optionally `max-priority=N`, the max
+    /// x-priority of requests with this key
     #[arg(long, value_name = "FILE")]
     api_keys: Option<PathBuf>,
-    /// Routes that need no key: none; health, for /health and /ready; or all, also for /metrics, /openapi.json, / and /status.json
+    /// Routes that need no key: none; health (/health and /ready); or all (also /metrics, /openapi.json, / and /status.json)
     #[arg(long, value_name = "ROUTES", default_value = "all")]
     public: PublicArg,
-    /// Allow web pages of this origin to use the server, such as `https://example.com`, or `*` for all origins (several times for
-    /// several origins)
+    /// Allow web pages of this origin to use the server, such as `https://example.com`, or `*` for all origins (repeat for several)
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<Origin>,
-    /// Truncate inputs that are too long, unless a request has `truncate`; by default they are errors
+    /// Truncate inputs that are too long, unless a request sets `truncate`. By default, they are errors
     #[arg(long)]
     auto_truncate: bool,
-    /// Score /predict like text-embeddings-inference: a sigmoid for one label, a softmax for several. By default, `problem_type` of
-    /// config.json decides, as in transformers
+    /// Score /predict like text-embeddings-inference: with a sigmoid for one label, and a softmax for several. By default, `problem_type`
+    /// of config.json decides, as in transformers
     #[arg(long)]
     tei_scores: bool,
     /// Max bytes of a request body, compressed or not
     #[arg(long, value_name = "BYTES", default_value = "8388608")]
     body_bytes: NonZeroUsize,
-    /// Milliseconds after SIGTERM during which requests are still accepted, so that load balancers notice that /ready fails
+    /// Milliseconds after SIGTERM during which requests are still accepted, so that load balancers can notice that /ready fails
     #[arg(long, value_name = "MS", default_value_t = 5000)]
     drain_delay_ms: u64,
-    /// Milliseconds for in-flight requests to finish after that; requests without a response by then get 503
+    /// Milliseconds after --drain-delay-ms for in-flight requests to finish. Requests without a response by then get 503
     #[arg(long, value_name = "MS", default_value_t = 25_000)]
     drain_limit_ms: u64,
 }
@@ -190,7 +190,7 @@ pub(super) fn run(args: Args) -> Outcome {
         None => None,
     };
     allow_connections();
-    // Bind first, to report a port in use before models are loaded.
+    // Bind first, so that a port in use is reported before models are loaded.
     let address = SocketAddr::new(args.host, args.port);
     let socket = TcpListener::bind(address)
         .map_err(|e| miette!("cannot listen on {address}: {e}; choose another --port"))?;
@@ -288,7 +288,7 @@ fn name(text: &str) -> Result<String, &'static str> {
     check_name(text).map(|()| text.to_owned())
 }
 
-/// Loads the models of the arguments or of their file. Reads folders and file again at each call.
+/// Loads the models of the arguments or of the file of models. Each call reads the folders and the file again.
 fn open(
     args: &Args,
     previous: &[Arc<Model>],
@@ -353,7 +353,7 @@ fn open(
     Ok(models)
 }
 
-/// Returns the folder of a model, and the name that it has by itself. A model on the hub is fetched.
+/// Returns the folder of a model, and the model's default name. If the model is on the hub, fetches it.
 fn located(config: &ModelConfig) -> Result<(PathBuf, String), Report> {
     let Some(name) = &config.model else {
         let folder = location::checked(&config.weights)?.to_owned();
@@ -405,7 +405,7 @@ fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
         let text = files::text(file, Kind::Config).map_err(EngineError::from)?;
         let config = ServeConfig::parse(&text);
         let mut config = config.map_err(|e| miette!("`{}`: {e}", file.display()))?;
-        // Relative paths start at the folder of the file.
+        // Relative paths are relative to the folder of the file.
         let beside = file.parent().unwrap_or(Path::new(""));
         for model in &mut config.models {
             if model.model.is_none() {
@@ -452,7 +452,7 @@ fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
     Ok(configs.collect())
 }
 
-/// Returns an example request for a model.
+/// Returns the route and the body of an example request for a model.
 fn example(model: &Model) -> (&'static str, String) {
     let name = serde_json::Value::from(model.name.as_str());
     match &model.kind {

@@ -1,4 +1,4 @@
-//! Output to a terminal. Texts, and names of tensors and files, may come from others and must not control the terminal.
+//! Output to a terminal. Texts and the names of tensors and files may be from untrusted sources, so they must not control the terminal.
 
 use std::{
     borrow::Cow,
@@ -17,8 +17,8 @@ pub(super) fn has_colours() -> bool {
     io::stderr().is_terminal() && !wants_none
 }
 
-/// Returns whether a character may control a terminal: control characters (C0 except line feed and tab, DEL, C1), and characters
-/// that override the direction of text.
+/// Returns whether a character may control a terminal. Such characters are control characters (C0 except line feed and tab, DEL, C1) and
+/// characters that override the direction of text.
 fn steers(c: char) -> bool {
     match c {
         '\n' | '\t' => false,
@@ -27,7 +27,7 @@ fn steers(c: char) -> bool {
     }
 }
 
-/// Escapes characters that control a terminal, in Rust's notation: `\u{1b}`.
+/// Escapes characters that control a terminal, in Rust's notation, for example as `\u{1b}`.
 pub(super) fn clean(text: &str) -> Cow<'_, str> {
     if !text.contains(steers) {
         return Cow::Borrowed(text);
@@ -42,7 +42,7 @@ pub(super) fn clean(text: &str) -> Cow<'_, str> {
     Cow::Owned(cleaned)
 }
 
-/// Escapes such characters in JSON, in JSON's notation, so that values stay the same.
+/// Escapes characters that control a terminal, in JSON's notation, so that values do not change.
 pub(super) fn clean_json(text: &str) -> Cow<'_, str> {
     if !text.contains(steers) {
         return Cow::Borrowed(text);
@@ -50,7 +50,7 @@ pub(super) fn clean_json(text: &str) -> Cow<'_, str> {
     let mut cleaned = String::with_capacity(text.len() + 16);
     for c in text.chars() {
         match steers(c) {
-            // All of them are below 2¹⁶. Outside strings, JSON has none.
+            // All these characters are below 2¹⁶. They only occur in strings, because JSON does not allow them elsewhere.
             true => {
                 let _ = write!(cleaned, "\\u{:04x}", u32::from(c));
             }
@@ -60,8 +60,8 @@ pub(super) fn clean_json(text: &str) -> Cow<'_, str> {
     Cow::Owned(cleaned)
 }
 
-/// Standard error for the log, which is written in whole lines. Names in it are already escaped; its own colours start with an escape
-/// character and are kept. Other control characters are escaped here.
+/// Writes the log to standard error, in whole lines. Names in the log are already escaped. The log's own colours start with an escape
+/// character, which is kept. Other control characters are escaped here.
 pub(super) struct Log;
 
 impl io::Write for Log {
@@ -76,8 +76,8 @@ impl io::Write for Log {
     }
 }
 
-/// Renders a diagnostic like miette, with miette's colours, and escapes everything in it. `help` is shown if it has none of its
-/// own.
+/// Renders a diagnostic like miette, with miette's colours, and escapes everything in it. `help` is used if the diagnostic has no help of
+/// its own.
 pub(super) fn rendered(diagnostic: &dyn Diagnostic, help: Option<String>) -> String {
     struct Rendered(Cleaned);
     impl fmt::Display for Rendered {
@@ -92,7 +92,7 @@ pub(super) fn rendered(diagnostic: &dyn Diagnostic, help: Option<String>) -> Str
     Rendered(diagnostic).to_string()
 }
 
-/// Copy of a diagnostic with escaped texts.
+/// Copy of a diagnostic, with all texts escaped.
 struct Cleaned {
     message: String,
     code: Option<String>,
@@ -191,7 +191,7 @@ impl Diagnostic for Cleaned {
     }
 }
 
-/// A cause that is not a diagnostic, with its own causes.
+/// A cause of an error that is not a diagnostic, with its own causes.
 #[derive(Debug)]
 struct Cause {
     message: String,
@@ -219,15 +219,15 @@ impl std::error::Error for Cause {
     }
 }
 
-/// Source text that labels point into. Characters that control a terminal are replaced by text of the same number of bytes, so that
-/// the positions of labels stay correct.
+/// Source text to which labels point. Characters that control a terminal are replaced by text with the same number of bytes, so that the
+/// positions of labels remain correct.
 struct CleanedSource {
     text: Vec<u8>,
     name: Option<String>,
 }
 
 impl CleanedSource {
-    /// Returns `None` if the text is not available; the diagnostic then shows no source.
+    /// Copies a source. Returns `None` if the text is not available; the diagnostic is then shown without source.
     fn of(source: &dyn SourceCode) -> Option<Self> {
         let whole = source.read_span(&(0, 0).into(), 0, usize::MAX).ok()?;
         Some(Self {
@@ -266,7 +266,7 @@ fn same_length(bytes: &[u8]) -> Vec<u8> {
     let mut cleaned = String::with_capacity(text.len());
     let mut chars = text.chars().peekable();
     while let Some(c) = chars.next() {
-        // miette supports both kinds of line ends.
+        // miette supports both `\n` and `\r\n` at the end of a line.
         let ends_line = c == '\r' && chars.peek() == Some(&'\n');
         cleaned.push_str(match (steers(c) && !ends_line, c.len_utf8()) {
             (false, _) => {
@@ -331,7 +331,7 @@ mod tests {
         };
         let shown = rendered(&error, None);
         let raw = shown.chars().filter(|&c| steers(c)).count();
-        // miette's own colours are not escaped if the test runs in a terminal.
+        // If the test runs in a terminal, miette's own colours are not escaped.
         assert!(raw == 0 || shown.contains("\u{1b}["), "{shown:?}");
         for part in [
             "out\\u{1b}er",

@@ -22,7 +22,7 @@ use crate::{
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Schedulers, separated by commas, or all
+    /// Schedulers, separated by commas, or `all`
     #[arg(
         long,
         value_name = "NAMES",
@@ -30,7 +30,7 @@ pub(super) struct Args {
         default_value = "packed,dp,naive,no-batch"
     )]
     scheduler: Vec<String>,
-    /// Costs of batches: a table in RON, such as `examples/costs.ron`
+    /// Cost table in RON, such as `examples/costs.ron`
     #[arg(long, value_name = "FILE")]
     costs: PathBuf,
     /// Requests per second: A..B, A..B/N for N rates, or a list separated by commas
@@ -47,17 +47,17 @@ pub(super) struct Args {
     /// Duration of the load in seconds
     #[arg(long, value_name = "S", default_value_t = 60.0)]
     seconds: f64,
-    /// Replay recorded requests, one per line, instead of synthetic ones
+    /// Simulate the requests that are recorded in this file, one per line, instead of synthetic requests
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rates", "lens", "seconds", "deadline_ms"])]
     trace: Option<PathBuf>,
-    /// Run the scheduler at the times of a server's trace, and check that it decides like the server; needs the server's --scheduler,
-    /// --costs and settings
+    /// Run the scheduler at the times of a server's trace, and check that it makes the same decisions as the server. Needs the server's
+    /// --scheduler, --costs and settings
     #[arg(long, requires = "trace", conflicts_with_all = ["devices", "depth", "bytes", "figure", "json"])]
     replay: bool,
-    /// Deadlines in milliseconds after arrival: N, or A..B to draw them uniformly
+    /// Deadlines in milliseconds after the arrival: N, or A..B to draw them uniformly
     #[arg(long, value_name = "MS")]
     deadline_ms: Option<Span>,
-    /// Forward passes of each request: 1 for an encoder, the number of new tokens for a decoder
+    /// Forward passes per request: 1 for an encoder, the number of new tokens for a decoder
     #[arg(long, value_name = "N", default_value_t = 1)]
     steps: u32,
     /// Seed of the arrivals
@@ -66,7 +66,7 @@ pub(super) struct Args {
     /// Number of devices
     #[arg(long, value_name = "N", default_value_t = 1)]
     devices: u16,
-    /// Batches in a device's queue, including the running one
+    /// Max number of batches in a device's queue, including the running batch
     #[arg(long, value_name = "N", default_value_t = 2)]
     depth: u8,
     /// Max bytes of a batch's intermediate tensors
@@ -74,7 +74,7 @@ pub(super) struct Args {
     bytes: u64,
     #[command(flatten)]
     settings: Chosen,
-    /// Draw throughput, latency and met deadlines by load into this SVG file
+    /// Draw throughput, latency and fraction of deadlines met over the load, as an SVG file
     #[arg(long, value_name = "FILE")]
     figure: Option<PathBuf>,
     /// Print all numbers as JSON
@@ -88,19 +88,19 @@ pub(super) struct Chosen {
     /// Target latency in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 50.0)]
     slo_ms: f64,
-    /// Max waiting time of lazy schedulers in milliseconds
+    /// Max time for which lazy schedulers wait, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 10.0)]
     lazy_ms: f64,
     /// Max requests in a batch of `naive` and `dp`
     #[arg(long, value_name = "N", default_value_t = 20)]
     most: usize,
-    /// Rows of a batch, for TCB's schedulers
+    /// Rows per batch, for TCB's schedulers
     #[arg(long, value_name = "N", default_value_t = 64)]
     rows: u32,
-    /// Tokens of such a row
+    /// Tokens per row, for TCB's schedulers
     #[arg(long, value_name = "N", default_value_t = 512)]
     length: u32,
-    /// Fraction of a row that DAS fills by utility alone
+    /// Fraction of a row's requests that DAS selects by utility alone
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     dominance: f64,
 }
@@ -149,10 +149,10 @@ impl std::str::FromStr for Span {
     }
 }
 
-/// Max number of requests that one command simulates for each scheduler and rate.
+/// Max number of requests that a command simulates per scheduler and rate.
 const MOST_REQUESTS: f64 = 2e7;
 
-/// Results of one scheduler with one load.
+/// Results of a scheduler under a load.
 struct Point {
     summary: Summary,
     took: Duration,
@@ -246,7 +246,7 @@ fn replayed(file: &Path, names: &[&str], settings: &Settings, costs: &CostTable)
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the arrivals of each rate, or of the trace.
+/// Returns the arrivals for each rate, or those of the trace.
 fn loads(args: &Args) -> Result<Vec<Vec<Waiting>>, Report> {
     if let Some(file) = &args.trace {
         let text = files::text(file, Kind::Trace).map_err(EngineError::from)?;
@@ -305,7 +305,7 @@ fn shown(names: &[&str], points: &[Vec<Point>]) -> String {
                 format!("{:.0}", s.offered),
                 format!("{:.0}", s.answered),
             ];
-            // The latency of an overloaded scheduler depends only on the duration of the load.
+            // If the scheduler is overloaded, its latency depends only on the duration of the load, so it is shown as infinite.
             row.extend(
                 [s.mean, s.least, s.most, s.p99].map(|ms| match s.is_saturated() {
                     true => "+∞".to_owned(),

@@ -28,43 +28,43 @@ pub(super) struct Args {
     /// A file with one text per line
     #[arg(long, value_name = "FILE")]
     source_file: PathBuf,
-    /// File for the translations, one per line in the order of the texts; by default standard output
+    /// File for the translations, one per line, in the order of the texts; by default standard output
     #[arg(long, value_name = "FILE")]
     output_file: Option<PathBuf>,
-    /// Language of the texts, by its name in the model's tokenizer. By default `src_lang` in tokenizer_config.json
+    /// Language of the texts, as named by the model's tokenizer. By default `src_lang` in tokenizer_config.json
     #[arg(long, value_name = "LANG")]
     source_lang: Option<String>,
-    /// Language of the translations, by its name in the model's tokenizer. By default the one that the folder selects
+    /// Language of the translations, as named by the model's tokenizer. By default the language that the folder selects
     #[arg(long, value_name = "LANG", conflicts_with = "forced_bos")]
     target_lang: Option<String>,
-    /// Begin each translation with this text, after the token of its language
+    /// Begin each translation with this text, after the language token
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     target_prefix: Option<String>,
-    /// Use beam search with N beams; 1 for greedy search. By default the value in generation_config.json
+    /// Use beam search with N beams; 1 selects greedy search. By default the value in generation_config.json
     #[arg(long, value_name = "N", value_parser = up_to(Beams::MAX))]
     beams: Option<usize>,
-    /// Length penalty: scores are log-probabilities divided by the length to this power
+    /// Length penalty: a score is the log-probability divided by the length to this power
     #[arg(long, value_name = "A", allow_hyphen_values = true)]
     length_penalty: Option<f32>,
-    /// Force this first token of each translation, such as that of a language
+    /// Force this first token of each translation, for example that of a language
     #[arg(long, value_name = "TOKEN")]
     forced_bos: Option<String>,
-    /// Number of translations of a text, from its best beams; needs --json
+    /// Number of translations per text, from the best beams; needs --json
     #[arg(long, value_name = "N", requires = "json", default_value_t = 1, value_parser = up_to(Beams::MAX))]
     num_hypotheses: usize,
-    /// Print one JSON document per line: the translations of a text with their scores, the best first
+    /// Print one JSON document per line: the translations of a text with their scores, best first
     #[arg(long)]
     json: bool,
-    /// Max new tokens of a text; by default twice the tokens of the longest text plus 16, limited by the model's positions
+    /// Max new tokens per text; by default twice the tokens of the longest text plus 16, limited by the model's positions
     #[arg(long, value_name = "N", value_parser = up_to(MAX_TOKENS))]
     max_new: Option<usize>,
-    /// Source tokens of texts that are translated at the same time
+    /// Max source tokens of the texts that are translated at the same time
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..))]
     batch_tokens: u64,
 }
 
 impl Args {
-    /// Returns the folder's settings, changed by the arguments. `longest` is the length of the longest text in tokens.
+    /// Returns the folder's settings, with the changes of the arguments. `longest` is the length of the longest text in tokens.
     fn options(
         &self,
         encoder: &TextEncoder,
@@ -79,7 +79,7 @@ impl Args {
         };
         (options.rules.forced_first, options.rules.prefix) = encoder.target(&prefix, pair)?;
         options.decoder_start = pair.decoder_start.or(options.decoder_start);
-        // The first position is that of the decoder start token.
+        // The decoder start token takes the first position.
         let most = positions.map_or(usize::MAX, |n| n.saturating_sub(1) as usize);
         let n_forced = options.rules.prefix.len();
         options.rules.max_new_tokens = (2 * longest + 16 + n_forced)
@@ -178,9 +178,9 @@ pub(super) fn run(args: Args) -> Outcome {
     });
     let read = read.into_iter().map(Result::unwrap_or_default);
     let ids: Vec<Vec<u32>> = read.collect();
-    // Texts of similar lengths end together. Start with the longest, which determine the total time.
+    // Texts of similar lengths end at about the same time. Start with the longest texts, because they determine the total time.
     waiting.sort_by_key(|&i| std::cmp::Reverse(ids[i].len()));
-    // Texts that are too long fail, and leave their room to others.
+    // Texts that are too long fail, so they need no room.
     let positions = engine.limits().longest;
     let fits = |n: &usize| positions.is_none_or(|most| *n <= most as usize);
     let lens = waiting.iter().map(|&i| ids[i].len()).filter(fits);
@@ -223,7 +223,7 @@ pub(super) fn run(args: Args) -> Outcome {
     for written in &translated {
         match args.json {
             true => out.push_str(&args.document(&encoder, written)?.to_string()),
-            // Replace line breaks, so that each translation is one line.
+            // Replace line breaks, so that each translation is on one line.
             false => out.push_str(&encoder.decode(&written.tokens)?.replace(['\n', '\r'], " ")),
         }
         out.push('\n');

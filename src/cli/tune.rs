@@ -23,25 +23,25 @@ pub(super) struct Args {
     model: Model,
     #[arg(long, default_value = "f16")]
     dtype: DType,
-    /// CUDA device to time kernels on
+    /// CUDA device on which kernels are timed
     #[arg(long, default_value = "cuda:0")]
     device: DeviceChoice,
     /// quick (seconds) or full
     #[arg(long, value_name = "MODE", default_value = "quick")]
     tune: TuneMode,
-    /// Seconds after which no further token count is started
+    /// Seconds after which timing of further token counts is not started
     #[arg(long, value_name = "S")]
     seconds: Option<u64>,
-    /// Use the timings of this file first
+    /// Start with the timings in this file
     #[arg(long, value_name = "FILE")]
     timings: Option<PathBuf>,
     /// Ignore earlier timings and measure again
     #[arg(long, conflicts_with = "timings")]
     again: bool,
-    /// Write the timings, for --timings on other machines
+    /// Write the timings to this file, for --timings on other machines
     #[arg(long, value_name = "FILE")]
     export: Option<PathBuf>,
-    /// Write the timings as JSON: by kernel, rows and microseconds
+    /// Write the timings as JSON, with kernel, rows and microseconds
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }

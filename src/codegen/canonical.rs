@@ -1,14 +1,13 @@
 //! The canonical form of CUDA source: its tokens, without comments and formatting.
 
-/// Punctuation that never forms a longer token with a neighbour, so that white space beside it has no meaning.
+/// Punctuation that never forms a longer token with a neighbour. White space next to it has no meaning.
 const SELF_DELIMITING: &str = "(){}[];,";
 
 /// Returns `text` without comments and with only the white space that separates tokens.
 ///
-/// Two sources with the same canonical form compile to the same code, except for line numbers.
-/// Operators keep the spaces around them, because `a + +b` and `a ++b` are different programs. A
-/// preprocessor directive keeps a line of its own. String literals, and thus inline PTX, are copied
-/// unchanged. Raw string literals are not supported; no template has one.
+/// Two sources with the same canonical form compile to the same code, except for line numbers. Operators keep the spaces around them,
+/// because `a + +b` and `a ++b` are different programs. A preprocessor directive stays on its own line. String literals, and thus inline
+/// PTX, are copied unchanged. Raw string literals are not supported; no template has one.
 pub fn canonical(text: &str) -> String {
     let mut scanner = Scanner {
         rest: text,
@@ -32,7 +31,7 @@ struct Scanner<'a> {
 }
 
 impl Scanner<'_> {
-    /// Reads one piece of the text. Returns false at the end.
+    /// Consumes the next token, comment or piece of white space. Returns false at the end.
     fn step(&mut self) -> bool {
         let Some(first) = self.rest.chars().next() else {
             return false;
@@ -83,8 +82,8 @@ impl Scanner<'_> {
         self.take(length);
     }
 
-    /// Returns whether the space before `next` separates two tokens. It always does in a directive:
-    /// `#define F(x)` differs from `#define F (x)`.
+    /// Returns whether the space before `next` separates two tokens. In a directive, every space does: `#define F(x)` differs from
+    /// `#define F (x)`.
     fn needs_space(&self, next: char) -> bool {
         let before = self.out.chars().next_back();
         let is_open = |c: char| self.in_directive || !SELF_DELIMITING.contains(c);

@@ -1,4 +1,4 @@
-//! Generation of CUDA source from kernels, with Tera templates embedded in the binary.
+//! Generates CUDA source from kernels, with Tera templates embedded in the binary.
 //!
 //! Rendering is a pure function of the kernel: the text contains no hash, date or path and does not
 //! depend on the order of a map.
@@ -17,13 +17,13 @@ use crate::{
     tensor::{DType, Element},
 };
 
-/// Names and texts of the files in `templates/`. The build script lists them.
+/// Name and text of each file in `templates/`. The build script generates the list.
 const TEMPLATES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/templates.rs"));
 
 /// Generated CUDA source of one kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Source {
-    /// Name of the `__global__` function, and stem of the file that it is written to.
+    /// Name of the `__global__` function, and of the source file without its extension.
     pub symbol: String,
     pub text: String,
 }
@@ -58,13 +58,14 @@ pub enum CodegenError {
     CpuOnly { symbol: String, reason: String },
 }
 
-/// The template environment. Its construction parses all templates.
+/// The template environment. Creating it parses all templates.
 pub struct Codegen {
     tera: Tera,
     marks: Option<Marks>,
 }
 
-/// Marker characters around a partial: `begin`, the partial's name, `name_end`, its text, `end`.
+/// Marker characters around a partial, in this order: `begin`, the partial's name, `name_end`, the
+/// partial's text, `end`.
 #[derive(Clone, Copy, Debug)]
 pub struct Marks {
     pub begin: char,
@@ -73,7 +74,7 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Control characters, which no template contains.
+    /// Control characters that no template contains.
     pub const DEFAULT: Self = Self {
         begin: '\u{1}',
         name_end: '\u{2}',
@@ -94,16 +95,16 @@ impl Codegen {
     /// Creates the environment.
     ///
     /// # Errors
-    /// Returns an error for a template that does not parse.
+    /// Returns an error if a template does not parse.
     pub fn new() -> Result<Self, CodegenError> {
         Self::with_marks(None)
     }
 
-    /// Creates an environment that marks the partial of each part of a source, for tests that
-    /// review sources. The reader removes the marks and then [tidies](tidy) the source.
+    /// Creates an environment whose sources mark the text of each partial, for tests that review
+    /// sources. The reader removes the marks and then [tidies](tidy) the source.
     ///
     /// # Errors
-    /// Returns an error for a template that does not parse.
+    /// Returns an error if a template does not parse.
     pub fn marking_partials(marks: Marks) -> Result<Self, CodegenError> {
         Self::with_marks(Some(marks))
     }
@@ -127,7 +128,7 @@ impl Codegen {
     /// Renders the source of `kernel`.
     ///
     /// # Errors
-    /// Returns an error for a template with an undefined value.
+    /// Returns an error if a template uses an undefined value.
     pub fn source(&self, kernel: &dyn Kernel) -> Result<Source, CodegenError> {
         let symbol = kernel.symbol();
         if let Some(reason) = kernel.cpu_only() {
@@ -189,7 +190,7 @@ fn signature(kernel: &dyn Kernel) -> String {
     params.join(", ")
 }
 
-/// Removes trailing spaces and repeated blank lines, which template directives leave.
+/// Removes trailing spaces and repeated blank lines, which template directives leave behind.
 pub fn tidy(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut blank = true;

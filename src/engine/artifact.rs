@@ -17,13 +17,13 @@ use crate::{
 
 /// First bytes of the file, including the version of its layout.
 const MAGIC: &[u8; 8] = b"GEMMULEC";
-/// First bytes that all versions of the layout share.
+/// Prefix of [`MAGIC`] that all versions of the layout share.
 const FAMILY: &[u8; 7] = b"GEMMULE";
 const DIGEST: usize = 32;
 /// Number of bytes that identify an artifact.
 pub(super) const N_FIRST: u64 = FAMILY.len() as u64;
 
-/// Whether these are the first bytes of an artifact of any version.
+/// Returns whether `bytes` begin like an artifact of any version.
 pub(super) fn begins(bytes: &[u8]) -> bool {
     bytes.starts_with(FAMILY)
 }
@@ -77,8 +77,9 @@ pub struct Artifact {
     pub limits: Limits,
     /// Names of the weights in checkpoints.
     pub weight_names: WeightNames,
-    /// The card that the program was lowered for, and the number of timings used to select its kernels.
+    /// The card that the program was lowered for.
     pub card: String,
+    /// Number of timings used to select the program's kernels.
     pub timings: usize,
     pub cubins: Vec<Sealed>,
 }
@@ -99,8 +100,8 @@ impl Artifact {
         }
     }
 
-    /// Whether a file starts like an artifact of any version. A pipe loses these bytes;
-    /// [`ModelFile::open`](super::ModelFile::open) reads it only once.
+    /// Returns whether a file starts like an artifact of any version. This consumes the first bytes of a pipe;
+    /// [`ModelFile::open`](super::ModelFile::open) does not read a file twice.
     pub fn is_one(file: &Path) -> bool {
         Beginning::open(file, N_FIRST).is_ok_and(|beginning| begins(beginning.bytes()))
     }

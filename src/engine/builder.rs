@@ -41,7 +41,7 @@ use crate::{
 /// The compiled program and its kernels, before the weights are loaded.
 struct Loaded {
     artifact: Artifact,
-    /// Kernels stored in an artifact file; `None` if NVRTC compiles them.
+    /// Kernels from an artifact file; `None` if NVRTC compiles them.
     cubins: Option<Vec<Cubin>>,
     chosen_by: ChosenBy,
 }
@@ -49,13 +49,13 @@ struct Loaded {
 /// Properties of a checkpoint that the program depends on.
 #[derive(Default)]
 struct Facts {
-    /// Tied output heads for which the checkpoint has values of their own.
+    /// Tied output heads that the checkpoint also stores as separate tensors.
     own: BTreeSet<String>,
-    /// Formats of tensors that keep their published values.
+    /// Formats of tensors that keep their published quantized values, by tensor name.
     published: BTreeMap<String, Format>,
 }
 
-/// Duration of each loading step; zero if the step was not needed.
+/// Duration of each loading step; zero for steps that were not needed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LoadTimes {
     /// Compiling the description to a program.
@@ -66,8 +66,9 @@ pub struct LoadTimes {
     pub emit: Duration,
     /// Compiling with NVRTC or reading its cache.
     pub jit: Duration,
-    /// Number of kernels from the cache, and number compiled by NVRTC.
+    /// Number of kernels read from the cache.
     pub cached: usize,
+    /// Number of kernels compiled by NVRTC.
     pub compiled: usize,
     /// Reading and uploading the weights.
     pub weights: Duration,
@@ -193,10 +194,10 @@ impl Builder {
         self
     }
 
-    /// Sets the format that the weights of linear layers are stored in. By default it is the storage type, except that on CUDA, weights of
-    /// a quantized checkpoint keep their published values where kernels read their format. On CUDA, kernels read
-    /// [`Format::FP8`], [`Format::INT8`] and [`Format::INT4`] with activations in f16 or bf16. A CPU computes int8 products, and for
-    /// the other two rounds the weights and computes in f32.
+    /// Sets the format that the weights of linear layers are stored in. The default is the storage type. On CUDA, weights of a quantized
+    /// checkpoint keep their published values instead if kernels support their format. CUDA kernels read [`Format::FP8`], [`Format::INT8`]
+    /// and [`Format::INT4`], with activations in f16 or bf16. A CPU multiplies in int8. For the other two formats, it rounds the weights
+    /// and computes in f32.
     pub fn quantize(mut self, format: Format) -> Self {
         self.quantize = Some(format);
         self
@@ -208,8 +209,8 @@ impl Builder {
         self
     }
 
-    /// Sets the format of the KV cache of an engine that generates text: [`Format::E4m3`], or the storage type, which is the default.
-    /// In E4M3, keys and values are rounded when they are stored, and have half the bytes of f16 and a quarter of those of f32.
+    /// Sets the format of the KV cache of an engine that generates text: [`Format::E4m3`], or the storage type, which is the default. In
+    /// E4M3, keys and values are rounded when they are stored, and take half the memory of f16 or a quarter of f32.
     pub fn kv_cache(mut self, format: Format) -> Self {
         self.kv_cache = Some(format);
         self
@@ -221,8 +222,8 @@ impl Builder {
         self
     }
 
-    /// Corrects the cost model with a file of [`write_timings`](super::write_timings). If it is damaged, or from another card
-    /// or other kernels, building fails, unless [`Builder::tune`] is set: then the kernels are timed again.
+    /// Corrects the cost model with a file of [`write_timings`](super::write_timings). Building fails if the file is damaged, or if it is
+    /// from another card or for other kernels. If [`Builder::tune`] is set, the kernels are timed instead.
     pub fn timings(mut self, file: impl Into<PathBuf>) -> Self {
         self.timings = Some(file.into());
         self
@@ -247,8 +248,8 @@ impl Builder {
         self
     }
 
-    /// Sets whether to disable programmatic dependent launch, for comparison. By default, from compute capability 9.0 on, a
-    /// kernel may start before the previous one ends, and waits only before it reads its results. Results are bitwise equal.
+    /// Sets whether to disable programmatic dependent launch, for comparison. By default, from compute capability 9.0 on, a kernel may
+    /// start before the previous one ends, and waits just before it reads that kernel's results. Results are bitwise equal.
     pub fn plain_launches(mut self, plain: bool) -> Self {
         self.plain_launches = plain;
         self
@@ -299,8 +300,8 @@ impl Builder {
         self.allow_unused_layers(may_be)
     }
 
-    /// Sets whether a checkpoint may have layers that the model does not read, such as when config.json was edited to run
-    /// only the first layers. Otherwise they are an error.
+    /// Sets whether a checkpoint may have layers that the model does not read, for example because config.json was edited to run only the
+    /// first layers. By default, such layers are an error.
     pub fn allow_unused_layers(mut self, may_be: bool) -> Self {
         self.allow_unused_layers = may_be;
         self

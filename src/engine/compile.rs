@@ -33,7 +33,7 @@ pub struct CompileOptions {
     pub dtype: DType,
     /// Format that the weights of linear layers are stored in; `None` for the storage type.
     pub quantize: Option<Format>,
-    /// Formats of the checkpoint's tensors that keep their published values, by name. Only applies without `quantize`.
+    /// Formats of the checkpoint tensors that keep their published quantized values, by tensor name. Only applies without `quantize`.
     pub published: BTreeMap<String, Format>,
     /// Format of the KV cache; `None` for the storage type.
     pub kv_cache: Option<Format>,
@@ -48,7 +48,7 @@ pub struct CompileOptions {
     pub invariant: bool,
     /// Gives every operator its own launch.
     pub no_fused_launches: bool,
-    /// Whether sequences continue in later batches, with the values of `cache` in a KV cache. Otherwise a batch contains
+    /// Whether sequences continue in later batches: the values of `cache` nodes are then kept in a KV cache. Otherwise a batch contains
     /// whole sequences.
     pub cached: bool,
 }
@@ -100,14 +100,14 @@ pub struct Compiled {
 }
 
 impl Compiled {
-    /// Returns kernels that may be as fast for batches of `tokens` tokens as the selected ones; see
+    /// Returns kernels that may be as fast as the selected ones for batches of `tokens` tokens; see
     /// [`SelectionInput::alternatives`](crate::select::SelectionInput::alternatives).
     pub fn alternatives(&self, tokens: u64, more: f64) -> Result<Vec<Alternative>, EngineError> {
         let options = self.options.lowering();
         Ok(program::alternatives(&self.graph, &options, tokens, more)?)
     }
 
-    /// Returns the program for other timings.
+    /// Lowers the graph again, with other timings.
     pub fn program_with(&self, timings: &Timings) -> Result<Program, EngineError> {
         let options = LowerOptions {
             timings: Some(timings),
@@ -143,7 +143,7 @@ impl Compiled {
         Ok(())
     }
 
-    /// Returns the same model for other timings.
+    /// Returns the same model, lowered with other timings.
     pub fn with_timings(mut self, timings: Option<Timings>) -> Result<Self, EngineError> {
         self.options.timings = timings;
         self.program = program::lower(&self.graph, &self.options.lowering())?;
@@ -152,8 +152,8 @@ impl Compiled {
 }
 
 impl CompileOptions {
-    /// Returns the options for a model whose sequences may end with tokens that no token attends to. Only attention with stored scores
-    /// has a mask for them.
+    /// Returns the options for a model whose sequences may end with tokens that no token attends to. Only attention that stores scores can
+    /// mask these tokens.
     fn with_expansion(&self) -> Cow<'_, Self> {
         let mut asked = self.outputs.iter().flatten();
         let computes = self.outputs.is_none() || asked.any(|name| name == TOKEN_VECTORS);
@@ -196,8 +196,7 @@ pub fn compile(
         quantize: options.quantize,
         published: options.published.clone(),
         cache: options.kv_cache.filter(|_| options.cached),
-        // Decode steps multiply few rows, so their time is that of reading the weights. Their kernels convert weights
-        // to 16 bits.
+        // Decode steps multiply few rows, so reading the weights takes most of their time. Their kernels convert the weights to 16 bits.
         fp8_inputs: options.dtype.has_mma()
             && options.machine.instructions == Instructions::Hopper
             && !options.cached,
@@ -253,7 +252,7 @@ pub fn compile(
     })
 }
 
-/// Returns the requested outputs, including those among the intermediates; `None` if there are none.
+/// Returns the requested outputs, and the intermediates that are outputs of the description; `None` if there are neither.
 fn chosen_outputs<'a>(
     description: &'a Description,
     options: &'a CompileOptions,
@@ -265,7 +264,7 @@ fn chosen_outputs<'a>(
     let mut outputs: Vec<&str> = match &options.outputs {
         Some(outputs) => outputs.iter().map(String::as_str).collect(),
         None if !further.is_empty() => Vec::new(),
-        // Intermediates that are not outputs are found in the graph of the default outputs.
+        // Intermediates that are not outputs are looked up in the graph of the default outputs.
         None => return None,
     };
     for name in further {

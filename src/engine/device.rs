@@ -1,4 +1,4 @@
-//! Devices, and the basis on which their kernels are chosen.
+//! Choice of the device, and the basis on which its kernels are chosen.
 
 use std::{fmt, str::FromStr};
 
@@ -16,7 +16,7 @@ pub enum DeviceChoice {
     #[default]
     Auto,
     Cpu,
-    /// A CUDA device by its number, from 0.
+    /// A CUDA device by its index.
     Cuda(usize),
 }
 

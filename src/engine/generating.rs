@@ -17,13 +17,13 @@ impl Engine {
         Ok(self.generation_model().generator(cache_bytes)?)
     }
 
-    /// Whether the model generates from a source, as translation models do, instead of continuing a prompt.
+    /// Returns whether the model generates from a source text, as translation models do, instead of continuing a prompt.
     pub fn has_source(&self) -> bool {
         self.generation_model().has_source()
     }
 
-    /// Continues each prompt, with as many at once as fit in [`cache_bytes_at_most`](Self::cache_bytes_at_most), and returns
-    /// the results in the order of the prompts. See [`Generator::write_all`].
+    /// Continues each prompt and returns the results in the order of the prompts. As many prompts run at once as fit in
+    /// [`cache_bytes_at_most`](Self::cache_bytes_at_most). See [`Generator::write_all`].
     ///
     /// # Errors
     /// Returns an error if the options are invalid for every prompt, if memory cannot be allocated, or if an entire
@@ -39,8 +39,8 @@ impl Engine {
             .generate(prompts, options, on_event)?)
     }
 
-    /// Returns the memory that a generator with `cache_bytes` of KV cache needs for prompts of these lengths, with as many at
-    /// once as fit, without creating it. Memory for tokens that the host selects while a device computes is not counted.
+    /// Returns the memory that a generator with `cache_bytes` of KV cache needs for prompts of these lengths, if as many run at once as
+    /// fit. The generator is not created. Memory for tokens that the host selects while a device computes is not counted.
     ///
     /// # Errors
     /// Returns [`GenerateError::NotGenerating`](crate::generate::GenerateError::NotGenerating) if the engine was not
@@ -57,8 +57,8 @@ impl Engine {
             .generator_bytes(prompts, options, cache_bytes)?)
     }
 
-    /// Returns the KV cache size, in bytes, for running prompts of these lengths at once. A request without a limit on new
-    /// tokens gets all remaining positions, but at most 1 GiB or 4,096 new tokens, whichever is larger.
+    /// Returns the KV cache size, in bytes, for running prompts of these lengths at once. A request without a limit on new tokens gets all
+    /// remaining positions, up to 1 GiB or 4,096 new tokens, whichever is more.
     ///
     /// # Errors
     /// Returns [`GenerateError::NotGenerating`](crate::generate::GenerateError::NotGenerating) if the engine was not
@@ -73,9 +73,9 @@ impl Engine {
             .cache_bytes_needed(prompts, options)?)
     }
 
-    /// Returns a KV cache size, in bytes, for any number of prompts of these lengths. It holds the longest prompts that fit
-    /// the model, up to the concurrency limit of the device or CPU. On a device it is at most half of the free memory. It is
-    /// always enough for the longest prompt alone.
+    /// Returns a KV cache size, in bytes, for any number of prompts of these lengths. The cache has room for as many of the longest prompts
+    /// as the device or CPU runs concurrently. On a device, it takes at most half of the free memory. On a CPU, it takes at most 4 GiB for
+    /// requests without a limit on new tokens. It is always large enough for the longest prompt alone.
     ///
     /// # Errors
     /// Returns the errors of [`default_cache_bytes`](Self::default_cache_bytes).
@@ -89,9 +89,9 @@ impl Engine {
             .cache_bytes_at_most(prompts, options)?)
     }
 
-    /// Returns the default KV cache size, in bytes, for unknown requests. On a CPU it holds eight sequences of the model's
-    /// maximum length, counting at most 4,096 positions each. On a device it holds the maximum number of concurrent
-    /// sequences, up to half of the free memory, but at least eight.
+    /// Returns the default KV cache size, in bytes, for unknown requests. On a CPU, the cache has room for eight sequences of the model's
+    /// max length, but at most 4,096 positions each. On a device, it has room for the max number of concurrent sequences, or takes half of
+    /// the free memory if that is less, but has room for at least eight sequences.
     ///
     /// # Errors
     /// Returns the errors of [`cache_bytes_needed`](Self::cache_bytes_needed) and errors of the device.

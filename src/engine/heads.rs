@@ -1,4 +1,4 @@
-//! Methods of [`Engine`] for the tasks of heads.
+//! Methods of [`Engine`] that run task heads: classification, entity recognition, masked tokens and question answering.
 
 use super::{Engine, EngineError, texts::batches_of_texts};
 use crate::{
@@ -10,14 +10,13 @@ use crate::{
     text::{Encoded, Input, Prompt},
 };
 
-/// Max number of tokens of a batch.
+/// Max number of tokens in a batch.
 pub(super) const BATCH_TOKENS: usize = 16_384;
-/// Max number of tokens of a batch with logits of the vocabulary for each.
+/// Max number of tokens in a batch if the output has a logit for each token and vocabulary entry.
 const MASK_BATCH_TOKENS: usize = 1024;
 
 impl Engine {
-    /// Scores the labels of a classifier for texts, best first, like the pipeline `text-classification` of transformers with all
-    /// labels.
+    /// Returns the scores of all labels for each text, best first, like the pipeline `text-classification` of transformers.
     ///
     /// # Errors
     /// Same as [`rerank`](Self::rerank).
@@ -122,8 +121,8 @@ impl Engine {
         Ok(job.finish(&rows, options))
     }
 
-    /// Finds answers to a question in a text, best first, like the pipeline `question-answering` of transformers 4. The engine must
-    /// have the output `token_logits`, with the labels of start and end.
+    /// Finds answers to a question in a text, best first, like the pipeline `question-answering` of transformers 4. The engine must have
+    /// the output `token_logits`, with a start label and an end label.
     ///
     /// # Errors
     /// Same as [`classify_tokens`](Self::classify_tokens). Also returns an error if an option is out of range.
@@ -143,7 +142,8 @@ impl Engine {
         Ok(job.finish(&rows, options)?)
     }
 
-    /// Runs sequences in batches of similar lengths. Returns the result of `row` for each from its part of an output.
+    /// Runs sequences in batches of similar lengths. Calls `row` with the index of each sequence and its rows of the output, and returns
+    /// the results in order.
     pub(super) fn head<T>(
         &self,
         inputs: &[&Encoded],

@@ -1,8 +1,8 @@
 //! Models of the Hugging Face hub: the files of a model that gemmule reads, and [`fetch`], which downloads them into
 //! the cache.
 //!
-//! A repository may have the same model in the formats of several frameworks. Only the files that
-//! [`Folder`](crate::text::Folder) and the weights need are downloaded.
+//! A repository may contain the same model in several frameworks' formats. Only the files that [`Folder`](crate::text::Folder) and the
+//! weights need are downloaded.
 
 use std::{cell::RefCell, collections::BTreeSet, path::Path, path::PathBuf};
 
@@ -41,7 +41,7 @@ const OF_TRUNK: [&str; 9] = [
     "additional_chat_templates/tool_use.jinja",
 ];
 
-/// The tokenizer, if there is no `tokenizer.json`. Files that gemmule does not read are named in an error.
+/// Tokenizer files to fetch if there is no `tokenizer.json`. Some cannot be read; they are fetched so that an error can name them.
 const OTHER_TOKENIZERS: [&str; 8] = [
     "source.spm",
     "target.spm",
@@ -53,7 +53,7 @@ const OTHER_TOKENIZERS: [&str; 8] = [
     "merges.txt",
 ];
 
-/// Weights in one file, and the index of those in several, in order of preference.
+/// Names of a single weight file or of the index of sharded weights, in order of preference.
 const WEIGHTS: [&str; 4] = [
     "model.safetensors",
     "model.safetensors.index.json",
@@ -61,10 +61,10 @@ const WEIGHTS: [&str; 4] = [
     "pytorch_model.bin.index.json",
 ];
 
-/// Weights of heads that have files of their own.
+/// File names, without extension, of heads whose weights are in separate files.
 const HEADS: [&str; 2] = ["sparse_linear", "colbert_linear"];
 
-/// Extensions of weights in any format.
+/// Extensions of weight files of all frameworks, read or not.
 const ENDINGS: [&str; 9] = [
     ".safetensors",
     ".gguf",
@@ -82,19 +82,19 @@ const ENDINGS: [&str; 9] = [
 pub enum Files {
     /// All files that gemmule reads.
     All,
-    /// The configuration without weights and tokenizer, which determines the program.
+    /// The configuration, which determines the program, without weights and tokenizer.
     Config,
 }
 
 /// Fetches the files of a model that gemmule reads, and returns their folder. Files in the cache are not fetched again.
 ///
-/// Each GGUF file of a repository is a model. It is selected after a colon, by its name or its quantisation:
-/// `org/name:NAME.gguf`, `org/name:Q8_0`. Without a name, the only GGUF file is taken, if there are no other weights.
-/// The returned path is then that of the file.
+/// Each GGUF file of a repository is a model. It is selected by its name or its quantization after a colon: `org/name:NAME.gguf`,
+/// `org/name:Q8_0`. Without a selection, a repository's only GGUF file is fetched, if there are no other weights. For a GGUF file, the
+/// returned path is that of the file.
 ///
 /// # Errors
-/// Returns the errors of the hub, and an error if the model has no supported weights or if the name matches no GGUF
-/// file or several. An unsupported quantization is refused before the weights are downloaded.
+/// Returns the errors of the hub, and an error if the model has no supported weights or if the selection matches no GGUF file or is
+/// ambiguous. An unsupported quantization is refused before the weights are downloaded.
 pub fn fetch(
     hub: &Hub,
     id: &ModelId,
@@ -189,7 +189,7 @@ fn check_config(
     let trunk = modules(folder).into_iter().next().unwrap_or_default();
     let has = |name: &str| names.contains(&format!("{trunk}{name}").as_str());
     let folder = folder.join(&trunk);
-    // An adapter belongs to another model.
+    // The config.json of an adapter is not checked, since an adapter is not a complete model.
     if has("config.json")
         && !has("adapter_config.json")
         && let Some(config) = json(&folder.join("config.json"), Kind::Config)
@@ -200,19 +200,18 @@ fn check_config(
     Ok(())
 }
 
-/// The GGUF file of a repository.
+/// The choice among the GGUF files of a repository.
 #[derive(Debug, PartialEq, Eq)]
 enum Gguf<'n> {
-    /// The name of its first part.
+    /// A model, by the name of its first file.
     Model(&'n str),
-    /// No file has the given name, or there are several and no name is given. Holds the names of all.
+    /// No file matches the given name, several match, or there are several files and no name is given. Holds the names of all files.
     Unclear(Vec<&'n str>),
-    /// The weights are in other files.
+    /// No GGUF file is used, because the weights are in other files.
     No,
 }
 
-/// Chooses a GGUF file by its name, or by the end of its name without extension, such as `Q8_0`. If several match, the
-/// shortest name is taken; the others only add to it.
+/// Selects a GGUF file by its name, or by the end of its name without extension, such as `Q8_0`. If several match, the shortest name wins.
 fn gguf<'n>(names: &[&'n str], file: Option<&str>) -> Gguf<'n> {
     let known = gguf_models(names);
     let Some(file) = file else {
@@ -244,8 +243,7 @@ fn gguf<'n>(names: &[&'n str], file: Option<&str>) -> Gguf<'n> {
     }
 }
 
-/// Returns the names of the files to fetch. Some are known only after `modules.json` and the index of the weights are in the
-/// folder.
+/// Returns the names of the files to fetch. Call it again after fetching: `modules.json` and the index of the weights name further files.
 fn wanted(names: &[&str], folder: &Path, files: Files) -> Vec<String> {
     let has = |name: &str| names.contains(&name);
     if has(MODULES) && !folder.join(MODULES).is_file() {
@@ -283,7 +281,7 @@ fn wanted(names: &[&str], folder: &Path, files: Files) -> Vec<String> {
     wanted.into_iter().collect()
 }
 
-/// Returns the names of the weights whose names begin with `prefix`: one file, or an index and the files that it lists.
+/// Returns the names of the weight files under `prefix`: a single file, or an index and the shards that it lists.
 fn weights(has: &impl Fn(&str) -> bool, folder: &Path, prefix: &str) -> Vec<String> {
     let names = WEIGHTS.iter().map(|name| format!("{prefix}{name}"));
     let Some(name) = names.into_iter().find(|name| has(name)) else {
@@ -301,15 +299,15 @@ fn weights(has: &impl Fn(&str) -> bool, folder: &Path, prefix: &str) -> Vec<Stri
     wanted
 }
 
-/// Returns the folders in `modules.json`, as prefixes of names. The transformer is the first. [`Folder`](crate::text::Folder)
-/// reports a file of another form.
+/// Returns the folders in `modules.json`, as prefixes of file names. The transformer is the first. [`Folder`](crate::text::Folder) reports
+/// an invalid file.
 fn modules(folder: &Path) -> Vec<String> {
     let list = json(&folder.join(MODULES), Kind::Config);
     let list = list.as_ref().and_then(Value::as_array);
     let paths = list.into_iter().flatten();
     let paths = paths.filter_map(|module| module.get("path")?.as_str());
     let mut paths: Vec<&str> = paths.collect();
-    // A Router stands for the modules of its default route.
+    // A Router is replaced by the modules of its default route.
     let router = json(&folder.join(ROUTER), Kind::Config);
     let route = router.as_ref().and_then(|router| {
         let name = router.get("parameters")?.get("default_route")?.as_str()?;
@@ -337,7 +335,7 @@ fn json(file: &Path, kind: Kind) -> Option<Value> {
 mod tests {
     use super::*;
 
-    /// Names of a model on the hub, and the contents of those that name others.
+    /// Returns the files to fetch from a model with files `names`. `contents` are the files that are already in the folder.
     fn chosen(names: &[&str], contents: &[(&str, &str)], files: Files) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in contents {

@@ -1,4 +1,4 @@
-//! The choice of the format of the KV cache.
+//! Choice of the KV cache's format.
 
 use std::{fmt, str::FromStr};
 
@@ -14,7 +14,7 @@ pub enum KvCacheChoice {
     Fp8,
 }
 
-/// Error for the name of a format that a KV cache cannot have.
+/// Error for a name that is not a KV cache format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no format of a KV cache; expected auto (the type of activations) or fp8 (E4M3)")]
 pub struct UnknownKvCacheChoice(String);

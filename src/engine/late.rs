@@ -1,4 +1,4 @@
-//! Late interaction: vectors of tokens, and scores of documents.
+//! Late interaction: token vectors of texts, and scores of documents.
 
 use super::{Engine, EngineError, heads::BATCH_TOKENS};
 use crate::{
@@ -9,13 +9,14 @@ use crate::{
 };
 
 impl Engine {
-    /// Computes the vectors of the tokens of queries or of documents with a late-interaction model, one matrix for each text. Texts are
-    /// tokenized as the checkpoint folder says (`ColBERT.encode` of PyLate): a prefix token is inserted, queries are padded, and the
-    /// vectors of skipped words are removed from documents. Each vector has length 1. The folder's default prompt is put before each
-    /// text. The vectors of BGE-M3 are those of the output `colbert`, without the first token's.
+    /// Computes the token vectors of queries or documents with a late-interaction model, one matrix per text. Texts are tokenized as the
+    /// checkpoint folder specifies (`ColBERT.encode` of PyLate): a prefix token is inserted, queries are padded, and the vectors of skipped
+    /// words are removed from documents. Each vector has length 1. The folder's default prompt is put before each text. For BGE-M3, these
+    /// are the rows of the output `colbert` without the first token's row.
     ///
     /// # Errors
-    /// An engine without a checkpoint folder or without the output `colbert`, a text that the tokenizer refuses, and a batch that fails.
+    /// Returns an error if the engine has no checkpoint folder or lacks the output `colbert`, if the tokenizer refuses a text, or if a
+    /// batch fails.
     pub fn token_vectors<S: AsRef<str>>(
         &self,
         role: TextRole,
@@ -34,12 +35,12 @@ impl Engine {
         })
     }
 
-    /// Scores documents for a query by the vectors of their tokens: for each vector of the query the max product with a vector of the
-    /// document, summed in f32. BGE-M3's sum is divided by the number of the query's vectors, as FlagEmbedding does. Scores are computed
-    /// on the CPU.
+    /// Scores documents for a query by their token vectors. Each vector of the query contributes its max dot product with a vector of the
+    /// document. The products are summed in f32. For BGE-M3, the sum is divided by the number of the query's vectors, as in FlagEmbedding.
+    /// Scores are computed on the CPU.
     ///
     /// # Errors
-    /// Vectors of different widths, and threads that cannot be started.
+    /// Returns an error if the vectors have different widths, or if threads cannot be started.
     pub fn max_sim(
         &self,
         query: &TokenVectors,
@@ -61,7 +62,7 @@ impl Engine {
         }
     }
 
-    /// Returns whether the engine computes the vectors of tokens for late interaction.
+    /// Returns whether the engine computes token vectors for late interaction.
     pub fn has_token_vectors(&self) -> bool {
         let mut outputs = self.program().outputs.iter();
         outputs.any(|(name, _)| name == TOKEN_VECTORS)

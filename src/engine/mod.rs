@@ -104,16 +104,16 @@ impl Engine {
         Builder::new(builder::Start::Named(model.into()))
     }
 
-    /// Starts from a published checkpoint folder, or from a GGUF file of llama.cpp. The description is the shipped one for the `model_type` of its config.json.
-    /// The modules of a sentence-transformers folder that follow the transformer are computed, too. [`Folder`] lists the
+    /// Starts from a published checkpoint folder, or from a GGUF file of llama.cpp. The shipped description for the `model_type` in
+    /// config.json is used. In a sentence-transformers folder, the modules after the transformer are computed, too. [`Folder`] lists the
     /// files that are read.
     pub fn from_checkpoint(folder: impl Into<PathBuf>) -> Builder {
         Builder::new(builder::Start::Checkpoint).checkpoint(folder)
     }
 
-    /// Fetches a model of the Hugging Face hub, `org/name` or `org/name@revision`, and starts from its folder in the cache. The name
-    /// of a GGUF file or its quantisation may follow, as in `org/name:Q8_0`. The
-    /// variables of `huggingface_hub`, such as `HF_HOME` and `HF_TOKEN`, apply. [`hub::fetch`] shows progress.
+    /// Fetches a model of the Hugging Face hub, `org/name` or `org/name@revision`, and starts from its folder in the cache. A GGUF file can
+    /// be selected by its name or quantization, as in `org/name:Q8_0`. The environment variables of `huggingface_hub`, such as `HF_HOME`
+    /// and `HF_TOKEN`, are respected. [`hub::fetch`] shows progress.
     ///
     /// # Errors
     /// Returns the errors of [`hub::fetch`].
@@ -155,7 +155,7 @@ impl Engine {
         self.session_with(&self.allocator)
     }
 
-    /// Creates a session with another memory planner than the engine's.
+    /// Creates a session with its own choice of memory planner.
     ///
     /// # Errors
     /// Returns an error if the chunk policy is invalid or the device cannot create a stream.
@@ -163,7 +163,7 @@ impl Engine {
         self.session_of(allocator, self.graphs)
     }
 
-    /// Creates a session that replays other CUDA graphs than the engine's setting.
+    /// Creates a session with its own choice of CUDA graphs to replay.
     ///
     /// # Errors
     /// Returns an error if the device cannot create a stream.
@@ -197,16 +197,15 @@ impl Engine {
         })
     }
 
-    /// Bytes of the weights, which all sessions share. On a CPU this counts packed weights, and unpacked ones that other
-    /// steps than linear layers read.
+    /// Bytes of the weights, which all sessions share. On a CPU, this counts packed weights, and also the unpacked weights that steps other
+    /// than linear layers read.
     pub fn weight_bytes(&self) -> u64 {
         self.model.weight_bytes()
     }
 
-    /// Bytes of intermediate tensors that a new session needs for a batch, computed without running it.
-    /// [`Engine::weight_bytes`] are not included; all sessions share them. Neither counts the scratch memory of a
-    /// running CPU step: per thread up to 960 queries and 128 keys of one head (0.6 MiB for heads of 64), and in bf16
-    /// or int8 the rounded activations of up to 4,096 rows of one layer.
+    /// Bytes of intermediate tensors that a new session needs for a batch, computed without running it. [`Engine::weight_bytes`] are not
+    /// included; all sessions share them. Neither number includes the scratch memory of a running CPU step: per thread up to 960 queries
+    /// and 128 keys of one head (0.6 MiB for heads of 64), and in bf16 or int8 the rounded activations of up to 4,096 rows of one layer.
     ///
     /// # Errors
     /// Returns an error if the batch exceeds the declared maximum, if any.
@@ -214,9 +213,8 @@ impl Engine {
         Ok(self.footprint(batch)?.chunks)
     }
 
-    /// Returns the bytes of [`Engine::bytes_needed`], and the lower bound that no plan can go below. A CUDA device plans a
-    /// batch for its bucket ([`GraphChoice`]), which has a few more tokens; if only the batch itself fits, a session takes
-    /// less.
+    /// Returns the bytes of [`Engine::bytes_needed`], and a lower bound for all memory plans. A CUDA device plans a batch for its bucket
+    /// ([`GraphChoice`]), which has a few more tokens. If only the batch itself fits, a session plans for the batch and takes less memory.
     pub fn footprint(&self, batch: &Batch) -> Result<Footprint, EngineError> {
         let batch = &*padding::laid_out(batch, self.padding)?;
         let (program, allocator) = (self.program(), &self.allocator);
@@ -232,8 +230,8 @@ impl Engine {
         )?)
     }
 
-    /// Number of tokens that the launches of a batch compute. Kept padding is counted; tokens that a [bucket](GraphChoice)
-    /// adds after the last sequence are not.
+    /// Number of tokens that the launches of a batch compute. This includes padding that is kept, but not the tokens that a
+    /// [bucket](GraphChoice) adds after the last sequence.
     pub fn tokens_computed(&self, batch: &Batch) -> Result<u64, EngineError> {
         Ok(padding::laid_out(batch, self.padding)?.extents().tokens)
     }

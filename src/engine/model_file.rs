@@ -1,4 +1,4 @@
-//! The model argument: the name of a shipped description, or a description or artifact file.
+//! A model argument: the name of a shipped description, or the path of a description or an artifact.
 
 use std::path::{Path, PathBuf};
 
@@ -23,8 +23,8 @@ impl ModelFile {
     /// Opens the shipped description or the file called `name`.
     ///
     /// # Errors
-    /// Returns an error if `name` is neither a description nor a file, or if the file is of neither kind, is invalid,
-    /// or exceeds the size limit.
+    /// Returns an error if `name` is neither a shipped description nor a file, or if the file is not a valid description or artifact, or
+    /// exceeds the size limit.
     pub fn open(name: &str) -> Result<Self, EngineError> {
         let beginning = match Self::beginning(name)? {
             Named::Shipped(description) => return Ok(Self::Description(description)),

@@ -9,8 +9,8 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// Returns the output `name`, of shape `[tokens, width]` in packed order if it has a row for each token, and `[batch,
-    /// width]` otherwise.
+    /// Returns the output `name`. Its shape is `[tokens, width]`, in packed order, if it has a row for each token, and `[batch, width]`
+    /// otherwise.
     ///
     /// # Errors
     /// Returns [`EngineError::NoOutput`] if the run has no such output.

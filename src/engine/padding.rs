@@ -11,7 +11,7 @@ use crate::{
     tensor::{Shape, Symbol},
 };
 
-/// Returns the batch in the layout of a run.
+/// Returns the batch in the layout that `padding` requires.
 pub(crate) fn laid_out(batch: &Batch, padding: Padding) -> Result<Cow<'_, Batch>, BatchError> {
     match padding {
         Padding::Removed => {
@@ -36,7 +36,7 @@ pub(crate) fn remove(outputs: &mut [Output], program: &Program, batch: &Batch) {
     }
 }
 
-/// Indices of one dimension that are kept.
+/// Indices along one dimension that remain when padding is removed.
 struct Kept {
     axis: usize,
     /// Indices along the dimension, ascending.

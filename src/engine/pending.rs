@@ -3,7 +3,7 @@ use std::sync::mpsc::Receiver;
 use super::{EngineError, Outputs};
 use crate::runtime::cuda::CudaTicket;
 
-/// A submitted batch. If it is dropped, the batch still runs but its results are discarded.
+/// A submitted batch. Dropping it discards the results, but the batch still runs.
 #[derive(Debug)]
 pub struct Pending(Where);
 
@@ -11,9 +11,9 @@ pub struct Pending(Where);
 #[derive(Debug)]
 enum Where {
     Done(Box<Outputs>),
-    /// Runs on a device; with the lengths of its sequences.
+    /// Runs on a CUDA device. Holds the lengths of the batch's sequences.
     Running(CudaTicket, Vec<u32>),
-    /// Sent to a pipeline's thread, which submits it.
+    /// Sent to a pipeline's thread, which will submit the batch.
     Sent(Receiver<Result<Pending, EngineError>>),
 }
 
@@ -22,7 +22,7 @@ impl Pending {
         Self(Where::Done(Box::new(outputs)))
     }
 
-    /// Creates a batch that was sent to a pipeline's thread.
+    /// Creates the handle of a batch that was sent to a pipeline's thread.
     pub(super) fn sent(submitted: Receiver<Result<Self, EngineError>>) -> Self {
         Self(Where::Sent(submitted))
     }

@@ -8,12 +8,12 @@ use std::{
 use super::{EngineError, Pending, Session};
 use crate::Batch;
 
-/// Capacity of the queue of batches that the thread has not taken yet.
+/// Capacity of the queue of batches that the pipeline's thread has not yet received.
 const QUEUE: usize = 1;
 
-/// Runs batches from a thread of its own, in order of submission. One batch runs and one waits after it, on a CUDA device's
-/// stream or in the queue of the computing thread, so the executor always has its next batch. Further calls of
-/// [`submit`](Self::submit) block, even if no results are taken.
+/// Runs batches on a separate thread, in order of submission. While one batch runs, the next one waits on the CUDA stream or in the queue
+/// of the CPU thread, so the executor is never idle between batches. Further calls of [`submit`](Self::submit) block, even if no results
+/// are taken.
 pub struct Pipeline {
     /// `None` after shutdown has begun.
     batches: Option<SyncSender<Job>>,
@@ -79,7 +79,7 @@ impl Drop for Pipeline {
     fn drop(&mut self) {
         self.batches = None;
         if let Some(thread) = self.thread.take() {
-            // The panic was printed when it happened.
+            // The panic hook has already printed the panic.
             let _ = thread.join();
         }
     }
@@ -122,7 +122,7 @@ mod tests {
             .collect();
         let too_long = Batch::from_sequences(&[vec![1; 17]]).expect("a batch");
         let wrong = pipeline.submit(too_long).expect("a thread");
-        // Waits in reverse order, each on its own thread, and drops one.
+        // Waits for the batches in reverse order, each on its own thread, except for one batch that is dropped.
         for (at, (pending, expected)) in pending.into_iter().zip(expected).enumerate().rev() {
             if at == 4 {
                 continue;

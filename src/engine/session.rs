@@ -15,7 +15,7 @@ use crate::{
     tensor::{Extents, Symbol},
 };
 
-/// Execution state for one caller of an [`Engine`](super::Engine). It stays usable after a failed run.
+/// Runs an [`Engine`](super::Engine)'s batches for one caller. It stays usable after a failed run.
 pub struct Session {
     pub(crate) limits: Limits,
     pub(crate) padding: Padding,
@@ -37,9 +37,8 @@ impl Session {
         self.submit(batch)?.wait()
     }
 
-    /// Enqueues a batch on the device and returns before it has run, so that the caller can prepare and submit the next one,
-    /// which the device then starts without a gap. On a CPU, and in an engine that keeps padding, the batch has run when this
-    /// returns.
+    /// Enqueues a batch on the device and returns before it has run. The caller can then prepare and submit the next batch, so that the
+    /// device is never idle between batches. On a CPU, and in an engine that keeps padding, the batch has run when this returns.
     ///
     /// # Errors
     /// Returns an error if the batch exceeds the model's limits, if a sequence has tokens after its end and an output
@@ -103,7 +102,7 @@ impl Session {
         }
     }
 
-    /// Checks a batch, and removes the tokens after the end of each sequence.
+    /// Checks a batch, and removes the tokens after each end-of-sequence token.
     fn checked<'b>(&self, batch: &'b Batch) -> Result<Cow<'b, Batch>, BatchError> {
         batch.check(&self.limits)?;
         self.check_left_out(batch)?;
@@ -127,7 +126,7 @@ impl Session {
         }
     }
 
-    /// Removes the tokens after the end of each sequence. This is an error if an output has a row for each token.
+    /// Removes the tokens after each end-of-sequence token. This is an error if an output has a row for each token.
     fn ended<'b>(&self, batch: &'b Batch) -> Result<Cow<'b, Batch>, BatchError> {
         let ended = batch.ended(self.limits.end)?;
         let program = self.program();
@@ -149,7 +148,7 @@ impl Session {
         Ok(ended)
     }
 
-    /// Waits for the first submitted batch if the session cannot take another. Its results are kept for its [`Pending`].
+    /// Waits for the first submitted batch if the session cannot accept another. The results are kept for the [`Pending`] of that batch.
     pub(crate) fn make_place(&mut self) {
         if let SessionBackend::Cuda(session) = &mut self.backend {
             session.make_place();

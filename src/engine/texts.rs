@@ -36,12 +36,12 @@ impl Engine {
     }
 
     /// Scores each document for a query with a cross-encoder or a late-interaction model, and returns the scores in the order of the
-    /// documents. A cross-encoder's score is the logit after the folder's activation, by default a sigmoid; see
-    /// [`scores`](Self::scores). That of a late-interaction model is described at [`max_sim`](Self::max_sim).
+    /// documents. A cross-encoder's score is the logit after the folder's activation, by default a sigmoid; see [`scores`](Self::scores).
+    /// For the score of a late-interaction model, see [`max_sim`](Self::max_sim).
     ///
     /// # Errors
-    /// Returns an error if the engine has no checkpoint folder, if the model does not give exactly one score for a
-    /// pair, if the tokenizer refuses a text, or if a batch fails.
+    /// Returns an error if the engine has no checkpoint folder, if the model does not compute exactly one score per pair, if the tokenizer
+    /// refuses a text, or if a batch fails.
     pub fn rerank<S: AsRef<str>>(
         &self,
         query: &str,
@@ -90,7 +90,8 @@ impl Engine {
         Ok(text.text)
     }
 
-    /// Runs inputs in batches of similar lengths, and returns the result of `row` for each, in order of the inputs.
+    /// Runs inputs in batches of similar lengths. Calls `row` with the outputs and the sequence of each input, and returns the results in
+    /// the order of the inputs.
     fn rows<'a, T>(
         &self,
         inputs: impl Iterator<Item = Input<'a>>,
@@ -138,7 +139,7 @@ impl Engine {
     }
 }
 
-/// Returns the indices of the sequences of each batch of up to `max_tokens`, in order of length.
+/// Sorts sequences by length and splits them into batches of up to `max_tokens`. Returns the indices of the sequences of each batch.
 pub(super) fn batches_of_texts(lens: &[usize], max_tokens: usize) -> Vec<Vec<usize>> {
     let length = |index: usize| lens[index];
     let mut order: Vec<usize> = (0..lens.len()).collect();

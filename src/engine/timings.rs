@@ -1,7 +1,7 @@
 //! Files of kernel times measured on a card.
 //!
-//! A file is RON, which people can read and compare. It contains times and no choices: kernels are always chosen among those
-//! that gemmule would generate itself.
+//! A file is RON, which people can read and compare. It contains only times, not the choices made from them. A file can therefore not make
+//! gemmule use a kernel that it would not generate itself.
 
 mod store;
 
@@ -25,7 +25,7 @@ const FORMAT: u32 = 1;
 const KERNELS: &str = env!("GEMMULE_KERNELS");
 /// Maximum length in bytes of the name of a card or a kernel.
 const MAX_NAME: usize = 512;
-/// Valid range of a launch in microseconds, so that corrected estimates stay finite and positive.
+/// Valid range of the microseconds of a launch. It keeps corrected estimates finite and positive.
 const POSSIBLE_US: std::ops::RangeInclusive<f64> = 1e-3..=1e9;
 /// Maximum number of row counts that one kernel was timed at.
 const MAX_TIMED: usize = 256;
@@ -135,7 +135,7 @@ struct Document {
     timings: BTreeMap<String, Vec<(u64, f64)>>,
 }
 
-/// Only the version of the format, with any other fields.
+/// The format version alone; other fields are ignored.
 #[derive(Deserialize)]
 struct Versioned {
     format: u32,
@@ -164,7 +164,7 @@ pub fn timings_to_ron(timings: &Timings, on: &TimedOn) -> Result<String, Timings
 pub fn parse_timings(bytes: &[u8]) -> Result<(Timings, TimedOn), TimingsError> {
     let text = std::str::from_utf8(bytes).map_err(|e| TimingsError::Syntax(e.to_string()))?;
     let document = ron::from_str::<Document>(text).map_err(|error| {
-        // The version is a better message than the unknown fields of another format.
+        // For a file of another version, report the version instead of its unknown fields.
         match ron::from_str::<Versioned>(text) {
             Ok(Versioned { format }) if format != FORMAT => TimingsError::Format { found: format },
             _ => TimingsError::Syntax(shown(&error.to_string())),
@@ -251,7 +251,7 @@ fn check_name(what: &'static str, name: &str) -> Result<(), TimingsError> {
     }
 }
 
-/// Shortens text of a file for a message, and replaces control characters.
+/// Truncates text of a file for an error message, and replaces control characters.
 fn shown(text: &str) -> String {
     const MAX: usize = 160;
     let plain = |c: char| if c.is_control() { '\u{fffd}' } else { c };

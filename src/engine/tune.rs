@@ -1,9 +1,8 @@
-//! The tuner: tries kernels that may be as fast as the selected ones in place, one at a time. The change of the run's time
-//! corrects the cost model.
+//! The tuner: measures kernels that may be as fast as the selected ones, one at a time, as part of a whole run. The change of the run's
+//! time corrects the cost model.
 //!
-//! The time of an isolated kernel does not give its share of a run, since kernels overlap (programmatic dependent launch) and
-//! the card may be at its power limit. Whole runs with random weights are therefore timed, alternately with and without the
-//! kernel.
+//! A kernel timed in isolation says little about its share of a run, since kernels overlap (programmatic dependent launch) and the card may
+//! be at its power limit. Whole runs with random weights are therefore timed, alternately with and without the kernel.
 
 mod trial;
 
@@ -35,17 +34,17 @@ pub enum TuneMode {
     /// No timing: the cost model decides, corrected by given timings.
     #[default]
     Off,
-    /// One number of tokens per octave; takes seconds.
+    /// One batch size (in tokens) per octave; takes seconds.
     Quick,
-    /// Four numbers of tokens per octave, and more kernels at each.
+    /// Four batch sizes per octave, and more kernels at each.
     Full,
 }
 
 impl TuneMode {
     const ALL: [Self; 3] = [Self::Off, Self::Quick, Self::Full];
 
-    /// Returns the numbers of tokens to time, ascending. They are not powers of two, for which all tiles are full, which
-    /// would favour large tiles.
+    /// Returns the batch sizes to time, in tokens, ascending. They are not powers of two, which fill every tile and would favour large
+    /// tiles.
     fn tokens(self) -> Vec<u64> {
         let per_octave = match self {
             Self::Off => return Vec::new(),
@@ -59,7 +58,7 @@ impl TuneMode {
         numbers.map(|tokens| tokens.round() as u64).collect()
     }
 
-    /// Returns the fraction by which a kernel's estimate may exceed the best one for it to be timed.
+    /// Returns the fraction by which a kernel's estimate may exceed the best one. Slower kernels are not timed.
     fn more(self) -> f64 {
         match self {
             Self::Off | Self::Quick => 0.05,
@@ -124,7 +123,7 @@ impl<'a> Tuner<'a> {
         }
     }
 
-    /// Reads timings from this file first. A file that is refused is an error with [`TuneMode::Off`], else a warning.
+    /// Reads timings from this file first. If the file is refused, this is an error with [`TuneMode::Off`] and a warning otherwise.
     pub fn given(mut self, file: Option<&Path>) -> Self {
         self.given = file.map(Path::to_owned);
         self
@@ -136,7 +135,7 @@ impl<'a> Tuner<'a> {
         self
     }
 
-    /// Sets the time limit. Numbers of tokens that are not reached are left to the cost model.
+    /// Sets the time limit. The cost model decides for batch sizes that are not timed within it.
     pub fn within(mut self, time: Option<Duration>) -> Self {
         self.within = time.unwrap_or(WITHIN);
         self
@@ -153,8 +152,8 @@ impl<'a> Tuner<'a> {
         TimedOn::new(self.device.info(), self.jit.nvrtc().version())
     }
 
-    /// Returns the timings of a program's kernels, from the given file or else the cache, and from new measurements.
-    /// With [`TuneMode::Off`], returns only timings of the given file.
+    /// Returns the timings of a program's kernels: those of the given file, or else of the cache, with new measurements added. With
+    /// [`TuneMode::Off`], returns only timings of the given file.
     ///
     /// # Errors
     /// Returns errors of NVRTC and the device. In mode `Off`, also returns an error if the file is refused.
@@ -216,7 +215,7 @@ impl<'a> Tuner<'a> {
         }
     }
 
-    /// Stores all timings after each number of tokens, so that an interrupted run loses little.
+    /// Stores all timings after each batch size, so that an interrupted run loses little.
     fn keep(&self, timings: &Timings, on: &TimedOn) {
         if let Some(store) = self.store(on)
             && let Err(error) = store.put(timings, on)
@@ -231,7 +230,7 @@ impl<'a> Tuner<'a> {
     }
 }
 
-/// Returns an order in which every prefix is spread over the range, in case the time limit is reached.
+/// Reorders batch sizes so that every prefix is spread over the range. This matters if the time limit is reached.
 fn spread(tokens: Vec<u64>) -> Vec<u64> {
     let mut order: Vec<usize> = (0..tokens.len()).collect();
     order.sort_by_key(|at| (at % 2 == 1, at / 2 % 2 == 0));

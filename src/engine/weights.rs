@@ -48,8 +48,8 @@ pub fn open_checkpoint(
 
 /// Returns the tensors of a checkpoint that no output of the description reads and that are not known to be irrelevant.
 ///
-/// A layer that is read in part is an error. It is caused by a checkpoint with more layers than config.json has, or by a
-/// description that names a layer's weights without its index.
+/// A checkpoint in which only some layers are read is an error. The cause is a checkpoint with more layers than config.json has, or a
+/// description that names a layer's weights without the layer's index.
 ///
 /// # Errors
 /// Returns [`EngineError::LeftOut`] with the first such tensor.
@@ -61,7 +61,7 @@ pub fn unread(
     config: &Value,
 ) -> Result<Vec<String>, EngineError> {
     let stored = stored(program);
-    // Other outputs are built only if tensors are left.
+    // Build the other outputs only if some tensors are still unread.
     let mut left = source.surplus(&stored);
     left.retain(|name| !names.is_ignored(name));
     if left.is_empty() {
@@ -70,7 +70,7 @@ pub fn unread(
     let mut names = names.clone();
     let mut read: Vec<(String, Vec<u64>)> = Vec::new();
     for output in description.output_names() {
-        // An output that this checkpoint does not support reads nothing.
+        // An output that this config.json does not support reads no tensors.
         let Ok(model) = description.build(config, Some(&[output])) else {
             continue;
         };
@@ -91,7 +91,7 @@ pub fn unread(
             n: rest.len() + 1,
         });
     }
-    // Other names of these tensors, and tied heads, have been compared with them.
+    // Alternative spellings of these names, and tied heads, are known, too.
     let heads = names.ties.keys().map(String::as_str);
     let known = all.iter().map(|&(name, _)| name).chain(heads);
     let known: BTreeSet<String> = known.flat_map(|name| names.spellings(name)).collect();

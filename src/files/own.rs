@@ -55,8 +55,7 @@ pub(crate) fn check_folder(folder: &Path) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Reads a file of the user's own: at most `most + 1` bytes. The extra byte shows that the file
-/// exceeds `most`.
+/// Reads at most `most + 1` bytes of a file that must belong to the user. The extra byte shows that the file exceeds `most`.
 pub(crate) fn read(file: &Path, most: u64) -> Result<Vec<u8>, Trouble> {
     if let Some(folder) = file.parent() {
         check_folder(folder)?;
@@ -67,7 +66,7 @@ pub(crate) fn read(file: &Path, most: u64) -> Result<Vec<u8>, Trouble> {
     {
         use rustix::fs::OFlags;
         use std::os::unix::fs::OpenOptionsExt;
-        // A symbolic link is rejected. Opening a pipe must not wait for a writer.
+        // A symbolic link is rejected, and opening a pipe does not wait for a writer.
         options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
     }
     let opened = match options.open(file) {
@@ -87,7 +86,7 @@ pub(crate) fn read(file: &Path, most: u64) -> Result<Vec<u8>, Trouble> {
     Ok(bytes)
 }
 
-/// Opens a file as `options` say, and takes the permissions of the group and of others away if it is a regular file.
+/// Opens a file with `options`. If it is a regular file, the group and other users lose their permissions.
 #[cfg(feature = "serve")]
 pub(crate) fn open_private(path: &Path, options: &mut fs::OpenOptions) -> io::Result<File> {
     #[cfg(unix)]
@@ -104,8 +103,8 @@ pub(crate) fn open_private(path: &Path, options: &mut fs::OpenOptions) -> io::Re
     Ok(file)
 }
 
-/// Creates a temporary file in a folder of the user's own, and the folder if it does not exist,
-/// with access for the user only. The file is deleted on drop unless it is persisted.
+/// Creates a temporary file that only the user can access, in a folder of the user's own. The folder is created if it does not exist. The
+/// file is deleted on drop unless it is persisted.
 pub(crate) fn unfinished_in(folder: &Path) -> Result<tempfile::NamedTempFile, Trouble> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -119,8 +118,8 @@ pub(crate) fn unfinished_in(folder: &Path) -> Result<tempfile::NamedTempFile, Tr
         .tempfile_in(folder)?)
 }
 
-/// Writes a file of the user's own atomically: readers see a whole file or none, even with
-/// concurrent writers. The previous file is unchanged if writing fails.
+/// Writes a file of the user's own atomically: readers see either a complete file or none, even with concurrent writers. The previous file
+/// is unchanged if writing fails.
 pub(crate) fn write(file: &Path, bytes: &[u8]) -> Result<(), Trouble> {
     let named = file.parent().filter(|p| !p.as_os_str().is_empty());
     let mut unfinished = unfinished_in(named.unwrap_or(Path::new(".")))?;

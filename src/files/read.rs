@@ -119,7 +119,7 @@ impl ReadError {
     }
 }
 
-/// Reads the whole file. Opens it only once.
+/// Reads the whole file, which is opened only once.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read or exceeds the limit of its kind.
@@ -130,7 +130,7 @@ pub fn bytes(file: &Path, kind: Kind) -> Result<Vec<u8>, ReadError> {
 /// Reads the whole file as text, without a byte order mark.
 ///
 /// # Errors
-/// Returns the errors of [`bytes`]. A file that is not UTF-8 cannot be read either.
+/// Returns the errors of [`bytes`], and an error if the file is not UTF-8.
 pub fn text(file: &Path, kind: Kind) -> Result<String, ReadError> {
     let text = String::from_utf8(bytes(file, kind)?).map_err(|_| {
         let source = io::Error::new(
@@ -155,8 +155,7 @@ pub fn up_to(file: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// An open file with its first bytes. They identify the kind of the file, and are kept because a
-/// pipe cannot be read twice.
+/// An open file with its first bytes. These identify the kind of the file. They are kept because a pipe cannot be read twice.
 pub struct Beginning {
     path: PathBuf,
     file: File,
@@ -220,7 +219,7 @@ impl Beginning {
             return Ok(String::from_utf8(bytes).ok());
         }
         match std::str::from_utf8(&bytes) {
-            // Invalid UTF-8, not a character cut off by the limit.
+            // The text is invalid UTF-8; the limit did not just cut a character.
             Err(error) if error.error_len().is_some() => Ok(None),
             _ => Err(ReadError::TooLarge { file: path, kind }),
         }

@@ -44,12 +44,12 @@ fn a_path_is_trusted_if_no_other_user_may_write_to_it_or_its_parents() {
     let real = file.canonicalize().unwrap();
     assert_eq!(trust::resolve(&file, Writers::Nobody).unwrap(), real);
 
-    // The file, its folder, and a folder further up.
+    // Makes the file, its folder, and a folder further up writable in turn.
     for (path, safe) in [(&file, 0o644), (&at("a/b"), 0o755), (&at("a"), 0o755)] {
         for open in [0o777, 0o757, 0o775] {
             set_mode(path, open);
             assert!(trust::resolve(&file, Writers::Nobody).is_err(), "{open:o}");
-            // Write permission of the group only, which may contain the user alone.
+            // Only the group has write permission. The group may consist of the user alone.
             let group_only = open == 0o775;
             let allowed = trust::resolve(&file, Writers::Group).is_ok();
             assert_eq!(allowed, group_only, "{open:o}");
@@ -271,7 +271,7 @@ fn a_private_file_is_accessible_to_the_user_only() {
     }
     set_mode(&at("made/folder"), 0o700);
     assert_eq!(own::read(&file, 10).unwrap(), b"mine");
-    // Another user could replace the folder.
+    // Another user could now replace the folder.
     set_mode(&at("made"), 0o777);
     insta::assert_snapshot!(why(&file), @"ROOT/made is writable by other users (mode 0777); run `chmod go-w ROOT/made`");
     set_mode(&at("made"), 0o1777);

@@ -94,10 +94,9 @@ pub(crate) enum Writers {
     Group,
 }
 
-/// Resolves the symbolic links of `path`, if only the user, root and `besides` can change the
-/// result: it and every folder above it belong to the user or to root, and no other user may write
-/// to them. Sticky folders above it, such as /tmp, may be writable, because nobody can replace
-/// files of others there.
+/// Resolves the symbolic links of `path`, and checks that only the user, root and `besides` can change the result. The file and every
+/// folder above it must belong to the user or to root, and no other user may write to them. Sticky folders above the file, such as /tmp,
+/// may be writable, because nobody can replace other users' files there.
 ///
 /// Accepts every path on systems other than Unix.
 pub(crate) fn resolve(path: &Path, besides: Writers) -> Result<PathBuf, Distrust> {
@@ -118,7 +117,7 @@ pub(crate) fn resolve(path: &Path, besides: Writers) -> Result<PathBuf, Distrust
     Ok(real)
 }
 
-/// Like [`resolve`], but checks one file or folder and none above it. Accepts a sticky folder.
+/// Like [`resolve`], but does not check the folders above the file or folder. Accepts a sticky folder.
 pub(crate) fn check_one(path: &Path) -> Result<(), Distrust> {
     #[cfg(unix)]
     {
@@ -132,10 +131,9 @@ pub(crate) fn check_one(path: &Path) -> Result<(), Distrust> {
     Ok(())
 }
 
-/// Returns a reason not to use the loader's search path, if `LD_LIBRARY_PATH` has an empty or
-/// relative entry and that folder contains a library that this program loads by name. Such a
-/// library may come from anyone who can write to the current folder. An extra colon alone is
-/// harmless and common.
+/// Returns a reason not to use the loader's search path, if `LD_LIBRARY_PATH` has an empty or relative entry and the folder of this entry
+/// contains a library that this program loads by name. Such a library may come from anyone who can write to the current folder. An extra
+/// colon alone is harmless and common.
 pub(crate) fn planted_library() -> Option<String> {
     let here = std::env::current_dir().ok()?;
     planted(&std::env::var("LD_LIBRARY_PATH").ok()?, &here)
@@ -151,7 +149,7 @@ const LOADED: [&str; 6] = [
     "libnvJitLink",
 ];
 
-/// Implements [`planted_library`] for the variable's value and the current folder.
+/// Implements [`planted_library`] for the value of the variable and the current folder.
 fn planted(paths: &str, here: &Path) -> Option<String> {
     // The loader ignores an empty variable. It splits at colons and semicolons.
     if paths.is_empty() {
@@ -221,7 +219,7 @@ mod unix {
         Ok(())
     }
 
-    /// Like [`check`], but requires the user's own file, not root's.
+    /// Like [`check`], but the file must belong to the user, not to root.
     pub(in crate::files) fn check_own(at: &Path, metadata: &Metadata) -> Result<(), Distrust> {
         if metadata.uid() != user() {
             return Err(Distrust::Owner {

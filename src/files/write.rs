@@ -42,7 +42,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Returns whether the file is a device or a pipe, which stores nothing.
+/// Returns whether the file is a device or a pipe, which is written directly.
 fn is_stream(metadata: &Metadata) -> bool {
     #[cfg(unix)]
     {
@@ -57,7 +57,7 @@ fn is_stream(metadata: &Metadata) -> bool {
     }
 }
 
-/// Returns the end of the chain of symbolic links at `path`, which need not exist.
+/// Returns the target of the chain of symbolic links at `path`. The target need not exist.
 fn end_of_links(path: &Path) -> io::Result<PathBuf> {
     let mut at = path.to_owned();
     for _ in 0..MAX_LINKS {
@@ -105,7 +105,7 @@ fn keep(file: &fs::File, found: &Metadata) -> io::Result<()> {
         // Only root may change the owner. Otherwise the file belongs to the user, as after `mv`.
         let _ = fchown(file, Some(found.uid()), Some(found.gid()));
     }
-    // Writing in place also clears the set-user-ID bits.
+    // The set-user-ID bits are dropped, as they are by writing in place.
     file.set_permissions(Permissions::from_mode(found.mode() & 0o777))
 }
 

@@ -10,7 +10,7 @@ use crate::{
     search::{Beams, Rules},
 };
 
-/// Number of tokens before the first new one: the prompt's, or the start token of a model with a source.
+/// Number of tokens before the first new one: the length of the prompt, or 1 (the start token) for a model with a source.
 pub(super) fn tokens_before(parts: Option<Parts>, prompt: usize) -> usize {
     match parts {
         None => prompt,
@@ -58,11 +58,11 @@ pub(super) fn blocks_needed(
 }
 
 impl Generator {
-    /// Admits a request and reserves all memory that it can need. It runs from the next step on.
+    /// Admits a request and reserves all memory that it can need. The request runs from the next step on.
     ///
     /// # Errors
-    /// Returns an error if the request is invalid, or [`AdmitError::Full`] if there is no room now. Nothing is changed
-    /// in either case.
+    /// Returns an error if the request is invalid, or [`AdmitError::Full`] if there is no room now. In both cases, the generator is
+    /// unchanged.
     pub fn admit(&mut self, request: Request) -> Result<Ticket, AdmitError> {
         let n = self.admission().blocks_for(&request)?;
         let Request {
@@ -74,28 +74,28 @@ impl Generator {
         if before == 1 {
             options.rules.forced_first = options.rules.forced_first.or(options.forced_bos);
         }
-        // A sequence cannot contain it, so it is never generated.
+        // A sequence cannot contain the skipped token, so it must not be generated.
         options.rules.suppressed.extend(self.limits.skipped);
         let mut blocks = self.blocks.admit(n).map_err(|full| AdmitError::Full {
             missing_bytes: u64::from(full.missing) * self.block_bytes,
         })?;
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        // The target begins with the start token; the prompt is the source.
+        // For a model with a source, the prompt is the source, and the target begins with the start token.
         let (source, prompt) = match (self.parts, options.decoder_start) {
             (Some(parts), Some(start)) => {
                 (Some(Source::new(parts, prompt, &mut blocks)), vec![start])
             }
             _ => (None, prompt),
         };
-        // The blocks may belong to a request that was cancelled while its prompt was being read.
+        // The blocks may have belonged to a cancelled request whose prompt is still being read on another stream.
         let filled = self.fills.last();
         let row = Row::new(ticket, prompt, source, blocks, options, filled);
         self.rows.push(row);
         Ok(ticket)
     }
 
-    /// Checks whether [`admit`](Self::admit) would take the request now.
+    /// Checks whether [`admit`](Self::admit) would admit the request now.
     ///
     /// # Errors
     /// Returns the error that [`admit`](Self::admit) would return.
@@ -109,7 +109,7 @@ impl Generator {
         }
     }
 
-    /// Returns the admission limits, independent of running requests.
+    /// Returns the admission limits, which do not depend on running requests.
     pub fn admission(&self) -> Admission {
         Admission {
             limits: self.limits,
@@ -152,8 +152,8 @@ impl Admission {
         }
     }
 
-    /// Number of new tokens for which the model's positions and the whole KV cache have room after a prompt, or source, of
-    /// `prompt` tokens; 0 if the prompt alone is too long.
+    /// Max number of new tokens after a prompt or source of `prompt` tokens, limited by the model's positions and the size of the whole KV
+    /// cache. Returns 0 if the prompt alone is too long.
     pub fn room(&self, prompt: usize, options: &SamplingParams) -> usize {
         self.space().left(prompt, options.beams)
     }
@@ -164,7 +164,7 @@ impl Admission {
         self.space().new_tokens(prompt.len(), options)
     }
 
-    /// Checks whether [`Generator::admit`] takes the request when nothing else runs.
+    /// Checks whether [`Generator::admit`] would admit the request if nothing else ran.
     ///
     /// # Errors
     /// Returns the reason for the refusal.
@@ -257,7 +257,7 @@ impl Admission {
         Ok(())
     }
 
-    /// Checks that biases and penalties are finite, and that biases are of tokens in the vocabulary.
+    /// Checks that biases and penalties are finite, and that biases refer to tokens of the vocabulary.
     fn check_bias(&self, rules: &Rules) -> Result<(), AdmitError> {
         let penalties = [
             ("frequency penalty", rules.frequency_penalty),

@@ -7,8 +7,8 @@ use super::{
 };
 use crate::kernels::{cache::BLOCK, decoding::Advance};
 
-/// Cache size for a request without a limit on new tokens: the larger of this number of bytes and this number of new tokens,
-/// unless the model has fewer positions.
+/// Cache size for a request without a limit on new tokens: this number of bytes or the bytes of this number of new tokens, whichever is
+/// more, unless the model has fewer positions.
 const NO_LIMIT_BYTES: u64 = 1 << 30;
 const NO_LIMIT_TOKENS: usize = 4096;
 
@@ -50,7 +50,7 @@ impl GenerationModel<'_> {
         &self,
         options: &SamplingParams,
     ) -> Result<u64, GenerateError> {
-        /// Maximum length that is counted.
+        /// Max number of positions that are counted per sequence.
         const POSITIONS: u32 = 4096;
         let all = self.limits.longest.unwrap_or(POSITIONS).min(POSITIONS) as usize;
         let new = options.rules.max_new_tokens.clamp(1, all);

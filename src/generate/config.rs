@@ -21,22 +21,22 @@ mod keys;
 /// Value of `max_length` that older versions of transformers write into the config.json of every model.
 const WRITTEN_LENGTH: u64 = 20;
 
-/// Maximum of settings that are lengths or sequence sizes. A batch has at most 2²⁴ tokens.
+/// Max value of lengths and sequence sizes. A batch has at most 2²⁴ tokens.
 pub const MAX_TOKENS: usize = 1 << 24;
 /// Maximum token id. Devices store ids in 31 bits.
 const MAX_ID: u64 = i32::MAX as u64;
-/// Maximum number of ids in a list; about the size of a large vocabulary.
+/// Max number of ids in a list, about the size of a large vocabulary.
 const MAX_IDS: usize = 1 << 18;
 /// Maximum number of end tokens. Beam search keeps candidates for each.
 const MAX_ENDS: usize = 1024;
 
-/// Reads the generation settings of a checkpoint folder from its `generation_config.json`. For a folder without that file,
-/// they come from config.json, as in older folders. The end tokens and the decoder's start token come from config.json if the
-/// other file does not set them. If no length is limited, the limit is [`Rules::NO_LIMIT`].
+/// Reads the generation settings of a checkpoint folder from its `generation_config.json`. Older folders lack that file; their settings
+/// come from config.json. End tokens and the decoder's start token also come from config.json if `generation_config.json` does not set
+/// them. Without any length limit, the limit is [`Rules::NO_LIMIT`].
 ///
-/// [`SamplingParams::default_sampling`] and [`SamplingParams::default_beams`] contain the folder's settings even if it enables neither
-/// sampling nor beam search. If the folder enables both, both are set;
-/// [`Generator::check_options`](super::Generator::check_options) refuses that, so the caller removes one.
+/// [`SamplingParams::default_sampling`] and [`SamplingParams::default_beams`] contain the folder's settings even if the folder enables
+/// neither sampling nor beam search. If the folder enables both, `sampling` and `beams` are both set.
+/// [`Generator::check_options`](super::Generator::check_options) refuses this combination, so the caller must remove one of them.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, if an unsupported key would change the result, if a key is unknown, or if
@@ -70,7 +70,7 @@ pub fn generation_config_of(files: &ModelFiles) -> Result<SamplingParams, Genera
     let (config_file, config) = read("config.json")?;
     let mut config = config.unwrap_or_else(|| json!({}));
     if let Some(object) = config.as_object_mut() {
-        // transformers writes this value without a user having set it.
+        // transformers writes this value even if no user set it.
         object.retain(|key, value| {
             IN_CONFIG.contains(&key.as_str()) && !(key == "max_length" && value == WRITTEN_LENGTH)
         });
@@ -104,7 +104,7 @@ struct Parsed {
 }
 
 impl Parsed {
-    /// Returns the settings, after the end tokens are known.
+    /// Returns the sampling parameters. The end tokens must be known.
     fn generate(mut self) -> SamplingParams {
         let rules = &mut self.generate.rules;
         let bad = self.bad_words.into_iter().filter(|id| !rules.ends(*id));
@@ -164,7 +164,7 @@ impl Setting<'_> {
         }
     }
 
-    /// Returns the ids of words, each of which must have one token.
+    /// Returns the ids of words. Each word must be a single token.
     fn words(&self) -> Result<Vec<u32>, String> {
         let words = self.value.as_array();
         let words = words.ok_or_else(|| self.wrong("a list of lists of token ids"))?;
@@ -268,7 +268,7 @@ fn parse(value: &Value) -> Result<Parsed, String> {
     }
     let new = max_new_tokens.or(generate.max_length);
     if max_new_tokens.is_some() {
-        // A default does not refuse a long prompt: it is lowered to the positions that are left.
+        // A default limit must not make a long prompt an error, so it is lowered to the positions that are left.
         generate.max_length = Some(usize::MAX);
     }
     rules.max_new_tokens = new.unwrap_or(Rules::NO_LIMIT);
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn published_files_are_read_and_unsupported_settings_refused() {
-        // Files of Llama 3.2 and GPT-2.
+        // The settings are from the files of Llama 3.2 and GPT-2.
         let llama = json!({
             "_from_model_config": true, "bos_token_id": 128000, "do_sample": true,
             "eos_token_id": [128001, 128008], "temperature": 0.6, "top_p": 0.9, "transformers_version": "4.45.0"
@@ -553,7 +553,7 @@ mod tests {
         assert_eq!((least.rules.min_length, least.rules.min_new_tokens), (0, 1));
         let bad = json!({"bad_words_ids": [[0], [8]], "eos_token_id": 0});
         assert_eq!(parse(&bad).expect("it is read").rules.suppressed, [8]);
-        // Settings of a disabled method are kept as defaults.
+        // Settings of a method that is not enabled are kept as defaults.
         let quiet = json!({"temperature": 0.01, "length_penalty": 3.0, "early_stopping": "never"});
         let quiet = parse(&quiet).expect("it is read");
         assert_eq!((quiet.sampling, quiet.beams), (None, None));

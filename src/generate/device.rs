@@ -1,4 +1,4 @@
-//! Sequences decoded by the device's loop: their rows in it, and their results.
+//! Sequences in the device's decode loop: their assignment to rows, and their results.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -17,8 +17,7 @@ use crate::{
     runtime::cuda::{ChosenRows, CudaError, DecodeLoop, Entry, Fence, LoopRoom, TokenSelection},
 };
 
-/// Maximum number of steps in flight: one that runs, and one enqueued after it to cover host latency. A new request waits for
-/// both.
+/// Max number of steps in flight: one that runs and one that is enqueued, to hide host latency. A new request waits for both steps.
 const AHEAD: usize = 2;
 /// Minimum capacity for tokens of a sequence.
 const MIN_WIDTH: usize = 256;
@@ -32,9 +31,9 @@ pub(super) struct DeviceRows {
     rows: Vec<Option<Ticket>>,
     /// The requests of each step in flight, with their first rows.
     steps: VecDeque<Vec<(usize, Ticket)>>,
-    /// Rows of cancelled sequences that the device does not know of yet.
+    /// Rows of cancelled sequences that have not been reported to the device yet.
     leaving: Vec<usize>,
-    /// Whether to compact all sequences, into a larger table if needed, when no step is in flight.
+    /// Whether to compact all sequences when no step is in flight, into a larger table if needed.
     must_compact: bool,
 }
 
@@ -49,7 +48,7 @@ impl DeviceRows {
         }
     }
 
-    /// Releases the rows of an ended request. Unless `device_knows`, the device is told by the next [`clear`](Self::clear).
+    /// Releases the rows of an ended request. Unless `device_knows`, the next [`clear`](Self::clear) tells the device.
     pub(super) fn leave(&mut self, rows: Range<usize>, device_knows: bool) {
         match device_knows {
             true => self.rows[rows].fill(None),
@@ -62,8 +61,8 @@ impl DeviceRows {
         self.decode.in_flight()
     }
 
-    /// Tells the device of cancelled sequences. Must be called before their blocks are reused; work on another stream that
-    /// reuses them must wait for the returned fence.
+    /// Tells the device about cancelled sequences. This must be called before their blocks are reused. Work on other streams that reuses
+    /// these blocks must wait for the returned fence.
     pub(super) fn clear(&mut self) -> Result<Option<Fence>, CudaError> {
         if self.leaving.is_empty() {
             return Ok(None);
@@ -76,8 +75,8 @@ impl DeviceRows {
         self.decode.fence().map(Some)
     }
 
-    /// Assigns rows to requests whose prompts are in the cache except for one token. While steps are in flight, prompts that
-    /// are still being read are left for later, so that the steps do not wait for them.
+    /// Assigns rows to requests whose prompts, except for the last token, are in the cache. While steps are in flight, requests whose
+    /// prompts are still being read are skipped, so that the steps do not wait for them.
     pub(super) fn seat(&mut self, sequences: &mut [Row]) -> Result<(), CudaError> {
         let is_idle = self.decode.in_flight() == 0;
         for sequence in sequences.iter_mut() {
@@ -90,12 +89,12 @@ impl DeviceRows {
         let n_waiting = sequences.iter().filter(|s| waits(s)).count();
         let max = |of: fn(&Row) -> usize| sequences.iter().map(of).max().unwrap_or(0);
         let source = max(|row| row.source_slots().len());
-        // Also counts rows of prompts that are still being read, since making room stops the steps.
+        // Also count rows of prompts that are still being read. Making room later would stop the steps again.
         let coming = sequences.iter().filter(|row| row.suits_device());
         let n_rows = coming.map(Row::n_rows).sum();
         let wanted = room(n_rows, max(Row::max_tokens), source);
         let last = self.rows.iter().rposition(Option::is_some);
-        // Rows after the last sequence cost a step nothing; gaps between sequences do.
+        // Unused rows after the last sequence cost nothing in a step, but gaps between sequences do.
         let is_sparse = last.is_some_and(|last| last >= 8 && last + 1 >= 2 * wanted.rows);
         let lacks_room = n_waiting > 0 && !self.decode.has_room(wanted);
         self.must_compact |= is_sparse || lacks_room;
@@ -121,7 +120,7 @@ impl DeviceRows {
                 ..wanted
             };
             if !self.decode.has_room(room) {
-                // Fragmentation left no adjacent free rows.
+                // The free rows are fragmented: no range is long enough.
                 self.must_compact = true;
                 break;
             }
@@ -185,7 +184,7 @@ impl DeviceRows {
         Ok(())
     }
 
-    /// Enqueues steps while a sequence needs them. Returns the number of steps.
+    /// Enqueues steps while a sequence needs them, up to [`AHEAD`] steps in flight. Returns the number of steps that were enqueued.
     pub(super) fn run_ahead(&mut self, sequences: &mut [Row]) -> Result<u64, CudaError> {
         let mut n = 0;
         while !self.must_compact && self.decode.in_flight() < AHEAD {
@@ -218,7 +217,7 @@ impl DeviceRows {
         Ok(n)
     }
 
-    /// Returns the results of the oldest step in flight, by sequence; waits for it if `wait`.
+    /// Returns the results of the oldest step in flight, by sequence. If `wait`, waits for the step; otherwise, it may not have finished.
     pub(super) fn receive(
         &mut self,
         sequences: &mut [Row],
@@ -232,7 +231,7 @@ impl DeviceRows {
         let at_of: HashMap<Ticket, usize> = of_ticket.collect();
         let mut advanced = Vec::with_capacity(step.len());
         for (row, ticket) in step {
-            // Skips requests that have ended since.
+            // Skip requests that have ended in the meantime.
             let Some(&at) = at_of.get(&ticket) else {
                 continue;
             };
@@ -263,14 +262,14 @@ pub(super) fn room(rows: usize, tokens: usize, source: usize) -> LoopRoom {
     }
 }
 
-/// A request that enters the device's loop.
+/// A request that is added to the device's loop.
 struct Entering {
-    /// Its index among the sequences.
+    /// Index of the request among the sequences.
     at: usize,
     first: usize,
     choices: Vec<Vec<i32>>,
     slots: Vec<Vec<u32>>,
-    /// Initial scores and states of the beam search for all rows; empty without one.
+    /// Initial scores and states of beam search for all rows; empty without beam search.
     search: (Vec<f32>, Vec<i32>),
 }
 

@@ -1,8 +1,8 @@
 //! Concurrent prefill on a device.
 //!
-//! A prefill run reads all weights, and decoding a few sequences leaves most of the device idle. Prompts are therefore
-//! read on a separate stream, concurrently with the decode steps. A run takes all waiting prompts; prompts that arrive
-//! while it runs wait for the next run. The busier the device, the more prompts share a run.
+//! Decoding a few sequences leaves most of the device idle. Prompts are therefore read on a separate stream, concurrently with the decode
+//! steps. Each prefill run reads all weights, so it takes all waiting prompts; prompts that arrive later wait for the next run. The busier
+//! the device, the more prompts share a run.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -10,7 +10,7 @@ use super::GenerateError;
 use super::{Generator, Row};
 use crate::runtime::cuda::Fence;
 
-/// Maximum number of prefill runs in flight: one that runs and one enqueued after it.
+/// Max number of prefill runs in flight: one that runs and one that is enqueued.
 const MAX_IN_FLIGHT: usize = 2;
 
 /// Prefill runs in flight, oldest first.
@@ -28,14 +28,14 @@ impl Fills {
         Ok(self.0.len() < MAX_IN_FLIGHT)
     }
 
-    /// Records a run that was just enqueued; `None` on a CPU.
+    /// Records a run that was just enqueued. `filled` is its fence; `None` on a CPU.
     pub(super) fn push(&mut self, filled: Option<Fence>) -> Option<Arc<Fence>> {
         let filled = filled.map(Arc::new);
         self.0.extend(filled.clone());
         filled
     }
 
-    /// Returns the fence of the newest run, which passes after all others.
+    /// Returns the fence of the newest run. Once it has passed, all earlier fences have passed, too.
     pub(super) fn last(&self) -> Option<Arc<Fence>> {
         self.0.back().cloned()
     }
@@ -52,7 +52,7 @@ impl Fills {
 }
 
 impl Generator {
-    /// Adds prompts to the cache, except their last tokens, with which the device starts decoding.
+    /// Adds waiting prompts to the cache, except for the last token of each. Decoding starts with that token.
     pub(super) fn fill_caches(&mut self) -> Result<(), GenerateError> {
         let awaits = |row: &Row| row.suits_device() && row.row.is_none() && row.open() > 1;
         let mut left = self.max_prompt_tokens;

@@ -1,4 +1,4 @@
-//! Memory of a generator, computed before it is allocated.
+//! Memory of a generator, computed before allocation.
 
 use super::{
     GenerateError, GenerationModel, LoadedModel, Parts, SamplingParams,
@@ -67,7 +67,7 @@ struct Workload<'a> {
 }
 
 impl Workload<'_> {
-    /// Returns all bytes except the weights, for a device if `graphs` is given.
+    /// Returns all bytes except the weights. `graphs` is `None` for a CPU.
     fn held(
         &self,
         program: &Program,
@@ -88,7 +88,7 @@ impl Workload<'_> {
         if lens.is_empty() {
             lens.push(1);
         }
-        // Counts the shortest prompts first, since more of them run at once.
+        // Count the shortest prompts first to get the max number of prompts that run at once.
         let (mut n, mut taken, mut tokens, mut source) = (0, 0u64, 0, 0);
         for &len in &lens {
             let before = tokens_before(parts, len);
@@ -104,7 +104,7 @@ impl Workload<'_> {
             Some(_) => len,
             None => len.min(max_prompt_tokens),
         };
-        // Takes the longest prompts of a batch. Sources are not split.
+        // A batch takes the longest prompts. Sources are not split.
         let mut filled: Vec<u32> = Vec::new();
         let mut sum = 0;
         for len in lens.iter().rev().take(n.max(1)).map(|&len| piece(len)) {
@@ -125,7 +125,7 @@ impl Workload<'_> {
         let planned = |batches: &[Extents]| -> Result<u64, GenerateError> {
             let mut planner = Planner::new(program, &choice)?;
             let mut max = 0;
-            // Plans twice, since chunks of one batch are kept for the other.
+            // Plan twice, because the chunks of one batch stay allocated for the next.
             for batch in batches.iter().chain(batches) {
                 planner.plan(program, batch)?;
                 max = max.max(planner.held().iter().sum::<u64>());
@@ -155,7 +155,7 @@ impl Workload<'_> {
             rows: wanted.rows.next_power_of_two(),
             ..wanted
         };
-        // The decode loop has one block more, for idle rows.
+        // The decode loop has one more block for idle rows.
         let blocks = blocks + 1;
         let bucket = graphs.buckets(program, &choice).of_batch(&fill);
         let step = room.extents(room.rows, blocks, decode);
@@ -181,8 +181,8 @@ fn batch_bytes(program: &Program, batch: &Extents) -> Result<u64, GenerateError>
 
 #[cfg(test)]
 mod tests {
-    //! LightSeq's claim about memory (Wang et al. 2021, section 2.3), checked against the computed sizes: eight Transformer-big for
-    //! translation, each with a batch of 8, 256 tokens, 4 beams and a vocabulary of 30,000, in the 16 GB of one card.
+    //! Checks LightSeq's claim about memory (Wang et al. 2021, section 2.3) against the computed sizes: eight translation models
+    //! (Transformer-big), each with a batch of 8, 256 tokens, 4 beams and a vocabulary of 30,000, fit in the 16 GB of one card.
 
     use std::collections::HashSet;
 

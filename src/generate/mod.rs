@@ -1,8 +1,8 @@
-//! Token generation with continuous batching: requests are admitted while others run, each step computes the next tokens of
-//! all running sequences, and a sequence's memory is free again when it ends.
+//! Token generation with continuous batching: requests are admitted while others run, each step computes the next tokens of all running
+//! sequences, and a sequence's memory is freed when the sequence ends.
 //!
-//! A step is one batch: chunks of prompts, and one token of each decoding sequence. Keys and values lie in blocks of a pool.
-//! A request reserves all of its blocks when it is admitted, so a running request never runs out of memory.
+//! A step is one batch: chunks of prompts, and one token of each decoding sequence. Keys and values are stored in blocks of a pool. A
+//! request reserves all of its blocks when it is admitted, so a running request never runs out of memory.
 
 mod admit;
 mod cache;
@@ -51,9 +51,9 @@ use crate::{
     },
 };
 
-/// Default maximum number of prompt tokens per step on a CPU. Decoding sequences wait for them.
+/// Default max number of prompt tokens per step on a CPU. Decoding sequences wait while a step processes these tokens.
 const PROMPT_TOKENS: usize = 512;
-/// The same on a device, which reads prompts concurrently with the steps.
+/// Default max number of prompt tokens per prefill run on a device, which reads prompts concurrently with the decode steps.
 const PROMPT_TOKENS_ON_DEVICE: usize = 2048;
 
 fn default_prompt_tokens(on_device: bool) -> usize {
@@ -65,10 +65,10 @@ fn default_prompt_tokens(on_device: bool) -> usize {
 
 /// Generates several sequences at once. Generators of one engine run concurrently.
 ///
-/// On a GPU, a loop on the device decodes sequences and beams. The host fills the KV cache with each prompt except its last
-/// token. From then on the device decodes on its own, some steps ahead of what [`poll`](Self::poll) has returned.
+/// On a GPU, a loop on the device decodes sequences and beams. The host adds each prompt except its last token to the KV cache. After that,
+/// the device decodes without the host, some steps ahead of the events that [`poll`](Self::poll) has returned.
 pub struct Generator {
-    /// Decode loop of the device. Declared before the executor, whose memory it uses, to be dropped first.
+    /// Decode loop of the device. The loop uses the executor's memory, so this field is declared first to be dropped first.
     device: Option<DeviceRows>,
     executor: Executor,
     /// Thread pool of a CPU.
@@ -95,7 +95,7 @@ pub(crate) enum Executor {
 }
 
 impl Executor {
-    /// Runs a batch, updates the cache and returns all outputs.
+    /// Runs a batch, which updates the cache, and returns all outputs.
     fn leave(&mut self, batch: &Batch) -> Result<Vec<Output>, GenerateError> {
         Ok(match self {
             Self::Cpu(session, cache) => session.run_cached(batch, cache)?,
@@ -110,7 +110,7 @@ impl Executor {
         logits.map(|o| o.values).ok_or(GenerateError::NotGenerating)
     }
 
-    /// Adds the sequences' tokens to the cache. Returns a fence for other streams on a device, `None` on a CPU.
+    /// Adds the sequences' tokens to the cache. On a device, returns a fence that other streams can wait for; on a CPU, returns `None`.
     fn fill(&mut self, batch: &Batch) -> Result<Option<Fence>, GenerateError> {
         Ok(match self {
             Self::Cpu(session, cache) => session.run_cached(batch, cache).map(|_| None)?,
@@ -118,7 +118,7 @@ impl Executor {
         })
     }
 
-    /// Makes later work wait for a fence.
+    /// Makes later work on the executor's stream wait for a fence.
     fn wait_behind(&self, fence: &Fence) -> Result<(), GenerateError> {
         if let Self::Cuda(session, _) = self {
             session.wait_behind(fence)?;
@@ -218,10 +218,10 @@ fn check_generating(program: &Program) -> Result<(), GenerateError> {
 }
 
 impl Generator {
-    /// Runs all `requests`, each admitted when there is room, and returns their results in order. `on_event` receives each
-    /// event with the index of its request, and may stop that request or all. A request that is refused or fails has its
-    /// tokens so far and its [`problem`](Generation::problem) in its result; the others continue. Events of requests that were
-    /// admitted before are discarded.
+    /// Runs all `requests`, each admitted when there is room, and returns their results in order. `on_event` receives each event with the
+    /// index of its request, and may stop this request or all requests. If a request is refused or fails, its result has the tokens so far
+    /// and the [`problem`](Generation::problem); other requests continue. Events of requests that were admitted before this call are
+    /// discarded.
     ///
     /// # Errors
     /// Returns an error if an entire step fails. All requests are then cancelled.
@@ -298,7 +298,7 @@ impl Generator {
         self.max_prompt_tokens = n.max(1);
     }
 
-    /// Whether a request runs or an event has not been returned yet.
+    /// Returns whether a request is running or an event has not been returned yet.
     pub fn is_busy(&self) -> bool {
         !self.rows.is_empty() || !self.events.is_empty()
     }
@@ -314,11 +314,11 @@ impl Generator {
         self.steps
     }
 
-    /// Computes one step of all running requests and returns its events. On a device, steps are enqueued ahead, and the
-    /// events of the oldest one are returned.
+    /// Computes one step of all running requests and returns its events. On a device, steps are enqueued in advance, and the events of the
+    /// oldest enqueued step are returned.
     ///
     /// # Errors
-    /// Returns an error if an entire step fails. Its requests keep their state, and the next call tries again.
+    /// Returns an error if an entire step fails. The requests keep their state, and the next call tries again.
     pub fn poll(&mut self) -> Result<Vec<Event>, GenerateError> {
         if self.device.is_some() {
             self.step_on_device()?;
@@ -328,7 +328,7 @@ impl Generator {
                 self.encode()?;
                 self.step(|_| true)
             };
-            // Runs token selection in the engine's thread pool, too.
+            // Run token selection in the engine's thread pool, too.
             match threads {
                 Some(threads) => threads.run(step)?,
                 None => step()?,
@@ -342,7 +342,7 @@ impl Generator {
         let Some(device) = &mut self.device else {
             return Ok(());
         };
-        // First, since later work may reuse the blocks of cancelled sequences.
+        // This comes first, because later work may reuse the blocks of cancelled sequences.
         if let Some(cleared) = device.clear()? {
             self.executor.wait_behind(&cleared)?;
         }
@@ -354,7 +354,7 @@ impl Generator {
             self.step(|row| !row.suits_device())?;
         }
         self.run_ahead()?;
-        // After the steps are enqueued: the device runs them while the host launches these kernels.
+        // This comes after enqueueing steps, so that the device runs the steps while the host launches these kernels.
         self.encode()?;
         self.fill_caches()?;
         if self.in_flight() == 0 {
@@ -373,7 +373,7 @@ impl Generator {
         }
     }
 
-    /// Enqueues ready sequences and steps on the device's loop.
+    /// Moves ready sequences to the device's loop, and enqueues steps of the loop.
     fn run_ahead(&mut self) -> Result<(), GenerateError> {
         if let Some(device) = &mut self.device {
             device.seat(&mut self.rows)?;
@@ -414,9 +414,9 @@ impl Generator {
         Ok(batch)
     }
 
-    /// Runs a step of the `wanted` rows whose tokens the host selects.
+    /// Runs a step of the rows that are `wanted` and ready. The host selects their tokens.
     fn step(&mut self, wanted: fn(&Row) -> bool) -> Result<(), GenerateError> {
-        // Each decoding sequence takes one token. The budget for prompt tokens is used in order of admission.
+        // Each decoding sequence takes one token. The remaining budget goes to prompts in order of admission.
         let mut prompt_tokens = self.max_prompt_tokens;
         let mut taken: Vec<(usize, usize)> = Vec::with_capacity(self.rows.len());
         for (at, row) in self.rows.iter().enumerate() {
@@ -487,7 +487,7 @@ impl Generator {
         }
     }
 
-    /// Removes a row and frees its blocks. `device_knows` tells whether the device's loop has already ended the row.
+    /// Removes a row and frees its blocks. `device_knows` is whether the device's loop has already ended the row.
     fn remove(&mut self, at: usize, device_knows: bool) {
         let row = self.rows.remove(at);
         let of_device = row.device_rows();

@@ -10,7 +10,7 @@ pub struct SamplingParams {
     pub sampling: Option<Sampling>,
     /// Beam search parameters. Tokens are returned after the search ends.
     pub beams: Option<Beams>,
-    /// Defaults from the folder, used by a caller that enables sampling or beam search without giving parameters.
+    /// The folder's settings. A caller uses them to enable sampling or beam search without its own parameters.
     pub default_sampling: Sampling,
     pub default_beams: Beams,
     /// Seed of sampling. Equal seeds give equal tokens, independent of other requests.
@@ -26,16 +26,15 @@ pub struct SamplingParams {
     pub decoder_start: Option<u32>,
     /// The first new token if exactly one token precedes it and [`Rules::forced_first`] is empty.
     pub forced_bos: Option<u32>,
-    /// Maximum number of tokens of a sequence, including the prompt or, for models that generate from a source, the start
-    /// token. The number of new tokens is the minimum of what this, [`Rules::max_new_tokens`], the model's positions and the
-    /// KV cache allow.
+    /// Maximum number of tokens of a sequence, including the prompt or, for models that generate from a source, the start token. The number
+    /// of new tokens is also limited by [`Rules::max_new_tokens`], the model's positions and the KV cache.
     pub max_length: Option<usize>,
-    /// Unsupported sampling settings of the folder. Requests that use sampling are refused because of them.
+    /// Unsupported sampling settings of the folder. If there are any, requests that use sampling are refused.
     pub unsupported_draws: Vec<UnsupportedDraw>,
 }
 
 impl SamplingParams {
-    /// Returns the maximum number of new tokens after `before` tokens, if positions and cache have room for `room`.
+    /// Returns the max number of new tokens after `before` tokens. `room` is the limit by the model's positions and the cache.
     pub(super) fn new_tokens(&self, before: usize, room: usize) -> usize {
         let new = self.rules.max_new_tokens;
         match self.max_length {
@@ -74,7 +73,7 @@ pub struct Ticket(pub(super) u64);
 /// Reason why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// An end token was generated; it is the last token.
+    /// An end token was generated. It is the last token of the result.
     End,
     /// The maximum number of new tokens was reached.
     Length,
@@ -94,7 +93,7 @@ pub enum Event {
         /// The logits of this position before rules and sampling, of shape `[vocabulary]`; empty if not requested.
         logits: Vec<f32>,
     },
-    /// The hypotheses of a beam search, best first. Token events of the best one follow.
+    /// The hypotheses of a beam search, best first. Token events of the best hypothesis follow.
     Found {
         ticket: Ticket,
         hypotheses: Vec<Hypothesis>,
@@ -216,7 +215,7 @@ pub enum AdmitError {
     Bias { id: u32, found: f32 },
     #[error("there is a bias of token {id}, but the vocabulary has {vocabulary}")]
     BiasId { id: u32, vocabulary: u32 },
-    /// Running requests occupy the cache. The request fits after they end.
+    /// Running requests occupy the cache. The request will fit when they end.
     #[error(
         "the KV cache is full: {missing_bytes} bytes are missing; poll until other requests end"
     )]

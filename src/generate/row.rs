@@ -12,34 +12,34 @@ use crate::{
     search::{BeamSearch, Beams, Hypothesis, largest, log_sum},
 };
 
-/// Events of a row's step, and whether the row has ended.
+/// Events of a row in one step, and whether the row has ended.
 pub(super) type Advanced = Result<(Vec<Event>, bool), Failure>;
 
 /// A running request.
 pub(super) struct Row {
     pub(super) ticket: Ticket,
     n_prompt: usize,
-    /// One sequence, or one for each beam, all of equal length. There is one until the prompt is in the cache.
+    /// A single sequence, or one per beam, all of equal length. Beams are created once the prompt is in the cache.
     pub(super) lanes: Vec<Lane>,
-    /// Number of tokens of each lane whose keys and values are in the cache.
+    /// Number of tokens per lane whose keys and values are in the cache.
     pub(super) cached: usize,
     blocks: Vec<u32>,
     /// Source of an encoder-decoder model.
     pub(super) source: Option<Source>,
-    /// Fence of the run that reads the prompt or source on a separate stream. Before that run is enqueued, the fence of
-    /// earlier runs that may still write to the request's blocks. `None` when they have finished.
+    /// Fence of the prefill run that reads the prompt or source on a separate stream. Until that run is enqueued, this is the fence of the
+    /// newest earlier run, which may still write to the request's blocks. `None` once the fence has passed.
     pub(super) filled: Option<Arc<Fence>>,
-    /// Its row in the device's decode loop; the first row of a beam search.
+    /// The request's row in the device's decode loop; the first row of a beam search.
     pub(super) row: Option<usize>,
     /// Number of new tokens enqueued on the device.
     pub(super) n_enqueued: usize,
-    /// Whether the device can select its tokens ([`DeviceSamplingParams::encode`]) and return all requested values.
+    /// Whether the device can select the request's tokens ([`DeviceSamplingParams::encode`]) and return all requested values.
     suits_device: bool,
     search: Option<BeamSearch>,
     options: SamplingParams,
 }
 
-/// A sequence being generated. Beams share the slots of their common prefix. Each writes new positions into its own slots.
+/// A sequence that is being generated. Beams share the slots of their common prefix, and each beam writes new positions into its own slots.
 #[derive(Clone)]
 pub(super) struct Lane {
     pub(super) tokens: Vec<u32>,
@@ -47,7 +47,7 @@ pub(super) struct Lane {
     pub(super) slots: Vec<u32>,
 }
 
-/// Numbers of blocks that a request reserves. The last token is never in the cache, since no token follows it.
+/// Numbers of blocks that a request reserves. The last token needs no slot in the cache, since no token follows it.
 #[derive(Clone, Copy)]
 pub(super) struct Room {
     /// Blocks of the prompt or, without beams, of the whole sequence.
@@ -96,7 +96,7 @@ impl Room {
 }
 
 impl Row {
-    /// Creates a request before its first step, with the blocks that its [`Room`] counts.
+    /// Creates a request before its first step. `blocks` must be as many as its [`Room`] counts.
     pub(super) fn new(
         ticket: Ticket,
         prompt: Vec<u32>,
@@ -141,12 +141,12 @@ impl Row {
         }
     }
 
-    /// Whether the device's loop can decode it: the number of beams and the token lists are within the loop's limits.
+    /// Returns whether the device's loop can decode the request: the number of beams and the token lists are within its limits.
     pub(super) fn suits_device(&self) -> bool {
         self.suits_device
     }
 
-    /// Whether the device can decode its next token now.
+    /// Returns whether the device can decode the request's next token now.
     pub(super) fn is_ready_for_device(&self) -> bool {
         self.suits_device() && self.is_ready() && (self.row.is_some() || self.open() == 1)
     }
@@ -161,18 +161,18 @@ impl Row {
         Ok(())
     }
 
-    /// Returns the encoded token selection of each of its rows, for the device.
+    /// Returns the encoded sampling parameters of each of the request's rows on the device.
     pub(super) fn encoded(&self) -> Vec<Vec<i32>> {
         let choices = (0..self.n_rows()).map(|nth| self.choice(nth).encode());
         choices.map(Option::unwrap_or_default).collect()
     }
 
-    /// Number of rows that it occupies in the device's loop.
+    /// Number of rows that the request occupies in the device's loop.
     pub(super) fn n_rows(&self) -> usize {
         self.options.beams.map_or(1, |beams| beams.n)
     }
 
-    /// Returns its rows in the device's loop.
+    /// Returns the request's rows in the device's loop.
     pub(super) fn device_rows(&self) -> Option<std::ops::Range<usize>> {
         self.row.map(|first| first..first + self.n_rows())
     }
@@ -186,17 +186,17 @@ impl Row {
         self.n_prompt + self.options.rules.max_new_tokens
     }
 
-    /// Number of keys that the next step on a device attends to: the larger of its own and of its source's.
+    /// Max number of keys that the next step on a device attends to, in the sequence or in the source.
     pub(super) fn max_keys(&self) -> usize {
         (self.n_prompt + self.n_enqueued).max(self.source_slots().len())
     }
 
-    /// Whether it needs steps after the enqueued ones.
+    /// Returns whether more steps are needed than are enqueued.
     pub(super) fn awaits_steps(&self) -> bool {
         self.n_enqueued < self.options.rules.max_new_tokens
     }
 
-    /// Assigns it to a row of the device's loop.
+    /// Assigns the request to a row of the device's loop.
     pub(super) fn take_row(&mut self, row: usize) {
         self.row = Some(row);
         self.n_enqueued = self.lanes[0].tokens.len() - self.n_prompt;
@@ -222,7 +222,7 @@ impl Row {
             Chosen::Found => Ok((self.found(found()), true)),
             Chosen::NotANumber => Err(self.bad_logit(value as usize, wrong)),
             Chosen::Token(id) if self.search.is_some() => {
-                // The parents of beams are known only to the device. Here only the number of tokens counts.
+                // Only the device knows the parents of the beams. Here, only the number of tokens matters.
                 self.lanes[0].tokens.push(id);
                 Ok((Vec::new(), false))
             }
@@ -230,35 +230,35 @@ impl Row {
         }
     }
 
-    /// Seed of all its sampling.
+    /// Seed of the request's sampling.
     pub(super) fn seed(&self) -> u64 {
         self.options.seed
     }
 
-    /// Whether its next tokens can be computed: the source, if it has one, is encoded.
+    /// Returns whether the next tokens can be computed: the source, if any, has been encoded.
     pub(super) fn is_ready(&self) -> bool {
         self.source.as_ref().is_none_or(Source::is_encoded)
     }
 
-    /// Returns the slots of its source; empty without one.
+    /// Returns the slots of the source; empty without a source.
     pub(super) fn source_slots(&self) -> &[u32] {
         self.source.as_ref().map_or(&[], Source::slots)
     }
 
-    /// Returns all of its blocks.
+    /// Returns all blocks of the request.
     #[cfg(test)]
     pub(super) fn blocks(&self) -> impl Iterator<Item = u32> {
         let of_source = self.source.iter().flat_map(Source::blocks);
         self.blocks.iter().chain(of_source).copied()
     }
 
-    /// Returns all of its blocks for reuse.
+    /// Returns all blocks of the request for reuse.
     pub(super) fn into_blocks(self) -> Vec<u32> {
         let of_source = self.source.map(Source::into_blocks).unwrap_or_default();
         self.blocks.into_iter().chain(of_source).collect()
     }
 
-    /// Selects the next tokens from the logits of each lane, after all of its tokens are in the cache.
+    /// Selects the next tokens from the logits of each lane. All previous tokens must be in the cache.
     pub(super) fn advance(&mut self, logits: &mut [&mut [f32]]) -> Advanced {
         match self.search.take() {
             Some(search) => self.advance_beams(search, logits),
@@ -322,7 +322,7 @@ impl Row {
         self.accept(chosen, value, top_tokens, logits)
     }
 
-    /// Adds the selected token, with its log-probability, the most probable tokens and the logits of its position.
+    /// Appends the selected token, and returns it with its log-probability, the most probable tokens and the logits of its position.
     fn accept(
         &mut self,
         chosen: Chosen,
@@ -360,7 +360,7 @@ impl Row {
         Ok((events, reason.is_some()))
     }
 
-    /// Advances the beams, or ends the search.
+    /// Advances all beams by one token, or ends the search.
     fn advance_beams(&mut self, mut search: BeamSearch, logits: &mut [&mut [f32]]) -> Advanced {
         let is_wrong = |x: &f32| x.is_nan() || *x == f32::INFINITY;
         let wrong = logits.iter().enumerate().find_map(|(beam, x)| {
@@ -372,7 +372,7 @@ impl Row {
         }
         let beams = self.options.beams.map_or(1, |b| b.n);
         let rules = self.options.rules.clone();
-        // After the prompt, all beams start from the one lane.
+        // After the prompt, all beams start from the only lane.
         let mut copies: Vec<Vec<f32>> = Vec::new();
         let mut all: Vec<&mut [f32]> = match self.lanes.len() < beams {
             true => {

@@ -21,7 +21,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Returns `None` for a decoder-only model, which is one graph.
+    /// Returns the parts of an encoder-decoder model; `None` for a decoder-only model, which is a single graph.
     pub(super) fn of(program: &Program) -> Option<Self> {
         let writes = |&part: &u32| {
             let mut outputs = program.outputs_of(part);
@@ -57,14 +57,14 @@ impl Parts {
 /// The source of a request.
 pub(super) struct Source {
     tokens: Vec<u32>,
-    /// Slots by position, shared by all beams.
+    /// Slots by position. All beams share them.
     slots: Vec<u32>,
     blocks: Vec<u32>,
     is_encoded: bool,
 }
 
 impl Source {
-    /// Creates a source in the first of `blocks`. The blocks it does not need remain in `blocks`.
+    /// Creates a source with as many of the first `blocks` as it needs. The other blocks remain in `blocks`.
     pub(super) fn new(parts: Parts, tokens: Vec<u32>, blocks: &mut Vec<u32>) -> Self {
         let rest = blocks.split_off(parts.blocks_of(tokens.len()) as usize);
         let own = std::mem::replace(blocks, rest);
@@ -91,12 +91,12 @@ impl Source {
         self.blocks
     }
 
-    /// Returns the slots of its positions.
+    /// Returns the slots of the source's positions.
     pub(super) fn slots(&self) -> &[u32] {
         &self.slots
     }
 
-    /// Appends its slots to the sources that a batch attends to.
+    /// Appends the slots to the sources that a batch attends to.
     pub(super) fn append_to(&self, sources: &mut Sources) {
         sources.lens.push(self.slots.len() as u32);
         sources.slots.extend_from_slice(&self.slots);
@@ -126,7 +126,7 @@ impl Generator {
             ids.extend_from_slice(&source.tokens);
             lens.push(source.tokens.len() as u32);
             past.cached.push(0);
-            // If the source occupies one position, all of its tokens have that slot.
+            // If the source occupies one position, all of its tokens use the slot of that position.
             let slot = |i: usize| source.slots[i.min(source.slots.len() - 1)];
             past.slots.extend((0..source.tokens.len()).map(slot));
             seeds.push(row.seed());

@@ -1,4 +1,4 @@
-//! Decode steps on their own, for measurements.
+//! Single decode steps, for measurements.
 
 use super::{Executor, GenerateError, GenerationModel, Parts, check_generating};
 use crate::{

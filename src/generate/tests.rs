@@ -17,14 +17,14 @@ use crate::{
     search::{Beams, EarlyStopping, Rules, Sampling},
 };
 
-/// A model, its requests, and the result of each request that runs alone.
+/// A model, its requests, and the result of each request when it runs alone.
 struct Subject {
     engine: Engine,
     requests: Vec<Request>,
     alone: Vec<Ended>,
 }
 
-/// Tokens of a request, and its end reason or failure.
+/// Tokens of a finished request, and its end reason or failure.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Ended {
     tokens: Vec<u32>,
@@ -90,7 +90,7 @@ fn requests(decoder_start: Option<u32>) -> Vec<Request> {
             },
             ..plain(33)
         },
-        // Only one token is allowed, and only once.
+        // Only one token is allowed, and only once, so the request fails.
         SamplingParams {
             rules: Rules {
                 suppressed: (0..VOCABULARY).filter(|&id| id != 5).collect(),
@@ -188,7 +188,7 @@ fn check_blocks(generator: &Generator) {
                 "slot {slot} is the source's, too"
             );
         }
-        // The next step writes to a slot of its own for each lane.
+        // In the next step, each lane must write to a slot of its own.
         let next: Vec<u32> = row
             .lanes
             .iter()
@@ -223,7 +223,7 @@ fn acts() -> impl Strategy<Value = Vec<Action>> {
     prop::collection::vec(act, 1..90)
 }
 
-/// Applies all actions, and then runs the remaining requests to their end.
+/// Applies all actions, then runs the remaining requests until they end.
 fn run(subject: &Subject, bytes: u64, acts: &[Action]) {
     let mut generator = subject.engine.generator(bytes).expect("a generator");
     let mut running: BTreeMap<Ticket, usize> = BTreeMap::new();

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::{Graph, GraphError, HEAD_STEP, MAX_HEAD, NodeId, Op, WeightExpr};
 use crate::ops::Epilogue;
 
-/// Matrices that resize heads, one for each number of heads and their widths.
+/// Matrices that resize heads, by the number of heads and their old and new sizes.
 type Matrices = HashMap<(u32, u32, u32), NodeId>;
 
 impl Graph {
@@ -50,7 +50,7 @@ impl Graph {
                     self.rewrite(id, Op::CrossCache { name, heads, head }, &operands)?;
                 }
                 Op::SplitHeads { heads } => {
-                    // Rows of a cache are padded already.
+                    // Rows of a cache are already padded.
                     let width = self.shape(operands[0]).width().unwrap_or(0);
                     let head = u32::try_from(width / u64::from(heads.max(1))).unwrap_or(0);
                     let x = match padded(head) == head {
@@ -110,7 +110,7 @@ impl Graph {
         Ok(self)
     }
 
-    /// `x` with other heads, for the reader or the value `of`, whose name it takes.
+    /// Adds the value `x` with resized heads. The name of the new node begins with the name of `of`.
     fn resized(
         &mut self,
         of: NodeId,
@@ -136,7 +136,7 @@ impl Graph {
     }
 }
 
-/// The elements of a head as kernels take them.
+/// Returns the padded size of a head.
 fn padded(head: u32) -> u32 {
     match head.next_multiple_of(HEAD_STEP) {
         padded if padded <= MAX_HEAD => padded,

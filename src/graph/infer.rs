@@ -17,7 +17,7 @@ const MAX_ROWS: u64 = ops::MAX_ROWS as u64;
 /// Maximum number of values that one operator concatenates.
 pub const MAX_PARTS: usize = 16;
 
-/// Number of elements in the vectors that fused attention loads heads with.
+/// Number of elements of a head that fused attention loads with one vector load.
 pub const HEAD_STEP: u32 = 8;
 /// Maximum elements of a head in fused attention, which keeps a row of the result in registers.
 pub const MAX_HEAD: u32 = 256;
@@ -384,8 +384,7 @@ fn part_of(width: u64, heads: u32) -> Result<u64, String> {
     }
 }
 
-/// Returns the total width of `heads` adjacent heads that start at column `from` of rows of `of`
-/// columns.
+/// Returns the total width of `heads` adjacent heads. They start at column `from` of rows with `of` columns.
 fn columns(from: u32, heads: u32, head: u32, of: u64) -> Result<u64, String> {
     let width = u64::from(heads) * u64::from(head);
     let end = u64::from(from).saturating_add(width);
@@ -478,8 +477,7 @@ fn table_width(shape: &Shape) -> Result<u64, String> {
     }
 }
 
-/// Checks a factor of scores. It must be positive because the softmax takes the maximum before
-/// scaling.
+/// Checks the factor that scales scores. The factor must be positive because the softmax takes the maximum before scaling.
 fn positive(scale: f32) -> Result<(), String> {
     match scale.is_finite() && scale > 0.0 {
         true => Ok(()),
@@ -489,7 +487,7 @@ fn positive(scale: f32) -> Result<(), String> {
     }
 }
 
-/// Checks the effect of distances on the scores of `heads` heads, and the operand of a bias.
+/// Checks the window, the bias and the cap of the scores of `heads` heads, and the operand of the bias.
 fn distances(
     by: PositionBias,
     heads: u64,
@@ -532,8 +530,7 @@ fn per_token(shape: &Shape) -> Result<u64, String> {
     }
 }
 
-/// Returns whether `rows` can be the rows of keys and values: tokens of the batch or of another
-/// stream.
+/// Returns whether `rows` can be the number of rows of keys and values: tokens of the batch or of another stream.
 fn is_rows_of_keys(rows: &Size) -> bool {
     matches!(rows.as_symbol(), Some(Symbol::Tokens | Symbol::SourceSlots))
 }
@@ -545,12 +542,12 @@ fn key_rows(shape: &Shape, at: usize) -> Result<Symbol, String> {
     symbol.ok_or_else(|| format!("expected rows of tokens, found {shape}"))
 }
 
-/// Like [`key_rows`], for either position of the heads.
+/// Like [`key_rows`], for either layout of the heads.
 fn rows_of_keys(shape: &Shape, view: HeadView) -> Result<Symbol, String> {
     key_rows(shape, usize::from(view == HeadView::HeadMajor))
 }
 
-/// Returns the symbol that counts the scores with such keys.
+/// Returns the symbol that counts the pairs of a query and one of the keys that `rows` counts.
 fn pairs_with(rows: Symbol) -> Symbol {
     match rows {
         Symbol::SourceSlots => Symbol::SourcePairs,
@@ -558,7 +555,7 @@ fn pairs_with(rows: Symbol) -> Symbol {
     }
 }
 
-/// Returns the width of a matrix whose rows are `rows`.
+/// Returns the width of a matrix whose number of rows is `rows`.
 fn matrix_of(shape: &Shape, rows: Symbol) -> Result<u64, String> {
     match shape.0.as_slice() {
         [t, width] if *t == Size::from(rows) => constant_width(width),

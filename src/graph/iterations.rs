@@ -1,4 +1,4 @@
-//! Names of the values of a loop, whose iterations differ in one index.
+//! Names of values in loops. The names of two iterations differ in one index.
 
 /// Returns the iteration of the `Repeat` that a value belongs to: `layer.` and 3 for
 /// `layer.3.query`.

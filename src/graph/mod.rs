@@ -48,8 +48,7 @@ pub struct Node {
     pub op: Op,
     /// Inferred shape of the result.
     pub shape: Shape,
-    /// Index in [`Graph::parts`] of the part of the model that computes the value; 0 for weights,
-    /// which all parts share.
+    /// Index in [`Graph::parts`] of the part that computes the value; 0 for weights, which all parts share.
     pub part: u32,
 }
 
@@ -94,12 +93,11 @@ pub struct Graph {
     parts: Vec<Part>,
 }
 
-/// A part of a model that runs separately, on a batch of its own. Parts exchange values only
-/// through caches.
+/// A part of a model that runs separately, on its own batch. Parts exchange values only through caches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     pub name: String,
-    /// The stream that its caches belong to.
+    /// Stream to which the part's caches belong.
     pub stream: String,
 }
 
@@ -120,7 +118,7 @@ impl Graph {
     ) -> Result<NodeId, GraphError> {
         let name = name.into();
         let shape = self.infer(&name, &op, operands)?;
-        // A result belongs to the part of its operands.
+        // A value belongs to the same part as its operands.
         let parts = operands.iter().map(|&o| self.node(o).part);
         let part = parts.max().unwrap_or(0);
         let node = Node {
@@ -151,8 +149,7 @@ impl Graph {
         self.inner[id].part = part;
     }
 
-    /// Returns the values that must be computed, part by part: the outputs, and the caches of a
-    /// model in parts.
+    /// Returns the values that must be computed, part by part: the outputs and, in a model with parts, the caches.
     fn roots(&self) -> Vec<NodeId> {
         let outputs = self.outputs.iter().map(|&(_, id)| id);
         if self.parts.is_empty() {
@@ -197,7 +194,7 @@ impl Graph {
         edges.into_iter().map(|(_, source)| source).collect()
     }
 
-    /// Returns the operand of this name ([`Op::slots`]).
+    /// Returns the operand with this name ([`Op::slots`]).
     pub fn operand(&self, id: NodeId, slot: &str) -> Option<NodeId> {
         let place = self.op(id).slots().iter().position(|name| name == slot)?;
         self.operands(id).get(place).copied()
@@ -227,9 +224,8 @@ impl Graph {
         }
     }
 
-    /// Returns the nodes that the outputs need, and for a model in parts the caches, in topological
-    /// order and part by part. The order depends only on the outputs and on the operands' slots,
-    /// not on how the graph was built.
+    /// Returns the nodes that the outputs need, in topological order and part by part. In a model with parts, caches and the nodes that
+    /// they need are included. The order depends only on the outputs and on the operands' slots, not on how the graph was built.
     pub fn topological(&self) -> Vec<NodeId> {
         let mut order = Vec::with_capacity(self.inner.node_count());
         let mut seen = HashSet::new();
@@ -256,7 +252,7 @@ impl Graph {
             .map(|e| (e.id(), e.target(), *e.weight()))
             .collect();
         for (edge, target, slot) in edges {
-            // The replacement may read the replaced value; that edge stays.
+            // The replacement may read the replaced value. In that case, this edge is kept.
             if target != new {
                 self.inner.remove_edge(edge);
                 self.inner.add_edge(new, target, slot);
@@ -319,7 +315,7 @@ impl Graph {
         self
     }
 
-    /// Returns a value that reads a cache of another part, if there is one.
+    /// Returns a node that reads a cache of another part, if there is one.
     pub fn remembered(&self) -> Option<NodeId> {
         let mut nodes = self.topological().into_iter();
         nodes.find(|&id| matches!(self.op(id), Op::CrossCache { .. }))
@@ -364,7 +360,7 @@ impl Graph {
         Ok(())
     }
 
-    /// Returns the number of nodes that compute something, that is, launch a kernel.
+    /// Returns the number of nodes that launch a kernel.
     pub fn n_launches(&self) -> usize {
         self.topological()
             .into_iter()

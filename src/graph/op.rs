@@ -13,8 +13,8 @@ use crate::{
     tensor::Format,
 };
 
-/// An operator. Descriptions use the operators of the first block; passes create those of the
-/// second. Operands are listed in slot order.
+/// An operator. Descriptions use the operators of the first block; passes create the operators of the second block. Operands are listed in
+/// slot order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Op {
     /// An input of the batch: `[tokens]`.
@@ -23,8 +23,7 @@ pub enum Op {
     Weight(WeightExpr),
     /// `ids, table` → `[tokens, width]`. `offset` is added to the ids.
     Embedding { offset: u32 },
-    /// `x, weight, (bias), (residual)` → `act(x · weightᵀ + bias) + residual`. Descriptions have no
-    /// epilogue.
+    /// `x, weight, (bias), (residual)` → `act(x · weightᵀ + bias) + residual`. In descriptions, the epilogue is empty.
     Linear { epilogue: Epilogue },
     /// `x, bias` → `x + bias`, with a bias per column.
     AddBias,
@@ -57,7 +56,7 @@ pub enum Op {
         from: u32,
         heads: u32,
         head: u32,
-        /// Format that the rows are rounded to; `None` for that of the activations.
+        /// Format to which the rows are rounded; `None` for the storage type of the activations.
         format: Option<Format>,
     },
     /// Rows that another part of the model cached: `[source_slots, heads·head]`.
@@ -75,13 +74,11 @@ pub enum Op {
         q: HeadView,
         k: HeadView,
     },
-    /// `x, table` → `[heads, pairs]`: `x · table[distance]`, with `x` from the query or the key of
-    /// the pair (`of`). The distance is the key's position minus the query's, and the table is
-    /// `[2·reach + 1, heads·head]`. Larger distances use the last row of their side.
+    /// `x, table` → `[heads, pairs]`: `x · table[distance]`, with `x` from the query or the key of the pair (`of`). The distance is the
+    /// key's position minus the query's, and the table is `[2·reach + 1, heads·head]`. Larger distances use the last row on their side.
     RelativeScores { heads: u32, head: u32, of: Side },
-    /// `scores, (bias)` → softmax of `scale · scores + bias` over the keys, or of `cap · tanh(scale ·
-    /// scores / cap) + bias` with a cap. If causal, only over keys up to the query; with a window,
-    /// only over keys in it.
+    /// `scores, (bias)` → softmax of `scale · scores + bias` over the keys, or of `cap · tanh(scale · scores / cap) + bias` with a cap. A
+    /// causal softmax is over keys up to the query; with a window, the softmax is over keys in the window.
     Softmax {
         scale: f32,
         causal: bool,
@@ -95,7 +92,7 @@ pub enum Op {
         v: HeadView,
         out: HeadView,
     },
-    /// `x` → the rows after the prompt of each sequence, without gaps; the remaining rows are not used. Only pooling reads it.
+    /// `x` → the rows after the prompt of each sequence, packed; the rows at the end are unused. Only pooling reads the result.
     AfterPrompt,
     /// First token of each sequence: `[tokens, width]` → `[batch, width]`.
     FirstToken,
@@ -112,8 +109,7 @@ pub enum Op {
     Concat { parts: u32 },
     /// `x` → each row divided by `max(‖row‖₂, eps)`.
     L2Normalize { eps: f32 },
-    /// Logits `[tokens, width]` → `[tokens, 1]`: log-probability of each token given the previous
-    /// ones; 0 for the first.
+    /// Logits `[tokens, width]` → `[tokens, 1]`: log-probability of each token given the previous tokens; 0 for the first token.
     LogProbability,
     /// `mean, log_variance`, both `[batch, width]` → `mean + exp(log_variance / 2) · noise`, with
     /// the seed of each sequence.
@@ -133,8 +129,8 @@ pub enum Op {
     Attention(AttentionProblem),
     /// `[tokens, width]` → `[batch, width]`: L2-normalised mean over each sequence.
     MeanPoolNormalize { eps: f32 },
-    /// `weight` → the matrix stored in this format, when the model is loaded. Only linear layers read it. They compute
-    /// their products in the format: their kernels round the input likewise.
+    /// `weight` → the matrix in this format, quantized when the model is loaded. Only linear layers read it. Some of their kernels also
+    /// round the input to this format.
     Quantize(Format),
     /// `x, out_scale` → `x / out_scale` in E4M3. Only [`Op::ScaledLinear`] reads it.
     ToE4m3,
@@ -144,7 +140,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether the operator launches a kernel, rather than naming data that is there.
+    /// Returns whether the operator launches a kernel. The other operators only name existing data.
     pub fn is_compute(&self) -> bool {
         !matches!(
             self,
@@ -395,7 +391,7 @@ fn heads_of(heads: u32, kv_heads: u32, head: u32) -> String {
     }
 }
 
-/// Formats the first column of a row that is read, unless it is 0.
+/// Formats the first column that is read, unless it is 0.
 fn first_column(from: u32) -> String {
     match from {
         0 => String::new(),

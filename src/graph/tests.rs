@@ -118,8 +118,7 @@ fn an_invalid_rewrite_changes_nothing() {
 
 #[test]
 fn buckets_match_transformers() {
-    // Hashes of the rows of distances −1100 to 1100, from `T5Attention._relative_position_bucket`
-    // of transformers 5.23.
+    // Hashes of the rows for distances −1100 to 1100, from `T5Attention._relative_position_bucket` of transformers 5.23.
     let rows: [(bool, u32, u32, u64); 14] = [
         (true, 32, 128, 226150528736991970),
         (true, 12, 20, 618439699497466452),
@@ -148,7 +147,7 @@ fn buckets_match_transformers() {
             (next % (1 << 61)) as u64
         };
         assert_eq!((-1100..=1100).fold(0, hash), want, "{n} up to {reach}");
-        // Larger distances use the row of the table's end.
+        // Larger distances use the last row on their side of the table.
         for far in [buckets.reach + 1, 1 << 23] {
             for side in [-1, 1] {
                 let end = buckets.row(side * i64::from(buckets.reach));

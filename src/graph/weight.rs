@@ -33,8 +33,9 @@ pub enum WeightExpr {
     },
     /// The computed ALiBi slope of each head, `[heads]`.
     Slopes { heads: u64 },
-    /// Rows of a tensor of the checkpoint with stored dimensions `dims`: of each of `groups` equal parts of its rows, `rows` rows from
-    /// `from` on. Of these, the first `interleaved` (an even number) are reordered: those at even places come before those at odd ones.
+    /// Rows of a checkpoint tensor with stored dimensions `dims`. The rows of the tensor form `groups` equal parts, and `rows` rows of each
+    /// part are read, starting at row `from`. The first `interleaved` of these (an even number) are reordered: rows at even positions
+    /// precede rows at odd positions.
     Rows {
         name: String,
         dims: Vec<u64>,
@@ -45,14 +46,14 @@ pub enum WeightExpr {
     },
     /// A tensor of the checkpoint plus 1.
     PlusOne { name: String, dims: Vec<u64> },
-    /// A matrix `[heads·to, heads·from]` of ones and zeros that makes heads of `from` elements heads of `to`: new
-    /// elements are 0, and elements beyond `to` are dropped.
+    /// A matrix `[heads·to, heads·from]` of ones and zeros that resizes heads of `from` elements to `to` elements. New elements are 0, and
+    /// elements beyond `to` are dropped.
     ResizedHeads { heads: u64, from: u64, to: u64 },
     /// A vector of zeros, for example the bias of a norm without one.
     Zeros { n: u64 },
     /// Tensors stacked along their first dimension.
     ConcatRows(#[serde(deserialize_with = "parts")] Vec<WeightExpr>),
-    /// The scale of each output of a product in E4M3, `[n]`: that of the weight's row times that of the input.
+    /// Scales of the outputs of a product in E4M3, `[n]`. Each is the scale of the weight's row times the scale of the input.
     ProductScales {
         #[serde(deserialize_with = "parts")]
         weight: Vec<WeightExpr>,
@@ -63,10 +64,10 @@ pub enum WeightExpr {
     Scale(Bound),
 }
 
-/// A bound on the magnitude of a value that is computed from a norm, whatever the norm's input.
+/// Upper bound on the magnitude of a value that is computed from a norm. It holds for any input of the norm.
 ///
-/// A normalized row of `n` elements has a Euclidean norm of at most `√n`. By the Cauchy–Schwarz inequality, an output of a linear
-/// layer with the row `w` of its weight is at most `√n · ‖w ∘ gamma‖ + |w · beta + bias|`.
+/// A normalized row of `n` elements has a Euclidean norm of at most `√n`. By the Cauchy–Schwarz inequality, the magnitude of an output of a
+/// linear layer, for row `w` of the weight, is at most `√n · ‖w ∘ gamma‖ + |w · beta + bias|`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Bound {
     /// Weight of the norm.
@@ -87,16 +88,16 @@ pub struct BoundLinear {
     /// Empty if there is none.
     #[serde(deserialize_with = "parts")]
     pub bias: Vec<WeightExpr>,
-    /// The first of the outputs that the value depends on.
+    /// First output that the value depends on.
     pub from: u64,
-    /// How many outputs the value depends on.
+    /// Number of outputs that the value depends on.
     pub outputs: u64,
-    /// Whether the value is a gate: the product of the first half of the outputs with the second.
+    /// Whether the value is a gate: the product of the first half of the outputs and the second half.
     pub gated: bool,
 }
 
 impl Bound {
-    /// Returns the weights of which the bound is computed.
+    /// Returns the weights from which the bound is computed.
     fn parts(&self) -> impl Iterator<Item = &WeightExpr> {
         let linear = self.linear.iter();
         let linear = linear.flat_map(|linear| linear.weight.iter().chain(&linear.bias));
@@ -105,7 +106,8 @@ impl Bound {
 
     /// Returns the largest magnitude that the value can have, from the values of the weights.
     ///
-    /// A sixteenth more than the bound allows for the rounding of a factor to E4M3, which changes it by at most a sixteenth.
+    /// Rounding to E4M3 increases a factor by at most a sixteenth. For a linear layer, the result therefore includes `17 / 16` for each of
+    /// the two factors of a product.
     pub fn of(&self, gamma: &[f32], beta: &[f32], weight: &[f32], bias: &[f32]) -> f64 {
         let n = gamma.len();
         let root = (n as f64).sqrt();
@@ -166,13 +168,13 @@ impl Sinusoid {
     }
 }
 
-/// Assignment of distances to the rows of a bias table (Raffel et al. 2020, section 2.1). Small
-/// distances have one row each; larger ones share rows whose sizes grow logarithmically.
+/// Assignment of distances to the rows of a bias table (Raffel et al. 2020, section 2.1). Small distances have one row each; larger
+/// distances share rows, in proportion to their logarithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Buckets {
     /// Number of rows in the table.
     pub n: u32,
-    /// Distance from which on all use the last row of their side.
+    /// Distance from which all larger distances use the last row on their side.
     pub reach: u32,
     /// Whether keys after the query use half of the rows; otherwise they use the first row.
     pub bidirectional: bool,
@@ -295,15 +297,14 @@ impl Positions {
             .unsigned_abs()
     }
 
-    /// Returns the distance from which on all use the last row of their side; `None` if it is too
-    /// large.
+    /// Returns the distance from which all larger distances use the last row on their side; `None` if it is too large.
     pub fn farthest(self) -> Option<u32> {
         let last = 2 * u64::from(self.span) - 1;
         let is_far = |far: u32| {
             let far = i64::from(far);
             self.row(far) == 0 && self.row(-far) == last
         };
-        // Rows are monotone in the distance.
+        // Rows are monotonic in the distance.
         let (mut near, mut far) = (0, 1);
         while !is_far(far) {
             if far >= PositionBias::FARTHEST {
@@ -322,10 +323,9 @@ impl Positions {
     }
 }
 
-/// Returns the ALiBi slope of a head (Press et al. 2022, section 3, and their code). For n heads, a
-/// power of two, the slopes are a geometric sequence with first term and ratio 2^(−8 / n). Other
-/// numbers of heads use the slopes of the next smaller power, and then every other slope of the
-/// next larger one.
+/// Returns the ALiBi slope of a head (Press et al. 2022, section 3, and their code). If the number of heads `n` is a power of two, the
+/// slopes are a geometric sequence with first term and ratio 2^(−8 / n). Other numbers of heads use the slopes of the next smaller power,
+/// and then every other slope of the next larger one.
 pub fn slope(head: u64, heads: u64) -> f64 {
     let power = 1u64 << heads.max(1).ilog2();
     let (nth, of) = match head < power {
@@ -338,7 +338,7 @@ pub fn slope(head: u64, heads: u64) -> f64 {
 /// Deserialises the parts of a concatenation. Nested concatenations are rejected, because unlimited
 /// nesting would overflow the stack.
 fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D::Error> {
-    // Artifacts store the index of a variant, so these are the variants of `WeightExpr` in order, up to the last that can be a part.
+    // Artifacts store the index of a variant, so these variants have the order of `WeightExpr`, up to the last variant that can be a part.
     #[derive(Deserialize)]
     enum Part {
         Stored {
@@ -406,7 +406,7 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
     parts.collect()
 }
 
-/// Place, among the stored rows of a part, of a row of [`WeightExpr::Rows`] whose first `interleaved` rows are reordered.
+/// Returns the index, among the stored rows of a part, of a row of [`WeightExpr::Rows`] after its first `interleaved` rows were reordered.
 pub fn interleaved_row(row: u64, interleaved: u64) -> u64 {
     let half = interleaved / 2;
     match row {
@@ -416,13 +416,13 @@ pub fn interleaved_row(row: u64, interleaved: u64) -> u64 {
     }
 }
 
-/// The element of a row and column of [`WeightExpr::ResizedHeads`].
+/// Returns the element of [`WeightExpr::ResizedHeads`] at a row and a column.
 pub fn resized_heads_at(row: u64, column: u64, from: u64, to: u64) -> f32 {
     let is_one = row / to == column / from && row % to == column % from;
     f32::from(u8::from(is_one))
 }
 
-/// Number of rows of stacked tensors.
+/// Returns the total number of rows of stacked tensors.
 fn stacked_rows(parts: &[WeightExpr]) -> u64 {
     parts.iter().filter_map(|p| p.dims().first().copied()).sum()
 }
@@ -509,7 +509,7 @@ mod tests {
         }
     }
 
-    /// The values of outputs with these weights for a normalized row.
+    /// Returns the outputs of a linear layer with these weights for a normalized row.
     fn outputs(z: &[f64], weight: &[f32], bias: &[f32]) -> Vec<f64> {
         let of_row = |(row, bias): (&[f32], &f32)| {
             let products = (0..WIDTH).map(|c| {
@@ -523,7 +523,7 @@ mod tests {
 
     #[test]
     fn the_bound_of_a_norm_is_reached_by_a_row_with_one_large_element() {
-        // The largest of √5 · |gamma| + |beta| is that of the second column.
+        // The maximum of √5 · |gamma| + |beta| is in the second column.
         let want = 5f64.sqrt() * 2.0;
         let got = bound(None).of(&GAMMA, &BETA, &[], &[]);
         assert!((got - want).abs() < 1e-9, "{got}, expected {want}");

@@ -11,18 +11,18 @@ pub struct WeightNames {
     pub endings: Vec<(String, Vec<String>)>,
     /// Alternative names of single tensors.
     pub others: BTreeMap<String, Vec<String>>,
-    /// Folders beside the checkpoint's files with separate weights. Tensors of `2_Dense` are called
-    /// `2_Dense/linear.weight` and have no alternative names.
+    /// Folders with separate weights, next to the checkpoint's files. Tensors of `2_Dense` are called `2_Dense/linear.weight` and have no
+    /// alternative names.
     pub folders: Vec<String>,
-    /// Tensors that are not read because they are tied to another, by the name of the tensor that is read instead.
+    /// Tied tensors that are not read, with the names of the tensors that are read instead.
     #[serde(default)]
     pub ties: BTreeMap<String, String>,
-    /// Names of tensors that change no output of the model, with one `*` for any text.
+    /// Names of tensors that affect no output of the model. One `*` in a name matches any text.
     #[serde(default)]
     pub ignored: Vec<String>,
 }
 
-/// Buffers that transformers computes by itself; checkpoints of older versions store them.
+/// Buffers that transformers computes by itself. Checkpoints of older versions contain them.
 const BUFFERS: [&str; 2] = ["*position_ids", "*rotary_emb.inv_freq"];
 
 impl WeightNames {
@@ -51,7 +51,7 @@ impl WeightNames {
         spellings
     }
 
-    /// Whether a tensor of a checkpoint changes no output of the model.
+    /// Returns whether a tensor of a checkpoint affects no output of the model.
     pub fn is_ignored(&self, name: &str) -> bool {
         let prefixes = self.prefixes.iter().map(String::as_str);
         let bare = prefixes.filter_map(|prefix| name.strip_prefix(prefix));
@@ -74,7 +74,7 @@ impl WeightNames {
     }
 }
 
-/// Whether a name is the pattern, or has any text for its `*`.
+/// Returns whether a name matches a pattern, in which a `*` stands for any text.
 fn matches(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,

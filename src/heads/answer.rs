@@ -11,12 +11,12 @@ pub struct AnswerOptions {
     pub top_k: usize,
     /// Max number of tokens of an answer.
     pub max_answer_tokens: usize,
-    /// Max number of tokens of a question with a part of its text, by default 384 or the model's limit. Longer texts are read in
-    /// parts.
+    /// Max number of tokens of a question together with a part of its text; by default 384 or the model's limit. Longer texts are split
+    /// into parts.
     pub max_tokens: Option<usize>,
-    /// Number of tokens that two parts of a text share, by default 128 or half of `max_tokens`.
+    /// Number of tokens that consecutive parts of a text share; by default 128 or half of `max_tokens`, whichever is less.
     pub stride: Option<usize>,
-    /// Whether an empty answer is allowed, if the text has none.
+    /// Whether the empty answer is allowed, for texts without an answer.
     pub allows_none: bool,
     /// Whether answers are extended to whole words.
     pub aligns_to_words: bool,
@@ -48,12 +48,12 @@ pub struct Answer {
 /// A token of a part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SpanToken {
-    /// Range of its text in characters.
+    /// Range of the token's text in characters.
     pub start: usize,
     pub end: usize,
-    /// Whether it may begin or end an answer.
+    /// Whether the token may begin or end an answer.
     pub is_allowed: bool,
-    /// Index of its word, if it is a token of the text itself.
+    /// Index of the word; `None` for tokens that are not part of the text.
     pub word: Option<u32>,
 }
 
@@ -74,8 +74,8 @@ impl<'o> Answers<'o> {
         }
     }
 
-    /// Adds the answers of a part. `logits` has the logits of start and end for each token, and `text` returns a range of the whole
-    /// text.
+    /// Adds the answers of a part. `logits` has the logits of the start and the end of an answer for each token. `text` returns a range of
+    /// the whole text.
     pub fn add(
         &mut self,
         tokens: &[SpanToken],
@@ -99,7 +99,7 @@ impl<'o> Answers<'o> {
         // The first token represents an empty answer.
         self.none = self.none.min(*start * *end);
         (*start, *end) = (0.0, 0.0);
-        // Answers that become the same words are merged, so more are needed.
+        // Extending answers to whole words can make them equal. Equal answers are merged, so more candidates are needed.
         let n = match options.aligns_to_words {
             true => 2 * options.top_k + 10,
             false => options.top_k,
@@ -150,7 +150,7 @@ impl<'o> Answers<'o> {
     }
 }
 
-/// Returns the range of the words of two tokens, or of the tokens if one of them has no word.
+/// Returns the range between two tokens, extended to whole words unless one of the tokens has no word.
 fn in_words(tokens: &[SpanToken], from: usize, to: usize) -> (usize, usize) {
     let (Some(first), Some(last)) = (tokens[from].word, tokens[to].word) else {
         return (tokens[from].start, tokens[to].end);
@@ -170,7 +170,7 @@ mod tests {
 
     const TEXT: &str = "It rained in Springfield";
 
-    /// [CLS] where [SEP] it rained in spring ##field [SEP]
+    /// Returns the tokens of `[CLS] where [SEP] it rained in spring ##field [SEP]`.
     fn tokens() -> Vec<SpanToken> {
         let none = SpanToken {
             start: 0,
@@ -236,7 +236,7 @@ mod tests {
                 .all(|answer| answer.answer.split(' ').count() <= 2),
             "{all:?}"
         );
-        // Peaks in the question and at its end answer nothing.
+        // Logits that peak in the question and at its end give no answer.
         assert!(found(&options, [1, 8])[0].score < 0.2);
     }
 

@@ -12,7 +12,7 @@ pub enum Aggregation {
     /// Each token is an entity.
     #[default]
     None,
-    /// Adjacent tokens with the same label are an entity, unless its name begins with `B-`.
+    /// Adjacent tokens with the same label form an entity. A label that begins with `B-` begins a new entity.
     Simple,
     /// Like `Simple`, with the label of the first token for all tokens of a word.
     First,
@@ -69,7 +69,7 @@ impl Default for EntityOptions {
 /// Serializes like the result of transformers' pipeline, with the label in `entity` or `entity_group`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entity {
-    /// Name of the label; of an entity without `B-` or `I-`.
+    /// Name of the label; for an entity, without `B-` or `I-`.
     pub label: String,
     pub score: f32,
     /// Index of the token in its sequence; `None` for an entity.
@@ -108,7 +108,7 @@ pub(super) struct ScoredToken {
     pub word: String,
     pub start: usize,
     pub end: usize,
-    /// Whether it continues the word of the previous token.
+    /// Whether the token continues the word of the previous token.
     pub continues: bool,
     /// Probabilities of the labels.
     pub scores: Vec<f32>,
@@ -184,7 +184,7 @@ fn scores_of_word(word: &[ScoredToken], rule: Aggregation) -> Vec<f32> {
     }
 }
 
-/// Splits a label into the flag of a beginning and its name.
+/// Returns whether a label marks the beginning of an entity, and its name without `B-` or `I-`.
 fn tag(label: &str) -> (bool, &str) {
     match (label.strip_prefix("B-"), label.strip_prefix("I-")) {
         (Some(name), _) => (true, name),
@@ -213,7 +213,7 @@ fn grouped<E>(
     let groups = groups.into_iter().map(|group| {
         let sum: f64 = group.iter().map(|word| f64::from(word.score)).sum();
         let first = &group[0];
-        // Like transformers, the part after the first hyphen.
+        // The label of an entity is the part after the first hyphen, as in transformers.
         let label = first
             .label
             .split_once('-')

@@ -1,4 +1,4 @@
-//! Jobs: texts as the sequences that a model computes, and results from its logits.
+//! Jobs, which turn texts into the sequences that a model computes, and its logits into results.
 
 use super::{
     Answer, AnswerOptions, Entailment, Entity, EntityOptions, Filled, LabelScore, MaskOptions,
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::text::{Encoded, Placed, PlacedToken, TextEncoder, TextError};
 
-/// Max number of tokens of a question with a part of its text, unless the options say otherwise.
+/// Default for the max number of tokens of a question together with a part of its text.
 const MAX_TOKENS: usize = 384;
 
 /// An error in an input or an option of a head.
@@ -52,7 +52,7 @@ pub enum HeadError {
     },
 }
 
-/// Checks that there are `width` values for each of some tokens.
+/// Checks that `logits` has `width` values for each of `tokens` tokens.
 fn check_logits(logits: &[f32], tokens: usize, width: usize) -> Result<(), HeadError> {
     match logits.len() == tokens * width && width > 0 {
         true => Ok(()),
@@ -64,7 +64,7 @@ fn check_logits(logits: &[f32], tokens: usize, width: usize) -> Result<(), HeadE
     }
 }
 
-/// Bounds of characters in a text.
+/// Byte offsets of the characters of a text.
 struct Chars<'t> {
     text: &'t str,
     places: Vec<usize>,
@@ -79,7 +79,7 @@ impl<'t> Chars<'t> {
         }
     }
 
-    /// Returns a range of characters; empty if it is not in the text.
+    /// Returns a range of characters; empty if the range exceeds the text.
     fn range(&self, start: usize, end: usize) -> &'t str {
         let bounds = (self.places.get(start), self.places.get(end));
         let (Some(&start), Some(&end)) = bounds else {
@@ -97,7 +97,7 @@ pub struct TokenJob {
 }
 
 impl TokenJob {
-    /// Tokenizes a text. `index` is its index among texts, for errors.
+    /// Tokenizes a text. Errors name the text by `index`.
     ///
     /// # Errors
     /// Returns the errors of [`TextEncoder::place`].
@@ -114,7 +114,7 @@ impl TokenJob {
         &self.placed.encoded
     }
 
-    /// Returns all tokens with their probabilities of labels, or their logits with `are_raw`.
+    /// Returns all tokens with the probabilities of the labels, or with the logits if `are_raw`.
     ///
     /// # Errors
     /// Returns an error if the number of logits does not match the tokens and labels.
@@ -161,8 +161,8 @@ impl TokenJob {
             let own = chars.range(token.start, token.end);
             let is_unknown = unknown == Some(token.id);
             let length = |text: &str| text.chars().count();
-            // The rules of transformers: a name that is longer than its text has the mark of a continued word, and without such
-            // marks, words end at spaces.
+            // A token continues a word if its name and its text have different lengths, since the name then has the mark of a continuation.
+            // In vocabularies without such marks, words end at spaces. These are the rules of transformers.
             let continues = match marks {
                 true => length(&token.name) != length(own),
                 false => {
@@ -194,12 +194,12 @@ impl TokenJob {
 #[derive(Debug)]
 pub struct MaskJob {
     encoded: Encoded,
-    /// Places of masks among the tokens.
+    /// Indices of the masks among the tokens.
     masks: Vec<usize>,
 }
 
 impl MaskJob {
-    /// Tokenizes a text. `index` is its index among texts, for errors.
+    /// Tokenizes a text. Errors name the text by `index`.
     ///
     /// # Errors
     /// Returns the errors of [`TextEncoder::place`], and an error if the text or the tokenizer has no mask.
@@ -226,12 +226,12 @@ impl MaskJob {
         &self.encoded
     }
 
-    /// Returns the places of the masks among the tokens.
+    /// Returns the indices of the masks among the tokens.
     pub fn masks(&self) -> &[usize] {
         &self.masks
     }
 
-    /// Returns the ids of the targets of `options`. Each is the token of that name, or the first token of the word.
+    /// Returns the ids of the targets of `options`. Each target is the name of a token, or a word, which is represented by its first token.
     ///
     /// # Errors
     /// Returns an error if a target has no token.
@@ -291,7 +291,7 @@ impl MaskJob {
     }
 }
 
-/// A text with labels that it may have.
+/// Zero-shot classification of a text.
 #[derive(Debug)]
 pub struct ZeroShotJob {
     nli: Entailment,
@@ -303,8 +303,8 @@ impl ZeroShotJob {
     /// Tokenizes the text with a sentence for each label. `names` are the labels of the model.
     ///
     /// # Errors
-    /// Returns an error if there is no label, if the template has no place for it, or if the model has no entailment
-    /// label. Also returns the errors of [`TextEncoder::pair_cutting_first`].
+    /// Returns an error if there is no label, if the template has no place for a label, or if the model has no entailment label. Also
+    /// returns the errors of [`TextEncoder::pair_cutting_first`].
     pub fn new(
         encoder: &TextEncoder,
         names: &[String],
@@ -354,7 +354,7 @@ pub struct QuestionJob {
 }
 
 impl QuestionJob {
-    /// Tokenizes a question with the parts of its text.
+    /// Tokenizes a question with each part of its text.
     ///
     /// # Errors
     /// Returns an error if an option is out of range, and the errors of [`TextEncoder::place_parts`].

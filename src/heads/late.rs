@@ -16,7 +16,7 @@ impl TokenVectors {
     /// Returns the rows of the tokens that take part in scores.
     ///
     /// # Panics
-    /// If the length of `rows` is not a multiple of the number of `ids`.
+    /// Panics if the length of `rows` is not a multiple of the number of `ids`.
     pub fn of(encoder: &TextEncoder, role: TextRole, ids: &[u32], rows: &[f32]) -> Self {
         let width = rows.len() / ids.len().max(1);
         assert_eq!(width * ids.len(), rows.len(), "each token has a row");
@@ -39,7 +39,7 @@ impl TokenVectors {
 /// caller's pool.
 ///
 /// # Panics
-/// If the widths differ.
+/// Panics if the widths differ.
 pub fn max_sim(query: &TokenVectors, documents: &[TokenVectors], score: LateScore) -> Vec<f32> {
     let mut ends = Vec::with_capacity(documents.len());
     let mut rows = 0;

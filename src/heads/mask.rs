@@ -1,4 +1,4 @@
-//! Most probable tokens at the places of masks.
+//! The most probable tokens for masks.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use super::softmax;
 pub struct MaskOptions {
     /// Max number of tokens for each mask.
     pub top_k: usize,
-    /// Only these words are considered if there are any. A word of several tokens counts as its first one.
+    /// Words to consider; empty for all tokens. A word of several tokens is represented by its first token.
     pub targets: Vec<String>,
 }
 
@@ -22,18 +22,18 @@ impl Default for MaskOptions {
     }
 }
 
-/// A token at the place of a mask.
+/// A token that replaces a mask.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Filled {
     pub score: f32,
     pub token: u32,
     /// The token as text.
     pub token_str: String,
-    /// The text with the token at the place of the mask.
+    /// The text with the mask replaced by the token.
     pub sequence: String,
 }
 
-/// Returns the tokens with the highest probabilities, highest first, of all tokens or of `targets`.
+/// Returns the `top_k` tokens with the highest probabilities, highest first. If `targets` is not empty, only these are considered.
 pub(super) fn best(mut logits: Vec<f32>, top_k: usize, targets: &[u32]) -> Vec<(u32, f32)> {
     softmax(&mut logits);
     let all = (0_u32..).zip(logits.iter().copied());

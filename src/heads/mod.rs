@@ -1,8 +1,8 @@
-//! Tasks of heads, as the pipelines of transformers define them: token classification, masked tokens, zero-shot classification and
-//! questions about a text. Late interaction, as PyLate defines it.
+//! Tasks of heads: token classification, masked tokens, zero-shot classification and questions about a text, as in the pipelines of
+//! transformers, and late interaction, as in PyLate.
 //!
-//! A job tokenizes its texts and returns the sequences that a model must compute ([`TokenJob::input`] and so on). It
-//! then turns their logits into results. Jobs use no engine, so an engine and a server share them.
+//! A job tokenizes its texts and returns the sequences that a model must compute ([`TokenJob::input`] and so on). It then turns their
+//! logits into results. Jobs do not depend on an engine, so both an engine and a server use them.
 
 mod answer;
 mod entity;
@@ -20,7 +20,7 @@ pub use zero_shot::{Entailment, LabelScore, ZeroShotOptions};
 
 /// Output with a row of labels for each token. For a model that answers questions, the labels are the start and the end of an answer.
 pub const TOKEN_LOGITS: &str = "token_logits";
-/// Output of masked language models, with a row of vocabulary entries for each token.
+/// Output of masked language models, with the logits of the vocabulary for each token.
 pub const MASK_LOGITS: &str = "mlm_logits";
 
 /// Replaces logits with probabilities.
@@ -31,7 +31,7 @@ fn softmax(logits: &mut [f32]) {
     logits.iter_mut().for_each(|x| *x /= sum);
 }
 
-/// Returns the index of the first of the largest values.
+/// Returns the index of the largest value; the first if several are equal.
 fn argmax(values: &[f32]) -> usize {
     let mut best = 0;
     for (at, value) in values.iter().enumerate() {

@@ -8,7 +8,7 @@ use super::softmax;
 /// Options of zero-shot classification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZeroShotOptions {
-    /// Sentence with `{}` in the place of the label.
+    /// Sentence in which `{}` is replaced by the label.
     pub template: String,
     /// Whether several labels may apply. Each is then scored independently.
     pub multi_label: bool,
@@ -45,7 +45,7 @@ impl LabelScore {
     }
 }
 
-/// Labels of a model of natural language inference.
+/// Indices of two labels of a natural language inference model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entailment {
     entailment: usize,
@@ -68,7 +68,7 @@ impl Entailment {
         })
     }
 
-    /// Returns the scores of labels from the logits of their pairs.
+    /// Returns the scores of the labels. Each row has the logits for the pair of the text and a label's sentence.
     pub(super) fn scores(self, rows: &[&[f32]], multi_label: bool) -> Vec<f32> {
         let entails = |row: &&[f32]| {
             row.get(self.entailment)

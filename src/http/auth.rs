@@ -12,16 +12,16 @@ use sha2::{Digest, Sha256};
 use super::error::Failure;
 use crate::files::{self, Kind, ReadError};
 
-/// Sender of a request, identified by its key.
+/// Client of the server, identified by its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tenant {
-    /// Number of the key's name. Keys with the same name share it.
+    /// Number of the tenant. Keys with the same name have the same tenant.
     pub number: u32,
-    /// Max priority; a higher `x-priority` counts as this one.
+    /// Max priority. A higher `x-priority` is reduced to it.
     pub max_priority: u8,
 }
 
-/// Tenant of all requests to a server without keys, with every priority.
+/// The tenant of all requests if the server has no keys. It may use every priority.
 impl Default for Tenant {
     fn default() -> Self {
         Self {
@@ -31,7 +31,7 @@ impl Default for Tenant {
     }
 }
 
-/// SHA-256 digests of the accepted keys, with the tenant of each. Clones share one list.
+/// SHA-256 digests of the accepted keys, and the tenant of each key. Clones share one map.
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
     tenants: Arc<RwLock<HashMap<String, Tenant>>>,
@@ -59,11 +59,11 @@ pub enum KeysError {
 }
 
 impl Keys {
-    /// Parses keys, one per line: a name, the SHA-256 of the key and, optionally, `max-priority=N` (0 by default). Keys with the
-    /// same name are one tenant. Empty lines and lines that begin with `#` are skipped.
+    /// Parses keys, one per line: a name, the SHA-256 of the key and, optionally, `max-priority=N` (0 by default). Keys with the same name
+    /// belong to one tenant. Empty lines and lines that begin with `#` are skipped.
     ///
     /// # Errors
-    /// Returns an error for a line that is not a key. Lines are counted from 1.
+    /// Returns an error for a line that is not a key. Line numbers start at 1.
     pub fn parse(text: &str) -> Result<Self, KeysError> {
         let tenants = Arc::new(RwLock::new(tenants(text)?));
         Ok(Self {
@@ -72,7 +72,7 @@ impl Keys {
         })
     }
 
-    /// Reads the keys of a file, in the format of [`parse`](Self::parse). A reload of the server reads the file again.
+    /// Reads keys from a file, in the format of [`parse`](Self::parse). When the server reloads, it reads the file again.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read, or `parse` fails.
@@ -83,7 +83,7 @@ impl Keys {
         })
     }
 
-    /// Reads the file again. The new keys take effect when the returned function is called.
+    /// Reads the file again. The new keys replace the old ones when the returned function is called.
     pub(super) fn reload(&self) -> Result<impl FnOnce() + use<>, KeysError> {
         let new = self.file.as_deref().map(read).transpose()?;
         let current = Arc::clone(&self.tenants);
@@ -94,7 +94,8 @@ impl Keys {
         })
     }
 
-    /// Returns the tenant of a request's key. The lookup is by digest, so its duration reveals nothing about valid keys.
+    /// Returns the tenant of the key that a request sends. The key is looked up by its digest, so the duration reveals nothing about valid
+    /// keys.
     pub(super) fn tenant(&self, headers: &HeaderMap) -> Result<Tenant, Failure> {
         let given = headers
             .get(AUTHORIZATION)

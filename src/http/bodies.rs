@@ -9,7 +9,7 @@ use tokio::runtime::{Builder, Runtime};
 use super::{App, Body, HttpChoice, Public, RequestContext, Route, openapi, request::Fields};
 use crate::serve::{Models, Submit};
 
-/// Models with the routes that read a body.
+/// Models and the routes whose requests have a body.
 pub struct Bodies {
     runtime: Runtime,
     app: App,
@@ -27,17 +27,17 @@ impl Bodies {
         })
     }
 
-    /// Returns the paths of routes that read a body.
+    /// Returns the paths of the routes whose requests have a body.
     pub fn paths() -> impl Iterator<Item = &'static str> {
         let routes = Route::ALL.into_iter();
         let posts = routes.filter(|(.., method)| *method == Method::POST);
         posts.map(|(_, path, _)| path)
     }
 
-    /// Handles a body and returns status and body of the response. Both conform to the OpenAPI document.
+    /// Handles a request body, and returns the status and the body of the response.
     ///
     /// # Panics
-    /// Panics if the document does not list the response's status, or if a JSON response is not valid JSON.
+    /// Panics if the OpenAPI document does not list the response's status, or if a JSON response is not valid JSON.
     pub fn post(&self, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
         let (route, ..) = Route::of(path, &Method::POST);
         let submit = Submit::default();

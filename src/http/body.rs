@@ -19,14 +19,15 @@ pub(super) trait Events: Send {
 
 pub(super) enum Body {
     Whole(Option<Bytes>),
-    /// A stream. It is dropped when the client leaves, which cancels its source.
+    /// A stream of events. It is dropped when the client disconnects, which cancels its source.
     Events(Box<dyn Events>),
 }
 
-/// Max bytes of a frame. hyper copies each frame, and requests the next one after it is sent.
+/// Max bytes of a frame. hyper copies each frame, and only asks for the next one after it has sent
+/// the frame.
 const MAX_FRAME: usize = 64 << 10;
 
-/// A body with the memory that its request is charged for.
+/// A body, with the memory share that is charged to its request.
 struct Charged<T>(
     T,
     #[expect(dead_code, reason = "it ends the charge when it is dropped")] Arc<Share>,
@@ -49,7 +50,7 @@ impl Body {
         Self::Whole(Some(Bytes::from(bytes)))
     }
 
-    /// Returns the body, which keeps its request charged until its last byte is sent.
+    /// Returns the same body. Its request remains charged until the last byte is sent.
     pub fn holding(self, share: &Arc<Share>) -> Self {
         let share = Arc::clone(share);
         match self {

@@ -1,4 +1,4 @@
-//! Embeddings in version 2 of Cohere's API.
+//! Embeddings in the format of version 2 of Cohere's API.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,8 @@ const INPUT_TYPES: [&str; 4] = [
     "clustering",
 ];
 
-/// Reads `truncate`: the side on which too long inputs are cut, or that they are refused.
+/// Reads `truncate`, which tells on which side inputs that are too long are cut, or whether they
+/// are refused.
 fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure> {
     let side = match fields.text("truncate")?.as_deref() {
         None | Some("END") => Some(CutSide::Right),
@@ -81,7 +82,7 @@ pub(super) async fn embed(
     }
     let inputs: Vec<Text> = texts.iter().cloned().map(Text::One).collect();
     let purpose = fields.text("input_type")?;
-    // The model has no prompts, so the required purpose selects none.
+    // Cohere requires a purpose. If the model has no prompts, ignore it.
     let purpose =
         purpose.filter(|purpose| service.has_prompts() || !INPUT_TYPES.contains(&purpose.as_str()));
     let prompt = purpose.map(|name| prompted_by_purpose(service, "input_type", &name, &inputs));

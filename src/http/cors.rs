@@ -1,4 +1,4 @@
-//! Cross-origin resource sharing (CORS): lets web pages use the server from a browser.
+//! Cross-origin resource sharing (CORS), which allows web pages to use the server from a browser.
 
 use std::str::FromStr;
 
@@ -20,7 +20,7 @@ pub enum Origin {
     One(HeaderValue),
 }
 
-/// Text that is not an origin.
+/// The text is not an origin.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "expected `*`, or an origin without a path, such as https://example.com or http://localhost:3000"
@@ -34,7 +34,7 @@ impl FromStr for Origin {
         if text == "*" {
             return Ok(Self::Any);
         }
-        // Browsers send `null` for pages of local files.
+        // Browsers send the origin `null` for pages that are local files.
         if text != "null" {
             let uri: Uri = text.parse().map_err(|_| OriginError)?;
             let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
@@ -46,19 +46,19 @@ impl FromStr for Origin {
                 return Err(OriginError);
             }
         }
-        // Browsers send scheme and host in lower case.
+        // Browsers send the scheme and the host in lower case.
         let value = HeaderValue::from_str(&text.to_ascii_lowercase());
         value.map(Self::One).map_err(|_| OriginError)
     }
 }
 
-/// Response headers that pages may read in addition to those that browsers always expose.
+/// Response headers that pages may read, in addition to those that browsers always expose.
 const EXPOSED: &str =
     "x-request-id, retry-after, retry-after-ms, x-compute-tokens, x-rows, x-width, x-tokens";
 /// Seconds for which a browser caches a preflight response.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 
-/// Returns the value of `Access-Control-Allow-Origin` for a request; `None` if its page may not read the response.
+/// Returns the value of `Access-Control-Allow-Origin` for a request; `None` if the page that sent it may not read the response.
 pub(super) fn allowed(origins: &[Origin], headers: &HeaderMap) -> Option<HeaderValue> {
     let asked = headers.get(ORIGIN)?;
     match origins {
@@ -70,7 +70,7 @@ pub(super) fn allowed(origins: &[Origin], headers: &HeaderMap) -> Option<HeaderV
     }
 }
 
-/// Handles a preflight request (`OPTIONS`). `methods` are those of the path.
+/// Handles a preflight request (`OPTIONS`). `methods` are the methods of the path.
 ///
 /// # Errors
 /// Returns an error if the origin is not allowed.
@@ -100,7 +100,7 @@ pub(super) fn preflight(
     Ok(response)
 }
 
-/// Adds the headers that let a page read its response. `allowed` is the page's origin, or `*`.
+/// Adds the headers that allow a page to read the response. `allowed` is the page's origin, or `*`.
 pub(super) fn mark(origins: &[Origin], allowed: Option<HeaderValue>, to: &mut HeaderMap) {
     if origins.is_empty() {
         return;

@@ -1,4 +1,4 @@
-//! Code shared by the routes of embeddings and scores.
+//! Code shared by the routes for embeddings and scores.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::{RequestContext, error::Failure, fields::kind, request::Fields};
 use crate::serve::{Answer, CutSide, Service, Submit, Text};
 
-/// Computes inputs and returns their answers in order. If one input fails, the request fails. `extra` is the number of bytes that
-/// the response takes in addition to the answers.
+/// Computes inputs and returns their answers in order. Fails if any input fails. `extra` is the number of bytes that the response takes in
+/// addition to the answers.
 pub(super) async fn computed(
     app: &RequestContext<'_>,
     service: &Service,
@@ -21,7 +21,7 @@ pub(super) async fn computed(
     answers(app, service, inputs, submit).await
 }
 
-/// Like [`computed`], with memory that is already reserved.
+/// Does the same as [`computed`] if the memory has already been reserved.
 pub(super) async fn answers(
     app: &RequestContext<'_>,
     service: &Service,
@@ -81,7 +81,7 @@ pub(super) fn inputs(param: &'static str, value: &Value) -> Result<Vec<Text>, Fa
     }
 }
 
-/// Reads `truncate` and `truncation_direction` of an object.
+/// Reads the fields `truncate` and `truncation_direction`.
 pub(super) fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure> {
     let side = match fields.text("truncation_direction")?.as_deref() {
         None => submit.cut_side,
@@ -99,7 +99,7 @@ pub(super) fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure
     })
 }
 
-/// Returns the index of the prompt to put before all inputs. `param` is the field that names it.
+/// Returns the index of the prompt to put before all inputs. `param` is the field that selects it.
 pub(super) fn prompted(
     service: &Service,
     param: &'static str,
@@ -123,7 +123,7 @@ fn check_texts(param: &str, inputs: &[Text]) -> Result<(), Failure> {
     }
 }
 
-/// Returns the index of the prompt for a purpose, such as `search_query`. `param` is the field that names it.
+/// Returns the index of the prompt for a purpose, such as `search_query`. `param` is the field that contains the purpose.
 pub(super) fn prompted_by_purpose(
     service: &Service,
     param: &'static str,
@@ -133,7 +133,7 @@ pub(super) fn prompted_by_purpose(
     prompted(service, param, &alike(name), inputs)
 }
 
-/// Returns whether a purpose is that of queries (true) or of documents; `None` for another one.
+/// Returns whether a purpose is for queries (true) or for documents (false); `None` for any other purpose.
 pub(super) fn is_query(name: &str) -> Option<bool> {
     let alike = alike(name);
     match (alike.contains(&"query"), alike.contains(&"document")) {
@@ -143,7 +143,7 @@ pub(super) fn is_query(name: &str) -> Option<bool> {
     }
 }
 
-/// Returns `name`, followed by names that other models use for a prompt with the same purpose.
+/// Returns `name`, followed by the names of the same purpose in other models.
 fn alike(name: &str) -> Vec<&str> {
     const ALIKE: [&[&str]; 2] = [
         &[
@@ -166,10 +166,10 @@ fn alike(name: &str) -> Vec<&str> {
     [name].into_iter().chain(others).collect()
 }
 
-/// Names of the fields that choose a prompt: by name, and as a text.
+/// Names of the fields that select a prompt by its name or give its text.
 pub(super) const PROMPTS: [&str; 2] = ["prompt_name", "prompt"];
 
-/// Reads `prompt_name` or `prompt` of an object, and applies it to the inputs. `params` are the paths of these fields in errors.
+/// Reads `prompt_name` or `prompt`, and applies it to the inputs. The last argument contains the paths of these two fields, for errors.
 pub(super) fn with_prompt(
     fields: &mut Fields,
     service: &Service,
@@ -200,8 +200,8 @@ pub(super) fn with_prompt(
     Ok((inputs, Submit { prompt, ..submit }))
 }
 
-/// Returns the first `dimensions` values of an embedding, normalized again (Matryoshka representation learning). `param` is the
-/// field that has the number.
+/// Returns the first `dimensions` values of an embedding, normalized again (Matryoshka representation learning). `param` is the field with
+/// the number of dimensions.
 pub(super) fn shortened(
     param: &str,
     mut values: Vec<f32>,
@@ -222,7 +222,7 @@ pub(super) fn shortened(
     Ok(values)
 }
 
-/// Divides a vector by its Euclidean norm, unless that is zero.
+/// Divides a vector by its Euclidean norm, unless the norm is zero.
 pub(super) fn normalize(values: &mut [f32]) {
     let square: f64 = values.iter().map(|&v| f64::from(v) * f64::from(v)).sum();
     let length = square.sqrt();

@@ -46,7 +46,7 @@ impl Failure {
         Self::new(status, "invalid_api_key", message.to_owned())
     }
 
-    /// An invalid `Host` header. It has status 400 in each style.
+    /// Creates an error for an invalid `Host` header. Its status is 400 in every style.
     pub fn host(message: &str) -> Self {
         let status = StatusCode::BAD_REQUEST;
         Self::new(status, "invalid_host", message.to_owned())
@@ -73,7 +73,8 @@ impl Failure {
         Self::new(StatusCode::NOT_FOUND, "not_found", message)
     }
 
-    /// A method that the path does not support. `expected` are those that it does.
+    /// Creates an error for a method that the path does not support. `expected` are the methods
+    /// that it supports.
     pub fn method(found: &Method, expected: &[Method]) -> Self {
         let names = |between: &str| {
             let names: Vec<&str> = expected.iter().map(Method::as_str).collect();
@@ -99,7 +100,7 @@ impl Failure {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
     }
 
-    /// A body with more than `max` bytes after decompression.
+    /// Creates an error for a body that has more than `max` bytes after decompression.
     pub fn large_inflated(max: usize) -> Self {
         let message = format!("the body has more than {max} bytes decompressed; split the request");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
@@ -180,7 +181,7 @@ impl Failure {
             ),
             Style::Cohere => json(*status, &json!({"message": message})),
             Style::Tei => {
-                // TEI's names and codes.
+                // TEI uses its own names and status codes.
                 let (status, kind) = match (status.as_u16(), *code) {
                     (400, "invalid_request") => (StatusCode::UNPROCESSABLE_ENTITY, "tokenizer"),
                     (413, _) => (*status, "validation"),

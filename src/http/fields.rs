@@ -1,8 +1,8 @@
 //! Table of the request fields that the server knows, for all routes.
 //!
-//! Some routes support a field. Elsewhere the field is ignored if it cannot change a response. Otherwise it is refused,
-//! except with values that have no effect. A field that is not in the table is refused, because it might change a
-//! response. Null is accepted for every field.
+//! A field is supported by some routes or by none. Other routes ignore the field if it cannot change a response. If it can, they refuse
+//! it, except with values that have no effect. A field that is not in the table is refused, because it might change a response. Every
+//! field may be null.
 //!
 //! [`Fields`](super::request::Fields) checks bodies against this table. Tests check that the OpenAPI document and the
 //! table in `docs/serving.md` agree with it.
@@ -13,9 +13,9 @@ use super::{Route, error::Failure};
 use crate::names::nearest;
 
 pub(super) struct Field {
-    /// Name in the body; a dot separates an object from its field.
+    /// Name in the body. A dot separates the name of an object from the name of a field in it.
     pub name: &'static str,
-    /// Routes that support it.
+    /// Routes that support the field.
     pub routes: &'static [Route],
     pub elsewhere: Elsewhere,
 }
@@ -23,9 +23,9 @@ pub(super) struct Field {
 /// Handling of a field by routes that do not support it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Elsewhere {
-    /// Ignores it: no value changes a response.
+    /// Ignores the field, because none of its values changes a response.
     Ignored,
-    /// Refuses it, unless it is null or in this JSON array of values.
+    /// Refuses the field, unless the value is null or in this JSON array.
     Refused(&'static str),
 }
 
@@ -33,7 +33,7 @@ const fn computed(name: &'static str, routes: &'static [Route]) -> Field {
     computed_or(name, routes, "[]")
 }
 
-/// A field that some routes support. Other routes accept the values in `neutral`.
+/// Returns a field that some routes support. Other routes accept the values in `neutral`.
 const fn computed_or(name: &'static str, routes: &'static [Route], neutral: &'static str) -> Field {
     Field {
         name,
@@ -50,7 +50,8 @@ const fn ignored(name: &'static str) -> Field {
     }
 }
 
-/// A field of other servers that changes a response. Values in `neutral` do not, and are accepted.
+/// Returns a field of other servers that can change a response and that no route supports. The values in `neutral` change nothing and are
+/// accepted.
 const fn refused(name: &'static str, neutral: &'static str) -> Field {
     computed_or(name, &[], neutral)
 }
@@ -122,7 +123,7 @@ const PROMPTED: &[Route] = &[
     Route::EmbedSparse,
     Route::Tokenize,
 ];
-/// A text before inputs, or the text that is completed.
+/// Routes with a `prompt`: a text to put before the inputs, or the text to complete.
 const PROMPT: &[Route] = &[
     Route::Completions,
     Route::Embeddings,
@@ -144,7 +145,7 @@ const INPUTS: &[Route] = &[
     Route::ZeroShot,
 ];
 const RANKING: &[Route] = &[Route::TeiRerank, Route::Rerank, Route::RerankV2];
-/// Routes that `POST /` forwards to.
+/// Routes to which `POST /` forwards requests.
 const BASE: [Route; 5] = [
     Route::Embed,
     Route::EmbedSparse,
@@ -254,8 +255,8 @@ pub(super) const FIELDS: &[Field] = &[
     computed("num_hypotheses", TRANSLATION),
     computed_or("num_beams", TRANSLATION, "[1]"),
     computed_or("length_penalty", TRANSLATION, "[1]"),
-    // Fields that cannot change a response: labels of the sender, hints for storage, scheduling and caching, and parameters of
-    // sampling methods that are off.
+    // Fields that cannot change a response: labels from the client, hints for storage, scheduling and caching, and parameters of sampling
+    // methods that are off.
     ignored("user"),
     ignored("metadata"),
     ignored("store"),
@@ -415,7 +416,7 @@ impl Field {
         }
     }
 
-    /// Returns the values besides null that have no effect.
+    /// Returns the values other than null that have no effect.
     pub fn neutral(&self) -> Vec<Value> {
         match self.elsewhere {
             Elsewhere::Ignored => Vec::new(),
@@ -436,7 +437,7 @@ impl Field {
             || self.neutral().iter().any(is_same)
     }
 
-    /// Returns the error for a value that is not neutral, on a route that does not support the field.
+    /// Returns the error for a field that the route does not support and whose value is not neutral.
     pub fn refusal(&self, route: Route, value: &Value) -> Failure {
         let name = self.name;
         if !self.routes.is_empty() {
@@ -466,8 +467,8 @@ pub(super) fn field(name: &str) -> Option<&'static Field> {
     FIELDS.iter().find(|field| field.name == name)
 }
 
-/// Returns the error for a field that is not in the table. `prefix` is the path of its object with a trailing dot, empty for the
-/// body itself.
+/// Returns the error for a field that is not in the table. `prefix` is the path of the object that contains it, with a trailing dot. It is
+/// empty for the body itself.
 pub(super) fn unknown(route: Route, prefix: &str, name: &str) -> Failure {
     let name: String = name.chars().take(80).collect();
     let siblings = FIELDS.iter().filter(|field| field.is_computed(route));
@@ -481,7 +482,7 @@ pub(super) fn unknown(route: Route, prefix: &str, name: &str) -> Failure {
     Failure::invalid(&path, problem)
 }
 
-/// Formats a value for an error: short values in full, others as their kind.
+/// Formats a value for an error: a short value in full, any other value as its type.
 pub(super) fn shown(value: &Value) -> String {
     const MAX_CHARS: usize = 40;
     let text = value.to_string();
@@ -491,7 +492,7 @@ pub(super) fn shown(value: &Value) -> String {
     }
 }
 
-/// Names the JSON type of a value, for an error.
+/// Returns the name of a value's JSON type, for an error.
 pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "missing",

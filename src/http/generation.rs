@@ -84,7 +84,8 @@ pub(super) async fn chat(
     let options = params.chat_options()?;
     service.has_place(n as u64, submit)?;
     let holds = Arc::clone(&model);
-    // Limit the number of renderings that use memory at the same time. The permit is held until the work has ended, even if the client has left.
+    // Limit the number of concurrent renderings, because each uses memory. The permit is held until the rendering has ended, even if the
+    // client disconnects.
     let permit = Arc::clone(&app.rendering).acquire_owned().await;
     let prompt = on_thread(move || {
         let _permit = permit;
@@ -110,7 +111,7 @@ async fn written(
         .flat_map(|prompt| (0..n).map(move |nth| (prompt, nth)));
     let share = app.share();
     let tokens: usize = prompts.iter().map(Vec::len).sum();
-    // Ids are copied: one copy waits, and one is generated from.
+    // The ids are stored twice: in the queue and in the generator.
     let bytes = 8 * (tokens as u64).saturating_mul(n as u64);
     share.reserve(bytes).await?;
     each.map(|(prompt, nth)| {
@@ -119,8 +120,8 @@ async fn written(
     .collect()
 }
 
-/// Returns the settings for `n` texts of one prompt. Several texts are sampled unless the request sets a temperature or `top_p`;
-/// greedy decoding would return the same text `n` times.
+/// Returns the parameters for `n` texts of one prompt. If `n` > 1 and the request sets neither a temperature nor `top_p`, the model's
+/// default temperature is used, because greedy decoding would return the same text `n` times.
 fn varied(service: &GenerationService, n: usize, writing: &GenerationParams) -> GenerationParams {
     let is_open = n > 1 && writing.temperature.is_none() && writing.top_p.is_none();
     GenerationParams {
@@ -132,7 +133,8 @@ fn varied(service: &GenerationService, n: usize, writing: &GenerationParams) -> 
     }
 }
 
-/// Returns the settings of the `nth` text of a prompt. Equal seeds reproduce the texts; without a seed each request gets its own.
+/// Returns the parameters for the `nth` text of a prompt. Equal seeds reproduce the texts. Without a seed in the request, each text gets a
+/// new one.
 fn seeded(app: &App, writing: &GenerationParams, nth: usize) -> GenerationParams {
     let seed = match writing.seed {
         Some(seed) => seed.wrapping_add(nth as u64),
@@ -144,7 +146,7 @@ fn seeded(app: &App, writing: &GenerationParams, nth: usize) -> GenerationParams
     }
 }
 
-/// Sends `n` texts of each prompt, as a whole response or as a stream.
+/// Responds with `n` texts for each prompt, as a whole response or as a stream.
 async fn answered(
     app: &RequestContext<'_>,
     head: Head,
@@ -157,7 +159,7 @@ async fn answered(
     }
     let (mut choices, mut prompt, mut tokens) = (Vec::with_capacity(all.len()), 0, 0);
     for (index, done) in whole(all, app.share()).await?.into_iter().enumerate() {
-        // A prompt counts once, even with several texts.
+        // Count each prompt once, even if it has several texts.
         prompt += if index % n == 0 { done.used.0 } else { 0 };
         tokens += done.used.1;
         choices.push(head.choice(index, &done));
@@ -167,7 +169,7 @@ async fn answered(
     Ok(json(StatusCode::OK, &answer))
 }
 
-/// A finished text, with the numbers of prompt tokens and of its own tokens.
+/// A finished text, with the number of prompt tokens and the number of its own tokens.
 pub(super) struct Done {
     pub(super) text: String,
     tokens: Vec<Scored>,
@@ -190,7 +192,7 @@ impl Done {
     }
 }
 
-/// Bytes that a token with its log-probability takes in a JSON response. Each alternative takes the same.
+/// Bytes that a token or an alternative takes in a JSON response, with its log-probability.
 const SCORED_BYTES: u64 = 1000;
 
 /// Waits until all texts are finished.
@@ -199,7 +201,7 @@ pub(super) async fn whole(all: Vec<TokenStream>, share: &Share) -> Result<Vec<Do
         .into_iter()
         .map(|pieces| (pieces, Done::empty(), false))
         .collect();
-    // Poll all texts, so that their memory is charged when it is used.
+    // Poll all texts, not only the first unfinished one, so that their memory is charged as it is used.
     poll_fn(|context| {
         let mut is_done = true;
         for (pieces, done, is_over) in &mut all {

@@ -32,17 +32,17 @@ impl Encoding {
         }
     }
 
-    /// Returns the decompressed body, which may have `max` bytes.
+    /// Returns the decompressed body, limited to `max` bytes.
     ///
     /// # Errors
-    /// Returns an error if the body has more than `max` bytes, or its data are damaged or
+    /// Returns an error if the body has more than `max` bytes, or if its data are damaged or
     /// truncated.
     pub fn decoded(self, body: Vec<u8>, max: usize) -> Result<Vec<u8>, Failure> {
         if self == Self::Identity {
             return Ok(body);
         }
         let mut bytes = Vec::new();
-        // Read one byte more to detect a body that is too large.
+        // Read up to one byte more than allowed, to detect a body that is too large.
         let mut decoder = MultiGzDecoder::new(body.as_slice()).take(max as u64 + 1);
         match decoder.read_to_end(&mut bytes) {
             Ok(n) if n > max => Err(Failure::large_inflated(max)),

@@ -1,4 +1,4 @@
-//! Routes of heads: entities, masks, zero-shot labels, and questions about a text. Their responses are those of transformers'
+//! Routes for task heads: entities, masks, zero-shot labels, and questions about a text. Their responses have the format of transformers'
 //! pipelines, except for `/predict_tokens`.
 
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::serve::{
     QuestionJob, ServeError, Submit, Text, TokenJob, ZeroShotJob, ZeroShotOptions,
 };
 
-/// Bytes that tokens with their places take for each byte of a text, while it is tokenized.
+/// Bytes that a text's tokens and their positions take for each byte of the text, during tokenization.
 const PLACED_BYTE: u64 = 400;
-/// Bytes that a token with its scores takes in a JSON response, and each of its labels.
+/// Bytes that a token takes in a JSON response with its scores. Each of its labels takes as many.
 const TOKEN: u64 = 200;
-/// Max number of tokens for a mask, and of answers to a question.
+/// Max number of tokens per mask, and of answers per question.
 const MAX_TOP_K: i64 = 1000;
 
 /// Reads a text or a list of texts. The flag tells whether it is a list.
@@ -34,7 +34,7 @@ fn texts(param: &'static str, value: Value) -> Result<(Vec<String>, bool), Failu
         Value::Array(list) => {
             let text = |(at, value)| match value {
                 Value::String(text) => Ok(text),
-                // Clients of `/predict` send lists of one or two texts.
+                // Clients of `/predict` send lists of one or two texts. A list of one text is accepted here.
                 Value::Array(one) => match <[Value; 1]>::try_from(one) {
                     Ok([Value::String(text)]) => Ok(text),
                     _ => Err(wrong(&format!("a list whose item {at} is a list"))),
@@ -52,7 +52,7 @@ fn texts(param: &'static str, value: Value) -> Result<(Vec<String>, bool), Failu
     }
 }
 
-/// Returns the only item without its list, unless the request had a list.
+/// Returns the only item without its list if the request was not a list.
 fn unlisted(mut all: Vec<Value>, is_list: bool) -> Value {
     match (is_list, all.len()) {
         (false, 1) => all.remove(0),
@@ -60,8 +60,8 @@ fn unlisted(mut all: Vec<Value>, is_list: bool) -> Value {
     }
 }
 
-/// Tokenizes the texts of a request, computes their sequences, and returns the results with the number of tokens. `bytes` is the
-/// length of all texts, and `n` the number of sequences.
+/// Tokenizes the texts of a request and computes their sequences. Returns the results and the number of tokens. `bytes` is the length of
+/// all texts, and `n` the number of sequences.
 async fn computed<J: Send + 'static, R: Send + 'static>(
     app: &RequestContext<'_>,
     model: &Arc<Model>,
@@ -83,12 +83,12 @@ async fn computed<J: Send + 'static, R: Send + 'static>(
     Ok((done, tokens))
 }
 
-/// Returns the response with results and the number of their tokens.
+/// Returns the response with the results, and with a header that contains the number of tokens.
 fn respond((rows, tokens): (Vec<Value>, usize), is_list: bool) -> Response<Body> {
     with_tokens(json(StatusCode::OK, &unlisted(rows, is_list)), tokens)
 }
 
-/// Reads `truncate`, and selects the output of a head.
+/// Reads `truncate`, and selects the output `wanted`.
 fn wanted(fields: &mut Fields, submit: Submit, wanted: OutputKind) -> Result<Submit, Failure> {
     Ok(Submit {
         truncate: fields.flag("truncate")?.unwrap_or(submit.truncate),
@@ -97,7 +97,7 @@ fn wanted(fields: &mut Fields, submit: Submit, wanted: OutputKind) -> Result<Sub
     })
 }
 
-/// Returns the length of texts in bytes.
+/// Returns the total length of texts in bytes.
 fn length(texts: &[String]) -> usize {
     texts.iter().map(String::len).sum()
 }
@@ -125,7 +125,7 @@ fn token_jobs(model: &Model, texts: &[String]) -> Result<(Vec<TokenJob>, Vec<Tex
     Ok((jobs, inputs))
 }
 
-/// Returns entities, or labels of tokens.
+/// Returns entities, or the labels of tokens, for each text.
 pub(super) async fn entities(
     app: &RequestContext<'_>,
     mut fields: Fields,
@@ -230,7 +230,7 @@ pub(super) async fn fill_mask(
         let jobs = jobs.map(|(index, text)| MaskJob::new(encoder, index, text));
         let jobs: Vec<MaskJob> = jobs.collect::<Result<_, _>>()?;
         let masks: usize = jobs.iter().map(|job| job.masks().len()).sum();
-        // Each proposal has the whole text.
+        // The response contains a copy of the whole text for each proposed token.
         let longest = texts.iter().map(String::len).max().unwrap_or(0);
         share.add((masks * options.top_k) as u64 * (TOKEN + 3 * longest as u64))?;
         let inputs = jobs.iter().map(|job| Text::Encoded(job.input().clone()));
@@ -253,7 +253,7 @@ pub(super) async fn fill_mask(
     Ok(respond(found, is_list))
 }
 
-/// Scores labels for texts by a model of natural language inference.
+/// Scores labels for texts with a model for natural language inference.
 pub(super) async fn zero_shot(
     app: &RequestContext<'_>,
     mut fields: Fields,
@@ -271,7 +271,7 @@ pub(super) async fn zero_shot(
     let (labels, is_labels) = texts("candidate_labels", fields.value("candidate_labels"))?;
     let labels: Vec<String> = match is_labels {
         true => labels,
-        // Like in transformers, one text has labels with commas between them.
+        // A single text may contain several labels, separated by commas, like in transformers.
         false => {
             let each = labels.iter().flat_map(|text| text.split(','));
             let each = each.map(str::trim).filter(|label| !label.is_empty());
@@ -279,7 +279,7 @@ pub(super) async fn zero_shot(
         }
     };
     let (texts, is_list) = texts("inputs", fields.value("inputs"))?;
-    // Each pair has a copy of the text.
+    // Each pair of a text and a label has a copy of the text.
     let n = texts.len().saturating_mul(labels.len());
     let copies = length(&texts).saturating_mul(labels.len());
     let sentences = (length(&labels) + options.template.len().saturating_mul(labels.len()))
@@ -316,10 +316,10 @@ pub(super) async fn zero_shot(
     Ok(respond(found, is_list))
 }
 
-/// Max number of sequences that are computed for a question.
+/// Max number of sequences per question.
 const MAX_PARTS: usize = 256;
 
-/// Answers a question with parts of a text.
+/// Answers a question with spans of a text.
 pub(super) async fn answer(
     app: &RequestContext<'_>,
     mut fields: Fields,

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::{Body, HandlerResult, error::Failure, json};
 use crate::serve::Models;
 
-/// Responds while the process is alive. Does not use the device.
+/// Responds as long as the process is alive. Does not use the device.
 pub(super) fn health() -> Response<Body> {
     json(StatusCode::OK, &json!({"status": "ok"}))
 }

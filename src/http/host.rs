@@ -27,7 +27,7 @@ pub(super) fn check<B>(request: &Request<B>) -> Result<(), Failure> {
         }
         (None, _) => return Ok(()),
     };
-    // RFC 9112 allows an empty value.
+    // RFC 9112 allows an empty `Host`.
     match host.is_empty() || Authority::try_from(host.as_bytes()).is_ok_and(|a| !has_user(&a)) {
         true => Ok(()),
         false => Err(Failure::host(
@@ -40,8 +40,8 @@ fn has_user(authority: &Authority) -> bool {
     authority.as_str().contains('@')
 }
 
-/// Checks that an administrative command does not come from a web page in a browser: browsers send `Origin`, and DNS rebinding
-/// uses a host name that is neither an IP address nor `localhost`.
+/// Checks that an administrative command does not come from a web page in a browser. Browsers send an `Origin` header. An attack by DNS
+/// rebinding sends a host name that is neither an IP address nor `localhost`.
 pub(super) fn check_command<B>(request: &Request<B>) -> Result<(), Failure> {
     check(request)?;
     if request.headers().contains_key(ORIGIN) {

@@ -1,4 +1,4 @@
-//! Vectors of tokens in the format of Jina's API.
+//! Token vectors in the format of Jina's API.
 
 use hyper::StatusCode;
 use serde::Serialize;
@@ -22,7 +22,7 @@ struct MultiVectors<'a> {
     data: Vec<MultiVector>,
 }
 
-/// The vectors of the tokens of a text.
+/// The token vectors of a text.
 #[derive(Serialize)]
 struct MultiVector {
     object: &'static str,
@@ -30,7 +30,7 @@ struct MultiVector {
     embeddings: Vec<Values>,
 }
 
-/// Reads `input_type`. Like Jina, texts are documents without one.
+/// Reads `input_type`. Without it, texts are documents, as in Jina's API.
 fn role(fields: &mut Fields) -> Result<TextRole, Failure> {
     let Some(name) = fields.text("input_type")? else {
         return Ok(TextRole::Document);
@@ -46,7 +46,7 @@ fn role(fields: &mut Fields) -> Result<TextRole, Failure> {
     }
 }
 
-/// Reads the type of the values, and whether they are in base64.
+/// Reads the type of the values, and whether they are encoded in base64.
 fn value_type(fields: &mut Fields) -> Result<(ValueType, bool), Failure> {
     let is_base64 = is_base64(fields)?;
     let of = fields.text("embedding_type")?;
@@ -54,7 +54,7 @@ fn value_type(fields: &mut Fields) -> Result<(ValueType, bool), Failure> {
     Ok((of.transpose()?.unwrap_or(ValueType::Float), is_base64))
 }
 
-/// Returns the vectors of the tokens of queries or documents.
+/// Returns the token vectors of queries or documents.
 pub(super) async fn multi_vector(
     app: &RequestContext<'_>,
     mut fields: Fields,

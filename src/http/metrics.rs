@@ -25,9 +25,10 @@ type Table = [[AtomicU64; CODES.len()]; Route::ALL.len() + 1];
 /// Responses by model, route and status.
 #[derive(Default)]
 pub(super) struct Counts {
-    /// Requests that named no model, or an unknown one.
+    /// Requests that named no model or an unknown model.
     others: Table,
-    /// Tables by model name. Models that are gone stay, since counters must not decrease.
+    /// Tables by model name. Models that are no longer served keep their tables, because counters
+    /// must not decrease.
     models: RwLock<BTreeMap<String, Arc<Table>>>,
     seconds: [Histogram; Route::ALL.len() + 1],
 }
@@ -55,7 +56,7 @@ impl Counts {
         Arc::clone(models.entry(name.to_owned()).or_default())
     }
 
-    /// Calls `see` with each table and the name of its model.
+    /// Calls `see` with each table and the name of its model, if any.
     fn each(&self, mut see: impl FnMut(Option<&str>, &Table)) {
         see(None, &self.others);
         let models = self.models.read().unwrap_or_else(PoisonError::into_inner);
@@ -65,11 +66,12 @@ impl Counts {
     }
 }
 
-/// Responses by status, and request durations in the form of [`Histogram::read`].
+/// Number of responses by status, and request durations in the form of [`Histogram::read`].
 type OfRequests = (Vec<(u16, u64)>, (Vec<(f64, u64)>, u64, f64));
 
 impl Counts {
-    /// Counts of requests, without routes for load balancers, monitoring and the status page.
+    /// Returns the counts of requests, except those of routes for load balancers, monitoring and
+    /// the status page.
     pub fn of_requests(&self) -> OfRequests {
         let routes = Route::ALL.iter().map(|(route, ..)| *route);
         let routes: Vec<Route> = routes
@@ -325,7 +327,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
     )
 }
 
-/// Metrics of models with a response cache.
+/// Adds the metrics of models with a response cache.
 fn cache(page: &mut Page, app: &App) {
     let models = app.models.all();
     let services = || {
@@ -351,7 +353,8 @@ fn cache(page: &mut Page, app: &App) {
                     ("tier", name),
                     ("result", result),
                 ];
-                // Tiers that are not configured have no lines.
+                // Counters that are 0 are omitted. Tiers that are not configured therefore have no
+                // lines.
                 if n > 0 {
                     page.line("cache_requests_total", &labels, n as f64);
                 }

@@ -9,7 +9,7 @@
 //! | `POST /` | the TEI route that fits the model and the body |
 //! | `POST /v2/embed` | Cohere's request and response format |
 //! | `POST /v1/rerank`, `/v2/rerank` | Jina's and Cohere's request and response formats |
-//! | `POST /v1/token-classification`, `/v1/fill-mask`, `/v1/zero-shot-classification`, `/v1/question-answering`, `/predict_tokens` | tasks of heads |
+//! | `POST /v1/token-classification`, `/v1/fill-mask`, `/v1/zero-shot-classification`, `/v1/question-answering`, `/predict_tokens` | task heads |
 //! | `GET /v1/models`, `/v1/models/{model}`, `/health`, `/ready`, `/metrics`, `/openapi.json` | |
 //! | `GET /`, `/status.json` | the status page and its data |
 //!
@@ -91,31 +91,31 @@ use transfer::Upload;
 pub struct HttpChoice {
     /// Max bytes of a request body.
     pub max_body: usize,
-    /// Time limit of a request that does not set one itself.
+    /// Default time limit of a request. A request can set its own limit.
     pub timeout: Duration,
     /// Time limit for a client to send the headers of a request.
     pub header_time: Duration,
     /// Time limit for a client to send the body of a request.
     pub body_time: Duration,
-    /// Max idle time of a connection between two requests. It should exceed that of proxies in front of the server: a proxy that
-    /// reuses a connection while the server closes it loses the request.
+    /// Max idle time of a connection between two requests. It should exceed the idle time of proxies in front of the server. Otherwise a
+    /// proxy can send a request on a connection that the server is closing, and the request is lost.
     pub idle_time: Duration,
-    /// Max time that a client may stop reading a response.
+    /// Max time for which a client may stop reading a response.
     pub write_time: Duration,
-    /// API keys; `None` serves requests without a key.
+    /// API keys. If `None`, requests need no key.
     pub keys: Option<Keys>,
     /// Routes that need no key.
     pub public: Public,
     /// Origins of web pages that may use the server (CORS).
     pub cors: Vec<Origin>,
-    /// Whether inputs that are too long are truncated if the request does not say.
+    /// Whether inputs that are too long are truncated, unless the request sets this.
     pub auto_truncate: bool,
-    /// Whether `/predict` applies TEI's functions, a sigmoid to a single label and a softmax to several, and ignores the model's
-    /// folder.
+    /// Whether `/predict` computes scores like TEI: with a sigmoid for a single label and a softmax for several, whatever the model's
+    /// folder specifies.
     pub tei_scores: bool,
-    /// Time during which requests are still accepted after `/ready` fails.
+    /// Time for which requests are still accepted after `/ready` has begun to fail.
     pub drain_delay: Duration,
-    /// Time that in-flight requests have to finish after `drain_delay`.
+    /// Time after `drain_delay` within which in-flight requests must finish.
     pub drain_limit: Duration,
     /// Worker threads for connections.
     pub threads: usize,
@@ -149,7 +149,8 @@ pub enum Public {
     None,
     /// `/health` and `/ready`.
     Health,
-    /// All routes for load balancers and monitoring: also metrics, the status page and its data, and the OpenAPI document.
+    /// All routes for load balancers and monitoring. In addition to `/health` and `/ready`, these are the metrics, the status page and its
+    /// data, and the OpenAPI document.
     All,
 }
 
@@ -169,24 +170,24 @@ struct App {
     models: Models,
     choice: HttpChoice,
     counts: Counts,
-    /// Limits the number of chat templates that render at the same time.
+    /// Limits the number of chat templates that are rendered concurrently.
     rendering: Arc<Semaphore>,
     memory: Memory,
     next_id: AtomicU64,
-    /// Set to true to abort the requests that still run.
+    /// Set to true to abort all requests in progress.
     cut: watch::Sender<bool>,
     began: Instant,
-    /// Start time in microseconds. Request ids begin with it, so ids of different servers and starts differ.
+    /// Start time in microseconds. Request ids begin with it, so that they differ between servers and between starts.
     started: u64,
 }
 
-/// A request in progress, with facts about it that become known while it is handled.
+/// A request in progress. The fields except `app` are set while the request is handled.
 struct RequestContext<'a> {
     app: &'a App,
     model: OnceLock<Arc<Model>>,
-    /// Time when the values of its response were ready.
+    /// Time when the values of the response were ready.
     has_values: OnceLock<Instant>,
-    /// Memory that the request is charged for.
+    /// Memory share that is charged for the request.
     share: OnceLock<Arc<Share>>,
 }
 
@@ -198,9 +199,9 @@ impl Deref for RequestContext<'_> {
     }
 }
 
-/// Max number of conversations rendered at the same time. Each is within the memory limit of a chat template.
+/// Max number of conversations that are rendered concurrently. Each may use the memory limit of a chat template.
 const MAX_RENDERINGS: usize = 4;
-/// Bodies with more bytes than this may block a thread for more than a millisecond.
+/// Size in bytes above which parsing a body may block a thread for more than a millisecond.
 const LARGE: usize = 128 << 10;
 
 type HandlerResult = Result<Response<Body>, Failure>;
@@ -221,7 +222,7 @@ impl App {
         }
     }
 
-    /// Handles a request. Errors become responses.
+    /// Handles a request. Errors are converted to responses.
     async fn answer(self: Arc<Self>, request: Request<Upload>) -> Response<Body> {
         let began = Instant::now();
         let (route, method, _) = Route::of(request.uri().path(), request.method());
@@ -234,9 +235,9 @@ impl App {
             && route != Route::Unknown;
         let style = route.style();
         let id = self.request_id(request.headers());
-        // HEAD is handled like GET; hyper omits the body.
+        // HEAD is handled like GET. hyper then omits the body.
         let is_head = request.method() == Method::HEAD && method == Method::GET;
-        // Large bodies take long to parse, so other connections move to other threads.
+        // Parsing a large body may take long, so other connections are moved to other threads.
         let length = request.body().size_hint().exact();
         let is_coded = request.headers().contains_key(CONTENT_ENCODING);
         let is_large =
@@ -266,7 +267,7 @@ impl App {
         };
         let mut response = match answered {
             Ok(response) => match asking.share.get() {
-                // The response is charged until its last byte is sent.
+                // The request remains charged until the last byte of the response is sent.
                 Some(share) => response.map(|body| body.holding(share)),
                 None => response,
             },
@@ -291,12 +292,12 @@ impl<'a> RequestContext<'a> {
         }
     }
 
-    /// Returns the memory share of the request, which is empty before its body has been read.
+    /// Returns the memory share of the request. Before the body has been read, it is an empty share.
     fn share(&self) -> &Arc<Share> {
         self.share.get_or_init(|| self.memory.empty_share())
     }
 
-    /// Records the model of the request, if there is one.
+    /// Records the model of the request, if it was found.
     fn asks(&self, found: Result<Arc<Model>, ServeError>) -> Result<Arc<Model>, ServeError> {
         if let Ok(model) = &found {
             let _ = self.model.set(Arc::clone(model));
@@ -304,7 +305,7 @@ impl<'a> RequestContext<'a> {
         found
     }
 
-    /// Records that the values are ready; serialization starts now.
+    /// Records that the values are ready. Serialization starts now.
     fn has_values(&self) {
         let _ = self.has_values.set(Instant::now());
     }
@@ -371,7 +372,7 @@ impl<'a> RequestContext<'a> {
             tenant: tenant.number,
             wanted: OutputKind::Usual,
         };
-        // Dropping the future cancels everything that it waits for.
+        // If the time is up, the future is dropped, which cancels everything that it waits for.
         match tokio::time::timeout(left(), self.of_body(route, fields, submit, is_raw)).await {
             Ok(answered) => answered,
             Err(_) => Err(ServeError::Deadline.into()),
@@ -437,7 +438,7 @@ impl App {
         Ok(self.choice.timeout)
     }
 
-    /// Returns the id that the client sent if it has 1 to 128 characters, else a new id.
+    /// Returns the id that the client sent if it has 1 to 128 characters, and a new id otherwise.
     fn request_id(&self, headers: &HeaderMap) -> String {
         let given = headers.get("x-request-id").and_then(|id| id.to_str().ok());
         match given.filter(|id| (1..=128).contains(&id.len())) {
@@ -446,7 +447,7 @@ impl App {
         }
     }
 
-    /// Returns a seed that no other request gets.
+    /// Returns a seed that no other request of this server gets.
     fn new_seed(&self) -> u64 {
         let n = self.next_id.fetch_add(1, Ordering::Relaxed);
         self.started.wrapping_add(n)
@@ -494,7 +495,7 @@ fn unescaped(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Runs blocking work on a thread that serves no connection.
+/// Runs blocking work on a thread that does not serve connections.
 async fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Failure> {
@@ -506,7 +507,7 @@ async fn on_thread<T: Send + 'static>(
 fn json(status: StatusCode, value: &impl serde::Serialize) -> Response<Body> {
     match serde_json::to_vec(value) {
         Ok(bytes) => of_type(status, "application/json", bytes),
-        // Values of this crate always serialize; the branch is not reachable.
+        // This branch is unreachable, because the values of this crate can always be serialized.
         Err(_) => of_type(
             StatusCode::INTERNAL_SERVER_ERROR,
             "application/json",

@@ -36,10 +36,10 @@ struct Embedding {
     object: &'static str,
     index: usize,
     embedding: Values,
-    /// With `return_sparse`.
+    /// Sparse weights, with `return_sparse`.
     #[serde(skip_serializing_if = "Option::is_none")]
     sparse_embedding: Option<Vec<Weight>>,
-    /// With `return_multivector`: the vectors of tokens.
+    /// Token vectors, with `return_multivector`.
     #[serde(skip_serializing_if = "Option::is_none")]
     embeddings: Option<Vec<Values>>,
 }
@@ -69,8 +69,8 @@ pub(super) fn wants_raw(headers: &HeaderMap) -> bool {
     first.is_some_and(|kind| kind.trim().eq_ignore_ascii_case(RAW))
 }
 
-/// Reads the prompt for `input_type` (Cohere, NVIDIA, Voyage) or `task` (Jina), or that of `prompt_name` or `prompt`, and applies it
-/// to the inputs.
+/// Applies a prompt to the inputs. `input_type` (Cohere, NVIDIA, Voyage), `task` (Jina) or `prompt_name` select a prompt of the model;
+/// `prompt` is its text.
 fn prompted(
     fields: &mut Fields,
     service: &Service,
@@ -103,7 +103,7 @@ fn prompted(
     Ok((inputs, submit))
 }
 
-/// Reads a field that two APIs call differently.
+/// Reads a field that has different names in two APIs.
 fn either<T: PartialEq>(
     [name, other]: [&'static str; 2],
     mut read: impl FnMut(&'static str) -> Result<Option<T>, Failure>,
@@ -118,9 +118,9 @@ fn either<T: PartialEq>(
     }
 }
 
-/// Form of the vectors in a response.
+/// Format of the vectors in a response.
 struct Form {
-    /// Field that has the number of dimensions.
+    /// Name of the field that contains the number of dimensions.
     param: &'static str,
     dimensions: Option<usize>,
     normalizes: bool,
@@ -156,7 +156,7 @@ impl Form {
             );
             return Err(Failure::invalid(name, problem));
         }
-        // Fail before anything runs if the number of dimensions is out of range.
+        // Return an error for an invalid number of dimensions before anything is computed.
         form.floats(vec![0.0; width])?;
         Ok(form)
     }
@@ -170,7 +170,7 @@ impl Form {
     }
 }
 
-/// Reads which outputs follow the embedding; `None` for none.
+/// Reads which outputs to return in addition to the embedding; `None` if there are none.
 fn further(fields: &mut Fields, is_raw: bool) -> Result<Option<Further>, Failure> {
     let further = Further {
         sparse: fields.flag("return_sparse")?.unwrap_or(false),
@@ -244,7 +244,7 @@ pub(super) async fn embeddings(
     Ok(json(StatusCode::OK, &embeddings))
 }
 
-/// Returns vectors as raw bytes. Headers carry the number of rows, their width and the number of tokens.
+/// Returns vectors as raw bytes. Response headers contain the number of rows, their width and the number of tokens.
 fn raw(answers: Vec<Answer>, form: &Form, tokens: usize) -> HandlerResult {
     let n = answers.len();
     let mut bytes = Vec::new();
@@ -279,7 +279,7 @@ pub(super) fn model(models: &Models, name: &str) -> HandlerResult {
     Ok(json(StatusCode::OK, &described(&model)))
 }
 
-/// Reads the documents to rank. Each is a text, or an object with a `text`.
+/// Reads the documents to rank. Each is a text, or an object with a `text` field.
 fn documents(fields: &mut Fields) -> Result<Vec<String>, Failure> {
     let list = match fields.value("documents") {
         Value::Array(list) => list,
@@ -319,7 +319,7 @@ pub(super) async fn rerank(
     let model = app.asks(app.models.ranking(fields.text("model")?.as_deref()))?;
     let query = fields.required_text("query")?;
     let documents = documents(&mut fields)?;
-    // Clients of vLLM send 0 to request all documents.
+    // Clients of vLLM send 0 to get all documents.
     let top_n = fields.count("top_n", 0..=i64::MAX)?.filter(|&n| n > 0);
     let return_documents = fields.flag("return_documents")?.unwrap_or(false);
     let submit = cut(&mut fields, submit)?;
@@ -358,7 +358,8 @@ pub(super) async fn rerank_v2(
     let max_tokens = fields.count("max_tokens_per_doc", 1..=i64::MAX)?;
     let service = model.service()?;
     let most = max_tokens.unwrap_or(DEFAULT_TOKENS_PER_DOC);
-    // Pairs are truncated to the model's limit later. A token has at least one byte.
+    // Pairs are truncated to the model's limit later. A document with at most `most` bytes has at most `most` tokens, because a token has
+    // at least one byte.
     let limit = service.max_text_tokens().unwrap_or(usize::MAX);
     if most < limit && documents.iter().any(|document| document.len() > most) {
         let model = Arc::clone(&model);

@@ -1,4 +1,4 @@
-//! Description of all routes as an OpenAPI 3.1 document. It is built from `Route::ALL`, so that no route is missing.
+//! Builds a description of all routes as an OpenAPI 3.1 document. The document is built from `Route::ALL`, so it contains every route.
 //!
 //! The schemas are written by hand, because most bodies are unions (a text, a list, ids) that a derive macro cannot express. Tests
 //! compare the fields of bodies with those that are read, and send requests that the document allows or forbids (schemathesis).
@@ -21,9 +21,9 @@ use schema::*;
 /// Description of a route for clients.
 struct Described {
     summary: &'static str,
-    /// Schema of its request body, if it has one.
+    /// Schema of the request body, if there is one.
     body: Option<Value>,
-    /// Media types of its responses, with their schemas.
+    /// Media types of the responses, with their schemas.
     answers: Vec<(&'static str, Value)>,
 }
 
@@ -41,7 +41,7 @@ impl Described {
     }
 }
 
-/// Returns the document of a server whose `public` routes need no key.
+/// Returns the OpenAPI document of a server. `public` are the routes that need no key.
 pub(super) fn document(public: Public) -> Value {
     let mut paths = json!({});
     for (route, path, method) in Route::ALL {
@@ -119,7 +119,7 @@ fn operation(route: Route, path: &str, public: Public) -> Value {
     });
     if let Some(body) = described.body {
         let body = match route {
-            // Each variant of the body is closed itself.
+            // Each variant of this body already lists the fields that it accepts.
             Route::Base => body,
             route => closed(route, "", body),
         };
@@ -127,13 +127,13 @@ fn operation(route: Route, path: &str, public: Public) -> Value {
             json!({"required": true, "content": content(&[("application/json", body)])});
     }
     if needs_key {
-        // Servers without a list of keys accept requests without a key.
+        // If the server has no list of keys, it accepts requests without a key.
         operation["security"] = json!([{"key": []}, {}]);
     }
     operation
 }
 
-/// Error statuses of a route, except 401 for a missing key and 405 for methods that the path does not support.
+/// Returns the error statuses of a route, except 401 for a missing key and 405 for a method that the path does not support.
 fn statuses(route: Route) -> Vec<(u16, &'static str)> {
     let wrong = "The request is not valid; the message names the problem and how to fix it.";
     match route {
@@ -169,8 +169,8 @@ fn statuses(route: Route) -> Vec<(u16, &'static str)> {
     }
 }
 
-/// Adds to an object schema the fields that a route accepts but does not support. Any other field may be null. `prefix`
-/// is the path of the object with a trailing dot.
+/// Adds the fields that a route accepts but does not support to the schema of an object. Any other field may only be null. `prefix` is the
+/// path of the object, with a trailing dot.
 fn closed(route: Route, prefix: &str, mut schema: Value) -> Value {
     let mut accepted: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for field in FIELDS.iter().filter(|field| !field.is_computed(route)) {

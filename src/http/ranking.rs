@@ -1,11 +1,11 @@
-//! Ranks of documents: by the scores of pairs, or by late interaction.
+//! Ranks documents by the scores of pairs, or by late interaction.
 
 use super::{RequestContext, embeddings::answers, error::Failure, on_thread};
 use crate::serve::{
     Answer, OutputKind, ServeError, Service, Submit, Text, TextRole, TokenVectors, max_sim,
 };
 
-/// Scores documents against a query. Returns indices and scores, best first, and the number of tokens.
+/// Scores documents against a query. Returns the index and the score of each document, best first, and the number of tokens.
 pub(super) async fn ranked(
     app: &RequestContext<'_>,
     service: &Service,
@@ -31,7 +31,7 @@ pub(super) async fn ranked(
         }
         .into());
     }
-    // Each pair has a copy of the query.
+    // Each pair contains a copy of the query.
     let copies = (query.len() as u64).saturating_mul(documents.len() as u64);
     let memory = service.memory(documents.len(), submit.wanted);
     app.share().reserve(copies.saturating_add(memory)).await?;
@@ -43,8 +43,8 @@ pub(super) async fn ranked(
     Ok((best_first(answers.iter().map(score)), tokens))
 }
 
-/// Scores documents against a query by the vectors of their tokens. Returns indices and scores, best first, and the number of tokens.
-/// The vectors of documents are cached like other responses; scores are computed on the host.
+/// Scores documents against a query by their token vectors. Returns the index and the score of each document, best first, and the number of
+/// tokens. The token vectors of documents are cached like other responses. Scores are computed on the host.
 async fn ranked_late(
     app: &RequestContext<'_>,
     service: &Service,
@@ -84,7 +84,7 @@ async fn ranked_late(
     Ok((best_first(scores), tokens))
 }
 
-/// Returns scores with their indices, best first. Equal scores keep their order.
+/// Returns scores with their indices, best first. The order of equal scores does not change.
 fn best_first(scores: impl IntoIterator<Item = f32>) -> Vec<(usize, f32)> {
     let mut ranks: Vec<(usize, f32)> = scores.into_iter().enumerate().collect();
     ranks.sort_by(|a, b| b.1.total_cmp(&a.1));

@@ -1,4 +1,4 @@
-//! Reads request bodies within limits of size, time and memory.
+//! Reads request bodies within limits on size, time and memory.
 
 use http_body_util::BodyExt;
 use hyper::{Request, body::Body as _};
@@ -6,14 +6,15 @@ use hyper::{Request, body::Body as _};
 use super::{App, LARGE, error::Failure, gzip::Encoding, transfer::Upload};
 use crate::serve::Held;
 
-/// A body and the memory that is reserved for it until its request is charged.
+/// A body, and the memory that is reserved for it until its request is charged.
 pub(super) struct Received {
     pub bytes: Vec<u8>,
     held: Vec<Held>,
 }
 
 impl Received {
-    /// Returns the bytes and releases their reservation. The request is charged for them from now on.
+    /// Returns the bytes and releases their reservation. From now on, the request is charged for
+    /// the bytes.
     pub fn charged(self) -> Vec<u8> {
         self.held.into_iter().for_each(Held::end);
         self.bytes
@@ -66,7 +67,7 @@ impl App {
                 return Err(Failure::large_body(max));
             }
             if !is_charged && length > LARGE && into.held.len() == 1 {
-                // A chunked body has no known length.
+                // The length of a chunked body is not known, so reserve the maximum.
                 into.held.push(self.memory.body(max as u64).await);
             }
             into.bytes.extend_from_slice(&data);

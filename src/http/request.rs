@@ -14,25 +14,25 @@ use super::{
     fields::{Elsewhere, field, shown, unknown},
 };
 
-/// Fields that a route supports, of a body or of an object in it.
+/// The fields of a request body, or of an object in it, that the route supports.
 pub(super) struct Fields {
     route: Route,
     /// Path of the object with a trailing dot; empty for the body itself.
     prefix: &'static str,
     values: BTreeMap<&'static str, Value>,
-    /// The whole body if it has a field in [`ORDERED`], else empty.
+    /// The whole body if it contains a field in [`ORDERED`]; empty otherwise.
     body: Vec<u8>,
 }
 
-/// Fields whose objects keep the order of their keys, because a chat template prints them. [`Value`] does not keep the order, so
-/// [`Fields::parsed`] reads them from the body.
+/// Fields whose objects must keep the order of their keys, because a chat template prints them. [`Value`] does not keep the order, so
+/// [`Fields::parsed`] parses these fields from the body.
 const ORDERED: [&str; 3] = ["messages", "tools", "chat_template_kwargs"];
 
 impl Fields {
     /// Parses a body. Fields that the route ignores are skipped.
     ///
     /// # Errors
-    /// Returns an error if the body is not a JSON object, has a field twice, or has a field that the table refuses.
+    /// Returns an error if the body is not a JSON object, has the same field twice, or has a field that the table refuses.
     pub fn read(route: Route, body: Vec<u8>) -> Result<Self, Failure> {
         let mut failure = None;
         let reader = Reader {
@@ -58,7 +58,7 @@ impl Fields {
         }
     }
 
-    /// Returns the fields for `route`, one of those that `POST /` forwards to.
+    /// Returns the fields of the same body for `route`, one of the routes that `POST /` forwards to.
     ///
     /// # Errors
     /// Returns an error for a field that `route` does not support.
@@ -78,7 +78,7 @@ impl Fields {
         self.values.get(name).is_some_and(|value| !value.is_null())
     }
 
-    /// Returns a text field without removing it.
+    /// Returns the text of a field without removing the field.
     pub fn peek(&self, name: &str) -> Option<&str> {
         self.values.get(name).and_then(Value::as_str)
     }
@@ -87,7 +87,7 @@ impl Fields {
         self.values.get(name).is_some_and(Value::is_object)
     }
 
-    /// Removes and returns the value of a field; null if it is missing.
+    /// Removes a field and returns its value; null if it is missing.
     pub fn value(&mut self, name: &'static str) -> Value {
         let path = match self.prefix {
             "" => Some(name),
@@ -148,7 +148,7 @@ impl Fields {
         }
     }
 
-    /// Reads a whole number within a range. JSON has one number type, and some clients write `4.0`.
+    /// Reads a whole number within a range. JSON does not distinguish whole numbers, and some clients write `4.0`.
     pub fn whole(
         &mut self,
         name: &'static str,
@@ -171,7 +171,7 @@ impl Fields {
         }
     }
 
-    /// Reads a whole number within a range of non-negative numbers.
+    /// Reads a non-negative whole number within a range.
     pub fn count(
         &mut self,
         name: &'static str,
@@ -181,7 +181,7 @@ impl Fields {
         Ok(n.map(|n| usize::try_from(n).unwrap_or(usize::MAX)))
     }
 
-    /// Reads a number within a range, whose end may be infinite.
+    /// Reads a number within a range. The end of the range may be infinite.
     pub fn number(
         &mut self,
         name: &'static str,
@@ -204,7 +204,7 @@ impl Fields {
         }
     }
 
-    /// Reads the fields of an object in the body; no fields if it is missing.
+    /// Reads the fields of an object in the body. If the object is missing, there are no fields.
     pub fn object(&mut self, name: &'static str, prefix: &'static str) -> Result<Self, Failure> {
         let given = match self.value(name) {
             Value::Null => Default::default(),
@@ -232,7 +232,7 @@ impl Fields {
         })
     }
 
-    /// Reads a field of [`ORDERED`] from the body; `None` if it is missing or null.
+    /// Parses a field of [`ORDERED`] from the body; `None` if it is missing or null.
     pub fn parsed<T: DeserializeOwned>(
         &mut self,
         name: &'static str,
@@ -275,9 +275,9 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Pick<T> {
     }
 }
 
-/// Converts a value to a whole number, if it is one.
+/// Converts a value to a whole number; `None` if it is not one.
 pub(super) fn as_whole(value: &Value) -> Option<i64> {
-    // The smallest double that exceeds `i64`.
+    // The smallest double that is greater than every `i64`.
     const LIMIT: f64 = (1_u64 << 63) as f64;
     value.as_i64().or_else(|| {
         let x = value.as_f64()?;
@@ -285,10 +285,10 @@ pub(super) fn as_whole(value: &Value) -> Option<i64> {
     })
 }
 
-/// Visitor that reads the fields of a body, and checks them against the table.
+/// Visitor that reads the fields of a body and checks them against the table.
 struct Reader<'a> {
     route: Route,
-    /// Error of a refused field, in addition to serde's errors.
+    /// Error about a refused field. It replaces serde's error.
     failure: &'a mut Option<Failure>,
 }
 

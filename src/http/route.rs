@@ -1,4 +1,4 @@
-//! Routes of the server: their paths, methods and error styles.
+//! Routes of the server, with their paths, methods and error styles.
 
 use hyper::Method;
 
@@ -97,7 +97,8 @@ impl Route {
         (Route::Status, "/status.json", Method::GET),
     ];
 
-    /// Returns the part of `path` that a variable of `known` matches, empty if `known` has none. `None` if the paths differ.
+    /// Compares `path` with the path `known` of a route. Returns the part that the variable of `known` matches, which is empty if `known`
+    /// has no variable. Returns `None` if the paths do not match.
     fn matched<'p>(known: &str, path: &'p str) -> Option<&'p str> {
         match known.split_once('{') {
             None => (known == path).then_some(""),
@@ -105,7 +106,7 @@ impl Route {
         }
     }
 
-    /// Returns the routes of a path with their methods.
+    /// Returns the routes of a path, with their methods and the value of the path's variable.
     pub(super) fn all_of(path: &str) -> impl Iterator<Item = (Self, Method, &str)> {
         Self::ALL
             .into_iter()
@@ -114,7 +115,7 @@ impl Route {
             })
     }
 
-    /// Returns the route of a path and a method, the route's own method, and the value of the path's variable. If the path does not
+    /// Returns the route of a path and a method, the method of this route, and the value of the path's variable. If the path does not
     /// support the method, returns the first route of the path.
     pub(super) fn of<'p>(path: &'p str, method: &Method) -> (Self, Method, &'p str) {
         let exact = Self::all_of(path).find(|(_, own, _)| own == method);
@@ -127,7 +128,7 @@ impl Route {
         found.map_or("other", |(_, name, _)| name)
     }
 
-    /// Label of the route in metrics. Differs for each route, unlike `name`.
+    /// Returns the label of the route in metrics. It is unique, unlike `name`.
     pub(super) fn label(self) -> &'static str {
         match self {
             Self::Base => "POST /",

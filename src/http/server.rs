@@ -1,4 +1,4 @@
-//! Accepting, serving and shutting down connections.
+//! Accepts, serves and shuts down connections.
 
 use std::{
     convert::Infallible,
@@ -47,21 +47,21 @@ pub struct Server {
     runtime: Runtime,
     app: Arc<App>,
     address: SocketAddr,
-    /// Set to true to end connections.
+    /// Set to true to close all connections.
     stop: watch::Sender<bool>,
-    /// Returns when all connections have ended; never receives a value.
+    /// Its `recv` returns when all connections have ended. No value is ever sent.
     closed: mpsc::Receiver<()>,
     accepting: JoinHandle<()>,
-    /// Handlers that were installed before the first connection was accepted.
+    /// Signal handlers, if they were installed before the first connection was accepted.
     signals: Option<Signals>,
 }
 
-/// Handlers of the signals that a server reacts to.
+/// Handlers of the signals to which a server reacts.
 struct Signals {
     term: Signal,
     int: Signal,
     hangup: Signal,
-    /// Without a handler, writing beyond the file size limit of the process kills it. With a handler, the write fails.
+    /// Makes a write beyond the process's file size limit fail. Without a handler, the signal kills the process.
     _file_size: Signal,
 }
 
@@ -77,7 +77,7 @@ impl Signals {
     }
 }
 
-/// Reason why a server has ended.
+/// Reason why a server stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended<E> {
     /// A signal stopped it.
@@ -90,17 +90,17 @@ pub enum Ended<E> {
 
 /// Interval between checks for lost devices.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
-/// Time for aborted requests to send their error response.
+/// Time for sending the error responses of aborted requests.
 const ABORT_TIME: Duration = Duration::from_secs(1);
-/// Time that an idle connection stays open when the server ends. A request that is on its way is answered.
+/// Time for which idle connections stay open during the shutdown. A request that is already on its way is answered.
 const LINGER: Duration = Duration::from_millis(500);
-/// Min time between two warnings about connections that are not accepted.
+/// Min time between two warnings about connections that could not be accepted.
 const WARNINGS: Duration = Duration::from_secs(10);
 /// Max bytes of the headers of a request.
 const MAX_HEADERS: usize = 64 << 10;
 
 impl Server {
-    /// Starts to serve requests on a socket.
+    /// Starts serving requests on a socket.
     ///
     /// # Errors
     /// Returns an error if the socket cannot be used, or the system cannot start threads.
@@ -108,11 +108,11 @@ impl Server {
         Self::started(socket, models, choice, false)
     }
 
-    /// Like [`start`](Self::start), but first installs the signal handlers of [`Server::run`], so that a client that
-    /// gets a response can rely on them.
+    /// Like [`start`](Self::start), but installs the signal handlers of [`Server::run`] before it accepts connections. A client that gets a
+    /// response can therefore rely on the handlers.
     ///
     /// # Errors
-    /// Same as [`start`](Self::start). Also returns an error if the system does not allow handlers for the signals.
+    /// Returns the errors of [`start`](Self::start). Also returns an error if the signal handlers cannot be installed.
     pub fn start_with_signals(
         socket: TcpListener,
         models: Models,
@@ -163,14 +163,14 @@ impl Server {
         })
     }
 
-    /// Address that the server listens on.
+    /// Returns the address that the server listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Accepts administrative commands on another socket. `POST /admin/reload` reads the file of keys and loads the
-    /// models again. It responds once the last request of the old models has finished. If either step fails, neither
-    /// keys nor models change. Commands of web pages are refused.
+    /// Accepts administrative commands on another socket. `POST /admin/reload` reads the file of keys and loads the models again. It
+    /// responds once the last request of the old models has finished. If reading or loading fails, neither keys nor models change. Commands
+    /// from web pages are refused.
     ///
     /// # Errors
     /// Returns an error if the socket cannot be used.
@@ -198,13 +198,13 @@ impl Server {
         Ok(address)
     }
 
-    /// Loads the models with `load`, and serves until SIGTERM or SIGINT. Requests get 503 while the models load. SIGHUP reloads
-    /// keys and models. On SIGTERM `/ready` fails at once, requests are accepted during `drain_delay`, and in-flight requests then
-    /// have `drain_limit`; SIGINT skips the delay. A signal also stops the server while models load, and a lost device stops it
-    /// at any time.
+    /// Loads the models with `load`, and serves requests until SIGTERM or SIGINT. While the models load, requests get 503. SIGHUP reloads
+    /// keys and models. On SIGTERM, `/ready` fails at once, requests are accepted for `drain_delay`, and in-flight requests then have
+    /// `drain_limit` to finish. SIGINT skips the delay. A signal also stops the server while models load. A lost device stops the server at
+    /// any time.
     ///
     /// # Errors
-    /// Returns an error if the system does not allow handlers for the signals.
+    /// Returns an error if the signal handlers cannot be installed.
     pub fn run<E: Send + 'static>(
         mut self,
         load: impl FnOnce(&Models) -> Result<(), E> + Send + 'static,
@@ -226,7 +226,7 @@ impl Server {
                     if term.poll_recv(context).is_ready() {
                         return Poll::Ready(Some(Ended::Asked));
                     }
-                    // Someone pressed Ctrl-C, so no load balancer routes requests here.
+                    // SIGINT means that someone pressed Ctrl-C. No load balancer has to notice first, so there is no delay.
                     if int.poll_recv(context).is_ready() {
                         delay = Duration::ZERO;
                         return Poll::Ready(Some(Ended::Asked));
@@ -255,7 +255,7 @@ impl Server {
                     Some(ended) => return Ok(ended),
                 }
                 let app = Arc::clone(&self.app);
-                // Not awaited: a signal may arrive during the reload.
+                // The reload is not awaited, so that signals are handled during it.
                 drop(tokio::task::spawn_blocking(move || {
                     if let Err(error) = app.reload() {
                         tracing::error!("{error}");
@@ -270,7 +270,7 @@ impl Server {
         Ok(ended)
     }
 
-    /// Aborts running requests when a second signal arrives.
+    /// Aborts requests in progress when a second signal arrives.
     fn hurry_at(&self, mut signals: [Signal; 2]) {
         tracing::warn!("shutting down; a second signal aborts requests that still run");
         let cut = self.app.cut.clone();
@@ -287,8 +287,8 @@ impl Server {
         });
     }
 
-    /// Fails `/ready`, accepts requests during `delay`, and waits for in-flight requests. Requests without a response after the
-    /// drain limit get 503, and streams that have begun are cut off.
+    /// Makes `/ready` fail, accepts requests for `delay`, and then waits for in-flight requests. After the drain limit, requests without a
+    /// response get 503, and streams that have begun are cut off.
     pub fn shut_down(self, delay: Duration) {
         let limit = self.app.choice.drain_limit;
         self.app.models.retire();
@@ -316,7 +316,7 @@ async fn accept(
     let mut failures = Failures::default();
     loop {
         let mut ends = pin!(ends(stopped.clone()));
-        // Accept connections that are already queued, even if the server is about to stop.
+        // Accept connections that are already queued, even if the server should stop.
         let accepted = poll_fn(|context| match listener.poll_accept(context) {
             Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
             Poll::Pending => ends.as_mut().poll(context).map(|()| None),
@@ -328,7 +328,7 @@ async fn accept(
                 take(stream);
             }
             Some(Err(error)) => {
-                // Usually the limit of open files. Other connections close soon.
+                // The usual cause is the limit on open files. Wait until other connections have closed.
                 if let Some(n) = failures.add(Instant::now()) {
                     tracing::warn!("connections are not accepted: {error}; failed attempts: {n}");
                 }
@@ -338,7 +338,7 @@ async fn accept(
     }
 }
 
-/// Failed attempts to accept a connection, reported at most once in [`WARNINGS`].
+/// Failed attempts to accept a connection. They are reported at most once per [`WARNINGS`].
 #[derive(Default)]
 struct Failures {
     unreported: u64,
@@ -346,7 +346,7 @@ struct Failures {
 }
 
 impl Failures {
-    /// Counts a failure. Returns the number of failures since the last report if it is time for the next one.
+    /// Counts a failure. If it is time for a report, returns the number of failures since the last one.
     fn add(&mut self, now: Instant) -> Option<u64> {
         self.unreported += 1;
         let is_early = self
@@ -361,7 +361,7 @@ impl Failures {
 
 /// Waits until `stopped` is true.
 pub(super) async fn ends(mut stopped: watch::Receiver<bool>) {
-    // A dropped sender means that the server is gone, which also counts as stopped.
+    // An error means that the sender was dropped: the server is gone, which also counts as stopped.
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }
 
@@ -370,7 +370,7 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
     let has_asked = Arc::new(AtomicBool::new(false));
     let is_computed = Arc::new(AtomicBool::new(false));
     let takes_interim = Arc::new(AtomicBool::new(false));
-    // Copies belong to requests whose responses are not sent yet.
+    // Each request holds a clone until its response is sent.
     let token = Arc::new(());
     let requests = Arc::downgrade(&token);
     let (socket, mut watch) = Socket::new(stream, app.choice.write_time);
@@ -395,17 +395,17 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
         .timer(TokioTimer::new())
         .header_read_timeout(idle_time.max(header_time))
         .max_buf_size(MAX_HEADERS)
-        // A client that half-closes still gets its response; the watch detects clients that have left.
+        // A client that has closed its sending half still gets its response. The watch detects clients that have disconnected.
         .half_close(true)
         .serve_connection(TokioIo::new(socket), service);
     let mut connection = pin!(connection);
     let mut ends = pin!(ends(stopped));
     let (mut has_stopped, mut is_ending) = (false, false);
-    // Time limit for the first request, or for a request that has begun.
+    // Time limit for the first request, or for the rest of a request that has begun.
     let mut coming: Option<Pin<Box<Sleep>>> = None;
-    // Time limit without a request while the server ends.
+    // Time for which the connection may be idle during the shutdown.
     let mut linger: Option<Pin<Box<Sleep>>> = None;
-    // Poll the connection before the end of the server. I/O errors are ignored.
+    // Poll the connection before `ends`. I/O errors are ignored.
     poll_fn(|context| {
         loop {
             if connection.as_mut().poll(context).is_ready() {
@@ -428,7 +428,7 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
             if !has_stopped || is_ending {
                 return Poll::Pending;
             }
-            // Responses carry `Connection: close`. Only idle connections are closed from here.
+            // Other connections end after the response, which contains `Connection: close`. Only idle connections are closed here.
             let is_idle = requests.strong_count() <= 1 && !watch.has_begun();
             if !is_idle {
                 linger = None;
@@ -446,8 +446,8 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
 }
 
 impl App {
-    /// Handles an HTTP request. Sends `Connection: close` if the server is about to end, or if the client still sends a body that
-    /// is not read.
+    /// Handles an HTTP request. The response contains `Connection: close` if the server is about to stop, or if the client still sends a
+    /// body that is not read.
     async fn received(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let is_left = Arc::new(AtomicBool::new(false));
         let checked = host::check(&request);
@@ -468,7 +468,7 @@ impl App {
         response
     }
 
-    /// Reads the keys and loads the models again. Either both are replaced or neither is.
+    /// Reads the keys and loads the models again. On an error, neither is replaced.
     fn reload(&self) -> Result<Vec<String>, ReloadError> {
         let keys = self.choice.keys.as_ref().map(Keys::reload).transpose();
         let keys = keys.map_err(|error| ReloadError::Failed {

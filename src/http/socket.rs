@@ -1,4 +1,4 @@
-//! Socket of a connection, with a write timeout and detection of clients that have left.
+//! Socket of a connection. It has a write timeout and detects clients that have disconnected.
 
 use std::{
     future::Future,
@@ -19,13 +19,13 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// Interval between checks of a half-closed connection for a client that has left.
+/// Interval between checks whether the client of a half-closed connection has disconnected.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// Interim response that probes a half-closed connection. A client that still reads ignores it; the system of one that has closed
-/// the connection answers with a reset.
+/// Interim response that probes a half-closed connection. A client that still reads ignores it. If the client has closed the connection,
+/// its operating system answers with a reset.
 const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// A connection whose client must accept the next bytes of a response within `write_time`.
+/// A connection with a write timeout: the client must accept further bytes of a response within `write_time`.
 pub(super) struct Socket {
     shared: Arc<Shared>,
     write_time: Duration,
@@ -34,16 +34,16 @@ pub(super) struct Socket {
 
 struct Shared {
     stream: TcpStream,
-    /// Whether all written bytes have been passed to the operating system.
+    /// Whether all bytes written so far have been passed to the operating system.
     is_flushed: AtomicBool,
-    /// Whether bytes have arrived since the last byte of a response was written.
+    /// Whether bytes have arrived since a response was last written.
     has_begun: AtomicBool,
 }
 
-/// Detects that a client has left while its response is computed.
+/// Detects that a client has disconnected while its response is computed.
 ///
-/// A client that closes the connection and one that only closes its sending half look alike: both send FIN. The first
-/// answers further bytes with a reset; the second waits for its response. [`PROBE`] distinguishes them.
+/// A client that closes the connection sends FIN, and so does a client that only closes its sending half and waits for its response. Only
+/// the first answers further bytes with a reset, so [`PROBE`] distinguishes them.
 pub(super) struct Watch {
     shared: Arc<Shared>,
     has_ended: bool,
@@ -70,7 +70,7 @@ impl Socket {
         (socket, watch)
     }
 
-    /// Writes bytes. Fails if the client accepts none within `write_time`.
+    /// Writes bytes. Returns an error if the client accepts no bytes within `write_time`.
     fn written(&mut self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         loop {
             if self.shared.stream.poll_write_ready(context)?.is_pending() {
@@ -129,7 +129,7 @@ impl AsyncWrite for Socket {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Shut down a duplicate of the descriptor, because the watch shares the stream.
+        // Shut down a duplicate of the descriptor, because the stream itself is shared with the watch.
         let same = self.shared.stream.as_fd().try_clone_to_owned()?;
         Poll::Ready(std::net::TcpStream::from(same).shutdown(std::net::Shutdown::Write))
     }
@@ -141,20 +141,20 @@ impl Watch {
         self.shared.has_begun.load(Ordering::Relaxed)
     }
 
-    /// Completes when the client of the current request has left. If the client has closed its sending half, the connection is
-    /// probed, provided that the client `takes_interim` responses (HTTP/1.0 has none).
+    /// Completes when the client of the current request has disconnected. If the client has closed its sending half, the connection is
+    /// probed. This requires a client that `takes_interim` responses, which HTTP/1.0 does not have.
     pub fn poll_gone(&mut self, context: &mut Context<'_>, takes_interim: bool) -> Poll<()> {
         let stream = &self.shared.stream;
         if !self.has_ended {
             let mut byte = [0];
             match ready!(stream.poll_peek(context, &mut ReadBuf::new(&mut byte))) {
                 Ok(0) => self.has_ended = true,
-                // Bytes of a next request hide whether the client has closed its half.
+                // The client has already sent bytes of its next request. They hide whether it has closed its sending half.
                 Ok(_) => return Poll::Pending,
                 Err(_) => return Poll::Ready(()),
             }
             if takes_interim && self.shared.is_flushed.load(Ordering::Relaxed) {
-                // If the send buffer is full, the pending bytes serve as the probe.
+                // If the send buffer is full, the bytes in it serve as the probe.
                 let _ = stream.try_write(PROBE);
             }
         }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::{App, Body, json, of_type};
 use crate::serve::{Histogram, Model};
 
-/// Returns the status page, a single file without external resources or a build step.
+/// Returns the status page. It is a single file without external resources.
 pub(super) fn page() -> Response<Body> {
     let page = include_str!("status.html");
     let mut response = of_type(
@@ -30,7 +30,7 @@ pub(super) fn page() -> Response<Body> {
     response
 }
 
-/// Returns counts since the start. The page computes rates from them.
+/// Returns counts since the start of the server. The page computes rates from them.
 pub(super) fn counts(app: &App) -> Response<Body> {
     let (answers, seconds) = app.counts.of_requests();
     let (ends, below): (Vec<f64>, Vec<u64>) = seconds.0.into_iter().unzip();

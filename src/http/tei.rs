@@ -20,7 +20,7 @@ use crate::serve::{
     Answer, ClassScore, Kind, Model, Models, OutputKind, Submit, Text, TextRole, TextToken,
 };
 
-/// Handles `POST /`, the base address of a TEI server, like the route that fits the model and the body.
+/// Handles `POST /`, the base address of a TEI server, by the route that fits the model and the body.
 pub(super) async fn base(
     app: &RequestContext<'_>,
     fields: Fields,
@@ -68,7 +68,7 @@ pub(super) async fn embed(
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }
 
-/// Computes the inputs of a request, cut and prompted as its fields say. Returns the results and their number of tokens.
+/// Computes the inputs of a request, truncated and with a prompt as its fields specify. Returns the answers and the number of their tokens.
 async fn embedded(
     app: &RequestContext<'_>,
     model: &Model,
@@ -84,14 +84,14 @@ async fn embedded(
     Ok((answers, tokens))
 }
 
-/// Adds the number of tokens as a header, for responses whose bodies have no field for it.
+/// Adds a header with the number of tokens, for responses whose bodies have no field for it.
 pub(super) fn with_tokens(mut response: Response<Body>, tokens: usize) -> Response<Body> {
     let value = HeaderValue::from(tokens as u64);
     response.headers_mut().insert("x-compute-tokens", value);
     response
 }
 
-/// Returns the vectors of all tokens before pooling, including special tokens, or those of a late-interaction model.
+/// Returns the vectors of all tokens before pooling, including special tokens. For a late-interaction model, returns its token vectors.
 pub(super) async fn embed_all(
     app: &RequestContext<'_>,
     mut fields: Fields,
@@ -103,7 +103,7 @@ pub(super) async fn embed_all(
     let model = app.asks(embedding.or_else(|error| late().map_err(|_| error)))?;
     let wanted = match model.service()?.is_embedding() {
         true => OutputKind::AllTokens,
-        // The name of a prompt is that of the side, like in sentence-transformers.
+        // The prompt's name tells whether the text is a query or a document, like in sentence-transformers.
         false => OutputKind::vectors(match fields.peek("prompt_name") {
             Some("query") => TextRole::Query,
             _ => TextRole::Document,
@@ -123,7 +123,7 @@ pub(super) async fn embed_all(
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }
 
-/// Returns the vocabulary entries with a weight for each text, and their weights.
+/// Returns the vocabulary entries that have a weight for each text, with their weights.
 pub(super) async fn embed_sparse(
     app: &RequestContext<'_>,
     mut fields: Fields,
@@ -140,7 +140,7 @@ pub(super) async fn embed_sparse(
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }
 
-/// Returns the cosine similarities of a text with each of several others.
+/// Returns the cosine similarities between a text and each of several other texts.
 pub(super) async fn similarity(
     app: &RequestContext<'_>,
     mut fields: Fields,
@@ -207,13 +207,14 @@ pub(super) async fn tokenize(app: &RequestContext<'_>, mut fields: Fields) -> Ha
         })
         .collect::<Result<_, _>>()?;
     let bytes: usize = texts.iter().map(String::len).sum();
-    // A token of a few letters becomes a JSON object of about 60 bytes. Larger responses are charged while they grow.
+    // A token of a few letters becomes a JSON object of about 60 bytes. A response that grows beyond the reservation is charged as it
+    // grows.
     let reserved = TOKEN_LETTER * bytes as u64;
     app.share().reserve(reserved).await?;
     let share = Arc::clone(app.share());
     let rows = on_thread(move || {
         let mut body = b"[".to_vec();
-        // A vector is copied when it grows, so a third of the reservation is left for the copy.
+        // A vector is copied when it grows. Use two thirds of the reservation and leave a third for the copy.
         let mut charged = reserved as usize / 3 * 2;
         for (at, text) in texts.iter().enumerate() {
             body.extend_from_slice(if at > 0 { b",[" } else { b"[" });
@@ -250,11 +251,11 @@ pub(super) async fn tokenize(app: &RequestContext<'_>, mut fields: Fields) -> Ha
     Ok(of_type(StatusCode::OK, "application/json", rows))
 }
 
-/// Bytes reserved for the response for each byte of the texts.
+/// Bytes that are reserved for the response per byte of text.
 const TOKEN_LETTER: u64 = 20;
-/// Bytes by which a response grows before its request is charged again.
+/// Bytes that are added to a response before its request is charged again.
 const ANSWER_STEP: usize = 64 << 10;
-/// Bytes that decoding needs for each token, besides its text.
+/// Bytes that decoding needs per token, in addition to its text.
 const DECODED_TOKEN: u64 = 100;
 
 /// A token in TEI's format.
@@ -300,7 +301,7 @@ pub(super) async fn decode(app: &RequestContext<'_>, mut fields: Fields) -> Hand
         on_thread(move || {
             let each = all.iter();
             let bytes = each.map(|ids| {
-                // The text, the response, and the tokens decoded one at a time.
+                // Memory for three copies of the text: the text itself, the response, and the texts of the single tokens.
                 3 * model.encoder().max_text_bytes(ids) + DECODED_TOKEN * ids.len() as u64
             });
             (bytes.sum(), all)
@@ -320,8 +321,8 @@ pub(super) async fn decode(app: &RequestContext<'_>, mut fields: Fields) -> Hand
     Ok(json(StatusCode::OK, &texts))
 }
 
-/// Parses `inputs` of `/predict`: a text, `[query, document]`, or a list of lists of one or two texts. The flag tells whether it is
-/// such a list.
+/// Parses `inputs` of `/predict`: a text, `[query, document]`, or a list whose items are lists of one or two texts. The flag tells whether
+/// it is such a list of lists.
 fn predicted(value: &Value) -> Result<(Vec<Text>, bool), Failure> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let one = |value: &Value| -> Option<Text> {
@@ -351,7 +352,7 @@ fn predicted(value: &Value) -> Result<(Vec<Text>, bool), Failure> {
     }
 }
 
-/// Scores texts or pairs by label.
+/// Returns the scores of all labels for texts or pairs.
 pub(super) async fn predict(
     app: &RequestContext<'_>,
     mut fields: Fields,
@@ -393,7 +394,8 @@ pub(super) async fn predict(
     Ok(with_tokens(response, tokens))
 }
 
-/// Ranks texts by a query. Scores are those of TEI and independent of the model's folder, but for late interaction, which has no logits.
+/// Ranks texts by a query. Scores are computed like TEI's, whatever the model's folder specifies. Late interaction is an exception, because
+/// it has no logits.
 pub(super) async fn rerank(
     app: &RequestContext<'_>,
     mut fields: Fields,

@@ -71,7 +71,7 @@ fn a_zero_vector_stays_zero() {
     assert_eq!(zeros, [0.0; 3]);
 }
 
-/// Returns the fields of a body that a route computes, sorted.
+/// Returns the fields of a body that a route supports, sorted.
 fn computed(route: Route) -> Vec<&'static str> {
     let all = FIELDS.iter().filter(|field| field.is_computed(route));
     let mut names: Vec<&str> = all.map(|field| field.name).collect();
@@ -209,7 +209,8 @@ fn small(name: &str) -> Model {
     let costs = CostTable::parse(include_str!("../../examples/costs.ron")).unwrap();
     Model::open(ModelChoice {
         folder: root.join("tests/checkpoints").join(name),
-        // A model of another folder has a path.
+        // `name` may be a path to another folder. The model is named after the last part of the
+        // path.
         name: name.rsplit('/').next().unwrap().to_owned(),
         devices: vec![DeviceChoice::Cpu],
         dtype: None,
@@ -361,7 +362,8 @@ fn no_body_breaks_a_route() {
             let at = at.index(body.len());
             body[at] = byte;
         }
-        // A valid body gets a response and an invalid one an error; the document has both.
+        // A valid body gets a response, and an invalid body gets an error. The document lists the
+        // status of both.
         bodies.post(path, &body);
     });
     for (path, body) in [

@@ -21,24 +21,24 @@ use tokio::{runtime::Handle, time::timeout};
 
 use super::Body;
 
-/// Max bytes of a body that are read and discarded after its request was refused.
+/// Max bytes that are read and discarded from the body of a refused request.
 const MAX_DISCARDED: usize = 64 << 20;
-/// Max pause of the client while a body is discarded.
+/// Max time for which the client may pause while its body is discarded.
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 
-/// Request body. The part that a handler leaves unread is read and discarded while the response is sent, within limits of bytes
-/// and time. Otherwise, a client that is still sending when the connection closes gets an error instead of the response.
+/// Request body. The part that a handler leaves unread is read and discarded while the response is sent, up to a limit on bytes and on
+/// time. Otherwise, a client that is still sending when the connection closes would get an error instead of the response.
 pub(super) struct Upload {
     body: Option<Incoming>,
     is_read: bool,
-    /// Whether the client waits for `100 Continue` before it sends the body.
+    /// Whether the client sends the body only after `100 Continue`.
     waits: bool,
     max_time: Duration,
     is_left: Arc<AtomicBool>,
 }
 
 impl Upload {
-    /// Wraps the body of a request. An unread rest is discarded for at most `max_time`, and sets `is_left`.
+    /// Wraps the body of a request. If a part of the body is left unread, sets `is_left` and discards the part for at most `max_time`.
     pub fn wrap(
         request: Request<Incoming>,
         max_time: Duration,
@@ -111,7 +111,7 @@ async fn discard(mut body: Incoming) {
     }
 }
 
-/// Response body with a token that is dropped when the body has been sent.
+/// Response body. Its token is dropped when the body has been sent.
 pub(super) struct Download {
     body: Body,
     _token: Arc<()>,

@@ -1,4 +1,4 @@
-//! The route of translations, as a whole response or as server-sent events.
+//! The route for translations, as a whole response or as server-sent events.
 
 use std::{
     sync::Arc,
@@ -21,14 +21,14 @@ use crate::{
     serve::{GenerationParams, Scored, ServeError, Submit, TargetPrefix, TranslationParams},
 };
 
-/// Max length penalty, and the same below 0.
+/// Max length penalty. The minimum is its negative.
 const MAX_PENALTY: f32 = 100.0;
 
-/// A request, as its fields are read.
+/// The fields of a request.
 struct TranslationRequest {
     model: Option<String>,
     texts: Vec<String>,
-    /// Beginnings of the translations, one for each text. Several texts may share one.
+    /// Prefixes of the translations, one per text. Several texts may share a prefix.
     prefixes: Vec<Arc<TargetPrefix>>,
     params: TranslationParams,
     stream: bool,
@@ -91,7 +91,7 @@ impl TranslationRequest {
     }
 }
 
-/// Reads `target_prefix`: a text for all translations, or a list with an entry for each, which is a text, a list of tokens, or null.
+/// Reads `target_prefix`: a text for all translations, or a list with one entry per text. An entry is a text, a list of tokens, or null.
 fn prefixes(value: Value, n: usize) -> Result<Vec<Arc<TargetPrefix>>, Failure> {
     let name = "target_prefix";
     let wrong = |found: &str, expected: &str| {
@@ -175,7 +175,7 @@ pub(super) async fn translate(
     let tokens: usize = each
         .map(|(ids, params)| ids.len() + params.prefix.len())
         .sum();
-    // Ids are copied: one copy waits, and one is generated from.
+    // The ids are stored twice: in the queue and in the generator.
     share.reserve(8 * tokens as u64).await?;
     let mut all = Vec::with_capacity(n);
     for (at, source) in sources.into_iter().enumerate() {
@@ -212,7 +212,7 @@ pub(super) async fn translate(
     Ok(json(StatusCode::OK, &answer))
 }
 
-/// Returns a translation, or a part of one.
+/// Returns the JSON of a translation, or of a part of one.
 fn translation(index: usize, text: String, end: Option<End>) -> Value {
     let mut translation =
         json!({"index": index, "text": text, "finish_reason": null, "score": null});

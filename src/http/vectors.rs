@@ -10,11 +10,11 @@ use crate::names::nearest;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ValueType {
     Float,
-    /// Integers from -127 to 127. The largest magnitude of a vector becomes 127. Cosines of vectors are preserved.
+    /// Integers from -127 to 127. A vector is scaled so that its largest magnitude is 127, which preserves cosines up to rounding.
     Int8,
     /// The integers of `Int8`, plus 128.
     Uint8,
-    /// Eight signs in each byte, the first one in the highest bit, minus 128.
+    /// Eight signs per byte, with the first sign in the highest bit, minus 128.
     Binary,
     /// Eight signs in each byte.
     Ubinary,
@@ -22,7 +22,7 @@ pub(super) enum ValueType {
     Base64,
 }
 
-/// The types with their names in requests.
+/// All types, with their names in requests.
 pub(super) const TYPES: [(&str, ValueType); 6] = [
     ("float", ValueType::Float),
     ("int8", ValueType::Int8),
@@ -32,12 +32,12 @@ pub(super) const TYPES: [(&str, ValueType); 6] = [
     ("base64", ValueType::Base64),
 ];
 
-/// Returns the beginning of a value for a message.
+/// Returns the beginning of a value, for a message.
 pub(super) fn shown(value: &str) -> String {
     value.chars().take(40).collect()
 }
 
-/// Reads `encoding_format`: whether vectors are in base64.
+/// Reads `encoding_format`, which tells whether vectors are encoded in base64.
 pub(super) fn is_base64(fields: &mut Fields) -> Result<bool, Failure> {
     match fields.text("encoding_format")?.as_deref() {
         None | Some("float") => Ok(false),
@@ -51,7 +51,7 @@ pub(super) fn is_base64(fields: &mut Fields) -> Result<bool, Failure> {
 }
 
 impl ValueType {
-    /// Returns the type of this name. `param` is the field that has it.
+    /// Returns the type with this name. `param` is the field that contains the name.
     pub fn named(param: &str, name: &str) -> Result<Self, Failure> {
         if let Some(&(_, found)) = TYPES.iter().find(|(known, _)| *known == name) {
             return Ok(found);
@@ -88,7 +88,7 @@ pub(super) struct Weight {
     value: f32,
 }
 
-/// Returns the entries of a sparse embedding with their weights.
+/// Returns the vocabulary entries of a sparse embedding with their weights.
 pub(super) fn weights(entries: &[u32], values: &[f32]) -> Vec<Weight> {
     let weights = entries.iter().zip(values);
     let weights = weights.map(|(&index, &value)| Weight { index, value });
@@ -106,7 +106,7 @@ pub(super) enum Values {
 }
 
 impl Values {
-    /// Converts an embedding. With `is_base64`, values of any type are bytes in base64.
+    /// Converts an embedding. If `is_base64`, the bytes of the values are encoded in base64, whatever their type.
     pub fn new(values: Vec<f32>, of: ValueType, is_base64: bool) -> Self {
         let converted = match of {
             ValueType::Float => Self::Floats(values),
@@ -151,7 +151,7 @@ fn int8(vector: &[f32]) -> impl Iterator<Item = i8> {
     })
 }
 
-/// Returns the signs of a vector, 8 in a byte. The last byte is filled with zeros.
+/// Returns the signs of a vector, eight per byte. The last byte is padded with zeros.
 fn signs(vector: &[f32]) -> impl Iterator<Item = u8> {
     vector.chunks(8).map(|values| {
         let bits = values.iter().enumerate();

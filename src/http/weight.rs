@@ -1,16 +1,16 @@
-//! Estimates the memory that parsing a body needs.
+//! Estimate of the memory that parsing a body needs.
 
-/// Bytes of a value in a list, including unused capacity of the list.
+/// Bytes of a value in a list, including the list's unused capacity.
 const VALUE: u64 = 64;
-/// Bytes of a list of one value and of a map of one entry, besides their contents.
+/// Bytes of a list with one value and of a map with one entry, not counting their contents.
 const LIST: u64 = 160;
 const MAP: u64 = 650;
 /// Bytes of a map entry.
 const ENTRY: u64 = 130;
-/// Bytes of a string and its copy, besides their characters.
+/// Bytes of a string and its copy, not counting their characters.
 const STRING: u64 = 64;
 
-/// Returns an upper bound on the memory of a JSON body, its values, and a copy of its texts. Works with invalid JSON, too.
+/// Returns an upper bound on the memory of a JSON body, its values, and a copy of its texts. Also works with invalid JSON.
 pub(super) fn weight(body: &[u8]) -> u64 {
     let mut bytes = 3 * body.len() as u64;
     let mut is_text = false;

@@ -37,10 +37,10 @@ use crate::files::own::{self, Trouble, UNFINISHED};
 const MAGIC: &[u8; 8] = b"GMCUBIN1";
 const FIXED: usize = MAGIC.len() + 4 + 8 + 32;
 
-/// The folder of entries below the cache's root.
+/// Folder of the entries, relative to the cache's root.
 const FOLDER: &str = "cubins";
 const ENTRY: &str = "cubin";
-/// Age after which an unfinished file is considered abandoned. No write takes this long.
+/// Age after which an unfinished file counts as abandoned. No write takes this long.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// Hash of everything that determines the bytes of a cubin.
@@ -93,7 +93,7 @@ pub struct CacheUsage {
     pub n_entries: usize,
     /// Size of the complete entries in bytes.
     pub bytes: u64,
-    /// Number of files being written, or left over by killed processes.
+    /// Number of files that are being written or that killed processes left behind.
     pub n_unfinished: usize,
 }
 
@@ -157,7 +157,7 @@ impl DiskCache {
                 Err(why) => Err(JitError::CacheDamaged { path, why }),
             },
             Err(Trouble::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            // The folder belongs to the user, so the entry can be replaced.
+            // Only the user can write to the folder, so the entry can be replaced.
             Err(Trouble::Foreign(why)) if why.at() == path => Err(JitError::CacheForeignEntry {
                 path,
                 why: why.what(),
@@ -213,7 +213,7 @@ impl DiskCache {
         }
     }
 
-    /// Counts the files. A cache that was never written to is empty.
+    /// Counts the files. A cache that was never written to has none.
     ///
     /// # Errors
     /// Returns [`JitError::Cache`].
@@ -239,7 +239,7 @@ impl DiskCache {
     pub fn remove_abandoned(&self, age: Duration) -> Result<usize, JitError> {
         let mut n_removed = 0;
         self.each_file(|path, metadata| {
-            // After a clock was set back, a file looks new and is removed later.
+            // If the clock was set back, a file may look too new. It is then removed later.
             let old = metadata
                 .modified()?
                 .elapsed()
@@ -253,7 +253,7 @@ impl DiskCache {
         Ok(n_removed)
     }
 
-    /// Calls `visit` with each file. Skips files that another process removes meanwhile.
+    /// Calls `visit` with each file. Skips files that another process removes in the meantime.
     fn each_file(
         &self,
         mut visit: impl FnMut(&Path, &fs::Metadata) -> io::Result<()>,
@@ -280,8 +280,8 @@ impl DiskCache {
         Ok(())
     }
 
-    /// Writes `bytes` to a new file in the folder and passes it to `finish`. Removes the file if
-    /// either fails.
+    /// Writes `bytes` to a new file in the folder and passes the file to `finish`. Removes the file
+    /// if writing or `finish` fails.
     fn write_then(
         &self,
         bytes: &[u8],
@@ -311,8 +311,8 @@ impl fmt::Debug for DiskCache {
     }
 }
 
-/// Returns the root of the user's cache for the given environment. A relative `XDG_CACHE_HOME` is
-/// ignored, as the XDG base directory specification requires.
+/// Returns the root of the user's cache for the given environment. Ignores a relative
+/// `XDG_CACHE_HOME`, as the XDG base directory specification requires.
 fn default_root(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     let absolute = |name| variable(name).filter(|path| path.is_absolute());
     variable("GEMMULE_CACHE")

@@ -1,4 +1,4 @@
-//! Compilation of all kernels of a program: from the cache, or else in parallel.
+//! Compiles all kernels of a program in parallel, unless they are in the cache.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use super::nvrtc::options;
 use super::{CacheFault, CacheKey, Cubin, DiskCache, JitError, Nvrtc, Source, Target};
 
-/// Stack size of a compiling thread, in bytes: that of a program's main thread, because the
-/// compiler recurses deeply. A Rust thread has only 2 MiB by default.
+/// Stack size of a compiling thread, in bytes. The compiler recurses deeply, so this is the usual
+/// size of a main thread's stack. The default for a Rust thread is only 2 MiB.
 const STACK: usize = 8 << 20;
 
 /// NVRTC with a cache in front of it. Threads share it by reference.
@@ -19,7 +19,8 @@ pub struct Jit {
     nvrtc: Nvrtc,
     cache: Option<DiskCache>,
     n_threads: usize,
-    /// Cleared when a write fails, so that a full disk is not filled again for each kernel.
+    /// Whether compiled kernels are written to the cache. A failed write sets it to false, so that
+    /// a full disk does not cause an error for each kernel.
     writes: AtomicBool,
     stats: Mutex<JitStats>,
 }
@@ -55,8 +56,8 @@ struct Job<'a> {
 }
 
 impl Jit {
-    /// Loads NVRTC with [`Nvrtc::find`] and opens the user's cache. If no folder for a cache is
-    /// known, every kernel is compiled; the statistics and a warning say so.
+    /// Loads NVRTC with [`Nvrtc::find`] and opens the user's cache. If the environment names no
+    /// folder for a cache, every kernel is compiled. The statistics and a warning report this.
     ///
     /// # Errors
     /// Returns the errors of [`Nvrtc::find`].
@@ -72,7 +73,7 @@ impl Jit {
         }
     }
 
-    /// Creates a compiler with this NVRTC and an optional cache, on every core.
+    /// Creates a compiler with this NVRTC and an optional cache. It uses one thread per core.
     pub fn new(nvrtc: Nvrtc, cache: Option<DiskCache>) -> Jit {
         Jit {
             nvrtc,
@@ -99,7 +100,8 @@ impl Jit {
         self.cache.as_ref()
     }
 
-    /// Returns the cache, if only the user may write to it. Otherwise logs a warning once.
+    /// Returns the cache if only the user may write to it. Otherwise returns `None` and logs a
+    /// warning once.
     pub fn own_cache(&self) -> Option<&DiskCache> {
         let cache = self.cache.as_ref()?;
         match cache.check_owner() {
@@ -119,9 +121,9 @@ impl Jit {
     /// Compiles `sources`, and returns the cubins in the same order. Duplicate sources are compiled
     /// once.
     ///
-    /// `progress(ready, total)` receives the number of distinct sources that are ready and their
-    /// total: first with those from the cache, then after each compilation. Calls do not overlap,
-    /// and `ready` never decreases.
+    /// `progress(ready, total)` receives the number of distinct sources that are ready, and their
+    /// total. The first call counts those from the cache; the next calls follow each compilation.
+    /// Calls do not overlap, and `ready` never decreases.
     ///
     /// A cache error never fails a compilation. It is logged as a warning and listed in
     /// [`JitStats::cache_notes`]. A damaged entry is compiled again and replaced.
@@ -148,7 +150,8 @@ impl Jit {
         target: Target,
         progress: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<Vec<Cubin>, JitError> {
-        // Checked even if everything is cached, so that the result does not depend on the cache.
+        // Check the target even if everything is cached, so that the result does not depend on the
+        // cache.
         self.nvrtc.check_target(target)?;
         let options = options(target, self.nvrtc.version());
         let mut jobs: Vec<Job> = Vec::new();
@@ -171,7 +174,8 @@ impl Jit {
         progress(n_hits, jobs.len());
 
         let mut missing: Vec<usize> = (0..jobs.len()).filter(|&at| cubins[at].is_none()).collect();
-        // Longest first, so that no long source is left for a single thread at the end.
+        // Compile the longest sources first, so that no long source is left for a single thread at
+        // the end.
         missing.sort_by_key(|&at| std::cmp::Reverse(jobs[at].source.text.len()));
         let compiled = self.compile_missing(&jobs, &missing, target, &|n_compiled| {
             progress(n_hits + n_compiled, jobs.len());
@@ -227,7 +231,7 @@ impl Jit {
                     .stack_size(STACK);
                 match builder.spawn_scoped(scope, work) {
                     Ok(_) => {}
-                    // The running threads take over the work.
+                    // The threads that have started do the whole work.
                     Err(error) if n_running > 0 => {
                         tracing::warn!(%error, n_running, "compiling on fewer threads");
                         break;
@@ -270,8 +274,8 @@ impl Jit {
     /// Returns the cubin of a job, if it is cached.
     fn cached(&self, job: &Job) -> Option<Cubin> {
         match self.cache.as_ref()?.get(&job.key) {
-            // The symbol is not part of the key. If the cached symbol differs, the text is
-            // compiled, which checks that it has a kernel of that name.
+            // The symbol is not part of the key. If the cached symbol differs, the source is
+            // compiled. The compilation checks that the source defines a kernel of that name.
             Ok(found) => found.filter(|cubin| cubin.symbol == job.source.symbol),
             Err(error) => {
                 self.note(&error);
@@ -280,7 +284,8 @@ impl Jit {
         }
     }
 
-    /// Reports a cache error: each damaged entry, and any other kind once.
+    /// Reports a cache error. Every damaged entry is reported; errors of any other kind are
+    /// reported once per kind.
     fn note(&self, error: &JitError) {
         let Some(fault) = error.cache_fault() else {
             return;
@@ -294,8 +299,8 @@ impl Jit {
     }
 }
 
-/// Locks a mutex even if a thread panicked while holding it: every update leaves the value
-/// consistent.
+/// Locks a mutex even if a thread panicked while holding it. This is safe because every update
+/// leaves the value consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

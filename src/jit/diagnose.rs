@@ -8,11 +8,13 @@ use super::{JitError, Source, Target};
 /// Number of lines shown before and after the failing line.
 const CONTEXT: usize = 2;
 
-/// Maximum static shared memory of a kernel on any card, in bytes. More must be dynamic.
+/// Maximum static shared memory of a kernel on any card, in bytes. A kernel that needs more must
+/// use dynamic shared memory.
 const MAX_STATIC_SHARED: u32 = 48 * 1024;
 
 /// Creates the error of a failed compilation from NVRTC's `log`. `ptx` is the input of the
-/// assembler, if the compilation got that far; the assembler's errors refer to its lines.
+/// assembler, or `None` if the compilation did not get that far. The assembler's errors refer to
+/// lines of `ptx`.
 pub(super) fn compile_error(
     source: &Source,
     target: Target,
@@ -45,7 +47,7 @@ fn first_error(source: &Source, log: &str, ptx: Option<&str>) -> Option<String> 
             ));
         }
     }
-    // NVRTC rejects too much static shared memory without an error in its log.
+    // NVRTC's log contains no error if the kernel has too much static shared memory.
     let shared = parse_report(log)?.shared_bytes;
     (shared > MAX_STATIC_SHARED).then(|| {
         format!(
@@ -55,7 +57,7 @@ fn first_error(source: &Source, log: &str, ptx: Option<&str>) -> Option<String> 
     })
 }
 
-/// Returns the file name that the source is compiled under, which appears in the log.
+/// Returns the file name under which the source is compiled. It appears in the log.
 pub(super) fn file_name(source: &Source) -> String {
     format!("{}.cu", source.symbol)
 }
@@ -67,7 +69,8 @@ fn frontend_error<'a>(line: &'a str, file: &str) -> Option<(usize, &'a str)> {
         .strip_prefix('(')?
         .split_once("): ")?;
     let (kind, message) = rest.split_once(": ")?;
-    // Also "catastrophic error", and "error #20-D" in builds that number their messages.
+    // The kind may also be "catastrophic error", or "error #20-D" in builds that number their
+    // messages.
     let is_error = kind.split(' ').any(|word| word == "error");
     Some((number.parse().ok()?, message)).filter(|_| is_error)
 }
@@ -160,7 +163,7 @@ ptxas fatal   : Ptx assembly aborted due to errors
 
     #[test]
     fn too_much_static_shared_memory_is_named_though_the_log_is_silent() {
-        // Output of NVRTC 13.0, which does not name the cause.
+        // Output of NVRTC 13.0. It does not name the cause.
         let log = "\
 ptxas info    : Compiling entry function 'bad' for 'sm_80'
 ptxas info    : Function properties for bad

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 
 use super::{Looked, Target, TargetError};
 
-/// An error between a source and its cubin.
+/// An error in compiling a source to a cubin.
 #[derive(Debug, thiserror::Error)]
 pub enum JitError {
-    /// No code can be generated for the card or under the name.
+    /// There is no target for the card, or no target with this name.
     #[error(transparent)]
     Target(#[from] TargetError),
 
@@ -58,7 +58,7 @@ pub enum JitError {
     NvrtcTooOld {
         /// The library.
         path: PathBuf,
-        /// Its version, (major, minor).
+        /// Version of the library, (major, minor).
         version: (i32, i32),
         /// The requested target.
         target: Target,
@@ -76,7 +76,7 @@ pub enum JitError {
     TargetDropped {
         /// The library.
         path: PathBuf,
-        /// Its version, (major, minor).
+        /// Version of the library, (major, minor).
         version: (i32, i32),
         /// The requested target.
         target: Target,
@@ -84,7 +84,7 @@ pub enum JitError {
         known: Vec<i32>,
     },
 
-    /// The source contains a NUL byte, so it cannot be passed to a C library.
+    /// The source contains a NUL byte, so it cannot be passed to NVRTC as a C string.
     #[error("the source of the kernel `{}` contains a NUL byte at offset {at}", .symbol.escape_default())]
     NulInSource {
         /// The kernel.
@@ -113,7 +113,7 @@ pub enum JitError {
         log: String,
     },
 
-    /// The source contains no kernel, several kernels, or one of another name.
+    /// The source contains no kernel, more than one, or one with a different name.
     #[error(
         "the source of the kernel `{symbol}` should define `extern \"C\" __global__ void \
          {symbol}(…)` and no other kernel; it defines {}",
@@ -136,7 +136,7 @@ pub enum JitError {
         path: PathBuf,
         /// The function that failed.
         call: &'static str,
-        /// Its error, by name.
+        /// NVRTC's name of the error.
         message: String,
         /// The log of the compilation, if there is one.
         log: String,
@@ -214,7 +214,7 @@ pub enum JitError {
 }
 
 impl JitError {
-    /// Returns the kind of cache error, if this is one.
+    /// Returns the kind of cache error; `None` for other errors.
     pub fn cache_fault(&self) -> Option<CacheFault> {
         match self {
             JitError::Cache { fault, .. } => Some(*fault),
@@ -228,7 +228,7 @@ impl JitError {
     }
 }
 
-/// Kinds of cache errors. None of them stops a compilation.
+/// Kinds of cache errors. None of them makes a compilation fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CacheFault {
     /// The disk is full, or the user's quota is exhausted.
@@ -237,11 +237,11 @@ pub enum CacheFault {
     ReadOnly,
     /// The user has no permission to read or write.
     Denied,
-    /// Part of the path is a file.
+    /// Part of the path is a file instead of a folder.
     NotAFolder,
     /// The environment names no folder.
     NoFolder,
-    /// Other users may write to it.
+    /// Other users may write to the cache or to an entry.
     Foreign,
     /// The contents of an entry are damaged.
     Damaged,
@@ -255,7 +255,7 @@ impl CacheFault {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => CacheFault::Full,
             io::ErrorKind::ReadOnlyFilesystem => CacheFault::ReadOnly,
             io::ErrorKind::PermissionDenied => CacheFault::Denied,
-            // Creating a folder in place of a file reports that something already exists.
+            // If a file is in place of the folder, creating the folder returns `AlreadyExists`.
             io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => CacheFault::NotAFolder,
             _ => CacheFault::Io,
         }

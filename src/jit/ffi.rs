@@ -45,19 +45,19 @@ pub(super) struct Api {
     error_string: unsafe extern "C" fn(Status) -> *const c_char,
 }
 
-/// A library that was loaded and has every function.
+/// A library that was loaded and that defines every function.
 pub(super) struct Loaded {
     pub api: Api,
     /// Path of the library.
     pub path: PathBuf,
     /// Version as (major, minor).
     pub version: (i32, i32),
-    /// Architectures that it compiles for, as numbers such as 90.
+    /// Architectures that the library compiles for, as numbers such as 90.
     pub archs: Vec<i32>,
 }
 
 impl Api {
-    /// Loads `name`, a path or a bare file name for the loader's own search.
+    /// Loads `name`: a path, or a bare file name that the loader searches for.
     ///
     /// # Errors
     /// Returns the loader's message, or the name of a missing function, for display.
@@ -66,17 +66,17 @@ impl Api {
     }
 
     /// Loads the file `real`, which messages call `name`. The caller has resolved symbolic links
-    /// and checked the result, so a changed link has no effect. `besides` are the users who may
-    /// also write to its companion library.
+    /// and checked the result, so a link that is changed afterwards has no effect. `besides` are
+    /// the users who may also write to the companion library.
     ///
     /// # Errors
     /// Returns the errors of [`Api::load`].
     pub(super) fn load_as(name: &Path, real: &Path, besides: Writers) -> Result<Loaded, String> {
-        // SAFETY: the caller names an NVRTC, whose initialisers have no preconditions. Another
-        // library would run its own initialisers, as linking to it would.
+        // SAFETY: the caller names an NVRTC, whose initialisers have no preconditions. Any other
+        // library would run its initialisers, as if it were linked.
         let library = unsafe { Library::new(real) }.map_err(|error| {
-            // The loader's message is the source of the crate's error. It starts with the name,
-            // which the caller shows too.
+            // The loader's message is the `source()` of the crate's error. It starts with the
+            // library's name, which the caller shows too.
             let why = std::error::Error::source(&error)
                 .map_or_else(|| error.to_string(), ToString::to_string);
             let prefix = format!("{}: ", real.display());
@@ -84,8 +84,9 @@ impl Api {
         })?;
 
         fn take<T: Copy>(library: &Library, name: &'static CStr) -> Result<T, String> {
-            // SAFETY: `nvrtc.h` declares each name with the type of the field in `Api`. The types
-            // have not changed since 11.2, the first version with all functions.
+            // SAFETY: `nvrtc.h` declares each function with the type of the corresponding field in
+            // `Api`. The types have not changed since 11.2, the first version that has all
+            // functions.
             unsafe { library.get::<T>(name.to_bytes_with_nul()) }
                 .map(|symbol| *symbol)
                 .map_err(|_| {
@@ -118,7 +119,7 @@ impl Api {
             unsafe { (api.version)(&mut major, &mut minor) },
             "nvrtcVersion",
         )?;
-        // A bare name does not identify the file that the loader chose.
+        // If the name has no folder, the loader chose the file. Ask for its path.
         let bare = name
             .parent()
             .is_none_or(|folder| folder.as_os_str().is_empty());
@@ -134,14 +135,14 @@ impl Api {
         })
     }
 
-    /// Returns the library's name for an error.
+    /// Returns NVRTC's name of an error.
     pub(super) fn describe(&self, status: Status) -> String {
         // SAFETY: any integer is allowed, and the library returns a string that is never freed.
         let text = unsafe { (self.error_string)(status) };
         if text.is_null() {
             return format!("error {status}");
         }
-        // SAFETY: not null, and NUL-terminated by the library.
+        // SAFETY: the pointer is not null, and the library NUL-terminates the string.
         unsafe { CStr::from_ptr(text) }
             .to_string_lossy()
             .into_owned()
@@ -171,9 +172,9 @@ impl Api {
     }
 }
 
-/// Loads the companion library of an NVRTC by its full path. NVRTC itself loads it by its bare name
-/// at the first compilation, which fails outside the loader's path, for example in a Python
-/// environment. If there is none beside NVRTC, NVRTC searches for it.
+/// Loads NVRTC's companion library by its full path. NVRTC would load it by its bare name at the
+/// first compilation. That fails if it is not in the loader's path, for example in a Python
+/// environment. If the library is not next to NVRTC, NVRTC searches for it.
 fn load_builtins(nvrtc: &Path, (major, minor): (i32, i32), besides: Writers) {
     let real = nvrtc.canonicalize();
     let folders = [Some(nvrtc), real.as_deref().ok()]
@@ -192,16 +193,16 @@ fn load_builtins(nvrtc: &Path, (major, minor): (i32, i32), besides: Writers) {
                 continue;
             }
         };
-        // SAFETY: the file is beside NVRTC and has the name that NVRTC itself would load.
+        // SAFETY: the file is next to NVRTC and has the name that NVRTC itself would load.
         match unsafe { Library::new(&builtins) } {
             Ok(library) => return std::mem::forget(library),
-            // NVRTC reports this in its log when it needs the file.
+            // NVRTC reports a missing companion library in its log when it needs it.
             Err(error) => tracing::warn!(path = %builtins.display(), %error, "cannot be loaded"),
         }
     }
 }
 
-/// Returns the file that contains a function, according to the loader.
+/// Returns the file that contains a function, as reported by the loader.
 #[cfg(unix)]
 fn file_of(function: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status) -> Option<PathBuf> {
     use std::os::unix::ffi::OsStrExt;
@@ -230,8 +231,8 @@ fn file_of(function: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status) -> 
     if !found || info.file.is_null() {
         return None;
     }
-    // SAFETY: not null. The loader owns the string until the library is unloaded, which never
-    // happens.
+    // SAFETY: the pointer is not null. The loader owns the string until the library is unloaded,
+    // which never happens.
     let file = unsafe { CStr::from_ptr(info.file) };
     Some(PathBuf::from(std::ffi::OsStr::from_bytes(file.to_bytes())))
 }

@@ -10,14 +10,14 @@ use super::ffi::{Api, Loaded};
 use super::{JitError, Looked, Origin, Outcome};
 use crate::files::trust::{self, Distrust, Writers};
 
-/// Prints the interpreter's import path. `-I` excludes the current folder and PYTHONPATH, but also
-/// the user's own packages, so these are added.
+/// Arguments that make the interpreter print its import path. `-I` excludes the current folder and
+/// PYTHONPATH, but also the user's own packages, so the script adds these.
 const PYTHON_ARGUMENTS: [&str; 3] = [
     "-I",
     "-c",
     "import site, sys; print('\\n'.join([*sys.path, site.getusersitepackages()]))",
 ];
-/// Reason for not searching a relative path.
+/// Reason for skipping a relative path.
 const RELATIVE: &str =
     "not searched, because a relative path depends on the current folder; make it absolute";
 
@@ -40,7 +40,7 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Returns the inputs from the environment of this process.
+    /// Reads the inputs from the environment of this process.
     pub fn of_this_process() -> Surroundings {
         let variable = |name| {
             env::var_os(name)
@@ -154,15 +154,15 @@ impl Search {
                 return Some(loaded);
             }
         }
-        // Last, because it starts a process.
+        // The interpreter comes last, because it starts a process.
         self.python(surroundings.python.as_deref()?)
     }
 
     fn python(&mut self, interpreter: &Path) -> Option<Loaded> {
         let origin = Origin::Python(interpreter.to_owned());
-        // The interpreter must not come from a folder that others may write to. Its result must not
+        // The interpreter must not be in a folder that others may write to. Its output must not
         // depend on the current folder, where Python launchers look for a file that selects the
-        // version.
+        // Python version.
         if interpreter.exists()
             && let Err(why) = trust::resolve(interpreter, Writers::Nobody)
         {
@@ -201,7 +201,8 @@ impl Search {
             .find_map(|folder| self.folder(&origin, folder, &in_packages(folder)))
     }
 
-    /// Tries every NVRTC in the folders `within`, and reports them as one place if there is none.
+    /// Tries every NVRTC in the folders `within`. If there is none, the log reports them as one
+    /// place, `place`.
     fn folder(&mut self, origin: &Origin, place: &Path, within: &[PathBuf]) -> Option<Loaded> {
         if place.is_relative() {
             self.note(origin, place, Outcome::Refused(RELATIVE.to_owned()));
@@ -220,8 +221,8 @@ impl Search {
 
     /// Loads a file that only the user and root can change.
     fn file(&mut self, origin: &Origin, file: &Path) -> Option<Loaded> {
-        // The user's group may write to a file that the user named; it often contains the user
-        // alone.
+        // A file that the user named may be writable by the user's group, which often contains only
+        // the user.
         let besides = match origin {
             Origin::Choice => Writers::Group,
             _ => Writers::Nobody,
@@ -290,8 +291,8 @@ fn in_packages(packages: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// Returns every `folder/<prefix><version>/<below>`, the highest version first. A version consists
-/// of numbers separated by dots, which excludes `libnvrtc.so.13.alt` and `cuda_runtime`.
+/// Returns every `folder/<prefix><version>/<below>`, highest version first. A version consists of
+/// numbers separated by dots. This excludes `libnvrtc.so.13.alt` and `cuda_runtime`.
 fn versioned(folder: &Path, prefix: &str, below: &str) -> Vec<PathBuf> {
     let Ok(entries) = folder.read_dir() else {
         return Vec::new();
@@ -323,8 +324,8 @@ fn versioned(folder: &Path, prefix: &str, below: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Returns the program `name` in the first folder of `paths` that has it. Skips relative folders
-/// and empty entries, which mean the current folder.
+/// Returns the path of the program `name` in the first folder of `paths` that contains it. Skips
+/// relative folders and empty entries, which mean the current folder.
 fn in_path(name: &str, paths: &OsStr) -> Option<PathBuf> {
     env::split_paths(paths)
         .filter(|folder| folder.is_absolute())
@@ -349,7 +350,7 @@ fn refused(what: &str, why: &Distrust) -> Outcome {
     Outcome::Refused(format!("{what}: {why}"))
 }
 
-/// Removes duplicate paths, keeping the first.
+/// Removes duplicate paths, keeping the first of each.
 fn unique(paths: &mut Vec<PathBuf>) {
     let mut seen = BTreeSet::new();
     paths.retain(|path| seen.insert(path.clone()));

@@ -2,13 +2,13 @@
 
 use std::{fmt, path::PathBuf};
 
-/// One place that was searched, for messages and for `doctor`.
+/// A place that was searched, for messages and for `doctor`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Looked {
     /// The step of the search.
     pub origin: Origin,
-    /// The file or folder, or a bare file name for the loader. Empty if there is none, for example
-    /// if a variable is not set.
+    /// The file or folder, or a bare file name that the loader searches for. Empty if there is no
+    /// path, for example if a variable is not set.
     pub place: PathBuf,
     /// Result of the search at this place.
     pub outcome: Outcome,
@@ -25,7 +25,7 @@ pub enum Origin {
     Cuda,
     /// The Python environment named by this variable.
     Environment(&'static str),
-    /// A folder that this interpreter imports from.
+    /// A folder on the import path of this interpreter.
     Python(PathBuf),
 }
 
@@ -36,11 +36,11 @@ pub enum Outcome {
     NotSet,
     /// The file, folder or program does not exist.
     Absent,
-    /// The folder and its usual subfolders do not contain NVRTC.
+    /// The folder and its usual subfolders exist, but do not contain NVRTC.
     Nothing,
     /// The file cannot be used, for this reason.
     Unusable(String),
-    /// The place was not searched, or the file was not opened, because another user could have
+    /// The place was not searched or the file was not opened, because another user could have
     /// changed it. Contains the reason and the remedy.
     Refused(String),
     /// This version, (major, minor), was loaded.

@@ -1,12 +1,13 @@
 //! NVRTC: compiles CUDA source to cubins, in parallel, with a cache on disk.
 //!
-//! This module handles sources, targets and bytes. Other modules decide the kernels and their
-//! order. No GPU or driver is needed: NVRTC generates code for every [`Target`] on any machine.
+//! This module handles sources, targets and bytes. Other modules decide which kernels to compile,
+//! and in which order. No GPU or driver is needed: NVRTC generates code for every [`Target`] on any
+//! machine.
 //!
 //! - [`Target`]: the architectures that code is generated for;
 //! - [`Nvrtc`]: the library, the search for it, and single compilations;
 //! - [`DiskCache`]: compiled cubins, keyed by everything that determines their bytes;
-//! - [`Jit`]: both together, for all the kernels of a program at once.
+//! - [`Jit`]: NVRTC and the cache together, for all the kernels of a program at once.
 
 mod cache;
 mod compile_all;
@@ -30,8 +31,8 @@ pub use target::{Target, TargetError};
 
 use serde::{Deserialize, Serialize};
 
-/// Returns the NVRTC for tests: the default one, or if none is chosen the one that `make setup`
-/// installs.
+/// Returns the NVRTC for tests: the one that `GEMMULE_NVRTC` names, else the one that `make setup`
+/// installs, else the default one.
 #[cfg(test)]
 pub(crate) fn nvrtc_for_tests() -> Nvrtc {
     let mut surroundings = Surroundings::of_this_process();
@@ -42,7 +43,7 @@ pub(crate) fn nvrtc_for_tests() -> Nvrtc {
 
 pub use crate::codegen::Source;
 
-/// One kernel compiled for one target, which the driver loads as a module.
+/// A kernel compiled for one target. The driver loads it as a module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cubin {
     /// Name of the entry function, as in [`Source::symbol`].

@@ -24,9 +24,9 @@ pub struct Nvrtc {
 /// Returns the options for every kernel, in order. They are part of the cache key.
 ///
 /// Fast maths is off: a kernel that wants an approximation uses it explicitly. There is no include
-/// path, because sources include nothing. The assembler's report is written to the log. From 12.4
-/// on, NVRTC can omit declarations that no source uses (textures, functions of the runtime), which
-/// it would otherwise parse for each source.
+/// path, because the sources have no includes. The assembler writes its report to the log. NVRTC
+/// 12.4 and newer can omit unused declarations (textures, functions of the runtime), which saves
+/// parsing them for each source.
 pub fn options(target: Target, version: (i32, i32)) -> Vec<String> {
     const FIRST_WITH_MINIMAL: (i32, i32) = (12, 4);
     let mut options = vec![
@@ -74,7 +74,7 @@ impl Nvrtc {
         Ok(Nvrtc::from_loaded(loaded, looked))
     }
 
-    /// Loads one file without checking its owner, or a bare name through the loader.
+    /// Loads one file without checking its owner. The loader searches for a bare name.
     ///
     /// # Errors
     /// Returns [`JitError::NvrtcUnusable`].
@@ -199,7 +199,8 @@ impl fmt::Debug for Nvrtc {
     }
 }
 
-/// Checks that an NVRTC of this version, which lists `archs`, compiles for `target`.
+/// Checks that NVRTC of this version compiles for `target`. `archs` are the architectures that it
+/// lists.
 fn check_target(
     path: &Path,
     version: (i32, i32),
@@ -231,8 +232,8 @@ fn check_target(
 /// Checks that the unit contains the kernel `symbol` and no other.
 fn check_entry(symbol: &str, log: &str, cubin: &[u8]) -> Result<(), JitError> {
     let found = report::entry_functions(log);
-    // The section with an entry's code is named after it. It decides if a later assembler has
-    // another log format.
+    // The section with a kernel's code is named after the kernel. If the log of a newer assembler
+    // has a different format, this section alone decides.
     let section = format!(".text.{symbol}\0");
     let present = cubin
         .windows(section.len())
@@ -299,7 +300,8 @@ impl<'a> Program<'a> {
         Ok(text(&bytes))
     }
 
-    /// Returns the input of the assembler; `None` if the compilation did not get that far.
+    /// Returns the PTX, which is the input of the assembler; `None` if the compilation did not get
+    /// that far.
     fn ptx(&self) -> Option<String> {
         let api = &self.nvrtc.api;
         let mut size = 0;
@@ -341,7 +343,7 @@ impl Drop for Program<'_> {
     }
 }
 
-/// Returns the text before the NUL.
+/// Returns the text up to the NUL.
 fn text(bytes: &[u8]) -> String {
     let end = bytes
         .iter()
@@ -373,7 +375,7 @@ mod tests {
             check_target(path, (12, 4), &ARCHS_12_4, Target::Sm120).unwrap_err(),
             @"NVRTC 12.4 (/usr/local/cuda-12.4/lib64/libnvrtc.so.12) is older than the target sm_120, which needs 12.8 or newer. Install a newer one with `pip install nvidia-cuda-nvrtc`, or set GEMMULE_NVRTC to one"
         );
-        // 11.8 lists 90, but only as sm_90.
+        // NVRTC 11.8 lists 90, but supports only sm_90.
         assert!(matches!(
             check_target(path, (11, 8), &[80, 90], Target::Sm90a),
             Err(JitError::NvrtcTooOld {

@@ -5,14 +5,14 @@ use serde::{Deserialize, Serialize};
 /// Registers and memory of a compiled kernel, as reported by the assembler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CompileReport {
-    /// Registers per thread; for a kernel with `setmaxnreg`, at its entry.
+    /// Registers per thread. For a kernel with `setmaxnreg`, this is the number at its entry.
     pub registers: u32,
     /// Bytes per thread spilled to local memory, in the kernel and in every function that it calls.
     pub spill_stores: u32,
     /// Bytes per thread loaded back from local memory.
     pub spill_loads: u32,
-    /// Bytes of stack per thread, for spills and for arrays that are indexed at run time. The
-    /// maximum over the kernel and the functions that it calls.
+    /// Bytes of stack per thread, for spills and for arrays that are indexed at run time. This is
+    /// the maximum over the kernel and the functions that it calls.
     pub stack_frame: u32,
     /// Bytes of static shared memory per block. Dynamic shared memory is set by the launch.
     pub shared_bytes: u32,
@@ -27,15 +27,15 @@ impl CompileReport {
 
 /// Parses the report of the only kernel in a `ptxas -v` log.
 ///
-/// The relevant lines, with any prefix, are `840 bytes stack frame, 912 bytes spill stores, 1152
-/// bytes spill loads` (one for the kernel and one for each function that was not inlined) and `Used
-/// 64 registers, used 1 barriers, 2048 bytes smem` (for the kernel only). Returns `None` if either
-/// is missing, for example for a unit without a kernel.
+/// The parser looks for two kinds of lines, with any prefix. `840 bytes stack frame, 912 bytes
+/// spill stores, 1152 bytes spill loads` occurs once for the kernel and once for each function that
+/// was not inlined. `Used 64 registers, used 1 barriers, 2048 bytes smem` occurs only for the
+/// kernel. Returns `None` if either is missing, for example for a unit without a kernel.
 pub fn parse_report(log: &str) -> Option<CompileReport> {
     let mut frames = None::<(u32, u32, u32)>;
     let mut used = None::<(u32, u32)>;
     for line in log.lines() {
-        // Warnings contain spills too, but no stack frame.
+        // Warnings also contain spills, but no stack frame.
         if let (Some(frame), Some(stores), Some(loads)) = (
             number_before(line, " bytes stack frame"),
             number_before(line, " bytes spill stores"),
@@ -65,7 +65,7 @@ pub fn parse_report(log: &str) -> Option<CompileReport> {
     })
 }
 
-/// Returns the entry functions in a `ptxas -v` log, in its order.
+/// Returns the entry functions in a `ptxas -v` log, in the order of the log.
 pub(super) fn entry_functions(log: &str) -> Vec<String> {
     log.lines()
         .filter_map(|line| {

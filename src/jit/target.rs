@@ -33,10 +33,10 @@ pub enum Target {
     Sm120,
 }
 
-/// A card or a name without a target.
+/// Error of a card or a name without a target.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// The card is older than any target.
+    /// The card is older than all targets.
     #[error(
         "the card has compute capability {major}.{minor}; gemmule needs 8.0 (A100, RTX 30) or \
          newer, because its kernels use the tensor cores through `mma.sync` with f16 and bf16, and \
@@ -49,7 +49,7 @@ pub enum TargetError {
         minor: u32,
     },
 
-    /// No target generates code for the card's generation, or for its variant of one.
+    /// No target generates code for the card's generation or variant.
     #[error(
         "no target runs on a card of compute capability {major}.{minor}; the targets are {}, and \
          code for one generation does not run on another. The CPU executor runs without the card",
@@ -99,9 +99,8 @@ impl Target {
 
     /// Returns the target whose code runs best on a card of this compute capability.
     ///
-    /// A cubin runs on cards with the same major number and an equal or higher minor number. One
-    /// with the suffix `a` runs only on its own capability (CUDA C++ Programming Guide, "Binary
-    /// Compatibility" and "Architecture-Specific Features").
+    /// A cubin runs on cards with the same major number and an equal or higher minor number. A cubin for a target with the suffix `a` runs
+    /// only on cards of exactly that capability (CUDA C++ Programming Guide, "Binary Compatibility" and "Architecture-Specific Features").
     ///
     /// # Errors
     /// Returns [`TargetError::CardTooOld`] below 8.0, and [`TargetError::NoTargetForCard`] if no target fits the card.
@@ -130,8 +129,8 @@ impl Target {
         }
     }
 
-    /// Returns whether kernels for the target synchronise with earlier ones on the device
-    /// (`templates/partials/dependent.cu`), so that the host may launch them early.
+    /// Returns whether kernels for the target synchronise on the device with earlier kernels (`templates/partials/dependent.cu`), so that
+    /// the host may launch them early.
     pub fn has_dependent_launch(self) -> bool {
         self >= Target::Sm90a
     }
@@ -170,8 +169,8 @@ impl Target {
         }
     }
 
-    /// Returns the first NVRTC, (major, minor), that compiles for this target. The list of
-    /// supported architectures does not distinguish `sm_90` (11.8) from `sm_90a` (12.0).
+    /// Returns the first version of NVRTC, (major, minor), that compiles for this target. The list of supported architectures does not
+    /// distinguish `sm_90` (11.8) from `sm_90a` (12.0).
     pub(super) fn first_nvrtc(self) -> (i32, i32) {
         match self {
             Target::Sm80 => (11, 0),
@@ -182,7 +181,7 @@ impl Target {
         }
     }
 
-    /// Returns all names in one line, for messages.
+    /// Returns all names joined into one line, for messages.
     pub(super) fn names() -> String {
         Target::ALL.map(Target::name).join(", ")
     }

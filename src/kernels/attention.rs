@@ -1,5 +1,5 @@
-//! Attention over packed sequences: three unfused kernels, fused kernels (short, online, split keys for few tokens, and
-//! WGMMA on Hopper), three kernels of grouped GEMMs for long sequences, and three with a KV cache (plain, decode, prefill).
+//! Attention over packed sequences: three unfused kernels, fused kernels (short, online, split keys for few tokens, and WGMMA on Hopper),
+//! three kernels that use grouped GEMMs for long sequences, and three kernels with a KV cache (plain, decode, prefill).
 //!
 //! A token attends to the tokens of its own sequence only, so scores are ragged: head `h`, query
 //! `i` and key `j` of sequence `b` with length `n` are stored at
@@ -50,7 +50,7 @@ use crate::{
     tensor::DType,
 };
 
-/// The reason that a fused attention kernel cannot be generated for these operands.
+/// Reason why an attention kernel cannot be generated for its operands.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AttentionError {
     #[error(
@@ -178,11 +178,11 @@ fn storage(dtype: DType) -> &'static str {
     }
 }
 
-/// Instances of every attention kernel that cover all tilings, views and storage types, for tests that compile or run them.
+/// Instances of every attention kernel, for tests that compile or run them. They cover all tilings, views and storage types.
 pub fn representative() -> Vec<KernelSpec> {
     let mut all: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
-        // BERT-base, MiniLM, five heads of 64; and sizes that exercise padding and larger tiles.
+        // Heads of BERT-base and MiniLM, five heads of 64, and sizes that exercise padding and larger tiles.
         for (heads, head) in [
             (12, 64),
             (12, 32),
@@ -226,7 +226,7 @@ pub fn representative() -> Vec<KernelSpec> {
             all.push(KernelSpec::from(MhaOnline { of, dtype }));
             all.extend(long(heads, head, [view; 3], dtype));
         }
-        // Causal, and groups of query heads that share a key head, in every tiling.
+        // Causal attention with grouped-query heads, in every tiling.
         for (heads, kv_heads, head) in [(6, 2, 64), (4, 4, 32), (8, 1, 128), (2, 1, 256)] {
             let column = |first| HeadView::TokenMajor {
                 offset: first * head,
@@ -240,7 +240,7 @@ pub fn representative() -> Vec<KernelSpec> {
             };
             all.push(KernelSpec::from(MhaOnline { of, dtype }));
         }
-        // Position biases, windows and caps in every tiling, full and causal.
+        // Full and causal attention with position biases, windows and caps, in every tiling.
         for (heads, head) in [(12, 64), (3, 256), (2, 80)] {
             let column = |i| HeadView::TokenMajor {
                 offset: i * heads * head,
@@ -249,7 +249,7 @@ pub fn representative() -> Vec<KernelSpec> {
             let full =
                 AttentionProblem::full(heads, head, default_scale(head), [0, 1, 2].map(column));
             for (causal, by) in position_bias::examples() {
-                // Other head sizes differ only in their tiles.
+                // Head sizes other than 64 differ only in their tiles, so a few examples are sufficient.
                 if head != 64 && by.window.is_some() != by.bias.is_some() {
                     continue;
                 }

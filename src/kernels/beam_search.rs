@@ -39,9 +39,9 @@ pub struct Candidates {
     pub dtype: DType,
 }
 
-/// Room for candidates in each row.
+/// Max number of candidates per row.
 const STRIDE: u32 = Beam::MOST_CANDIDATES as u32;
-/// Threads of a CTA of [`Candidates`], and resident CTAs per SM.
+/// Threads per CTA of [`Candidates`], and its resident CTAs per SM.
 const THREADS: u32 = 256;
 const CTAS_PER_SM: u32 = 3;
 
@@ -200,10 +200,10 @@ impl Kernel for Candidates {
 /// `found_lens`, `found_places [batch]`: one search step ([`BeamState`]) for each request with beams. A tensor read as
 /// `…_before` and its written counterpart may share memory.
 ///
-/// The scores of a row are the running beam's and the best sequence's at the row's index. The states are: whether that best
-/// sequence has ended, its number of tokens, the row of the request whose `found` holds its tokens, and whether the row's
-/// group is done. `tokens` and `slots` are written from the end of the prompt on, and only while the search continues. The last
-/// three tensors are written when the search is done; `found` is written before that.
+/// Row `i` of a request holds its running beam `i` and its best sequence `i`. `scores` are the scores of the two. `states` are: whether the
+/// best sequence has ended, its number of tokens, the row of the request whose `found` holds its tokens, and whether the group of the beam
+/// is done. `tokens` and `slots` are written from the end of the prompt on, and only while the search continues. `found` is written
+/// whenever a sequence becomes one of the best. The last three tensors are written when the search is done.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BeamStep;
 
@@ -211,7 +211,7 @@ impl BeamStep {
     /// Elements of `scores` and of `states` per row.
     pub const SCORES: usize = 2;
     pub const STATES: usize = 4;
-    /// Threads of a CTA. Each has an entry for every beam in the shared memory of the candidates.
+    /// Threads per CTA. The shared memory of the candidates must have room for one integer per thread and beam.
     const THREADS: u32 = 128;
     /// Vocabulary size in checks.
     const VOCABULARY: u32 = 1003;
@@ -226,8 +226,8 @@ impl BeamStep {
     }
 }
 
-/// Applies the diversity penalty to candidates. transformers applies it before the rules, so a candidate scaled by the
-/// repetition penalty loses the same multiple of it, and a forced token loses nothing.
+/// Applies the diversity penalty to candidates. transformers applies this penalty before the rules. To get the same result after the rules,
+/// the penalty of a candidate subject to the repetition penalty is scaled by the same factor, and forced tokens have no penalty.
 fn diversify(
     candidates: &mut [(u32, f32)],
     taken: &[u32],
@@ -345,7 +345,7 @@ impl Kernel for BeamStep {
         let [states_before, tokens_before, slots_before] = [7, 8, 9].map(|i| reads[i].index());
         let width = DeviceSamplingParams::WIDTH as usize;
         let n_rows = extents.batch as usize;
-        // Integers that are not written stay −1, floats NaN.
+        // Elements that are not written stay −1 (integers) or NaN (floats).
         let [mut chosen, mut lens, mut places] = [(); 3].map(|()| vec![-1i64; n_rows]);
         let [mut logs, mut found_scores] = [(); 2].map(|()| vec![f32::NAN; n_rows]);
         let mut scores = vec![f32::NAN; n_rows * Self::SCORES];
@@ -421,7 +421,7 @@ impl Kernel for BeamStep {
                 (own[1], own[2]) = match *kept {
                     Kept::Before(place) => (state(first + place, 1), state(first + place, 2)),
                     Kept::New(step) => {
-                        // First free place of the group.
+                        // The first place of the group that holds no kept sequence.
                         let of_group = i / of_group * of_group..(i / of_group + 1) * of_group;
                         let free = of_group.map(|place| place as i64);
                         let place = free.into_iter().find(|place| !used.contains(place));
@@ -494,7 +494,7 @@ impl Kernel for BeamStep {
     }
 }
 
-/// Vocabularies smaller than a warp, odd ones, and common ones.
+/// Vocabulary sizes: smaller than a warp, odd, and common.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of =
         |dtype| [7, 1003, 50257, 58_101].map(|vocabulary| Candidates { vocabulary, dtype }.into());

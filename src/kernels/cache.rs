@@ -4,10 +4,10 @@
 //! `[heads, BLOCK, head]`, so that a head's keys are contiguous. Position `p` of a sequence is stored in *slot* `block · BLOCK +
 //! p % BLOCK`, which is looked up in a table.
 //!
-//! Keys and values are rounded to the cache's format when they are appended, and attention reads the rounded ones, also those of
-//! the current tokens. Every executor does this, in every kernel. In E4M3, they are rounded to the nearest value, with ties to an
-//! even mantissa. Magnitudes above 448 become 448, NaN stays NaN, and the scale is 1. Attention converts the elements to the type of
-//! the queries, which represents all of them.
+//! Keys and values are rounded to the cache's format when they are appended, and attention reads the rounded values, including those of the
+//! current tokens. All executors and kernels do this. In E4M3, they are rounded to the nearest value, with ties to an even mantissa.
+//! Magnitudes above 448 become 448, NaN stays NaN, and the scale is 1. Attention converts the elements to the type of the queries, without
+//! rounding.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +28,7 @@ use crate::{
 /// Positions per block.
 pub const BLOCK: u32 = 32;
 
-/// The blocks of all caches, `[blocks, stride]`. A kernel addresses them from the first element of one cache.
+/// The blocks of all caches, `[blocks, stride]`. A kernel gets a pointer to the first element of one cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Pool {
     /// Elements per block.
@@ -89,7 +89,7 @@ impl Pool {
         }
     }
 
-    /// `value` after it was stored.
+    /// Returns `value` rounded to the format.
     pub(super) fn round(self, value: f32) -> f32 {
         self.element().round(value)
     }
@@ -101,16 +101,16 @@ pub(crate) fn index(slot: usize, nth: usize, head: usize, stride: usize) -> usiz
     slot / block * stride + (nth * block + slot % block) * head
 }
 
-/// `x [tokens, x.stride]`, `token_slots [tokens]` → `cache [blocks, stride]`: stores the heads of each token in its slot. With
-/// one row per sequence, `x [batch, x.stride]`, `slots`, `slot_starts [batch]`: stores the heads of each row in its sequence's
-/// first slot. Nothing else in the cache is written.
+/// `x [tokens, x.stride]`, `token_slots [tokens]` → `cache [blocks, stride]`: stores the heads of each token in its slot. If `of_sequence`,
+/// the operands are `x [batch, x.stride]`, `slots`, `slot_starts [batch]`, and the heads of each row are stored in its sequence's first
+/// slot. Nothing else in the cache is written.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct AppendCache {
     pub heads: u32,
     pub head: u32,
     /// Location of the heads in the rows of `x`.
     pub x: HeadView,
-    /// Whether `x` has one row per sequence instead of one per token. The sequence then has a single position.
+    /// Whether `x` has one row per sequence instead of one per token. Each sequence then has a single position in the cache.
     pub of_sequence: bool,
     pub pool: Pool,
     pub dtype: DType,
@@ -268,7 +268,7 @@ impl Kernel for AppendCache {
     }
 }
 
-/// Merged projections, with grouped heads, a single head, and head sizes that no wide access divides.
+/// Merged projections with grouped heads, a single head, and head sizes that do not allow wide accesses.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::tensor::{Size, Symbol};
 
-/// Classes of kernels by which ByteTransformer's figure 3 breaks down a run.
+/// Kernel classes of the time breakdown in ByteTransformer's figure 3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
     /// Products of tokens and a weight, including their epilogues.
@@ -45,12 +45,12 @@ impl fmt::Display for Class {
     }
 }
 
-/// Operations of a product of `rows` rows with a weight `[n, k]`, two per multiply-add.
+/// Floating-point operations of multiplying the rows by a weight `[n, k]`, two per multiply-add.
 pub(super) fn product_flop([n, k]: [u32; 2]) -> Size {
     flop(n, k, Symbol::Rows)
 }
 
-/// Operations of `products` matrix products of attention, two per multiply-add.
+/// Floating-point operations of `products` matrix products of attention, two per multiply-add.
 pub(super) fn attention_flop(products: u64, heads: u32, head: u32) -> Size {
     &Size::constant(products) * &flop(heads, head, Symbol::Pairs)
 }

@@ -35,7 +35,7 @@ impl Fill {
         known
             .flat_map(|(row, known)| {
                 let mut choice = DeviceSamplingParams::of_row(row, vocabulary);
-                // Makes the next token the first or the last one in rows whose rules are about first or last tokens.
+                // In rows with rules for the first or the last token, the next token is the first or the last one, respectively.
                 choice.n_prompt = match choice.rules.suppressed_first.is_empty() {
                     true => known as usize / 2,
                     false => known as usize,
@@ -73,10 +73,10 @@ pub struct ChooseToken {
 
 /// Threads of a CTA. With more threads, each would have too few registers for its sums.
 const THREADS: u32 = 512;
-/// CTAs launched per SM when there are fewer rows: as many as run concurrently.
+/// CTAs per SM of a launch with fewer rows than CTAs. This is the number of CTAs that run concurrently.
 const CTAS_PER_SM: u64 = 1;
 impl ChooseToken {
-    /// Number of groups that a row has room for.
+    /// Max number of groups of a row.
     pub const GROUPS: usize = MAX_GROUPS as usize;
 
     fn rows(&self) -> LogitRows {
@@ -86,7 +86,7 @@ impl ChooseToken {
         }
     }
 
-    /// Results that the kernel writes for each group of a row.
+    /// Returns the results that the kernel writes for each group of a row.
     fn groups_of_row(
         &self,
         logits: &[f32],
@@ -103,8 +103,8 @@ impl ChooseToken {
     }
 }
 
-/// Returns the rules that apply to groups of tokens: without forced tokens and without renormalisation, which is applied
-/// after all tokens are known.
+/// Returns the rules that apply to groups of tokens: without forced tokens, and without renormalisation, which needs the logits of all
+/// groups.
 pub(super) fn without_forced(rules: &Rules) -> Rules {
     Rules {
         forced_first: None,
@@ -341,7 +341,7 @@ impl Kernel for Advance {
         let n = extents.batch as usize;
         let width = DeviceSamplingParams::WIDTH as usize;
         let entry = step[0] as usize % Self::RING;
-        // Integers that are not written stay −1.
+        // Elements of `tokens` that are not written stay −1.
         let mut tokens = vec![-1; tokens_before.len()];
         let [
             mut known,
@@ -361,7 +361,7 @@ impl Kernel for Advance {
                 Chosen::Token(id) if len > 0 => {
                     let most = choice.n_prompt + choice.rules.max_new_tokens;
                     let ends = choice.rules.ends(id) || len + 1 >= most;
-                    // A beam search decides itself when it is done.
+                    // `BeamStep` determines the end of a beam search.
                     match ends && choice.beam.is_none() {
                         true => len = 0,
                         false => {
@@ -408,7 +408,7 @@ impl Kernel for Advance {
     }
 }
 
-/// Vocabularies smaller than a warp, odd ones, and common ones.
+/// Vocabulary sizes: smaller than a warp, odd, and common.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of = |dtype| {
         [7, 1003, 50257, 151_936].map(|vocabulary| ChooseToken { vocabulary, dtype }.into())

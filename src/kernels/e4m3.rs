@@ -1,4 +1,4 @@
-//! Results in E4M3, which are operands of fp8 products: a separate conversion, and norms that convert their results.
+//! Kernels that convert operands of fp8 products to E4M3: a separate conversion, and norms that convert their results.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,12 +29,12 @@ pub struct ToE4m3 {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NormToE4m3 {
     pub norm: Norm,
-    /// Whether the result is stored in the norm's storage type, too.
+    /// Whether the result is also stored in the norm's storage type.
     pub keeps: bool,
 }
 
 impl NormToE4m3 {
-    /// Columns of a norm are a multiple of this, as E4M3 products require.
+    /// Divisor of the number of columns of a norm, required by E4M3 products.
     const STEP: u32 = 16;
 }
 
@@ -79,7 +79,7 @@ const OUT_SCALE: Fill = Fill::Normal {
     deviation: 0.0,
 };
 
-/// Tolerance of a value that is divided by the scale in checks and rounded to E4M3.
+/// Tolerance of a result that is divided by the scale of checks and rounded to E4M3.
 pub(super) const ROUNDED: Tolerance = Tolerance {
     absolute: 1.0 / 512.0,
     relative: 1.0 / 8.0,
@@ -134,7 +134,7 @@ impl Kernel for ToE4m3 {
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
-        // Half of the traffic of a norm with a residual, in the same pattern.
+        // The kernel moves half as many bytes as a norm with a residual, in the same access pattern.
         let cost = &machine.costs.norm;
         let elements = rows as f64 * f64::from(self.width);
         Some(cost.launch + elements * cost.element * 0.5)
@@ -243,7 +243,7 @@ impl Kernel for NormToE4m3 {
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let norm = self.norm.as_kernel().cycles(rows, machine)?;
         let elements = rows as f64 * f64::from(self.norm.width());
-        // A norm with a residual moves six bytes an element, and the additional result one.
+        // A norm with a residual moves six bytes per element. The additional result adds one byte.
         Some(norm + elements * machine.costs.norm.element / 6.0)
     }
 

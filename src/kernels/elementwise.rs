@@ -75,8 +75,7 @@ pub struct Scale {
     pub dtype: DType,
 }
 
-/// Elements per access if a tensor is read as one flat array, whatever its width. A tail shorter than an access is processed
-/// element by element.
+/// Elements per access if a tensor of any width is read as one flat array. A tail shorter than an access is processed element by element.
 fn stream_vector(dtype: DType) -> u32 {
     vector_width(dtype, &[])
 }
@@ -250,7 +249,7 @@ impl Kernel for Activate {
     }
 
     fn params(&self) -> Vec<Param> {
-        // The standard deviation is large enough to reach both tails.
+        // The standard deviation is so large that inputs reach both tails of the activation.
         let fill = Fill::Normal {
             mean: 0.0,
             deviation: 3.0,
@@ -445,7 +444,7 @@ mod tests {
         let extents = Extents::of(&[3]).unwrap();
         let threads = |launch: Launch| u64::from(launch.grid[0]) * u64::from(launch.threads);
         let dtype = DType::F16;
-        // 3 · 1003 elements are 377 accesses of 8. With a bias, an odd width allows only one element per access.
+        // 3 · 1003 elements take 377 accesses of 8 elements. With a bias, an odd width allows only one element per access.
         assert_eq!(
             threads(
                 Combine {

@@ -27,7 +27,7 @@ pub struct Table {
     pub rows: u32,
 }
 
-/// `ids [rows]`, `table [table.rows, width]` → `out [rows, width]`. An id plus the table's offset must be below the table's
+/// `ids [rows]`, `table [table.rows, width]` → `out [rows, width]`. An id plus the table's offset must be less than the table's number of
 /// rows; the code that creates the ids checks this.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Embedding {
@@ -40,7 +40,7 @@ pub struct Embedding {
 /// LayerNorm of the sum of the tables' rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EmbeddingLayerNorm {
-    /// Tables that are summed: 1 to [`EmbeddingLayerNorm::MAX_TABLES`] of them.
+    /// The 1 to [`EmbeddingLayerNorm::MAX_TABLES`] tables to sum.
     pub tables: Vec<Table>,
     pub width: u32,
     pub eps: f32,
@@ -48,7 +48,7 @@ pub struct EmbeddingLayerNorm {
 }
 
 impl Table {
-    /// Name in symbols: `token1003`, `previous2_1003` with 2 before the first token, or `position514o2` with an offset of 2.
+    /// Name in symbols, e.g. `token1003`, `previous2_1003` (ids of previous tokens, 2 before the first one) or `position514o2` (offset 2).
     fn word(&self) -> String {
         let ids = match self.ids {
             BatchInput::TokenIds => "token",

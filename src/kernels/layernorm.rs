@@ -1,5 +1,5 @@
-//! LayerNorm, alone and fused with bias and residual. A team of warps interleaves the reductions of X rows
-//! (TurboTransformers 4.1.2, `warpAllReduce_XElem` and its block-level form).
+//! LayerNorm, alone and fused with bias and residual. A team of warps interleaves the reductions of several rows (TurboTransformers 4.1.2,
+//! `warpAllReduce_XElem` and its block-level form).
 
 #[cfg(test)]
 mod tests;
@@ -59,15 +59,15 @@ pub struct BiasResidualLayerNorm {
     pub variance: Variance,
 }
 
-/// Ratio of the rows that a norm reads and writes without a residual to those with one.
+/// Memory traffic of a norm without a residual (two rows), relative to that of a norm with a residual (three rows).
 pub(super) const NO_RESIDUAL: f64 = 2.0 / 3.0;
 
 /// Dispatch, cost and candidates, shared by both kernels.
 macro_rules! choices {
     ($kernel:ident, $by_rows:path, $accesses:expr) => {
         impl $kernel {
-            /// Default dispatch by rows: each kernel with its max number of rows (inclusive). The last one has no max. With few
-            /// rows, each row takes several warps.
+            /// Default dispatch by rows: each kernel with its max number of rows (inclusive). The last kernel has no max. With few rows,
+            /// each row takes several warps.
             pub fn by_rows(&self, machine: &Machine) -> Vec<(Option<u64>, Self)> {
                 $by_rows(self.width, self.dtype, machine)
                     .into_iter()
@@ -81,8 +81,8 @@ macro_rules! choices {
                     .collect()
             }
 
-            /// Cycles of the launch and per element, slightly more if another sharing is the default. The kernel is memory-bound,
-            /// so sharings differ only slightly.
+            /// Estimates the cycles: those of the launch plus those of the elements. If `teams` is not the default, the estimate is
+            /// slightly higher. The kernel is memory-bound, so `teams` has little effect.
             fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
                 const OTHER_SHARING: f64 = 1.03;
                 let ranges = $by_rows(self.width, self.dtype, machine);
@@ -107,7 +107,7 @@ macro_rules! choices {
                 }
             }
 
-            /// Every kernel that can replace this one, including this sharing with both variances. Results differ by at most f32
+            /// Every kernel that can replace this one: all candidates for `teams`, each with both variances. Results differ by at most f32
             /// rounding.
             pub fn candidates(&self) -> Vec<Self> {
                 let teams = Teams::candidates(self.width, self.dtype).into_iter();
@@ -129,7 +129,7 @@ choices!(LayerNorm, Teams::by_rows, NO_RESIDUAL);
 choices!(BiasResidualLayerNorm, Teams::by_rows_with_residual, 1.0);
 
 impl LayerNorm {
-    /// Creates the default sharing for many rows, with one reduction.
+    /// Creates the kernel with the default teams for many rows, and one reduction.
     pub fn new(width: u32, eps: f32, dtype: DType) -> Self {
         Self {
             width,
@@ -142,7 +142,7 @@ impl LayerNorm {
 }
 
 impl BiasResidualLayerNorm {
-    /// Creates the default sharing for many rows, with one reduction.
+    /// Creates the kernel with the default teams for many rows, and one reduction.
     pub fn new(width: u32, eps: f32, dtype: DType, bias: bool) -> Self {
         Self {
             width,
@@ -398,7 +398,7 @@ pub(super) fn input_fill(dtype: DType) -> Fill {
     }
 }
 
-/// Tolerance of every LayerNorm over sums of at most a few operands of deviation 1 and mean 10.
+/// Tolerance of every LayerNorm whose input is a sum of at most a few operands of deviation 1 and mean 10.
 pub(super) fn tolerance(dtype: DType) -> Tolerance {
     rounded_once(
         dtype,
@@ -408,8 +408,8 @@ pub(super) fn tolerance(dtype: DType) -> Tolerance {
     )
 }
 
-/// Instances for the device check and the compile tests: every storage type, common and odd widths, the sharings for few and
-/// for many rows, and every candidate at one width.
+/// Instances for the device check and the compile tests: every storage type, common and odd widths, the teams for few and for many rows,
+/// and every candidate at one width.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

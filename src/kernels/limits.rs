@@ -1,4 +1,4 @@
-//! Limits on the sizes of kernels, for programs from files. An executor multiplies sizes without checks.
+//! Limits on the sizes of kernels in programs from files. Executors multiply sizes without overflow checks.
 
 use super::rows::Teams;
 use crate::{
@@ -58,7 +58,7 @@ pub(super) fn columns(start: u32, width: u32, of: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the view of adjacent heads in rows.
+/// Returns the view of heads that are adjacent columns, from column `offset`, in rows of `stride` elements.
 pub(super) fn columns_of(offset: u32, stride: u32) -> HeadView {
     HeadView::TokenMajor { offset, stride }
 }

@@ -13,8 +13,8 @@ use crate::{
     tensor::{DType, Element, Extents, Shape, Symbol},
 };
 
-/// `logits [tokens, width]`, `token_ids [tokens]`, `positions [tokens]` → `out [tokens, 1]` in f32: the log-probability of each
-/// token given the preceding tokens of its sequence, by the softmax of the previous row. 0 for a sequence's first token.
+/// `logits [tokens, width]`, `token_ids [tokens]`, `positions [tokens]` → `out [tokens, 1]` in f32: the log-probability of each token given
+/// the preceding tokens of its sequence, from the softmax of the previous row. It is 0 for a sequence's first token.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LogProbability {
     /// Size of the vocabulary.
@@ -117,7 +117,7 @@ impl Kernel for LogProbability {
     }
 }
 
-/// Rows shorter than a CTA, rows that are not a multiple of the threads, and a realistic vocabulary.
+/// Rows with fewer elements than a CTA has threads, rows that are not a multiple of the threads, and a realistic vocabulary.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of = |dtype| [7, 1003, 50257].map(|width| LogProbability { width, dtype }.into());
     let dtypes = [DType::F32, DType::F16, DType::BF16];

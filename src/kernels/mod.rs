@@ -1,9 +1,8 @@
 //! One file per kernel: its parameters, launch geometry, CPU reference and cases.
 //!
-//! A kernel is plain data: a struct such as [`BiasResidualLayerNorm`](layernorm::BiasResidualLayerNorm) whose fields
-//! are everything that its source depends on. [`Kernel::params`] is the only list of parameters: the signature in the
-//! generated source, the launch and the tests all read it. [`Kernel::reference`] is the definition in f32/f64 that the
-//! CUDA kernel and the fast CPU code are checked against.
+//! A kernel is plain data: a struct such as [`BiasResidualLayerNorm`](layernorm::BiasResidualLayerNorm) whose fields determine its source
+//! completely. [`Kernel::params`] is the only list of parameters: the signature in the generated source, the launch and the tests all read
+//! it. [`Kernel::reference`] is the definition in f32/f64 against which the CUDA kernel and the fast CPU code are checked.
 
 pub mod attention;
 pub mod beam_search;
@@ -45,7 +44,7 @@ use crate::{
     tensor::{DType, Element, Extents, Shape, Size},
 };
 
-/// A parameter of a kernel: its name, and the source of its argument.
+/// A parameter of a kernel: its name, and its role, which determines the argument.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Param {
     /// Name in the generated signature.
@@ -76,7 +75,7 @@ pub enum Fill {
     Below(u32),
     /// Data that describes the batch.
     BatchInput(BatchInput),
-    /// One row of logits per sequence: normal values, rounded in every third row to produce ties.
+    /// One row of logits per sequence, normally distributed. Every third row is rounded to produce ties.
     Logits { vocabulary: u32 },
     /// A [`DeviceSamplingParams`](decoding::DeviceSamplingParams) for each sequence.
     Choices { vocabulary: u32 },
@@ -94,7 +93,7 @@ impl Fill {
         mean: 0.0,
         deviation: 1.0,
     };
-    /// Weights of a matrix: small, so that a GEMM's results have the magnitude of its input.
+    /// Elements of a weight matrix. They are small, so that a GEMM's results have the magnitude of its input.
     pub const WEIGHT: Fill = Fill::Normal {
         mean: 0.0,
         deviation: 0.05,
@@ -104,11 +103,11 @@ impl Fill {
 /// A matrix that a kernel copies with TMA. Its parameter is a tensor map instead of a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorMap {
-    /// Name of the parameter: a tensor `[rows, columns]` of elements of 8 or 16 bits whose rows are a multiple of 16 bytes long.
+    /// Name of the parameter: a tensor `[rows, columns]` with elements of 8 or 16 bits. The length of a row is a multiple of 16 bytes.
     pub param: &'static str,
     pub box_rows: u32,
-    /// Columns of 128 or 64 bytes use the swizzle of that many bytes in shared memory. Boxes of another multiple of 16 bytes are not
-    /// swizzled.
+    /// Columns per box. If a box's row is 128 or 64 bytes long, it is swizzled with that span in shared memory. Boxes with rows of another
+    /// multiple of 16 bytes are not swizzled.
     pub box_columns: u32,
     pub order: RowOrder,
 }
@@ -122,16 +121,16 @@ pub enum RowOrder {
     /// rows as the N extent of an MMA, a lane's accumulators are 8 neighbouring columns. Matrix and box have a multiple of
     /// `GROUP` rows. Coordinates are a column, three zeros, and the group.
     Quads,
-    /// The matrix's order, in this many boxes side by side. One copy stores the boxes one after another. The matrix has a
-    /// multiple of `box_columns` columns. Coordinates are a zero, a row, and the index of the first box.
+    /// The matrix's order. One copy stores this number of adjacent boxes, one after another. The matrix has a multiple of `box_columns`
+    /// columns. Coordinates are a zero, a row, and the index of the first box.
     Boxes(u32),
     /// In each block of [`RowOrder::BLOCK`] rows, row 32w + 4g + 2i + h is stored at index 64i + 16w + 8h + g (w < 4, g < 8; i,
     /// h < 2). With these rows as the M extent of MMAs, a lane's accumulators are 4 neighbouring rows. The matrix has a
     /// multiple of [`RowOrder::GROUP`] rows, and a box has [`RowOrder::BLOCK`]. Coordinates are a column, two zeros, the
     /// group, and zero.
     Fours,
-    /// Each 16 rows are eight rows of the matrix's first half and the same eight rows of its second half. Matrix and box have
-    /// a multiple of 16 rows. Coordinates are a column, two zeros, and the index of the eight rows.
+    /// Each group of 16 rows consists of eight rows of the matrix's first half and the corresponding eight rows of its second half. Matrix
+    /// and box have a multiple of 16 rows. Coordinates are a column, two zeros, and the index of the group of eight rows.
     Halves,
 }
 
@@ -153,7 +152,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Returns a launch with a one-dimensional grid. A count that exceeds 32 bits saturates, and the driver then rejects it.
+    /// Returns a launch with a one-dimensional grid. A count above 32 bits saturates to a value that the driver rejects.
     pub(crate) fn of_ctas(ctas: u64, threads: u32, shared_bytes: u32) -> Self {
         Self {
             grid: [u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1],
@@ -286,7 +285,7 @@ impl Case {
         ]
     }
 
-    /// Batches for kernels that attend to cached sources: decode steps of one token, whole sequences, and both.
+    /// Batches for kernels that attend to cached sources: decode steps of one token, whole sequences, and a mixture of both.
     pub fn with_sources() -> Vec<Case> {
         let of = |name, lens: &[u32], cached: &[u32], sources: &[u32]| Case {
             cached: cached.to_vec(),
@@ -311,7 +310,7 @@ impl Case {
         ]
     }
 
-    /// Batches for any kernel: one token, ragged lengths, and one of realistic size.
+    /// Batches for any kernel: a single token, ragged lengths, and a batch of realistic size.
     pub fn standard() -> Vec<Case> {
         vec![
             Case::new("one_token", &[1]),
@@ -363,7 +362,7 @@ pub trait Kernel {
         Instructions::Ampere
     }
 
-    /// Storage type that the kernel computes in; `None` if it does not depend on the program's.
+    /// Storage type that the kernel computes in; `None` if the kernel does not depend on the program's storage type.
     fn dtype(&self) -> Option<DType> {
         None
     }
@@ -373,7 +372,8 @@ pub trait Kernel {
         Class::Other
     }
 
-    /// Outputs and inputs of the linear layer that the kernel computes for each row; `None` if it does not include one.
+    /// Number of outputs and of inputs of the linear layer that the kernel applies to each row; `None` if the kernel includes no linear
+    /// layer.
     fn weight(&self) -> Option<[u32; 2]> {
         None
     }
@@ -388,8 +388,8 @@ pub trait Kernel {
         reads.position(|p| p.name == "weight")
     }
 
-    /// Floating-point operations of the matrix products in one launch, two per multiply-add, as in ByteTransformer's
-    /// table II. 0 for memory-bound kernels.
+    /// Floating-point operations of the matrix products in one launch, two per multiply-add, as in ByteTransformer's table II. It is 0 for
+    /// memory-bound kernels.
     fn flop(&self) -> Size {
         self.weight().map_or(Size::constant(0), class::product_flop)
     }
@@ -404,10 +404,10 @@ pub trait Kernel {
         Vec::new()
     }
 
-    /// Checks that the kernel can be generated and launched as part of a program from a file.
+    /// Checks that a program from a file may contain this kernel, with these fields.
     ///
     /// # Errors
-    /// Returns the reason if it cannot. Kernels that only the runtime launches keep this default, which refuses them.
+    /// Returns the reason if it may not. This default implementation is for kernels that only the runtime launches, and always fails.
     fn validate(&self) -> Result<(), String> {
         Err(format!(
             "a program cannot contain `{}`, which belongs to the runtime",
@@ -415,7 +415,7 @@ pub trait Kernel {
         ))
     }
 
-    /// Reason that the kernel has no CUDA source, if only the CPU executor runs it.
+    /// Reason why the kernel has no CUDA source; `None` unless only the CPU executor runs the kernel.
     fn cpu_only(&self) -> Option<String> {
         None
     }
@@ -428,8 +428,8 @@ pub trait Kernel {
     /// Launch for a batch on a GPU. The launching step sets `extents.rows`.
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch;
 
-    /// The cost model's estimate for a launch over `rows` rows, in cycles of [`Machine::clock_mhz`]. Infinite if the GPU
-    /// cannot run the kernel; `None` for kernels that are not selected by cost.
+    /// The cost model's estimate for a launch over `rows` rows, in cycles of [`Machine::clock_mhz`]. It is infinite if the GPU cannot run
+    /// the kernel, and `None` for kernels that are not selected by cost.
     fn cycles(&self, _rows: u64, _machine: &Machine) -> Option<f64> {
         None
     }
@@ -451,7 +451,7 @@ pub trait Kernel {
         Case::standard()
     }
 
-    /// `extents.rows` in a check: the number of tokens, unless the kernel runs over other rows.
+    /// `extents.rows` in a check: the number of tokens, unless the kernel runs over rows of another kind.
     fn check_rows(&self, extents: &Extents) -> u64 {
         extents.tokens
     }

@@ -1,8 +1,8 @@
 //! Packing of a padded batch by prefix sums (ByteTransformer III.D, figure 4).
 //!
-//! There are two launches: [`PackScan`] counts every sequence's tokens and turns the counts into offsets, and [`PackTokens`]
-//! moves the tokens there. `longest` is the padded length, the number of columns of the mask. Both kernels support any mask,
-//! including holes; callers decide whether a mask may have holes.
+//! There are two launches: [`PackScan`] counts every sequence's tokens and computes offsets from the counts, and [`PackTokens`] moves the
+//! tokens to these offsets. `longest` is the padded length, the number of columns of the mask. Both kernels support any mask, including
+//! holes; callers decide whether a mask may have holes.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,20 +16,20 @@ use crate::{
     tensor::{Element, Extents, Shape, Symbol},
 };
 
-/// `mask [batch, longest]` → `cu_lens [batch + 1]`, `pair_offsets [batch + 1]`. One warp counts a sequence, and one CTA scans
+/// `mask [batch, longest]` → `cu_lens [batch + 1]`, `pair_offsets [batch + 1]`. A warp counts the tokens of a sequence, and one CTA scans
 /// the counts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PackScan;
 
-/// `mask`, `padded_ids`, `padded_types [batch, longest]`, `cu_lens [batch + 1]` → `ids`, `types`, `positions [tokens]`. One warp
-/// moves a sequence.
+/// `mask`, `padded_ids`, `padded_types [batch, longest]`, `cu_lens [batch + 1]` → `ids`, `types`, `positions [tokens]`. One warp moves the
+/// tokens of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PackTokens;
 
-/// Threads of the scan: the limit of a CTA, because one CTA counts the whole mask.
+/// Threads of the scan: the max of a CTA, because a single CTA counts the whole mask.
 const SCAN_THREADS: u32 = 1024;
 
-/// Threads of a CTA that moves tokens: one warp for each of four sequences.
+/// Threads of a CTA that moves tokens: one warp per sequence, for four sequences.
 const MOVE_THREADS: u32 = 128;
 
 /// `[batch, longest]`.
@@ -42,8 +42,8 @@ fn sentences<'a>(mask: &'a HostTensor, extents: &Extents) -> impl Iterator<Item 
     mask.index().chunks_exact(extents.longest as usize)
 }
 
-/// Standard batches; more sequences than the scan has threads, so that a chunk carries into the next; and row lengths around
-/// the 32 lanes of a warp and the 128 columns of a step.
+/// Standard batches; a batch with more sequences than the scan has threads, so that the sum of a chunk is carried into the next chunk; and
+/// row lengths around the 32 lanes of a warp and the 128 columns of a step.
 fn cases() -> Vec<Case> {
     let many: Vec<u32> = (0..2500).map(|i| 1 + i * 7 % 5).collect();
     let mut cases = Case::standard();

@@ -16,7 +16,7 @@ use crate::{
     tensor::{DType, Extents, Symbol},
 };
 
-/// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: the row of one token of each sequence.
+/// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: the row of the selected token of each sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TokenOfSequence {
     pub which: TokenPosition,
@@ -72,7 +72,7 @@ pub struct MeanPoolNormalize {
     pub dtype: DType,
 }
 
-/// Threads of the CTA of a sequence: enough loads in flight for one CTA per SM.
+/// Threads per CTA. Each sequence has one CTA. With this size, a single CTA per SM has enough loads in flight.
 pub(super) const POOL_THREADS: u32 = 512;
 
 /// `x`, `cu_lens`, `out`, `batch`: the parameters of every pooling kernel.
@@ -104,14 +104,14 @@ pub(super) fn pool_constants(width: u32, dtype: DType) -> Constants {
     ])
 }
 
-/// Standard batches, and a sequence long enough that each group of threads adds many rows.
+/// Standard batches, and a batch with a sequence so long that each group of threads adds many rows.
 pub(super) fn pool_cases() -> Vec<Case> {
     let mut cases = Case::standard();
     cases.push(Case::new("long", &[700, 1, 33]));
     cases
 }
 
-/// Splits the inputs of a pooling kernel into rows of `x` and offsets of sequences.
+/// Returns the two inputs of a pooling kernel: the rows `x` and the offsets of the sequences.
 pub(super) fn pool_reads<'a>(reads: &[&'a HostTensor]) -> (&'a [f32], &'a [i64]) {
     let [x, cu_lens] = reads else {
         unreachable!("the parameter list has two operands")
@@ -265,7 +265,7 @@ impl MaxPool {
     /// Max packs of a row that a thread's registers hold.
     const MAX_PACKS: u32 = 8;
 
-    /// CTAs per sequence: one, or if a row exceeds the registers of one CTA, one for each pack per thread.
+    /// CTAs per sequence. One CTA is sufficient unless a row exceeds its registers. Wider rows are split so that each thread has one pack.
     fn ctas(&self) -> u32 {
         let packs = self.width / vector_width(self.dtype, &[self.width]);
         match packs.div_ceil(POOL_THREADS) {

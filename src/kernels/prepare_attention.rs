@@ -28,15 +28,15 @@ pub struct PrepareAttention {
     pub heads: u32,
     pub kv_heads: u32,
     pub head: u32,
-    /// First column of queries, keys and values.
+    /// First columns of the queries, keys and values in `x`.
     pub columns: [u32; 3],
     /// Columns of `x`.
     pub row: u32,
     /// Epsilon of the norms; `None` without norms.
     pub norm: Option<f32>,
-    /// Rotation of queries and keys; `None` without one.
+    /// Rotation of queries and keys; `None` without rotation.
     pub rotation: Option<Rotation>,
-    /// The blocks of the cache if keys and values are cached. Without a cache, values are not copied.
+    /// The blocks of the KV cache, if there is one. Without a cache, values are not copied.
     pub pool: Option<Pool>,
     pub dtype: DType,
 }
@@ -47,7 +47,7 @@ struct Lanes {
     pack: u32,
     /// Lanes per head, a power of two.
     lanes: u32,
-    /// Packs per lane. A lane also holds the same number of packs of the columns that the first ones are rotated with.
+    /// Packs per lane. A lane also holds the same number of packs of the columns with which these are paired in the rotation.
     items: u32,
 }
 
@@ -64,7 +64,7 @@ impl PrepareAttention {
     pub const MAX_HEAD: u32 = 256;
     /// Number of tokens up to which one CTA per token would leave SMs idle.
     const FEW_TOKENS: u64 = 1024;
-    /// Max tokens per CTA. Their angles are computed in parallel.
+    /// Max tokens per CTA. The angles of all tokens of a CTA are computed in parallel.
     const MAX_TOKENS: u64 = 8;
     /// Min resident CTAs per SM.
     const CTAS_PER_SM: u64 = 4;
@@ -112,12 +112,12 @@ impl PrepareAttention {
         }
     }
 
-    /// Number of heads of queries, keys and values.
+    /// Numbers of heads of queries, keys and values.
     pub(super) fn parts(&self) -> [u32; 3] {
         [self.heads, self.kv_heads, self.kv_heads]
     }
 
-    /// Number of heads written per token.
+    /// Total number of heads of a token that are written.
     fn units(&self) -> u32 {
         let values = self.pool.map_or(0, |_| self.kv_heads);
         self.heads + self.kv_heads + values
@@ -238,7 +238,7 @@ impl Kernel for PrepareAttention {
         params
     }
 
-    /// Rows are read and written once, as by a norm. The keys and values that are written to a cache in E4M3 have fewer bytes.
+    /// Rows are read and written once, like in a norm. Keys and values in a cache in E4M3 take fewer bytes.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
         let stored = self
@@ -255,8 +255,6 @@ impl Kernel for PrepareAttention {
         Some(launch + elements * cost.element * NO_RESIDUAL)
     }
 
-    /// For many tokens, each CTA takes several whole tokens, limited so that every SM still has its CTAs. For few tokens, each CTA
-    /// takes the heads of one token that it processes at once.
     fn dtype(&self) -> Option<DType> {
         Some(self.dtype)
     }
@@ -273,12 +271,14 @@ impl Kernel for PrepareAttention {
         }
     }
 
+    /// With many tokens, each CTA processes one or more whole tokens, few enough that every SM gets its min number of CTAs. With few
+    /// tokens, each CTA processes only as many heads of one token as it can at once.
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let tokens = extents.tokens.max(1);
         let at_once = u64::from(machine.sms) * Self::CTAS_PER_SM;
         let share = (tokens / at_once.max(1)).clamp(1, Self::MAX_TOKENS);
         let grid = match tokens > Self::FEW_TOKENS {
-            // At most 2^24 tokens, so this fits.
+            // There are at most 2^24 tokens, so this fits.
             true => [tokens.div_ceil(share) as u32, 1, 1],
             false => [tokens as u32, self.units().div_ceil(self.at_once()), 1],
         };
@@ -338,7 +338,7 @@ impl Kernel for PrepareAttention {
         vec![HostTensor::Real(queries), HostTensor::Real(keys)]
     }
 
-    /// Includes token counts above both thresholds: for whole tokens per CTA, and for more than one token per CTA.
+    /// Includes token counts above the thresholds for whole tokens per CTA and for several tokens per CTA.
     fn cases(&self) -> Vec<Case> {
         let mut cases = match self.pool {
             Some(_) => Case::cached(),
@@ -366,7 +366,7 @@ impl Kernel for PrepareAttention {
     }
 }
 
-/// Norms and rotations, together and alone; grouped heads; partly rotated heads; odd head sizes.
+/// Norms and rotations, each alone and both together; grouped heads; partly rotated heads; odd head sizes.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -391,7 +391,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 row: v + kv_heads * head + gap,
                 norm,
                 rotation,
-                // Two layers.
+                // A cache of two layers.
                 pool: Some(Pool::of_layer(2 * kv_heads, head, dtype)),
                 dtype,
             };
@@ -432,7 +432,7 @@ mod tests {
         };
         assert_eq!(kernel.check(), Ok(()));
         let real = |values: &[f32]| HostTensor::Real(values.to_vec());
-        // The mean squares are 15 and 1 including eps: one norm is 4.
+        // Both heads have a mean square of 15, and eps is 1, so their norm is 4.
         let x = real(&[5.0, 5f32.sqrt(), 5f32.sqrt(), 5.0, 7.0, 8.0]);
         let (q_gamma, k_gamma) = (real(&[4.0, 4.0]), real(&[4.0, 8.0]));
         let at = |v: i64| HostTensor::Index(vec![v]);

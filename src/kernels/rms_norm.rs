@@ -39,7 +39,7 @@ impl RmsNorm {
         }
     }
 
-    /// Number of heads in all rows. The kernel runs over these.
+    /// Total number of heads of all rows. The kernel processes one head at a time.
     fn all_heads(&self) -> Size {
         &Size::from(Symbol::Rows) * &Size::constant(self.heads.into())
     }
@@ -114,7 +114,7 @@ impl Kernel for RmsNorm {
             .launch(extents.rows.saturating_mul(self.heads.into()))
     }
 
-    /// Cycles of the launch and per element, like those of LayerNorm.
+    /// Estimates the cycles of the launch and of the elements, with the constants of LayerNorm.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
         let elements = rows as f64 * f64::from(self.heads * self.width);
@@ -156,7 +156,7 @@ impl Kernel for RmsNorm {
     }
 }
 
-/// Realistic widths and an odd one; heads of a merged projection, also where no wide access divides its columns.
+/// Realistic widths and an odd one; and heads of merged projections, also of one whose columns do not allow wide accesses.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of = |dtype| {
         let rows = [64, 128, 1003, 1024, 2048, 4096];
@@ -182,7 +182,7 @@ mod tests {
     fn a_row_is_divided_by_its_root_mean_square() {
         let kernel = RmsNorm::of_rows(2, 1.0, DType::F32);
         let real = |values: &[f32]| HostTensor::Real(values.to_vec());
-        // The mean squares are 15 and 3; with eps 1 added, the norms are 4 and 2.
+        // The mean squares are 15 and 3, and eps is 1, so the norms are 4 and 2.
         let x = real(&[5.0, 5f32.sqrt(), 6f32.sqrt(), 0.0]);
         let out = kernel.reference(
             &Extents::of(&[2]).expect("a batch"),

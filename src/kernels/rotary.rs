@@ -26,9 +26,9 @@ pub struct Rotary {
     pub dtype: DType,
 }
 
-/// Forms of rotation angles in symbols and sources.
+/// Representation of rotation angles in symbols and sources.
 pub(super) trait RotationCode {
-    /// FNV-1a hash of the frequencies and the factor, which are too long for a symbol.
+    /// Returns the FNV-1a hash of the frequencies and the factor, which are too long for a symbol.
     fn digest(&self) -> u32;
 
     /// Frequencies as a CUDA initialiser.
@@ -168,8 +168,7 @@ pub(super) fn frequencies(n: u32, theta: f64) -> Vec<f32> {
     (0..n).map(|i| theta.powf(exponent(i)) as f32).collect()
 }
 
-/// Heads that are rotated fully or partly, with an odd number of unchanged columns, with a factor, and as columns of a
-/// merged projection.
+/// Heads that are rotated fully or partly, with an odd number of unchanged columns, with a factor, or as columns of a merged projection.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

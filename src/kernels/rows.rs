@@ -1,5 +1,5 @@
-//! Utilities shared by the kernels over rows: the distribution of rows over accesses, lanes and CTAs, and the corresponding
-//! parts of parameter lists and symbols.
+//! Utilities shared by the kernels that process rows: the distribution of rows over accesses, lanes and CTAs, and the corresponding parts
+//! of parameter lists and symbols.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,8 +16,8 @@ pub(super) const STREAM_THREADS: u32 = 256;
 /// Bytes of a thread's widest access.
 const ACCESS_BYTES: u32 = 16;
 
-/// Elements per access if accesses start at multiples of each of `pitches` elements: the max that fits 16 bytes and keeps
-/// every access aligned to its size. A power of two.
+/// Elements per access if accesses start at multiples of each of the `pitches`, in elements. This is the largest power of two that fits 16
+/// bytes and keeps every access aligned to its size.
 pub(super) fn vector_width(dtype: DType, pitches: &[u32]) -> u32 {
     let widest = ACCESS_BYTES / dtype.bytes() as u32;
     pitches.iter().fold(widest, |n, &pitch| gcd(n, pitch))
@@ -27,7 +27,7 @@ fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Number of CTAs for `items` at `per_block` each: at least one, and at most the max grid.
+/// Number of CTAs for `items` with `per_block` items per CTA, clamped to the range from 1 to the max grid.
 pub(super) fn blocks(items: u64, per_block: u64) -> u32 {
     items.div_ceil(per_block).clamp(1, i32::MAX as u64) as u32
 }
@@ -44,32 +44,31 @@ pub(super) fn stream_launch(packs: u64) -> Launch {
 
 /// Distribution of rows over warps in kernels that keep whole rows in registers.
 ///
-/// A team of warps processes `x_rows` rows at a time (TurboTransformers 4.1.2). The shuffles of the X rows overlap. A team of
-/// several warps is a CTA, and exchanges partial results once for all X rows.
+/// A team of warps processes `x_rows` rows at a time (TurboTransformers 4.1.2), whose shuffles overlap. A team of several warps is a CTA,
+/// and exchanges partial results once for all its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Teams {
     /// Warps per team.
     pub warps: u32,
-    /// Rows per team, whose reductions interleave: 1, 2 or 4.
+    /// Rows that a team reduces at the same time: 1, 2 or 4.
     pub x_rows: u32,
 }
 
 impl Teams {
-    /// Max elements per thread of the default sharing. Together with gamma, beta and addresses they fit 128 registers, at which
-    /// an SM holds 16 warps.
+    /// Max elements per thread in the default teams. With gamma, beta and addresses, they fit 128 registers, so that an SM holds 16 warps.
     const DEFAULT_PER_THREAD: u32 = 32;
     /// Max elements per thread, over all rows of its team, without spills.
     const MAX_PER_THREAD: u32 = 64;
-    /// Resident narrow rows per SM, measured at a width of 384.
+    /// Max number of narrow rows per SM that count as few, measured at a width of 384.
     const FEW_ROWS_PER_SM: u64 = 27;
-    /// Resident warps per SM, and 32-bit registers of each of its four partitions.
+    /// Max resident warps per SM, and 32-bit registers of each of its four partitions.
     const WARPS_PER_SM: u32 = 64;
     const REGISTERS_PER_PARTITION: u32 = 16384;
-    /// Resident threads per SM on every GPU.
+    /// Resident threads per SM that every GPU supports.
     const THREADS_PER_SM: u32 = 1024;
 
     /// Returns the default for many rows. Narrow rows share a warp, so that their shuffles overlap. A row that is too wide for the
-    /// registers of a warp takes a CTA of several.
+    /// registers of a warp takes a CTA of several warps.
     pub fn usual(width: u32, dtype: DType) -> Self {
         let elements = |warps| Self { warps, x_rows: 1 }.per_thread(width, dtype);
         let mut warps = 1;
@@ -84,8 +83,8 @@ impl Teams {
         Self { warps, x_rows }
     }
 
-    /// Returns the sharing for so few rows that all are resident at once: one row per team, and up to eight warps as long as each
-    /// lane has a pack, so that a row is read, reduced and written in the fewest steps.
+    /// Returns the teams for so few rows that all of them are resident at once. A team has one row, and up to eight warps if each lane has
+    /// a pack, so that a row is read, reduced and written in the fewest steps.
     pub fn for_few_rows(width: u32, dtype: DType) -> Self {
         let packs = width / vector_width(dtype, &[width]);
         let usual = Self::usual(width, dtype);
@@ -95,11 +94,11 @@ impl Teams {
         }
     }
 
-    /// Default dispatch by rows for kernels with one row operand: each sharing with its max number of rows (inclusive). The last
-    /// one has no max.
+    /// Default dispatch by rows for kernels with one row operand: teams with their max number of rows (inclusive). The last entry has no
+    /// max.
     ///
-    /// Several warps per row are fastest while the rows fill at most half of the GPU. Beyond that, one warp per row is faster,
-    /// because more rows are resident. Measured on an H200 with 16-bit rows of 768 and 1024.
+    /// Several warps per row are fastest while the rows fill at most half of the GPU. Beyond that, one warp per row is faster, because more
+    /// rows are resident. This was measured on an H200 with 16-bit rows of 768 and 1024 elements.
     pub fn by_rows(width: u32, dtype: DType, machine: &Machine) -> Vec<(Option<u64>, Self)> {
         let few = Self::for_few_rows(width, dtype);
         let many = Self::usual(width, dtype);
@@ -115,10 +114,10 @@ impl Teams {
 
     /// [`Teams::by_rows`] for kernels that also read a residual.
     ///
-    /// If slightly more rows than are resident at once are launched, they take a second wave and as long as twice the rows.
-    /// Therefore the first sharing that keeps all rows resident is chosen, starting with the one for few rows. If none does, the
-    /// one for few rows is chosen, because its small CTAs leave the smallest tail. Measured on an H200 with 16-bit rows of 768
-    /// and 1024.
+    /// With slightly more rows than can be resident at once, a launch takes a second wave and about twice as long. Therefore the first
+    /// teams that keep all rows resident are chosen, starting with the teams for few rows. If none keep all rows resident, the teams for
+    /// few rows are chosen, because their small CTAs leave the smallest tail. This was measured on an H200 with 16-bit rows of 768 and 1024
+    /// elements.
     pub fn by_rows_with_residual(
         width: u32,
         dtype: DType,
@@ -143,13 +142,13 @@ impl Teams {
         ranges
     }
 
-    /// Whether few rows of 16-bit elements take more than two warps each. The dispatch was measured on such rows.
+    /// Returns whether elements have 16 bits and the teams for few rows have more than two warps. The dispatch was measured on such rows.
     fn is_wide(width: u32, dtype: DType) -> bool {
         dtype != DType::F32 && Self::for_few_rows(width, dtype).warps > 2
     }
 
-    /// Registers per thread that the compiler can be limited to: the row's elements, gamma and beta as stored, eight for
-    /// addresses, and eight per row for statistics.
+    /// Registers per thread to which the compiler can be limited. They hold the row's elements, gamma and beta in their storage type,
+    /// addresses (eight registers) and statistics (eight registers per row).
     fn registers(self, width: u32, dtype: DType) -> u32 {
         let vector = vector_width(dtype, &[width]);
         let elements = self.per_thread(width, dtype);
@@ -173,18 +172,17 @@ impl Teams {
         u64::from(machine.sms) * u64::from(self.ctas_per_sm(width, dtype) * rows_per_cta)
     }
 
-    /// Min CTAs per SM for `__launch_bounds__`: as many as [`Teams::resident_rows`] assumes, but no more than fit every GPU.
+    /// Min CTAs per SM for `__launch_bounds__`: the number that [`Teams::resident_rows`] assumes, up to the number that fits every GPU.
     pub(super) fn min_ctas_per_sm(self, width: u32, dtype: DType) -> u32 {
         let most = match self.x_rows {
             1 => (Self::THREADS_PER_SM / self.threads()).max(1),
-            // With a bound, some kernels of several rows spill. Without one, they use few enough registers anyway.
+            // With a bound, some kernels with several rows per team spill. They use few enough registers without a bound.
             _ => 1,
         };
         self.ctas_per_sm(width, dtype).min(most)
     }
 
-    /// Every sharing of one, two or four rows among one to eight warps in which each warp has work and no thread spills, plus the
-    /// default one.
+    /// All teams of one to eight warps and one, two or four rows in which each warp has work and no thread spills, plus the default.
     pub fn candidates(width: u32, dtype: DType) -> Vec<Self> {
         let usual = Self::usual(width, dtype);
         let packs = width / vector_width(dtype, &[width]);
@@ -199,7 +197,7 @@ impl Teams {
         all
     }
 
-    /// Whether a kernel with this sharing can be generated.
+    /// Returns whether a kernel with these teams can be generated.
     pub fn fits(self, width: u32, dtype: DType) -> bool {
         let elements = || self.per_thread(width, dtype).saturating_mul(self.x_rows);
         (1..=32).contains(&self.warps)
@@ -207,7 +205,7 @@ impl Teams {
             && (self == Self::usual(width, dtype) || elements() <= Self::MAX_PER_THREAD)
     }
 
-    /// Part of a symbol that distinguishes sharings; empty for the default one.
+    /// Part of a symbol that names the teams; empty for the default.
     pub(super) fn suffix(self, width: u32, dtype: DType) -> String {
         if self == Self::usual(width, dtype) {
             return String::new();
@@ -337,7 +335,7 @@ pub(super) fn rounded_once(dtype: DType, absolute: f32, reason: &'static str) ->
     }
 }
 
-/// Tolerance of results copied bit by bit from an operand: none.
+/// Tolerance of zero, for results that are exact copies of an operand.
 pub(super) const COPIED: Tolerance = Tolerance {
     absolute: 0.0,
     relative: 0.0,
@@ -398,7 +396,8 @@ mod tests {
             }
         }
         let f16 = |warps, x_rows| Teams { warps, x_rows };
-        // There are 96 packs. Up to three warps have packs for every lane, and four rows of 24 elements are too many.
+        // There are 96 packs, so at most three warps have packs for every lane. One warp has 24 elements per lane and row, so four rows do
+        // not fit.
         assert_eq!(
             Teams::candidates(768, DType::F16),
             [
@@ -459,7 +458,7 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         let sms = u64::from(hopper().sms);
-        // 32 registers and 21 CTAs of three warps, 48 and 13 of three, 96 and 5 of four.
+        // Registers per thread, and CTAs per SM: 32 and 21 CTAs of three warps; 48 and 13 CTAs of three warps; 96 and 5 CTAs of four warps.
         assert_eq!(
             with_residual(768),
             [

@@ -48,13 +48,13 @@ kernels! {
 }
 
 impl KernelSpec {
-    /// Launches that precede a program's: the upload of the batch's data, and the two that pack a padded batch.
+    /// Kernels that run before those of a program: the upload of the batch's data, and the two kernels that pack a padded batch.
     pub fn runtime() -> [KernelSpec; 3] {
         [Upload.into(), PackScan.into(), PackTokens.into()]
     }
 
-    /// Launches that follow a decode step whose program writes logits `[batch, vocabulary]`: token selection, beam candidates,
-    /// the beam search step, and the next step's batch data.
+    /// Kernels that run after a decode step whose program writes logits `[batch, vocabulary]`. They select tokens, find beam candidates,
+    /// run the beam search step, and write the next step's batch data.
     pub fn decoding(vocabulary: u32, dtype: DType) -> [KernelSpec; 5] {
         [
             ChooseToken { vocabulary, dtype }.into(),

@@ -9,7 +9,7 @@ use crate::{
     tensor::{Element, Extents, LengthsError},
 };
 
-/// Inputs of a kernel for a batch, and the reference's results.
+/// Inputs of a kernel for one batch, and the results of its reference.
 pub struct Trial {
     pub extents: Extents,
     /// Tensors of the `Read` parameters, in the order of the signature, with their element types.
@@ -32,7 +32,7 @@ pub struct Difference {
 }
 
 impl Trial {
-    /// Creates one trial for each of the kernel's cases that has at most `max_tokens` tokens. They share the tensors that do not
+    /// Creates one trial for each of the kernel's cases that has at most `max_tokens` tokens. The trials share the tensors that do not
     /// depend on the batch, such as weights.
     pub fn all(
         kernel: &dyn Kernel,
@@ -50,13 +50,14 @@ impl Trial {
             .collect()
     }
 
-    /// Creates random inputs and the reference's results. Inputs are not zero, because zeros would hide unwritten outputs.
+    /// Creates random inputs, and computes the reference's results. Inputs are not zero, because zeros would hide unwritten outputs.
     pub fn new(kernel: &dyn Kernel, case: &Case, seed: u64) -> Result<Self, LengthsError> {
         let mut shared = vec![None; kernel.params().len()];
         Self::sharing(kernel, case, seed, &mut shared)
     }
 
-    /// Like [`Self::new`]. `shared` has the tensors that do not depend on the batch, by parameter, and gets those that are missing.
+    /// Creates a trial like [`Self::new`]. `shared` holds, for each parameter, the tensor if it does not depend on the batch. Missing
+    /// tensors are created and added to it.
     fn sharing(
         kernel: &dyn Kernel,
         case: &Case,
@@ -76,7 +77,7 @@ impl Trial {
             {
                 let size = shape.elements();
                 let n = size.eval(&extents).unwrap_or(0) as usize;
-                // Each tensor has random numbers of its own, whichever of the others are shared.
+                // Each tensor has its own random numbers, so they do not depend on which other tensors are shared.
                 let mut state = uniform(&mut seeds);
                 let is_shared = size.as_constant().is_some() && !fill.depends_on_case();
                 let tensor = match shared {
@@ -119,7 +120,7 @@ impl Case {
         past.map(|(&len, &cached)| len + cached).collect()
     }
 
-    /// Number of cache blocks: those for all keys, one spare, and those for the sources.
+    /// Number of cache blocks: the blocks of all keys, one spare block, and the blocks of the sources.
     fn blocks(&self) -> u64 {
         let sources = self.sources.iter().map(|n| n.div_ceil(BLOCK));
         u64::from(self.blocks_of_keys() + sources.sum::<u32>())
@@ -130,7 +131,7 @@ impl Case {
         blocks.sum::<u32>() + 1
     }
 
-    /// Slots of each source, in separate blocks after those of the keys.
+    /// Slots of each source. Its blocks come after the blocks of all keys.
     fn source_slots(&self) -> Vec<Vec<i64>> {
         let mut first = self.blocks_of_keys();
         let of = |&n: &u32| {
@@ -157,7 +158,7 @@ impl Case {
 }
 
 impl Fill {
-    /// Whether elements depend on the batch, besides their number.
+    /// Whether the values of the elements depend on the batch.
     fn depends_on_case(self) -> bool {
         match self {
             Fill::Normal { .. } | Fill::Below(_) | Fill::Logits { .. } | Fill::Chosen { .. } => {
@@ -293,7 +294,7 @@ impl Tolerance {
             sum += f64::from(error);
             difference.max = difference.max.max(error);
             let worst = match error {
-                // Keeps 0 and ∞ even if `want` makes the tolerance NaN.
+                // 0 and ∞ are kept even if the tolerance is NaN because of `want`.
                 0.0 | f32::INFINITY => error,
                 error => error / (self.absolute + self.relative * want.abs()),
             };

@@ -1,5 +1,5 @@
-//! Kernels that upload batch data and table updates by reading page-locked host memory. They cost less than copies by the copy
-//! engines, because adjacent kernels wait longer for a copy engine than for another kernel.
+//! Kernels that upload batch data and table updates by reading page-locked host memory. They are cheaper than copies by a copy engine,
+//! because a kernel waits longer for a copy engine than for another kernel.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ use crate::{
     tensor::{Element, Extents, Symbol},
 };
 
-/// `from` → `to`, both `[rows, 4]` 32-bit integers. A row is a piece of 16 bytes.
+/// `from` → `to`, both `[rows, 4]` 32-bit integers. A row has 16 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Upload;
 
@@ -70,8 +70,8 @@ impl Kernel for Upload {
     }
 }
 
-/// `places [tokens]`, `values [tokens]` → `to`: stores each value at its place. Places are distinct, and nothing else in `to` is
-/// written. All elements are 32 bits wide. `tokens` is the number of values; in checks, the places are the cache slots of tokens.
+/// `places [tokens]`, `values [tokens]` → `to`: stores `values[i]` at index `places[i]`. The indices are distinct, and nothing else in `to`
+/// is written. All elements are 32 bits wide. `tokens` is the number of values. In checks, the indices are the cache slots of tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Scatter;
 
@@ -108,7 +108,7 @@ impl Kernel for Scatter {
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let [places, values] = [0, 1].map(|i| reads[i].index());
-        // Integers that are not written stay −1.
+        // Elements that are not written stay −1.
         let mut to = vec![-1; extents.blocks as usize * BLOCK as usize];
         for (&place, &value) in places.iter().zip(values) {
             to[place as usize] = value;

@@ -13,7 +13,7 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: sum of each sequence's rows by [`PoolWeights`].
+/// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: sum of each sequence's rows, weighted by [`PoolWeights`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct WeightedPool {
     pub weights: PoolWeights,

@@ -1,6 +1,6 @@
 //! Constants of the cost model: cycles at [`Machine::clock_mhz`](super::Machine), bytes per cycle
-//! and multiply-adds per cycle. Each is for one SM unless its documentation says otherwise.
-//! `docs/history` has the data that they were fitted to.
+//! and multiply-adds per cycle. Each constant is for one SM unless its comment says otherwise.
+//! The data that the constants were fitted to is in `docs/history`.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,19 +18,20 @@ pub struct Costs {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MmaSync {
-    /// Multiply-adds of 16-bit elements that `mma.sync` sustains.
+    /// Multiply-adds of 16-bit elements that `mma.sync` sustains, per cycle.
     pub tensor: f64,
-    /// L2 bandwidth to one SM (`l2_per_sm`) and to all SMs together (`l2`), in bytes per cycle.
+    /// L2 bandwidth to one SM, in bytes per cycle.
     pub l2_per_sm: f64,
+    /// L2 bandwidth to all SMs together, in bytes per cycle.
     pub l2: f64,
-    /// Latency of the barrier and the first fragments of a k-step, where no other CTA on the SM hides it.
+    /// Latency of the barrier and the first fragments of a k-step, if no other CTA on the SM hides it.
     pub barrier: f64,
-    /// Prologue and tail: from the launch to the first MMA, plus the last stores.
+    /// Prologue and tail: the time from the launch to the first MMA, plus that of the last stores.
     pub launch: f64,
     /// Epilogue per output: bias, activation, rounding, store.
     pub output: f64,
-    /// Fraction of the work of the faster units that the slowest unit does not hide in f32. Tensor
-    /// cores hide all of it.
+    /// In f32, the fraction of the work of the faster units that does not overlap with the slowest unit. With tensor cores, all of it
+    /// overlaps.
     pub exposed_simt: f64,
 }
 
@@ -49,43 +50,42 @@ pub struct Hopper {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wgmma {
-    /// L2 bandwidth to one SM (`l2_per_sm`) and to all SMs together (`l2`), in bytes per cycle. The
-    /// latter bounds full waves of tiles with up to 112 rows.
+    /// L2 bandwidth to one SM, in bytes per cycle.
     pub l2_per_sm: f64,
+    /// L2 bandwidth to all SMs together, in bytes per cycle. It limits full waves of tiles with up to 112 rows.
     pub l2: f64,
-    /// Cycles per byte that all SMs read at a time. At the card's power limit, traffic lowers the
-    /// clock.
+    /// Additional cycles per byte that an SM reads while all SMs read. At the card's power limit, memory traffic lowers the clock.
     pub power: f64,
-    /// Exponent of the norm that combines the times of MMA and L2. The larger it is, the more the
-    /// slower one dominates.
+    /// Exponent of the norm that combines the times of MMA and L2. With a larger exponent, the longer time dominates more.
     pub overlap: f64,
-    /// Cycles to round and store an output (`output`), the factor for swap-AB, which stores fewer
-    /// bytes of a row at a time (`swap_ab`), and the extra cycles of an output stored by TMA
-    /// through shared memory (`boxed`).
+    /// Cycles to round and store an output.
     pub output: f64,
+    /// Factor on `output` for swap-AB, which stores fewer bytes of a row at a time.
     pub swap_ab: f64,
+    /// Additional cycles of an output that is stored by TMA through shared memory.
     pub boxed: f64,
-    /// Cycles of an activation with two consumer warpgroups, and with one.
+    /// Cycles of an activation with two consumer warpgroups.
     pub activation: f64,
+    /// Cycles of an activation with one consumer warpgroup.
     pub activation_by_one: f64,
-    /// Store time of one warpgroup over that of two, which is bounded by memory.
+    /// Ratio of the store time of one warpgroup to that of two warpgroups, which memory limits.
     pub one_warpgroup: f64,
-    /// Cycles of an activation that overlaps the MMAs of another tile and competes with them for
-    /// registers (`contention`). From `spread_from` outputs per warpgroup on, registers are so
-    /// scarce that the activation's instructions are spread out between MMAs, and only the fraction
-    /// `spread` applies.
+    /// Cycles of an activation that overlaps with the MMAs of another tile and competes with them for registers.
     pub contention: f64,
+    /// Fraction of `contention` that applies from `spread_from` outputs per warpgroup on. Registers are then so scarce that the
+    /// activation's instructions are spread out between MMAs.
     pub spread: f64,
     pub spread_from: f64,
-    /// If each SM has a single tile, one warpgroup of a ping-pong kernel multiplies alone and does
-    /// not keep the tensor cores busy. `alone` is the fraction by which its MMAs take longer.
-    /// `alone_step` is the minimum number of cycles of a k-step, which latency bounds.
+    /// Fraction by which MMAs of a ping-pong kernel take longer if each SM has a single tile. One warpgroup then multiplies alone and
+    /// does not keep the tensor cores busy.
     pub alone: f64,
+    /// Min cycles of a k-step, due to latency, if each SM has a single tile.
     pub alone_step: f64,
-    /// Cycles of a launch without MMAs (`launch`), per byte of the first stage, which all SMs load
-    /// at once (`stage_byte`), and per tile (`tile`).
+    /// Cycles of a launch without MMAs.
     pub launch: f64,
+    /// Cycles per byte of the first stage, which all SMs load at the same time.
     pub stage_byte: f64,
+    /// Cycles per tile.
     pub tile: f64,
     /// Bandwidth of weights from device memory to all SMs together, in bytes per cycle.
     pub dram: f64,
@@ -97,26 +97,26 @@ pub struct Wgmma {
 #[serde(deny_unknown_fields)]
 pub struct SplitK {
     pub launch: f64,
-    /// Cycles of each further wave of CTAs.
+    /// Cycles of each wave of CTAs after the first.
     pub wave: f64,
-    /// Extra cycles of a launch whose CTAs leave no room on an SM for a CTA of the next kernel.
+    /// Additional cycles of a launch whose CTAs leave no room on an SM for a CTA of the next kernel.
     pub crowd: f64,
     pub step: f64,
-    /// Cycles of a cluster barrier (`cluster`), of co-scheduling a cluster while CTAs of the
-    /// previous kernel run, times (CTAs of the cluster − 1)² (`cluster_at_once`), and per byte of
-    /// partial sums that CTAs exchange (`exchange_byte`).
+    /// Cycles of a cluster barrier.
     pub cluster: f64,
+    /// Cycles to co-schedule a cluster while CTAs of the previous kernel run. The factor is (CTAs of the cluster − 1)².
     pub cluster_at_once: f64,
+    /// Cycles per byte of partial sums that CTAs exchange.
     pub exchange_byte: f64,
-    /// Cycles per byte loaded to one SM: of weights, whose loads overlap the previous kernel
-    /// (`weight_byte`), of x (`x_byte`), and of the zero rows that pad x to a tile (`zero_byte`).
+    /// Cycles per byte of weights loaded to one SM. These loads overlap with the previous kernel.
     pub weight_byte: f64,
+    /// Cycles per byte of x loaded to one SM.
     pub x_byte: f64,
+    /// Cycles per byte of the zero rows that pad x to a tile.
     pub zero_byte: f64,
     /// Cycles per byte from L2 to all SMs together.
     pub l2_byte: f64,
-    /// Cycles that the two kernels of deferred normalisation save by splitting k between two
-    /// warpgroups.
+    /// Cycles that the two kernels of deferred normalization save by splitting k between two warpgroups.
     pub two_warpgroups: f64,
 }
 
@@ -128,50 +128,50 @@ pub struct Stream {
     pub launch: f64,
     /// L2 bandwidth to all SMs together, in bytes per cycle.
     pub l2: f64,
-    /// Minimum cycles of a k-step, which latency bounds (`step`), and the ratio of an MMA's cycles
-    /// to those of the tensor cores (`mma`).
+    /// Min cycles of a k-step, due to latency.
     pub step: f64,
+    /// Ratio of an MMA's cycles to those of the tensor cores.
     pub mma: f64,
     /// Exponent of the norm that combines the times of memory, L2 and MMAs.
     pub overlap: f64,
-    /// Cycles of each further wave of clusters (`wave`), and the fraction of the time that it takes
-    /// (`wave_again`).
+    /// Cycles of each wave of clusters after the first.
     pub wave: f64,
+    /// Fraction of the main loop's time that each wave of clusters after the first adds.
     pub wave_again: f64,
-    /// Cycles of a ring that is filled more than once (`refill`), and per ring of steps of a CTA
-    /// (`depth`).
+    /// Cycles if the ring is filled more than once.
     pub refill: f64,
+    /// Cycles each time that the k-steps of a tile fill the ring.
     pub depth: f64,
-    /// Extra cycles of clusters that take more than half of the room, by the excess (`crowd`), of
-    /// co-scheduling a cluster, times (CTAs of the cluster − 1)² (`cluster_at_once`), and per
-    /// partial sum that CTAs exchange (`exchange`).
+    /// Additional cycles of clusters that occupy more than half of the SMs' room for CTAs. The factor is the fraction beyond half.
     pub crowd: f64,
+    /// Cycles to co-schedule a cluster. The factor is (CTAs of the cluster − 1)².
     pub cluster_at_once: f64,
+    /// Cycles per partial sum that CTAs exchange.
     pub exchange: f64,
-    /// Cycles of 64 outputs of a row (`output`), and the extra cycles for rows with an odd number
-    /// of columns (`odd_output`).
+    /// Cycles of 64 outputs of a row.
     pub output: f64,
+    /// Additional cycles of 64 outputs in rows with an odd number of columns.
     pub odd_output: f64,
-    /// Cycles of the row statistics, per row of a tile.
+    /// Cycles per row of a tile for row statistics.
     pub normal: f64,
 }
 
-/// Maximum M of the small-M kernels. These were timed as in a program: with programmatic dependent
-/// launch, so that each kernel overlaps the previous one.
+/// Max M of the small-M kernels. They were timed as in a program: with programmatic dependent launch, so that each kernel overlaps with
+/// the previous one.
 pub const SMALL_M: u64 = 128;
 
 /// Corrections for small M in the estimates of kernels for large M.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SmallM {
-    /// Latency bounds a k-step of one warpgroup, however short its MMAs are. If the MMAs take less
-    /// than `short_mma` cycles, each step beyond `fitted_steps` takes `wait` more cycles.
+    /// Cycles of a k-step's MMAs below which latency determines the step's time.
     pub short_mma: f64,
+    /// Additional cycles of each such step after the first `fitted_steps` steps.
     pub wait: f64,
     pub fitted_steps: u32,
 }
 
-/// Constants of the GEMM with LayerNorm in its epilogue, whose rows are distributed over a cluster.
+/// Constants of the GEMM with LayerNorm in its epilogue. A cluster of CTAs holds whole rows.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmNorm {
@@ -181,11 +181,11 @@ pub struct GemmNorm {
     pub l2: f64,
     /// See [`Wgmma::power`].
     pub power: f64,
-    /// Cycles of a k-step in which both warpgroups read all of x from shared memory.
+    /// Additional cycles of a k-step if both warpgroups read all of x from shared memory.
     pub x_again: f64,
-    /// Epilogue per output with two warpgroups, and with one: residual, row statistics, cluster
-    /// reduction, rounding, store.
+    /// Epilogue per output with two warpgroups: residual, row statistics, cluster reduction, rounding, store.
     pub finish: f64,
+    /// Epilogue per output with one warpgroup.
     pub finish_by_one: f64,
     pub launch: f64,
     pub tile: f64,

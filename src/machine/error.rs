@@ -1,7 +1,7 @@
 use super::Machine;
 use crate::names::nearest;
 
-/// An error in looking up the description of a card.
+/// An error in looking up a card's description.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum MachineError {
     #[error("the description `{name}` of a card is wrong: {problem}")]
@@ -9,7 +9,7 @@ pub enum MachineError {
     #[error("`{name}` is not a card that gemmule describes{near}; expected one of {known}")]
     Unknown {
         name: String,
-        /// Empty, or a clause with the nearest name.
+        /// A clause with the most similar name, or empty.
         near: String,
         known: String,
     },

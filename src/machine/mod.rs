@@ -1,8 +1,8 @@
-//! Descriptions of cards: the properties of a card that launches and kernel selection depend on.
+//! Descriptions of cards: the properties that launches and kernel selection depend on.
 //!
-//! Each file of `machines/` describes one card. Properties that the driver reports of the present
-//! card ([`Live`]) replace those of the file, so that a part of a card (MIG) has its own number of
-//! SMs. A card without a file uses the file of the most similar card, and [`Served`] reports this.
+//! Each file of `machines/` describes one card. Properties that the driver reports for the present card ([`Live`]) replace those of the
+//! file. A part of a card (MIG) therefore has its own number of SMs. A card without a file uses the file of the most similar card, and
+//! [`Served`] reports this.
 
 mod cost;
 mod error;
@@ -16,20 +16,20 @@ use serde::{Deserialize, Serialize};
 pub use cost::{Costs, GemmNorm, Hopper, MmaSync, Norm, SMALL_M, SmallM, SplitK, Wgmma};
 pub use error::MachineError;
 
-/// Names and texts of the files in `machines/`. The build script lists them.
+/// Names and contents of the files in `machines/`, as listed by the build script.
 const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/machines.rs"));
 
-/// The card that programs are lowered for if none is named and none is present. It has the oldest
-/// capability, so its kernels run on every other card.
+/// The card that programs are lowered for if none is named and none is present. It has the oldest capability, so its kernels run on all
+/// cards.
 const DEFAULT: &str = "a100";
 
 /// Instruction set of a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Instructions {
-    /// Instructions of compute capability 8.0, which every newer card has: `mma.sync`, `cp.async`.
+    /// Instructions that all cards from compute capability 8.0 on have: `mma.sync`, `cp.async`.
     #[default]
     Ampere,
-    /// Instructions of 9.0a: `wgmma`, TMA, clusters. No other card has all of them.
+    /// Instructions of compute capability 9.0a: `wgmma`, TMA, clusters. Other cards do not have all of these.
     Hopper,
 }
 
@@ -50,15 +50,14 @@ pub struct Machine {
     pub threads_per_sm: u32,
     /// Number of 32-bit registers per SM.
     pub registers_per_sm: u32,
-    /// Bytes of shared memory per SM. The driver reserves 1 KiB of it for each CTA.
+    /// Bytes of shared memory per SM, including 1 KiB that the driver reserves for each CTA.
     pub shared_per_sm: u32,
     /// Maximum bytes of shared memory that a CTA may opt into.
     pub shared_per_cta: u32,
     pub l2_bytes: u64,
-    /// Clock of the cost model's cycles, in MHz.
+    /// Clock in MHz that the cycles of the cost model refer to.
     pub clock_mhz: u32,
-    /// Number of clusters of 2, 3, … 8 CTAs that are resident at once, with one CTA per SM; empty
-    /// on cards without clusters.
+    /// Max numbers of resident clusters of 2, 3, … 8 CTAs, with one CTA per SM; empty on cards without clusters.
     pub clusters: Vec<u32>,
     pub rates: Rates,
     pub fit: Fit,
@@ -109,7 +108,7 @@ pub struct Live {
 pub enum Served {
     /// The file describes the card itself.
     Own,
-    /// The file describes another card, of the same capability or of the nearest older one.
+    /// The file describes another card of the same capability or of the newest older one.
     Nearest,
 }
 
@@ -126,8 +125,7 @@ impl Machine {
     /// Returns all described cards, sorted by name.
     ///
     /// # Errors
-    /// Returns [`MachineError::File`] for a file that does not parse. A test of the project checks
-    /// all files.
+    /// Returns [`MachineError::File`] for a file that does not parse. Tests check all files.
     pub fn all() -> Result<&'static [Self], MachineError> {
         match &*ALL {
             Ok(machines) => Ok(machines),
@@ -149,7 +147,7 @@ impl Machine {
     /// Returns the card whose file has this name.
     ///
     /// # Errors
-    /// Returns [`MachineError::Unknown`], with the nearest name.
+    /// Returns [`MachineError::Unknown`], with the most similar name.
     pub fn named(name: &str) -> Result<Self, MachineError> {
         let all = Self::all()?;
         match all.iter().find(|machine| machine.name == name) {
@@ -158,7 +156,7 @@ impl Machine {
         }
     }
 
-    /// Returns the card that programs are lowered for if none is named and none is present.
+    /// Returns the default card, which programs are lowered for if no card is named or present.
     ///
     /// # Errors
     /// Returns the errors of [`Machine::all`].
@@ -166,9 +164,8 @@ impl Machine {
         Self::named(DEFAULT)
     }
 
-    /// Returns the card that represents a compute capability: the one with costs fitted to timings
-    /// on it, otherwise the first by name. Returns `None` if no card of the capability is
-    /// described.
+    /// Returns the card that represents a compute capability: the card whose costs were fitted to its own timings, otherwise the first card
+    /// by name. Returns `None` if no card of the capability is described.
     ///
     /// # Errors
     /// Returns the errors of [`Machine::all`].
@@ -181,9 +178,8 @@ impl Machine {
             .cloned())
     }
 
-    /// Returns the description of the present card, and whether the file is its own. Otherwise the
-    /// file is that of the card with the same capability and the nearest number of SMs, or that of
-    /// the newest older capability.
+    /// Returns the description of the present card, and whether it is from the card's own file. Otherwise, the file is that of the card
+    /// with the same capability and the nearest number of SMs, or that of the newest older capability.
     ///
     /// # Errors
     /// Returns the errors of [`Machine::all`], and [`MachineError::TooOld`] for a card older than
@@ -214,7 +210,7 @@ impl Machine {
     fn with(&self, live: &Live) -> Self {
         let mut machine = self.with_sms(live.sms);
         if machine.capability != live.capability {
-            // Architecture-specific code does not run on another generation.
+            // Architecture-specific code does not run on cards of other generations.
             machine.instructions = Instructions::default();
             machine.clusters.clear();
         }
@@ -227,8 +223,7 @@ impl Machine {
         machine
     }
 
-    /// Returns the same card with another number of SMs, and the numbers of clusters scaled
-    /// accordingly.
+    /// Returns the same card with another number of SMs. The numbers of clusters are scaled accordingly.
     pub fn with_sms(&self, sms: u32) -> Self {
         let mut machine = self.clone();
         let scaled = |&at_once: &u32| {
@@ -240,8 +235,7 @@ impl Machine {
         machine
     }
 
-    /// Returns the number of clusters of `ctas` CTAs that are resident at once, with one CTA per
-    /// SM; 0 if none fits.
+    /// Returns the number of clusters of `ctas` CTAs that can be resident at the same time, with one CTA per SM; 0 if none fits.
     pub fn clusters_at_once(&self, ctas: u32) -> u64 {
         match ctas {
             0 | 1 => self.sms.into(),
@@ -253,8 +247,7 @@ impl Machine {
         }
     }
 
-    /// Returns the number of CTAs that are resident on an SM at once, as limited by their dynamic
-    /// shared memory.
+    /// Returns the number of CTAs with `bytes` of dynamic shared memory that can be resident on an SM at the same time.
     pub fn ctas_by_shared(&self, bytes: u32) -> u32 {
         /// Bytes that the driver reserves for each CTA.
         const RESERVED: u32 = 1024;
@@ -267,7 +260,7 @@ impl Machine {
 pub(crate) mod testing {
     use super::*;
 
-    /// Returns a card with Hopper instructions and costs fitted to timings on it.
+    /// Returns a card with Hopper instructions whose costs were fitted to its own timings.
     pub(crate) fn hopper() -> Machine {
         let found = Machine::of_capability((9, 0)).expect("the cards are described");
         found.expect("a card with Hopper's instructions is described")

@@ -51,7 +51,7 @@ fn every_file_describes_a_plausible_card() {
             "{name}"
         );
         assert!(tensor > fma, "{name}");
-        // Larger clusters are never more numerous, and have at most as many CTAs as there are SMs.
+        // Larger clusters are at most as numerous as smaller ones, and have at most as many CTAs in total as there are SMs.
         assert!(
             machine.clusters.windows(2).all(|pair| pair[0] >= pair[1]),
             "{name}"
@@ -78,7 +78,7 @@ fn a_card_uses_its_own_file_or_the_nearest_one_with_the_drivers_properties() {
     let h200 = live("NVIDIA H200", (9, 0), 66);
     let (machine, served) = of(&h200);
     assert_eq!((machine.name.as_str(), served), ("h200", Served::Own));
-    // The driver's report for a part of the card replaces the properties of the file.
+    // The properties reported by the driver for a part of the card replace those of the file.
     assert_eq!((machine.sms, machine.threads_per_sm), (66, 1536));
     assert_eq!(
         (machine.shared_per_sm, machine.shared_per_cta),
@@ -90,13 +90,13 @@ fn a_card_uses_its_own_file_or_the_nearest_one_with_the_drivers_properties() {
     );
     let whole = Machine::named("h200").expect("it is described");
     assert_eq!(machine.clusters, whole.with_sms(66).clusters);
-    // The file of the card with the same capability and the nearest number of SMs is used.
+    // Among the cards with the same capability, the file with the nearest number of SMs is used.
     for (sms, nearest) in [(110, "h100_pcie"), (114, "h100_pcie")] {
         let (machine, served) = of(&live("NVIDIA H-Something", (9, 0), sms));
         assert_eq!((machine.name.as_str(), served), (nearest, Served::Nearest));
         assert_eq!(machine.instructions, Instructions::Hopper);
     }
-    // The file of the newest older card is used, with the baseline instructions.
+    // The file of the newest older capability is used, with the baseline instructions.
     let (machine, served) = of(&live("NVIDIA Orin", (8, 7), 16));
     assert_eq!((machine.capability, served), ((8, 7), Served::Nearest));
     assert!(

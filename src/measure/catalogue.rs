@@ -45,8 +45,7 @@ const CONFIGS: &[(&str, &str, &str)] = published! {
     "marian-base": "marian",
 };
 
-/// Sizes that contribute only their fused 16-bit programs. Their other kernels differ from those of other sizes only in
-/// width.
+/// Sizes that contribute only their fused 16-bit programs. Their other kernels differ only in width from kernels of other sizes.
 const FUSED_ONLY: [&str; 6] = [
     "bert-large",
     "modernbert-base",
@@ -56,8 +55,8 @@ const FUSED_ONLY: [&str; 6] = [
     "marian-base",
 ];
 
-/// Sizes that contribute their program with weights and inputs in E4M3, too: an encoder with norms after sums, and one with norms before
-/// layers, gates and rotary positions. Those of other sizes differ only in width.
+/// Sizes that also contribute their program with weights and inputs in E4M3: an encoder with norms after sums, and an encoder with norms
+/// before layers, gates and rotary positions. The programs of all other sizes differ from these only in width.
 const IN_FP8: [&str; 2] = ["bert-base", "modernbert-base"];
 
 /// Returns the name, description and `config.json` of the shipped models.
@@ -74,11 +73,11 @@ pub fn shipped_configs() -> Result<Vec<(&'static str, &'static str, Value)>, Eng
         .collect()
 }
 
-/// A kernel, and the models that launch it.
+/// A kernel, and the models whose programs launch it.
 #[derive(Clone, Debug)]
 pub struct Emitted {
     pub kernel: KernelSpec,
-    /// Names of shipped sizes that launch it; empty for a representative instance.
+    /// Names of shipped sizes whose programs launch the kernel; empty for a representative instance.
     pub models: Vec<String>,
 }
 
@@ -90,7 +89,7 @@ fn answered_for() -> Result<Vec<Machine>, EngineError> {
     Ok(fitted.cloned().chain([Machine::usual()?]).collect())
 }
 
-/// Whether every token attends to every token in all attentions of a model.
+/// Returns whether, in all attentions of a model, every token attends to every token of its sequence.
 fn attends_in_full(graph: &Graph) -> bool {
     let mut nodes = graph.topological().into_iter();
     nodes.all(|id| match graph.op(id) {
@@ -190,7 +189,8 @@ impl Published {
         all
     }
 
-    /// Returns the kernels of the program with these options, and if it is fused, of programs that are only compiled on request.
+    /// Returns the kernels of the program with these options. If the program is fused, adds the kernels of programs that are only compiled
+    /// on request.
     fn kernels(&self, options: CompileOptions) -> Result<Vec<KernelSpec>, EngineError> {
         let compiled = compile(&self.description, &self.config, &options)?;
         let mut kernels = compiled.program.kernels;
@@ -201,7 +201,7 @@ impl Published {
             invariant: true,
             ..options.clone()
         }];
-        // Programs of a single output: values that no other output reads are fused, or computed for fewer rows.
+        // In a program with a single output, values that no other output reads are fused, or computed for fewer rows.
         if options.dtype != DType::F32 {
             others.extend(self.outputs.iter().map(|output| CompileOptions {
                 outputs: Some(vec![output.clone()]),

@@ -1,4 +1,4 @@
-//! Cost tables estimated without a device, from a card's cost model.
+//! Cost tables computed from a card's cost model, without a device.
 
 use crate::{
     machine::Machine,
@@ -8,21 +8,22 @@ use crate::{
     tensor::Extents,
 };
 
-/// Numbers of tokens of the batches, in half octaves from the first.
+/// Number of tokens of the smallest batch. Each further batch is half an octave larger.
 const FIRST: f64 = 32.0;
+/// Number of batch sizes.
 const SIZES: i32 = 23;
 /// Lengths of the sequences.
 const LENGTHS: [u64; 5] = [16, 64, 128, 256, 512];
-/// Utilization of tensor cores by fused attention, and cycles to launch a kernel without a cost model. Both are guesses that
-/// put BERT-base on an H200 near the measurements (README).
+/// Utilization of tensor cores by fused attention. This is a guess, as is [`LAUNCH`]; with these values, estimates for BERT-base on an
+/// H200 are close to measurements (README).
 const ATTENTION: f64 = 0.4;
+/// Cycles to launch a kernel that has no cost model.
 const LAUNCH: f64 = 1200.0;
 /// Microseconds to start a batch and to read its results.
 const OVERHEAD: f64 = 20.0;
 
-/// Estimates the cost of batches on a card as the sum of the cost model's estimates. Kernels that are not chosen by cost are
-/// estimated from their multiply-adds at a fraction of the peak rate, or from their bytes at twice the memory bandwidth,
-/// since most of them come from L2.
+/// Estimates the cost of batches on a card as the sum of the cost model's estimates. Kernels that are not chosen by cost are estimated from
+/// their multiply-adds at a fraction of the peak rate, or from their bytes at twice the memory bandwidth, since most bytes come from L2.
 ///
 /// # Errors
 /// Returns an error if sizes exceed 64 bits.
@@ -54,7 +55,8 @@ pub fn estimated_costs(
     let bytes = |tokens, length| -> Result<f64, LaunchError> {
         Ok(lower_bound(&program.usage(&batch(tokens, length))?) as f64)
     };
-    // Batches with equal tokens differ in their pairs, and those with equal lengths in both.
+    // `few` and `many` have equal tokens but different pairs of tokens; `few` and `twice` have equal lengths but different tokens and
+    // pairs.
     let (n, short, long) = (4096, 16, 512);
     let (few, many, twice) = (bytes(n, short)?, bytes(n, long)?, bytes(2 * n, short)?);
     let per_pair = ((many - few) / (n * (long - short)) as f64).max(0.0);
@@ -77,7 +79,7 @@ pub fn estimated_costs(
             per_token,
             per_pair,
         },
-        // Multiple to which CUDA graphs round batches of some thousands of tokens.
+        // CUDA graphs round batches of some thousands of tokens up to this multiple.
         multiple: 64,
     })
 }

@@ -73,14 +73,14 @@ impl Comparison {
 }
 
 impl Bound {
-    /// Minimum row width for which the cosine is checked. A narrower row has too few values: three logits near 0 turn far for
-    /// a small difference.
+    /// Min row width for which the cosine is checked. In narrow rows, small differences change the direction too much, for example in three
+    /// logits near 0.
     pub const WIDE: usize = 32;
 
-    /// Returns the bounds of a precision. f32 rounds once per value. f16 and bf16 round at every launch, to 11 and 8 bits,
-    /// which the dense layer of a pooler amplifies. int8 rounds each factor to 8 bits, scaled by the maximum of its row; a
-    /// CPU that adds two products in 16 bits rounds weights to 7 bits. fp8 rounds weights to 4 bits at their own magnitudes, and int4
-    /// to 16 steps of the range of 128 of them.
+    /// Returns the bounds of a precision. f32 rounds once per value. f16 and bf16 round at every launch, to 11 and 8 bits, and the dense
+    /// layer of a pooler amplifies the errors. int8 rounds each factor to 8 bits, relative to the maximum of its row; on a CPU that adds
+    /// two products in 16 bits, weights are rounded to 7 bits. fp8 rounds the mantissa of each weight to 4 bits. int4 rounds weights to 16
+    /// steps over the range of a group of 128 weights.
     pub fn of(precision: impl Into<Precision>) -> Self {
         match precision.into() {
             Precision::F16 => Self {
@@ -360,7 +360,7 @@ mod tests {
         insta::assert_snapshot!(error(&[]), @"`[dir]/r.safetensors` is not a reference: it has `a.ids`, but no F32 value to compare with them");
         insta::assert_snapshot!(error(&[("a.hidden", Dtype::F16, vec![3, 2], &half)]), @"`[dir]/r.safetensors` is not a reference: it has `a.ids`, but no F32 value to compare with them (`a.hidden` is F16)");
         insta::assert_snapshot!(error(&[("a.hidden", Dtype::F32, vec![0, 4], &[])]), @"`[dir]/r.safetensors` is not a reference: the value `a.hidden` of shape [0, 4] has no elements, so there is nothing to compare");
-        // A case with values does not make up for one without.
+        // A case without values is an error even if another case has values.
         let other = [
             ("b.ids", Dtype::I64, vec![3], &ids[..]),
             ("b.lens", Dtype::I64, vec![1], &lens[..]),

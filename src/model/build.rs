@@ -28,8 +28,8 @@ use crate::{
     tensor::{SequenceEnd, Shape},
 };
 
-/// Maximum number of elements of a table that is computed when weights are loaded (128 MiB in f32). No shape in a checkpoint
-/// limits it.
+/// Maximum number of elements of a table that is computed when weights are loaded (128 MiB in f32). The shapes in a checkpoint do not limit
+/// the size of such a table.
 const MAX_COMPUTED: u64 = 1 << 25;
 
 pub(super) fn model(
@@ -62,14 +62,14 @@ pub(super) fn model(
         first: None,
         expectations: Vec::new(),
     };
-    // An output that modules compute differs from the description's output of that name.
+    // An output that the modules compute replaces the description's output of the same name.
     let computed = computed(modules).filter(|name| outputs.contains(name));
     let pooled = computed.is_some();
     let described = |name: &At<String>| {
         let name = name.value.as_str();
         outputs.contains(&name) && computed != Some(name)
     };
-    // The start value of the modules is known once its part is built.
+    // The value that the modules start from exists once its part is built.
     let start = states(ast, modules).filter(|_| pooled);
     let starts = |part: &PartOf| {
         let mut values = part.outputs.iter().map(|(_, value)| value);
@@ -114,7 +114,7 @@ pub(super) fn model(
             of_modules = Some(builder.modules(ast, modules)?);
         }
     }
-    // With a single part, names need no distinction.
+    // A single part needs no name.
     if names.len() > 1 {
         builder.graph.set_parts(names);
     }
@@ -145,7 +145,7 @@ pub(super) struct Builder<'a> {
     ties: &'a [(String, String)],
     /// Tied tensors for which the checkpoint has values that differ from the table.
     own: &'a BTreeSet<String>,
-    /// Tied tensors that are not read, by table.
+    /// Tied head tensors that are not read, with their tables.
     tied: BTreeMap<String, String>,
     /// Name of every node, with its source position.
     names: HashMap<String, Range<usize>>,
@@ -154,7 +154,7 @@ pub(super) struct Builder<'a> {
     inputs: HashMap<(u32, BatchInput), NodeId>,
     /// Part, number of heads and head size of each cache, by name.
     caches: HashMap<String, (u32, u32, u32)>,
-    /// Minimum number of ids that the tables of an input have rows for.
+    /// For each input, the number of ids for which all of its tables have rows.
     rows: HashMap<BatchInput, u32>,
     /// Token id that gets no position.
     skipped: Option<u32>,
@@ -188,7 +188,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Binds a name. A name from outside a `Repeat` is updated there; other names belong to this body.
+    /// Binds a name to a node. If an enclosing body defines the name, it is updated there; otherwise, it is defined in this body.
     fn bind(&mut self, name: &'a str, id: NodeId) {
         if let Some((inner, outer)) = self.scopes.split_last_mut() {
             match outer.iter_mut().find_map(|scope| scope.get_mut(name)) {
@@ -247,7 +247,7 @@ impl<'a> Builder<'a> {
             .help(words.join("; "))
     }
 
-    /// Registers a node's name, which must be unique, including weights.
+    /// Registers the name of a node. The name must be unique among all nodes, including weights.
     fn claim(&mut self, name: &str, place: &Range<usize>) -> Result<(), ModelError> {
         let Some(before) = self.names.insert(name.to_owned(), place.clone()) else {
             return Ok(());
@@ -256,7 +256,8 @@ impl<'a> Builder<'a> {
             what: "name",
             name: name.to_owned(),
         };
-        // A value is named after the weights that it reads, so this order may differ from that of the file.
+        // The name of a value is claimed after those of the weights that it reads, so the order of claims may differ from the order in the
+        // file.
         let (first, again) = match before.start <= place.start {
             true => (&before, place),
             false => (place, &before),
@@ -297,7 +298,7 @@ impl<'a> Builder<'a> {
         [rows, width]: [u64; 2],
         (of_rows, place): (&At<Expr>, &At<Expr>),
     ) -> Result<NodeId, ModelError> {
-        // The frequencies divide by half of the width minus one.
+        // The exponents of the frequencies are divided by `width / 2 − 1`.
         if width < 4 || !width.is_multiple_of(2) {
             let problem = Problem::OutOfRange {
                 what: "the width of a table of sines and cosines".to_owned(),
@@ -436,7 +437,7 @@ impl<'a> Builder<'a> {
             };
             return Err(self.file.error_elsewhere(problem));
         }
-        // Outputs that read no tokens accept any token id, since no table has rows for them.
+        // If no table is indexed by token ids, every id is accepted.
         let vocab = self.rows.get(&BatchInput::TokenIds).copied();
         let vocab = vocab.unwrap_or(i32::MAX as u32);
         // Iterations that no requested output needs are not in the graph, so their expectations do not apply.

@@ -115,8 +115,8 @@ impl<'a> Values<'a> {
         indices.iter().find(|(i, _)| i == name).map(|&(_, k)| k)
     }
 
-    /// Resolves names that have not been read yet. A definition uses only definitions above it, so one upward pass finds those
-    /// that are needed and one downward pass evaluates them, without recursion.
+    /// Resolves names that have not been read yet. A definition uses only definitions above it. One upward pass therefore finds the
+    /// definitions that are needed, and one downward pass evaluates them, without recursion.
     fn find<'n>(&self, names: impl IntoIterator<Item = &'n At<String>>) -> Result<(), ModelError> {
         let mut needed: HashSet<&str> = names.into_iter().map(|n| n.value.as_str()).collect();
         let known = |name: &str| {
@@ -195,7 +195,7 @@ impl<'a> Values<'a> {
         self.evaluate(expr, span)
     }
 
-    /// Evaluates an expression like [`whole`](Self::whole), for names that are already resolved.
+    /// Evaluates an expression whose names are already resolved. Otherwise like [`whole`](Self::whole).
     fn evaluate(&self, expr: &Expr, span: &std::ops::Range<usize>) -> Result<u64, ModelError> {
         expr.whole(&|name| self.number(name))
             .map_err(|message| self.arithmetic(message, span, expr.names()))
@@ -313,7 +313,7 @@ impl<'a> Values<'a> {
         self.chosen(definition).map(|origin| &origin.value)
     }
 
-    /// Creates an error about the values of expressions, the first of which is at fault. Its help lists the names in them.
+    /// Creates an error about the values of expressions, the first of which is at fault. The help text lists the names in the expressions.
     pub(super) fn about(
         &self,
         problem: Problem,
@@ -403,7 +403,7 @@ impl<'a> Values<'a> {
         Ok(eps)
     }
 
-    /// Returns the activation `name`; `None` if it is not defined, which the check of names excludes.
+    /// Returns the activation `name`; `None` if it is not defined. The check of names has already rejected such names.
     pub fn activation(&self, name: &str) -> Result<Option<Activation>, ModelError> {
         let mut definitions = self.ast.activations.iter();
         let definition = definitions.find(|d| d.name.value == name);

@@ -81,7 +81,7 @@ pub enum Problem {
         found: String,
         expected: String,
     },
-    /// A checkpoint of a different model than the description's.
+    /// The checkpoint is for another model than the description.
     #[error(
         "config.json: `model_type` is `{found}`, but the description `{name}` is for {expected}"
     )]
@@ -90,7 +90,7 @@ pub enum Problem {
         found: String,
         expected: String,
     },
-    /// A checkpoint with a head that the description lacks.
+    /// The description lacks the checkpoint's head.
     #[error(
         "config.json: `architectures` names `{found}`, whose head the description `{name}` does not have; it has {expected}"
     )]
@@ -137,8 +137,8 @@ pub enum Problem {
     NoOutput,
 }
 
-/// A [`Problem`] with its position in the description and a help text. With the feature `miette` it is a diagnostic, which shows
-/// the source line and the caret.
+/// A [`Problem`] with its position in the description and a help text. With the feature `miette`, the error is a diagnostic that shows the
+/// source line with a caret.
 #[derive(Debug)]
 pub struct ModelError(Box<Inner>);
 

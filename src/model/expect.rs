@@ -132,7 +132,7 @@ struct Counts {
     n_gemms: usize,
 }
 
-/// Counts once for all scopes, since there may be thousands, and compares.
+/// Checks all expectations. Nodes are counted once for all scopes, since there may be thousands of scopes.
 ///
 /// # Errors
 /// Returns [`Problem::Expectation`] for the first unmet expectation, with the actual counts.

@@ -12,7 +12,7 @@
 //! | field | meaning |
 //! |---|---|
 //! | `name` | name of the model |
-//! | `model_types` | supported values of `model_type` in config.json. Other checkpoints are rejected, and a checkpoint folder is run by the shipped description that lists its `model_type`. Any value if omitted |
+//! | `model_types` | supported values of `model_type` in config.json. Other checkpoints are rejected, and a checkpoint folder is run by the shipped description that lists its `model_type`. If omitted, any value is supported |
 //! | `architectures` | `{"BertForTokenClassification": ["token_logits"]}`: default outputs of checkpoints with this entry in config.json's `architectures`. If the field is given, a checkpoint with another head is an error unless outputs are requested |
 //! | `prefixes` | prefixes that published weight names may have; `[""]` if omitted |
 //! | `ties` | `{"lm_head.weight": "embed_tokens.weight"}`: a head tensor and the table that it is tied to. A `linear` that reads the table reads the head tensor instead if the checkpoint has one with different values |
@@ -34,10 +34,10 @@
 //! of the first part are requested, the graph has a single part.
 //!
 //! A number is `Key("key of config.json")`, `Length("key")` (entries of a list or an object), a number, an expression such as
-//! `"hidden / heads"`, or a list of these, of which the first one present applies. A key with the value null counts as absent;
+//! `"hidden / heads"`, or a list of these, of which the first that is present applies. A key with the value null counts as absent;
 //! `text_config.hidden_size` is a nested key. Expressions may contain names (including the indices of the enclosing loops), `+ - * / %`,
-//! `sqrt(…)`, signs and parentheses. A division of whole numbers must have no remainder; `%` is the remainder. A value is resolved when a
-//! statement that a requested output needs reads it, so values for other outputs may be missing.
+//! `sqrt(…)`, signs and parentheses. A division of whole numbers must have no remainder; `%` is the remainder. A value is resolved only if
+//! a requested output needs it, so values for other outputs may be missing.
 //!
 //! An activation is `Key("…")`, or one of the names in config.json files: `gelu` and `gelu_python` (exact), `gelu_new`,
 //! `gelu_pytorch_tanh` and `gelu_fast` (tanh approximation), `quick_gelu`, `relu`, `tanh`, `silu` and `swish`; or a list of these.
@@ -45,9 +45,9 @@
 //! # Statements
 //!
 //! - `Let("name", operator(…))` defines a value. A name is defined once.
-//! - `Repeat(times: "layers", from: 0, index: "i", name: "layer", body: […], expect: {…})` repeats a body; `times` may be 0. Inside, a `Let`
-//!   of an outer name assigns the value that the next iteration and the statements after the loop read. Other names end with the
-//!   iteration. Values of index 3 are called `layer.3.…` in the graph. `expect` counts in every iteration.
+//! - `Repeat(times: "layers", from: 0, index: "i", name: "layer", body: […], expect: {…})` repeats a body; `times` may be 0. Inside, a
+//!   `Let` of an outer name updates it for the next iteration and for the statements after the loop. Other names are local to an iteration.
+//!   Values of iteration 3 are called `layer.3.…` in the graph. `expect` counts in every iteration.
 //! - `When(key: "…", is: …, absent: "…", name: "…", body: […], otherwise: […], expect: {…}, expect_otherwise: {…})` selects a body: the first
 //!   if the key of config.json has the value, or one of a list (an absent key is `null`), else the optional second. A key may contain
 //!   indices, `layer_types.{i}`, so that a body depends on the layer's entry in config.json. If there is no such key, the condition
@@ -66,7 +66,7 @@
 //! | operator | fields (defaults) | result |
 //! |---|---|---|
 //! | `embedding` | `ids` (`token_ids`, `previous_ids`, `type_ids`, `positions`), `first` (none), `table` or `sinusoid` (`over_width`, `over_half`), `rows`, `width`, `offset` (0), `skips` (none) | rows of the table. `skips` is the padding token of models that count only the positions of other tokens. Batches have no padding, so a sequence that contains it is rejected. `previous_ids` are the ids of the tokens before each token, and `first` is the id before a sequence's first token. A `sinusoid` table is computed: sines in the first half of the columns and cosines in the second, with frequencies `10000^(−2j / width)` or `10000^(−j / (width / 2 − 1))` |
-//! | `linear` | `x`, `out`, `weight`, `bias` (none), `stored` (`out_in`, `in_out`), `of` and `from` (none), `groups` (1), `interleaved` (none) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the stored matrix and bias have `of` rows in `groups` equal parts, and those from `from` on are read of each part. Of these, the first `interleaved` are read in another order: the first ones of all pairs of neighbours before the second ones (below) |
+//! | `linear` | `x`, `out`, `weight`, `bias` (none), `stored` (`out_in`, `in_out`), `of` and `from` (none), `groups` (1), `interleaved` (none) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the stored matrix and bias have `of` rows in `groups` equal parts, and each part is read from its row `from` on. The first `interleaved` rows that are read of each part are pairs of neighbours, which are reordered: the first rows of all pairs precede the second rows (below) |
 //! | `add_bias` | `x`, `bias` | adds a vector to every row |
 //! | `add`, `multiply` | `a`, `b` | sum or product of two values of the same shape, element by element |
 //! | `scale` | `x`, `by` | `by · x` |
@@ -76,11 +76,11 @@
 //! | `activation` | `x`, `kind` (a name of `activations`) | pointwise |
 //! | `layer_norm` | `x`, `weight`, `bias` (none), `eps` | over the width: `(x − mean) / √(variance + eps) · weight + bias` |
 //! | `rms_norm` | `x`, `weight`, `eps`, `heads` (1), `plus_one` (`false`) | over the width, or over each of `heads` equal parts of it: `x / √(mean of x² + eps) · weight`, or `· (1 + weight)` (Gemma), where `1 + weight` is computed once when weights are loaded |
-//! | `rotary` | `x`, `heads`, `width`, `part` (1), `theta`, `scaling` (none), `longest` (none) | rotary positions of each head's first `width` columns, or of the share `part` of them, rounded down, in halves (below). `scaling` is a key of config.json or a list of keys, of which the first one present specifies the frequency scaling: `default`, `linear`, `llama3`, `yarn`, `ntk` (GTE: the base times the factor), `longrope` (`su`) or `dynamic`. With `longrope` and `dynamic`, sequences of up to the trained number of positions are computed, and longer ones are rejected. Sequences of more than `longest` positions are rejected too |
+//! | `rotary` | `x`, `heads`, `width`, `part` (1), `theta`, `scaling` (none), `longest` (none) | rotates each head's first `width` columns, or the share `part` of these columns, rounded down (below). `scaling` is a key of config.json or a list of keys, of which the first one present specifies the frequency scaling: `default`, `linear`, `llama3`, `yarn`, `ntk` (GTE: the base times the factor), `longrope` (`su`) or `dynamic`. With `longrope` and `dynamic`, sequences of up to the trained number of positions are computed, and longer ones are rejected. Sequences of more than `longest` positions are rejected too |
 //! | `columns` | `x`, `from`, `width` | a range of columns of every row |
 //! | `same` | `x` | the value itself under another name |
 //! | `cache` | `x`, `heads`, `name` | the rows of a sequence so far: those of this batch, preceded by those in the KV cache. Keys and values of causal attention are cached. If `x` has one row per sequence, the cache holds one position, which only another part reads |
-//! | `cache` without `x` | `heads`, `width`, `name` | the rows that an earlier part appended to the cache of this name: those of a sequence's source. Attention to them is not causal |
+//! | `cache` without `x` | `heads`, `width`, `name` | the rows that an earlier part appended to the cache of this name, which are the rows of a sequence's source. Attention to them is not causal |
 //! | `split_heads` | `x`, `heads` | `[tokens, heads·head]` → `[heads, tokens, head]` |
 //! | `merge_heads` | `x` | the inverse of `split_heads` |
 //! | `matmul` | `a`, `b`, `transpose_b` (`false`) | scores `a · bᵀ`, or sums of `b` weighted by `a`, separately for each sequence. The number of heads of `a` is a multiple of that of `b`; each head of `b` serves a group of adjacent heads |
@@ -115,9 +115,9 @@
 //! y[j + w / 2] = c · (x[j + w / 2] · cos(p · f[j]) + x[j] · sin(p · f[j]))
 //! ```
 //!
-//! Some checkpoints are for rotations of neighbours instead, of `x[2j]` with `x[2j + 1]` (GPT-J, Cohere). The scores of attention do not
-//! depend on the order of the elements of heads, if it is the same for queries and keys. Their projections are therefore read with
-//! `interleaved: w`, which brings the pairs into the order of the rotation above.
+//! Some checkpoints rotate neighbours instead, `x[2j]` with `x[2j + 1]` (GPT-J, Cohere). The scores of attention do not depend on the order
+//! of the columns of a head, if queries and keys have the same order. The projections of queries and keys are therefore read with
+//! `interleaved: w`, which reorders the columns for the rotation above.
 //!
 //! A `scaling` replaces `f` and `c`. With `s` as its `factor` and `L` as its `original_max_position_embeddings`:
 //!
@@ -157,10 +157,10 @@
 //! `examples/own_encoder.ron` is a ModernBERT with a different window, layer order and activation.
 //!
 //! Some outputs have a meaning for other parts of gemmule. `sentence_embedding` has a row for each sequence. `sequence_logits` are the
-//! source of a classifier's or reranker's scores. `token_logits` classify tokens. `sparse` contains sparse weights: `[batch, vocabulary]` (SPLADE), a row
-//! for each sequence with an entry for each token of the vocabulary, or `[tokens, 1]` (BGE-M3), a weight for each token of the text,
-//! including special tokens. `colbert`, `[tokens, width]`, has a vector of length 1 for each token; that of the first token is not
-//! compared.
+//! source of a classifier's or reranker's scores. `token_logits` classify tokens. `sparse` contains sparse weights: `[batch, vocabulary]`
+//! (SPLADE), a row for each sequence with an entry for each token of the vocabulary, or `[tokens, 1]` (BGE-M3), a weight for each token of
+//! the text, including special tokens. `colbert`, `[tokens, width]`, has a vector of length 1 for each token; the vector of the first token
+//! is not compared.
 //!
 //! `next_token_logits`, one row for each sequence, is the output for text generation. `log_probability` scores a text.
 //!
@@ -171,8 +171,8 @@
 //! - Relative keys and values that are added to keys and values by distance (Shaw et al. 2018: BERT's `relative_key`). No kernel
 //!   fuses `relative_scores` into attention yet, so the scores are stored and their memory grows with the square of the length.
 //! - Frequencies of rotary positions that depend on a sequence's length (`longrope` and `dynamic` beyond the trained length).
-//! - Pooling by a token that is found by its id (CLIP's is the last one, since its tokenizer ends a text with it), means weighted by token,
-//!   and sums over tokens (SPLADE's first version).
+//! - Pooling by a token that is found by its id (for CLIP, this is the last token, since its tokenizer ends a text with it), means weighted
+//!   by token, and sums over tokens (SPLADE's first version).
 //! - Precomputed values that depend only on weights, such as projections of distances: they are recomputed for every batch.
 
 mod activations;
@@ -307,7 +307,7 @@ impl Description {
         let has_logits = self.output_names().contains(&NEXT_LOGITS);
         let outputs = self.outputs_for(config);
         let writes = outputs.is_ok_and(|outputs| {
-            // A decoder that reads a source has its logits in a different part than the outputs that are built by default.
+            // In an encoder-decoder model, the logits are in another part than the outputs that are built by default.
             outputs.contains(&NEXT_LOGITS) || outputs == self.default_outputs()
         });
         has_logits && writes

@@ -9,13 +9,13 @@ pub const EMBEDDING: &str = "sentence_embedding";
 pub const SPARSE: &str = "sparse";
 /// Output with a vector of length 1 for each token, for late interaction, `[tokens, width]`.
 pub const TOKEN_VECTORS: &str = "colbert";
-/// Output that scores are computed from. Without modules, the description computes it itself.
+/// Output that scores are computed from. Without modules, it is an output of the description.
 pub const LOGITS: &str = "sequence_logits";
 /// Output of a description that most modules start from.
 pub(super) const STATES: &str = "last_hidden_state";
 /// Output that modules for vocabulary weights start from.
 pub(super) const TOKEN_LOGITS: &str = "mlm_logits";
-/// Output that modules which score the next token start from.
+/// Output that modules start from if they score the next token.
 pub(super) const NEXT_LOGITS: &str = "next_token_logits";
 
 /// An entry of `modules.json` with the config.json of its folder. `folder` prefixes the names of graph values and of weights.
@@ -27,14 +27,14 @@ pub enum Module {
         modes: Vec<Pooling>,
         after_prompt: bool,
     },
-    /// Sum of the states of layers, each times its weight. The first is the embeddings before the first layer, if `from` is 0.
+    /// Weighted sum of the states of layers. If `from` is 0, the first state is the embeddings before the first layer.
     WeightedLayers {
         folder: String,
         from: u32,
         weights: Vec<f32>,
     },
-    /// `[batch, inputs]` → `[batch, outputs]`, with `linear.weight` and `linear.bias` of its folder, or of the checkpoint itself if the
-    /// folder is empty. Without a Pooling before it, the rows are tokens.
+    /// `[batch, inputs]` → `[batch, outputs]`. The module reads `linear.weight` and `linear.bias` from its folder, or from the checkpoint
+    /// if `folder` is empty. Without a preceding Pooling, the rows are tokens.
     Dense {
         folder: String,
         inputs: u32,
@@ -44,12 +44,12 @@ pub enum Module {
         /// Whether the input is added to the result, through `residual.weight` if the widths differ.
         residual: bool,
     },
-    /// LayerNorm with `norm.weight` and `norm.bias` of its folder.
+    /// LayerNorm with `norm.weight` and `norm.bias` from its folder.
     LayerNorm { folder: String, width: u32 },
     /// Scales rows to length 1.
     Normalize { folder: String },
-    /// Scales the rows of tokens to length 1, as the last module of a late-interaction model. With `hides_expansion`, sequences may end
-    /// with tokens that no token attends to.
+    /// Scales the vector of each token to length 1. This is the last module of a late-interaction model. With `hides_expansion`, sequences
+    /// may end with tokens that no token attends to.
     NormalizeTokens { hides_expansion: bool },
     /// Keeps the first columns (`truncate_dim`).
     Truncate { width: u32 },
@@ -101,7 +101,7 @@ pub fn computed(modules: &[Module]) -> Option<&'static str> {
     })
 }
 
-/// Returns whether sequences may end with tokens that no token attends to, for modules of a late-interaction model.
+/// Returns whether sequences may end with tokens that no token attends to; `None` if the modules are not those of a late-interaction model.
 pub fn normalizes_tokens(modules: &[Module]) -> Option<bool> {
     modules.iter().find_map(|module| match module {
         Module::NormalizeTokens { hides_expansion } => Some(*hides_expansion),

@@ -1,4 +1,4 @@
-//! Overview of a description for documents: its tasks, and the keys of config.json that select or restrict what is computed.
+//! Overview of a description for the documentation: its tasks, and the keys of config.json that select or restrict what is computed.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use super::{
     syntax::{Origin, Requirement, Statement, Test, When},
 };
 
-/// Tasks by the ends of the architectures that config.json names for them.
+/// Suffixes of the class names in `architectures`, with the tasks of these classes.
 const HEADS: [(&str, &str); 3] = [
     ("ForSequenceClassification", "classes and scores"),
     ("ForTokenClassification", "token classes"),
@@ -16,7 +16,7 @@ const HEADS: [(&str, &str); 3] = [
 ];
 
 impl Description {
-    /// Returns the tasks of the description, by its outputs and architectures.
+    /// Returns the tasks of the description, which follow from its outputs and architectures.
     pub fn tasks(&self) -> Vec<&'static str> {
         let outputs = self.output_names();
         let generation = match self.ast.parts.len() {
@@ -42,7 +42,7 @@ impl Description {
         tasks
     }
 
-    /// Returns the keys of config.json that select what is computed, in the order of the file: those of choices and of activation
+    /// Returns the keys of config.json that select what is computed, in the order of the file: the keys of choices and of activation
     /// functions. Sizes are not included.
     pub fn options(&self) -> Vec<String> {
         let mut keys = Vec::new();
@@ -75,7 +75,7 @@ impl Description {
     }
 }
 
-/// Calls `see` with each choice of statements.
+/// Calls `see` with each `When` among the statements.
 fn choices(statements: &[Statement], see: &mut impl FnMut(&When)) {
     for statement in statements {
         match statement {

@@ -58,7 +58,7 @@ enum Fields<'a> {
     Positional(Vec<&'a RawValue>),
 }
 
-/// Named fields of a call, all known to its owner.
+/// Named fields of a call. All of them are known fields of `owner`.
 pub(super) struct Args<'a> {
     owner: At<String>,
     fields: Vec<(At<String>, Piece<'a>)>,
@@ -105,7 +105,7 @@ impl<'a> Reader<'a> {
 
     fn piece(&self, raw: &'a RawValue) -> Piece<'a> {
         let text = raw.trim().get_ron();
-        // `text` is a slice of the file's text, so it does not start before it.
+        // `text` is a slice of the file's text, so the difference is not negative.
         let start = text.as_ptr() as usize - self.file.text().as_ptr() as usize;
         Piece { text, start }
     }
@@ -304,7 +304,7 @@ impl<'a> Call<'a> {
         let mut fields: Vec<(At<String>, Piece<'a>)> = Vec::with_capacity(raws.len());
         for (name, value) in raws {
             let value = reader.piece(value);
-            // RON returns a field's name without position. It is the last occurrence of the name before the value.
+            // RON returns a field's name without its position. The position is that of the last occurrence before the value.
             let start = reader.file.text()[..value.start]
                 .rfind(&name)
                 .unwrap_or(value.start);
@@ -388,7 +388,7 @@ pub(super) fn is_string(piece: Piece<'_>) -> bool {
         .any(|start| piece.text.starts_with(start))
 }
 
-/// Byte offset of a position, whose lines and characters count from 1.
+/// Returns the byte offset of a position. Lines and columns count from 1.
 fn offset(text: &str, position: Position) -> usize {
     let lines = text.split_inclusive('\n');
     let before: usize = lines

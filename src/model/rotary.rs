@@ -11,7 +11,7 @@ use super::{
     expr::Expr,
 };
 
-/// Keys of the published objects. Each kind rejects keys that it does not read.
+/// Keys that a scaling object of any kind may have. Each kind rejects other keys that it does not read.
 const COMMON: [&str; 4] = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
 const KINDS: [(&str, &[&str]); 8] = [
     ("default", &[]),
@@ -74,7 +74,7 @@ pub(super) struct RotaryParams {
 const POSITIONS: &str = "max_position_embeddings";
 
 impl Values<'_> {
-    /// Returns the rotation of the first columns of a head: `width`, or the share `part` of them, rounded down.
+    /// Returns the rotation of the first `width` columns of a head, or of the share `part` of these columns, rounded down.
     pub fn rotary(
         &self,
         width: &At<Expr>,
@@ -151,7 +151,7 @@ impl Values<'_> {
     }
 }
 
-/// A whole number of positions from 1 to `i32::MAX`.
+/// Returns `found` if it is a whole number of positions from 1 to `i32::MAX`.
 fn whole_positions(found: f64) -> Option<u32> {
     let is_whole = found >= 1.0 && found <= f64::from(i32::MAX) && found.fract() == 0.0;
     is_whole.then_some(found as u32)
@@ -206,7 +206,7 @@ impl Published<'_> {
             // The key gives the number of positions after scaling.
             "ntk" => self.ntk(width, theta).map(|all| (all, 1.0, published)),
             "llama3" => self.llama3(plain).map(|all| (all, 1.0, published)),
-            // Longer sequences than the original ones have other frequencies, so cached keys would change.
+            // Sequences of more than the original positions use other frequencies, so cached keys would change.
             "longrope" | "su" => self.longrope(plain, published),
             // Beyond the original positions, frequencies depend on the length of the sequence, so cached keys would change.
             "dynamic" => Ok((plain, 1.0, Some(self.trained_positions()?))),
@@ -258,13 +258,13 @@ impl Published<'_> {
         Ok(plain.into_iter().map(scaled).collect())
     }
 
-    /// Scales the base, `(factor · theta)^(−2j / width) / factor^(2 / width)`: the last frequency equals that of `linear`, and
-    /// the first ones hardly change (NTK-aware scaling, as in the code published with GTE). With `mixed_b` the frequencies are
+    /// Scales the base: `(factor · theta)^(−2j / width) / factor^(2 / width)`. The last frequency equals that of `linear`, and the first
+    /// frequencies hardly change (NTK-aware scaling, as in the code published with GTE). With `mixed_b`, the frequencies are
     /// `theta^(−2j / width) / exp(a (j + 1)^b)` with `a = ln(factor) / (width / 2)^b`.
     fn ntk(&self, width: f64, theta: f64) -> Result<Vec<f64>, ModelError> {
         let factor = self.above_zero("factor")?;
         let mixed = self.number("mixed_b")?;
-        // The published code does not scale by such a factor.
+        // The published code does not scale if the factor is 1 or less.
         if factor <= 1.0 {
             return Err(self.refuse("factor", "a number above 1"));
         }
@@ -281,8 +281,8 @@ impl Published<'_> {
             .collect())
     }
 
-    /// Divides each frequency by a factor of its own (LongRoPE, Ding et al. 2024): those of sequences of up to the original number of
-    /// positions.
+    /// Divides each frequency by its own factor (LongRoPE, Ding et al. 2024). The factors are those for sequences of up to the original
+    /// number of positions.
     fn longrope(
         &self,
         plain: Vec<f64>,
@@ -290,7 +290,7 @@ impl Published<'_> {
     ) -> Result<(Vec<f64>, f64, Option<u32>), ModelError> {
         let factors = self.factors("short_factor", plain.len())?;
         self.factors("long_factor", plain.len())?;
-        // Phi-3 has the key beside the object, and then that one applies.
+        // Phi-3 has this key next to the object, where it takes precedence.
         let beside = lookup(self.values.config, ORIGINAL).and_then(Value::as_f64);
         let original = match (beside, self.number(ORIGINAL)?, published) {
             (Some(found), ..) | (None, Some(found), _) => found,

@@ -1,7 +1,7 @@
 //! Checks every name of a description: values, dimensions, indices and outputs.
 //!
-//! A value name is unique. Inside a `Repeat`, a `Let` of an outer name assigns the value that the next iteration and the
-//! statements after the loop read. All other names end with the iteration.
+//! A value name is unique. Inside a `Repeat`, a `Let` of an outer name updates it for the next iteration and for the statements after the
+//! loop. All other names are local to an iteration.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -220,7 +220,7 @@ impl<'a> Names<'a> {
         }
         self.body(&when.body)?;
         self.body(&when.otherwise)?;
-        // An outer name already has its new value, whichever body is taken.
+        // The bodies have already updated outer names.
         for name in when.given_by_both() {
             let is_outer = |s: &HashMap<&str, _>| s.contains_key(name.value.as_str());
             if !self.scopes.iter().any(is_outer) {

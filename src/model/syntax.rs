@@ -11,7 +11,7 @@ use crate::{
     ops::{Activation, BatchInput, PoolWeights, Side},
 };
 
-/// A parsed description. Each part has its source position.
+/// A parsed description, with source positions.
 #[derive(Clone, Debug)]
 pub(super) struct Ast {
     pub name: String,
@@ -32,7 +32,7 @@ pub(super) struct Ast {
     pub dims: Vec<Definition>,
     pub reals: Vec<Definition>,
     pub activations: Vec<Definition>,
-    /// The parts in order. A file with `graph:` has one unnamed part, a file with `parts:` has named ones.
+    /// The parts in order. A file with `graph:` has one unnamed part, a file with `parts:` has named parts.
     pub parts: Vec<PartOf>,
     pub default_outputs: Vec<At<String>>,
     pub expect: Vec<Count>,
@@ -61,9 +61,9 @@ impl Ast {
 pub(super) struct Requirement {
     pub key: At<String>,
     pub is: Vec<serde_json::Value>,
-    /// Value of the model if the key is absent; `None` means one of `is`.
+    /// Value of the model if the key is absent; `None` if any value in `is` is possible.
     pub default: Option<serde_json::Value>,
-    /// Another key and its values for which the requirement applies.
+    /// Another key, with the values for which the requirement applies.
     pub only: Option<(At<String>, Vec<serde_json::Value>)>,
     /// Outputs for which the requirement applies; `None` for all.
     pub outputs: Option<Vec<At<String>>>,
@@ -126,7 +126,7 @@ pub(super) enum Test {
         /// Key with indices of the enclosing loops.
         key: At<Spelling>,
         is: Vec<serde_json::Value>,
-        /// Condition that decides if the key is absent, or null where `is` does not name null.
+        /// Condition that decides if the key is absent. A null value counts as absent unless `is` contains null.
         absent: Option<At<Condition>>,
     },
     Holds(At<Condition>),
@@ -165,7 +165,7 @@ pub(super) enum PositionBias {
     Relative {
         table: At<Pattern>,
         buckets: At<Expr>,
-        /// Distance from which on all distances share a bucket.
+        /// Distance from which all larger distances share a bucket.
         reach: At<Expr>,
         bidirectional: bool,
     },
@@ -180,9 +180,10 @@ pub(super) struct RowsOf {
     pub of: At<Expr>,
     /// Number of equal parts of the rows; 1 if not given.
     pub groups: Option<At<Expr>>,
-    /// First row that is read of each part.
+    /// First row to read in each part.
     pub from: At<Expr>,
-    /// Number of these rows that are in pairs, whose first ones come before their second ones; none if not given.
+    /// Number of the rows of a part that are pairs of neighbours. The first rows of all pairs are put before the second rows; no rows are
+    /// reordered if not given.
     pub interleaved: Option<At<Expr>>,
 }
 
@@ -260,12 +261,12 @@ pub(super) enum Operator {
         heads: At<Expr>,
         /// Number of leading columns of a head that are rotated.
         width: At<Expr>,
-        /// Share of these columns, rounded down.
+        /// Share of these columns that is rotated, rounded down.
         part: Option<At<Expr>>,
         theta: At<Expr>,
         /// Keys of config.json. The first one present specifies the frequency scaling.
         scaling: Vec<At<String>>,
-        /// Maximum number of positions for which the model computes this.
+        /// Maximum number of positions of a sequence.
         longest: Option<At<Expr>>,
     },
     Cache {
@@ -292,7 +293,7 @@ pub(super) enum Operator {
         b: At<String>,
         transpose_b: bool,
     },
-    /// Rows of a table of the checkpoint by distance, as a value.
+    /// Rows of a checkpoint table, ordered by distance.
     PositionTable {
         table: At<Pattern>,
         width: At<Expr>,
@@ -469,7 +470,7 @@ impl Operator {
         }
     }
 
-    /// Names with indices: of the weights that the operator reads, and of a cache.
+    /// Names of the weights that the operator reads, and of its cache. They may contain indices.
     pub fn weights(&self) -> Vec<&At<Pattern>> {
         match self {
             Operator::Embedding {
@@ -567,7 +568,7 @@ pub(super) struct Count {
     pub n: usize,
 }
 
-/// Model inputs by the names that descriptions use. The first id of `previous_ids` is a field of the operator that reads them.
+/// Model inputs by the names that descriptions use. The first id of `previous_ids` is a field of the operator that reads this input.
 pub(super) const INPUTS: [(&str, BatchInput); 4] = [
     ("token_ids", BatchInput::TokenIds),
     ("previous_ids", BatchInput::PreviousIds { first: 0 }),

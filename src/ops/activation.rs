@@ -1,4 +1,4 @@
-//! Pointwise functions and their definitions in f64, the reference for the faster forms of the devices.
+//! Pointwise functions, and their definitions in f64. These are the references for the faster implementations on devices.
 
 use std::f64::consts::{FRAC_2_SQRT_PI, PI, SQRT_2};
 
@@ -91,7 +91,7 @@ pub fn activate_f64(activation: Activation, x: f64) -> f64 {
         Activation::GeluExact => x * 0.5 * erfc(-x / SQRT_2),
         Activation::GeluTanh => {
             let inner = (2.0 / PI).sqrt() * (x + 0.044715 * x * x * x);
-            // (1 + tanh u) / 2 without the cancellation where u is far below 0.
+            // This is (1 + tanh u) / 2, without the cancellation for u far below 0.
             x / (1.0 + (-2.0 * inner).exp())
         }
         // NaN is preserved, as by the other activations.
@@ -127,8 +127,8 @@ pub fn erfc(x: f64) -> f64 {
     }
 }
 
-/// Bound below which the series needs few terms. From here on, the fraction needs few levels, and erfc (5e-3 here) would lose
-/// digits as a difference.
+/// The series needs few terms below this value. From this value on, the fraction needs few levels, while `1 − erf` would lose digits (erfc
+/// is 5e-3 here).
 const SERIES_BELOW: f64 = 2.0;
 
 /// Abramowitz and Stegun 7.1.6: `2/√π · exp(−x²) · Σ 2ⁿx²ⁿ⁺¹ / (1·3·…·(2n + 1))`. All terms have the same sign.

@@ -19,7 +19,7 @@ pub enum BatchInput {
     PairOffsets,
     /// i32 `[batch, longest]`: 1 where the padded input holds a token.
     Mask,
-    /// i32 `[batch]`: tokens of each sequence that are not masked as keys, from 1 to the sequence's length. Equal to the
+    /// i32 `[batch]`: number of tokens of each sequence that are not masked as keys, from 1 to the length of the sequence. It equals the
     /// length if nothing is padded.
     ValidLens,
     /// i32 `[tokens]`: the slot of the KV cache that a token's keys and values are written to.
@@ -41,9 +41,10 @@ pub enum BatchInput {
     Seeds,
     /// i32 `[tokens]`: the vocabulary id of the token before each token, and `first` for the first token of a sequence.
     PreviousIds { first: u32 },
-    /// i32 `[tokens + 1]`: the tokens after the prompt of each sequence, one sequence after another. The rest is 0.
+    /// i32 `[tokens + 1]`: the tokens after the prompt of each sequence, one sequence after another. The remaining entries are 0.
     PooledTokens,
-    /// i32 `[batch + 1]`: the first entry of [`BatchInput::PooledTokens`] of each sequence. The last entry is their number.
+    /// i32 `[batch + 1]`: index in [`BatchInput::PooledTokens`] of each sequence's first token. The last entry is the total number of these
+    /// tokens.
     PooledCuLens,
 }
 

@@ -1,4 +1,5 @@
-/// Max elements of a row, so that the kernels' 32-bit products do not overflow (heads by head size, merged projections).
+/// Max elements of a row, such as heads times head size or merged projections. The limit keeps the kernels' 32-bit products from
+/// overflowing.
 pub const MAX_WIDTH: u32 = 1 << 24;
 
 /// Max rows of a table: ids are signed 32-bit integers.

@@ -1,4 +1,4 @@
-//! The vocabulary of operators. Each item defines a computation, with one meaning in f64, and nothing about kernels.
+//! The vocabulary of operators. Each item defines a computation in f64, independent of kernels.
 
 mod activation;
 mod attention;

@@ -7,7 +7,7 @@ use crate::search::Philox;
 pub fn noise(seed: u64, column: u32) -> f64 {
     let [radius, angle, ..] = Philox::new(seed).numbers([column / 2, 0, 0, LATENT]);
     let unit = |bits: u32| f64::from(bits) / f64::from(1 << 24);
-    // From 2⁻²⁴ to 1, so that the logarithm is finite.
+    // The argument of the logarithm is from 2⁻²⁴ to 1, so the result is finite.
     let radius = (-2.0 * unit((radius >> 8) + 1).ln()).sqrt();
     let angle = std::f64::consts::TAU * unit(angle >> 8);
     match column % 2 {
@@ -16,7 +16,7 @@ pub fn noise(seed: u64, column: u32) -> f64 {
     }
 }
 
-/// Last word of the Philox counter. The counters used to sample tokens reach it only after 2⁶³ sequences.
+/// Last word of the Philox counter. The counters used to sample tokens reach this value only after 2⁶³ sequences.
 pub(crate) const LATENT: u32 = 1 << 31;
 
 /// Combines the low and high halves of a sequence's seed ([`BatchInput::Seeds`](super::BatchInput::Seeds)).

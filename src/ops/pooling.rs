@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Weights of the tokens of a sequence of `n` tokens in its pooled row. `xᵢ` is the row of token `i`, from 0.
+/// Weights of the tokens in the pooled row of a sequence of `n` tokens. `xᵢ` is the row of token `i`, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PoolWeights {
     /// `Σ (i + 1) · xᵢ / Σ (i + 1)`: the mean, in which later tokens count more.

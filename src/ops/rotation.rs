@@ -41,8 +41,8 @@ impl Rotation {
     pub(crate) fn rotate(&self, head: &mut [f64], position: f32) {
         let n = self.frequencies.len();
         for (c, &frequency) in self.frequencies.iter().enumerate() {
-            // The product is rounded to f32, as in published implementations. Far from 0, this gives other angles than the exact
-            // product would.
+            // The product is rounded to f32, as in published implementations. At large positions, the angles therefore differ from those of
+            // the exact product.
             let (sin, cos) = f64::from(position * frequency).sin_cos();
             let factor = f64::from(self.factor);
             let (sin, cos) = (factor * sin, factor * cos);

@@ -1,4 +1,4 @@
-//! A readable report with the bytes of one batch. Equal entries of different layers are merged.
+//! A readable report with the memory traffic of one batch. Equal entries of different layers are merged.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// A [`Report`] as text, with the bytes of one batch; see [`Report::explain`].
+/// A [`Report`] as text, with the memory traffic of one batch; see [`Report::explain`].
 #[derive(Clone, Copy, Debug)]
 pub struct Explanation<'a> {
     report: &'a Report,
@@ -78,13 +78,13 @@ impl fmt::Display for Explanation<'_> {
 }
 
 impl Report {
-    /// Returns the report with the bytes of a batch, for display.
+    /// Returns the report for display, with the memory traffic of a batch.
     pub fn explain(&self, extents: Extents, dtype: DType) -> Explanation<'_> {
         Explanation::new(self, extents, dtype)
     }
 }
 
-/// Formats the report with symbolic numbers of elements.
+/// Formats the report with symbolic numbers of elements instead of bytes.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for entry in &self.entries {
@@ -101,8 +101,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// Writes an entry without its memory traffic; the last line of a fusion is left open for it. `n`
-/// is the number of entries that it represents.
+/// Writes an entry without its memory traffic. The last line of a fusion is not terminated, so that the traffic can follow. `n` is the
+/// number of entries that this entry represents.
 fn write_entry(f: &mut fmt::Formatter<'_>, entry: &Entry, n: usize) -> fmt::Result {
     let times = match n {
         1 => String::new(),
@@ -147,15 +147,15 @@ fn write_entry(f: &mut fmt::Formatter<'_>, entry: &Entry, n: usize) -> fmt::Resu
 /// Entries that differ only in the iteration of a loop.
 struct Alike<'a> {
     first: &'a Entry,
-    /// Prefix of the names before the index, and the iterations, starting with the first entry's;
-    /// empty if the entry belongs to none.
+    /// Prefix of the names before the index; empty if the entry belongs to no iteration.
     prefix: &'a str,
+    /// Iterations, starting with that of the first entry.
     indices: Vec<u64>,
 }
 
 impl Alike<'_> {
-    /// Returns the first entry with its index replaced by all iterations. A name in a later
-    /// iteration, for example a reader's, gets the corresponding later indices.
+    /// Returns the first entry, with all iterations in place of its index. Names of later iterations, for example a reader's, get the
+    /// corresponding later indices.
     fn shown(&self) -> Entry {
         let [own, _, ..] = self.indices.as_slice() else {
             return self.first.clone();
@@ -168,7 +168,7 @@ impl Alike<'_> {
     }
 }
 
-/// Groups equal entries, in the order of the first of each group.
+/// Groups equal entries. The groups are in the order of their first entries.
 fn alike(entries: &[Entry]) -> Vec<Alike<'_>> {
     let mut all: Vec<(Entry, Alike<'_>)> = Vec::new();
     for entry in entries {
@@ -177,7 +177,7 @@ fn alike(entries: &[Entry]) -> Vec<Alike<'_>> {
         | Entry::Quantized { at: name, .. }) = entry;
         let (prefix, index) = iteration(name).unzip();
         let prefix = prefix.unwrap_or_default();
-        // Indices relative to the entry's own.
+        // Indices relative to that of the entry.
         let from = |n: u64| format!("{{{}}}", i128::from(n) - i128::from(index.unwrap_or(0)));
         let general = match index {
             Some(_) => renamed(entry, |name| indexed(name, prefix, from)),
@@ -203,7 +203,7 @@ fn alike(entries: &[Entry]) -> Vec<Alike<'_>> {
     all.into_iter().map(|(_, alike)| alike).collect()
 }
 
-/// Replaces the index in every name that starts with `prefix` and an index by the result of `show`.
+/// Finds each name in `text` that starts with `prefix` and an index, and replaces the index by the result of `show`.
 fn indexed(text: &str, prefix: &str, show: impl Fn(u64) -> String) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -258,7 +258,7 @@ fn bytes(saved: Option<i64>) -> String {
         return "moves more bytes than 64 bits count".to_owned();
     };
     let than_before = if saved < 0 { "more" } else { "less" };
-    // One decimal is shown, for which f64 is exact enough.
+    // One decimal is shown, so the precision of f64 is sufficient.
     let amount = match saved.unsigned_abs() {
         n @ 0..1024 => format!("{n} bytes"),
         n @ 1024..1_048_576 => format!("{:.1} KiB", n as f64 / 1024.0),

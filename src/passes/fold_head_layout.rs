@@ -8,11 +8,10 @@ use crate::{
     ops::HeadView,
 };
 
-/// `split_heads(y[:, o..])[h, t, c] = y[t, o + h·head + c]`, and the same for `merge_heads`: the
-/// reader or the writer can do the transpose by addressing. Hence `scores(split_heads(y)) =
-/// scores(y as columns)`, likewise for the values of `context`, and `merge_heads(context(…)) =
-/// context(…) as columns`. Operators between a projection and its heads (caches, norms of heads,
-/// rotary positions) can read columns of a wider value as well.
+/// `split_heads(y[:, o..])[h, t, c] = y[t, o + h·head + c]`, and the same for `merge_heads`: the kernel that reads or writes the heads can
+/// transpose them by addressing. Hence `scores(split_heads(y)) = scores(y as columns)`, likewise for the values of `context`, and
+/// `merge_heads(context(…)) = context(…) as columns`. Operators between a projection and its heads (caches, norms of heads, rotary
+/// positions) can read columns of a wider value as well.
 pub(super) struct FoldHeadLayout;
 
 impl Pass for FoldHeadLayout {
@@ -26,7 +25,7 @@ impl Pass for FoldHeadLayout {
 
     fn run(&self, graph: &mut Graph, report: &mut Report) -> Result<(), GraphError> {
         for id in graph.topological() {
-            // A merge of heads comes after the context that is folded into it.
+            // Rewrites remove only nodes that were visited before: a context precedes the `MergeHeads` node into which it is folded.
             if !graph.contains(id) {
                 continue;
             }
@@ -44,7 +43,7 @@ impl Pass for FoldHeadLayout {
 }
 
 impl FoldHeadLayout {
-    /// Makes scores or context read the value that their operands' heads were split from.
+    /// Makes scores or a context read the values whose columns the heads of their operands were split from.
     fn fold_operands(
         &self,
         graph: &mut Graph,
@@ -85,8 +84,7 @@ impl FoldHeadLayout {
         Ok(())
     }
 
-    /// Makes an operator that reads columns of its first operand read the value that these were
-    /// sliced from.
+    /// Makes an operator that reads columns of its first operand read the value that these columns were sliced from.
     fn fold_columns(
         &self,
         graph: &mut Graph,
@@ -119,7 +117,7 @@ impl FoldHeadLayout {
         Ok(())
     }
 
-    /// Makes a context write its heads as adjacent columns.
+    /// Makes a context write its heads as adjacent columns of a row.
     fn fold_result(
         &self,
         graph: &mut Graph,
@@ -152,12 +150,12 @@ impl FoldHeadLayout {
     }
 }
 
-/// Heads split from the columns of a tensor.
+/// Heads that are split from the columns of a tensor.
 struct Split {
     source: NodeId,
     view: HeadView,
     split: NodeId,
-    /// The slice if there is one, and the split, in topological order.
+    /// The slices, if any, and the split, in topological order.
     nodes: Vec<NodeId>,
 }
 
@@ -169,14 +167,14 @@ impl Split {
         let [mut source] = operands(graph, split)?;
         let mut offset = 0;
         let mut nodes = vec![split];
-        // A slice that is an output or has other readers stays for them; reading its source is
-        // still correct. Offsets of nested slices are added.
+        // A slice that is an output or has other readers is kept for them, but reading its source is also correct. The offsets of nested
+        // slices are added.
         while let Op::SliceColumns { start, .. } = *graph.op(source) {
             nodes.insert(0, source);
             [source] = operands(graph, source)?;
             offset += start;
         }
-        // The width of a tensor with split heads is constant, and kernels use 32 bits.
+        // The width of a tensor with split heads is constant. Kernels use 32 bits for it.
         let stride = u32::try_from(graph.shape(source).width()?).ok()?;
         Some(Self {
             source,

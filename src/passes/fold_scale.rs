@@ -20,7 +20,7 @@ impl Pass for FoldScale {
 
     fn run(&self, graph: &mut Graph, report: &mut Report) -> Result<(), GraphError> {
         for id in graph.topological() {
-            // There may be several scales in a row.
+            // There may be several consecutive scales.
             while let Op::Softmax { scale, causal, by } = *graph.op(id)
                 && let Some(x) = first(graph, id)
                 && let Op::Scale { by: factor } = *graph.op(x)
@@ -29,7 +29,7 @@ impl Pass for FoldScale {
                     report.refuse(self.name(), graph.node(id).name.clone(), condition);
                     break;
                 }
-                // One rounding instead of two.
+                // Round once instead of twice.
                 let product = f64::from(scale) * f64::from(factor);
                 let scale = product as f32;
                 if !(scale.is_finite() && scale > 0.0) {
@@ -53,7 +53,7 @@ mod tests {
     use super::super::tests::{models::Builder, refusals, story};
     use crate::graph::{Graph, Op};
 
-    /// Returns attention with two scales before a softmax that has a scale of its own.
+    /// Returns attention with two scales before a softmax that also has a scale.
     fn attention() -> Builder {
         let mut b = Builder::default();
         let x = b.tokens(16);

@@ -8,9 +8,9 @@ use crate::{
     ops::{AttentionProblem, HeadView},
 };
 
-/// `context(softmax(s · scores(q, k)), v) = attention{s}(q, k, v)`: the scores, whose size is
-/// quadratic in the length, never reach device memory (ByteTransformer III.E). The result is
-/// `[tokens, heads·head]`. For a head-major context, the following `merge_heads` is fused too.
+/// `context(softmax(s · scores(q, k)), v) = attention{s}(q, k, v)`: the scores, whose size is quadratic in the length, never reach device
+/// memory (ByteTransformer III.E). The result is `[tokens, heads·head]`. If the context is head-major, the following `merge_heads` is also
+/// fused.
 pub(super) struct FuseAttention;
 
 impl Pass for FuseAttention {
@@ -49,8 +49,8 @@ struct Match {
     operands: Vec<NodeId>,
 }
 
-/// Returns the attention that ends in `context`, or the reason why it cannot be fused. Returns
-/// `None` if the probabilities are not a softmax of scores.
+/// Returns the attention that ends in `context`, or the reason why it cannot be fused. Returns `None` if the context does not read a
+/// softmax of scores.
 fn find(graph: &Graph, context: NodeId) -> Option<Result<Match, String>> {
     let Op::Context {
         heads,
@@ -140,7 +140,7 @@ fn find(graph: &Graph, context: NodeId) -> Option<Result<Match, String>> {
             k: k_view,
             v: v_view,
         }),
-        // A bias of the softmax becomes the bias of the attention.
+        // A bias operand of the softmax becomes a bias operand of the attention.
         operands: [q, k, v]
             .into_iter()
             .chain(graph.operands(softmax).into_iter().skip(1))
@@ -159,7 +159,7 @@ mod tests {
         ops::HeadView,
     };
 
-    /// Adds self-attention of `x` without a scale, which another pass folds.
+    /// Adds self-attention of `x` without a scale, since another pass folds scales.
     fn attend(b: &mut Builder, x: NodeId, heads: u32, head: u32, view: HeadView) {
         let scores = Op::Scores {
             heads,

@@ -23,7 +23,7 @@ impl Pass for FuseBiasActivation {
 
     fn run(&self, graph: &mut Graph, report: &mut Report) -> Result<(), GraphError> {
         for id in graph.topological() {
-            // The loop removes readers of the visited node, which come later in the order.
+            // The loop removes readers of the visited node, which are later in the order.
             if graph.contains(id)
                 && let Op::Linear { epilogue } = *graph.op(id)
             {
@@ -78,7 +78,7 @@ enum Step {
     Activation(crate::ops::Activation),
 }
 
-/// Returns a reader of `id` that `epilogue` can still include.
+/// Returns a reader of `id` that can still be merged into `epilogue`, and the step that it adds.
 fn next(graph: &Graph, id: NodeId, epilogue: Epilogue) -> Option<(NodeId, Step)> {
     graph.consumers(id).into_iter().find_map(|reader| {
         let step = match *graph.op(reader) {

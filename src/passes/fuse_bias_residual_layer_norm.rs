@@ -5,9 +5,8 @@ use super::{
 };
 use crate::graph::{Graph, GraphError, NodeId, Op};
 
-/// `layer_norm((x + b) + r) = bias_residual_layer_norm(x, b, r)`, with the residual on either side
-/// of the sum (ByteTransformer III.C.1). If there is no bias, or it must stay, `layer_norm(x + r) =
-/// residual_layer_norm(x, r)`.
+/// `layer_norm((x + b) + r) = bias_residual_layer_norm(x, b, r)`, with the residual on either side of the sum (ByteTransformer III.C.1). If
+/// there is no bias or the bias must be kept, the rewrite is `layer_norm(x + r) = residual_layer_norm(x, r)`.
 pub(super) struct FuseBiasResidualLayerNorm;
 
 impl Pass for FuseBiasResidualLayerNorm {
@@ -61,8 +60,7 @@ struct Bias {
 }
 
 impl FuseBiasResidualLayerNorm {
-    /// Returns the side of `sum` whose bias the kernel can add. Records refusals if neither side's
-    /// bias can be merged.
+    /// Returns the operand of `sum` whose bias the kernel can add. Records refusals if no operand's bias can be merged.
     fn find_bias(
         &self,
         graph: &Graph,
@@ -113,7 +111,7 @@ mod tests {
 
     const PASS: &str = "fuse_bias_residual_layer_norm";
 
-    /// Returns a projection with its input added, on the left or on the right.
+    /// Returns LayerNorm of the sum of a projection and its input. `left` is whether the projection is the left operand.
     fn residual(left: bool) -> Builder {
         let mut b = Builder::default();
         let x = b.tokens(16);

@@ -63,13 +63,13 @@ struct Sum {
     others: Vec<NodeId>,
     /// The additions, in topological order.
     additions: Vec<NodeId>,
-    /// Reasons for keeping nodes of the tree.
+    /// Reasons for keeping some nodes of the tree.
     kept: Vec<String>,
 }
 
 impl Sum {
-    /// Collects the tree of additions under `root`, which `reader` reads. Stops when there are too
-    /// many terms: a value that is repeatedly added to itself has exponentially many.
+    /// Collects the tree of additions under `root`, which `reader` reads. Stops when there are too many terms, because a value that is
+    /// repeatedly added to itself has exponentially many.
     fn of(graph: &Graph, root: NodeId, reader: NodeId) -> Self {
         let mut sum = Self::default();
         let mut stack = vec![(root, reader)];
@@ -79,8 +79,7 @@ impl Sum {
             }
             let kept = kept(graph, id, reader);
             match (graph.op(id), graph.operands(id).as_slice()) {
-                // An addition that must stay is a separate value, for example the residual stream
-                // of a pre-norm model.
+                // An addition that must be kept is a separate value, such as the residual stream of a pre-norm model.
                 (Op::Add, &[a, b]) if kept.is_none() || id == root => {
                     sum.additions.push(id);
                     stack.extend([(b, id), (a, id)]);
@@ -121,7 +120,7 @@ mod tests {
     use super::super::tests::{alone, models::Builder, refusals, story};
     use crate::{graph::Op, ops::BatchInput};
 
-    /// Returns the LayerNorm of the sum of `n` tables, added from the left.
+    /// Returns the LayerNorm of a sum of `n` tables, added from left to right.
     fn tables(n: usize) -> Builder {
         let mut b = Builder::default();
         let mut sum = b.tokens(16);

@@ -9,11 +9,10 @@ use crate::{
     ops::Activation,
 };
 
-/// `act(x·W₁ᵀ + b₁) ⊙ (x·W₂ᵀ + b₂) = gate{act}(x·[W₁; W₂]ᵀ + [b₁; b₂])`: the two projections of a
-/// gated feed-forward network (Shazeer 2020) become one GEMM, and the activation and the product
-/// become one kernel that reads its halves. The side of the product with the activation is the
-/// gate. If the checkpoint already has both in one projection and the graph slices its halves, the
-/// kernel reads the halves directly.
+/// `act(x·W₁ᵀ + b₁) ⊙ (x·W₂ᵀ + b₂) = gate{act}(x·[W₁; W₂]ᵀ + [b₁; b₂])`: the two projections of a gated feed-forward network (Shazeer 2020)
+/// become one GEMM, and the activation and the product become one kernel that reads its halves. The operand of the product with the
+/// activation is the gate. If the checkpoint already stores both as one projection and the graph slices it into halves, the kernel reads
+/// the halves directly.
 pub(super) struct FuseGate;
 
 impl Pass for FuseGate {
@@ -29,8 +28,8 @@ impl Pass for FuseGate {
         let order = graph.topological();
         let mut names = Names::of(graph, &order);
         for product in order {
-            // No products are added or removed, and everything removed precedes the product that
-            // uses it.
+            // The loop neither adds nor removes products. It only removes nodes before the product that reads them, so later ids in `order`
+            // stay valid.
             if !graph.contains(product) || *graph.op(product) != Op::Multiply {
                 continue;
             }
@@ -69,7 +68,7 @@ impl Pass for FuseGate {
 struct Match {
     activation: Activation,
     activated: NodeId,
-    /// The projection of the gate, and that of the other factor.
+    /// The projections of the gate and of the other factor.
     projections: [Projection; 2],
 }
 
@@ -81,7 +80,7 @@ struct Halves {
     x: NodeId,
 }
 
-/// Matches `act(x[.. n]) ⊙ x[n ..]` on rows of `2·n`, if nothing else reads the halves.
+/// Matches `act(x[.. n]) ⊙ x[n ..]` on rows of `2·n`. Nothing else may read the halves.
 fn halves(graph: &Graph, product: NodeId) -> Option<Halves> {
     let [a, b] = operands(graph, product)?;
     let sides = [(a, b), (b, a)].into_iter();
@@ -116,8 +115,8 @@ fn halves(graph: &Graph, product: NodeId) -> Option<Halves> {
     found.next()
 }
 
-/// Returns the gate that ends in `product`, or the reason why it is not one. Returns `None` if
-/// neither side is an activated projection.
+/// Returns the gate that ends in `product`, or the reason why it cannot be fused. Returns `None` if neither operand is an activated
+/// projection.
 fn find(graph: &Graph, product: NodeId) -> Option<Result<Match, String>> {
     let [a, b] = operands(graph, product)?;
     let sides = [(a, b), (b, a)].into_iter();
@@ -190,7 +189,7 @@ mod tests {
 
     const PASS: &str = "fuse_gate";
 
-    /// Adds `gated`: the activation of a projection of `x`, times a projection of `y`.
+    /// Adds the node `gated`: the activation of a projection of `x`, times a projection of `y`.
     fn gated(b: &mut Builder, [x, y]: [NodeId; 2], biases: [bool; 2]) {
         let sides = [("gate", x, biases[0]), ("up", y, biases[1])];
         let [gate, up] = sides.map(|(name, x, bias)| match bias {

@@ -5,8 +5,8 @@ use super::{
 };
 use crate::graph::{Graph, GraphError, Op};
 
-/// `l2_normalize(mean_pool(x)) = mean_pool_normalize(x)`: one block computes a sequence's mean, so
-/// its norm needs no second launch.
+/// `l2_normalize(mean_pool(x)) = mean_pool_normalize(x)`: a single CTA computes a sequence's mean, so the norm of the mean needs no second
+/// launch.
 pub(super) struct FusePoolNormalize;
 
 impl Pass for FusePoolNormalize {

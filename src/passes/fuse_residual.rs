@@ -8,9 +8,8 @@ use crate::{
     ops::Epilogue,
 };
 
-/// `linear(x, W, b) + r = linear{residual}(x, W, b, r)`, with the residual on either side of the
-/// sum. It is added to the accumulators before they are rounded. The sum may have other readers, as
-/// in pre-norm transformers.
+/// `linear(x, W, b) + r = linear{residual}(x, W, b, r)`, with the residual on either side of the sum. The residual is added to the
+/// accumulators before they are rounded. The sum may have other readers, as in pre-norm transformers.
 pub(super) struct FuseResidual;
 
 impl Pass for FuseResidual {
@@ -48,8 +47,8 @@ struct Match {
 }
 
 impl FuseResidual {
-    /// Returns the side of `sum` that is a linear layer whose epilogue can add the other side.
-    /// Records refusals if there is a linear layer but none qualifies.
+    /// Returns the operand of `sum` that is a linear layer whose epilogue can add the other operand. Records refusals if there is a linear
+    /// layer but none is suitable.
     fn find(&self, graph: &Graph, report: &mut Report, sum: NodeId) -> Option<Match> {
         let [a, b] = operands(graph, sum)?;
         let mut conditions = Vec::new();
@@ -93,8 +92,7 @@ mod tests {
 
     const PASS: &str = "fuse_residual";
 
-    /// Returns a projection with its input added, on the left or on the right; the sum is read
-    /// twice.
+    /// Returns the sum of a projection and its input. `left` is whether the projection is the left operand. The sum is read twice.
     fn residual(left: bool) -> Builder {
         let mut b = Builder::default();
         let x = b.tokens(16);

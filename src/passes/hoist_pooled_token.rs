@@ -14,9 +14,8 @@ use crate::{
 /// `pool(f(x, y, …)) = f(pool(x), pool(y), …)`, where `pool` takes the first or the last token of
 /// each sequence, and `f` computes each row of its result from the same rows of its operands.
 ///
-/// Values that are read only for the pooled tokens are computed only for them. After the last
-/// attention of an encoder, linear layers have `[batch]` rows instead of `[tokens]`, which saves a
-/// sixteenth of the multiplications of BERT-base.
+/// Values of which only the pooled tokens are read are computed only for these tokens. After the last attention of an encoder, linear
+/// layers have `[batch]` rows instead of `[tokens]`, which saves a sixteenth of the multiplications of BERT-base.
 pub(super) struct HoistPooledToken;
 
 impl Pass for HoistPooledToken {
@@ -46,9 +45,8 @@ impl Pass for HoistPooledToken {
 }
 
 impl HoistPooledToken {
-    /// Returns the values whose readers are all pools or other such values. The pools move before
-    /// them. Returns none without a linear layer among them, because the extra pools would save
-    /// nothing.
+    /// Returns the values that only pools or other returned values read. Pools can be moved before these values. Returns no values if no
+    /// linear layer is among them, because the additional pools would then save nothing.
     fn hoisted(
         &self,
         graph: &Graph,
@@ -97,9 +95,8 @@ impl HoistPooledToken {
         HashSet::new()
     }
 
-    /// Computes the hoisted values of the pooled rows only. They are new nodes, because a value
-    /// that keeps its name must keep its meaning. A pool that is an output keeps its name too.
-    /// Other pools are replaced by the new values.
+    /// Computes the hoisted values for the pooled rows only. The results are new nodes, because the meaning of an existing name must not
+    /// change. A pool that is an output also keeps its name. Other pools are replaced by the new values.
     fn hoist(
         &self,
         graph: &mut Graph,
@@ -130,8 +127,7 @@ impl HoistPooledToken {
                 *operand = match pooled.get(operand) {
                     Some(&known) => known,
                     None => {
-                        // The name starts with the pool's, because the launch does not belong to
-                        // the layer of the value.
+                        // The name starts with the pool's name, because the launch does not belong to the value's layer.
                         let name = format!("{}.{}", pool.name(), graph.node(*operand).name);
                         let row = graph.add(names.fresh(name), pool.clone(), &[*operand])?;
                         added.push(row);
@@ -167,8 +163,7 @@ impl HoistPooledToken {
     }
 }
 
-/// Returns whether each row of the value, `[tokens, width]`, is computed from the same rows of its
-/// operands.
+/// Returns whether the value is `[tokens, width]` and each of its rows is computed from the same rows of its operands.
 fn is_by_rows(graph: &Graph, id: NodeId) -> bool {
     let by_rows = matches!(
         graph.op(id),
@@ -305,7 +300,7 @@ mod tests {
             .unwrap();
             fused.n_launches()
         };
-        // Two pools replace one: a pool of the attention's result and a pool of the residual.
+        // Two pools replace one pool: one of the attention's result and one of the residual.
         assert_eq!(n(&[]), n(&[PASS]) + 1);
     }
 

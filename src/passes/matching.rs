@@ -52,7 +52,7 @@ pub(super) fn first(graph: &Graph, id: NodeId) -> Option<NodeId> {
     graph.operands(id).first().copied()
 }
 
-/// Returns the operands of a node that has exactly `N`; otherwise `None`.
+/// Returns the operands of a node with exactly `N` operands; otherwise `None`.
 pub(super) fn operands<const N: usize>(graph: &Graph, id: NodeId) -> Option<[NodeId; N]> {
     graph.operands(id).try_into().ok()
 }

@@ -29,7 +29,7 @@ impl Pass for MergeProjections {
     fn run(&self, graph: &mut Graph, report: &mut Report) -> Result<(), GraphError> {
         let order = graph.topological();
         let mut names = Names::of(graph, &order);
-        // Contexts are neither added nor removed here, so their ids stay valid.
+        // The pass neither adds nor removes contexts, so their ids stay valid.
         for context in order {
             for group in self.candidates(graph, report, context) {
                 self.merge(graph, report, &mut names, &group)?;
@@ -39,7 +39,7 @@ impl Pass for MergeProjections {
     }
 }
 
-/// A linear layer and an optional bias; `value` is the result.
+/// A linear layer with an optional bias. `value` is the node of the result.
 pub(super) struct Projection {
     pub value: NodeId,
     pub linear: NodeId,
@@ -49,8 +49,8 @@ pub(super) struct Projection {
 }
 
 impl MergeProjections {
-    /// Returns the mergeable projections of the attention that ends in `context`, in the order q,
-    /// k, v, grouped by the value that they read. Every group has at least two.
+    /// Returns the mergeable projections of the attention that ends in `context`, in the order q, k, v, grouped by the value that they
+    /// read. Each group has at least two projections.
     fn candidates(
         &self,
         graph: &Graph,
@@ -67,7 +67,7 @@ impl MergeProjections {
                 Some(Ok(new)) => {
                     let same = groups.iter_mut().find(|group| group[0].x == new.x);
                     match same {
-                        // Query and key may be the same value.
+                        // Query and key may be the same projection.
                         Some(group) if group.iter().any(|p| p.linear == new.linear) => {}
                         Some(group) => group.push(new),
                         None => groups.push(vec![new]),
@@ -144,8 +144,8 @@ impl MergeProjections {
     }
 }
 
-/// Adds the projections as one, with concatenated columns. Returns its value and all compute nodes
-/// that were added. Either all projections have biases or none has.
+/// Adds a single projection with the concatenated columns of all projections. Returns its value and all compute nodes that were added. All
+/// projections must have biases, or none.
 pub(super) fn stack(
     graph: &mut Graph,
     names: &mut Names,
@@ -172,7 +172,7 @@ pub(super) fn stack(
     Ok((merged, added))
 }
 
-/// Returns the values that q, k and v of the attention ending in `context` were split from.
+/// Returns the values from which q, k and v of the attention ending in `context` were split.
 fn projected(graph: &Graph, context: NodeId) -> Option<Vec<NodeId>> {
     if !matches!(graph.op(context), Op::Context { .. }) {
         return None;
@@ -191,7 +191,7 @@ fn projected(graph: &Graph, context: NodeId) -> Option<Vec<NodeId>> {
     let [q, k] = operands(graph, scores)?;
     let split = [q, k, v].into_iter();
     let split = split.filter(|&id| matches!(graph.op(id), Op::SplitHeads { .. }));
-    // Skips caches, norms of heads and rotary positions, which read columns of a projection.
+    // Skip caches, norms of heads and rotary positions, which read columns of a projection.
     let projected = |id| {
         let mut value = first(graph, id)?;
         while let Op::Cache { .. } | Op::Rotary { .. } | Op::RmsNorm { .. } = graph.op(value) {
@@ -202,8 +202,7 @@ fn projected(graph: &Graph, context: NodeId) -> Option<Vec<NodeId>> {
     Some(split.filter_map(projected).collect())
 }
 
-/// Returns the projection that computes `value`, or the reason why it cannot be merged. Returns
-/// `None` for other values.
+/// Returns the projection that computes `value`, or the reason why it cannot be merged. Returns `None` if `value` is not a projection.
 pub(super) fn projection(graph: &Graph, value: NodeId) -> Option<Result<Projection, String>> {
     let (linear, bias) = match graph.op(value) {
         Op::AddBias => {
@@ -246,7 +245,7 @@ pub(super) fn projection(graph: &Graph, value: NodeId) -> Option<Result<Projecti
     Some(parts())
 }
 
-/// Returns the first column and the number of columns of each projection in the merged one.
+/// Returns the first column and the number of columns of each projection in the merged projection.
 pub(super) fn columns(graph: &Graph, group: &[Projection]) -> Option<Vec<(u32, u32)>> {
     let mut start = 0u32;
     group
@@ -264,7 +263,7 @@ fn name_of(graph: &Graph, ids: impl Iterator<Item = NodeId>) -> Vec<&str> {
     ids.map(|id| graph.node(id).name.as_str()).collect()
 }
 
-/// Names in use, and the stacked weights: layers that share weights share the stack.
+/// Names in use, and the nodes of stacked weights. Layers with shared weights also share the stack.
 pub(super) struct Names {
     used: BTreeSet<String>,
     stacked: HashMap<WeightExpr, NodeId>,
@@ -294,9 +293,9 @@ impl Names {
         free
     }
 
-    /// Returns the node of this weight, and adds it if it is new.
+    /// Returns the node of this weight, adding it if necessary.
     fn weight(&mut self, graph: &mut Graph, expr: WeightExpr) -> Result<NodeId, GraphError> {
-        // A later stack may have replaced this one, and its id may have been reused.
+        // The node may have been removed when a larger stack replaced it, and its id may have been reused.
         if let Some(&id) = self.stacked.get(&expr)
             && graph.contains(id)
             && matches!(graph.op(id), Op::Weight(there) if *there == expr)
@@ -311,8 +310,8 @@ impl Names {
     }
 }
 
-/// Joins several names: the common part up to a dot once, then the rest with `+`. `layer.0.query`
-/// and `layer.0.key` become `layer.0.query+key`.
+/// Joins several names: their common part up to a dot, then the different parts with `+`. `layer.0.query` and `layer.0.key` become
+/// `layer.0.query+key`.
 fn joined(names: &[&str]) -> String {
     let Some((&one, rest)) = names.split_first() else {
         return String::new();

@@ -1,9 +1,8 @@
-//! Fusion passes: named rewrites of the graph, each in one file with its equation above the
-//! rewrite.
+//! Fusion passes: named rewrites of the graph. Each pass has a file, with its equation above the rewrite.
 //!
-//! TurboTransformers 4.1 and ByteTransformer III.C describe the fusions: everything between two
-//! GEMMs becomes one kernel. A pass rewrites one pattern wherever its conditions hold. It records
-//! both fusions and refusals, with the condition that failed, in a [`Report`].
+//! TurboTransformers 4.1 and ByteTransformer III.C describe the fusions: everything between two GEMMs becomes one kernel. A pass rewrites
+//! one pattern wherever the pattern's conditions hold. It records fusions in a [`Report`], and also refusals with the condition that
+//! failed.
 //!
 //! Every pass obeys three rules:
 //!
@@ -56,33 +55,31 @@ pub trait Pass: Sync {
 /// Returns every pass, in the order in which they run.
 pub fn all() -> &'static [&'static dyn Pass] {
     &[
-        // Before any fusion, so that values of pooled tokens are fused like those of all tokens.
+        // Runs before any fusion, so that values of pooled tokens are fused like values of all tokens.
         &hoist_pooled_token::HoistPooledToken,
-        // Before the scale, which stands before the cap in published models.
+        // Runs before the scale is folded, because published models scale before the cap.
         &fold_soft_cap::FoldSoftCap,
-        // Before the other passes, because attention is matched as scores, softmax and context with
-        // nothing between them.
+        // Runs before the other passes, because attention is matched as scores, softmax and context with nothing between them.
         &fold_scale::FoldScale,
-        // Before the head layout is folded: the split heads identify query, key and value, and the
-        // folding removes the slices that this pass adds. Before any bias becomes an epilogue: only
-        // plain projections can be stacked.
+        // Runs before the head layout is folded: query, key and value are identified by their split heads, and folding removes the slices
+        // that this pass adds. Runs before any bias becomes an epilogue: only plain projections can be stacked.
         &merge_projections::MergeProjections,
-        // Before attention is fused: it turns the operands into columns of the projection and the
-        // result into tokens, which is the layout of the fused kernel.
+        // Runs before attention is fused. This pass turns the operands into columns of the projection and the result into tokens, which is
+        // the layout of the fused kernel.
         &fold_head_layout::FoldHeadLayout,
         &fuse_attention::FuseAttention,
-        // Before the residual, because a sum of two embeddings looks like a residual too.
+        // Runs before sums become residuals, because a sum of two embeddings also looks like a residual.
         &fuse_embedding_layer_norm::FuseEmbeddingLayerNorm,
-        // Before the epilogues. The bias costs nothing in this kernel, which reads the residual
-        // anyway, and the GEMM stays plain.
+        // Runs before epilogues are fused. The bias costs nothing in this kernel, which reads the residual anyway, and the GEMM stays
+        // plain.
         &fuse_bias_residual_layer_norm::FuseBiasResidualLayerNorm,
-        // Before any bias or activation becomes an epilogue: only plain projections can be stacked,
-        // and the activation belongs to the gate.
+        // Runs before any bias or activation becomes an epilogue: only plain projections can be stacked, and the activation belongs to the
+        // gate.
         &fuse_gate::FuseGate,
         // Fuses all remaining biases.
         &fuse_bias_activation::FuseBiasActivation,
-        // After the biases, so that its linear layers include them. After LayerNorm with residual,
-        // which leaves the sums that others read as well.
+        // Runs after biases are fused, so that linear layers include them. Runs after LayerNorm with residual, which leaves the sums that
+        // have other readers.
         &fuse_residual::FuseResidual,
         // Independent of the other passes.
         &fuse_pool_normalize::FusePoolNormalize,
@@ -94,13 +91,14 @@ pub fn all() -> &'static [&'static dyn Pass] {
 pub struct Options {
     /// Names of the passes to skip.
     pub without: BTreeSet<String>,
-    /// Format that the weights of linear layers are stored in; `None` for that of `published`, or else the program's storage type.
+    /// Format that the weights of linear layers are stored in. `None` selects the format in `published`, or else the program's storage
+    /// type.
     pub quantize: Option<Format>,
-    /// Formats of tensors that keep their published values, by name.
+    /// Formats of tensors that keep their published quantized values, by tensor name.
     pub published: BTreeMap<String, Format>,
     /// Format of the KV cache; `None` for the program's storage type.
     pub cache: Option<Format>,
-    /// Whether the inputs of linear layers in fp8 are in E4M3, too.
+    /// Whether the inputs of fp8 linear layers are also in E4M3.
     pub fp8_inputs: bool,
 }
 
@@ -130,8 +128,7 @@ pub fn optimize(graph: Graph, options: &Options) -> Result<(Graph, Report), Pass
     optimize_observed(graph, options, |_, _| {})
 }
 
-/// Like [`optimize`], and calls `after` with the pass's name and the graph after each pass that
-/// ran.
+/// Like [`optimize`]. Calls `after` with the pass's name and the graph after each pass that ran.
 pub fn optimize_observed(
     mut graph: Graph,
     options: &Options,
@@ -148,7 +145,7 @@ pub fn optimize_observed(
     graph
         .verify()
         .map_err(|source| PassError::Unsound { source })?;
-    // Unneeded values would count as readers and prevent fusions.
+    // Unneeded values would count as readers and prevent fusions, so they are removed.
     graph.prune();
     let mut report = Report::default();
     for pass in all() {

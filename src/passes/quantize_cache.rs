@@ -1,4 +1,4 @@
-//! Storage of the KV cache in another format.
+//! Quantization of the KV cache.
 
 use super::{Entry, Report};
 use crate::{
@@ -9,10 +9,10 @@ use crate::{
 /// Name in reports.
 pub(super) const NAME: &str = "quantize_cache";
 
-/// Stores every cache in `format`: `attention(q, cache(k), cache(v))` becomes `attention(q, cache(round(k)), cache(round(v)))`. All
-/// parts of a model share blocks, so all caches have one format.
+/// Stores every cache in `format`: `attention(q, cache(k), cache(v))` becomes `attention(q, cache(round(k)), cache(round(v)))`. All parts
+/// of a model share blocks, so all caches have the same format.
 ///
-/// This changes results, so it is not one of [`all`](super::all): it runs after them, and only on request.
+/// This pass changes results, so it is not in [`all`](super::all). It runs after those passes, and only on request.
 pub(super) fn run(
     graph: &mut Graph,
     format: Format,

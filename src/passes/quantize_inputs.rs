@@ -1,9 +1,9 @@
 //! Products whose input is in E4M3, like the weight.
 //!
-//! An input is divided by one scale, which is computed from the weights when the model is loaded: the input's largest
-//! possible magnitude becomes that of E4M3 ([`Bound`]). E4M3 has 3 mantissa bits over 15 binary orders of magnitude, so
-//! a bound that is several times too large costs precision only for the smallest values. No calibration batch is
-//! needed, nothing overflows, and the kernel that computes an input also converts it.
+//! An input is divided by a single scale, which is computed from the weights when the model is loaded. It maps the largest possible
+//! magnitude of the input to that of E4M3 ([`Bound`]). E4M3 has 3 mantissa bits over 15 binary orders of magnitude, so a bound that is
+//! several times too large costs precision only for the smallest values. No calibration batch is needed, nothing overflows, and the kernel
+//! that computes an input also converts it.
 
 use crate::{
     graph::{Bound, BoundLinear, Graph, GraphError, NodeId, Op, WeightExpr},
@@ -11,15 +11,15 @@ use crate::{
     tensor::{Format, Size},
 };
 
-/// Name in reports, and to disable the rewrite.
+/// Name of the rewrite, used in reports and to disable it.
 pub(super) const NAME: &str = "quantize_inputs";
 
-/// Columns and rows of weights are a multiple of this, so that rows start at multiples of 16 bytes.
+/// Columns and rows of weights must be a multiple of this, so that rows start at multiples of 16 bytes.
 const STEP: u64 = 16;
 
 /// Rewrites `linear(x, w)` to `scaled_linear(to_e4m3(x), quantize(w), scale)`.
 ///
-/// Returns the reason if the input of the layer must not be converted.
+/// Returns the reason if the layer's input cannot be converted.
 pub(super) fn rewrite(
     graph: &mut Graph,
     id: NodeId,
@@ -49,7 +49,7 @@ pub(super) fn rewrite(
         weight: rows,
         input: bound,
     };
-    // A weight may be multiplied by several inputs.
+    // Several layers with different inputs may read the same weight.
     let scale = graph.add(
         format!("{}.product_scales", graph.node(id).name),
         Op::Weight(scales),
@@ -71,7 +71,7 @@ pub(super) fn rewrite(
     Ok(Ok(()))
 }
 
-/// Returns the node of a value in E4M3, and adds it if it is new.
+/// Returns the node of a value in E4M3, adding it if necessary.
 fn converted(graph: &mut Graph, x: NodeId, bound: &Bound) -> Result<NodeId, GraphError> {
     let mut known = graph.consumers(x).into_iter();
     if let Some(known) = known.find(|&reader| *graph.op(reader) == Op::ToE4m3) {
@@ -104,7 +104,7 @@ fn bound(graph: &Graph, id: NodeId) -> Option<Bound> {
         Op::Linear { epilogue } | Op::ScaledLinear { epilogue } if !epilogue.residual => {
             linear(graph, id, None, false)
         }
-        // An activation is at most as large as its operand.
+        // An activation's result is at most as large as its operand.
         Op::Activate(_) => bound(graph, graph.operand(id, "x")?),
         Op::Gate(_) => {
             let x = graph.operand(id, "x")?;
@@ -127,7 +127,7 @@ fn bound(graph: &Graph, id: NodeId) -> Option<Bound> {
     }
 }
 
-/// Returns the bound of means of the rows of `v`, which are columns of a linear layer's result.
+/// Returns the bound of weighted means of `v`, whose rows are columns of a linear layer's result.
 fn mean_of(graph: &Graph, id: NodeId, view: HeadView, kv_heads: u32, head: u32) -> Option<Bound> {
     let values = graph.operand(id, "v")?;
     let columns = u64::from(kv_heads) * u64::from(head);
@@ -145,8 +145,8 @@ fn mean_of(graph: &Graph, id: NodeId, view: HeadView, kv_heads: u32, head: u32) 
     }
 }
 
-/// Returns the bound of the outputs of a linear layer whose input is a norm: of all, or of `columns.1` outputs from
-/// `columns.0` on.
+/// Returns the bound of the outputs of a linear layer whose input is a norm. `columns` is the first output and the number of outputs;
+/// `None` means all outputs.
 fn linear(graph: &Graph, id: NodeId, columns: Option<(u64, u64)>, gated: bool) -> Option<Bound> {
     let mut x = graph.operand(id, "x")?;
     if *graph.op(x) == Op::ToE4m3 {
@@ -172,7 +172,7 @@ fn linear(graph: &Graph, id: NodeId, columns: Option<(u64, u64)>, gated: bool) -
     })
 }
 
-/// Returns the parts of a stored weight, whatever its format.
+/// Returns the parts of a stored weight, in any format.
 fn parts(graph: &Graph, mut id: NodeId) -> Option<Vec<WeightExpr>> {
     if matches!(graph.op(id), Op::Quantize(_)) {
         id = graph.operand(id, "weight")?;
@@ -251,7 +251,7 @@ mod tests {
                 let scale = values[&name("out_scale")][0];
                 let x = &values[&name("x")];
                 let largest = x.iter().fold(0.0f64, |most, v| most.max(v.abs())) / scale;
-                // Not far below the bound either, or small values would be lost.
+                // The values must not be far below the bound, because small values would then be lost.
                 assert!((4.0..=448.0).contains(&largest), "{}: {largest}", name("x"));
             }
             for &(_, output) in plain.outputs() {

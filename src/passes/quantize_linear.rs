@@ -1,4 +1,4 @@
-//! Storage of the weights of linear layers in another format.
+//! Quantization of the weights of linear layers.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -11,17 +11,17 @@ use crate::{
 /// Name in reports.
 pub(super) const NAME: &str = "quantize_linear";
 
-/// Begins the sentence of a report on a layer.
+/// Start of the sentence in a report on a layer.
 const WEIGHT: &str = "its weight is";
 
-/// Stores the weight of every linear layer in the format of the options: `linear(x, w)` becomes `linear(x, quantize(w))`. Other
-/// readers of a weight, such as the embedding of a tied head, keep it as it is. A format with larger errors than int8 leaves heads
-/// as they are: layers whose result reaches the outputs without another linear layer or a norm. Weights that keep their published
-/// format are in it everywhere.
+/// Stores the weight of every linear layer in the format of the options: `linear(x, w)` becomes `linear(x, quantize(w))`. Other readers of
+/// a weight, such as the embedding of a tied head, read it unquantized. Heads are layers whose result reaches the outputs without another
+/// linear layer or a norm. A format with larger errors than int8 is not applied to heads. Weights that keep their published format are read
+/// in this format by all linear layers, including heads.
 ///
-/// With `fp8_inputs`, products in fp8 have inputs in E4M3 where a bound of the input is known (`quantize_inputs`).
+/// With `fp8_inputs`, the inputs of fp8 products are also in E4M3, if a bound of the input is known (`quantize_inputs`).
 ///
-/// This changes results, so it is not one of [`all`](super::all): it runs after them, and only on request.
+/// This pass changes results, so it is not in [`all`](super::all). It runs after those passes, and only on request.
 pub(super) fn run(
     graph: &mut Graph,
     options: &Options,
@@ -91,10 +91,10 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Returns the format that all tensors of a weight are published in; `None` if none is quantized.
+/// Returns the format in which all tensors of a weight are published; `None` if no tensor is quantized.
 ///
 /// # Errors
-/// Returns an error if their formats differ.
+/// Returns an error if the tensors have different formats.
 fn published(
     expr: &WeightExpr,
     formats: &BTreeMap<String, Format>,
@@ -109,7 +109,7 @@ fn published(
     }
 }
 
-/// Whether heads are stored in this format, too.
+/// Returns whether heads are stored in this format, too.
 fn reaches_heads(format: Format) -> bool {
     match format {
         Format::Plain(_) => true,
@@ -142,7 +142,7 @@ fn is_head(graph: &Graph, id: NodeId) -> bool {
     true
 }
 
-/// Returns the node of the weight in this format, and adds it if it is new.
+/// Returns the node of the weight in this format, adding it if necessary.
 fn quantized(graph: &mut Graph, weight: NodeId, format: Format) -> Result<NodeId, GraphError> {
     let op = Op::Quantize(format);
     let known = graph
@@ -195,7 +195,7 @@ mod tests {
             layers.iter().find(|(_, parts)| parts.len() > 1).unwrap(),
             layers.iter().find(|(_, parts)| parts.len() == 1).unwrap(),
         );
-        // All parts of one layer, and all but one of another.
+        // Published formats of all parts of one layer's weight, and of all but one part of another layer's weight.
         let mut published: BTreeMap<String, Format> = BTreeMap::new();
         published.insert(one.1[0].clone(), Format::FP8);
         for part in &several.1[1..] {
@@ -265,7 +265,7 @@ mod tests {
                 let quantized = |id| matches!(graph.op(id), Op::Quantize(_));
                 assert!(linear(graph.op(*id)) || !reads.into_iter().any(quantized));
             }
-            // Each layer is quantized or refused.
+            // Each layer is either quantized or refused.
             assert_eq!(report.entries.len() - fusions.entries.len(), layers.len());
             let is_quantized =
                 |entry: &&super::Entry| matches!(entry, super::Entry::Quantized { .. });

@@ -1,4 +1,4 @@
-//! Reports of the fusions and the refusals of the passes.
+//! Reports of fusions and refusals by passes.
 
 use std::{borrow::Cow, fmt};
 
@@ -23,7 +23,7 @@ pub enum Entry {
         anchor: String,
         /// The merged operators in their original form, in topological order.
         merged: Vec<Part>,
-        /// Number of kernel launches saved per run. Negative for a pass that only prepares another.
+        /// Number of kernel launches saved per run. It is negative for a pass that only prepares another pass.
         launches_saved: i64,
         moved: Moved,
     },
@@ -38,7 +38,7 @@ pub enum Entry {
         pass: &'static str,
         /// Name of the linear layer, or of the cache.
         at: String,
-        /// The part that is stored in the format, with a verb.
+        /// Subject and verb of the report's sentence about the format, such as "its weight is".
         what: &'static str,
         /// Name of the format.
         format: String,
@@ -59,9 +59,8 @@ impl fmt::Display for Part {
     }
 }
 
-/// Number of elements of intermediate results that a group of operators reads from and writes to
-/// device memory, with every operand read once. Excludes weights and the batch's ids, which no pass
-/// saves.
+/// Number of elements of intermediate results that a group of operators reads from and writes to device memory. Each operand counts once.
+/// Weights and the batch's ids are excluded, since no pass saves them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Moved {
     pub before: Size,
@@ -85,7 +84,7 @@ impl Report {
             at,
             condition,
         };
-        // A pattern may be found more than once, for example if one value is both query and key.
+        // A pattern may be found more than once, for example if the same value is both query and key.
         if !self.entries.contains(&entry) {
             self.entries.push(entry);
         }
@@ -114,7 +113,7 @@ impl Report {
     }
 }
 
-/// Replaces the first operand of `reader` by the first operand of that one, and `reader` by `op`, which computes both.
+/// Merges `reader` with the operator of its first operand. `op` computes both, and reads the merged operator's first operand.
 pub(super) fn absorb(
     pass: &'static str,
     graph: &mut Graph,
@@ -155,8 +154,8 @@ impl Group {
         Self { parts, cost }
     }
 
-    /// Records that the group was rewritten to its remaining nodes and `added`. Nothing else may
-    /// have been added to the graph meanwhile.
+    /// Records that the group was replaced by its remaining nodes and `added`. No other nodes may have been added to the graph since the
+    /// group was created.
     pub(super) fn fused(
         self,
         pass: &'static str,
@@ -211,7 +210,7 @@ impl Cost {
     }
 }
 
-/// Returns the elements of `operand` that `id` reads; some operators read only a part.
+/// Returns the number of elements of `operand` that `id` reads. Some operators read only a part of it.
 fn elements_read(graph: &Graph, id: NodeId, slot: usize, operand: NodeId) -> Size {
     let mut dims = graph.shape(operand).0.iter();
     let rows = match dims.any(|d| d.as_symbol() == Some(Symbol::SourceSlots)) {

@@ -48,7 +48,7 @@ fn assert_same_values(unfused: &Graph, fused: &Graph) {
         let Some(want) = want.get(name) else { continue };
         assert_eq!(got.len(), want.len(), "`{name}`");
         for (i, (got, want)) in got.iter().zip(want).enumerate() {
-            // Not `>`, which a NaN would pass.
+            // `!(… > …)` would accept NaN.
             assert!(
                 (got - want).abs() <= 1e-9 * want.abs().max(1.0),
                 "`{name}`[{i}] is {got}, unfused {want}"
@@ -107,7 +107,7 @@ fn a_layer_is_seven_launches() {
             ]
         );
     }
-    // The embeddings, the layers, two launches for the pooler and one for the sentence.
+    // One launch for the embeddings, seven per layer, two for the pooler and one for the sentence embedding.
     assert_eq!(fused.n_launches(), 1 + 2 * 7 + 2 + 1);
     assert_eq!(
         report.launches_saved(),
@@ -263,7 +263,7 @@ fn bytes_saved_are_the_reduction_of_a_batchs_traffic() {
     let mean = b.add("mean", Op::MeanPool, &[x]);
     b.add("y", Op::L2Normalize { eps: 1e-12 }, &[mean]);
     let (_, report) = alone("fuse_pool_normalize", &b.with_outputs(&["y"]));
-    // The mean of each of the three sequences is no longer written and read.
+    // The means of the three sequences are no longer written to memory and read again.
     let extents = Extents::of(&[4, 5, 6]).unwrap();
     assert_eq!(
         report.bytes_saved(&extents, DType::F16),
@@ -321,7 +321,7 @@ fn encoders() -> impl Strategy<Value = Encoder> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Holds for any subset of passes, with additional outputs and additional readers.
+    /// Fused and unfused graphs are equal for any subset of passes, with additional outputs and additional readers.
     #[test]
     fn fused_equals_unfused(
         mut graph in prop_oneof![

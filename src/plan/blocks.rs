@@ -7,7 +7,7 @@ pub struct Blocks {
     total: u32,
 }
 
-/// Error of a request for more blocks than are free.
+/// Error of a request for more blocks than are available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the KV cache is full: {missing} more free blocks are needed")]
 pub struct Full {
@@ -17,7 +17,7 @@ pub struct Full {
 impl Blocks {
     pub fn new(total: u32) -> Self {
         Self {
-            // The lowest block numbers are handed out first.
+            // Blocks with the lowest numbers are handed out first.
             free: (0..total).rev().collect(),
             total,
         }
@@ -40,7 +40,7 @@ impl Blocks {
         }
     }
 
-    /// Returns blocks that [`admit`](Self::admit) handed out to the pool.
+    /// Returns blocks to the pool. They must be from [`admit`](Self::admit).
     pub fn free(&mut self, granted: Vec<u32>) {
         self.free.extend(granted.into_iter().rev());
         debug_assert!(self.free.len() <= self.total as usize);
@@ -65,8 +65,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Checks that no block has two owners, that all come back, and that `Full` reports exactly
-        /// the missing number.
+        /// Checks that no block has two owners, that all blocks are returned, and that `Full` reports exactly the number of missing blocks.
         #[test]
         fn no_block_has_two_owners(total in 0u32..40, steps in prop::collection::vec((any::<bool>(), 0u32..20), 0..60)) {
             let mut blocks = Blocks::new(total);

@@ -41,13 +41,11 @@ impl From<(u64, u64, u64, u64)> for PlanKey {
 
 /// An LRU cache of plans by batch shape, for one program and one [`Allocator`].
 ///
-/// A plan is valid only for the chunks that it was made for, and chunks are allocated and released
-/// over time. A lookup therefore asks the allocator whether every chunk of the plan still exists
-/// with its size. The allocator counts a hit like a planned request, so that chunks age and memory
-/// shrinks under hits as well. A plan whose chunks have changed is dropped at its next lookup and
-/// made again. A chunk that was released and recreated under the same id with the same size still
-/// serves an old plan, because a plan holds ids and offsets, not addresses. An allocator that does
-/// not reuse plans plans every request, and nothing is stored.
+/// A plan is valid only for the chunks that it was made for, and chunks are allocated and released over time. A lookup therefore asks the
+/// allocator whether every chunk of the plan still exists with the same size. The allocator counts a hit like a planned request, so that
+/// chunks also age and memory also shrinks during hits. A plan whose chunks have changed is dropped at its next lookup, and the request is
+/// planned again. A chunk that was released and recreated under the same id with the same size is valid for an old plan, because a plan
+/// contains ids and offsets, not addresses. If an allocator does not reuse plans, each request is planned and nothing is stored.
 #[derive(Clone, Debug)]
 pub struct PlanCache {
     entries: LruCache<PlanKey, Entry>,
@@ -58,12 +56,12 @@ pub struct PlanCache {
 #[derive(Clone, Debug)]
 struct Entry {
     plan: Arc<Plan>,
-    /// [`Allocator::last_arena`] of the plan, passed to [`Allocator::reuse`].
+    /// [`Allocator::last_arena`] after planning, passed to [`Allocator::reuse`].
     arena: u64,
 }
 
 impl PlanCache {
-    /// Creates a cache of at most `capacity` plans that evicts the least recently used one.
+    /// Creates a cache of at most `capacity` plans with LRU eviction.
     pub fn new(capacity: NonZeroUsize) -> Self {
         PlanCache {
             entries: LruCache::new(capacity),
@@ -72,9 +70,8 @@ impl PlanCache {
         }
     }
 
-    /// Returns the plan for the batch shape `key`: the cached one if it is still valid, otherwise a
-    /// new one for the records that `records` returns. In either case `allocator` has counted the
-    /// request, and the caller must follow its [`held`](Allocator::held).
+    /// Returns the plan for the batch shape `key`: the cached plan if it is still valid, otherwise a new plan for the result of `records`.
+    /// In both cases, `allocator` counts the request, and the caller must then free and allocate chunks to match [`held`](Allocator::held).
     ///
     /// # Errors
     /// Returns the errors of `records` and of [`Allocator::plan`].
@@ -105,7 +102,7 @@ impl PlanCache {
         Ok(plan)
     }
 
-    /// Returns the number of cached plans, including those whose chunks have changed since.
+    /// Returns the number of cached plans, including those that are no longer valid.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -120,7 +117,7 @@ impl PlanCache {
         self.n_hits
     }
 
-    /// Returns the number of requests that were planned, or whose planning failed.
+    /// Returns the number of requests that were planned or whose planning failed.
     pub fn n_misses(&self) -> u64 {
         self.n_requests - self.n_hits
     }

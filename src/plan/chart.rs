@@ -1,4 +1,4 @@
-//! Drawing a plan as an SVG: the place and the lifetime of each tensor.
+//! Draws a plan as an SVG: the place and the lifetime of each tensor.
 
 use std::collections::HashMap;
 
@@ -13,9 +13,9 @@ mod tests;
 const LEFT: f64 = 84.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 64.0;
-/// Gap between two lanes, which holds the heading of the lower one.
+/// Gap between two lanes. It contains the heading of the lower lane.
 const LANE_GAP: f64 = 28.0;
-/// Height of all chunk lanes together, unless there are many.
+/// Total height of all chunk lanes, unless there are many.
 const LANES_HEIGHT: f64 = 520.0;
 const MIN_LANE_HEIGHT: f64 = 56.0;
 const LOAD_HEIGHT: f64 = 72.0;
@@ -23,26 +23,25 @@ const AXIS_HEIGHT: f64 = 46.0;
 const KEY_LINE: f64 = 12.0;
 const KEY_COLUMN: f64 = 300.0;
 
-/// Font sizes of the labels in rectangles. Smaller print is not legible.
+/// Font sizes of labels in rectangles. Smaller text would not be legible.
 const LABEL_SIZES: [f64; 5] = [10.0, 9.0, 8.0, 7.0, 6.0];
-/// Mean width of a sans-serif letter, as a fraction of the font size; a high estimate.
+/// Estimate of the mean width of a sans-serif letter, as a fraction of the font size. It is rather too large.
 const LETTER: f64 = 0.62;
 
-/// Fills that are light enough for black text and distinguishable in greyscale.
+/// Fill colors that are light enough for black text and distinguishable in grayscale.
 const FILLS: [&str; 10] = [
     "#a6cee3", "#fdd0a2", "#b2df8a", "#dadaeb", "#fbb4ae", "#fff2ae", "#ccebc5", "#e5d8bd",
     "#99d8c9", "#f1b6da",
 ];
 
-/// Draws the plan as a lifetime chart. The x axis shows the operators, and each chunk has a lane of
-/// its own with its bytes from bottom to top. A tensor is a rectangle as wide as its lifetime and
-/// as high as its size. Below the chunks is the load, the bytes alive at each operator; its peak is
-/// the lower bound. A rectangle too small for its tensor's name shows the record's index, and a key
-/// at the bottom lists the names.
+/// Draws the plan as a lifetime chart. The x axis shows the operators, and each chunk has a lane that shows its bytes from bottom to top. A
+/// tensor is a rectangle as wide as its lifetime and as high as its size. Below the lanes is the load: the bytes alive at each operator.
+/// The peak of the load is the lower bound. If a rectangle is too small for its tensor's name, it shows the record's index, and a key at
+/// the bottom lists the names.
 ///
-/// `names` holds the records' names, in the same order; a missing name is replaced by the index.
-/// Tensors whose names differ only in numbers, such as those of different layers, have the same
-/// colour. A plan that [`Plan::validate`] rejects is drawn as far as it has placements.
+/// `names` holds the records' names, in the same order; a missing name is replaced by the index. Tensors whose names differ only in
+/// numbers, such as those of different layers, have the same color. A plan that [`Plan::validate`] rejects is drawn as far as it has
+/// placements.
 pub fn svg(names: &[String], records: &[UsageRecord], plan: &Plan) -> String {
     let names: Vec<String> = (0..records.len())
         .map(|record| {
@@ -218,7 +217,7 @@ fn lane_frame(lane: &Lane, x: &Operators, bottom: f64) -> Group {
         .add(byte_axis("offset", lane.bytes, bottom, lane.height))
 }
 
-/// Draws ticks at round numbers of bytes, with a legible spacing.
+/// Draws ticks at round numbers of bytes, spaced so that labels are legible.
 fn byte_axis(what: &str, bytes: u64, bottom: f64, height: f64) -> Group {
     let most = (height / 26.0).max(1.0);
     let mut step = 1u64;
@@ -269,7 +268,7 @@ fn operator_axis(x: &Operators, bottom: f64) -> Group {
     )
 }
 
-/// Draws the bytes alive at each operator as steps, and their peak.
+/// Draws the bytes alive at each operator as a step function, with its peak.
 fn load(records: &[UsageRecord], x: &Operators, bottom: f64) -> Group {
     let peak = lower_bound(records);
     let mut changes: Vec<(u64, i128)> = Vec::with_capacity(2 * records.len());
@@ -347,7 +346,7 @@ struct Tensor<'a> {
 }
 
 impl Tensor<'_> {
-    /// Draws the rectangle with its label, and returns whether the label is the name.
+    /// Draws the rectangle with its label. Also returns whether the label is the tensor's name.
     fn draw(&self) -> (Group, bool) {
         let rectangle = Rectangle::new()
             .set("x", px(self.left))
@@ -365,8 +364,8 @@ impl Tensor<'_> {
         (tensor.add(rectangle).add(label), is_named)
     }
 
-    /// Returns the name if it fits, along the longer side if necessary, at the largest size that
-    /// fits; otherwise the index, which is drawn above a rectangle that is too flat for it.
+    /// Returns the label. This is the name if it fits, in the largest possible font size, rotated if necessary. Otherwise, it is the index.
+    /// If a rectangle is too flat even for the index, the label is above the rectangle. Also returns whether the label is the name.
     fn label(&self) -> (Text, bool) {
         let (x, y) = (self.left + self.width / 2.0, self.top + self.height / 2.0);
         let number = self.record.to_string();
@@ -389,7 +388,7 @@ impl Tensor<'_> {
     }
 }
 
-/// Returns the fill of each tensor: one colour per name without digits, in order of appearance.
+/// Returns the color of each tensor. Names that are equal without digits have the same color; colors are assigned in order of appearance.
 fn fills(names: &[String]) -> Vec<&'static str> {
     let mut kinds: HashMap<String, usize> = HashMap::new();
     names
@@ -435,7 +434,7 @@ fn counted(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// Formats with at most two decimals, in the largest unit that does not exceed the number.
+/// Formats a number of bytes with at most two decimals, in the largest unit that does not exceed the number.
 fn bytes_text(bytes: u64) -> String {
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
     match units.into_iter().find(|&(_, shift)| bytes >> shift > 0) {

@@ -1,4 +1,4 @@
-//! The allocator that gemmule uses by default.
+//! The default allocator.
 
 use super::error::check_records;
 use super::pack::{self, Item, Packing};
@@ -8,21 +8,19 @@ use super::{aligned, append_chunk, lower_bound, release};
 #[cfg(test)]
 mod tests;
 
-/// Minimum chunk size in bytes, so that small requests do not each grow the memory by a little. The
-/// paper's minimum of 2 MiB would stay mostly empty for a single short sequence.
+/// Min chunk size in bytes, so that memory does not grow in small steps. The paper's minimum of 2 MiB would be mostly empty for a single
+/// short sequence.
 const SMALLEST_CHUNK: u64 = 256 << 10;
 
 /// Policy for allocating and releasing memory in [`ChunkAllocator`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChunkPolicy {
-    /// Maximum headroom of a new chunk beyond the bytes it is made for; a multiple of
-    /// [`ALIGNMENT`].
+    /// Max headroom of a new chunk, in addition to the bytes it is made for; a multiple of [`ALIGNMENT`].
     pub default_chunk: u64,
-    /// Factor from 1 to 16 by which a new chunk exceeds the bytes it is made for, so that a
-    /// slightly longer request fits. `default_chunk` limits the headroom.
+    /// Size of a new chunk as a multiple (1 to 16) of the bytes it is made for, so that a slightly longer request fits. `default_chunk`
+    /// limits the headroom.
     pub growth: f64,
-    /// Number of consecutive requests that do not need some memory before it is released. 0 and 1
-    /// both mean immediate release, as in the paper.
+    /// Number of consecutive requests without use after which memory is released. 0 and 1 both mean immediate release, as in the paper.
     pub release_after: u32,
     /// Maximum bytes held beyond the needs of the current request. Excess memory is released at
     /// once.
@@ -30,11 +28,10 @@ pub struct ChunkPolicy {
 }
 
 impl Default for ChunkPolicy {
-    /// Uses the paper's 2 MiB, and a factor of 1.08. With the paper's factor of 1.2, the memory of
-    /// a single sequence would exceed 1.10 × its lower bound. Memory is released after 128 requests
-    /// without use, or at once if more than 1 GiB is idle. A shorter delay makes a stream of random
-    /// lengths release memory that it needs again, and every released chunk invalidates the plans
-    /// and CUDA graphs that use it.
+    /// Returns the paper's chunk size of 2 MiB, with a factor of 1.08. With the paper's factor of 1.2, the memory of a single sequence
+    /// would exceed 1.10 × its lower bound. Memory is released after 128 requests without use, or at once if more than 1 GiB is idle. With
+    /// a shorter delay, requests of random lengths would release memory that is soon needed again. Each released chunk invalidates the
+    /// plans and CUDA graphs that use it.
     fn default() -> Self {
         ChunkPolicy {
             default_chunk: 2 << 20,
@@ -59,7 +56,7 @@ impl ChunkPolicy {
 
     /// Returns the size of a chunk made for `bytes`.
     fn chunk_bytes(&self, bytes: u64) -> u64 {
-        // A float is exact enough: the headroom is rounded up to the alignment anyway.
+        // f64 is precise enough, because the headroom is rounded up to the alignment.
         let headroom = ((self.growth - 1.0) * bytes as f64) as u64;
         aligned(bytes + headroom.min(self.default_chunk)).max(self.smallest_chunk())
     }
@@ -74,28 +71,24 @@ impl ChunkPolicy {
     }
 }
 
-/// The sequence-length-aware allocator of TurboTransformers (4.2, algorithms 1 and 2). Chunks stay
-/// between requests, and each request places its tensors in the existing chunks.
+/// The sequence-length-aware allocator of TurboTransformers (4.2, algorithms 1 and 2). Chunks are kept between requests, and each request
+/// places its tensors in the existing chunks.
 ///
 /// It differs from the paper as follows. [`Turbo`](super::Turbo) is the unchanged algorithm.
 ///
-/// 1. *The first chunk is an arena.* The paper appends a chunk of 1.2 times a tensor's size
-///    whenever a tensor does not fit, which scatters the first request over chunks with unusable
-///    ends. Here the whole request is first packed into one arena, in several orders, and the best
-///    packing is used. The smallest existing chunk that is large enough takes the arena. If there
-///    are no chunks, one is made for it.
-/// 2. *Growth is bounded.* If the existing chunks are too small together, the remaining tensors go
-///    into one new chunk, sized for all of them. If the total would then exceed 1.10 × the lower
-///    bound (for small requests, the lower bound plus 256 KiB), a single new chunk replaces all
-///    others. The headroom of a new chunk (8 %, against the paper's 20 %) is at most one default
-///    chunk. Hence after a request that needed new memory, the total held is within 1.10 × its
-///    lower bound (or its arena, if that is larger) plus one default chunk.
-/// 3. *Memory shrinks slowly.* The paper releases memory that the current plan does not use, and
-///    allocates it again for the next long request. Here a chunk is released after
-///    [`release_after`](ChunkPolicy::release_after) requests without use. A single large chunk is
-///    always in use, even by a small request, so the total is checked too. If that number of
-///    consecutive requests would each have needed less than 1/1.10 of the total, the memory is
-///    replaced by a chunk for the largest of them.
+/// 1. *The first chunk is an arena.* The paper appends a chunk of 1.2 times a tensor's size whenever a tensor does not fit, which scatters
+///    the first request over chunks with unusable ends. Here the whole request is first packed into one arena, in several orders, and the
+///    best packing is used. The smallest existing chunk that is large enough takes the arena. If there are no chunks, a new one is made for
+///    the arena.
+/// 2. *Growth is bounded.* If the existing chunks are too small together, the remaining tensors go into one new chunk, sized for all of
+///    them. If the total would then exceed 1.10 × the lower bound (for small requests, the lower bound plus 256 KiB), a single new chunk
+///    replaces all others. The headroom of a new chunk (8 %, against the paper's 20 %) is at most one default chunk. Hence after a request
+///    that needed new memory, the total size of the chunks is at most 1.10 × the lower bound (or the arena, if it is larger) plus one
+///    default chunk.
+/// 3. *Memory shrinks slowly.* The paper releases memory that the current plan does not use, and allocates it again for the next long
+///    request. Here a chunk is released after [`release_after`](ChunkPolicy::release_after) requests without use. A single large chunk is
+///    used even by small requests, so the total is checked, too. If `release_after` consecutive requests each needed less than 1/1.10 of
+///    the total, all chunks are replaced by a chunk for the largest of these requests.
 #[derive(Clone, Debug)]
 pub struct ChunkAllocator {
     policy: ChunkPolicy,
@@ -103,13 +96,13 @@ pub struct ChunkAllocator {
     held: Vec<u64>,
     /// Number of requests since the last use of each chunk, by id.
     idle: Vec<u32>,
-    /// The current run of requests that needed less memory than was held.
+    /// The current series of requests that needed less memory than was held.
     excess: Excess,
     stats: RequestStats,
     last_arena: u64,
 }
 
-/// A run of consecutive requests that needed less memory, with the largest arena among them.
+/// A series of consecutive requests that needed less memory than was held, with the largest of their arenas.
 #[derive(Clone, Copy, Debug, Default)]
 struct Excess {
     n_requests: u32,
@@ -149,8 +142,8 @@ impl ChunkAllocator {
         self.policy
     }
 
-    /// Returns whether all chunks of `plan` still exist with the sizes that it was made for. A plan
-    /// that is not current must not be run; make it again.
+    /// Returns whether all chunks of `plan` still exist with the sizes in the plan. A plan that is not current must not be used; plan the
+    /// request again.
     pub fn is_current(&self, plan: &Plan) -> bool {
         plan.chunks
             .iter()
@@ -162,7 +155,7 @@ impl ChunkAllocator {
         self.held.iter().sum()
     }
 
-    /// Returns the run of excess memory extended by a request with an arena of `arena` bytes.
+    /// Returns the series of requests with excess memory, extended by a request with an arena of `arena` bytes.
     fn excess_with(&self, arena: u64) -> Excess {
         let largest_arena = self.excess.largest_arena.max(arena);
         if self.total_held() <= self.policy.budget(largest_arena) {
@@ -174,7 +167,7 @@ impl ChunkAllocator {
         }
     }
 
-    /// Returns whether the total memory must shrink, beyond the release of single idle chunks.
+    /// Returns whether all memory must be replaced by less, in addition to the release of idle chunks.
     fn must_shrink(&self, excess: Excess, arena: u64) -> bool {
         let in_a_row = excess.n_requests > 0 && excess.n_requests >= self.policy.release_after;
         in_a_row || self.exceeds_keep_limit(self.total_held(), arena)
@@ -185,7 +178,7 @@ impl ChunkAllocator {
         held.saturating_sub(self.policy.budget(arena)) > self.policy.keep_limit
     }
 
-    /// Releases all chunks except the smallest one that fits `arena` and is within its budget.
+    /// Releases all chunks, except for the smallest chunk that fits `arena` if it is within the arena's budget.
     fn keep_only_for(&mut self, arena: u64) {
         let kept = self
             .smallest_for(arena)
@@ -210,8 +203,7 @@ impl ChunkAllocator {
             .map(|(id, _)| id)
     }
 
-    /// Increments the idle count of every chunk that `plan` does not use, and releases chunks idle
-    /// for too long.
+    /// Increments the idle count of every chunk that `plan` does not use, and releases chunks that have been idle for too long.
     fn age(&mut self, plan: &Plan) {
         self.idle.resize(self.held.len(), 0);
         for (id, (held, idle)) in self.held.iter_mut().zip(&mut self.idle).enumerate() {
@@ -226,16 +218,15 @@ impl ChunkAllocator {
         }
     }
 
-    /// Packs the items into the existing chunks and one new chunk, and returns the packing and the
-    /// chunk of each bin. Returns `None` if there is no chunk, or if the total would exceed
-    /// `within` bytes.
+    /// Packs the items into the existing chunks and at most one new chunk. Returns the packing, and the chunk of each bin. Returns `None`
+    /// if there are no chunks, or if the total would exceed `within` bytes.
     fn grow(
         &mut self,
         items: &[Item],
         n_records: usize,
         within: u64,
     ) -> Option<(Packing, Vec<usize>)> {
-        // Largest first, so that small chunks stay unused if possible.
+        // The largest chunks come first, so that small ones stay unused if possible.
         let mut ids: Vec<usize> = (0..self.held.len())
             .filter(|&id| self.held[id] > 0)
             .collect();
@@ -245,7 +236,7 @@ impl ChunkAllocator {
         }
         let capacities: Vec<u64> = ids.iter().map(|&id| self.held[id]).collect();
         let packing = pack::search(items, n_records, &capacities);
-        // A packing that needs no new memory is accepted whatever is held.
+        // A packing that needs no new memory is accepted for any total.
         if packing.open_top > 0 {
             let new = self.policy.chunk_bytes(packing.open_top);
             if self.total_held() + new > within {
@@ -272,8 +263,7 @@ impl Allocator for ChunkAllocator {
         let excess = self.excess_with(arena.open_top);
         let mut chunk_for = arena.open_top;
         if self.must_shrink(excess, arena.open_top) {
-            // The largest request of the run may recur, unless keeping memory for it exceeds the
-            // limit.
+            // The largest request of the series may recur, so its memory is kept unless it exceeds the limit.
             let largest = excess.largest_arena;
             if !self.exceeds_keep_limit(self.policy.chunk_bytes(largest), arena.open_top) {
                 chunk_for = largest;
@@ -324,7 +314,7 @@ impl Allocator for ChunkAllocator {
         release(&mut self.held, &mut self.stats)
     }
 
-    /// Returns the arena that memory is compared with.
+    /// Returns the arena of the last request.
     fn last_arena(&self) -> Option<u64> {
         Some(self.last_arena)
     }

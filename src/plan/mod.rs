@@ -1,9 +1,8 @@
-//! Where each intermediate tensor of a run lives: liveness and memory planning.
+//! Memory planning: a place for each intermediate tensor of a run, based on liveness.
 //!
-//! The input is a list of [`UsageRecord`]s: the size of each tensor and the operators that need it.
-//! The output is a [`Plan`]: a chunk and an offset for each tensor. Tensors that are never alive at
-//! the same operator may share bytes. A plan contains numbers only. The owner of the memory, on the
-//! host or on a device, creates the chunks that [`Allocator::held`] lists.
+//! The input is a list of [`UsageRecord`]s: the size of each tensor and the range of operators that need it. The output is a [`Plan`]: a
+//! chunk and an offset for each tensor. Tensors that are never alive at the same operator may share bytes. A plan contains numbers only.
+//! The owner of the memory, on the host or on a device, creates the chunks that [`Allocator::held`] lists.
 //!
 //! | allocator | strategy | source |
 //! |---|---|---|
@@ -36,18 +35,18 @@ pub use chunks::{ChunkAllocator, ChunkPolicy};
 pub use error::PlanError;
 pub use papers::{Caching, Gsoc, Maximum, Turbo};
 
-/// Alignment of every tensor's start and size, in bytes. `cuMemAlloc` guarantees it for its own
-/// pointers, and vector loads and TMA boxes need less.
+/// Alignment of every tensor's start and size, in bytes. Pointers from `cuMemAlloc` have this alignment; vector loads and TMA boxes need
+/// less.
 pub const ALIGNMENT: u64 = 256;
 
-/// The maximum sum of tensor sizes that can be planned, 1 EiB. It is far beyond any memory, and no
-/// sum or product of the planner overflows below it.
+/// Max sum of tensor sizes that can be planned, 1 EiB. This exceeds any memory by far, and up to this limit, no sum or product in the
+/// planner overflows.
 pub const MAX_TOTAL_BYTES: u64 = 1 << 60;
 
 /// One intermediate tensor of a run (TurboTransformers 4.2, "tensor usage record").
 ///
-/// Operators are numbered in topological order. The tensor is alive from `first_op`, which writes
-/// it, to `last_op`, which is the last to read it, both included. Zero bytes are legal.
+/// Operators are numbered in topological order. The tensor is alive from `first_op`, which writes it, to `last_op`, the last operator that
+/// reads it, inclusive. Zero bytes are allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct UsageRecord {
     pub first_op: u32,
@@ -56,7 +55,7 @@ pub struct UsageRecord {
 }
 
 impl UsageRecord {
-    /// Returns whether some operator needs both tensors.
+    /// Returns whether the two lifetimes overlap.
     pub fn lives_with(&self, other: &UsageRecord) -> bool {
         self.first_op <= other.last_op && other.first_op <= self.last_op
     }
@@ -72,8 +71,8 @@ pub struct Placement {
 /// The placements of all tensors of one run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Plan {
-    /// Size in bytes of each chunk, indexed by chunk id. Chunk ids are stable across requests, so a
-    /// chunk that this plan does not use has size 0 here even if its memory still exists.
+    /// Size in bytes of each chunk, indexed by chunk id. Chunk ids are stable across requests. A chunk that this plan does not use
+    /// therefore has size 0 here, even if its memory still exists.
     pub chunks: Vec<u64>,
     /// One placement per usage record, in the order of the records.
     pub placements: Vec<Placement>,
@@ -99,7 +98,7 @@ impl Plan {
                 n_placements: self.placements.len(),
             });
         }
-        // (record, first byte, end byte); sorted below by the first operator of the tensor.
+        // (record, start, end), later sorted by the first operator of the tensor.
         let mut placed = Vec::with_capacity(records.len());
         for (record, (usage, at)) in records.iter().zip(&self.placements).enumerate() {
             error::check_record(record, usage)?;
@@ -136,7 +135,7 @@ impl Plan {
                     break;
                 }
                 let same_chunk = self.placements[a].chunk == self.placements[b].chunk;
-                // A tensor of zero bytes overlaps nothing.
+                // A tensor of zero bytes overlaps with nothing.
                 if same_chunk && a_start.max(b_start) < a_end.min(b_end) {
                     let (a, b, a_range, b_range) = if a < b {
                         (a, b, a_start..a_end, b_start..b_end)
@@ -165,12 +164,12 @@ fn aligned(bytes: u64) -> u64 {
         .unwrap_or(u64::MAX - (ALIGNMENT - 1))
 }
 
-/// Returns the maximum over all operators of the sum of aligned sizes alive at that operator. No
-/// plan can need less. Sums beyond `u64` saturate.
+/// Returns the maximum over all operators of the sum of aligned sizes alive at that operator. No plan can use less memory. Sums beyond
+/// `u64` saturate.
 pub fn lower_bound(records: &[UsageRecord]) -> u64 {
     let mut events: Vec<(u32, bool, u64)> = Vec::with_capacity(2 * records.len());
     for record in records {
-        // At one operator, births sort before deaths because `last_op` still reads its operands.
+        // At the same operator, tensors are born before others die, because `last_op` still reads its operands.
         events.push((record.first_op, false, aligned(record.bytes)));
         events.push((record.last_op, true, aligned(record.bytes)));
     }
@@ -202,12 +201,11 @@ pub struct RequestStats {
 
 /// A memory planner whose chunks outlive a request.
 ///
-/// The same sequence of requests always gives the same plans.
+/// Planning is deterministic: the same sequence of requests always results in the same plans.
 ///
-/// The owner of the memory follows [`held`](Self::held) after every [`plan`](Self::plan): it frees
-/// each chunk whose size differs from its buffer's, and then allocates the missing ones. Freeing
-/// first keeps the peak at the total of `held`. An allocation that fails can be retried at the next
-/// request, because `held` describes a state and not a change.
+/// The owner of the memory follows [`held`](Self::held) after every [`plan`](Self::plan): it frees the buffer of each chunk whose size has
+/// changed, and then allocates the missing buffers. Because of this order, the peak does not exceed the total of `held`. An allocation that
+/// fails can be retried at the next request, because `held` describes a state instead of a change.
 pub trait Allocator: Send {
     /// Returns the name used on the command line, in tables and in figures.
     fn name(&self) -> &'static str;
@@ -215,8 +213,8 @@ pub trait Allocator: Send {
     /// Places every record.
     ///
     /// # Errors
-    /// Returns an error for a record whose lifetime is reversed, or for sizes that sum to more than
-    /// [`MAX_TOTAL_BYTES`]. The chunks held do not change then.
+    /// Returns an error for a record whose lifetime is reversed, or for sizes that sum to more than [`MAX_TOTAL_BYTES`]. The chunks are
+    /// then unchanged.
     fn plan(&mut self, records: &[UsageRecord]) -> Result<Plan, PlanError>;
 
     /// Returns the required size of every chunk, indexed by chunk id; 0 means no chunk.
@@ -225,19 +223,18 @@ pub trait Allocator: Send {
     /// Returns the statistics of the last request that was planned; zeros before the first.
     fn last_request(&self) -> RequestStats;
 
-    /// Releases every chunk, for a device that has run out of memory or an engine that becomes
-    /// idle. Returns the number of bytes released.
+    /// Releases all chunks, for example if a device has run out of memory or an engine becomes idle. Returns the number of bytes released.
     fn release_all(&mut self) -> u64;
 
-    /// Returns the bytes that the last request takes when it is packed by itself, if its plan may be
-    /// [reused](Self::reuse). The default, `None`, means that every request is planned from scratch.
+    /// Returns the size of the last request if it is packed into a single arena. Returns `None`, the default, if plans cannot be
+    /// [reused](Self::reuse), so that every request must be planned.
     fn last_arena(&self) -> Option<u64> {
         None
     }
 
-    /// Counts a request that would run on `plan`, made earlier for the same records when
-    /// [`last_arena`](Self::last_arena) was `arena`. Returns false, and changes nothing, if the request must be planned
-    /// from scratch: a chunk of the plan is gone, or memory is due to shrink. The default always returns false.
+    /// Counts a request that reuses `plan`. The plan was made for the same records, when [`last_arena`](Self::last_arena) was `arena`.
+    /// Returns false and changes nothing if the request must be planned again, because a chunk of the plan no longer exists or memory must
+    /// shrink. The default always returns false.
     fn reuse(&mut self, plan: &Plan, arena: u64) -> bool {
         let (_, _) = (plan, arena);
         false
@@ -263,7 +260,7 @@ fn release(held: &mut Vec<u64>, stats: &mut RequestStats) -> u64 {
     held.drain(..).sum()
 }
 
-/// Sums the chunks of `these` that are missing from `those` or have another size there.
+/// Returns the total size of the chunks in `these` that are missing in `those` or have another size there.
 fn bytes_not_in(these: &[u64], those: &[u64]) -> u64 {
     let differing = these
         .iter()
@@ -273,8 +270,7 @@ fn bytes_not_in(these: &[u64], those: &[u64]) -> u64 {
 }
 
 impl RequestStats {
-    /// Creates the statistics of a request that runs on `plan` and changed the chunks from `before`
-    /// to `held`.
+    /// Creates the statistics of a request with the plan `plan`, which changed the chunks from `before` to `held`.
     fn new(plan: &Plan, before: &[u64], held: &[u64]) -> Self {
         RequestStats {
             footprint: plan.footprint(),
@@ -286,9 +282,8 @@ impl RequestStats {
 }
 
 impl Plan {
-    /// Creates the plan that places each record at the given chunk id and offset. `None` is a
-    /// record of zero bytes. It is placed at the start of the first chunk that other records use,
-    /// or else of the first chunk held, so that it has a valid address.
+    /// Creates the plan that places each record at the given chunk id and offset. `None` means a record of zero bytes. To have a valid
+    /// address, it is placed at the start of the first chunk that other records use, or else of the first existing chunk.
     fn new(places: &[Option<(usize, u64)>], held: &[u64]) -> Self {
         let used = places.iter().flatten().map(|&(id, _)| id).min();
         let home = used

@@ -1,7 +1,6 @@
-//! Packing of lifetimes into chunks: a special case of two-dimensional strip packing, which is
-//! NP-hard. Every packing here places one tensor after the other, each into the best gap that the
-//! ones before it leave (TurboTransformers 4.2, algorithm 2); the packings differ in the order of
-//! the tensors, and [`search`] keeps the best of several.
+//! Packing of lifetimes into chunks: a special case of two-dimensional strip packing, which is NP-hard. Tensors are placed one after the
+//! other, each in the best gap between tensors that are already placed (TurboTransformers 4.2, algorithm 2). Packings differ in the order
+//! of the tensors; [`search`] returns the best of several.
 
 use super::{UsageRecord, aligned};
 
@@ -30,9 +29,8 @@ pub(super) fn items(records: &[UsageRecord]) -> Vec<Item> {
         .collect()
 }
 
-/// Sorts largest first (TurboTransformers, algorithm 1, line 1). Ties go to the tensor with the
-/// longer lifetime, then to the one with the lower record index, so that the order is
-/// deterministic.
+/// Sorts by descending size (TurboTransformers, algorithm 1, line 1). Among equal sizes, tensors with longer lifetimes come first, then
+/// those with lower record indices, so that the order is deterministic.
 pub(super) fn sort_by_size(items: &mut [Item]) {
     items.sort_unstable_by_key(|item| (!item.size, !(item.last - item.first), item.record));
 }
@@ -50,7 +48,7 @@ struct Placed {
 #[derive(Clone, Debug)]
 pub(super) struct Bin {
     pub capacity: u64,
-    /// Sorted by offset, for the search for gaps.
+    /// Placed tensors, sorted by offset for the search for gaps.
     placed: Vec<Placed>,
     /// End of the highest tensor; 0 while the bin is empty.
     pub top: u64,
@@ -65,11 +63,10 @@ impl Bin {
         }
     }
 
-    /// Returns the offset of the smallest gap that fits `item`, between two tensors that are alive
-    /// together with it; otherwise the end of the last such tensor, if the bin has room there. This
-    /// is `FindGapFromChunk` (TurboTransformers, algorithm 2). Line 17 of the paper's listing
-    /// reverses the comparison with the room at the end. The listing also omits that the tensors of
-    /// a chunk must be visited in order of offset.
+    /// Returns the offset of the smallest gap that fits `item`. Gaps are between tensors whose lifetimes overlap with that of `item`.
+    /// Without such a gap, returns the end of the last of these tensors, if the bin has room there. This is `FindGapFromChunk`
+    /// (TurboTransformers, algorithm 2). Line 17 of the paper's listing reverses the comparison with the room at the end. The listing also
+    /// omits that the tensors of a chunk must be visited in order of offset.
     pub fn find_gap(&self, item: &Item) -> Option<u64> {
         let mut smallest_gap = u64::MAX;
         let mut best_offset = None;
@@ -86,7 +83,7 @@ impl Bin {
                 prev_end = prev_end.max(x.end);
             }
         }
-        // No tensor ends above the capacity, so this cannot be negative.
+        // No tensor ends above the capacity, so this subtraction cannot overflow.
         let room = self.capacity - prev_end;
         best_offset.or_else(|| (room >= item.size).then_some(prev_end))
     }
@@ -113,8 +110,7 @@ impl Bin {
     }
 }
 
-/// The load over time: the bytes alive at each operator that starts a lifetime. Between these
-/// operators the load only falls.
+/// The load over time: the bytes alive at each operator where a lifetime starts. Between these operators, the load only decreases.
 struct Load {
     ops: Vec<u32>,
     bytes: Vec<u64>,
@@ -153,26 +149,23 @@ impl Load {
 /// A packing of all items.
 #[derive(Clone, Debug)]
 pub(super) struct Packing {
-    /// Bin and offset of each item, by record index; `None` for a record without an item. The last
-    /// bin, after the given ones, is the open one.
+    /// Bin and offset of each item, by record index; `None` for a record without an item. The open bin comes after all given bins.
     pub places: Vec<Option<(usize, u64)>>,
     /// Height of the open bin, in bytes.
     pub open_top: u64,
 }
 
-/// Number of tensors that [`search`] may examine before it stops; at least twice the square of the
-/// number of items, about four packings. It is a count and not a time limit, so that plans are the
-/// same on every machine. One examination takes about a nanosecond.
+/// Number of tensors that [`search`] may examine before it stops, unless twice the square of the number of items (about four packings) is
+/// more. The limit is a count instead of a time, so that plans are equal on all machines. Examining a tensor takes about a nanosecond.
 const EFFORT: usize = 40_000;
 
 /// Packs the items into bins of the given capacities and one open bin after them, and minimises the
 /// height of the open bin.
 ///
-/// The first attempt is the paper's order, largest first. For most transformers it meets the lower
-/// bound, and the search ends. Otherwise four other orders follow, and the best packing is refined
-/// by squeaky-wheel optimisation (Joslin and Clements 1999). Each attempt has one unit less room
-/// than the best packing so far, and the tensor that does not fit moves to the front of the order,
-/// until [`EFFORT`] is spent.
+/// The first attempt uses the paper's order, largest first. For most transformers it reaches the lower bound, and the search ends.
+/// Otherwise, four other orders are tried. The best packing is then refined by squeaky-wheel optimization (Joslin and Clements 1999): each
+/// attempt has one unit less room than the best packing so far, and the tensor that does not fit moves to the front of the order. The
+/// search ends when [`EFFORT`] is used up.
 pub(super) fn search(items: &[Item], n_records: usize, capacities: &[u64]) -> Packing {
     let load = Load::new(items);
     let floor = load.peak().saturating_sub(capacities.iter().sum());
@@ -195,8 +188,7 @@ pub(super) fn search(items: &[Item], n_records: usize, capacities: &[u64]) -> Pa
             // Greedy by breadth (Pisarchyk and Lee 2020, section 5.1): tensors of the operator with
             // the highest load first.
             2 => order.sort_by_cached_key(|item| (!load.peak_during(item), !item.size)),
-            // Longest lifetime first: long-lived tensors lie at the bottom, and short-lived ones
-            // fill the rest.
+            // Longest lifetime first: long-lived tensors are at the bottom, and short-lived tensors fill the gaps.
             3 => order.sort_by_key(|item| (!lifetime(item), !item.size)),
             // In order of the first operator.
             _ => order.sort_by_key(|item| (item.first, !lifetime(item), !item.size)),
@@ -226,11 +218,11 @@ pub(super) fn search(items: &[Item], n_records: usize, capacities: &[u64]) -> Pa
     best
 }
 
-/// Places the items in the given order, each in the first bin that fits it (TurboTransformers,
-/// algorithm 1, lines 2 to 12). The last bin is `limit` bytes high.
+/// Places the items in the given order, each in the first bin where it fits (TurboTransformers, algorithm 1, lines 2 to 12). The last bin
+/// has a capacity of `limit` bytes.
 ///
 /// # Errors
-/// Returns the position in `order` of the first item that fits nowhere.
+/// Returns the position in `order` of the first item that fits in no bin.
 fn pack(
     order: &[Item],
     n_records: usize,
@@ -238,7 +230,7 @@ fn pack(
     limit: u64,
     effort: &mut usize,
 ) -> Result<Packing, usize> {
-    // An attempt has a minimum cost, even if its second item fails.
+    // An attempt has a minimum cost, so that attempts that fail early also end the search.
     *effort = effort.saturating_sub(order.len());
     let open = bins.len() - 1;
     for (index, bin) in bins.iter_mut().enumerate() {
@@ -277,7 +269,7 @@ mod tests {
     fn a_tensor_is_appended_only_if_the_chunk_has_room() {
         let mut bin = Bin::new(1024);
         bin.place(&item(0, 9, 512), 0);
-        // The paper's listing reverses the comparison: it would accept 768 and reject 256.
+        // The paper's listing has a reversed comparison: it would accept 768 and reject 256.
         assert_eq!(bin.find_gap(&item(0, 9, 256)), Some(512));
         assert_eq!(bin.find_gap(&item(0, 9, 512)), Some(512));
         assert_eq!(bin.find_gap(&item(0, 9, 768)), None);

@@ -1,5 +1,4 @@
-//! Properties of every plan, tested on thousands of random graphs and on transformers of every
-//! length.
+//! Properties of all plans, tested with thousands of random graphs and with transformers of every length.
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -10,7 +9,7 @@ use super::*;
 
 const CHUNK: u64 = 2 << 20;
 
-/// Returns the allocators that accept any request.
+/// Returns the allocators that accept any sequence of requests.
 fn allocators() -> Vec<Box<dyn Allocator>> {
     vec![
         Box::new(ChunkAllocator::default()),
@@ -21,7 +20,7 @@ fn allocators() -> Vec<Box<dyn Allocator>> {
     ]
 }
 
-/// Returns a policy that allocates and releases memory all the time.
+/// Returns a policy with frequent allocations and releases.
 fn eager() -> ChunkPolicy {
     ChunkPolicy {
         default_chunk: 64 << 10,
@@ -36,7 +35,7 @@ fn bound(records: &[UsageRecord]) -> f64 {
     1.10 * lower_bound(records) as f64 + CHUNK as f64
 }
 
-/// Plans one request, and checks every guarantee of the trait.
+/// Plans one request, and checks all guarantees of the trait.
 fn plan_checked(allocator: &mut dyn Allocator, records: &[UsageRecord]) -> Plan {
     let name = allocator.name();
     let before = allocator.held().to_vec();
@@ -56,7 +55,7 @@ fn plan_checked(allocator: &mut dyn Allocator, records: &[UsageRecord]) -> Plan 
     }
     let stats = allocator.last_request();
     assert_eq!(stats.footprint, plan.footprint(), "{name}");
-    // The owner of the memory frees and allocates every chunk whose size changed.
+    // The owner of the memory frees and reallocates each chunk whose size changed.
     let (mut freed, mut allocated) = (0, 0);
     for id in 0..before.len().max(allocator.held().len()) {
         let bytes = |held: &[u64]| held.get(id).copied().unwrap_or(0);
@@ -142,7 +141,7 @@ proptest! {
     fn a_request_that_allocates_stays_near_its_lower_bound(
         requests in prop::collection::vec(workloads::random_records(), 1..8),
     ) {
-        // Without shrinking, which would allocate for the largest of several requests.
+        // Shrinking is disabled, because it would allocate memory for the largest of several requests.
         let policy = ChunkPolicy { release_after: u32::MAX, keep_limit: u64::MAX, ..Default::default() };
         let mut allocator = ChunkAllocator::new(policy).unwrap();
         for records in &requests {
@@ -179,7 +178,7 @@ proptest! {
         plan.placements[a] = plan.placements[b];
         let found = plan.validate(&records);
         if clash {
-            // The tensor may overlap a third one, and the error may report that one.
+            // The tensor may also overlap a third tensor, and the error may report that one.
             let Err(PlanError::Overlap { a: x, b: y, .. }) = found else {
                 return Err(TestCaseError::fail(format!("{found:?}")));
             };
@@ -190,7 +189,7 @@ proptest! {
     }
 }
 
-/// Releases everything that `used` holds, and compares it with the new allocator `new`.
+/// Releases all memory of `used`. Checks that `used` then behaves like the new allocator `new`.
 fn check_as_new(used: &mut dyn Allocator, new: &mut dyn Allocator, requests: &[Vec<UsageRecord>]) {
     let held = used.held().iter().sum::<u64>();
     assert_eq!(used.release_all(), held, "{}", used.name());
@@ -203,9 +202,8 @@ fn check_as_new(used: &mut dyn Allocator, new: &mut dyn Allocator, requests: &[V
     }
 }
 
-/// Returns footprint over lower bound of a fresh allocator, in rising order, for graphs drawn from
-/// a fixed seed. Graphs smaller than one chunk are excluded, because the chunk would hide any
-/// waste.
+/// Returns the ratios of footprint to lower bound of a new allocator, in ascending order, for random graphs with a fixed seed. Graphs
+/// smaller than one chunk are excluded, because the chunk size would hide any waste.
 fn ratios(
     strategy: impl Strategy<Value = Vec<UsageRecord>>,
     footprint: impl Fn(&[UsageRecord]) -> u64,
@@ -223,7 +221,7 @@ fn ratios(
     ratios
 }
 
-/// Returns the smallest ratio that a fraction `p` of the ratios does not exceed.
+/// Returns the quantile `p` of ratios in ascending order. A quantile between two ratios is rounded up to the larger one.
 fn percentile(ratios: &[f64], p: f64) -> f64 {
     ratios[(p * (ratios.len() - 1) as f64).ceil() as usize]
 }
@@ -263,7 +261,7 @@ fn random_graphs_are_planned_near_their_lower_bound() {
     );
 }
 
-/// Shows why [`ChunkAllocator`] departs from the paper's listing.
+/// Shows why [`ChunkAllocator`] differs from the paper's listing.
 #[test]
 fn the_listing_of_the_paper_misses_that_bound() {
     let graphs = ratios(workloads::random_graph(1..150), |records| {
@@ -276,7 +274,7 @@ fn the_listing_of_the_paper_misses_that_bound() {
     );
 }
 
-/// Encoders from a single sequence to a server's batch, fused and unfused.
+/// Returns encoders with batches from a single sequence to a server's batch, fused and unfused.
 fn encoders() -> impl Iterator<Item = (Encoder, u64)> {
     let large = Encoder {
         n_layers: 24,

@@ -1,10 +1,10 @@
-//! Usage records for tests: transformers, layer by layer, and random graphs.
+//! Usage records for tests, from transformers of several layers and from random graphs.
 
 use proptest::prelude::*;
 
 use super::UsageRecord;
 
-/// Collects records while operators are numbered.
+/// Numbers operators and collects the records of their tensors.
 struct Recorder {
     records: Vec<UsageRecord>,
     names: Vec<String>,
@@ -35,7 +35,7 @@ pub(super) struct Encoder {
     pub width: u64,
     pub n_heads: u64,
     pub inner: u64,
-    /// Whether attention is unfused, with its scores in memory, and no bias or residual is fused.
+    /// Whether attention is unfused, so that its scores are stored, and biases and residuals are separate operators.
     pub unfused: bool,
 }
 
@@ -108,7 +108,7 @@ pub(super) fn encoder(shape: Encoder, batch: u64, length: u64) -> (Vec<String>, 
     (r.names, r.records)
 }
 
-/// Sizes from 0 to 64 MiB, log-uniform; half of them are products of a width and a token count.
+/// Returns sizes from 0 to 64 MiB, log-uniform. Half of them are products of a width and a token count.
 fn bytes() -> impl Strategy<Value = u64> {
     prop_oneof![
         1 => Just(0),
@@ -117,8 +117,7 @@ fn bytes() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Records of a random graph: every operator writes one tensor, and reads up to three earlier
-/// ones, most of them recent.
+/// Returns the records of a random graph. Each operator writes one tensor, and reads up to three earlier tensors, mostly recent ones.
 pub(super) fn random_graph(
     n_ops: impl Into<prop::collection::SizeRange>,
 ) -> impl Strategy<Value = Vec<UsageRecord>> {
@@ -142,7 +141,7 @@ pub(super) fn random_graph(
     })
 }
 
-/// Returns records with arbitrary lifetimes, which need not come from a graph.
+/// Returns records with arbitrary lifetimes, which may not correspond to any graph.
 pub(super) fn random_lifetimes(
     n: impl Into<prop::collection::SizeRange>,
 ) -> impl Strategy<Value = Vec<UsageRecord>> {
@@ -154,7 +153,7 @@ pub(super) fn random_lifetimes(
     prop::collection::vec(record, n)
 }
 
-/// Returns records of a random graph or with random lifetimes.
+/// Returns records of a random graph, or records with random lifetimes.
 pub(super) fn random_records() -> impl Strategy<Value = Vec<UsageRecord>> {
     prop_oneof![random_graph(1..150), random_lifetimes(1..150)]
 }

@@ -4,16 +4,15 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// Kernels for fused attention. A kernel chosen by name is never replaced by another.
+/// Kernels for fused attention. If a kernel is chosen by name, no other kernel replaces it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AttentionChoice {
-    /// Chosen by the longest sequence of the batch. On Hopper: warpgroup MMA if it supports the
-    /// head size, with a separate kernel for few tokens. Otherwise: the short kernel up to its
-    /// limit, and the online one beyond.
+    /// Selects the kernel by the longest sequence of the batch. On Hopper, this is warpgroup MMA if it supports the head size, with a
+    /// separate kernel for few tokens. On other cards, this is the short kernel up to its limit, and the online kernel for longer
+    /// sequences.
     #[default]
     Auto,
-    /// One kernel with all keys of a sequence in shared memory (ByteTransformer III.E.1). A
-    /// sequence beyond its limit is an error.
+    /// One kernel with all keys of a sequence in shared memory (ByteTransformer III.E.1). A longer sequence is an error.
     Short,
     /// Two grouped GEMMs, with the softmax split between them (ByteTransformer III.E.2). The scores
     /// are stored in global memory, and their size is quadratic in the lengths.

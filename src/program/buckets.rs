@@ -10,19 +10,18 @@ use crate::{
 
 /// The sizes that the batches of a program are rounded up to.
 ///
-/// The extra tokens of a bucket belong to no sequence, and its extra sequences are empty. A bucket
-/// never crosses a bound of a step's dispatch. It therefore launches the kernels of its batches,
-/// and their rows are bitwise equal to a run without buckets. Some shapes are not rounded: those
-/// where the size of a tensor or a launch depends on more than the numbers of tokens and sequences
-/// (stored scores), where the leading dimension of a result is neither tokens nor sequences, and
-/// where a sequence is too long for every kernel.
+/// The extra tokens of a bucket belong to no sequence, and its extra sequences are empty. A bucket never crosses a bound of a step's
+/// dispatch. It therefore launches the same kernels as its batches, and the rows of a batch are bitwise equal to those of a run without
+/// buckets. A shape is not rounded in three cases: the size of a tensor or a launch depends on more than the numbers of tokens and
+/// sequences (stored scores), the leading dimension of a result is neither tokens nor sequences, or a sequence is too long for every
+/// kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Buckets {
-    /// Bounds that a bucket does not cross, in ascending order.
+    /// Bounds on the number of tokens, in ascending order. Buckets do not cross these bounds or those of the following fields.
     tokens: Vec<u64>,
     batch: Vec<u64>,
     longest: Vec<u64>,
-    /// Bounds on the keys, with the range of tokens that they apply to.
+    /// Bounds on the number of keys, each with the range of tokens where it applies.
     keys: Vec<(Interval, u64)>,
     /// Batches that are not rounded.
     exact: Vec<Batches>,
@@ -73,7 +72,7 @@ impl Buckets {
             };
             self.keys.extend(ends(part.keys).map(|end| (rows, end)));
         }
-        // The error for a sequence that is too long must contain the actual length.
+        // The batch is not rounded, because the error for a sequence that is too long must contain the actual length.
         if let Some(most) = step.max_longest {
             self.own(Batches::by_longest(Interval::new(most, None)));
         }
@@ -93,32 +92,29 @@ impl Buckets {
         }
     }
 
-    /// Returns the bucket of a batch. Its extents are at least those of the batch, and a bucket is
-    /// its own bucket. The `longest`, `pairs`, `slots` and `cached_keys` of a bucket only determine
-    /// the kernels to launch.
+    /// Returns the bucket of a batch. Its extents are at least those of the batch. The operation is idempotent: the bucket of a bucket is
+    /// itself. The `longest`, `pairs`, `slots` and `cached_keys` of a bucket only determine which kernels are launched.
     pub fn of_batch(&self, batch: &Extents) -> Extents {
         let over_tokens = batch.with_rows(batch.tokens);
         if self.exact.iter().any(|part| part.contains(&over_tokens)) {
             return *batch;
         }
         let tokens = rounded_tokens(batch.tokens).min(next(&self.tokens, batch.tokens));
-        // A kernel may read the row where a sequence starts, so an extra sequence needs an extra
-        // token.
+        // A kernel may read the row at a sequence's start, so an extra sequence needs an extra token.
         let sequences = match tokens > batch.tokens {
             true => rounded_sequences(batch.batch).min(next(&self.batch, batch.batch)),
             false => batch.batch,
         };
         let keys = self.max_keys(batch.tokens, batch.max_keys());
         let longest = next(&self.longest, batch.longest).min(keys);
-        // All fields are listed explicitly, because a field that differs within a bucket would
-        // prevent sharing a plan and a graph.
+        // All fields are listed explicitly: a field that differs within a bucket would prevent sharing a plan and a graph.
         Extents {
             tokens,
             batch: sequences,
             longest,
             pairs: tokens * longest,
             slots: match batch.blocks {
-                // Nothing is cached, and the keys are those of the tokens.
+                // Without a cache, each token is a key.
                 0 => tokens,
                 _ => batch.slots,
             },
@@ -131,8 +127,7 @@ impl Buckets {
         }
     }
 
-    /// Returns the maximum number of keys of a sequence for which `tokens` tokens launch the same
-    /// kernels as for `keys`.
+    /// Returns the max number of keys per sequence with which `tokens` tokens launch the same kernels as with `keys` keys.
     pub fn max_keys(&self, tokens: u64, keys: u64) -> u64 {
         let bound = |&&(rows, end): &&(Interval, u64)| end >= keys && rows.contains(tokens);
         let next = self.keys.iter().find(bound);
@@ -140,16 +135,14 @@ impl Buckets {
     }
 }
 
-/// Returns the bounds that a bucket must not cross, so that it is entirely inside or outside the
-/// interval.
+/// Returns the bounds that a bucket must not cross, so that it is entirely inside or entirely outside the interval.
 fn ends(interval: Interval) -> impl Iterator<Item = u64> {
     let above = (interval.above > 0).then_some(interval.above);
     above.into_iter().chain(interval.up_to)
 }
 
-/// Rounds few tokens to multiples of 8, the row granularity of GEMMs for small M. More tokens are
-/// rounded in steps of at most 1/32 of them, limited to the rows of a GEMM tile, whose unused rows
-/// cost nothing.
+/// Rounds small numbers of tokens to multiples of 8, the row granularity of GEMMs for small M. Larger numbers are rounded to multiples of a
+/// power of two: at most 1/32 of the number, and at most the 128 rows of a GEMM tile. Unused rows of a tile cost nothing.
 fn rounded_tokens(tokens: u64) -> u64 {
     const MIN_STEP: u64 = 8;
     const MAX_STEP: u64 = 128;
@@ -157,8 +150,7 @@ fn rounded_tokens(tokens: u64) -> u64 {
     tokens.next_multiple_of(step)
 }
 
-/// Rounds sequences in steps of at most a quarter. An empty sequence costs a few CTAs that exit at
-/// once.
+/// Rounds the number of sequences up by at most a quarter. An empty sequence costs a few CTAs that exit immediately.
 fn rounded_sequences(sequences: u64) -> u64 {
     sequences.next_multiple_of(power_of_two_up_to(sequences / 4))
 }
@@ -201,8 +193,8 @@ fn depends_on_tokens_and_sequences(program: &Program, step: &Step) -> bool {
     rows && counts && tensors.all(|tensor| tensor.shape.0.iter().all(simple))
 }
 
-/// Returns whether the leading dimension of a tensor is tokens, sequences or a constant, so that
-/// rows of the batch come first.
+/// Returns whether the leading dimension of a tensor is tokens, sequences or a constant. The rows of the batch then come before all extra
+/// rows.
 fn has_rows_in_front(shape: &Shape) -> bool {
     let Some((rows, rest)) = shape.0.split_first() else {
         return true;

@@ -26,7 +26,7 @@ struct Launch {
     rest: String,
     kernel: usize,
     symbol: String,
-    /// Estimate for one launch in microseconds, if the kernel is selected by cost.
+    /// Estimate for one launch in microseconds; `None` if the kernel is not selected by cost.
     us: Option<f64>,
 }
 

@@ -47,11 +47,10 @@ pub struct LowerOptions<'a> {
     pub no_fused_launches: bool,
 }
 
-/// Lowers a verified graph to a program. With padding kept, softmax masks padding keys.
+/// Lowers a verified graph to a program. If padding is kept, softmax masks padding keys.
 ///
 /// # Errors
-/// Returns an error for an unsupported operator, and with padding kept for an operator that would
-/// read padding.
+/// Returns an error for an unsupported operator, and, if padding is kept, for an operator that would read padding.
 pub fn lower(graph: &Graph, options: &LowerOptions) -> Result<Program, LowerError> {
     match options.padding {
         Padding::Removed => {}
@@ -76,14 +75,14 @@ struct Lowering<'a> {
     dtype: DType,
     /// The chains of nodes whose kernels depend on the number of rows, and their launches.
     chains: Chains,
-    /// The launches that compute several nodes before an attention.
+    /// The launches that prepare operands of attention, each computing several nodes.
     prepared: Prepared,
     /// The attentions that convert their result to E4M3, by the node of the conversion.
     conversions: HashMap<NodeId, Converting>,
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
     meta_of: HashMap<BatchInput, TensorIndex>,
-    /// The attentions that append to the cache themselves in steps of one token.
+    /// The attentions whose decode kernels append to the cache themselves.
     appending: HashMap<NodeId, Appending>,
     /// Scratch tensors of implementations, by the node that they are named after.
     scratch_of: HashMap<(NodeId, &'static str), TensorIndex>,
@@ -133,7 +132,7 @@ impl<'a> Lowering<'a> {
             }
             Op::Cache { .. } => self.cache(id)?,
             Op::CrossCache { name, .. } => self.remembered(id, name)?,
-            // Launched with the conversion of its result.
+            // The launch is added with the node that converts the result.
             Op::Attention(_) if self.converts_itself(id) => return Ok(()),
             Op::ToE4m3 if self.conversions.contains_key(&id) => {
                 let launch = self.conversions[&id].clone();
@@ -164,7 +163,7 @@ impl<'a> Lowering<'a> {
         if *op == Op::ToE4m3 {
             return Element::E4m3;
         }
-        // Sums of logarithms, and scales, need more precision than the storage type may have.
+        // Sums of logarithms and scales are in f32, because the storage type may be too imprecise.
         let is_single = matches!(
             op,
             Op::LogProbability
@@ -173,7 +172,7 @@ impl<'a> Lowering<'a> {
         if is_single { DType::F32 } else { self.dtype }.into()
     }
 
-    /// Whether a weight is read as it is. If it is only read in other formats, it needs no memory in this one.
+    /// Returns whether a weight is read in its own format. A weight that is only read in other formats is not loaded in this one.
     fn is_read(&self, weight: NodeId) -> bool {
         let readers = self.graph.consumers(weight);
         let is_output = self.graph.outputs().iter().any(|&(_, id)| id == weight);
@@ -209,7 +208,7 @@ impl<'a> Lowering<'a> {
         Ok(out)
     }
 
-    /// Returns the batch input that takes the place of the bounds of sequences, for a value after prompts and its pooling.
+    /// Returns the batch input that replaces the bounds of sequences, if the node is a value after prompts or the pooling of one.
     fn pooled(&self, id: NodeId, op: &Op) -> Option<BatchInput> {
         let after = |id: NodeId| *self.graph.op(id) == Op::AfterPrompt;
         match op {
@@ -313,7 +312,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Sets the first and last step of every planned tensor. Outputs live to the last step.
+    /// Sets the first and last step of every planned tensor. Outputs stay alive until the last step.
     fn lifetimes(&mut self) {
         let end = self.program.steps.len().saturating_sub(1) as u32;
         let mut spans: HashMap<TensorIndex, (u32, u32)> = HashMap::new();
@@ -357,7 +356,7 @@ fn unsupported(graph: &Graph, id: NodeId, op: &Op, problem: String) -> LowerErro
     }
 }
 
-/// Initial place of a planned tensor, until the steps are known.
+/// Placeholder for the place of a planned tensor until its steps are known.
 const UNPLACED: Storage = Storage::Planned { first: 0, last: 0 };
 
 /// Returns the rows of a launch that computes a tensor of this shape.

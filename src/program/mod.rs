@@ -42,9 +42,8 @@ pub type TensorIndex = usize;
 pub struct Program {
     /// Storage type of activations and weights.
     pub dtype: DType,
-    /// Whether the results are batch-invariant: bitwise independent of the other sequences of the
-    /// batch. Every step then has one kernel for all batches, which computes each row in the same
-    /// order of operations.
+    /// Whether the results are batch-invariant: bitwise independent of the other sequences of the batch. Every step then has a single
+    /// kernel for all batches, which computes each row with the same order of operations.
     pub invariant: bool,
     /// Distinct kernels; layers share them.
     pub kernels: Vec<KernelSpec>,
@@ -55,8 +54,8 @@ pub struct Program {
     pub outputs: Vec<(String, TensorIndex)>,
     /// Caches of the sequences, in the order of their positions in a block of the KV cache.
     pub caches: Vec<Cache>,
-    /// Parts of a model that has several, in the order in which a sequence runs them. Each step
-    /// belongs to one.
+    /// Parts of a model with several parts, such as an encoder and a decoder, in the order in which a sequence runs them. Each step belongs
+    /// to one part. Empty for other models.
     pub parts: Vec<Part>,
 }
 
@@ -66,11 +65,11 @@ pub struct Cache {
     pub name: String,
     pub heads: u32,
     pub head: u32,
-    /// Index of the part that appends to it, and whose stream its positions belong to.
+    /// Index of the part that appends to the cache. The cache's positions belong to the stream of that part.
     pub part: u32,
-    /// Whether a sequence has exactly one position in it, whatever its number of tokens.
+    /// Whether the cache has exactly one position per sequence, regardless of the sequence's length.
     pub one_position: bool,
-    /// Format of its rows. All caches of a program have the same, because their elements share blocks.
+    /// Format of the rows. All caches of a program have the same format, because their elements share blocks.
     pub format: Format,
 }
 
@@ -105,8 +104,7 @@ pub enum Storage {
     Batch(BatchInput),
     /// Loaded once, with the model.
     Weight(WeightExpr),
-    /// Placed by the planner; alive from step `first` to `last`, both inclusive. Outputs live to
-    /// the last step.
+    /// Allocated by the planner; alive from step `first` to `last`, both inclusive. Outputs stay alive until the last step.
     Planned { first: u32, last: u32 },
     /// In the KV cache blocks of the sequences; an index into [`Program::caches`].
     Cached(u32),
@@ -135,7 +133,7 @@ impl Program {
         is_one.then_some((*tensor, vocabulary))
     }
 
-    /// Returns the format of the weights of linear layers, if it is not that of the other tensors.
+    /// Returns the format of the weights of linear layers, if it differs from that of other tensors.
     pub fn weight_format(&self) -> Option<Format> {
         let matrices = self
             .tensors
@@ -167,8 +165,8 @@ impl Program {
         last.map_or(0, |last| last + 1)
     }
 
-    /// Returns the number of elements in a block of the KV cache: [`BLOCK`] positions of all caches
-    /// of a stream, for the largest stream, so that a block suits any stream.
+    /// Returns the number of elements in a block of the KV cache: [`BLOCK`] positions of all caches of a stream. The largest stream
+    /// determines the size, so that any stream can use a block.
     pub fn block_elements(&self) -> u64 {
         block_elements(&self.caches)
     }
@@ -184,7 +182,7 @@ impl Program {
         first.map_or(self.dtype.into(), |cache| cache.format)
     }
 
-    /// Returns the blocks of the KV cache, as kernels address them.
+    /// Returns the layout of the KV cache's blocks for kernels.
     pub fn pool(&self) -> Pool {
         Pool {
             stride: self.block_elements(),
@@ -241,8 +239,7 @@ impl Program {
             })
     }
 
-    /// Returns the steps that a batch launches, with the indices of their kernels. Omits steps for
-    /// batches of other sizes.
+    /// Returns the steps that a batch launches, with the indices of their kernels. Steps for other batches are omitted.
     ///
     /// # Errors
     /// Returns the errors of [`Step::launch`].
@@ -332,7 +329,7 @@ impl Program {
             })
     }
 
-    /// Returns the ids that stand before the first token of a sequence, for each input of previous ids.
+    /// Returns the ids that precede the first token of a sequence, one for each input of previous ids.
     pub fn first_ids(&self) -> impl Iterator<Item = u32> {
         let places = self.tensors.iter().map(|tensor| &tensor.place);
         places.filter_map(|place| match place {
@@ -344,7 +341,7 @@ impl Program {
         })
     }
 
-    /// Returns whether a step reads this input of the batch.
+    /// Returns whether some step reads this batch input.
     pub fn reads(&self, meta: BatchInput) -> bool {
         self.tensors.iter().any(|t| t.place == Storage::Batch(meta))
     }

@@ -11,7 +11,8 @@ pub enum Padding {
     /// Sequences are packed, and nothing is computed for padding (ByteTransformer III.D).
     #[default]
     Removed,
-    /// Sequences are packed, and may end with tokens that no token attends to (`Batch::with_attended`). Softmax masks these.
+    /// Sequences are packed. A sequence may end with tokens that no token attends to (`Batch::with_attended`), and softmax masks these
+    /// tokens.
     Expanded,
     /// Every sequence is padded to the longest, as in frameworks without packing. All launches
     /// include the padding, and softmax masks padding keys. For measurements only.
@@ -34,7 +35,7 @@ pub(super) fn check_kept(graph: &Graph) -> Result<(), LowerError> {
     Ok(())
 }
 
-/// Checks that tokens which no token attends to change nothing but their own rows.
+/// Checks that tokens to which no token attends affect only their own rows.
 pub(super) fn check_expanded(graph: &Graph) -> Result<(), LowerError> {
     check_kept(graph)?;
     for id in graph.topological() {
@@ -74,7 +75,7 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
             node: node(),
             reads: "reads last tokens",
         }),
-        // Each row depends on its own row, or on the first token, which is never padding.
+        // A row depends only on the same row of its operands, or on the first token, which is never padding.
         Op::Input(_)
         | Op::Weight(_)
         | Op::Quantize(_)
@@ -102,8 +103,7 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         | Op::LogProbability
         | Op::Draw
         | Op::L2Normalize { .. } => Ok(()),
-        // The CPU and the device keep padded batches out of caches, because nothing continues from
-        // them.
+        // Neither the CPU nor a device appends padded batches to caches, because no later batch continues them.
         Op::Cache { .. } | Op::CrossCache { .. } => Ok(()),
         // The softmax is masked, so that padding keys have no weight in the context.
         Op::Scores { .. } | Op::RelativeScores { .. } | Op::Softmax { .. } | Op::Context { .. } => {

@@ -2,8 +2,7 @@ use std::fmt;
 
 use super::{Program, Storage};
 
-/// Prints a line per step with its value, operands and rows, and a line for each part of its
-/// dispatch.
+/// Prints one line per step with its value, operands and rows, and one line per range of its dispatch.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, step) in self.steps.iter().enumerate() {

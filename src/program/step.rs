@@ -13,18 +13,18 @@ use crate::{
 pub struct Step {
     /// Name of the computed value.
     pub name: String,
-    /// Index into [`Program::kernels`](super::Program::kernels) for each range of batches. All
-    /// kernels take equal arguments. For other batches, another step computes the value.
+    /// Index into [`Program::kernels`](super::Program::kernels) for each range of batches. All kernels of a step have the same parameters.
+    /// For batches outside all ranges, another step computes the value.
     pub dispatch: Dispatch<usize>,
     /// Maximum sequence length over all steps that compute the value; a longer sequence is an
     /// error.
     pub max_longest: Option<u64>,
     /// Tensors of the kernel's `Read` and `Write` parameters, in signature order.
     pub operands: Vec<TensorIndex>,
-    /// Value of [`Symbol::Rows`] for its kernels.
+    /// Value of [`Symbol::Rows`] for the step's kernels.
     pub rows: Size,
-    /// Whether its kernels, which compute a row for each sequence, compute one for each token instead: [`Symbol::Batch`] is the number
-    /// of tokens.
+    /// Whether the kernels, which normally compute a row per sequence, compute a row per token instead. [`Symbol::Batch`] is then the
+    /// number of tokens.
     pub by_token: bool,
     /// Index of the part of the model that the step belongs to. Only batches of this part launch
     /// it.
@@ -76,7 +76,7 @@ impl Step {
         Ok(kernel.map(|&kernel| (kernel, extents)))
     }
 
-    /// Returns the distinct indices of the kernels that it may launch.
+    /// Returns the distinct indices of the kernels that the step may launch.
     pub fn kernels(&self) -> Vec<usize> {
         let mut kernels: Vec<usize> = self.dispatch.choices().copied().collect();
         kernels.sort_unstable();
@@ -84,7 +84,7 @@ impl Step {
         kernels
     }
 
-    /// Returns a size of its kernels' parameters in the symbols of the batch.
+    /// Expresses a size of the kernels' parameters in the symbols of the batch.
     pub(super) fn bind(&self, size: &Size) -> Size {
         let size = size.bind(Symbol::Rows, &self.rows);
         match self.by_token {
@@ -93,13 +93,13 @@ impl Step {
         }
     }
 
-    /// Returns whether its rows are the tokens of the batch.
+    /// Returns whether the step's rows are the tokens of the batch.
     pub(super) fn is_over_tokens(&self) -> bool {
         self.rows.as_symbol() == Some(Symbol::Tokens)
     }
 
-    /// Returns the batches that it is launched for, by tokens and longest sequence. A step over
-    /// rows other than tokens serves any number of rows, so tokens do not restrict it.
+    /// Returns the batches that the step is launched for, by tokens and longest sequence. A step over rows other than tokens supports any
+    /// number of rows, so tokens do not restrict its batches.
     pub(super) fn batches(&self) -> Vec<Batches> {
         let covered = self.dispatch.covered();
         match self.is_over_tokens() || !Batches::ALL.is_covered_by(&covered) {
@@ -108,7 +108,7 @@ impl Step {
         }
     }
 
-    /// Returns whether it is launched for some batch with extents up to `batch`.
+    /// Returns whether the step is launched for any batch with extents up to `batch`.
     pub(super) fn begins_within(&self, batch: &Extents) -> bool {
         let rows = match self.is_over_tokens() {
             true => batch.tokens,

@@ -17,15 +17,13 @@ use crate::{
     tensor::{DType, Element, Shape, Symbol},
 };
 
-/// Maximum parts of a dispatch. A lowered program has about thirty, and comparing them takes
-/// quadratic time.
+/// Max number of ranges of a dispatch. A lowered program has about thirty. All pairs of ranges are compared, which takes quadratic time.
 const MAX_DISPATCH: usize = 1024;
 
 impl Program {
-    /// Checks everything that an executor relies on. Kernels accept all sizes, and indices are in
-    /// range. The tensors of a step match its kernels' types and sizes. For every batch, each
-    /// tensor is written once before it is read. Each weight is read, so that none takes memory in
-    /// vain.
+    /// Checks everything that an executor relies on. Kernels accept all sizes, and indices are in range. The tensors of a step match its
+    /// kernels' types and sizes. For every batch, each tensor is written once before it is read. Each weight is read by some step, so that
+    /// no memory is wasted.
     ///
     /// # Errors
     /// Returns a description of the first problem.
@@ -68,7 +66,7 @@ impl Program {
         Ok(())
     }
 
-    /// Checks that an invariant program has one kernel for each step, whatever the batch.
+    /// Checks that each step of an invariant program has a single kernel for all batches.
     fn one_kernel_a_step(&self) -> Result<(), String> {
         if !self.invariant {
             return Ok(());
@@ -129,7 +127,7 @@ impl Program {
                     }
                 }
                 Storage::Weight(expr) => {
-                    // The parameters of the kernels that read it say in which format; see `step`.
+                    // The format is checked in `step`, against the parameters of the kernels that read the weight.
                     match tensor.element {
                         Element::Value(_) | Element::Scaled(_) | Element::E4m3 => {}
                         Element::I32 | Element::I64 => {
@@ -188,8 +186,8 @@ impl Program {
         if let Some((a, b)) = step.dispatch.overlap() {
             return Err(format!("has two kernels for the same batch ({a}; {b})"));
         }
-        // Coverage is proven over tokens, which all steps share. A step over other rows must
-        // therefore serve every number of them.
+        // Coverage is checked in terms of tokens, which all steps have in common. A step over other rows must therefore support any number
+        // of rows.
         let by_rows = covered.iter().any(|part| part.rows != Interval::ALL);
         if by_rows && !step.is_over_tokens() && !Batches::ALL.is_covered_by(&covered) {
             return Err(format!("has no kernel for some numbers of {}", step.rows));
@@ -219,7 +217,7 @@ impl Program {
                 return Err("has kernels that write different tensors".to_owned());
             }
         }
-        // All kernels of a step have equal parameters, and a kernel writes only its last tensors.
+        // All kernels of a step have equal parameters, and the written tensors are the last ones.
         let n_reads = step.operands.len().saturating_sub(n_writes.unwrap_or(0));
         let writes = step.operands[n_reads..].iter();
         for out in writes.flat_map(|&out| self.written(step, out)) {
@@ -229,7 +227,7 @@ impl Program {
                 return Err(format!("computes `{}` again", self.tensors[out].name));
             }
             written[out].extend(own);
-            // A longer sequence is an error before anything runs, so it needs no value.
+            // Longer sequences cause an error before anything runs, so their values are not needed.
             let beyond = step.max_longest.map(|most| Interval::new(most, None));
             written[out].extend(beyond.map(Batches::by_longest));
         }
@@ -269,9 +267,8 @@ impl Program {
                 ));
             }
             match tensor.place {
-                // A tensor is written from its first step on, by one step for each batch, and read
-                // only in later steps. Thus no step reads its own output, and nothing is read
-                // before it is written.
+                // For each batch, exactly one step writes a tensor. The tensor's life starts at its first writer, and all readers come
+                // later. Thus no step reads its own output, and nothing is read before it is written.
                 Storage::Planned { first, last }
                     if last < at
                         || (writes && written[operand].is_empty() && first != at)
@@ -279,7 +276,7 @@ impl Program {
                 {
                     return Err(format!("binds `{}` outside its life", tensor.name));
                 }
-                // Parts run separately, and values of one are gone when another runs.
+                // Parts run separately, and the values of a part are not kept for other parts.
                 Storage::Planned { first, .. }
                     if self.steps.get(first as usize).map(|s| s.part) != Some(step.part) =>
                 {
@@ -323,7 +320,7 @@ impl Program {
         Ok(())
     }
 
-    /// Returns whether a kernel reads or writes a cache with this layout.
+    /// Returns whether a kernel can read or write this cache: the kernel's layout and the part that owns the cache must match.
     fn is_of_cache(&self, kernel: &KernelSpec, cache: u32, part: u32) -> bool {
         let own = self.caches.get(cache as usize).map(|cache| cache.part) == Some(part);
         let reads = match kernel {
@@ -341,7 +338,7 @@ impl Program {
         is_read && self.n_caches(cache, reads.kv_heads, reads.head) == Some(1)
     }
 
-    /// Returns whether a kernel appends its own rows to the cache that it reads.
+    /// Returns whether a kernel appends the batch's rows to the cache that it reads.
     fn adds_itself(&self, step: &Step, kernel: &KernelSpec, cache: usize) -> bool {
         let first = step
             .operands
@@ -352,8 +349,8 @@ impl Program {
             && added.is_some_and(|&added| self.written(step, added).contains(&cache))
     }
 
-    /// Returns the number of caches, from `cache` on, that a kernel appends to; `None` if it does
-    /// not append to caches of this layout.
+    /// Returns the number of consecutive caches, starting with `cache`, that a kernel appends to. Returns `None` if the kernel does not
+    /// append to caches of this layout.
     fn n_appended(&self, kernel: &KernelSpec, cache: u32) -> Option<u32> {
         match kernel {
             KernelSpec::AppendCache(k) => {
@@ -374,8 +371,8 @@ impl Program {
         }
     }
 
-    /// Returns the number of caches, from `first` on, that together have `heads` heads of size
-    /// `head`. Adjacent caches in a block have the layout of one.
+    /// Returns the number of consecutive caches, starting with `first`, that together have `heads` heads of size `head`. Adjacent caches in
+    /// a block have the layout of one larger cache.
     fn n_caches(&self, first: u32, heads: u32, head: u32) -> Option<u32> {
         let mut found = 0;
         let rest = self.caches.get(first as usize..)?;
@@ -391,7 +388,8 @@ impl Program {
         None
     }
 
-    /// Returns the tensors that a step writes through `out`: all caches that its kernel appends to.
+    /// Returns the tensors that a step writes if `out` is one of its results: `out` itself, or, if `out` is a cache, all caches that the
+    /// kernel appends to.
     fn written(&self, step: &Step, out: usize) -> Vec<usize> {
         let Storage::Cached(first) = self.tensors[out].place else {
             return vec![out];
@@ -407,7 +405,7 @@ impl Program {
         tensors.map(|(index, _)| index).collect()
     }
 
-    /// Returns the tables that ids of the batch index.
+    /// Returns the tables that are indexed by ids of the batch.
     pub(crate) fn tables(&self) -> impl Iterator<Item = Table> {
         let tables = self.kernels.iter().flat_map(|k| k.as_kernel().tables());
         tables.map(|(_, table)| table)
@@ -425,7 +423,7 @@ pub(crate) fn check_kernel(kernel: &dyn Kernel, stored: DType) -> Result<(), Str
     }
 }
 
-/// Returns whether a tensor written for the batches `written` covers all batches of a step.
+/// Returns whether the batches `written`, for which a tensor is written, cover all batches of a step.
 fn all_are_covered(step: &Step, written: &[Batches]) -> bool {
     step.batches()
         .iter()

@@ -19,7 +19,7 @@ pub struct Limits {
     pub vocabulary: u32,
     /// Exclusive upper bound of segment ids; `None` if the model has no segments.
     pub segments: Option<u32>,
-    /// Padding token id that the model assigns no position. No sequence may contain it.
+    /// Padding token id, to which the model assigns no position. No sequence may contain it.
     pub skipped: Option<u32>,
     /// Maximum number of tokens of a sequence, from the position table or `max_position_embeddings`; `None` if unlimited.
     pub longest: Option<u32>,
@@ -49,9 +49,9 @@ pub struct Batch {
     padded: Option<Padded>,
     /// Number of tokens of each sequence without padding, if [`Batch::with_padding`] added padding.
     valid_lens: Option<Vec<u32>>,
-    /// Number of tokens of each sequence that its tokens attend to; `None` for all of them.
+    /// Number of leading tokens of each sequence that are attended to; `None` if all tokens are.
     attended: Option<Vec<u32>>,
-    /// Number of tokens at the beginning of each sequence that pooling leaves out; `None` if there are none.
+    /// Number of leading tokens of each sequence that pooling leaves out; `None` if it includes all tokens.
     left_out: Option<Vec<u32>>,
     past: Option<Past>,
     /// Noise seed of each sequence; `None` means zeros.
@@ -80,7 +80,7 @@ pub struct Sources {
     pub slots: Vec<u32>,
 }
 
-/// Padded form in which a batch was passed. It is kept because a CUDA device packs such a batch itself.
+/// Padded form of a batch that was passed with padding. It is kept because a CUDA device packs such a batch itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Padded {
     /// `[batch, longest]`: columns beyond the longest sequence are removed.
@@ -130,8 +130,8 @@ impl Batch {
     /// padding; the tokens come first in every row (ByteTransformer III.D).
     ///
     /// # Errors
-    /// Returns an error if the ids are not a whole number of rows, or if the mask has another length, a value other than 0 and 1,
-    /// or a 1 after a 0.
+    /// Returns an error if the ids are not a whole number of rows, or if the mask has a length other than that of the ids, a value other
+    /// than 0 and 1, or a 1 after a 0.
     pub fn from_padded(token_ids: &[u32], mask: &[u32], width: usize) -> Result<Self, BatchError> {
         if width == 0 || token_ids.is_empty() {
             return Err(LengthsError::Empty.into());
@@ -209,10 +209,10 @@ impl Batch {
         Ok(self)
     }
 
-    /// Marks the batch as the next tokens of sequences in a KV cache.
+    /// Marks the batch as a continuation of sequences in a KV cache.
     ///
     /// # Errors
-    /// Returns an error if the number of sequences or slots differs from that of the batch.
+    /// Returns an error if the number of sequences or slots does not match the batch.
     pub fn with_past(mut self, past: Past) -> Result<Self, BatchError> {
         let (expected, found) = (self.lens.len(), past.cached.len());
         if expected != found {
@@ -283,9 +283,9 @@ impl Batch {
         self.past.as_ref().map_or(0, |past| past.cached[sequence])
     }
 
-    /// Returns the batch with every sequence padded at its end to the length of the longest, with id 0.
-    /// [`valid_lens`](Self::valid_lens) then returns the number of tokens without padding. Only a session that keeps padding
-    /// accepts such a batch. Returns an error if the padded batch exceeds the maximum number of tokens of a run.
+    /// Returns the batch with every sequence padded at its end, with id 0, to the length of the longest sequence.
+    /// [`valid_lens`](Self::valid_lens) then returns the number of tokens without padding. Only a session that keeps padding accepts such a
+    /// batch. Returns an error if the padded batch exceeds the maximum number of tokens of a run.
     pub fn with_padding(&self) -> Result<Self, BatchError> {
         let longest = self.extents.longest as usize;
         let pad = |ids: &[u32]| -> Vec<u32> {
@@ -387,8 +387,7 @@ impl Batch {
         }
     }
 
-    /// Returns the batch with the last token of each sequence that the model requires, if it requires one: for batches of random
-    /// ids.
+    /// Replaces the last token of each sequence with the end token that the model requires, if any. This makes batches of random ids valid.
     #[must_use]
     pub fn with_required_ends(mut self, limits: &Limits) -> Self {
         let Some(id) = limits.end.and_then(SequenceEnd::required) else {
@@ -406,7 +405,7 @@ impl Batch {
     /// Returns the batch without the tokens after each sequence's end token. A sequence without an end token is unchanged.
     ///
     /// # Errors
-    /// Returns no error for a batch that passes [`check`](Self::check).
+    /// Returns an error only for a batch that does not pass [`check`](Self::check).
     pub fn ended(&self, end: Option<SequenceEnd>) -> Result<Cow<'_, Self>, BatchError> {
         let is_whole = self.past.is_none()
             && self.valid_lens.is_none()
@@ -502,7 +501,7 @@ mod tests {
         assert_eq!(packed.valid_lens(), [3, 1]);
         // Padding again has no effect.
         assert_eq!(padded.with_padding().unwrap(), padded);
-        // 2²³ + 1 tokens fit one run; padded to three times 2²³ − 1 they do not.
+        // 2²³ + 1 tokens fit one run. Padding to three sequences of 2²³ − 1 tokens exceeds the maximum.
         let long = (1 << 23) - 1;
         let ragged = Batch::from_packed(vec![0; long as usize + 2], &[long, 1, 1]).unwrap();
         insta::assert_snapshot!(ragged.with_padding().unwrap_err(), @"the batch has 25165821 tokens; the maximum of one run is 16777216; split the batch");

@@ -9,8 +9,8 @@ use super::{
 };
 use crate::tensor::{DType, Element};
 
-/// A named output of a run in memory of its own, on the device that computed it. No other run reads or writes the memory, which is
-/// freed when this is dropped. All work that writes it is done.
+/// A named output of a run, in separate memory of the device that computed it. All work that writes the memory has completed. No other run
+/// reads or writes the memory, which is freed when the output is dropped.
 #[derive(Debug)]
 pub struct DeviceOutput {
     pub name: String,
@@ -136,7 +136,7 @@ impl DeviceOutput {
         })
     }
 
-    /// Allocates an output like this one on the same device, with `n` rows of `width` values that are zero.
+    /// Allocates an output with this name and element type on the same device. It has `n` rows of `width` zeros.
     ///
     /// # Errors
     /// Returns an error if memory cannot be allocated.
@@ -162,12 +162,11 @@ impl DeviceOutput {
         })
     }
 
-    /// Copies the start of each row of `from` to the row of this output with the index at the same place of `rows`. The copies are
-    /// done when this returns.
+    /// Copies row `i` of `from` to row `rows[i]` of this output, cut to the width of this output. All copies have completed on return.
     ///
     /// # Errors
-    /// Returns an error if `from` is on another device, has values of another type, shorter rows or another number of rows than
-    /// `rows`, if an index is out of range, or if the device fails.
+    /// Returns an error if `from` is on another device, has another element type or shorter rows, or does not have one row for each index.
+    /// Also returns an error if an index is out of range, or if the device fails.
     pub fn set_rows(&mut self, from: &Self, rows: &[usize]) -> Result<(), DeviceOutputError> {
         let ([n_from, from_width], [n_to, width]) = (from.rows(), self.rows());
         if from.element != self.element || from_width < width {
@@ -215,7 +214,7 @@ impl DeviceOutput {
         }
     }
 
-    /// Returns the number of rows and the number of values of a row.
+    /// Returns the number of rows and the number of values per row.
     fn rows(&self) -> [u64; 2] {
         match self.shape.split_first() {
             Some((&n, row)) => [n, row.iter().product()],

@@ -6,7 +6,7 @@ use crate::{
     tensor::{Element, e4m3},
 };
 
-/// Encodes a tensor as `element`. Values are rounded to that type. If it has scales, the tensor is a matrix with rows of `columns`
+/// Encodes a tensor as `element`, rounding the values to this type. For a type with scales, the tensor is a matrix with rows of `columns`
 /// elements.
 pub fn encode_tensor(tensor: &HostTensor, element: Element, columns: usize) -> Vec<u8> {
     match (tensor, element) {

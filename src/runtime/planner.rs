@@ -117,7 +117,7 @@ impl AllocatorChoice {
 pub struct Footprint {
     /// Bytes of the chunks that the plan uses.
     pub chunks: u64,
-    /// Lower bound of any plan in bytes: the maximum over all launches of the sizes of the live tensors, for the extents of the
+    /// Lower bound on the bytes of any plan: the maximum, over all launches, of the total size of the live tensors, for the extents of the
     /// batch itself.
     pub lower_bound: u64,
 }
@@ -158,7 +158,7 @@ impl Planner {
         }
     }
 
-    /// Returns the plan of a batch. The owner of the chunks must then apply [`Planner::held`].
+    /// Returns the plan of a batch. The owner of the chunks must then resize them to [`Planner::held`].
     ///
     /// # Errors
     /// Returns an error if the batch exceeds the declared maximum or its sizes overflow.
@@ -204,7 +204,7 @@ impl Planner {
         self.cache.clear();
     }
 
-    /// Returns the memory that an empty session needs for `batch` if it plans for the extents of `bucket`.
+    /// Returns the memory that a session without chunks needs for `batch` if it plans for the extents of `bucket`.
     ///
     /// # Errors
     /// Returns the errors of [`Planner::new`] and [`Planner::plan`].

@@ -19,7 +19,7 @@ pub enum GraphChoice {
 }
 
 impl GraphChoice {
-    /// Buckets that a session's batches are rounded up to.
+    /// Returns the buckets to which a session's batches are rounded up.
     pub fn buckets(self, program: &Program, allocator: &AllocatorChoice) -> Buckets {
         match self {
             // The check against the declared maximum uses the batch's own extents, not those of a bucket.
@@ -28,7 +28,7 @@ impl GraphChoice {
         }
     }
 
-    /// Extents that a CUDA session plans and launches a batch for.
+    /// Returns the extents for which a CUDA session plans and launches a batch.
     pub fn planned_for(
         self,
         program: &Program,
@@ -52,7 +52,7 @@ pub struct GraphUse {
     pub kept: usize,
 }
 
-/// Returns the extents that a batch is planned and launched for. A padded batch is not rounded up.
+/// Returns the extents for which a batch is planned and launched. A padded batch is not rounded up.
 pub(super) fn extents_of(buckets: &Buckets, batch: &Batch) -> Extents {
     match batch.padded() {
         Some(_) => batch.extents(),

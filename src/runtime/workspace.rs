@@ -12,7 +12,7 @@ use crate::{
 /// Memory management cost of one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryWork {
-    /// Bytes of the chunks that the plan uses, that were allocated and released for it, and that are held.
+    /// Bytes of the chunks that the plan uses, of the chunks allocated and released for the plan, and of all chunks held.
     pub request: RequestStats,
     /// Time to make the plan or to look it up.
     pub planning: Duration,
@@ -24,8 +24,8 @@ pub struct MemoryWork {
 pub(super) trait ChunkOwner {
     type Error;
 
-    /// Frees and allocates chunks so that they have the sizes `held`, by chunk id; 0 means no chunk. Frees before it allocates.
-    /// Returns whether any chunk has changed.
+    /// Frees and then allocates chunks so that they have the sizes `held`, indexed by chunk id; 0 means no chunk. Returns whether any chunk
+    /// has changed.
     fn follow(&mut self, held: &[u64]) -> Result<bool, Self::Error>;
 
     /// Frees every chunk.
@@ -39,7 +39,7 @@ pub(super) trait ChunkOwner {
 #[derive(Debug)]
 pub(super) enum NoRoom<E> {
     Plan(PlannerError),
-    /// Allocating the chunks, `bytes` in total, failed. All chunks are released.
+    /// The allocation of chunks failed, and all chunks have been released. `bytes` is the total size that was needed.
     Memory {
         bytes: u64,
         source: E,
@@ -64,8 +64,8 @@ impl<C: ChunkOwner> Workspace<C> {
 
     /// Plans a batch and allocates its chunks. Returns the plan, and whether any chunk has changed since the previous plan.
     ///
-    /// If an allocation fails while chunks of earlier batches are held, all chunks are released and the batch is planned again,
-    /// since it may fit alone. If that fails too, no chunk is held, so a smaller batch can use all of the memory.
+    /// If an allocation fails while chunks of earlier batches are held, all chunks are released and the batch is planned again, because it
+    /// may fit into the empty memory. If the second attempt fails, no chunk is held, so a smaller batch can use all of the memory.
     pub(super) fn make_room(
         &mut self,
         program: &Program,

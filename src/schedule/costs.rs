@@ -1,4 +1,4 @@
-//! Cost model of a batch: time and memory, from a measured table.
+//! Cost model: the time and memory of a batch, from a measured table.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,14 +7,13 @@ use crate::tensor::Extents;
 
 /// Costs of batches on the available devices.
 pub trait Costs: Send + Sync {
-    /// Returns the running time of a batch. `extents` describe the computed tokens, including padding: see [`Layout::computed`].
+    /// Returns the running time of a batch. `extents` describes the tokens that are computed, including padding (see [`Layout::computed`]).
     fn time(&self, layout: Layout, extents: &Extents) -> Micros;
 
-    /// Returns the bytes of intermediate tensors that a batch needs. They grow with its tokens and its pairs.
+    /// Returns the bytes of intermediate tensors that a batch needs. The number grows with the batch's tokens and with its query-key pairs.
     fn bytes(&self, layout: Layout, extents: &Extents) -> u64;
 
-    /// Returns the number of tokens to which the device rounds up a packed batch of `tokens` tokens. The additional tokens are
-    /// computed in any case.
+    /// Returns the number of tokens that the device computes for a packed batch of `tokens` tokens. A device may round the number up.
     fn rounded(&self, tokens: u64) -> u64 {
         tokens
     }
@@ -69,9 +68,9 @@ pub(super) fn packed(tokens: u64, mean: f64) -> Extents {
     )
 }
 
-/// Values at the crossings of two ascending axes. Between the points, values are interpolated linearly in both axes; the time of
-/// a batch is nearly linear in its tokens. Values before the first point equal the value at that point. Values beyond the last
-/// `x` grow in proportion to `x`.
+/// Values at the grid points of two ascending axes. Between grid points, values are interpolated linearly along both axes, because the time
+/// of a batch is nearly linear in its tokens. Below the first point of an axis, the value is that of the first point. Beyond the last `x`,
+/// values grow in proportion to `x`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Grid {
@@ -87,24 +86,24 @@ pub struct Grid {
 pub struct CostTable {
     /// Free-form description of the measurement and the device.
     pub about: String,
-    /// Microseconds of a packed batch by its number of tokens (`x`) and its pairs divided by its tokens (`y`). If all sequences
-    /// have equal length, `y` is that length.
+    /// Microseconds of a packed batch by its number of tokens (`x`) and its query-key pairs per token (`y`). If all sequences have equal
+    /// length, `y` is that length.
     pub packed: Grid,
-    /// Measured microseconds of a padded batch by length (`x`) and number of sequences (`y`). If absent, a padded batch costs as
-    /// much as a packed one of as many tokens.
+    /// Measured microseconds of a padded batch by length (`x`) and number of sequences (`y`). If absent, a padded batch costs as much as a
+    /// packed batch with the same number of tokens.
     #[serde(default)]
     pub padded: Option<Grid>,
-    /// Microseconds that each batch takes on top of its device time, to start it and to read its results.
+    /// Microseconds of a batch in addition to its device time, for starting it and reading its results.
     #[serde(default)]
     pub overhead: f64,
     #[serde(default)]
     pub bytes: Bytes,
-    /// Multiple to which the tokens of a batch are rounded up; 1 without rounding.
+    /// Multiple to which the number of tokens of a batch is rounded up; 1 without rounding.
     #[serde(default = "one")]
     pub multiple: u64,
 }
 
-/// Memory of a batch: a constant, a term proportional to its tokens and a term proportional to its pairs of query and key.
+/// Memory of a batch: the sum of a constant, a term proportional to its tokens and a term proportional to its query-key pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Bytes {
@@ -188,7 +187,7 @@ impl Grid {
         Ok(())
     }
 
-    /// Makes values monotone along both axes, so that measurement noise cannot make a larger batch cheaper.
+    /// Makes the values monotonic along both axes, so that measurement noise cannot make a larger batch cheaper.
     fn made_monotone(mut self) -> Self {
         let mut before: Vec<f64> = vec![0.0; self.y.len()];
         for row in &mut self.values {
@@ -220,8 +219,8 @@ impl Grid {
     }
 }
 
-/// Returns the index of the last point at or before `v`, and the fraction of the interval to the next point. Outside the axis it
-/// returns the nearest end.
+/// Returns the index of the last point at or before `v`, and the position of `v` in the interval up to the next point, as a fraction.
+/// Outside the axis, returns the nearest end.
 fn place(axis: &[f64], v: f64) -> (usize, f64) {
     let after = axis.partition_point(|&p| p <= v);
     let Some(i) = after.checked_sub(1) else {
@@ -245,7 +244,7 @@ impl CostTable {
         table.checked()
     }
 
-    /// Validates the table and makes its times monotone in the size of the batch.
+    /// Validates the table and makes its times monotonic in the size of the batch.
     ///
     /// # Errors
     /// Returns an error that names the field whose value is out of range.
@@ -287,7 +286,8 @@ impl Costs for CostTable {
     fn time(&self, layout: Layout, extents: &Extents) -> Micros {
         let run = match (layout, &self.padded) {
             (Layout::Padded, Some(padded)) => {
-                // Above the largest measured number of sequences, batches of that number run one after another.
+                // A batch with more sequences than measured is costed as several batches of the largest measured number, run one after
+                // another.
                 let most = padded.y.last().copied().unwrap_or(1.0);
                 let batch = (extents.batch as f64).max(1.0);
                 let rounds = (batch / most).max(1.0);

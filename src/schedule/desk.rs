@@ -1,5 +1,5 @@
-//! State that every driver of a scheduler keeps: the waiting requests and the state of the lanes. The simulator and the server
-//! share it, so a scheduler sees the same in both.
+//! State that the driver of a scheduler keeps: the waiting requests and the lanes. The simulator and the server use the same code, so a
+//! scheduler sees the same state in both.
 
 use std::collections::VecDeque;
 
@@ -7,17 +7,17 @@ use super::{
     Costs, Decision, Lane, Micros, Planned, Queue, Scheduler, View, Waiting, queue::Arrivals,
 };
 
-/// Waiting requests and lane states. Nothing here measures time: the driver passes it in.
+/// Waiting requests and lane states. The driver passes in the current time; nothing here reads a clock.
 #[derive(Debug)]
 pub struct SchedulerState {
     waiting: Arrivals,
     next_id: u64,
     lanes: Vec<Lane>,
-    /// Estimated running times of the batches of each lane, the running one first.
+    /// Estimated running times of the batches of each lane, starting with the running batch.
     estimates: Vec<VecDeque<Micros>>,
 }
 
-/// An invalid decision. It indicates a bug in the scheduler; no part of the decision is carried out.
+/// An invalid decision, which indicates a bug in the scheduler. No part of the decision is carried out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidDecision {
     #[error(
@@ -33,8 +33,8 @@ pub enum InvalidDecision {
 }
 
 impl SchedulerState {
-    /// Creates a state with one lane per entry of `bytes`. Each lane accepts `depth` batches with the given number of
-    /// bytes each.
+    /// Creates a state with one lane per entry of `bytes`. Each lane accepts `depth` batches. An entry is the memory of a batch on its
+    /// lane, in bytes.
     pub fn new(bytes: &[u64], depth: u8) -> Self {
         let lane = |&bytes: &u64| Lane {
             in_flight: 0,
@@ -58,7 +58,7 @@ impl SchedulerState {
         id
     }
 
-    /// Removes the request of a client that has disconnected. Returns whether it was waiting.
+    /// Removes the request of a client that has disconnected. Returns whether the request was still waiting.
     pub fn cancel(&mut self, id: u64) -> bool {
         self.waiting.remove(std::iter::once(id)).is_ok()
     }
@@ -81,7 +81,7 @@ impl SchedulerState {
         self.lanes.iter().any(|lane| lane.in_flight < lane.depth)
     }
 
-    /// Sets the memory that a batch of a lane may use.
+    /// Sets the memory that a batch may use on a lane.
     pub fn set_bytes(&mut self, lane: usize, bytes: u64) {
         if let Some(lane) = self.lanes.get_mut(lane) {
             lane.bytes = bytes;
@@ -131,7 +131,7 @@ impl SchedulerState {
         Ok(decision)
     }
 
-    /// Reports that requests of the running batch of a lane have finished; `is_over` if the whole batch has.
+    /// Reports that requests of a lane's running batch have finished. `is_over` tells whether the whole batch has finished.
     pub fn finished(
         &mut self,
         now: Micros,

@@ -1,17 +1,17 @@
-//! Shares of tenants in generated text.
+//! Fair sharing of text generation among tenants.
 
 use std::{cmp::Reverse, collections::HashMap};
 
 use super::Waiting;
 
-/// Order of texts by start-time fair queueing (Goyal, Vin and Cheng 1996). The next text has the highest class. Within the class,
-/// it belongs to the tenant with the fewest tokens so far, and within the tenant it arrived first. A tenant without waiting texts
-/// accumulates no credit.
+/// Orders texts by start-time fair queueing (Goyal, Vin and Cheng 1996). The next text is from the highest class. Within the class, it is
+/// from the tenant with the fewest tokens so far, and it is that tenant's oldest text. A tenant without waiting texts accumulates no
+/// credit.
 #[derive(Debug, Default)]
 pub(super) struct FairShares {
-    /// Tokens of the tenants that are ahead of `now`.
+    /// Tokens of each tenant so far. Only tenants with more than `now` tokens have an entry.
     tokens: HashMap<u32, u64>,
-    /// Tokens of the tenant of the last started text, before that text.
+    /// Tokens of the tenant of the last started text, before that text was counted. This is the virtual time of the fair queue.
     now: u64,
 }
 
@@ -21,7 +21,7 @@ impl FairShares {
         tokens.map_or(self.now, |&n| n.max(self.now))
     }
 
-    /// Returns the index of the text that starts next.
+    /// Returns the index of the text to start next.
     pub(super) fn next(&self, waiting: &[Waiting]) -> Option<usize> {
         let each = waiting.iter().enumerate();
         let next =
@@ -29,7 +29,7 @@ impl FairShares {
         Some(next.0)
     }
 
-    /// Counts the prompt and the new tokens of a text that starts for its tenant.
+    /// Charges the prompt and the new tokens of a starting text to its tenant.
     pub(super) fn started(&mut self, text: &Waiting) {
         let tokens = self.tokens_of(text.tenant);
         self.now = tokens;
@@ -53,7 +53,7 @@ mod tests {
         }
     }
 
-    /// Starts all texts, each when the scheduler allows it, and returns their ids in order.
+    /// Starts texts until the scheduler returns none, and returns their ids in order.
     fn started(scheduler: &mut dyn Scheduler, waiting: &mut Vec<Waiting>) -> Vec<u64> {
         let mut ids = Vec::new();
         while let Some(at) = scheduler.next_text(waiting, 0) {
@@ -71,13 +71,13 @@ mod tests {
     #[test]
     fn the_highest_class_goes_first_and_tenants_take_turns_by_tokens() {
         let mut packed = named("packed");
-        // One tenant with many texts, one with two, and one urgent text.
+        // One tenant has many texts and an urgent text, another has two texts.
         let mut waiting: Vec<Waiting> = (0..5).map(|id| text(id, 0, 1, 9)).collect();
         waiting.extend([text(10, 0, 2, 9), text(11, 0, 2, 9), text(20, 3, 1, 9)]);
-        // The urgent text counts for its tenant.
+        // The urgent text is charged to its tenant.
         let order = started(&mut *packed, &mut waiting);
         assert_eq!(order, [20, 10, 0, 11, 1, 2, 3, 4]);
-        // A late tenant has no credit: it takes turns with the first one.
+        // A tenant that comes back later has no credit: it takes turns with the first tenant.
         waiting = vec![text(25, 0, 1, 9), text(26, 0, 1, 9)];
         waiting.extend([text(30, 0, 2, 9), text(31, 0, 2, 9)]);
         let order = started(&mut *packed, &mut waiting);

@@ -4,16 +4,16 @@
 //!
 //! | name | when | which | how | source |
 //! |---|---|---|---|---|
-//! | `no-batch` | hungry | in order of arrival | one request a batch | TurboTransformers 6.2 |
+//! | `no-batch` | hungry | in order of arrival | one request per batch | TurboTransformers 6.2 |
 //! | `naive` | hungry | in order of arrival | padded, at most 20 | TurboTransformers 6.2 |
 //! | `dp` | hungry | all | padded, by dynamic programming | TurboTransformers algorithm 3 |
-//! | `lazy-naive`, `lazy-dp` | lazy | as above | as above | TurboTransformers 5 |
+//! | `lazy-naive`, `lazy-dp` | lazy | like `naive`, `dp` | like `naive`, `dp` | TurboTransformers 5 |
 //! | `tnb` | hungry | DAS | padded, at most 64 | TCB 6.1 |
 //! | `ttb` | hungry | DAS | padded, by dynamic programming | TCB 6.1 |
-//! | `concat-fcfs`, `concat-sjf`, `concat-edf` | hungry | in order of arrival, length, deadline | rows that several requests share | TCB 4.1, 6.2.4 |
-//! | `concat-das` | hungry | DAS | the same rows | TCB algorithm 1 |
-//! | `slotted-das` | hungry | slotted DAS | rows cut into slots | TCB algorithm 2, 4.2 |
-//! | `packed` | two places a device | deadlines, classes, tenants | packed, to a budget of tokens | gemmule |
+//! | `concat-fcfs`, `concat-sjf`, `concat-edf` | hungry | in order of arrival, length, deadline | rows shared by several requests | TCB 4.1, 6.2.4 |
+//! | `concat-das` | hungry | DAS | rows shared by several requests | TCB algorithm 1 |
+//! | `slotted-das` | hungry | slotted DAS | shared rows, cut into slots | TCB algorithm 2, 4.2 |
+//! | `packed` | a device has fewer than two batches | deadlines, classes, tenants | packed, up to a token budget | gemmule |
 //!
 //! To add a scheduler, implement the trait and add a line to [`NAMES`] and to [`scheduler`]. The properties in `schedule/tests`
 //! check every scheduler.
@@ -42,7 +42,7 @@ pub use queue::{Queue, Rows};
 
 use crate::names::nearest;
 
-/// A point in time or a duration, in microseconds. Points in time count from the start of the driver, which is the server or the
+/// A point in time or a duration, in microseconds. Points in time are relative to the start of the driver, which is the server or the
 /// simulator.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
@@ -91,14 +91,14 @@ pub struct Waiting {
     pub deadline: Option<Micros>,
     /// Priority class. Higher classes run first.
     pub class: u8,
-    /// Tenant that sent the request. Tenants of one class share the devices evenly.
+    /// Tenant that sent the request. Tenants share the devices evenly within a class.
     pub tenant: u32,
-    /// Number of forward passes: 1 for an encoder, the number of new tokens for a decoder.
+    /// Number of forward passes: 1 for an encoder, the number of new tokens for generated text.
     pub steps: u32,
 }
 
 impl Waiting {
-    /// A request to an encoder, without a deadline, in the lowest class.
+    /// Creates a request to an encoder, without a deadline, in the lowest class.
     pub fn new(tokens: u32, arrived: Micros) -> Self {
         Self {
             id: 0,
@@ -117,11 +117,11 @@ impl Waiting {
 pub struct Lane {
     /// Number of batches that were submitted and have not finished.
     pub in_flight: u8,
-    /// Maximum of `in_flight`: one running batch and those queued after it.
+    /// Maximum of `in_flight`, which counts the running batch and the batches queued after it.
     pub depth: u8,
-    /// Estimated time at which all submitted batches are finished.
+    /// Estimated time at which all submitted batches will have finished.
     pub free_at: Micros,
-    /// Memory for the intermediate tensors of one batch, in bytes.
+    /// Memory for the intermediate tensors of a batch, in bytes.
     pub bytes: u64,
 }
 
@@ -130,9 +130,9 @@ pub struct Lane {
 pub enum Layout {
     /// Sequences are concatenated without padding.
     Packed,
-    /// Every sequence is padded to the length of the longest.
+    /// Every sequence is padded to the length of the longest one.
     Padded,
-    /// Rows of `length` tokens, cut into slots of `slot` tokens. Several sequences share a slot, and attention is computed over a
+    /// Rows of `length` tokens, each cut into slots of `slot` tokens. Several sequences share a slot, and attention is computed over the
     /// whole slot. `slot == length` is TCB's pure ConcatBatching (4.1); smaller slots are its slotted form (4.2).
     Rows { length: u32, slot: u32 },
 }
@@ -146,16 +146,16 @@ pub struct Planned {
     pub rows: Rows,
     /// Estimated running time.
     pub estimate: Micros,
-    /// Whether the requests join the running batch of the lane, in slots whose requests have finished (TCB 4.2.2).
+    /// Whether the requests join the lane's running batch, in slots whose previous requests have finished (TCB 4.2.2).
     pub joins: bool,
 }
 
-/// Reason why a request will not run.
+/// Reason why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Refusal {
     /// The deadline has passed.
     Expired,
-    /// The deadline will pass before the device can finish the request.
+    /// The deadline will pass before a device can finish the request.
     Hopeless,
     /// The request needs more memory than any device has, or is longer than a row.
     TooLarge,
@@ -164,7 +164,7 @@ pub enum Refusal {
 /// Result of [`Scheduler::decide`]. Requests that are run or refused leave the queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
-    /// Batches to run. The batches of one lane run in this order. The lane accepts all of them, even more than its `depth`.
+    /// Batches to run. Batches of the same lane run in this order. A lane accepts all its batches, even if they exceed its `depth`.
     pub run: Vec<Planned>,
     pub refuse: Vec<(u64, Refusal)>,
     /// Time at which to decide again if nothing arrives or finishes before.
@@ -187,7 +187,7 @@ impl View<'_> {
     }
 }
 
-/// Set of request ids, hashed by one multiplication. The driver assigns the ids, so a collision attack is impossible.
+/// Set of request ids. The hash is a single multiplication. The driver assigns the ids, so collisions cannot be forced.
 type Ids = HashSet<u64, BuildHasherDefault<IdHasher>>;
 
 #[derive(Default)]
@@ -203,13 +203,13 @@ impl Hasher for IdHasher {
     }
 
     fn write_u64(&mut self, id: u64) {
-        // Fibonacci hashing (Knuth): the golden ratio spreads consecutive ids.
+        // Fibonacci hashing (Knuth): multiplication by the golden ratio spreads consecutive ids.
         self.0 = (self.0 ^ id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }
 
-/// Scheduling policy. A scheduler may keep state between decisions: new requests are appended to [`View::waiting`], and requests
-/// leave it once they are decided on or cancelled.
+/// Scheduling policy. A scheduler may keep state between decisions: [`View::waiting`] only changes by new requests, which are appended, and
+/// by the removal of requests that were decided on or cancelled.
 pub trait Scheduler: Send {
     fn decide(&mut self, view: &View<'_>) -> Decision;
 
@@ -218,9 +218,9 @@ pub trait Scheduler: Send {
         let _ = (ids, lane);
     }
 
-    /// Returns the index of the waiting text that a generator starts next, once its cache has room, or `None` to wait until one
-    /// of the `n_running` texts ends. `waiting` is in order of arrival; [`Waiting::tokens`] counts the prompt and
-    /// [`Waiting::steps`] the new tokens. The default is the order of arrival.
+    /// Returns the index of the waiting text to start next, once the KV cache has room. `None` means to wait until one of the `n_running`
+    /// texts ends. `waiting` is in order of arrival. [`Waiting::tokens`] is the length of the prompt, and [`Waiting::steps`] the number of
+    /// new tokens. By default, texts start in order of arrival.
     fn next_text(&self, waiting: &[Waiting], n_running: usize) -> Option<usize> {
         let _ = n_running;
         (!waiting.is_empty()).then_some(0)
@@ -235,18 +235,18 @@ pub trait Scheduler: Send {
 /// Parameters of the schedulers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Target latency. A lazy scheduler waits for half of it. `packed` raises a request by one class for every four times this
-    /// latency that it waits.
+    /// Target latency. A lazy scheduler starts a batch early enough to finish within half of it. `packed` raises a request by one class
+    /// each time the request has waited for four times this latency.
     pub slo: Micros,
-    /// Maximum time that a lazy scheduler waits for more requests.
+    /// Maximum time for which a lazy scheduler waits for more requests.
     pub timeout: Micros,
     /// Maximum number of requests in a padded batch (TurboTransformers: 20).
     pub most: usize,
-    /// Number of rows in TCB's batches, and maximum number of requests in a batch of `tnb` and `ttb` (TCB: 64).
+    /// Number of rows in TCB's batches. For `tnb` and `ttb`, it is the maximum number of requests in a batch (TCB: 64).
     pub rows: u32,
     /// Number of tokens in a row (TCB: 100 to 400).
     pub length: u32,
-    /// Fraction η of the requests of a row that DAS selects by utility alone; q is `1 − η`. Between 0 and 1, both excluded.
+    /// Fraction η of a row's requests that DAS selects by utility alone, between 0 and 1 (both excluded). TCB's q is `1 − η`.
     pub dominance: f64,
 }
 
@@ -263,7 +263,7 @@ impl Default for Settings {
     }
 }
 
-/// Names of the schedulers, gemmule's own first.
+/// Names of the schedulers, with gemmule's own first.
 pub const NAMES: [&str; 13] = [
     "packed",
     "no-batch",
@@ -280,8 +280,8 @@ pub const NAMES: [&str; 13] = [
     "slotted-das",
 ];
 
-/// Names of the schedulers that a server offers. The others plan padding or rows that several requests share, which only the
-/// simulator executes.
+/// Names of the schedulers that a server offers. The other schedulers plan padding or rows that several requests share. Only the simulator
+/// executes such layouts.
 pub const SERVED: [&str; 2] = ["packed", "no-batch"];
 
 /// Creates the scheduler called `name` for a server.

@@ -1,5 +1,5 @@
-//! gemmule's own scheduler. It runs the smallest packed batches that keep the device near its maximum throughput, serves near
-//! deadlines first and lets tenants take turns.
+//! gemmule's own scheduler. It packs batches that are as small as possible while the device stays near its maximum throughput. It serves
+//! near deadlines first and lets tenants take turns.
 
 mod line;
 
@@ -19,66 +19,66 @@ use line::Line;
 
 /// Fraction of the maximum throughput that the token budget must reach.
 const RATE: f64 = 0.97;
-/// The same fraction if more than two batches are waiting.
+/// Fraction of the maximum throughput that the token budget must reach if more than two batches are waiting.
 const FULL_RATE: f64 = 0.995;
-/// A batch is made smaller for a deadline only while its throughput is at least this multiple of the arrival rate.
+/// A batch is only made smaller for a deadline if its throughput remains at least this multiple of the arrival rate.
 const KEEP_UP: f64 = 1.1;
 /// Minimum budget, in tokens.
 const MIN_BUDGET: u64 = 64;
-/// Candidate batch sizes for the budget: 64 tokens to 128 Ki, four per octave.
+/// Candidate batch sizes for the budget, as steps of a quarter octave: 64 tokens to 128 Ki.
 const SIZES: std::ops::RangeInclusive<u32> = 0..=44;
-/// Tokens that a tenant may submit per turn.
+/// Number of tokens that a tenant's deficit gains per turn (the quantum of deficit round robin).
 const QUANTUM: u64 = 512;
-/// Number of requests of a tenant that are searched for one that fits the rest of a batch. It also bounds the number of urgent
-/// requests that are put back per decision.
+/// Number of requests of a tenant that are searched for one that fits the remaining room of a batch. It is also the maximum number of
+/// urgent requests that are put back in a decision.
 const LOOK_AHEAD: usize = 64;
-/// Number of times that later requests may run before the first waiting request because it does not fit.
+/// Number of times that later requests may overtake a tenant's first request because it does not fit.
 const PASSED_OVER: u8 = 8;
-/// Lead time with which the next batch is submitted before the running one ends.
+/// Time before the end of the running batch at which the next batch is submitted.
 const GUARD: Micros = Micros(300);
-/// A request rises by one class each time it has waited for this multiple of the target latency.
+/// Multiple of the target latency. A request rises by one class each time it has waited that long.
 const AGEING: u64 = 4;
 
 /// Packed scheduler. Each decision plans at most one batch per lane, in these steps:
 ///
-/// 1. A request whose deadline has passed, or would pass if it ran alone now, is refused. If a full batch of requests is waiting,
-///    a request that would be late at the end of a full batch is refused too.
-/// 2. The budget is the smallest number of tokens whose throughput is within 3 % of the maximum that the costs predict for the
-///    mean sequence length of the waiting requests. If more than two such batches are waiting and no request has a deadline, it
-///    is within 0.5 %. The budget is limited by the lane's memory. Unless more than two batches are waiting, it is also limited
-///    by half of the time left until the earliest deadline.
-/// 3. Requests with less time left than two batches take go first, earliest deadline first. Then come the others by class, where
-///    a class rises by one for every four times the target latency that its oldest request has waited. Tenants of one class take
-///    turns by tokens (deficit round robin), each in order of arrival. If a request does not fit, one of the next 64 that does
-///    fit may overtake it, at most eight times.
-/// 4. If the device rounds up the number of tokens of a batch, the rounded-up tokens are filled with further requests at no extra
-///    cost.
-/// 5. An idle lane gets its batch at once. A busy lane gets the next one when half a budget is waiting, or shortly before its
-///    current batch ends.
+/// 1. A request is refused if its deadline has passed, or would pass even if it ran alone now. If a full batch of requests is waiting, a
+///    request is also refused if a full batch would finish after its deadline.
+/// 2. The budget is the smallest number of tokens that reaches 97 % of the maximum throughput. Throughput is predicted by the costs, for
+///    the mean sequence length of the waiting requests. If more than two such batches are waiting and no request has a deadline, the budget
+///    must reach 99.5 %. The budget is limited by the lane's memory. Unless more than two batches are waiting, it is also limited by half
+///    of the time left until the earliest deadline.
+/// 3. Requests with less time left than two batches take come first, earliest deadline first. The other requests follow by class. A class
+///    rises by one each time its oldest request has waited for four times the target latency. Tenants of one class take turns by tokens
+///    (deficit round robin); each tenant's requests run in order of arrival. If a request does not fit, a request that fits may overtake it
+///    if it is among the next 64, at most eight times.
+/// 4. If the device rounds up the number of tokens of a batch, further requests fill the difference at no extra cost.
+/// 5. An idle lane gets its batch at once. A busy lane gets its next batch when half a budget is waiting, or shortly before its current
+///    batch ends.
 ///
-/// Generated texts start by class, and tenants of one class take turns by tokens of prompts and texts.
+/// Generated texts start by class. Tenants of one class take turns, weighted by the tokens of their prompts and texts.
 pub struct Packed {
     slo: Micros,
     /// Id of the newest request that was seen.
     last: Option<u64>,
-    /// Queues by class and tenant, in order of arrival. They may still contain requests that have left.
+    /// Queues by class and tenant, in order of arrival. The queues may still contain requests that have left.
     lines: BTreeMap<(u8, u32), Line>,
-    /// Requests by deadline. It may still contain requests that have left.
+    /// Requests by deadline. The queue may still contain requests that have left.
     soonest: Soonest,
     /// Tenant that was served last.
     turn: u32,
     /// Memory of the largest lane at the last decision, in bytes.
     bytes: u64,
-    /// The smallest numbers of tokens that reach [`RATE`] and [`FULL_RATE`], by quantized mean length. They stay valid when all
-    /// costs change by a common factor.
+    /// The smallest numbers of tokens that reach [`RATE`] and [`FULL_RATE`], by quantized mean length. A common factor of all costs does
+    /// not change them.
     budgets: HashMap<i32, (u64, u64)>,
-    /// Queue positions of the requests that the current decision has decided on.
+    /// Queue positions of the requests that are already part of the current decision.
     gone: Marks,
     gone_tokens: u64,
-    /// Running time of one request alone, by its number of tokens, cached for the current decision; 0 if not yet computed.
+    /// Running time of a request that runs alone, by its number of tokens. Computed on demand for the current decision; 0 if not yet
+    /// computed.
     alone: Vec<u64>,
-    /// Tokens that arrived and were not refused, and the time in which they arrived, in microseconds. Both decay exponentially
-    /// with the target latency as the time constant.
+    /// Tokens of the requests that arrived and were not refused, and the time during which they arrived, in microseconds. Both decay
+    /// exponentially with the target latency as the time constant.
     came: (f64, f64),
     /// Time of the last decision.
     decided: Micros,
@@ -93,7 +93,7 @@ struct Batch {
     /// Target number of tokens.
     budget: u64,
     bytes: u64,
-    /// Number of tokens that fit the memory whatever the sequence lengths are; 0 if unknown.
+    /// Number of tokens that fit the memory for any lengths of the sequences; 0 if unknown.
     roomy: u64,
 }
 
@@ -112,7 +112,7 @@ impl Batch {
         }
     }
 
-    /// Returns whether a request fits the lane's memory and the budget. The first request may exceed the budget.
+    /// Returns whether a request fits the lane's memory and the budget. The first request of a batch may exceed the budget.
     fn fits(&self, view: &View<'_>, waiting: &Waiting) -> bool {
         let extents = self.with(waiting);
         (self.ids.is_empty() || extents.tokens <= self.budget)
@@ -121,7 +121,7 @@ impl Batch {
                 || view.costs.bytes(Layout::Packed, &extents) <= self.bytes)
     }
 
-    /// Maximum number of tokens of a further request.
+    /// Returns the maximum number of tokens of the next request.
     fn room(&self) -> u32 {
         let room = match self.ids.is_empty() {
             true => Extents::MAX_TOKENS,
@@ -252,13 +252,13 @@ impl Packed {
         }
     }
 
-    /// Returns the waiting request with this id, or `None` if it has left or was decided on.
+    /// Returns the waiting request with this id, or `None` if it has left or is part of the current decision.
     fn live<'v>(&self, view: &View<'v>, id: u64) -> Option<&'v Waiting> {
         let at = view.waiting.place(id).filter(|&at| !self.gone.has(at))?;
         view.waiting.at(at).map(|(waiting, _)| waiting)
     }
 
-    /// Marks a request as decided on, and returns whether it was not marked before.
+    /// Adds a request to the current decision, and returns whether it was not part of it before.
     fn forget(&mut self, view: &View<'_>, waiting: &Waiting) -> bool {
         let at = view.waiting.place(waiting.id);
         let is_new = at.is_some_and(|at| self.gone.set(at));
@@ -268,7 +268,7 @@ impl Packed {
         is_new
     }
 
-    /// Returns the token budget of a batch for `lane`, and the running time of a batch of that size.
+    /// Returns the token budget of a batch for `lane`, and the running time of a batch of that many tokens.
     fn budget(&mut self, view: &View<'_>, lane: &Lane) -> (u64, Micros) {
         let first = view.waiting.iter().take(LOOK_AHEAD);
         let (tokens, pairs) = first.fold((0.0, 0.0), |(tokens, pairs), w| {
@@ -299,9 +299,9 @@ impl Packed {
             let extents = packed(tokens, mean);
             view.costs.bytes(Layout::Packed, &extents) <= lane.bytes
         };
-        // If more than two batches are waiting, smaller batches would make more requests miss their deadlines. The same holds for
-        // batches whose throughput is below the arrival rate. The larger batches of `FULL_RATE` delay other requests too long, so
-        // they are used only for load without deadlines.
+        // The larger budget of `FULL_RATE` delays requests too long, so it is only used if no request has a deadline. The budget is not
+        // reduced for a deadline if more than two batches are waiting, or if the throughput would fall below the arrival rate: then even
+        // more requests would miss their deadlines.
         let full = match self.soonest.is_empty() {
             true => full,
             false => lean,
@@ -322,7 +322,7 @@ impl Packed {
         (budget, time(budget))
     }
 
-    /// Returns whether at least `tokens` tokens of undecided requests are waiting.
+    /// Returns whether requests of at least `tokens` tokens are waiting, not counting those in the current decision.
     fn waits(&self, view: &View<'_>, tokens: u64) -> bool {
         view.waiting.tokens() >= tokens.saturating_add(self.gone_tokens)
     }
@@ -361,7 +361,7 @@ impl Packed {
                 continue;
             };
             let alone = self.alone(view, waiting);
-            // In a full batch, the request finishes together with the others.
+            // In a full batch, the request only finishes when the whole batch does.
             let own = match is_full {
                 true => time.max(alone),
                 false => alone,
@@ -379,7 +379,7 @@ impl Packed {
         }
     }
 
-    /// Removes requests that have left from the head of each queue, and then empty queues.
+    /// Removes requests that have left from the front of each queue, and then removes the empty queues.
     fn tidy(&mut self, view: &View<'_>) {
         let mut lines = std::mem::take(&mut self.lines);
         lines.retain(|_, line| {
@@ -393,8 +393,8 @@ impl Packed {
         self.lines = lines;
     }
 
-    /// Returns a request of `line` that fits the batch, and its position in the line: the first if possible, else the first
-    /// fitting one. Removes requests that have left from the head of the line.
+    /// Returns a request of `line` that fits the batch, and its position in the line. Prefers the first request, and else returns the first
+    /// one that fits. Removes requests that have left from the front of the line.
     fn next<'v>(
         &self,
         view: &View<'v>,
@@ -428,7 +428,7 @@ impl Packed {
         })
     }
 
-    /// Fills a batch in order of class, tenants taking turns.
+    /// Fills a batch by class. Tenants of one class take turns.
     fn by_turns(&mut self, view: &View<'_>, batch: &mut Batch) {
         self.tidy(view);
         let head = |line: &Line| {
@@ -436,8 +436,8 @@ impl Packed {
                 .front()
                 .and_then(|&(id, _)| view.waiting.get(id))
         };
-        // All tenants of a class rise together. Otherwise the tenant with the most requests, whose requests wait longest, would
-        // overtake the others.
+        // All tenants of a class rise together. Otherwise the tenant with the most requests would overtake the others, because its requests
+        // wait longest.
         let mut oldest: BTreeMap<u8, u64> = BTreeMap::new();
         for (&(class, _), line) in &self.lines {
             if let Some(first) = head(line) {
@@ -469,7 +469,7 @@ impl Packed {
         }
     }
 
-    /// Runs deficit round robin over the lines of one class.
+    /// Runs deficit round robin over the queues of one class.
     fn level(&mut self, view: &View<'_>, mut keys: Vec<(u8, u32)>, batch: &mut Batch) {
         let mut lines = std::mem::take(&mut self.lines);
         while !keys.is_empty() && !batch.is_full() {
@@ -508,7 +508,7 @@ impl Packed {
             0 => view.now,
             _ => view.now.max(lane.free_at),
         };
-        // Memory grows with the number of pairs, which is largest if one sequence has all tokens.
+        // Memory grows with the number of query-key pairs, which is largest if a single sequence has all tokens.
         let max_bytes = view.costs.bytes(Layout::Packed, &equal(1, budget));
         let mut batch = Batch {
             ids: Vec::new(),

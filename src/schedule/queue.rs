@@ -1,4 +1,4 @@
-//! The waiting requests in order of arrival, and a priority queue of them by deadline.
+//! Queue of the waiting requests in order of arrival, and a priority queue of requests by deadline.
 
 use std::{collections::VecDeque, fmt};
 
@@ -49,8 +49,8 @@ fn free(marks: &[u64], place: usize) -> usize {
 
 /// The waiting requests in order of arrival, which is also the order of their ids.
 ///
-/// Requests that have left stay in the array as hidden entries. A request is therefore found by its id in constant time in the
-/// usual case, and removing one moves no others.
+/// Requests that have left remain in the array and are only marked. Looking up a request by its id therefore usually takes constant time,
+/// and removing a request does not move others.
 #[derive(Clone, Copy, Debug)]
 pub struct Queue<'a> {
     all: &'a [Waiting],
@@ -113,11 +113,10 @@ impl<'a> Queue<'a> {
         let (first, last) = (waiting.first()?.id, waiting.last()?.id);
         let (before, after) = (id.checked_sub(first)?, last.checked_sub(id)?);
         let n = waiting.len() as u64;
-        // Ids increase by at least one, and usually by exactly one. In that case the position follows without reading the
-        // request.
+        // Ids increase by at least one, and usually by exactly one. If all do, the position is computed without reading the request.
         let at = match before + after + 1 == n {
             true => before as usize,
-            // Removed requests have left gaps among the first ids.
+            // The ids have gaps where requests were removed. Assume first that there are no gaps after this id.
             false => {
                 let guessed = n.checked_sub(after + 1).map(|at| at as usize);
                 match guessed.filter(|&at| waiting[at].id == id) {
@@ -169,21 +168,21 @@ impl Arrivals {
         }
     }
 
-    /// Adds a request. Its id is larger than those of all earlier requests.
+    /// Adds a request. Its id must be larger than the ids of all earlier requests.
     pub fn push(&mut self, waiting: Waiting) {
         self.n += 1;
         self.tokens += u64::from(waiting.tokens);
         self.all.push(waiting);
     }
 
-    /// Removes the requests with these ids: all of them, or none on an error.
+    /// Removes the requests with these ids. On an error, none is removed.
     ///
     /// # Errors
     /// Returns the id of a request that is not waiting or that occurs twice.
     pub fn remove(&mut self, ids: impl Iterator<Item = u64> + Clone) -> Result<(), u64> {
         for (nth, id) in ids.clone().enumerate() {
             let Some(at) = self.queue().place(id) else {
-                // Put back the requests removed so far.
+                // Restore the requests that were removed before the error.
                 for id in ids.take(nth) {
                     self.put_back(id);
                 }
@@ -194,7 +193,7 @@ impl Arrivals {
             self.tokens -= u64::from(self.all[at].tokens);
         }
         self.head = free(&self.gone.0, self.head).min(self.all.len());
-        // Compaction takes amortized constant time: at least three requests have left for each one that is moved.
+        // Compaction takes amortized constant time: for each request that is moved, at least three have left.
         if self.all.len() > 4096 && self.n < self.all.len() / 4 {
             let mut at = 0;
             self.all.retain(|_| {
@@ -218,9 +217,9 @@ impl Arrivals {
     }
 }
 
-/// Priority queue of requests by deadline, optimized for taking the earliest repeatedly while others arrive. Requests that arrive
-/// in order of deadline, as they do if all have the same time limit, are kept in a FIFO queue. All others go into an 8-ary heap.
-/// The deadlines of the eight children of a node are contiguous, so a step down the heap reads one cache line without branching.
+/// Priority queue of requests by deadline, optimized for repeatedly taking the earliest request while others arrive. If all requests have
+/// the same time limit, they arrive in order of deadline. Requests in this order are kept in a FIFO queue, all others in an 8-ary heap. The
+/// deadlines of a node's eight children are contiguous, so a step down the heap reads one cache line without branching.
 #[derive(Debug, Default)]
 pub(super) struct Soonest {
     in_order: VecDeque<(Micros, u64)>,
@@ -270,7 +269,7 @@ impl Soonest {
         }
     }
 
-    /// Returns the earliest deadline and its request.
+    /// Returns the earliest deadline and the id of its request.
     pub fn peek(&self) -> Option<(Micros, u64)> {
         match self.is_top() {
             true => self
@@ -308,7 +307,7 @@ impl Soonest {
         if n == 0 {
             return;
         }
-        // Move the hole at the root down to a leaf and insert the last element there: it usually belongs near the bottom.
+        // Move the hole at the root down to a leaf and insert the last element there, because that element usually belongs near the bottom.
         let mut at = 0;
         while at * CHILDREN + 1 < n {
             let first = at * CHILDREN + 1;
@@ -325,7 +324,7 @@ impl Soonest {
         self.raise(at, deadline, id);
     }
 
-    /// Inserts an element at the free position `at` or at one of its ancestors.
+    /// Inserts an element at the free position `at`, or above it if its deadline is earlier than those of the ancestors.
     fn raise(&mut self, mut at: usize, deadline: Micros, id: u64) {
         while at > 0 && self.deadlines[(at - 1) / CHILDREN] > deadline {
             let above = (at - 1) / CHILDREN;
@@ -336,9 +335,9 @@ impl Soonest {
     }
 }
 
-/// Requests of a batch, by row. With [`Layout::Packed`](super::Layout::Packed) and [`Layout::Padded`](super::Layout::Padded) each
-/// row has one request. With [`Layout::Rows`](super::Layout::Rows) each row here is one slot, and every `length / slot` slots
-/// form a row of the layout.
+/// Requests of a batch, by row. With [`Layout::Packed`](super::Layout::Packed) and [`Layout::Padded`](super::Layout::Padded), each row has
+/// one request. With [`Layout::Rows`](super::Layout::Rows), a row of this type is one slot, and `length / slot` consecutive slots form a
+/// row of the layout.
 #[derive(Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(from = "Vec<Vec<u64>>", into = "Vec<Vec<u64>>")]
 pub struct Rows {
@@ -348,7 +347,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Creates rows of one request each.
+    /// Creates rows with one request each.
     pub fn of_one(ids: Vec<u64>) -> Self {
         Self {
             ids,
@@ -473,7 +472,7 @@ mod tests {
                         gone.push(list.remove(at.index(list.len())).id);
                     }
                 }
-                // A list with a request that is not waiting changes nothing.
+                // If one of the ids is not that of a waiting request, nothing is removed.
                 let before = arrivals.queue().len();
                 let wrong = gone.iter().chain(gone.first()).copied().chain([u64::MAX]);
                 prop_assert!(arrivals.remove(wrong).is_err());

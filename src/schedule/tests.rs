@@ -1,4 +1,4 @@
-//! Properties of every scheduler, and the claims of the papers about theirs.
+//! Properties of every scheduler, and the claims of the papers about their schedulers.
 
 mod papers;
 mod properties;
@@ -36,7 +36,7 @@ impl Costs for Straight {
     }
 }
 
-/// Requests of these lengths that have all arrived at once.
+/// Creates requests with these lengths, which have all arrived at time 0.
 pub(super) fn waiting(lens: &[u32]) -> Vec<Waiting> {
     lens.iter()
         .enumerate()
@@ -78,7 +78,7 @@ fn a_cost_table_interpolates_linearly_and_extrapolates_in_proportion() {
     let grid = Grid {
         x: vec![64.0, 1024.0],
         y: vec![16.0, 128.0],
-        // The second value of the first row is noise.
+        // The second value of the first row is measurement noise.
         values: vec![vec![100.0, 90.0], vec![1000.0, 1200.0]],
     };
     let table = CostTable {

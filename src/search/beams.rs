@@ -5,21 +5,20 @@ use super::{candidates::largest, log_sum};
 pub struct Beams {
     /// Number of beams in all groups together.
     pub n: usize,
-    /// Number of groups. In each step they are searched one after another, and each avoids the
-    /// tokens of the earlier ones (Vijayakumar et al. 2016).
+    /// Number of groups. In each step, the groups are searched in order, and each group avoids the tokens that earlier groups have chosen
+    /// (Vijayakumar et al. 2016).
     pub groups: usize,
-    /// Penalty of a token for each beam of an earlier group that chose it in this step. Finished
-    /// groups choose none.
+    /// Penalty of a token for each beam of an earlier group that chose the token in this step. Finished groups choose no tokens.
     pub diversity: f32,
     /// Exponent of the length in the score: log-probability / length^`length_penalty`.
     pub length_penalty: f32,
     pub early_stopping: EarlyStopping,
 }
 
-/// Condition for ending the search once there are as many finished hypotheses as beams.
+/// Condition for ending the search once the number of finished hypotheses is the number of beams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EarlyStopping {
-    /// End if the best beam, were it to end now, would not beat the worst hypothesis.
+    /// End if the best beam would not beat the worst hypothesis by ending now.
     Heuristic,
     /// End at once.
     Yes,
@@ -52,7 +51,7 @@ impl Default for Beams {
 }
 
 impl Beams {
-    /// Maximum number of beams: a step of a search holds the logits of all.
+    /// Maximum number of beams. A step of a search holds the logits of all beams.
     pub const MAX: usize = 256;
 
     /// Creates options with one group of `n` beams.
@@ -117,21 +116,20 @@ pub struct Step {
 /// Origin of a best hypothesis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
-    /// The hypothesis was already in this place.
+    /// The hypothesis was already one of the best, at this index.
     Before(usize),
     /// A beam continued by one token.
     New(Step),
 }
 
 /// Scores of the beams of one request, without their tokens, as in `_beam_search` of transformers
-/// 5. Entry `i` belongs to beam `i` or to the `i`-th best hypothesis; the entries of a group are
-/// contiguous. Transformers 5 has no groups, so several groups finish as in the `BeamSearchScorer`
-/// of transformers 4.
+/// 5. Entry `i` belongs to beam `i` or to the `i`-th best hypothesis; the entries of a group are contiguous. Transformers 5 has no groups,
+///    so a search with several groups finishes as in the `BeamSearchScorer` of transformers 4.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BeamState {
     /// Sum of the log-probabilities of each beam.
     pub running: Vec<f32>,
-    /// Best hypotheses of each group in order: the score, and whether it is finished.
+    /// Score of each of the best hypotheses, and whether it is finished. The hypotheses of a group are contiguous, best first.
     pub best: Vec<(f32, bool)>,
     /// Whether each group is done.
     pub done: Vec<bool>,
@@ -140,9 +138,9 @@ pub struct BeamState {
 /// Result of a step of all groups.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stepped {
-    /// Continuation of each beam. The beams of a finished group do not change.
+    /// Continuation of each beam. Beams of a finished group do not change.
     pub steps: Vec<Step>,
-    /// New contents of each place of the best hypotheses.
+    /// Origin of each of the new best hypotheses.
     pub kept: Vec<Kept>,
 }
 
@@ -170,9 +168,8 @@ impl Beams {
         2.max(1 + n_ends) * self.group_size()
     }
 
-    /// Returns the number of tokens with the highest scores before the diversity penalty that must
-    /// be examined for each beam. The penalty can move up to one token for each beam of the other
-    /// groups out of the considered candidates.
+    /// Returns the number of tokens to examine for each beam, in the order of their scores before the diversity penalty. The penalty can
+    /// displace at most one of the considered candidates for each beam of the other groups.
     pub fn candidates(&self, n_ends: usize) -> usize {
         self.kept(n_ends) + self.n - self.group_size()
     }
@@ -181,7 +178,7 @@ impl Beams {
 impl BeamState {
     pub fn new(options: &Beams) -> Self {
         let group_size = options.group_size();
-        // In the first step only the first beam of a group counts, because all beams are equal.
+        // In the first step, only the first beam of a group is used, because all beams are equal.
         let running = (0..options.n).map(|i| match i.is_multiple_of(group_size) {
             true => 0.0,
             false => NEVER,
@@ -263,7 +260,7 @@ impl BeamState {
             .collect();
         going.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         going.truncate(n);
-        // If there are fewer candidates than beams, the remaining beams are dead.
+        // If there are fewer candidates than beams, the remaining beams have the score −∞.
         let dead = (f32::NEG_INFINITY, going[0].1);
         going.resize(n, dead);
         for (i, &(score, candidate)) in going.iter().enumerate() {
@@ -336,7 +333,7 @@ pub struct BeamSearch {
     standing: BeamState,
     /// New tokens of each beam.
     running: Vec<Vec<u32>>,
-    /// Tokens of the best hypotheses, by place; empty if the place is vacant.
+    /// New tokens of each of the best hypotheses; empty if there is no hypothesis at this index.
     best: Vec<Vec<u32>>,
     n_new: usize,
 }
@@ -352,9 +349,8 @@ impl BeamSearch {
         }
     }
 
-    /// Advances the search by one token, given the logits of each beam in order. Returns the
-    /// continuation of each beam, or `None` when the search is done. `rules` modifies the
-    /// log-probabilities of the token after a beam's new tokens, after the diversity penalty.
+    /// Advances the search by one token, given the logits of each beam in order. Returns the continuation of each beam, or `None` when the
+    /// search is done. After the diversity penalty, `rules` modifies the log-probabilities of the token that follows a beam's new tokens.
     /// `ends` are the end tokens, and `most` is the maximum number of new tokens.
     pub fn step(
         &mut self,
@@ -407,8 +403,8 @@ impl BeamSearch {
 }
 
 impl Hypothesis {
-    /// Returns the first `n` of sorted hypotheses. After the first one, hypotheses without a text are omitted: a search
-    /// ends with them if the rules allow fewer texts than there are beams.
+    /// Returns the first `n` of the sorted hypotheses. Hypotheses without a text are omitted, except for the first. A search returns such
+    /// hypotheses if the rules allow fewer texts than there are beams.
     pub fn best(all: &[Self], n: usize) -> &[Self] {
         let rest = all.iter().skip(1).take(n.saturating_sub(1));
         let is_text = |one: &&Self| one.score > NEVER / 2.0;

@@ -3,9 +3,8 @@
 /// Returns the `k` largest logits above −∞ with their ids, in descending order; ties go to the
 /// lower id. The result is shorter if there are fewer.
 ///
-/// The selection has two stages (LightSeq 2.2, hierarchical auto-regressive search). The k-th
-/// largest of the maxima of 2k groups is a lower bound of the k-th largest logit, so that only
-/// logits from the bound on are sorted.
+/// The selection has two stages (LightSeq 2.2, hierarchical auto-regressive search). The k-th largest of the maxima of 2k groups is a lower
+/// bound of the k-th largest logit, so only logits that are at least this bound are sorted.
 pub fn largest(row: &[f32], k: usize) -> Vec<(u32, f32)> {
     let k = k.min(row.len());
     if k == 0 {
@@ -27,7 +26,7 @@ pub fn largest(row: &[f32], k: usize) -> Vec<(u32, f32)> {
         false => f32::NEG_INFINITY,
     };
     let of_row = (0u32..).zip(row.iter().copied());
-    // The bound itself may be the k-th largest.
+    // A logit equal to the bound may be the k-th largest.
     let mut left: Vec<(u32, f32)> = of_row
         .filter(|&(_, x)| x >= bound && x > f32::NEG_INFINITY)
         .collect();

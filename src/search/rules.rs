@@ -2,11 +2,10 @@ use std::collections::HashMap;
 
 use super::log_sum;
 
-/// Logits processors, applied before a token is chosen in the order of transformers.
+/// Logits processors, which are applied in the order of transformers before a token is chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
-    /// Divides the positive and multiplies the negative logits of tokens that occurred already
-    /// (Keskar et al. 2019); 1 disables it.
+    /// Divides the positive and multiplies the negative logits of tokens that have already occurred (Keskar et al. 2019); 1 disables it.
     pub repetition_penalty: f32,
     /// Amount subtracted from a token's logit for each of its occurrences among the new tokens; 0
     /// disables it.
@@ -31,12 +30,12 @@ pub struct Rules {
     pub forced_last: Vec<u32>,
     /// Tokens that are never chosen.
     pub suppressed: Vec<u32>,
-    /// Tokens that are not chosen first, or directly after the forced tokens.
+    /// Tokens that are never chosen as the first token, or as the first token after the forced tokens.
     pub suppressed_first: Vec<u32>,
     /// Whether log-probabilities are renormalised after these rules, which affects the scores of
     /// beams.
     pub renormalize: bool,
-    /// Maximum number of new tokens; [`Rules::NO_LIMIT`] for all that the model's positions and the KV cache leave.
+    /// Maximum number of new tokens. [`Rules::NO_LIMIT`] allows as many as the model's positions and the KV cache.
     pub max_new_tokens: usize,
 }
 
@@ -63,7 +62,7 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// Stands for no limit of [`max_new_tokens`](Self::max_new_tokens).
+    /// Value of [`max_new_tokens`](Self::max_new_tokens) for no limit.
     pub const NO_LIMIT: usize = usize::MAX;
 
     /// Modifies the logits of the token after `tokens`, the first `n_prompt` of which are the
@@ -103,8 +102,8 @@ impl Rules {
         }
     }
 
-    /// Returns whether devices support these rules. They do not support the frequency and presence
-    /// penalties and the bias of OpenAI's API, a forced prefix, nor suppressed tokens after a forced first token.
+    /// Returns whether devices support these rules. Devices support neither the frequency penalty, presence penalty and bias of OpenAI's
+    /// API, nor a forced prefix, nor suppressed tokens after a forced first token.
     pub fn suit_devices(&self) -> bool {
         let is_plain = self.forced_first.is_none() || self.suppressed_first.is_empty();
         is_plain
@@ -114,7 +113,7 @@ impl Rules {
             && self.bias.is_empty()
     }
 
-    /// Number of forced tokens at the beginning.
+    /// Returns the number of forced tokens at the beginning.
     fn n_forced(&self) -> usize {
         usize::from(self.forced_first.is_some()) + self.prefix.len()
     }
@@ -156,7 +155,7 @@ impl Rules {
     }
 }
 
-/// Returns the tokens that would complete an n-gram of `n` tokens that occurred already.
+/// Returns the tokens that would complete an n-gram of `n` tokens that has occurred before.
 fn repeats(tokens: &[u32], n: usize) -> Vec<u32> {
     if tokens.len() + 1 < n {
         return Vec::new();

@@ -1,7 +1,6 @@
 use super::candidates::largest;
 
-/// Sampling options. Each field further restricts the tokens that the previous ones leave, as in
-/// transformers.
+/// Sampling options. The fields apply in this order, as in transformers: each field restricts the tokens that the previous fields leave.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// Divisor of the logits.
@@ -111,8 +110,8 @@ impl Sampling {
     }
 }
 
-/// Keeps the smallest set of largest weights that sum to at least `mass`; ties go to the lower id.
-/// Uses quickselect, so that each step examines only the undecided weights.
+/// Keeps the smallest set of largest weights that sum to at least `mass`; ties go to the lower id. Uses quickselect, so each step examines
+/// only the weights that are still undecided.
 fn nucleus(weights: &mut Vec<(u32, f64)>, mass: f64) {
     let before = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
     let (mut from, mut to, mut sum) = (0, weights.len(), 0.0);

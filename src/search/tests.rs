@@ -313,7 +313,7 @@ fn invalid_beam_settings_are_rejected() {
 #[test]
 fn beams_without_allowed_tokens_return_the_finished_hypotheses() {
     let never = f32::NEG_INFINITY;
-    // One token is allowed after 0, and none after that.
+    // One token is allowed after token 0, and no token after that.
     let table = [
         [never, 0.0, never, never],
         [never; 4],

@@ -18,17 +18,16 @@ use crate::{
     ops::AttentionProblem,
 };
 
-/// Maximum lengths for the short kernel, besides its largest. A smaller maximum loads and masks
-/// fewer keys.
+/// Max lengths of the short kernel that are used in addition to its largest one. A smaller max length loads and masks fewer keys.
 const SHORT_LENGTHS: [u32; 2] = [64, 128];
 
-/// A fused attention problem, described by the kernel that supports every length and card.
+/// A fused attention problem. The kernel in it supports every length and card.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention(pub MhaOnline);
 
 impl Attention {
-    /// Dispatches by the longest sequence, which has at most `longest` tokens. On Hopper, batches
-    /// of few tokens use a separate kernel.
+    /// Dispatches by the longest sequence. No sequence has more than `longest` tokens. On Hopper, batches of few tokens use a separate
+    /// kernel.
     pub fn by_length(&self, machine: &Machine, longest: Option<u64>) -> Dispatch<KernelSpec> {
         let MhaOnline { of, dtype } = self.0;
         if !of.by.is_none()
@@ -60,7 +59,8 @@ impl Attention {
         }
     }
 
-    /// Returns the kernels that convert their result to E4M3, by the longest sequence; `None` if some length has none.
+    /// Returns the kernels that convert their result to E4M3, by the longest sequence. Returns `None` if there is no such kernel for some
+    /// length.
     pub fn to_e4m3(&self, machine: &Machine, invariant: bool) -> Option<Dispatch<KernelSpec>> {
         let MhaOnline { of, dtype } = self.0;
         let is_plain = !MhaWgmma::tiles(&of, dtype, machine.instructions).is_empty();
@@ -92,15 +92,14 @@ impl Attention {
             })
     }
 
-    /// Returns one kernel for every length: the one for the longest sequences.
+    /// Returns the kernel for the longest sequences, used for every length.
     pub fn invariant(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let all = self.by_length(machine, None);
         let last = all.choices().last().cloned();
         Dispatch::always(last.unwrap_or_else(|| self.0.clone().into()))
     }
 
-    /// Returns the kernel with all keys of a sequence in shared memory, for at most `max_len`
-    /// tokens.
+    /// Returns the kernel that holds all keys of a sequence in shared memory, for at most `max_len` tokens.
     pub fn short(&self, max_len: u32) -> MhaShort {
         MhaShort::of(&self.0, max_len)
     }
@@ -181,7 +180,7 @@ impl Attention {
             .collect()
     }
 
-    /// Returns the kernel for batches of few tokens, if it was measured to be the fastest.
+    /// Returns the kernel for batches of few tokens on cards where it was measured to be the fastest.
     fn for_few_tokens(&self, machine: &Machine) -> Option<MhaSplitKeys> {
         let few = MhaSplitKeys {
             plain: self.0.clone(),
@@ -191,10 +190,10 @@ impl Attention {
     }
 }
 
-/// Number of tiles per SM up to which a finer tile is used, if there is one.
+/// Max number of coarse tiles per SM with which a finer tile is used, if there is one.
 const ROUNDS: u64 = 4;
 
-/// Splits the batches of a coarse tile: batches with few tiles per SM use a finer tile.
+/// Splits each range with a coarse tile in two: batches with few tiles per SM use a finer tile.
 fn by_rounds(
     dispatch: &Dispatch<KernelSpec>,
     machine: &Machine,
@@ -234,7 +233,7 @@ fn by_rounds(
     Dispatch::of(parts.collect())
 }
 
-/// Adds a kernel for batches of few tokens, of any lengths, to a dispatch by length.
+/// Adds a kernel for batches of few tokens to a dispatch by length. The kernel supports sequences of any length.
 fn with_few_tokens(dispatch: Dispatch<KernelSpec>, few: MhaSplitKeys) -> Dispatch<KernelSpec> {
     let most = u64::from(MhaSplitKeys::MAX_LEN);
     let more = Interval::new(most, None);
@@ -252,9 +251,8 @@ fn with_few_tokens(dispatch: Dispatch<KernelSpec>, few: MhaSplitKeys) -> Dispatc
     Dispatch::of([first].into_iter().chain(rest).collect())
 }
 
-/// Returns the ranges that sequences of at most `longest` tokens can reach, so that kernels for
-/// longer ones are not compiled. The last range has no upper bound, so that correctness does not
-/// depend on a check of the lengths.
+/// Returns the ranges that sequences of at most `longest` tokens can reach, so that kernels for longer sequences are not compiled. The last
+/// range has no upper bound. The result is therefore correct even for unchecked lengths.
 fn within(
     mut ranges: Vec<(Option<u64>, KernelSpec)>,
     longest: Option<u64>,
@@ -310,7 +308,7 @@ mod tests {
         );
         let few = problem.by_length(&machine, Some(100));
         assert!(Batches::ALL.is_covered_by(&few.covered()));
-        // Only the last kernel supports any length, so no range can be omitted.
+        // Only the last kernel supports all lengths, so no range can be omitted.
         assert_eq!(shown(&few).len(), all.len());
         let on_hopper = problem.by_length(&testing::hopper(), Some(100));
         assert_eq!(
@@ -372,7 +370,7 @@ mod tests {
     fn few_tiles_per_sm_use_finer_tiles() {
         let machine = testing::hopper();
         let whole = attention(128, DType::F16).by_length(&machine, None);
-        // Four tiles of 192 rows for each SM, shared by 12 heads.
+        // The limit is four tiles of 192 rows per SM, with 12 heads.
         let tokens = u64::from(4 * 192 * machine.sms / 12);
         assert_eq!(tile(&whole, tokens, 512).rows, 128);
         assert_eq!(tile(&whole, tokens + 1, 512).rows, 192);

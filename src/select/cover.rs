@@ -1,6 +1,5 @@
-//! Covers of chains by implementations. For one number of rows, the cheapest cover is a shortest
-//! path over the chain's sites. Over all numbers of rows, covers with the smallest loss, few
-//! kernels and few changes are chosen.
+//! Covers of chains by implementations. For one number of rows, the cheapest cover is a shortest path over the chain's sites. Over all
+//! numbers of rows, the selected covers have the smallest loss, few kernels and few changes.
 
 use super::{
     Dispatch, Timings,
@@ -29,14 +28,13 @@ pub struct SelectionInput<'a> {
 pub struct ChosenLaunch {
     /// The implementation's first site in the chain; the sites of `bindings` are relative to it.
     pub first: usize,
-    /// The site of the chain where it is launched.
+    /// The site of the chain where the implementation is launched.
     pub site: usize,
     pub bindings: Bindings,
     pub dispatch: Dispatch<KernelSpec>,
 }
 
-/// A kernel that is not selected for some number of rows, and all kernels of the cheapest cover
-/// that includes it.
+/// A kernel that is not selected for some number of rows, and all kernels of the cheapest cover that contains it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
     pub kernel: KernelSpec,
@@ -44,8 +42,8 @@ pub struct Alternative {
 }
 
 impl Edges {
-    /// Returns a separate launch for each site, with the fastest kernel at [`MAX_ROWS`]. Large
-    /// batches lose a small fraction of their time, and small ones take little time anyway.
+    /// Returns a separate launch for each site, with the kernel that is fastest at [`MAX_ROWS`]. Large batches lose only a small fraction
+    /// of their time, and small batches take little time anyway.
     fn invariant(&self, kernels: &Kernels) -> Vec<ChosenLaunch> {
         let (_, times) = kernels.times_on(&[MAX_ROWS]).remove(0);
         let mut covered = Vec::new();
@@ -85,9 +83,9 @@ impl SelectionInput<'_> {
             .collect()
     }
 
-    /// Returns kernels that may be as fast as the selected ones at a number of rows, despite higher
-    /// estimates. The cheapest cover with such a kernel is slower by at most the fraction `more` of
-    /// the time of the kernels that it changes.
+    /// Returns kernels that may be as fast as the selected ones at a number of rows although their estimates are higher. For such a kernel,
+    /// the cheapest cover that contains it takes little more time than the best cover: at most the fraction `more` of the time of the
+    /// kernels that differ.
     pub fn alternatives(&self, rows: u64, more: f64) -> Vec<Alternative> {
         let (kernels, all) = self.edges();
         let (_, times) = kernels.times_on(&[rows]).remove(0);
@@ -168,9 +166,8 @@ impl SelectionInput<'_> {
     }
 }
 
-/// Returns the numbers of rows at which covers are compared, in ascending order. Tiles have
-/// multiples of 8 rows. The steps grow with the number of tiles, because one tile more or less then
-/// matters less.
+/// Returns the numbers of rows at which covers are compared, in ascending order. The rows of a tile are a multiple of 8. Steps grow with
+/// the number of rows, because one more tile matters less if there are many.
 fn fine_rows() -> Vec<u64> {
     let steps = [
         (1, 16, 1),
@@ -187,12 +184,11 @@ fn fine_rows() -> Vec<u64> {
         .collect()
 }
 
-/// Minimum saving of a change of cover: a fraction of the chain's time, integrated over the natural
-/// logarithm of rows. Smaller savings are within the error of the estimates and do not justify
-/// another entry in the dispatch.
+/// Min saving that justifies a change of cover: a fraction of the chain's time, integrated over the natural logarithm of rows. Smaller
+/// savings are within the error of the estimates and are not worth another entry in the dispatch.
 const CHANGE: f64 = 0.0005;
 
-/// Returns the launches of one chain: the partition of rows among its covers with the minimum loss.
+/// Returns the launches of one chain. Ranges of rows are assigned to covers so that the loss is minimal.
 fn covered(edges: &Edges, kernels: &Kernels, grid: &[(u64, Vec<f64>)]) -> Vec<ChosenLaunch> {
     let mut covers: Vec<Cover> = Vec::new();
     let mut best = Vec::new();
@@ -200,7 +196,7 @@ fn covered(edges: &Edges, kernels: &Kernels, grid: &[(u64, Vec<f64>)]) -> Vec<Ch
         let found = edges.cheapest(times);
         best.push(found.as_ref().map_or(f64::INFINITY, |(cycles, _)| *cycles));
         if let Some((_, cover)) = found
-            // Most covers equal the last known one.
+            // Most covers are equal to the previous one.
             && !covers.iter().rev().any(|known| *known == cover)
         {
             covers.push(cover);
@@ -234,17 +230,16 @@ fn covered(edges: &Edges, kernels: &Kernels, grid: &[(u64, Vec<f64>)]) -> Vec<Ch
     answer
 }
 
-/// Returns ranges of rows with the choice for each, by dynamic programming. They minimise the loss
-/// against the best choice at each number of rows, plus [`CHANGE`] for each change. The last octave
-/// counts twice, on behalf of all larger batches.
+/// Partitions the rows into ranges with one choice each, by dynamic programming. Minimizes the loss relative to the best choice at each
+/// number of rows, plus [`CHANGE`] for each change. The last octave counts twice, because it also represents all larger batches.
 pub(super) fn path(
     n_choices: usize,
     grid: &[(u64, Vec<f64>)],
     best: &[f64],
     cycles: impl Fn(usize, &[f64]) -> f64,
 ) -> Vec<(Option<u64>, usize)> {
-    // The minimum loss so far for each choice at the last number of rows, and the previous choice
-    // by number of rows.
+    // `losses` has the min loss so far for each choice at the last number of rows. `from` has the preceding choice, by number of rows and
+    // choice.
     let mut losses: Vec<f64> = vec![0.0; n_choices];
     let mut from: Vec<Vec<usize>> = Vec::new();
     let mut of_last_octave = vec![0.0; n_choices];

@@ -37,7 +37,7 @@ impl Interval {
         self.above.max(other.above) < self.end().min(other.end())
     }
 
-    /// Returns the intersection of both intervals.
+    /// Returns the intersection of the two intervals.
     pub fn within(self, other: Self) -> Self {
         let ends = [self.up_to, other.up_to];
         Self {
@@ -63,9 +63,8 @@ impl fmt::Display for Interval {
     }
 }
 
-/// A range of batches: by rows (tokens, unless a step runs over something else), by the length of
-/// the longest sequence, and by the maximum number of keys that a token attends to
-/// ([`Extents::max_keys`]).
+/// A range of batches: by rows (tokens, unless a step has other rows), by the length of the longest sequence, and by the max number of keys
+/// that a token attends to ([`Extents::max_keys`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Batches {
@@ -92,7 +91,7 @@ impl Batches {
         }
     }
 
-    /// Returns whether a batch is in the range; `batch.rows` are those of the current launch.
+    /// Returns whether a batch is in the range. `batch.rows` must be the rows of the current launch.
     pub fn contains(self, batch: &Extents) -> bool {
         self.has([batch.rows, batch.longest, batch.max_keys()])
     }
@@ -110,16 +109,15 @@ impl Batches {
         [self.rows, self.longest, self.keys]
     }
 
-    /// Compares sizes in the order of [`Self::intervals`].
+    /// Returns whether sizes, in the order of [`Self::intervals`], are in the range.
     fn has(self, sizes: [u64; 3]) -> bool {
         let mut each = self.intervals().into_iter().zip(sizes);
         each.all(|(interval, size)| interval.contains(size))
     }
 
-    /// Returns whether every one of these batches is in one of `others`.
+    /// Returns whether each of these batches is in at least one of `others`.
     pub fn is_covered_by(self, others: &[Self]) -> bool {
-        // All sizes between two adjacent bounds are in the same intervals, so testing the first one
-        // is sufficient.
+        // All sizes between two adjacent bounds are in the same intervals, so it is sufficient to test the first of them.
         let first = |of: usize| {
             let intervals = others.iter().map(|o| o.intervals()[of]);
             let bounds = intervals.flat_map(|i| [Some(i.above), i.up_to]);
@@ -202,7 +200,7 @@ impl<T> Dispatch<T> {
         self.entries.is_empty()
     }
 
-    /// Returns the choice for a batch; `batch.rows` are those of the current launch.
+    /// Returns the choice for a batch. `batch.rows` must be the rows of the current launch.
     pub fn at(&self, batch: &Extents) -> Option<&T> {
         let serves = |entry: &&Entry<T>| entry.batches.contains(batch);
         self.entries.iter().find(serves).map(|entry| &entry.choice)
@@ -239,8 +237,7 @@ impl<T> Dispatch<T> {
 }
 
 impl<T: PartialEq> Dispatch<T> {
-    /// Creates a dispatch by rows: each choice serves up to its bound, inclusive. `None` as the
-    /// choice leaves a range uncovered.
+    /// Creates a dispatch by rows: each choice is used up to its bound, inclusive. A range whose choice is `None` is not covered.
     pub fn by_rows(ranges: impl IntoIterator<Item = (Option<u64>, Option<T>)>) -> Self {
         Self::by(ranges, Batches::by_rows)
     }
@@ -323,7 +320,7 @@ mod tests {
         assert!(!rows(0, Some(9)).is_covered_by(&[long, short]));
         assert!(!rows(0, Some(8)).is_covered_by(&[long]));
         assert!(keys(9, Some(9)).is_empty());
-        // Cached keys count. Without a cache, the sequences' own keys count.
+        // With a cache, the number of cached keys matters. Without a cache, the sequences' own keys do.
         let batch =
             |lens: &[u32], cached: &[u32]| Extents::continuing(lens, cached, 64).expect("a batch");
         assert!(short.contains(&batch(&[1, 1], &[0, 511])));

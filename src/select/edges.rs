@@ -1,4 +1,4 @@
-//! Implementations of a chain's sites as the edges of a graph whose shortest path is the cheapest cover.
+//! The implementations of a chain's sites as edges of a graph. The shortest path in this graph is the cheapest cover.
 
 use super::implementations::Implementation;
 
@@ -6,17 +6,16 @@ use super::implementations::Implementation;
 /// on average over the last octave.
 pub(super) const MAX_ROWS: u64 = 16384;
 
-/// An implementation at a site of a chain: an edge of the shortest path, from its first site to the
-/// site after its last.
+/// An implementation at a site of a chain. The edge leads from the implementation's first site to the site after its last one.
 #[derive(Clone)]
 pub(super) struct Edge {
     pub from: usize,
     pub implementation: Implementation,
-    /// Indices of its candidates, by launch.
+    /// Indices of the implementation's candidates, by launch.
     pub kernels: Vec<Vec<usize>>,
 }
 
-/// The edges of a cover by index, in order, with the kernel of each launch.
+/// A cover: the indices of its edges in order, each with the kernels of the edge's launches.
 pub(super) type Cover = Vec<(usize, Vec<usize>)>;
 
 /// All edges of a chain.
@@ -28,8 +27,8 @@ pub(super) struct Edges {
 }
 
 impl Edges {
-    /// Returns the cheapest cover, and its cycles. `times` are the kernels' cycles, infinite for unsupported sizes and for kernels that
-    /// may not be used. Returns `None` if there is no cover.
+    /// Returns the cheapest cover and its cycles; `None` if there is no cover. `times` are the cycles of each kernel; they are infinite for
+    /// kernels that do not support the size or that must not be used.
     pub(super) fn cheapest(&self, times: &[f64]) -> Option<(f64, Cover)> {
         let best = self.shortest(times);
         let mut cover = Vec::new();
@@ -54,8 +53,7 @@ impl Edges {
         self.shortest(times)[self.n_sites].0
     }
 
-    /// Returns the cycles of the cheapest cover of the first sites and its last edge, by the number
-    /// of sites.
+    /// For each number of sites, returns the cycles of the cheapest cover of the first sites, and the last edge of this cover.
     fn shortest(&self, times: &[f64]) -> Vec<(f64, Option<usize>)> {
         let mut best: Vec<(f64, Option<usize>)> = vec![(f64::INFINITY, None); self.n_sites + 1];
         best[0].0 = 0.0;
@@ -79,7 +77,7 @@ impl Edges {
         best
     }
 
-    /// Restricts the edges to the kept kernels, which speeds up the search for covers.
+    /// Removes all kernels that are not kept from the edges, which speeds up the search for covers.
     pub(super) fn with_only(mut self, is_kept: &[bool]) -> Self {
         let lists = self.edges.iter_mut().flat_map(|edge| &mut edge.kernels);
         lists.for_each(|kernels| kernels.retain(|&kernel| is_kept[kernel]));
@@ -95,8 +93,7 @@ impl Edges {
         cover.iter().map(of_edge).sum()
     }
 
-    /// Returns the candidates for a cover's launches that are at most `part` times as slow as the
-    /// chosen ones.
+    /// Returns the candidates for a cover's launches that take at most `part` times as long as the chosen kernels.
     pub(super) fn near(&self, cover: &Cover, times: &[f64], part: f64) -> Vec<usize> {
         let mut near = Vec::new();
         for (edge, kernels) in cover {

@@ -1,5 +1,4 @@
-//! Implementations of one site, or of several adjacent ones fused. Each has a file and a line in
-//! [`ALL`].
+//! Implementations of a single site or of several adjacent sites, fused. Each has its own file and a line in [`ALL`].
 
 mod deferred_norm;
 mod fp8;
@@ -17,7 +16,7 @@ use crate::{kernels::KernelSpec, machine::Machine, tensor::DType};
 /// support them.
 type Implement = fn(&[Link], &Machine) -> Option<Implementation>;
 
-/// All implementations. If two take equal time, the first is used.
+/// All implementations. If two implementations take equal time, the first is used.
 pub(super) const ALL: &[Implement] = &[
     gemm::implement,
     norm::implement,
@@ -40,17 +39,17 @@ pub(super) const ALL: &[Implement] = &[
 pub struct Implementation {
     /// Name in tables and messages.
     pub name: &'static str,
-    /// Number of sites that it covers, starting with the first.
+    /// Number of sites that the implementation covers, starting with the first.
     pub sites: usize,
     pub launches: Vec<Launch>,
-    /// Cycles by which the launches together are faster than the sum of their estimates.
+    /// Cycles that the launches save together compared with the sum of their estimates.
     pub saved: f64,
 }
 
 /// One launch of an implementation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch {
-    /// The site where it is launched.
+    /// The site where the implementation is launched.
     pub site: usize,
     pub bindings: Bindings,
     /// Kernels for the launch, all with the same parameters.
@@ -64,14 +63,14 @@ pub struct Candidate {
     pub max_rows: Option<u64>,
 }
 
-/// The tensors of a launch's parameters, by name. Sites are relative to the implementation's first.
+/// The tensors of a launch's parameters, by name. Sites are relative to the implementation's first site.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bindings {
-    /// Sites whose operands the kernel reads. A parameter that is not in `values` reads the operand of its name, of the
-    /// first of these sites that has one.
+    /// Sites whose operands the kernel reads. A parameter that is not in `values` reads the operand of the same name, from the first of
+    /// these sites that has such an operand.
     pub operands_of: Vec<usize>,
-    /// Parameters that are values of sites or scratch tensors: all that the kernel writes, and those that another launch
-    /// of the implementation wrote.
+    /// Parameters that are values of sites or scratch tensors. These are all parameters that the kernel writes, and parameters that it
+    /// reads if another launch of the implementation writes their tensor.
     pub values: Vec<(&'static str, Operand)>,
 }
 
@@ -102,7 +101,7 @@ impl Bindings {
 /// A value of a site, or a scratch tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Operand {
-    /// The value of a site, or its first value.
+    /// The value of a site; for a site with two values, the first.
     Value(usize),
     /// The second value of a site with two values.
     Second(usize),
@@ -125,8 +124,8 @@ impl Candidate {
     }
 }
 
-/// Returns the kernels that compute a single site in one launch on a card. The number of rows that
-/// each supports is [`Kernel::max_rows`](crate::kernels::Kernel::max_rows).
+/// Returns the kernels that compute a single site in one launch on a card. The max number of rows of each kernel is
+/// [`Kernel::max_rows`](crate::kernels::Kernel::max_rows).
 pub fn candidates(site: &Site, machine: &Machine) -> Vec<KernelSpec> {
     let alone = [Link {
         site: site.clone(),

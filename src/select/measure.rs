@@ -1,4 +1,4 @@
-//! Corrections of the cost model by timings.
+//! Corrections of the cost model by measured times.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,11 @@ use crate::{kernels::KernelSpec, machine::Machine};
 
 /// Measured times of kernels within a program.
 ///
-/// A timing corrects the estimate of its kernel by a factor. Between two timed numbers of rows, the
-/// factor is interpolated in the logarithm of rows. Beyond the outermost ones, it fades to 1 within
-/// an octave. Wave quantisation between timed numbers comes from the model.
+/// A timing corrects the estimate of its kernel by a factor. Between two timed numbers of rows, the factor is interpolated in the logarithm
+/// of rows. Outside the timed range, it fades to 1 within an octave. Between timed numbers, wave quantization comes from the model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timings {
-    /// Rows in ascending order with the microseconds of a launch, by kernel symbol.
+    /// For each kernel symbol, the timed numbers of rows in ascending order, each with the microseconds of a launch.
     by_symbol: BTreeMap<String, Vec<(u64, f64)>>,
 }
 
@@ -40,12 +39,12 @@ impl Timings {
         self.by_symbol.values().map(Vec::len).sum()
     }
 
-    /// Returns rows in ascending order with the microseconds of a launch, by kernel symbol.
+    /// Returns, for each kernel symbol, the timed numbers of rows in ascending order, each with the microseconds of a launch.
     pub fn by_symbol(&self) -> &BTreeMap<String, Vec<(u64, f64)>> {
         &self.by_symbol
     }
 
-    /// Returns the timed numbers of rows of a kernel, with the ratio of time to estimate at each.
+    /// Returns the timed numbers of rows of a kernel, each with the ratio of the measured time to the estimate.
     pub(super) fn factors(&self, kernel: &KernelSpec, machine: &Machine) -> Vec<(u64, f64)> {
         let kernel = kernel.as_kernel();
         let all = self.by_symbol.get(&kernel.symbol());
@@ -59,8 +58,7 @@ impl Timings {
     }
 }
 
-/// Returns the factor for an estimate at a number of rows, given the factors at timed numbers in
-/// ascending order.
+/// Returns the factor for an estimate at a number of rows. `factors` are those at timed numbers of rows, in ascending order.
 pub(super) fn correction(factors: &[(u64, f64)], rows: u64) -> f64 {
     let position = |rows: u64| (rows.max(1) as f64).log2();
     let at = position(rows);

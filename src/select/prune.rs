@@ -1,5 +1,4 @@
-//! Removes kernels whose benefit does not justify their compilation; NVRTC takes 0.1 to 0.4 s for
-//! each.
+//! Removes kernels that save too little to justify their compilation. NVRTC takes 0.1 to 0.4 s per kernel.
 
 use super::{
     Timings,
@@ -9,11 +8,10 @@ use super::{
 };
 use crate::{kernels::KernelSpec, machine::Machine};
 
-/// Minimum saving of a kernel, measured by [`Pruning::loss`] as a fraction of the time of a run's
-/// chains, averaged over octaves of rows.
+/// Min saving of a kernel that is kept: a fraction of the time of a run's chains, averaged over octaves of rows and measured by
+/// [`Pruning::loss`].
 const WORTH_A_KERNEL: f64 = 0.0009;
-/// Pruning starts with the kernels of the best cover at some number of rows, and with those at most
-/// this factor slower.
+/// Pruning starts with all kernels that take at most this factor of the time of the best cover's kernel at some number of rows.
 const NEAR: f64 = 1.03;
 
 /// Distinct candidates with their estimates, identified by index.
@@ -21,7 +19,7 @@ pub(super) struct Kernels<'a> {
     machine: &'a Machine,
     timings: Option<&'a Timings>,
     candidates: Vec<Candidate>,
-    /// Timed numbers of rows with the correction of the estimate, by kernel.
+    /// Corrections of the estimates at timed numbers of rows, by kernel.
     factors: Vec<Vec<(u64, f64)>>,
     is_kept: Vec<bool>,
 }
@@ -58,8 +56,8 @@ impl<'a> Kernels<'a> {
         self.is_kept = is_kept.to_vec();
     }
 
-    /// Returns the cycles of each kernel at the given numbers of rows; infinite if it does not
-    /// support them or was pruned.
+    /// Returns the cycles of each kernel at the given numbers of rows. They are infinite if the kernel does not support the number or was
+    /// pruned.
     pub(super) fn times_on(&self, rows: &[u64]) -> Vec<(u64, Vec<f64>)> {
         let of_rows = |&rows: &u64| {
             let each = (0..self.candidates.len()).map(|at| self.cycles(at, rows));
@@ -80,9 +78,8 @@ impl<'a> Kernels<'a> {
     }
 }
 
-/// Returns whether each kernel is kept. Among the kernels that are near the best at some number of
-/// rows, the one whose removal costs least is removed repeatedly, until each remaining kernel saves
-/// at least [`WORTH_A_KERNEL`].
+/// Returns whether each kernel is kept. Starts with the kernels that are near the best at some number of rows. Repeatedly removes the
+/// kernel whose removal costs the least, until each remaining kernel saves at least [`WORTH_A_KERNEL`].
 pub(super) fn prune(edges: &[Edges], kernels: &Kernels) -> Vec<bool> {
     let n = kernels.candidates.len();
     let mut samples = kernels.times_on(&coarse_rows());
@@ -110,7 +107,7 @@ pub(super) fn prune(edges: &[Edges], kernels: &Kernels) -> Vec<bool> {
     pruning.used()
 }
 
-/// Makes the cycles of kernels that are not kept infinite.
+/// Sets the cycles of kernels that are not kept to infinity.
 fn remove(samples: &mut [(u64, Vec<f64>)], is_kept: &[bool]) {
     for (_, times) in samples {
         let each = times.iter_mut().zip(is_kept);
@@ -121,14 +118,14 @@ fn remove(samples: &mut [(u64, Vec<f64>)], is_kept: &[bool]) {
 
 struct Pruning<'a> {
     edges: &'a [Edges],
-    /// Cycles of each kernel by number of rows, infinite for removed kernels.
+    /// Numbers of rows, each with the cycles of all kernels; infinite for removed kernels.
     samples: Vec<(u64, Vec<f64>)>,
     best: &'a [f64],
-    /// Chains with an implementation that uses a kernel, by kernel.
+    /// For each kernel, the chains that have an implementation with this kernel.
     chains: Vec<Vec<usize>>,
     /// Cheapest covers with the kept kernels, by sample and chain.
     covers: Vec<Vec<(f64, Cover)>>,
-    /// Number of launches of these covers with each kernel, by sample.
+    /// Number of launches in `covers` that use each kernel, by sample.
     uses: Vec<Vec<u32>>,
     /// The sums of `uses` over all samples.
     all_uses: Vec<u32>,
@@ -161,13 +158,11 @@ impl<'a> Pruning<'a> {
         pruning
     }
 
-    /// Removes kernels greedily. Unused kernels stay until the end, because they may replace
-    /// removed ones.
+    /// Removes kernels greedily. Unused kernels are kept until the end, because they may replace removed kernels.
     fn run(&mut self) {
-        // The loss without each kernel, and whether it is up to date. Removing kernels increases
-        // the loss without their substitutes, so that a known loss is a lower bound (lazy greedy).
-        // The loss without kernels of the same covers may decrease, so that its bound is reset to
-        // 0.
+        // For each kernel, the loss if it is removed, and whether this value is up to date. Removing a kernel can only increase the loss of
+        // removing its substitutes, so an outdated value is a lower bound (lazy greedy). It may decrease the loss of removing other kernels
+        // in the same covers, so their bounds are reset to 0.
         let mut losses: Vec<(f64, bool)> = vec![(0.0, false); self.all_uses.len()];
         loop {
             let used = (0..losses.len()).filter(|&kernel| self.all_uses[kernel] > 0);
@@ -206,7 +201,7 @@ impl<'a> Pruning<'a> {
         self.all_uses.iter().map(|&uses| uses > 0).collect()
     }
 
-    /// Sets the cheapest cover of a chain at a sample.
+    /// Updates the cheapest cover of a chain at a sample.
     fn cover(&mut self, at: usize, chain: usize) {
         let found = self.edges[chain].cheapest(&self.samples[at].1);
         let new = found.unwrap_or((f64::INFINITY, Vec::new()));
@@ -225,7 +220,7 @@ impl<'a> Pruning<'a> {
         }
     }
 
-    /// Returns the mean loss without a kernel, over all samples.
+    /// Returns the mean increase of the loss over all samples if a kernel is removed.
     fn loss_without(&mut self, kernel: usize) -> f64 {
         let mut lost = 0.0;
         for at in 0..self.samples.len() {
@@ -236,7 +231,7 @@ impl<'a> Pruning<'a> {
             let mut without = with.clone();
             let times = &mut self.samples[at].1;
             let time = std::mem::replace(&mut times[kernel], f64::INFINITY);
-            // Covers of chains that do not use the kernel do not change.
+            // Only covers that use the kernel change.
             for &chain in &self.chains[kernel] {
                 if has(&self.covers[at][chain].1, kernel) {
                     without[chain] = self.edges[chain].least(times);
@@ -248,9 +243,8 @@ impl<'a> Pruning<'a> {
         lost / self.samples.len() as f64
     }
 
-    /// Returns the loss of covers at a sample, compared with all kernels. It is a fraction of the
-    /// time plus a quadratic penalty, which equals it at `MUCH`: a bad kernel at one number of rows
-    /// is not compensated at others.
+    /// Returns the loss of covers at a sample. This is `part`, the additional time relative to covers with all kernels, plus a quadratic
+    /// penalty, which equals `part` at `MUCH`. Due to the penalty, a slow kernel at one number of rows is not compensated at others.
     fn loss(&self, at: usize, cycles: &[f64]) -> f64 {
         const MUCH: f64 = 0.02;
         let each = self.edges.iter().zip(cycles);

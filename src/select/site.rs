@@ -1,4 +1,4 @@
-//! Kernel-independent problems of the nodes of a graph.
+//! Problems of the nodes of a graph, independent of kernels.
 
 use crate::kernels::{
     e4m3::ToE4m3,
@@ -24,17 +24,15 @@ pub enum Site {
     Gate(Gate),
     /// LayerNorm of a sum, created by [`BiasResidualLayerNorm::new`].
     SumLayerNorm(BiasResidualLayerNorm),
-    /// Preparation of attention's operands from a linear layer's rows: two values, either queries
-    /// and keys or queries and a cache.
+    /// Preparation of attention's operands from a linear layer's rows. The two values are either queries and keys, or queries and a cache.
     Prepare {
         kernel: PrepareAttention,
-        /// Whether nothing else reads the columns that it prepares, so that they need not be
-        /// stored.
+        /// Whether only this launch reads the columns that it prepares, so that they need not be stored.
         is_alone: bool,
     },
 }
 
-/// A site of a chain. The next site reads its value as the first operand, and not as another one.
+/// A site of a chain. The next site reads this site's value as its first operand only.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Link {
     pub site: Site,

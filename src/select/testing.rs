@@ -50,7 +50,7 @@ pub(super) fn encoder(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize
     ]
 }
 
-/// Returns LayerNorm before a linear layer, as in a pre-norm encoder, and a sum without bias.
+/// Returns a chain with LayerNorm before a linear layer, as in a pre-norm encoder, and with a sum without bias.
 pub(super) fn pre_norm(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)> {
     let link = |site| Link {
         site,
@@ -72,8 +72,7 @@ pub(super) fn pre_norm(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usiz
     vec![(Chain { links }, 2)]
 }
 
-/// Returns the chains of pre-norm decoder layers: a residual stream read by norms, with a gate or
-/// an activation.
+/// Returns the chains of pre-norm decoder layers, in which norms read a residual stream, with a gate or an activation.
 pub(super) fn writer(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)> {
     let link = |site, is_private| Link { site, is_private };
     let linear = |n, k, epilogue| Site::Linear(GemmProblem::new(n, k, dtype, epilogue));
@@ -104,7 +103,7 @@ pub(super) fn writer(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)
     vec![(Chain { links: gated }, 3), (Chain { links: activated }, 2)]
 }
 
-/// Returns a projection with rotary heads that attention reads.
+/// Returns a chain with a projection whose rotary heads are read by attention.
 pub(super) fn attended(width: u32, dtype: DType) -> Vec<(Chain, usize)> {
     let pairs = if width.is_multiple_of(64) { 32 } else { 1 };
     let head = if pairs == 32 { 64 } else { 2 };
@@ -139,7 +138,7 @@ pub(super) fn attended(width: u32, dtype: DType) -> Vec<(Chain, usize)> {
     vec![(Chain { links }, 2)]
 }
 
-/// Returns the chains with linear layers whose operands are in E4M3.
+/// Returns the chains with all operands of linear layers in E4M3.
 pub(super) fn in_fp8(chains: Vec<(Chain, usize)>) -> Vec<(Chain, usize)> {
     let links_of = |link: Link| match link.site {
         Site::Linear(problem) => {

@@ -1,5 +1,5 @@
-//! Estimates how long the queued work takes, to admit or refuse requests. The estimate uses the recent pace of tokenizers or
-//! devices, whichever is slower.
+//! Estimates how long the queued work takes, to admit or refuse requests. Tokenizers and devices work in parallel, so the estimate is the
+//! larger of their times, at their recent pace.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,13 +13,13 @@ use crate::{
 
 /// Seconds of work after which the weight of earlier measurements is halved.
 const WINDOW: f64 = 0.2;
-/// Assumed seconds to tokenize a byte of text before anything was measured: WordPiece on one core.
+/// Assumed seconds per byte for tokenizing, until the pace is measured: WordPiece on one core.
 const BYTE: f64 = 0.5e-6;
-/// Fraction of a request's deadline reserved for sending the response, as a divisor, with an upper bound.
+/// Part of a request's time limit that is reserved for sending the response: a divisor of the limit, and an upper bound.
 const RESERVED: (u32, Duration) = (20, Duration::from_millis(50));
-/// Factor by which the lateness of a batch decays with each further batch.
+/// Factor by which the lateness of batches decays with each batch.
 const DECAY: f64 = 0.98;
-/// Batch size in tokens, and mean sequence length, for estimating the cost of a long queue.
+/// Batch size in tokens and mean sequence length, for estimating the time of a long queue.
 const FULL: u64 = 4096;
 const LENGTH: u64 = 128;
 
@@ -31,7 +31,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Returns an assumed pace in seconds per unit, with the weight of a hundredth of [`WINDOW`].
+    /// Returns an assumed pace in seconds per unit. Its weight is that of a hundredth of [`WINDOW`].
     pub fn of(seconds: f64) -> Self {
         let of = WINDOW / 100.0;
         Self {
@@ -79,31 +79,31 @@ impl ByClass {
         self.0.is_empty()
     }
 
-    /// Amount of work of this class and higher ones, which runs before a new request.
+    /// Returns the amount of work of this class and of higher classes, which runs before a new request of this class.
     pub fn before(&self, class: u8) -> u64 {
         let ahead = self.0.range(class..).map(|(_, &amount)| amount);
         ahead.fold(0, u64::saturating_add)
     }
 }
 
-/// Number of requests that are always admitted, for each second that requests may wait: 32 with the default of two seconds.
+/// Number of requests that are always admitted, per second that requests may wait. With the default of two seconds, this is 32.
 ///
 /// A few clients that each wait for a response do not overload the server, even before the pace is known.
 pub(super) const PER_SECOND: f64 = 16.0;
 
-/// Number of requests that are admitted regardless of the time that they take.
+/// Returns the number of requests that are admitted however long they take.
 pub(super) fn always_admitted(queue: Duration) -> u64 {
     (queue.as_secs_f64() * PER_SECOND) as u64
 }
 
-/// Queued work of one tenant, or of all.
+/// Queued work of one tenant or of all tenants.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Work {
-    /// Bytes of texts that are not tokenized yet.
+    /// Bytes of texts that are not yet tokenized.
     pub bytes: ByClass,
-    /// Tokens that wait for a device.
+    /// Tokens that are waiting for a device.
     pub tokens: ByClass,
-    /// Requests without an answer.
+    /// Number of requests that have no answer yet.
     pub requests: u64,
 }
 
@@ -113,7 +113,7 @@ impl Work {
     }
 }
 
-/// Queued work of all tenants together, and of each.
+/// Queued work of each tenant, and the total.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tenants {
     all: Work,
@@ -121,7 +121,7 @@ pub(super) struct Tenants {
 }
 
 impl Tenants {
-    /// Changes the work of a tenant and the total.
+    /// Applies `change` to the work of a tenant and to the total.
     pub fn change(&mut self, tenant: u32, change: impl Fn(&mut Work)) {
         change(&mut self.all);
         let own = self.each.entry(tenant).or_default();
@@ -135,24 +135,24 @@ impl Tenants {
         &self.all
     }
 
-    /// Returns the work of a tenant, if any, and the number of tenants that share the time, including this one.
+    /// Returns the work of a tenant, if there is any, and the number of tenants that share the time, including this one.
     fn sharing(&self, tenant: u32) -> (Option<&Work>, u32) {
         let own = self.each.get(&tenant);
         let n = self.each.len() + usize::from(own.is_none());
         (own, u32::try_from(n).unwrap_or(u32::MAX))
     }
 
-    /// Returns whether `more` requests of a tenant may join the queue, which holds `max` requests. A tenant with less than an equal
-    /// share of them may exceed `max`.
+    /// Returns whether `more` requests of a tenant may join the queue, which has room for `max` requests. Even if the queue is full, a
+    /// tenant may have up to an equal share of `max`.
     pub fn has_place(&self, tenant: u32, more: u64, max: u64) -> bool {
         let (own, n) = self.sharing(tenant);
         let own = own.map_or(0, |own| own.requests);
         self.all.requests + more <= max || own + more <= max / u64::from(n)
     }
 
-    /// Decides whether to admit a request of a tenant. `time` estimates the time of work, and `queue` is its limit. While the total
-    /// is within the limit, all requests are admitted. Otherwise, only tenants with less than an equal share of the time or of the
-    /// always admitted requests are.
+    /// Decides whether to admit a request of a tenant. `time` estimates the time of queued work, and `queue` is its limit. All requests are
+    /// admitted while the total is within the limit. Beyond the limit, a request is only admitted if its tenant has less than an equal
+    /// share of the time or of the requests that are always admitted.
     ///
     /// # Errors
     /// Returns the time of the queued work that runs before the request.
@@ -184,11 +184,11 @@ impl Tenants {
 #[derive(Clone, Debug)]
 pub(super) struct Backlog {
     pub tenants: Tenants,
-    /// Seconds of one thread for each byte of text.
+    /// Seconds of a tokenizer thread per byte of text.
     pub tokenizing: Pace,
-    /// Seconds of a device for each estimated second.
+    /// Seconds of a device per estimated second.
     device: Pace,
-    /// Largest recent difference between a batch's time and its estimate. It decays.
+    /// Largest recent difference between a batch's time and its estimate. It decays with each batch.
     late: Duration,
     n_tokenizers: usize,
     n_lanes: usize,
@@ -206,15 +206,15 @@ impl Backlog {
         }
     }
 
-    /// Records the time of a batch.
+    /// Records the estimated and the actual time of a batch.
     pub fn ran(&mut self, estimate: Micros, took: Duration) {
         self.device.add(estimate.seconds(), took);
         let late = took.saturating_sub(Duration::from_micros(estimate.0));
         self.late = self.late.mul_f64(DECAY).max(late);
     }
 
-    /// Returns the part of a request's time limit that is left for its batch. Under overload every request finishes close to its
-    /// deadline, so it needs time for sending the response, and for batches that take longer than estimated.
+    /// Returns the part of a request's time limit that is left for its batch. Under overload, every request finishes close to its deadline.
+    /// The rest of the limit is therefore reserved for sending the response, and for batches that take longer than estimated.
     pub fn for_batches(&self, within: Duration) -> Duration {
         let (share, most) = RESERVED;
         within - (within / share).min(most) - self.late.min(within / 4)
@@ -235,12 +235,12 @@ impl Backlog {
         self.tenants.admit(tenant, queue, time)
     }
 
-    /// Estimates the time of the queued work that runs before a request of `class`. Tokenizers and devices work in
-    /// parallel, so it is the larger of their times.
+    /// Estimates the time of the queued work that runs before a request of `class`. Tokenizers and devices work in parallel, so the result
+    /// is the larger of their times.
     pub fn time(&self, work: &Work, class: u8, costs: &CostTable) -> Duration {
         let untokenized = work.bytes.before(class);
         let tokenizing = self.tokenizing.seconds(untokenized as f64);
-        // Assume four bytes of text for each token.
+        // Assume four bytes of text per token.
         let tokens = work.tokens.before(class) + untokenized / 4;
         let size = tokens.min(FULL);
         let device = match size {
@@ -281,7 +281,7 @@ mod tests {
         let of_device = seconds(&one, 100_000);
         near(seconds(&one, 200_000), 2.0 * of_device);
         near(seconds(&Backlog::new(1, 4), 100_000), of_device / 4.0);
-        // Batches take three times their estimate.
+        // Batches take three times as long as estimated.
         for _ in 0..100 {
             one.ran(Micros(10_000), Duration::from_millis(30));
         }
@@ -295,7 +295,7 @@ mod tests {
         let mut four = Backlog::new(4, 1);
         (four.tokenizing, four.tenants) = (one.tokenizing, one.tenants.clone());
         near(seconds(&four, 0), 2.5);
-        // The device's work takes less time than tokenizing, so it adds nothing.
+        // Devices work in parallel with tokenizers and are faster, so their time adds nothing.
         near(seconds(&four, 1), 2.5);
         // An urgent request runs before the queued work.
         assert_eq!(before(&one, 1), Duration::ZERO);
@@ -303,7 +303,7 @@ mod tests {
         near(before(&one, 1).as_secs_f64(), 0.1);
         assert_eq!(before(&one, 8), Duration::ZERO);
         one.tenants.change(0, |work| work.bytes.take(7, 1000));
-        // The estimate follows a change of pace within a second of work.
+        // The estimate follows a changed pace within a second of work.
         for _ in 0..1000 {
             one.tokenizing.add(1000.0, Duration::from_millis(1));
         }
@@ -323,13 +323,13 @@ mod tests {
                 work.tokens.add(0, tokens);
             });
         };
-        // 32 requests are admitted regardless of their time.
+        // 32 requests are admitted however long they take.
         for _ in 0..32 {
             assert_eq!(ask(&tenants, 1), Ok(()));
             add(&mut tenants, 1, 1000);
         }
         assert_eq!(ask(&tenants, 1), Err(Duration::from_secs(32)));
-        // Another tenant gets half of the time and of the always admitted requests.
+        // Another tenant gets half of the time and half of the requests that are always admitted.
         for _ in 0..16 {
             assert_eq!(ask(&tenants, 2), Ok(()));
             add(&mut tenants, 2, 100);
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(ask(&tenants, 2), Err(ahead));
         assert_eq!(ask(&tenants, 1), Err(ahead));
         assert_eq!(ask(&tenants, 3), Ok(()));
-        // While there is room, one tenant may use all of it.
+        // Up to the limit, a single tenant may use all of the time.
         let mut tenants = Tenants::default();
         for _ in 0..100 {
             assert_eq!(ask(&tenants, 1), Ok(()));
@@ -367,7 +367,7 @@ mod tests {
         assert_eq!(backlog.for_batches(ms(60_000)), ms(59_950));
         backlog.ran(Micros(10_000), ms(15));
         assert_eq!(backlog.for_batches(ms(400)), ms(375));
-        // It decays, and never takes more than a quarter of the time.
+        // The lateness decays, and it never takes more than a quarter of the time limit.
         (0..100).for_each(|_| backlog.ran(Micros(10_000), ms(10)));
         assert!(backlog.for_batches(ms(400)) > ms(379));
         backlog.ran(Micros(10_000), ms(5000));

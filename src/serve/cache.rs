@@ -1,7 +1,7 @@
-//! Response cache: in memory, in a file, and in a server shared with others. Off by default.
+//! Response cache with up to three tiers: memory, a file, and a server that is shared with other servers. It is off by default.
 //!
-//! A key is a digest of everything that determines an answer: the model's files and program, and the input as it was sent. A hit
-//! therefore saves tokenizing, too. Equal requests join a computation in progress ([`Coalescer`]). Errors are never cached.
+//! A key is a digest of everything that determines an answer: the model's files and program, and the input as it was sent. A hit therefore
+//! also saves tokenizing. Equal requests join a computation in progress ([`Coalescer`]). Errors are never cached.
 
 mod file;
 #[cfg(feature = "shared-cache")]
@@ -36,9 +36,9 @@ pub(super) type Key = [u8; 32];
 pub struct CacheChoice {
     /// Max bytes of answers in memory.
     pub memory_bytes: u64,
-    /// File and its max size in bytes.
+    /// Path and max size in bytes of the cache file.
     pub file: Option<(PathBuf, u64)>,
-    /// URL of a server with Redis's protocol, such as `redis://host:6379/0`, shared with other servers.
+    /// URL of a server with Redis's protocol, such as `redis://host:6379/0`. Other servers may use the same one.
     #[cfg(feature = "shared-cache")]
     pub shared: Option<String>,
 }
@@ -56,9 +56,9 @@ pub enum Tier {
 pub enum Lookup {
     Hit,
     Miss,
-    /// An equal request was in computation.
+    /// An equal request was already being computed.
     Joined,
-    /// The tier failed or timed out; treated as a miss.
+    /// The tier failed or timed out. This counts as a miss.
     Error,
 }
 
@@ -79,7 +79,7 @@ impl Lookup {
     ];
 }
 
-/// Number of lookups by tier and result.
+/// Number of lookups, by tier and result.
 #[derive(Debug, Default)]
 pub struct Lookups([[AtomicU64; 4]; 3]);
 
@@ -93,7 +93,7 @@ impl Lookups {
     }
 }
 
-/// Response cache of a process, for all of its models.
+/// Response cache of a process, shared by all its models.
 pub struct Cache {
     memory: sync::Cache<Key, Arc<Answer>, Weight>,
     file: Option<FileTier>,
@@ -105,7 +105,7 @@ pub struct Cache {
 #[derive(Clone)]
 struct Weight;
 
-/// Bytes of an answer besides its values: the key, and the overhead of map and allocator.
+/// Bytes of an answer in addition to its values: the key, and the overhead of the map and the allocator.
 const OVERHEAD: u64 = 160;
 
 fn weight(answer: &Answer) -> u64 {
@@ -119,14 +119,14 @@ impl Weighter<Key, Arc<Answer>> for Weight {
 }
 
 impl Cache {
-    /// Opens the configured tiers. A file with another format is renamed, with a warning. A shared server that cannot be reached is
-    /// tried again later.
+    /// Opens the configured tiers. A file in another format is renamed, with a warning. If the shared server cannot be reached, connecting
+    /// is tried again later.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be opened or is locked by another process, the URL is not valid, or the
-    /// system cannot start threads.
+    /// Returns an error if the file cannot be opened or is locked by another process, the URL is not valid, or the system cannot start
+    /// threads.
     pub fn open(choice: &CacheChoice) -> Result<Self, EngineError> {
-        // An estimate that only sets the initial size of the map.
+        // This estimate only determines the initial size of the map.
         let entries = (choice.memory_bytes / 2048).clamp(16, 1 << 20) as usize;
         let file = match &choice.file {
             Some((path, bytes)) => Some(FileTier::open(path, *bytes)?),
@@ -143,7 +143,7 @@ impl Cache {
         })
     }
 
-    /// Bytes of the answers in a tier; 0 for the shared tier, whose size is not known.
+    /// Returns the bytes of the answers in a tier, or 0 for the shared tier, whose size is not known.
     pub fn bytes(&self, tier: Tier) -> u64 {
         match tier {
             Tier::Memory => self.memory.weight(),
@@ -156,7 +156,7 @@ impl Cache {
         self.memory.get(key)
     }
 
-    /// Returns whether there are tiers besides memory, whose lookups take time.
+    /// Returns whether there are tiers other than memory. Their lookups take time.
     pub(super) fn is_deep(&self) -> bool {
         #[cfg(feature = "shared-cache")]
         if self.shared.is_some() {
@@ -165,8 +165,8 @@ impl Cache {
         self.file.is_some()
     }
 
-    /// Looks up a key in the file and then in the shared server, and passes the result to `then`, possibly on another thread. Copies
-    /// an answer into the faster tiers.
+    /// Looks up a key in the file and then in the shared server, and passes the result to `then`, possibly on another thread. An answer is
+    /// copied to the faster tiers.
     pub(super) fn look_deep(
         self: &Arc<Self>,
         key: Key,
@@ -216,7 +216,7 @@ impl Cache {
     }
 }
 
-/// Tier in which a deep lookup ended.
+/// Tier in which a lookup ended that did not find the answer in memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Deep {
     File,
@@ -227,8 +227,8 @@ pub(super) enum Deep {
     Shared(Lookup),
 }
 
-/// Returns the digest of a model: all files of its folder, its compiled program, and the prompt of texts without their own. They
-/// determine the bits of results.
+/// Returns the digest of everything in a model that determines the bits of its results: all files of its folder, its compiled program, and
+/// the default prompt.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read.
@@ -262,7 +262,7 @@ pub(super) fn digest(
     Ok(digest.finalize().into())
 }
 
-/// Adds the contents of files and folders in order of names. Hidden files, such as those of downloads, are skipped.
+/// Adds the contents of files and folders to a digest, ordered by name. Hidden files, such as those of downloads, are skipped.
 fn add_files(digest: &mut Sha256, mut paths: Vec<PathBuf>, depth: u8) -> io::Result<()> {
     paths.sort_unstable();
     let mut buffer = vec![0; 1 << 20];
@@ -295,7 +295,7 @@ fn add_files(digest: &mut Sha256, mut paths: Vec<PathBuf>, depth: u8) -> io::Res
     Ok(())
 }
 
-/// Returns the key of an input to a model.
+/// Returns the key of a model's input.
 pub(super) fn key(model: &Key, text: &Text, submit: Submit) -> Key {
     let mut digest = Sha256::new();
     digest.update(model);
@@ -335,7 +335,7 @@ pub(super) fn key(model: &Key, text: &Text, submit: Submit) -> Key {
     digest.finalize().into()
 }
 
-/// Bytes of the checksum after an answer.
+/// Size in bytes of the checksum that follows an answer.
 const CHECK: usize = 8;
 /// Version of the format. The checksum includes it, so answers in another format are rejected.
 const FORM: u8 = 2;
@@ -348,8 +348,8 @@ fn check(key: &Key, bytes: &[u8]) -> [u8; CHECK] {
     check
 }
 
-/// Serializes an answer for storage outside the process: tokens, number of entries, entries, values, and a checksum that includes
-/// the key.
+/// Serializes an answer for storage outside the process. The format is the number of tokens, the number of entries, the entries, the
+/// values, and a checksum that includes the key.
 fn to_bytes(key: &Key, answer: &Answer) -> Vec<u8> {
     let (entries, values) = (&answer.entries, &answer.values);
     let mut bytes = Vec::with_capacity(8 + 4 * (entries.len() + values.len()) + CHECK);
@@ -378,8 +378,8 @@ fn from_bytes(key: &Key, bytes: &[u8]) -> Option<Answer> {
     })
 }
 
-/// Computations in progress by key, with the followers that have joined them. `L` identifies the leader that computes the value; `F`
-/// is a follower waiting for it.
+/// Computations in progress by key, with the followers that have joined each. `L` identifies the leader that computes the value; `F` is a
+/// follower waiting for it.
 pub(super) struct Coalescer<L, F> {
     flights: Mutex<HashMap<Key, InFlight<L, F>>>,
 }
@@ -387,18 +387,18 @@ pub(super) struct Coalescer<L, F> {
 /// Role of a request among equal requests.
 #[derive(Debug, PartialEq)]
 pub(super) enum Role<L, F> {
-    /// It waits for the answer of this leader.
+    /// The request waits for the answer of this leader.
     Follower(Arc<L>),
-    /// It is computed, and others may join it.
+    /// The request is computed, and others may join it.
     Leader(F),
-    /// It is computed separately from the current leader.
+    /// The request is computed separately from the current leader.
     Alone(F),
 }
 
 struct InFlight<L, F> {
     lead: Arc<L>,
     joined: Vec<F>,
-    /// Number of clients that still wait, including the leader.
+    /// Number of clients that are still waiting, including the leader.
     waiting: usize,
 }
 
@@ -415,7 +415,7 @@ impl<L, F> Coalescer<L, F> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Joins the computation of `key` if it `serves`. Becomes the leader if there is none.
+    /// Joins the computation of `key` if its leader `serves` the request. Becomes the leader if there is no computation.
     pub fn join(
         &self,
         key: Key,
@@ -444,13 +444,13 @@ impl<L, F> Coalescer<L, F> {
         }
     }
 
-    /// Removes a client that gives up. Returns whether no client waits any more.
+    /// Removes a client that gives up. Returns whether no client is waiting any more.
     pub fn leave(&self, key: &Key, lead: &Arc<L>) -> bool {
         let mut flights = self.lock();
         let Some(flight) = flights.get_mut(key) else {
             return true;
         };
-        // It may be another computation that began since.
+        // The computation may be another one, which began after this one had ended.
         if !Arc::ptr_eq(&flight.lead, lead) {
             return true;
         }
@@ -472,7 +472,8 @@ impl<L, F> Coalescer<L, F> {
         flights.remove(key).map_or_else(Vec::new, |f| f.joined)
     }
 
-    /// Replaces a leader that failed for a reason of its own by the follower with the highest rank, and returns that follower.
+    /// Replaces a leader that failed for a reason that does not concern its followers. The follower with the highest rank becomes the
+    /// leader and is returned.
     pub fn promote<R: Ord>(&self, key: &Key, lead: &Arc<L>, rank: impl Fn(&F) -> R) -> Option<F> {
         let mut flights = self.lock();
         let flight = flights.get_mut(key)?;
@@ -579,13 +580,13 @@ mod tests {
         assert_eq!(join(&lead, 10), Role::Leader(10));
         assert_eq!(join(&other, 11), joins(&lead));
         assert_eq!(join(&other, 12), joins(&lead));
-        // A request with an earlier deadline is computed alone and does not affect the other.
+        // A request with an earlier deadline is computed alone, and does not affect the computation in progress.
         assert_eq!(flights.join(key, &other, 9, |_| false), Role::Alone(9));
         assert!(!flights.leave(&key, &lead));
         assert_eq!(flights.promote(&key, &lead, |&f| f), Some(12));
         assert!(!flights.leave(&key, &lead));
         assert!(flights.leave(&key, &lead));
-        // A new request starts its own computation, regardless of followers of the first one.
+        // A new request starts its own computation, whatever followers the first computation had.
         assert_eq!(join(&other, 13), Role::Leader(13));
         assert!(flights.complete(&key, &lead).is_empty());
         assert_eq!(join(&lead, 14), joins(&other));

@@ -11,19 +11,19 @@ use crate::{
     schedule::{self, Settings},
 };
 
-/// A model in the file. Missing fields have the values of the command line.
+/// A model in the file. Fields that are missing have the values of the command line.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// Folder of the checkpoint. A relative path starts at the folder of the file.
+    /// Folder of the checkpoint. A relative path is relative to the folder of the file.
     #[serde(default)]
     pub weights: PathBuf,
-    /// Name of a model on the Hugging Face hub instead of a folder: `org/name` or `org/name@revision`.
+    /// Name of a model on the Hugging Face hub, instead of a folder: `org/name` or `org/name@revision`.
     #[serde(default)]
     pub model: Option<String>,
     #[serde(default)]
     pub name: Option<String>,
-    /// Devices to run on, each with all of the weights; `auto` by default.
+    /// Devices to run on. Each holds all of the weights. `auto` by default.
     #[serde(default, deserialize_with = "devices")]
     pub devices: Vec<DeviceChoice>,
     #[serde(default, deserialize_with = "parsed")]
@@ -55,13 +55,13 @@ pub struct ModelConfig {
     /// Whether a masked language model fills masks instead of embedding texts.
     #[serde(default)]
     pub fill_mask: bool,
-    /// Name of the folder's prompt that is put before texts without their own.
+    /// Name of the folder's prompt that is put before texts that have no prompt of their own.
     #[serde(default)]
     pub default_prompt_name: Option<String>,
-    /// Text that is put before texts without their own prompt.
+    /// Text that is put before texts that have no prompt of their own.
     #[serde(default)]
     pub default_prompt: Option<String>,
-    /// Share of a device's time relative to other models; 1 by default.
+    /// Share of the device's time, relative to other models; 1 by default.
     #[serde(default, deserialize_with = "share")]
     pub share: Option<f64>,
 }
@@ -99,7 +99,7 @@ pub enum ServeConfigError {
 }
 
 impl ModelConfig {
-    /// Returns the prompt before texts without their own.
+    /// Returns the prompt for texts that have no prompt of their own.
     pub fn prompt(&self) -> DefaultPrompt {
         match (&self.default_prompt_name, &self.default_prompt) {
             (Some(name), _) => DefaultPrompt::Named(name.clone()),
@@ -113,8 +113,7 @@ impl ServeConfig {
     /// Parses the text of a file.
     ///
     /// # Errors
-    /// Returns an error for invalid syntax (with its position), an empty list, an invalid name, or a name of two
-    /// models.
+    /// Returns an error for invalid syntax (with its position), an empty list, an invalid name, or two models with the same name.
     pub fn parse(text: &str) -> Result<Self, ServeConfigError> {
         let options = ron::Options::default()
             .with_default_extension(ron::extensions::Extensions::IMPLICIT_SOME);
@@ -162,7 +161,7 @@ impl ServeConfig {
     }
 }
 
-/// Checks the name of a model. Requests have it in their bodies and paths.
+/// Checks the name of a model, which requests contain in their bodies and paths.
 ///
 /// # Errors
 /// Returns an error if the name is empty, begins or ends with white space, or has control characters.
@@ -179,7 +178,7 @@ pub fn check_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
-/// Parses a value that is written as a string. Errors have the position of the string.
+/// Parses a value that is written as a string. Errors contain the position of the string.
 fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err: std::fmt::Display>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {

@@ -1,4 +1,4 @@
-//! Measures the cost of batches on the current device, before the first request.
+//! Measures the cost of batches on the current device, before the first request is served.
 
 use std::{
     io,
@@ -17,17 +17,17 @@ use crate::{
     tensor::Extents,
 };
 
-/// Tokens of the smallest and the largest batch that are measured.
+/// Tokens of the smallest and of the largest batch that is measured.
 const FIRST: u64 = 32;
 const MOST: u64 = 1 << 15;
 /// Sequence lengths of the measured batches.
 const LENGTHS: [u64; 3] = [16, 128, 512];
 
-/// Returns the cost table of an engine. On a GPU it is measured once for each card, program and version of gemmule, and kept in the
-/// user's cache folder. On a CPU it is measured at each start, because other processes affect it.
+/// Returns the cost table of an engine. On a GPU, the costs are measured once per card, program and version of gemmule, and kept in the
+/// user's cache folder. On a CPU, they are measured at each start, because other processes affect them.
 ///
 /// # Errors
-/// Same as [`measure`].
+/// Returns the errors of [`measure`].
 pub fn known_or_measured(engine: &Engine, within: Duration) -> Result<CostTable, EngineError> {
     let measured = || measure(engine, &mut engine.session()?, within);
     let folder = match engine.device() {
@@ -40,7 +40,7 @@ pub fn known_or_measured(engine: &Engine, within: Duration) -> Result<CostTable,
     }
 }
 
-/// Reads the table in `file`, or measures it and writes it there. A damaged file is replaced.
+/// Reads the table from `file`. If there is none, measures the costs and writes them to `file`. A damaged file is replaced.
 fn kept_or(
     file: &Path,
     measured: impl FnOnce() -> Result<CostTable, EngineError>,
@@ -66,7 +66,7 @@ fn kept_or(
     Ok(table)
 }
 
-/// Returns the path of an engine's cost table in a folder.
+/// Returns the path of an engine's cost table in `folder`.
 fn kept_in(folder: &Path, engine: &Engine) -> Option<PathBuf> {
     let program = postcard::to_stdvec(engine.program()).ok()?;
     let digest = Sha256::new()
@@ -83,7 +83,7 @@ fn kept_in(folder: &Path, engine: &Engine) -> Option<PathBuf> {
     Some(folder.join(format!("{name}.costs.ron")))
 }
 
-/// Reads the table in a file that belongs to the user; `None` if there is no such file.
+/// Reads the table from a file that belongs to the user; `None` if the file does not exist.
 fn kept(file: &Path) -> Result<Option<CostTable>, String> {
     let bytes = match own::read(file, Kind::Costs.limit()).map_err(io::Error::from) {
         Ok(bytes) => bytes,
@@ -94,8 +94,8 @@ fn kept(file: &Path) -> Result<Option<CostTable>, String> {
     CostTable::parse(&text).map(Some).map_err(|e| e.to_string())
 }
 
-/// Measures batches of increasing size for about the time `within`. Each runs once to warm up and then twice; the
-/// shorter time counts. Memory is computed by the planner.
+/// Measures batches of increasing size for about the time `within`. Each batch runs once to warm up and then twice; the shorter time
+/// counts. The memory of a batch is computed by the planner.
 ///
 /// # Errors
 /// Returns an error if a batch fails.
@@ -130,7 +130,7 @@ pub fn measure(
         let spent: f64 = row.iter().sum::<f64>() / 1e6 * 3.0;
         x.push(tokens as f64);
         values.push(row);
-        // The next size takes about twice as long.
+        // The next size takes about twice as long as this one.
         if began.elapsed().as_secs_f64() + 2.0 * spent > within.as_secs_f64() {
             break;
         }
@@ -139,7 +139,8 @@ pub fn measure(
     let bytes = |tokens: u64, length: u64| -> Result<f64, EngineError> {
         Ok(engine.bytes_needed(&batch(tokens, length)?)? as f64)
     };
-    // Derive bytes per pair from two batches with equal numbers of tokens, and bytes per token from two with equal lengths.
+    // Derive the bytes per pair from two batches with the same number of tokens, and the bytes per token from two batches with the same
+    // length.
     let (short, long) = (lengths[0].min(longest), longest.min(512));
     let n = 4096;
     let (few, many) = (bytes(n, short)?, bytes(n, long)?);
@@ -164,12 +165,11 @@ pub fn measure(
     };
     table.bytes.fixed = fixed as u64;
     (table.bytes.per_token, table.bytes.per_pair) = (per_token, per_pair);
-    // Make the times monotonic, as they are when read from a file.
+    // Make the times monotonic, like those of a table that is read from a file.
     Ok(table.clone().checked().unwrap_or(table))
 }
 
-/// Returns the smallest number of tokens at which the device is within half a percent of its best throughput, with sequences of 128
-/// tokens.
+/// Returns the smallest number of tokens at which the device's throughput is within 0.5 % of its maximum, for sequences of 128 tokens.
 pub fn full_batch(costs: &CostTable) -> u64 {
     let sizes = (1..=10).map(|octave| FIRST << octave);
     let rates = sizes.map(|tokens| {
@@ -212,7 +212,7 @@ mod tests {
             assert_eq!(kept_or(&file, || Ok(other.clone())).unwrap(), other);
             assert_eq!(kept_or(&file, never).unwrap(), other);
         }
-        // A failed measurement leaves no file.
+        // A failed measurement does not write a file.
         std::fs::remove_file(&file).unwrap();
         let fails = || {
             let problem = "a".to_owned();

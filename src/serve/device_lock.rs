@@ -1,4 +1,4 @@
-//! Fair sharing of a device by several models. Each model gets its share of the time, regardless of its load.
+//! Fair sharing of a device by several models. Each model gets its share of the time, whatever its load.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -7,14 +7,14 @@ use std::{
 
 use crate::schedule::Micros;
 
-/// Batches of all models in a device's queue: one that runs and one that waits for it.
+/// Max number of batches in a device's queue, for all models together: a running one and a waiting one.
 const PLACES: u32 = 2;
 
 /// Fair lock of a device.
 ///
-/// Start-time fair queueing (Goyal, Vin and Cheng 1996): the virtual time of a model advances by the time of its batches divided by
-/// its share. The waiting model with the smallest virtual time is next. A model that was idle starts at the current virtual time, so
-/// it does not accumulate credit.
+/// The lock uses start-time fair queueing (Goyal, Vin and Cheng 1996). The virtual time of a model advances by the time of its batches
+/// divided by its share. Among the waiting models, the one with the smallest virtual time comes next. A model that was idle starts at the
+/// current virtual time, so it accumulates no credit.
 #[derive(Default)]
 pub struct FairDeviceLock {
     state: Mutex<State>,
@@ -26,19 +26,19 @@ struct State {
     models: BTreeMap<u64, Clock>,
     next: u64,
     running: u32,
-    /// Virtual time of the model that got the last permit.
+    /// Virtual time of the model that got the last permit, before its batch was counted.
     now: f64,
 }
 
 struct Clock {
     at: f64,
     share: f64,
-    /// Threads of the model that wait, and its permits.
+    /// Number of the model's waiting threads, and number of permits that it holds.
     waiting: u32,
     running: u32,
 }
 
-/// A model's access to the lock of a device.
+/// Handle with which a model acquires the lock of a device.
 pub struct ModelHandle {
     turns: Arc<FairDeviceLock>,
     model: u64,
@@ -55,7 +55,7 @@ impl FairDeviceLock {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a model. A model with twice the share of another gets twice its time.
+    /// Registers a model. A model with twice the share of another model gets twice as much time.
     pub fn join(self: &Arc<Self>, share: f64) -> ModelHandle {
         let mut state = self.lock();
         let model = state.next;
@@ -75,7 +75,7 @@ impl FairDeviceLock {
 }
 
 impl State {
-    /// Returns the next of the waiting models.
+    /// Returns the waiting model that comes next.
     fn next(&self) -> Option<u64> {
         let waiting = self.models.iter().filter(|(_, clock)| clock.waiting > 0);
         let next = waiting.min_by(|a, b| a.1.at.total_cmp(&b.1.at));
@@ -84,7 +84,7 @@ impl State {
 }
 
 impl ModelHandle {
-    /// Waits for a permit for a batch with an estimated time of `cost`.
+    /// Waits for a permit for a batch whose estimated time is `cost`.
     pub fn take(&self, cost: Micros) -> DevicePermit {
         let mut state = self.turns.lock();
         let now = state.now;
@@ -107,7 +107,7 @@ impl ModelHandle {
             state.now = began;
         }
         drop(state);
-        // There may be another permit, for another model.
+        // Another permit may be available for another model.
         self.turns.changed.notify_all();
         DevicePermit {
             turns: Arc::clone(&self.turns),
@@ -127,7 +127,7 @@ impl Drop for DevicePermit {
     fn drop(&mut self) {
         let mut state = self.turns.lock();
         state.running -= 1;
-        // The model may have been unregistered since.
+        // The model may have been unregistered in the meantime.
         if let Some(clock) = state.models.get_mut(&self.model) {
             clock.running -= 1;
         }
@@ -159,16 +159,16 @@ mod tests {
 
     use super::*;
 
-    /// Returns the number of waiting threads and permits.
+    /// Returns the number of waiting threads plus the number of permits held.
     fn there(turns: &FairDeviceLock) -> u32 {
         let state = turns.lock();
         state.models.values().map(|c| c.waiting + c.running).sum()
     }
 
-    /// Returns the model of each permit in order, when each model always has another batch.
+    /// Returns the model of each permit, in order. Each model always has another batch waiting.
     fn order(shares: &[f64], costs: &[u64], n: usize) -> Vec<usize> {
         let turns = Arc::new(FairDeviceLock::default());
-        // Hold all permits until all threads wait.
+        // Hold all permits until all threads are waiting.
         let others = turns.join(1.0);
         let held = [others.take(Micros(0)), others.take(Micros(0))];
         let (sender, order) = channel();
@@ -177,7 +177,7 @@ mod tests {
             .map(|&share| Arc::new(turns.join(share)))
             .collect();
         let alive = Arc::new(AtomicU32::new(2 * shares.len() as u32));
-        // Two threads for each model: one batch that runs and one that waits.
+        // Start two threads for each model: while one holds a permit, the other waits.
         let threads: Vec<_> = (0..2 * shares.len())
             .map(|at| {
                 let model = at / 2;
@@ -188,7 +188,7 @@ mod tests {
                     for _ in 0..n {
                         let turn = seat.take(cost);
                         let _ = sender.send(model);
-                        // Hold the permit until all other threads wait or have one, even on a slow machine.
+                        // Hold the permit until every other thread is waiting or holds one, even on a slow machine.
                         while there(&seat.turns) < alive.load(Ordering::Acquire) {
                             thread::yield_now();
                         }
@@ -199,7 +199,7 @@ mod tests {
             })
             .collect();
         drop(sender);
-        // Do not count the two permits that this thread holds.
+        // This thread holds two permits, so wait for two more than the number of threads.
         while there(&turns) < 2 + 2 * shares.len() as u32 {
             thread::yield_now();
         }

@@ -2,17 +2,17 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{EngineError, generate::AdmitError, schedule::Refusal, search::SamplingError};
 
-/// Error of a request. The variants separate errors that the client can fix from those that it
-/// cannot.
+/// Error of a request. Its variants distinguish errors that the client can fix from errors that it
+/// cannot fix.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The request is not valid; `param` is the field.
+    /// The request is not valid. `param` is the field with the problem.
     #[error("{problem}")]
     Invalid {
         param: &'static str,
         problem: String,
     },
-    /// The prompt and its new tokens exceed the model's positions or its KV cache.
+    /// The prompt and the new tokens together exceed the model's positions or its KV cache.
     #[error("{problem}")]
     ContextLength {
         param: &'static str,
@@ -68,7 +68,8 @@ impl ServeError {
         }
     }
 
-    /// Replaces the field `prompt` with the field that holds the source of the generation.
+    /// Replaces the field `prompt` in the error with the field that contains the source of the
+    /// generation.
     pub(crate) fn of_source(self, field: &'static str) -> Self {
         let named = |param| match param {
             "prompt" => field,
@@ -84,7 +85,7 @@ impl ServeError {
         }
     }
 
-    /// Puts the number of a text before the message, for a request with several texts.
+    /// Puts the index of a text in front of the message, for a request with several texts.
     pub(crate) fn of_text(self, index: usize) -> Self {
         match self {
             Self::Invalid { param, problem } => {
@@ -98,7 +99,7 @@ impl ServeError {
         }
     }
 
-    /// Returns the error of an equal input with another index in its request.
+    /// Returns the same error for an equal input with another index in its request.
     pub(super) fn at(self, index: usize) -> Self {
         match self {
             Self::TooLong { limit, .. } => Self::TooLong { index, limit },
@@ -107,7 +108,7 @@ impl ServeError {
         }
     }
 
-    /// Returns the error of an input that the scheduler refused.
+    /// Returns the error for an input that the scheduler refused.
     pub(super) fn refused(refusal: Refusal, index: usize) -> Self {
         match refusal {
             Refusal::Expired => Self::Deadline,
@@ -121,7 +122,7 @@ impl From<AdmitError> for ServeError {
     fn from(error: AdmitError) -> Self {
         let param = match &error {
             AdmitError::NoNewTokens | AdmitError::LongTarget { .. } => "max_tokens",
-            // The prompt fits, but not together with its new tokens.
+            // The prompt fits, but the prompt and the new tokens together do not.
             AdmitError::TooLong {
                 prompt, positions, ..
             } if *prompt < *positions as usize => "max_tokens",

@@ -1,4 +1,4 @@
-//! Text generation: one thread steps the generator, and requests join and leave between steps.
+//! Text generation: one thread steps the generator. Requests join and leave between steps.
 
 mod detokenizer;
 mod params;
@@ -35,10 +35,10 @@ use crate::{
     text::{ChatOptions, ChatTemplate, Message, TextEncoder, TextError},
 };
 
-/// Max number of waiting texts. A tenant with less than its share of them may exceed it.
+/// Max number of waiting texts. A tenant with less than its share of them may exceed the maximum.
 const MAX_WAITING: u64 = 1024;
 
-/// Min number of tokens up to which a prompt is tokenized, even if the model has fewer positions.
+/// A prompt is tokenized up to at least this number of tokens, even if the model has fewer positions.
 const COUNTED: usize = 1 << 17;
 
 /// A served model that generates text.
@@ -50,7 +50,7 @@ pub struct GenerationService {
     template: Result<ChatTemplate, String>,
     defaults: SamplingParams,
     admission: Admission,
-    /// Requests are refused if the waiting texts take longer than this.
+    /// Max time that the waiting texts may take. Beyond this time, requests are refused.
     queue: Duration,
     shared: Arc<Shared>,
 }
@@ -59,7 +59,7 @@ pub struct GenerationService {
 struct Shared {
     metrics: Arc<Metrics>,
     is_lost: AtomicBool,
-    /// Estimated nanoseconds for each waiting token; 0 while there is room for all.
+    /// Estimated nanoseconds per waiting token; 0 while there is room for all texts.
     token_nanos: AtomicU64,
     /// Waiting texts and their tokens, by tenant.
     waiting: Mutex<Tenants>,
@@ -101,7 +101,7 @@ struct Job {
     arrived: Instant,
     stop: Vec<String>,
     goes_on: bool,
-    /// Number of hypotheses to return with the end of the text.
+    /// Number of hypotheses to return when the text ends.
     hypotheses: usize,
     pieces: UnboundedSender<Result<Piece, ServeError>>,
     ending: Arc<EarlyEnd>,
@@ -110,7 +110,7 @@ struct Job {
 }
 
 impl Job {
-    /// Sends a piece. Its request is charged for it until it is read.
+    /// Sends a piece. The piece is charged to its request until it is read.
     fn send(&self, piece: Piece) -> Result<(), ServeError> {
         self.share.add(piece.memory())?;
         // The client may have left.
@@ -129,13 +129,11 @@ impl Job {
 }
 
 impl GenerationService {
-    /// Starts a model that was built for generation. `cache_bytes` is the size of the KV cache, `queue` the max waiting time of a
-    /// text, `scheduler` decides the order in which texts start, and `seat` is the access to the device's fair lock, if other
-    /// models use the device.
+    /// Starts a model that was built for generation. `cache_bytes` is the size of the KV cache, and `queue` the max waiting time of a text.
+    /// `scheduler` decides the order in which texts start. `seat` is the handle of the device's fair lock, if other models use the device.
     ///
     /// # Errors
-    /// Returns an error if the folder's generation settings are not valid, the KV cache does not fit, or the system
-    /// cannot start a thread.
+    /// Returns an error if the folder's generation settings are not valid, the KV cache does not fit, or the system cannot start a thread.
     pub fn start(
         engine: &Engine,
         encoder: TextEncoder,
@@ -161,9 +159,9 @@ impl GenerationService {
             let block = engine.program().block_bytes();
             return Err(GenerateError::NoBlock { bytes, block }.into());
         }
-        // A model without a template only completes prompts.
+        // A model without a chat template can only complete prompts.
         let template = ChatTemplate::of(files).map_err(|e| match e {
-            // Do not reveal paths to clients.
+            // The other fields of this error contain paths, which clients must not see.
             TextError::ChatTemplate { problem, .. } => problem,
             other => other.to_string(),
         });
@@ -195,12 +193,12 @@ impl GenerationService {
         })
     }
 
-    /// Whether the model generates from a source, as translation models do.
+    /// Returns whether the model generates from a source text, as translation models do.
     pub fn has_source(&self) -> bool {
         self.admission.has_source()
     }
 
-    /// Max new tokens after a prompt of this many tokens with the settings of the folder.
+    /// Returns the max number of new tokens after a prompt of `prompt` tokens, with the settings of the folder.
     pub(super) fn room(&self, prompt: usize) -> usize {
         self.admission.room(prompt, &self.defaults)
     }
@@ -215,13 +213,13 @@ impl GenerationService {
         self.template.is_ok()
     }
 
-    /// Returns whether its device is lost.
+    /// Returns whether the device is lost.
     pub fn is_lost(&self) -> bool {
         self.shared.is_lost.load(Ordering::Acquire)
     }
 
-    /// Max number of tokens of a prompt, so that one new token fits the positions and the KV cache; `None` for a model that
-    /// reads a source, which has positions of its own.
+    /// Returns the max number of tokens of a prompt for which a new token still fits the positions and the KV cache. Returns `None` for a
+    /// model that reads a source, because the source has its own positions.
     pub fn max_prompt_tokens(&self) -> Option<usize> {
         let room = self.admission.room(0, &self.defaults);
         (!self.admission.has_source()).then(|| room.saturating_sub(1))
@@ -235,7 +233,7 @@ impl GenerationService {
         &self.encoder
     }
 
-    /// Returns the temperature for sampling if the folder selects greedy decoding; `None` if the folder selects sampling.
+    /// Returns a temperature for sampling if the folder selects greedy decoding, and `None` if the folder selects sampling.
     pub fn default_temperature(&self) -> Option<f32> {
         let is_greedy = self.defaults.sampling.is_none();
         let own = self.defaults.default_sampling.temperature;
@@ -252,14 +250,14 @@ impl GenerationService {
             .collect()
     }
 
-    /// Tokenizes a text, and stops when it is known to be too long.
+    /// Tokenizes a text, but stops as soon as the text is known to be too long.
     fn tokens_within(
         &self,
         text: &str,
         adds_special: bool,
         param: &'static str,
     ) -> Result<Vec<u32>, ServeError> {
-        // The source of an encoder-decoder model has its own positions and is checked later by its number of tokens.
+        // The source of an encoder-decoder model has its own positions. Its length is checked later.
         let room = match self.admission.has_source() {
             true => usize::MAX,
             false => self.admission.room(0, &self.defaults),
@@ -311,11 +309,11 @@ impl GenerationService {
         self.tokens_within(&prompt, false, "messages")
     }
 
-    /// Checks whether a number of texts, admitted together, may wait.
+    /// Checks whether `texts` texts, which are admitted together, may wait.
     ///
     /// # Errors
-    /// Returns an error if the number exceeds the max, the waiting texts take too long and the tenant has its share of
-    /// them, or the device is lost.
+    /// Returns an error if there are too many texts, the waiting texts take too long and the tenant has its share of them, or the device is
+    /// lost.
     pub fn has_place(&self, texts: u64, submit: Submit) -> Result<(), ServeError> {
         if self.is_lost() {
             return Err(ServeError::NotReady { why: LOST });
@@ -351,8 +349,7 @@ impl GenerationService {
     /// Generates text from token ids. The model's scheduler decides when a waiting text starts.
     ///
     /// # Errors
-    /// Returns an error if the prompt is empty or too long, the sampling parameters are not valid, or too many texts
-    /// wait.
+    /// Returns an error if the prompt is empty or too long, the sampling parameters are not valid, or too many texts are waiting.
     pub fn submit(
         &self,
         prompt: Vec<u32>,
@@ -362,10 +359,10 @@ impl GenerationService {
         self.submit_within(prompt, writing, submit, &Share::unlimited())
     }
 
-    /// Like [`submit`](Self::submit). Charges `share` for pieces that are not read yet.
+    /// Does the same as [`submit`](Self::submit). Pieces that have not been read are charged to `share`.
     ///
     /// # Errors
-    /// Same as `submit`.
+    /// Returns the errors of `submit`.
     pub fn submit_within(
         &self,
         prompt: Vec<u32>,
@@ -378,7 +375,7 @@ impl GenerationService {
         let hypotheses = writing.hypotheses;
         let mut options = writing.options(&self.defaults)?;
         if !has_max_tokens {
-            // The default limit does not refuse a long prompt; it is lowered to the positions that are left.
+            // The default limit is lowered to the remaining positions, so that a long prompt is not refused because of it.
             let room = self.admission.room(prompt.len(), &options);
             let rules = &mut options.rules;
             rules.max_new_tokens = rules.max_new_tokens.min(room).max(1);
@@ -387,7 +384,7 @@ impl GenerationService {
         // Check before queueing, so that refused requests do not count as waiting.
         let checked = self.admission.check(&request).map_err(ServeError::from);
         checked.map_err(|error| error.of_source(source.field()))?;
-        // Waiting tokens are counted by this number.
+        // This number is counted as the text's waiting tokens.
         request.options.rules.max_new_tokens = self.admission.new_tokens(&request);
         request.options.max_length = None;
         let (sender, pieces) = unbounded_channel();

@@ -1,4 +1,4 @@
-//! Converts errors of heads to errors of requests.
+//! Converts errors of task heads to errors of requests.
 
 use super::ServeError;
 use crate::{heads::HeadError, text::TextError};

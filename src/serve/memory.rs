@@ -1,7 +1,7 @@
 //! Limits the memory that all requests hold together, and returns freed memory to the system.
 //!
-//! A request is charged for its body before the body is read, then for the values in the body, and then for its answer, until the last
-//! byte of the answer is sent.
+//! A request is charged for its body before the body is read, then for the values in the body, and then for its answer, until the last byte
+//! of the answer has been sent.
 
 use std::{
     collections::VecDeque,
@@ -22,21 +22,21 @@ const BODIES: u64 = 96 << 20;
 const VALUES: u64 = 224 << 20;
 /// Max bytes of inputs and answers that are reserved when their requests begin.
 const ANSWERS: u64 = 224 << 20;
-/// Divisor of each limit. This fraction is added for small requests and for answers that grow.
+/// Divisor of each limit. Small requests and growing answers may exceed the limit by this fraction.
 const EXTRA: u64 = 4;
-/// Requests up to this size skip the queue, so that larger ones do not block them.
+/// Requests up to this size skip the queue, so that larger requests do not block them.
 const SMALL: u64 = 256 << 10;
-/// Min bytes of values and of answers for each byte of the longest body.
+/// Lower bound of the limits on values and on answers, in bytes per byte of the longest body.
 const FACTOR: u64 = 16;
-/// A request that held at least this much has its memory returned to the system when it ends.
+/// If a request held at least this many bytes, its memory is returned to the system when the request ends.
 const LARGE: u64 = 4 << 20;
-/// `Retry-After` of a request that found too little memory.
+/// Value of `Retry-After` for a request for which there is too little memory.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Memory of all requests to a server.
 ///
-/// A request waits for memory three times: for its body, for the values in it, and for its inputs and answer. It never waits for a
-/// kind of memory that it already holds, or for an earlier kind, so requests cannot deadlock.
+/// A request waits for memory three times: for its body, for the values in the body, and for its inputs and answer. It never waits for a
+/// kind of memory that it already holds or for an earlier kind, so requests cannot deadlock.
 pub struct Memory {
     bodies: Arc<Ledger>,
     values: Arc<Ledger>,
@@ -80,7 +80,7 @@ impl Memory {
 /// Memory of a request whose body has been read.
 #[derive(Debug)]
 pub struct Share {
-    /// `None` once the answer is ready.
+    /// `None` after the answer is ready.
     values: Mutex<Option<Held>>,
     answer: Mutex<Held>,
 }
@@ -93,7 +93,7 @@ impl Share {
         })
     }
 
-    /// Returns a share without a limit, for callers that bound their requests themselves.
+    /// Returns a share without a limit, for callers that limit their requests themselves.
     pub fn unlimited() -> Arc<Self> {
         let ledger = Arc::new(Ledger::new(u64::MAX));
         Self::new(Held::new(&ledger, 0), &ledger)
@@ -103,10 +103,10 @@ impl Share {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `bytes` of memory are available for inputs and an answer. A request calls it once.
+    /// Waits until `bytes` of memory are available for inputs and an answer. A request calls this once.
     ///
     /// # Errors
-    /// Returns an error if `bytes` exceeds the limit of a single request.
+    /// Returns an error if `bytes` exceeds the limit for a single request.
     pub async fn reserve(&self, bytes: u64) -> Result<(), ServeError> {
         let ledger = Arc::clone(&self.answer().ledger);
         if bytes > ledger.limit {
@@ -118,10 +118,10 @@ impl Share {
         Ok(())
     }
 
-    /// Charges the request for an answer that grows. Does not wait.
+    /// Charges the request for `bytes` by which its answer grows. Does not wait.
     ///
     /// # Errors
-    /// Returns an error if the limit of a single request or of all requests is exceeded.
+    /// Returns an error if the limit for a single request or for all requests is exceeded.
     pub fn add(&self, bytes: u64) -> Result<(), ServeError> {
         let mut answer = self.answer();
         let sum = answer.bytes.saturating_add(bytes);
@@ -136,7 +136,8 @@ impl Share {
         Ok(())
     }
 
-    /// Reduces the charge to an answer of `bytes`. With `None`, the length is not known yet, and only the values are released.
+    /// Reduces the charge to an answer of `bytes` bytes. With `None`, the length is not known yet, and only the charge for the values is
+    /// released.
     pub fn is_answered(&self, bytes: Option<u64>) {
         let values = self.values.lock();
         drop(values.unwrap_or_else(PoisonError::into_inner).take());
@@ -146,7 +147,7 @@ impl Share {
         drop(Held::new(&answer.ledger, freed));
     }
 
-    /// Reduces the charge by memory that the request has freed.
+    /// Reduces the charge by `bytes` that the request has freed.
     pub fn free(&self, bytes: u64) {
         let mut answer = self.answer();
         let bytes = bytes.min(answer.bytes);
@@ -155,7 +156,7 @@ impl Share {
     }
 }
 
-/// Memory that stays charged until this is dropped.
+/// Memory that remains charged until this value is dropped.
 #[derive(Debug)]
 pub struct Held {
     ledger: Arc<Ledger>,
@@ -177,12 +178,12 @@ impl Drop for Held {
         if bytes < LARGE {
             return self.ledger.give_back(bytes);
         }
-        // It stays charged until the system has it back.
+        // The memory remains charged until it has been returned to the system.
         return_to_system(Held::new(&self.ledger, bytes));
     }
 }
 
-/// A limited amount of memory, with a queue of requests that wait for some.
+/// A limited amount of memory, with a queue of requests that wait for memory.
 #[derive(Debug)]
 struct Ledger {
     limit: u64,
@@ -204,11 +205,11 @@ impl Ledger {
     }
 
     fn lock(&self) -> MutexGuard<'_, Taken> {
-        // Each change is complete, so a panic cannot leave it inconsistent.
+        // Every change of the value is complete, so a panic cannot leave it inconsistent.
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes memory without waiting, even if others wait, and up to [`EXTRA`] beyond the limit.
+    /// Takes memory without waiting, even if others are waiting. The limit may be exceeded by the fraction of [`EXTRA`].
     fn try_take(&self, bytes: u64) -> bool {
         let mut taken = self.lock();
         let sum = taken.bytes.saturating_add(bytes);
@@ -219,7 +220,7 @@ impl Ledger {
         fits
     }
 
-    /// Waits for memory within the limit.
+    /// Waits for memory within the limit. A small request does not wait if [`try_take`](Self::try_take) succeeds.
     async fn take(self: &Arc<Self>, bytes: u64) -> Held {
         if bytes <= SMALL && self.try_take(bytes) {
             return Held::new(self, bytes);
@@ -233,12 +234,12 @@ impl Ledger {
         self.grant();
         match granted.await {
             Ok(held) => held,
-            // The sender is dropped only with the ledger, which `self` keeps alive.
+            // The sender is dropped only together with the ledger, and `self` keeps the ledger alive.
             Err(_) => Held::new(self, 0),
         }
     }
 
-    /// Grants memory to waiting requests in order, while there is room.
+    /// Grants memory to the waiting requests in order, while there is room.
     fn grant(self: &Arc<Self>) {
         let mut unclaimed = Vec::new();
         {
@@ -259,7 +260,7 @@ impl Ledger {
                 unclaimed.extend(sender.send(Held::new(self, bytes)).err());
             }
         }
-        // Drop without the lock, because dropping takes it.
+        // Drop these after the lock is released, because dropping acquires the lock.
         drop(unclaimed);
     }
 
@@ -274,7 +275,7 @@ impl Ledger {
     }
 }
 
-/// Returns free memory to the system, and then releases the charge.
+/// Returns free memory to the system and then releases the charge, on a separate thread.
 fn return_to_system(held: Held) {
     static THREAD: OnceLock<Option<Sender<Held>>> = OnceLock::new();
     let thread = THREAD.get_or_init(|| {
@@ -299,14 +300,14 @@ fn return_to_system(held: Held) {
 }
 
 impl Held {
-    /// Releases the charge without returning memory to the system, because another charge now covers the memory.
+    /// Releases the charge without returning memory to the system. The memory is either charged elsewhere or has already been returned.
     pub fn end(mut self) {
         let bytes = std::mem::take(&mut self.bytes);
         self.ledger.give_back(bytes);
     }
 }
 
-/// Returns free heap pages to the system. glibc keeps them if a block in use lies above them.
+/// Returns free pages of the heap to the system. glibc itself keeps them while a block above them is in use.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn trim() {
     // SAFETY: malloc_trim touches only free memory of the allocator, under its locks.
@@ -342,7 +343,7 @@ mod tests {
         let error = first.add(1).unwrap_err();
         assert!(matches!(error, ServeError::LargeRequest { .. }));
         first.free(2 << 20);
-        // An answer that grows uses memory that waiting requests cannot take.
+        // A growing answer may use memory that waiting requests cannot take.
         first.add(1 << 20).unwrap();
         assert!(waits.as_mut().poll(&mut context).is_ready());
         assert!(after.as_mut().poll(&mut context).is_pending());

@@ -1,4 +1,4 @@
-//! Metrics of a service. Each is a field, so nothing is looked up by name while serving.
+//! Metrics of a service. Each metric is a field, so serving needs no lookup by name.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -51,7 +51,7 @@ impl Histogram {
         self.millionths.fetch_add(millionths, Ordering::Relaxed);
     }
 
-    /// Returns upper bounds with the number of values at or below them, followed by the total count and the sum.
+    /// Returns each upper bound with the number of values at or below it, then the total count and the sum.
     pub fn read(&self) -> (Vec<(f64, u64)>, u64, f64) {
         let mut below = 0;
         let ends = self.ends.iter().zip(&self.buckets).map(|(&end, n)| {
@@ -69,12 +69,12 @@ impl Histogram {
 pub struct LaneMetrics {
     /// Name of the device.
     pub device: String,
-    /// Times of its batches, without the time that they wait for other batches.
+    /// Times of the batches, without the time for which a batch waits for other batches.
     pub seconds: Histogram,
     pub weight_bytes: AtomicU64,
     /// Bytes of the KV cache in use.
     pub cache_bytes: AtomicU64,
-    /// Current limit in bytes of a batch's intermediate tensors.
+    /// Current memory limit for a batch's intermediate tensors, in bytes.
     pub batch_bytes: AtomicU64,
 }
 
@@ -88,7 +88,7 @@ pub struct Metrics {
     /// Time to serialize responses.
     pub serialise: Histogram,
     pub batch_tokens: Histogram,
-    /// Metrics of the model's devices, in their order.
+    /// Metrics of the model's devices, in the order of the devices.
     pub lanes: Vec<LaneMetrics>,
     pub batches: AtomicU64,
     pub batch_sequences: AtomicU64,
@@ -100,13 +100,13 @@ pub struct Metrics {
     pub cancelled: AtomicU64,
     pub queue_tokens: AtomicU64,
     pub queue_requests: AtomicU64,
-    /// Device time of the last batch divided by its estimate, in thousandths.
+    /// Device time of the last batch divided by its estimated time, in thousandths.
     pub estimate_ratio: AtomicU64,
     pub cache: super::Lookups,
 }
 
 impl Metrics {
-    /// Creates metrics of a model on the devices of these engines.
+    /// Creates the metrics of a model that runs on the devices of these engines.
     pub(super) fn of<'a>(engines: impl IntoIterator<Item = &'a Engine>) -> Self {
         let lane = |engine: &Engine| LaneMetrics {
             device: engine.device().to_string(),

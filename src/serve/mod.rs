@@ -1,11 +1,11 @@
 //! Serving without a network protocol: queueing, scheduling, batching and execution of requests.
 //!
-//! A [`Service`] computes embeddings and scores. [`Service::submit`] checks, tokenizes and queues a request. The launch thread
-//! gets batches from the scheduler, through [`SchedulerState`](crate::schedule::SchedulerState), and submits them to the executor. Collect threads
-//! wait for results and send the answers. A lane is a device with its queue of batches.
+//! A [`Service`] computes embeddings and scores. [`Service::submit`] checks, tokenizes and queues a request. The launch thread gets batches
+//! from the scheduler, through [`SchedulerState`](crate::schedule::SchedulerState), and submits them to the executor. Collect threads wait
+//! for results and send the answers. A lane is a device with its queue of batches.
 //!
-//! A [`GenerationService`] generates text. Its thread steps the generator, and lets texts start and end between steps; the
-//! scheduler decides which text starts next. [`Models`] looks up both by name.
+//! A [`GenerationService`] generates text. Its thread steps the generator. Texts start and end between steps, and the scheduler decides
+//! which text starts next. [`Models`] looks up the services by the name of their model.
 
 mod backlog;
 mod cache;

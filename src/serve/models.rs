@@ -31,43 +31,44 @@ pub struct ModelChoice {
     pub folder: PathBuf,
     /// Name in requests.
     pub name: String,
-    /// Devices to run on; chosen automatically if empty. A model that embeds or scores may have several devices, each with all of its
-    /// weights.
+    /// Devices to run on; chosen automatically if empty. A model that embeds or scores may have several devices, each of which holds all of
+    /// its weights.
     pub devices: Vec<DeviceChoice>,
     pub dtype: Option<DType>,
     /// Format of the KV cache of a model that generates text.
     pub kv_dtype: KvCacheChoice,
     pub invariant: bool,
     pub scheduler: Box<dyn Scheduler>,
-    /// Costs of batches; measured at the start if `None`.
+    /// Costs of batches. If `None`, they are measured at the start.
     pub costs: Option<CostTable>,
     /// Memory for the intermediate tensors of a batch, in bytes.
     pub batch_bytes: u64,
-    /// Bytes of the KV cache of a model that generates text.
+    /// Size of the KV cache in bytes, for a model that generates text.
     pub cache_bytes: Option<u64>,
     pub queue: Duration,
     pub tokenizers: usize,
-    /// Whether an embedding model also returns the vectors of all tokens, which are then copied from the device for each batch.
+    /// Whether an embedding model also returns the vectors of all tokens. They are then copied from the device for every batch.
     pub all_tokens: bool,
-    /// Whether an embedding model also computes sparse weights of tokens, as BGE-M3 does.
+    /// Whether an embedding model also computes sparse weights of tokens, like BGE-M3.
     pub sparse: bool,
-    /// Whether an embedding model also computes the vectors of tokens for late interaction, as BGE-M3 does.
+    /// Whether an embedding model also computes token vectors for late interaction, like BGE-M3.
     pub token_vectors: bool,
     /// Whether a masked language model fills masks instead of embedding texts.
     pub fill_mask: bool,
-    /// Prompt before texts without their own.
+    /// Prompt for texts that have no prompt of their own.
     pub default_prompt: DefaultPrompt,
-    /// Share of the devices' time relative to other models; `None` if the model has its devices to itself.
+    /// The devices of all models, and the model's share of their time relative to the other models. `None` if the model has its devices to
+    /// itself.
     pub share: Option<(Arc<Devices>, f64)>,
-    /// Model that this one replaces. Its measured costs are reused if both are alike.
+    /// Model that this model replaces. Its measured costs are reused if both models are alike.
     pub previous: Option<Arc<Model>>,
-    /// Recorder of a service's scheduling events. Not used for a model that generates text.
+    /// Recorder of a service's scheduling events. It is not used for a model that generates text.
     pub trace: Option<Recorder>,
-    /// Response cache of all models. Generated text is not cached.
+    /// Response cache, shared by all models. Generated text is not cached.
     pub cache: Option<Arc<Cache>>,
 }
 
-/// Prompt that a model puts before texts for which a request has none.
+/// Prompt that a model puts before a text if the request specifies none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DefaultPrompt {
     /// The default prompt of the model's folder, if it has one.
@@ -89,12 +90,12 @@ pub enum Kind {
 pub struct Model {
     pub name: String,
     pub kind: Kind,
-    /// Names of its devices, for display.
+    /// Names of the model's devices, for display.
     pub device: String,
     pub dtype: DType,
-    /// Format of the KV cache of a model that generates text, if it is not its storage type.
+    /// Format of the KV cache of a model that generates text, if it differs from the model's storage type.
     pub kv_format: Option<Format>,
-    /// Cost table of its scheduler; `None` for a model that generates text.
+    /// Cost table of the model's scheduler; `None` for a model that generates text.
     pub costs: Option<CostTable>,
     /// Time when it was loaded.
     pub since: SystemTime,
@@ -103,7 +104,7 @@ pub struct Model {
 
 /// All models of a server, and whether it accepts requests.
 pub struct Models {
-    /// A request holds a reference to its model, so a replaced model lives until its last request has finished.
+    /// The current models. A request holds a reference to its model, so a replaced model lives until its last request has finished.
     models: RwLock<Arc<Vec<Arc<Model>>>>,
     is_loaded: AtomicBool,
     is_retired: AtomicBool,
@@ -111,10 +112,10 @@ pub struct Models {
     reloading: Mutex<()>,
 }
 
-/// Loads all models again while the current ones serve.
+/// Function that loads all models again while the current models serve.
 type Open = Box<dyn Fn(&[Arc<Model>]) -> Result<Vec<Model>, String> + Send + Sync>;
 
-/// Error of a reload. The models are unchanged.
+/// Error of a reload. The models have not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReloadError {
     #[error("this server was started with models that it cannot load again")]
@@ -125,18 +126,18 @@ pub enum ReloadError {
     Failed { problem: String },
 }
 
-/// Reason for refusing requests before the first models are loaded.
+/// Reason for refusing requests while the first models are being loaded.
 pub const LOADING: &str = "its models are being loaded";
 
-/// Max time that a reload waits for the last requests of replaced models, whose time limit may be a day.
+/// Max time for which a reload waits for the last requests of replaced models. The time limit of such a request may be as long as a day.
 const MAX_LEAVING: Duration = Duration::from_secs(60);
 
 /// Time for measuring costs.
 const MEASURING: Duration = Duration::from_secs(3);
 
 impl Model {
-    /// Loads a checkpoint's folder. A folder with modules of sentence-transformers embeds. Otherwise, a model with next-token logits
-    /// generates text, and the outputs of other models determine whether they embed or score.
+    /// Loads a checkpoint's folder. If the folder has modules of sentence-transformers, the model embeds. Otherwise, a model with
+    /// next-token logits generates text, and the outputs of any other model determine whether it embeds or scores.
     ///
     /// # Errors
     /// Returns an error if the model cannot be loaded.
@@ -260,8 +261,8 @@ impl Model {
         })
     }
 
-    /// Returns the outputs of a folder that its service reads, so that batches do not compute and copy others. Empty if the default
-    /// outputs are the right ones. A model that embeds also has the outputs `also`.
+    /// Returns the outputs of a folder's model that its service reads, so that batches neither compute nor copy other outputs. Empty if the
+    /// default outputs are the right ones. A model that embeds also has the outputs `also`.
     ///
     /// # Errors
     /// Returns an error if config.json cannot be read, or no bundled description fits it.
@@ -294,7 +295,7 @@ impl Model {
         })
     }
 
-    /// Returns the default name of a model: the name of its folder, or of its GGUF file without extension.
+    /// Returns the default name of a model: the name of its folder, or of its GGUF file without the extension.
     pub fn name_of(folder: &Path) -> String {
         let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
         let name = match folder.is_file() {
@@ -351,11 +352,11 @@ impl Model {
         tokens.map_err(|e| e.to_string())
     }
 
-    /// Returns the text of a prompt of the folder, which is put before an input unchanged.
+    /// Returns the text of a prompt of the folder. The text is put before an input unchanged.
     ///
     /// # Errors
-    /// Returns an error if there is no such prompt, or if the model reads a prompt as a separate message. `param` is
-    /// the field that names it.
+    /// Returns an error if there is no such prompt, or if the model reads prompts as separate messages. `param` is the field that names the
+    /// prompt.
     pub fn prompt_text(&self, param: &'static str, name: &str) -> Result<&str, ServeError> {
         let folder = self.encoder().folder();
         if folder.has_messages() {
@@ -367,7 +368,7 @@ impl Model {
         Ok(prompt(folder, param, &[name])?.1)
     }
 
-    /// Decodes tokens, with or without special ones.
+    /// Decodes tokens, with or without special tokens.
     ///
     /// # Errors
     /// Returns an error if a token is out of range, or the tokens cannot be decoded.
@@ -419,7 +420,7 @@ impl Models {
         }
     }
 
-    /// Creates models that `open` can load again. `open` gets the current models.
+    /// Creates a set of models that `open` can load again. `open` receives the current models.
     pub fn reloadable(
         models: Vec<Model>,
         open: impl Fn(&[Arc<Model>]) -> Result<Vec<Model>, String> + Send + Sync + 'static,
@@ -430,7 +431,7 @@ impl Models {
         }
     }
 
-    /// Like [`reloadable`](Self::reloadable), without models yet. Requests are refused until [`begin`](Self::begin).
+    /// Creates a [`reloadable`](Self::reloadable) set without models. Requests are refused until [`begin`](Self::begin) is called.
     pub fn loading(
         open: impl Fn(&[Arc<Model>]) -> Result<Vec<Model>, String> + Send + Sync + 'static,
     ) -> Self {
@@ -453,11 +454,11 @@ impl Models {
         std::mem::replace(&mut *current, models)
     }
 
-    /// Loads all models again while the current ones serve, and then replaces those. `on_success` is called at the same time.
-    /// In-flight requests finish on the old models. Returns the names of the new models.
+    /// Loads all models again while the current models serve, and then replaces the current models. `on_success` is called just before the
+    /// replacement. In-flight requests finish on the old models. Returns the names of the new models.
     ///
     /// # Errors
-    /// Returns an error if the models cannot be loaded. The current ones are then kept.
+    /// Returns an error if the models cannot be loaded. The current models are then kept.
     pub fn reload(&self, on_success: impl FnOnce()) -> Result<Vec<String>, ReloadError> {
         let open = self.open.as_ref().ok_or(ReloadError::Fixed)?;
         let _only = self.reloading.try_lock().map_err(|_| ReloadError::Busy)?;
@@ -468,7 +469,8 @@ impl Models {
         let names = models.iter().map(|model| model.name.clone()).collect();
         on_success();
         let old = self.replace(models);
-        // Dropping a model joins its threads, so drop it on a separate thread, not where its last request finishes.
+        // Dropping a model joins its threads. Drop the old models on a separate thread, so that a request that finishes last does not drop
+        // its model.
         let (gone, all_gone) = channel();
         let leaving = std::thread::Builder::new().name("leaving".to_owned());
         let leaving = leaving.spawn(move || {
@@ -498,7 +500,7 @@ impl Models {
         self.is_loaded.load(Ordering::Acquire)
     }
 
-    /// Reason for refusing new requests; `None` if they are accepted.
+    /// Returns the reason for refusing new requests; `None` if requests are accepted.
     pub fn not_ready(&self) -> Option<&'static str> {
         let all = [
             (self.is_lost(), LOST),
@@ -508,7 +510,7 @@ impl Models {
         all.into_iter().find(|(is, _)| *is).map(|(_, why)| why)
     }
 
-    /// Returns whether a device of a model is lost. The process cannot recover from that.
+    /// Returns whether a device of any model is lost. The process cannot recover from a lost device.
     pub fn is_lost(&self) -> bool {
         self.all().iter().any(|model| match &model.kind {
             Kind::Service(service) => service.is_lost(),
@@ -521,15 +523,15 @@ impl Models {
         self.is_retired.load(Ordering::Acquire)
     }
 
-    /// Marks the server as shutting down. It still answers requests.
+    /// Marks the server as shutting down. It still accepts and answers requests.
     pub fn retire(&self) {
         self.is_retired.store(true, Ordering::Release);
     }
 
-    /// Returns the model of this name. Without a name, returns the first one for which `does` holds, else the first one.
+    /// Returns the model with this name. Without a name, returns the first model for which `does` returns true, or else the first model.
     ///
     /// # Errors
-    /// Returns an error if there is no model of this name.
+    /// Returns an error if there is no model with this name.
     pub fn named(
         &self,
         name: Option<&str>,

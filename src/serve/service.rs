@@ -40,28 +40,28 @@ use crate::{
     text::{ClassScore, Prompt, TextEncoder, TextRole},
 };
 
-/// Texts below this many bytes are tokenized on the caller's thread, if a request has at most [`FEW`] inputs.
+/// Texts with fewer bytes are tokenized on the caller's thread, if the request has at most [`FEW`] inputs.
 const SHORT: usize = 256;
-/// Token ids below this many bytes are copied on the caller's thread, which takes less time than waking another one.
+/// Token ids with fewer bytes are copied on the caller's thread, because waking another thread would take longer.
 const SHORT_IDS: usize = 64 << 10;
 const FEW: usize = 4;
 
-/// Name of the output with a row for each token, before pooling.
+/// Name of the output that has a row for each token, before pooling.
 pub(super) const STATES: &str = "last_hidden_state";
-/// Name of the output of sparse embeddings. Its shape is `[batch, vocabulary]` (SPLADE; most weights are 0), or `[tokens, 1]`
-/// (BGE-M3; the weight of a vocabulary entry is the largest weight of its tokens).
+/// Name of the output for sparse embeddings. Its shape is either `[batch, vocabulary]` (SPLADE, where most weights are 0) or `[tokens, 1]`
+/// (BGE-M3, where the weight of a vocabulary entry is the largest weight of its tokens).
 pub const SPARSE: &str = "sparse";
 
-/// Outputs with a row for each sequence, in order of preference. A service returns the first one that the model has.
+/// Outputs with a row for each sequence, in order of preference. A service returns the first of these outputs that the model has.
 pub(super) const ROWS: [&str; 3] = [EMBEDDING, LOGITS, SPARSE];
 
-/// Outputs of heads with a row for each token.
+/// Outputs of task heads with a row for each token.
 const HEADS: [&str; 2] = [TOKEN_LOGITS, MASK_LOGITS];
 
-/// Reason for refusing requests after the device has failed permanently.
+/// Reason for refusing requests after a permanent failure of the device.
 pub(super) const LOST: &str = "its device was lost, and it is shutting down";
 
-/// Number of batches in the executor: one that runs and one that waits for it.
+/// Max number of batches in the executor: a running one and a waiting one.
 const DEPTH: u8 = 2;
 
 /// Options of a service.
@@ -70,14 +70,14 @@ pub struct ServiceChoice {
     pub costs: CostTable,
     /// Memory for the intermediate tensors of a batch, in bytes.
     pub batch_bytes: u64,
-    /// Requests are refused if the queued work takes longer than this.
+    /// Max time that the queued work may take. Beyond this time, requests are refused.
     pub queue: Duration,
     pub tokenizers: usize,
-    /// Access to the fair lock of each engine's device, in the order of the engines. Empty if no other model uses the devices.
+    /// Handles of the fair locks of the devices, in the order of the engines. Empty if no other model uses the devices.
     pub seats: Vec<ModelHandle>,
     /// Recorder of scheduling events.
     pub trace: Option<Recorder>,
-    /// Response cache. Without one, equal requests are computed separately.
+    /// Response cache. Without it, equal requests are computed separately.
     pub cache: Option<Arc<Cache>>,
 }
 
@@ -90,18 +90,18 @@ pub struct Service {
     width: usize,
     has_states: bool,
     has_sparse: bool,
-    /// Width of the vectors of tokens for late interaction; 0 without them.
+    /// Width of the token vectors for late interaction; 0 if there are none.
     token_width: usize,
     labels: Vec<String>,
     class_score: ClassScore,
 }
 
 impl Service {
-    /// Starts the threads of a model that computes embeddings or scores. All engines have the same checkpoint, each on its own
-    /// device, and share one queue.
+    /// Starts the threads of a model that computes embeddings or scores. All engines have the same checkpoint, each on its own device, and
+    /// share one queue.
     ///
     /// # Errors
-    /// Returns an error if the model has no output of a service, or the system cannot start threads.
+    /// Returns an error if the model has none of the outputs that a service returns, or the system cannot start threads.
     pub fn start(
         engine: &Engine,
         others: &[Engine],
@@ -241,17 +241,17 @@ impl Service {
         })
     }
 
-    /// Number of values in an answer: the width of an embedding, or the number of labels.
+    /// Returns the number of values in an answer: the width of an embedding, or the number of labels.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Names of the labels of a model that scores.
+    /// Returns the names of the model's labels.
     pub fn labels(&self) -> &[String] {
         &self.labels
     }
 
-    /// Function that turns logits into the scores of a classifier.
+    /// Returns the function that turns logits into the scores of a classifier.
     pub fn class_score(&self) -> ClassScore {
         self.class_score
     }
@@ -259,8 +259,8 @@ impl Service {
     /// Returns the index of the first of `names` that is a prompt of the model's folder.
     ///
     /// # Errors
-    /// Returns an error if there is no such prompt, or if its texts have a pipeline that is not loaded. `param` is the field
-    /// that names it.
+    /// Returns an error if there is no such prompt, or if texts with this prompt need a pipeline that is not loaded. `param` is the field
+    /// that names the prompt.
     pub fn prompt(&self, param: &'static str, names: &[&str]) -> Result<usize, ServeError> {
         let (index, _) = prompt(self.encoder().folder(), param, names)?;
         Ok(index)
@@ -271,8 +271,8 @@ impl Service {
         !self.encoder().folder().prompt_names().is_empty()
     }
 
-    /// Max number of tokens of a text: the minimum of the model's positions and the folder's limit; `None` without either.
-    /// Inputs of token ids have the positions alone.
+    /// Returns the max number of tokens of a text: the smaller of the model's positions and the folder's limit; `None` if there is neither.
+    /// Inputs of token ids are limited only by the positions.
     pub fn max_text_tokens(&self) -> Option<usize> {
         let positions = self.shared.limits.longest.map(|n| n as usize);
         let limit = match self.encoder().folder().late_interaction() {
@@ -290,16 +290,16 @@ impl Service {
         &self.shared.encoder
     }
 
-    /// Queues the inputs of a request. Each is computed independently and has its own reply.
+    /// Queues the inputs of a request. Each input is computed independently and has its own reply.
     ///
     /// # Errors
-    /// Returns an error if a token id is out of range, the queue is full, or the service is shutting down. Errors in an
-    /// input's text are returned by its reply.
+    /// Returns an error if a token id is out of range, the queue is full, or the service is shutting down. Errors in an input's text are
+    /// returned by its reply.
     pub fn submit(&self, inputs: Vec<Text>, submit: Submit) -> Result<Vec<Reply>, ServeError> {
         self.submit_within(inputs, submit, &Share::unlimited())
     }
 
-    /// Returns the bytes that inputs take until they are answered. Includes answers whose size is known beforehand.
+    /// Returns the bytes that inputs take until they are answered. This includes answers whose size is known in advance.
     pub fn memory(&self, inputs: usize, wanted: OutputKind) -> u64 {
         let answer = match wanted {
             OutputKind::AllTokens
@@ -316,10 +316,10 @@ impl Service {
         (INPUT + answer).saturating_mul(inputs as u64)
     }
 
-    /// Like [`submit`](Self::submit). Charges `share` for answers whose size is not known beforehand.
+    /// Does the same as [`submit`](Self::submit). Answers whose size is not known in advance are charged to `share`.
     ///
     /// # Errors
-    /// Same as `submit`.
+    /// Returns the errors of `submit`.
     pub fn submit_within(
         &self,
         inputs: Vec<Text>,
@@ -337,7 +337,7 @@ impl Service {
         let sent = Instant::now();
         let shared = &self.shared;
         let mut replies = Vec::with_capacity(inputs.len());
-        // Inputs that are not in the cache: the input, its key, and the client that waits for it.
+        // Inputs that are not in the cache, with their keys and the clients that wait for them.
         let mut left: Vec<(Text, Option<Key>, Waiter)> = Vec::new();
         for (index, text) in inputs.into_iter().enumerate() {
             let (sender, answer) = oneshot::channel();
@@ -409,7 +409,7 @@ impl Service {
             lead.waiter = match (&shared.kept, key) {
                 (Some(kept), Some(key)) => {
                     reply.key = Some(key);
-                    // Join a computation only if it finishes no later than this one would.
+                    // Only join a computation that will finish no later than this request would.
                     let serves = |ahead: &Ticket| ahead.goes_before(&lead.ticket);
                     let waiter = match kept.joined.join(key, &lead.ticket, waiter, serves) {
                         Role::Follower(ticket) => {
@@ -464,7 +464,7 @@ impl Service {
                                 shared.answer_kept(lead, &answer);
                             }
                             (None, Deep::File) => tokenize(lead),
-                            // Do not tokenize on the thread that queries the shared cache.
+                            // Do not tokenize on the thread that queries the shared server.
                             (None, Deep::Shared(_)) => {
                                 pool.run(submit, n_bytes, move || tokenize(lead));
                             }
@@ -477,7 +477,7 @@ impl Service {
         Ok(replies)
     }
 
-    /// Waiting time of the oldest input in the queue.
+    /// Returns how long the oldest input in the queue has been waiting.
     pub fn oldest(&self) -> Duration {
         let now = self.shared.now();
         let state = self.shared.lock();
@@ -487,12 +487,12 @@ impl Service {
         })
     }
 
-    /// Response cache, if there is one.
+    /// Returns the response cache, if there is one.
     pub fn cache(&self) -> Option<&Cache> {
         self.shared.kept.as_ref().map(|kept| &*kept.cache)
     }
 
-    /// Checks token ids, and that a text is not empty, before queueing, so that an invalid input does not fail a whole batch.
+    /// Checks token ids, and that a text is not empty. This is done before queueing, so that an invalid input does not fail a whole batch.
     fn check(&self, index: usize, text: &Text) -> Result<(), ServeError> {
         let ids = match text {
             Text::Ids(ids) => ids,

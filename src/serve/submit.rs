@@ -1,4 +1,4 @@
-//! An input for a service and its answer.
+//! Inputs of a service and their answers.
 
 use std::time::{Duration, Instant};
 
@@ -7,20 +7,21 @@ use crate::text::{CutSide, TextRole};
 /// Kind of result that a request selects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputKind {
-    /// The embedding, the scores, or else the sparse embedding: the first of these that the model has.
+    /// The first of these that the model has: the embedding, the scores, or the sparse embedding.
     #[default]
     Usual,
     /// The vectors of all tokens, concatenated.
     AllTokens,
-    /// The sparse embedding: vocabulary entries with nonzero weights.
+    /// The sparse embedding: the vocabulary entries with nonzero weights.
     Sparse,
-    /// The output of a head with a row for each token, concatenated: labels of all tokens, or vocabulary entries of masks.
+    /// The rows of a task head that has a row for each token, concatenated. These are the labels of all tokens, or the vocabulary entries
+    /// for masks.
     Tokens,
-    /// Scores before the activation function that the model's folder names.
+    /// Scores before the activation function that the model's folder specifies.
     Logits,
-    /// The vectors of a query's tokens for late interaction, concatenated.
+    /// The token vectors of a query for late interaction, concatenated.
     QueryVectors,
-    /// The vectors of a document's tokens for late interaction, concatenated.
+    /// The token vectors of a document for late interaction, concatenated.
     DocumentVectors,
     /// The embedding, followed by further outputs of the same run.
     Several(Further),
@@ -31,12 +32,12 @@ pub enum OutputKind {
 pub struct Further {
     /// Whether the weights of the sparse embedding follow.
     pub sparse: bool,
-    /// Whether the vectors of a document's tokens for late interaction follow.
+    /// Whether the token vectors of a document for late interaction follow.
     pub token_vectors: bool,
 }
 
 impl OutputKind {
-    /// Returns the vectors of the tokens of a query or a document.
+    /// Returns the kind for the token vectors of a query or a document.
     pub fn vectors(role: TextRole) -> Self {
         match role {
             TextRole::Query => Self::QueryVectors,
@@ -44,7 +45,7 @@ impl OutputKind {
         }
     }
 
-    /// Returns the side of late interaction that inputs are on, if it is asked for.
+    /// Returns whether the inputs are queries or documents; `None` if no token vectors for late interaction are requested.
     pub fn role(self) -> Option<TextRole> {
         match self {
             Self::QueryVectors => Some(TextRole::Query),
@@ -58,7 +59,7 @@ impl OutputKind {
         }
     }
 
-    /// Returns a number that differs for each kind, for the keys of the response cache.
+    /// Returns a number that is different for each kind, for the keys of the response cache.
     pub(super) fn code(self) -> u8 {
         match self {
             Self::Usual => 0,
@@ -78,11 +79,12 @@ impl OutputKind {
 /// Options of a request, which apply to all of its inputs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Submit {
-    /// Whether inputs that are too long are truncated; otherwise they are an error.
+    /// Whether inputs that are too long are truncated. Otherwise they are an error.
     pub truncate: bool,
-    /// Side that is truncated; by default the one that the checkpoint's files name.
+    /// Side on which inputs are truncated. The default is the side that the checkpoint's files specify.
     pub cut_side: Option<CutSide>,
-    /// Prompt before each text, from [`Service::prompt`](super::Service::prompt); by default the folder's default prompt.
+    /// Index of the prompt to put before each text, from [`Service::prompt`](super::Service::prompt). The default is the folder's default
+    /// prompt.
     pub prompt: Option<usize>,
     /// Time limit for the answer.
     pub within: Option<Duration>,
@@ -92,7 +94,7 @@ pub struct Submit {
 }
 
 impl Submit {
-    /// Returns the deadline of a request sent at `sent`. The first field makes requests without a deadline compare as the latest.
+    /// Returns the deadline of a request that was sent at `sent`. The first field orders requests without a deadline last.
     pub(super) fn until(&self, sent: Instant) -> (bool, Option<Instant>) {
         let until = self.within.and_then(|w| sent.checked_add(w));
         (until.is_none(), until)
@@ -102,25 +104,25 @@ impl Submit {
 /// The result for one input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// The embedding, the scores by label, or another kind of result from [`OutputKind`]. For [`OutputKind::Several`], the embedding, the
-    /// weights of `entries` and the vectors of tokens.
+    /// The embedding, the scores by label, or another kind of result of [`OutputKind`]. For [`OutputKind::Several`], the embedding is
+    /// followed by the weights of `entries` and the token vectors.
     pub values: Vec<f32>,
-    /// Vocabulary entries of the sparse embedding in ascending order; empty without it.
+    /// Vocabulary entries of the sparse embedding in ascending order; empty if there is none.
     pub entries: Vec<u32>,
     /// Number of tokens of the input.
     pub tokens: usize,
 }
 
-/// Bytes that an input takes from admission to its answer, besides its text.
+/// Bytes that an input takes from admission to its answer, in addition to its text.
 pub(super) const INPUT: u64 = 1024;
-/// Bytes that a value takes as f32 and in the JSON response, and the same for a score with its label.
+/// Bytes that a value takes as f32 and in the JSON response, and bytes that a score with its label takes.
 pub(super) const VALUE: u64 = 20;
 pub(super) const SCORE: u64 = 1000;
-/// Bytes that an entry of a sparse embedding takes as numbers and in the JSON response.
+/// Bytes that an entry of a sparse embedding takes as two numbers and in the JSON response.
 pub(super) const ENTRY: u64 = 64;
 
 impl Answer {
-    /// Bytes of the answer and its JSON, if they were not known at admission.
+    /// Returns the bytes of the answer and its JSON, if they were not known at admission.
     pub(super) fn memory(&self, wanted: OutputKind) -> u64 {
         match wanted {
             OutputKind::Usual | OutputKind::Logits => 0,

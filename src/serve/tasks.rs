@@ -8,7 +8,7 @@ impl Models {
     /// Returns a model that embeds.
     ///
     /// # Errors
-    /// Returns an error if there is no model of this name, or it has another task.
+    /// Returns an error if there is no model with this name, or if it has another task.
     pub fn embedding(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         self.serving(name, "embeddings", Service::is_embedding)
     }
@@ -16,7 +16,7 @@ impl Models {
     /// Returns a model that computes sparse embeddings.
     ///
     /// # Errors
-    /// Same as [`embedding`](Self::embedding).
+    /// Returns the errors of [`embedding`](Self::embedding).
     pub fn sparse(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         self.serving(name, "sparse embeddings", Service::has_sparse)
     }
@@ -24,23 +24,23 @@ impl Models {
     /// Returns a model that scores.
     ///
     /// # Errors
-    /// Same as [`embedding`](Self::embedding).
+    /// Returns the errors of [`embedding`](Self::embedding).
     pub fn scoring(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         self.serving(name, "scores", Service::is_scoring)
     }
 
-    /// Returns a model that computes the vectors of tokens for late interaction.
+    /// Returns a model that computes token vectors for late interaction.
     ///
     /// # Errors
-    /// Same as [`embedding`](Self::embedding).
+    /// Returns the errors of [`embedding`](Self::embedding).
     pub fn late(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         self.serving(name, "vectors of tokens", Service::has_token_vectors)
     }
 
-    /// Returns a model that ranks documents: one that scores, or else one for late interaction.
+    /// Returns a model that ranks documents: a model that scores, or else a late-interaction model.
     ///
     /// # Errors
-    /// Same as [`embedding`](Self::embedding).
+    /// Returns the errors of [`embedding`](Self::embedding).
     pub fn ranking(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         self.scoring(name)
             .or_else(|error| self.late(name).map_err(|_| error))
@@ -49,7 +49,7 @@ impl Models {
     /// Returns a model that labels tokens.
     ///
     /// # Errors
-    /// Same as [`embedding`](Self::embedding).
+    /// Returns the errors of [`embedding`](Self::embedding).
     pub fn tagging(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         self.serving(name, "labels of tokens", Service::is_tagging)
     }
@@ -57,7 +57,7 @@ impl Models {
     /// Returns a model that answers questions about a text.
     ///
     /// # Errors
-    /// Same as [`embedding`](Self::embedding).
+    /// Returns the errors of [`embedding`](Self::embedding).
     pub fn answering(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         self.serving(name, "answers to questions", Service::is_answering)
     }
@@ -65,7 +65,7 @@ impl Models {
     /// Returns a model that fills masks.
     ///
     /// # Errors
-    /// Same as [`embedding`](Self::embedding).
+    /// Returns the errors of [`embedding`](Self::embedding).
     pub fn filling(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         self.serving(name, "filled masks", Service::is_filling)
     }
@@ -73,7 +73,7 @@ impl Models {
     /// Returns a model that generates text.
     ///
     /// # Errors
-    /// Same as [`embedding`](Self::embedding).
+    /// Returns the errors of [`embedding`](Self::embedding).
     pub fn writing(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         self.with_task(name, "text generation", |model| {
             matches!(&model.kind, Kind::Generation(_))
@@ -83,7 +83,7 @@ impl Models {
     /// Returns a model that generates from a source, such as a text to translate.
     ///
     /// # Errors
-    /// Same as [`embedding`](Self::embedding).
+    /// Returns the errors of [`embedding`](Self::embedding).
     pub fn translating(&self, name: Option<&str>) -> Result<Arc<Model>, ServeError> {
         self.with_task(name, "translations", |model| match &model.kind {
             Kind::Generation(service) => service.has_source(),

@@ -1,4 +1,4 @@
-//! Tokenizes texts on separate threads. Tokenizing takes ten times as long as parsing JSON.
+//! Tokenizes texts on separate threads, because tokenizing takes ten times as long as parsing JSON.
 
 use std::{
     cmp::Reverse,
@@ -16,13 +16,13 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Text {
     One(String),
-    /// A prompt and the text that it is put before.
+    /// A prompt, and the text that follows it.
     Prompted(Arc<str>, String),
     /// A query and a document.
     Pair(String, String),
     /// Token ids, used unchanged.
     Ids(Vec<u32>),
-    /// Tokens of the model's own tokenizer.
+    /// Tokens from the model's own tokenizer.
     Encoded(Encoded),
 }
 
@@ -43,11 +43,12 @@ type Work = Box<dyn FnOnce() + Send>;
 /// Cost of passing a text to a thread, in bytes of text that take as long to tokenize.
 const PER_WORK: u64 = 64;
 
-/// Threads that tokenize. Higher classes go first; within a class, tenants take turns; within a tenant, the order is that of arrival.
+/// Pool of threads that tokenize. Higher classes go first. Tenants of a class take turns, and the texts of a tenant are tokenized in order
+/// of arrival.
 #[derive(Clone)]
 pub(super) struct Pool(Arc<Handle>);
 
-/// Stops the threads after all queued work when it is dropped.
+/// Stops the threads when it is dropped, after they have done all queued work.
 struct Handle(Arc<Line>);
 
 #[derive(Default)]
@@ -58,19 +59,19 @@ struct Line {
 
 #[derive(Default)]
 struct Waiting {
-    /// Work by class (highest first), start tag of fair queueing, and order of arrival.
+    /// Queued work, ordered by class (highest first), start tag of fair queueing, and arrival.
     work: BTreeMap<(Reverse<u8>, u64, u64), Work>,
     n_came: u64,
-    /// Finish tag of each tenant's last work in bytes, for tenants ahead of `now` (start-time fair queueing).
+    /// Finish tag of each tenant's last work, in bytes of text. Only tags greater than `now` matter (start-time fair queueing).
     given: HashMap<u32, u64>,
-    /// Start tag of the work that was taken last.
+    /// Start tag of the work that was taken last (the virtual time).
     now: u64,
     is_over: bool,
 }
 
 impl Line {
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        // Each change is a single call.
+        // Every change is a single call, so a panic cannot leave the state inconsistent.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -101,7 +102,7 @@ impl Drop for Handle {
 }
 
 impl Pool {
-    /// Starts threads. They end after the pool is dropped and all work is done.
+    /// Starts the threads. They end when the pool has been dropped and all work is done.
     pub fn new(n_threads: usize) -> Result<Self, EngineError> {
         let pool = Self(Arc::new(Handle(Arc::default())));
         for _ in 0..n_threads.max(1) {
@@ -119,7 +120,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Queues the work of a request. Its cost is that of tokenizing `bytes` of text.
+    /// Queues work for a request. The work costs as much as tokenizing `bytes` of text.
     pub fn run(&self, submit: Submit, bytes: usize, work: impl FnOnce() + Send + 'static) {
         let line = &self.0.0;
         let mut waiting = line.lock();
@@ -135,10 +136,11 @@ impl Pool {
     }
 }
 
-/// Returns index and text of the first of `names` that is a prompt of the folder.
+/// Returns the index and the text of the first of `names` that is a prompt of the folder.
 ///
 /// # Errors
-/// Returns an error if there is no such prompt, or if its texts have a pipeline that is not loaded. `param` is the field that names it.
+/// Returns an error if there is no such prompt, or if texts with this prompt need a pipeline that is not loaded. `param` is the field that
+/// names the prompt.
 pub(super) fn prompt<'f>(
     folder: &'f Folder,
     param: &'static str,
@@ -162,7 +164,7 @@ pub(super) fn prompt<'f>(
     }
 }
 
-/// Tokenizes a text. `index` is its index in the request, for errors.
+/// Tokenizes a text. `index` is the text's index in the request, for errors.
 pub(super) fn encode(
     encoder: &TextEncoder,
     text: &Text,
@@ -206,7 +208,7 @@ pub(super) fn encode(
     Ok(encoded)
 }
 
-/// Tokenizes an input that is not a side of late interaction.
+/// Tokenizes an input that is not for late interaction.
 fn encoded(
     encoder: &TextEncoder,
     text: &Text,
@@ -266,7 +268,7 @@ mod tests {
             let done = done.clone();
             pool.run(submit(class, 0), 9, move || done.send(name).unwrap());
         }
-        // The other tenant and the urgent work also advance the tags.
+        // The other tenant's work and the urgent work also advance the tags.
         for name in ['1', '2', '3', '4'] {
             let done = done.clone();
             pool.run(submit(0, 1), 0, move || done.send(name).unwrap());

@@ -1,4 +1,4 @@
-//! Writes scheduling events of a service as lines of a trace (`simulate::Event`), on a separate thread.
+//! Writes the scheduling events of a service as lines of a trace (`simulate::Event`), on a separate thread.
 
 use std::{
     fs::File,
@@ -17,8 +17,8 @@ use crate::{
 /// Max number of events that wait to be written.
 const MAX_QUEUED: usize = 1 << 16;
 
-/// Recorder of scheduling events. It never waits for the disk. If writing is too slow, or the file reaches its max size, the trace
-/// ends with a warning.
+/// Recorder of scheduling events. It never waits for the disk. If writing is too slow or the file reaches its max size, the trace ends with
+/// a warning.
 pub struct Recorder {
     events: Option<SyncSender<Event>>,
     thread: Option<JoinHandle<()>>,
@@ -57,7 +57,7 @@ impl Recorder {
     pub(super) fn record(&mut self, event: Event) {
         let sent = self.events.as_ref().map(|events| events.try_send(event));
         if let Some(Err(_)) = sent {
-            // A trace with a gap cannot be replayed. If the thread has ended, it has logged the reason.
+            // A trace with a gap cannot be replayed, so stop tracing. If the thread has ended, it has logged the reason.
             tracing::warn!("nothing more is traced");
             self.events = None;
         }
@@ -80,7 +80,7 @@ fn write(file: File, queue: &Receiver<Event>, max_bytes: u64) -> io::Result<()> 
         let event = match queue.try_recv() {
             Ok(event) => event,
             Err(TryRecvError::Disconnected) => return file.flush(),
-            // Flush while idle, so that readers see all events.
+            // Flush when there is nothing to write, so that readers see all events.
             Err(TryRecvError::Empty) => {
                 file.flush()?;
                 match queue.recv() {

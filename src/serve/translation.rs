@@ -1,26 +1,26 @@
-//! Translations: texts as requests of a model that generates from a source.
+//! Translations, as requests to a model that generates from a source.
 
 use super::{GenerationParams, GenerationService, ServeError, TextSource};
 use crate::text::{LanguagePair, LanguageSide, TargetPrefix, TextError};
 
-/// Parameters of the translations of a request.
+/// Parameters for the translations of a request.
 #[derive(Clone, Debug, Default)]
 pub struct TranslationParams {
-    /// Languages, by their names in the model's tokenizer. By default, the languages of the model's folder.
+    /// Languages, as named by the model's tokenizer. The defaults are those of the model's folder.
     pub source_lang: Option<String>,
     pub target_lang: Option<String>,
-    /// Max number of new tokens. By default twice the tokens of the text plus 16, and at most the limit of the folder.
+    /// Max number of new tokens. The default is twice the tokens of the text plus 16, limited by the folder's maximum.
     pub max_tokens: Option<usize>,
-    /// Same as in [`GenerationParams`].
+    /// Search parameters as in [`GenerationParams`].
     pub num_beams: Option<usize>,
     pub length_penalty: Option<f32>,
-    /// Number of translations of each text. More than one needs as many beams.
+    /// Number of translations per text. This number must not exceed the number of beams.
     pub hypotheses: usize,
 }
 
 impl GenerationService {
-    /// Returns the tokens of a source and the parameters of its translation; `None` for a blank text, whose translation is empty.
-    /// `index` is the number of the text in errors of the tokenizer.
+    /// Returns the source tokens of a text and the parameters of its translation. Returns `None` for a blank text, whose translation is
+    /// empty. `index` is the index of the text, for errors of the tokenizer.
     ///
     /// # Errors
     /// Returns an error if the tokenizer does not know a language or a prefix, or if it refuses a text.
@@ -42,7 +42,7 @@ impl GenerationService {
         let target = target.map_err(|e| ServeError::invalid("target_prefix", e.to_string()));
         let (forced_first, prefix) = target?;
         let defaults = self.defaults();
-        // Checked for each text, before the prefixes of all texts take memory.
+        // Check each text here, before the prefixes of all texts take memory.
         let room = self.room(source.len());
         if prefix.len() > room {
             let n = prefix.len();
@@ -53,7 +53,7 @@ impl GenerationService {
                 ),
             ));
         }
-        // The start token counts for `max_length`.
+        // `max_length` also counts the start token.
         let own = defaults
             .max_length
             .map_or(usize::MAX, |n| n.saturating_sub(1));

@@ -1,4 +1,4 @@
-//! Synthetic load: requests that arrive at random, at a given rate, with lengths from a
+//! Synthetic load: requests arrive at random at a given rate, and their lengths follow a
 //! distribution.
 
 use std::{fmt, str::FromStr};
@@ -11,7 +11,7 @@ use crate::schedule::{Micros, Waiting};
 /// Distribution of the lengths of requests, in tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Lengths {
-    /// A normal distribution; values outside `least..=most` are drawn again.
+    /// A normal distribution. Values outside `least..=most` are drawn again.
     Normal {
         least: u32,
         most: u32,
@@ -25,7 +25,7 @@ pub enum Lengths {
     Fixed(u32),
 }
 
-/// Rates in requests a second, to be simulated one after another.
+/// Rates in requests per second, which are simulated one after another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rates(pub Vec<f64>);
 
@@ -154,8 +154,8 @@ impl FromStr for Rates {
             return Err(wrong(format!("{from} is not below {to}")));
         }
         let step = (to / from).ln() / (n as f64 - 1.0);
-        // The ends are exact. The values between are evenly spaced by ratio and rounded to three
-        // digits.
+        // The first and the last rate are exact. The rates between them have equal ratios and are
+        // rounded to three digits.
         let between = (1..n - 1).map(|i| three_digits(from * (step * i as f64).exp()));
         Ok(Self(
             [from].into_iter().chain(between).chain([to]).collect(),
@@ -171,14 +171,14 @@ fn three_digits(value: f64) -> f64 {
 /// Requests of one class and tenant that arrive as a Poisson process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
-    /// Arrival rate, in requests a second.
+    /// Arrival rate, in requests per second.
     pub rate: f64,
     /// Number of requests.
     pub requests: usize,
     pub lengths: Lengths,
     /// Number of forward passes of each request.
     pub steps: u32,
-    /// Range of the time from a request's arrival to its deadline, drawn uniformly.
+    /// Range of the time from a request's arrival to its deadline. The time is drawn uniformly.
     pub deadlines: Option<(Micros, Micros)>,
     /// Seed of the random streams. Equal seeds give equal arrivals on any machine.
     pub seed: u64,
@@ -187,8 +187,8 @@ pub struct Load {
 impl Load {
     /// Returns the arrivals, in order of time.
     pub fn arrivals(&self) -> Vec<Waiting> {
-        // Separate streams for times, lengths and deadlines: changing one does not change the
-        // others.
+        // Times, lengths and deadlines have separate streams, so that a change of one does not
+        // change the others.
         let stream = |n: u128| Pcg64::new(u128::from(self.seed), n);
         let (mut times, mut lengths, mut deadlines) = (stream(1), stream(2), stream(3));
         let mut now = 0.0;
@@ -224,8 +224,8 @@ impl Lengths {
                 mean,
                 deviation,
             } => {
-                // The mean is in the range, so usually about half of the draws are; in a narrow
-                // range, fewer.
+                // The mean is within the range, so about half of the draws usually are. In a narrow
+                // range, fewer are.
                 for _ in 0..1000 {
                     let normal: f64 = StandardNormal.sample(source);
                     let drawn = (mean + deviation * normal).round();

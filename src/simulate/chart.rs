@@ -1,4 +1,4 @@
-//! Charts of the schedulers' results by load, as SVG.
+//! Charts of the schedulers' results over the load, as SVG.
 
 use svg::Document;
 use svg::node::element::{Circle, Group, Line as Stroke, Polyline, Rectangle, Text, Title};
@@ -18,11 +18,11 @@ const INKS: [&str; 13] = [
 ];
 const DASHES: [&str; 3] = ["none", "7 4", "2 4"];
 
-/// A named series of values over the loads.
+/// A named series of values, one per load.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
     pub name: String,
-    /// One value for each load; `None` if there is no value or it is unbounded.
+    /// One value per load; `None` if there is no value or if the value is unbounded.
     pub values: Vec<Option<f64>>,
 }
 
@@ -32,12 +32,13 @@ pub struct Panel {
     /// Description of the values, with their unit.
     pub title: String,
     pub lines: Vec<Line>,
-    /// Whether the value axis is logarithmic, which omits values that are not positive.
+    /// Whether the value axis is logarithmic. A logarithmic axis omits values that are not
+    /// positive.
     pub log: bool,
 }
 
-/// Draws panels side by side over a logarithmic axis of loads, in requests a second. Lines of the
-/// same name look the same in all panels.
+/// Draws panels side by side over a logarithmic axis of loads, in requests per second. Lines of the
+/// same name have the same style in all panels.
 pub fn chart(title: &str, loads: &[f64], panels: &[Panel]) -> String {
     let names: Vec<&str> = panels
         .first()
@@ -133,7 +134,7 @@ fn draw(panel: &Panel, loads: &[f64], left: f64) -> Group {
             .zip(&line.values)
             .map(|(&load, value)| Some((x_of(load), y_of(value.filter(is_shown)?))))
             .collect();
-        // A missing value leaves a gap.
+        // A missing value interrupts the line.
         for run in points.split(Option::is_none) {
             let run: Vec<(f64, f64)> = run.iter().flatten().copied().collect();
             group = group.add(path(&run, i));
@@ -145,7 +146,7 @@ fn draw(panel: &Panel, loads: &[f64], left: f64) -> Group {
     group
 }
 
-/// Returns at most a dozen round values for an axis.
+/// Returns up to about a dozen round values for the ticks of an axis.
 fn ticks(least: f64, most: f64, log: bool) -> Vec<f64> {
     let round = |step: f64| {
         let unit = 10_f64.powf(step.log10().floor());
@@ -222,7 +223,7 @@ fn dot(x: f64, y: f64, line: usize) -> Circle {
         .set("fill", INKS[line % INKS.len()])
 }
 
-/// Rounds to a tenth, which is precise enough and the same on any machine.
+/// Rounds to a tenth. This is precise enough, and the result is the same on any machine.
 fn tenth(v: f64) -> f64 {
     (v * 10.0).round() / 10.0
 }

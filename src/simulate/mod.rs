@@ -2,10 +2,10 @@
 //! batches take the time that [`Costs`] estimates. The simulation drives the schedulers through the
 //! same [`SchedulerState`] as the server.
 //!
-//! Requests of several steps stand for text generation. Each pass after the first computes one
-//! token for each member of the batch. In a packed batch and in slots, a member is done after its
-//! own steps. In padded and shared rows, all members are done, and their memory is freed, when the
-//! last one is, as described in TCB (4.2.2).
+//! Requests with several steps represent text generation. Each pass after the first computes one
+//! token for each member of the batch. In packed batches and in slots, a member is done after its
+//! own steps. In padded batches and in shared rows, all members are done when the last one is, and
+//! their memory is freed only then, as described in TCB (4.2.2).
 
 mod arrivals;
 #[cfg(feature = "cli")]
@@ -57,14 +57,14 @@ pub enum Fate {
 /// Result of a simulation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Final state of each arrival, in order.
+    /// Final state of each request, in order of arrival.
     pub fates: Vec<Fate>,
     pub batches: u64,
     /// Number of calls of the scheduler.
     pub decisions: u64,
     /// Tokens of the requests that ran.
     pub tokens: u64,
-    /// Tokens that their first passes computed, including padding.
+    /// Tokens that the first passes of the requests computed, including padding.
     pub computed: u64,
     /// Total busy time of the devices.
     pub busy: Micros,
@@ -75,11 +75,11 @@ pub struct Outcome {
 /// A batch that runs on a device or waits for it.
 struct Run {
     layout: Layout,
-    /// Index and remaining steps of each member.
+    /// Index and remaining steps of each request in the batch.
     members: Vec<(usize, u32)>,
-    /// Index and steps of the members that join at the next pass.
+    /// Index and steps of the requests that join at the next pass.
     joining: Vec<(usize, u32)>,
-    /// Extents of the first pass of the joining members.
+    /// Extents of the first pass of the joining requests.
     first: Extents,
     first_pass: Micros,
 }
@@ -92,7 +92,8 @@ struct Device {
     ends: Option<Micros>,
 }
 
-/// Simulates all arrivals to completion. They must be in order of time.
+/// Simulates all arrivals until every request is completed or refused. The arrivals must be in
+/// order of time.
 ///
 /// # Errors
 /// Returns an error for an invalid decision, which is a bug in the scheduler.
@@ -137,7 +138,7 @@ pub fn simulate(
         }
         let decision = desk.decide(now, scheduler, on.costs)?;
         outcome.decisions += 1;
-        // A wake time in the past would repeat for ever.
+        // A wake time in the past would make the loop endless.
         wake = decision.wake.map(|at| at.max(now.plus(Micros(1))));
         for (id, refusal) in decision.refuse {
             outcome.fates[id as usize] = Fate::Refused(now, refusal);

@@ -5,23 +5,23 @@ use serde::Serialize;
 use super::{Fate, Outcome};
 use crate::schedule::{Micros, Refusal, Waiting};
 
-/// Statistics of a simulation. Latencies are in milliseconds, of completed requests, from arrival
-/// to response.
+/// Statistics of a simulation. Latencies are those of completed requests, from arrival to response,
+/// in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
     pub requests: usize,
-    /// Arrival rate, in requests a second.
+    /// Arrival rate, in requests per second.
     pub offered: f64,
-    /// Responses a second while requests arrived. If it is below `offered`, the queue grows, and
-    /// the latencies depend on the number of requests.
+    /// Responses per second until the last request arrived. If this rate is below `offered`, the
+    /// queue keeps growing, and the latencies depend on the number of simulated requests.
     pub answered: f64,
     pub mean: f64,
     pub least: f64,
     pub most: f64,
     pub p50: f64,
     pub p99: f64,
-    /// Fraction of the requests that completed by their deadline; without deadlines, of those that
-    /// completed.
+    /// Fraction of all requests that completed by their deadline. Requests without a deadline count
+    /// if they completed.
     pub in_time: f64,
     /// Sum of 1 / length over the requests that completed in time (TCB, equation 9).
     pub utility: f64,
@@ -29,9 +29,9 @@ pub struct Summary {
     pub hopeless: usize,
     pub too_large: usize,
     pub batches: u64,
-    /// Tokens of requests over tokens computed.
+    /// Tokens of the requests divided by the tokens computed.
     pub valid: f64,
-    /// Fraction of the time until the last response during which the devices were busy.
+    /// Fraction of the total time, until the last response, during which the devices were busy.
     pub busy: f64,
 }
 
@@ -73,7 +73,8 @@ impl Summary {
         let n = latencies.len();
         if n > 0 {
             let ms = |at: usize| Micros(latencies[at.min(n - 1)]).millis();
-            // The smallest value that a fraction `share` of the values does not exceed.
+            // Returns the smallest latency that at least the fraction `share` of the requests does
+            // not exceed.
             let quantile = |share: f64| ms(((n as f64 * share).ceil() as usize).saturating_sub(1));
             summary.mean = latencies.iter().sum::<u64>() as f64 / n as f64 / 1e3;
             (summary.least, summary.most) = (ms(0), ms(n - 1));
@@ -82,9 +83,9 @@ impl Summary {
         summary
     }
 
-    /// Returns whether the devices were saturated: when the last request arrived, more than 3 % had
-    /// no response. Twice the number of requests that arrive during the minimum latency are not
-    /// counted, because they would be in flight at any load.
+    /// Returns whether the devices were saturated: when the last request arrived, too many requests
+    /// had no response. The threshold is 3 % of all requests plus twice the number that arrive
+    /// during the minimum latency, because these are in flight at any load.
     pub fn is_saturated(&self) -> bool {
         let window = self.requests as f64 / self.offered.max(f64::MIN_POSITIVE);
         let unanswered = (self.offered - self.answered) * window;

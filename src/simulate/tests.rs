@@ -39,7 +39,7 @@ fn a_seed_gives_the_same_arrivals_everywhere() {
     insta::assert_debug_snapshot!(first);
     load.lengths = Lengths::Fixed(9);
     let fixed = load.arrivals();
-    // Times and lengths use separate random streams, so other lengths do not change the times.
+    // Times and lengths have separate random streams, so different lengths do not change the times.
     assert_eq!(fixed[3].arrived.0, first[3].0);
     load.seed = 8;
     assert_ne!(load.arrivals()[3].arrived.0, first[3].0);
@@ -129,14 +129,14 @@ fn a_batch_takes_its_estimated_time_and_the_next_one_waits() {
 }
 
 /// TurboTransformers, figure 12 and table 4: on an RTX 2060, the throughput saturates at 98
-/// responses a second with naive batches, at 120 without batches, and at 144 with dynamic
-/// programming. The costs are fitted only to the second figure.
+/// responses per second with naive batches, at 120 without batches, and at 144 with dynamic
+/// programming. The costs are fitted only to the throughput without batches.
 #[test]
 fn the_turbo_papers_order_of_saturation_is_reproduced_and_packed_is_best() {
     let costs = synthetic_costs();
     let arrivals = load(400.0, 12_000).arrivals();
-    // Measured to the last response: while requests arrive, a scheduler that runs short ones first
-    // responds to more of them.
+    // Measure the throughput up to the last response. While requests still arrive, a scheduler that
+    // runs short requests first responds to more of them.
     let answers = |name| {
         let mut scheduler = scheduler(name, &Settings::default()).unwrap();
         let outcome = simulate(&arrivals, &mut *scheduler, &on(&costs)).unwrap();
@@ -151,7 +151,7 @@ fn the_turbo_papers_order_of_saturation_is_reproduced_and_packed_is_best() {
     );
     let packed = answers("packed");
     assert!(packed > dp, "{packed} {dp}");
-    // At the load that the paper's scheduler can just sustain.
+    // This is the highest load that the paper's scheduler sustains.
     let arrivals = load(144.0, 12_000).arrivals();
     let latency = |name| run(name, &arrivals, &Settings::default(), &on(&costs));
     let (packed, dp) = (latency("packed"), latency("dp"));
@@ -161,8 +161,8 @@ fn the_turbo_papers_order_of_saturation_is_reproduced_and_packed_is_best() {
     );
 }
 
-/// TCB, figures 9 and 10: lengths 3 to 100 around 20. The paper gives no deadlines; here they are 2
-/// to 10 batch times after the arrival.
+/// TCB, figures 9 and 10: lengths of 3 to 100 tokens, with a mean of 20. The paper gives no
+/// deadlines; here they are 2 to 10 batch times after the arrival.
 #[test]
 fn the_tcb_papers_order_is_reproduced_and_packed_is_fastest() {
     let mut costs = synthetic_costs();
@@ -181,8 +181,8 @@ fn the_tcb_papers_order_is_reproduced_and_packed_is_fastest() {
     assert!(concat.answered > ttb.answered && ttb.answered > tnb.answered);
     assert!(concat.utility > ttb.utility && ttb.utility > tnb.utility);
     assert!(slotted.utility > 0.0);
-    // At a load that the device sustains. At higher loads, DAS responds to more requests because it
-    // drops the long ones.
+    // This load is one that the device sustains. At higher loads, DAS responds to more requests
+    // because it drops the long ones.
     load.rate = 1_500.0;
     let arrivals = load.arrivals();
     let [concat, packed] =

@@ -1,5 +1,5 @@
-//! Traces of recorded load: one request per line, as JSON. A server's trace also records its
-//! actions, in lines with an `event`. [`replay`] repeats the scheduler's decisions.
+//! Traces of recorded load: one request per line, as JSON. A server's trace also records its actions, in lines with an `event` field.
+//! [`replay`] repeats the scheduler's decisions.
 
 use std::fmt;
 
@@ -9,32 +9,31 @@ use crate::schedule::{
     Costs, Decision, InvalidDecision, Micros, Scheduler, SchedulerState, Waiting,
 };
 
-/// An event at a [`SchedulerState`], with its time.
+/// An event of a [`SchedulerState`], with its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Arrived(Waiting),
     Happened(Micros, Happened),
 }
 
-/// An entry of a trace other than an arrival. Request ids are those of a [`SchedulerState`]: they count from
-/// 0 in the order of the arrival lines.
+/// An entry of a trace other than an arrival. Request ids are those of a [`SchedulerState`]: the arrival lines are numbered from 0 in their
+/// order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Happened {
-    /// The server started, with one lane for each entry of `bytes`, the lane's memory. Each lane
-    /// queues up to `depth` batches.
+    /// The server started with one lane for each entry of `bytes`, which is the lane's memory. Each lane queues up to `depth` batches.
     Began { bytes: Vec<u64>, depth: u8 },
     /// The scheduler made this decision.
     Decided(Decision),
-    /// The requests `ids` of the batch on a lane have finished. With `joined`, the batch continues with
-    /// other members; otherwise it has finished too.
+    /// The requests `ids` of the batch on a lane have finished. If `joined`, the batch continues with the other requests; otherwise the
+    /// whole batch has finished.
     Finished {
         lane: usize,
         ids: Vec<u64>,
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         joined: bool,
     },
-    /// The sender of a waiting request disconnected.
+    /// The client of a waiting request disconnected.
     Left(u64),
     /// The memory limit for the batches of a lane changed.
     Bytes { lane: usize, bytes: u64 },
@@ -87,7 +86,7 @@ pub enum TraceError {
 /// Reads the requests of a trace. Skips empty lines and the server's events.
 ///
 /// # Errors
-/// Returns an error for a line that is not a request or not in order; lines count from 1.
+/// Returns an error for a line that is not a request or is out of order. Line numbers start at 1.
 pub fn parse_trace(text: &str) -> Result<Vec<Waiting>, TraceError> {
     let arrivals = parse_events(text)?.into_iter();
     let arrivals: Vec<Waiting> = arrivals
@@ -118,7 +117,7 @@ pub fn parse_events(text: &str) -> Result<Vec<Event>, TraceError> {
         };
         let recorded = match serde_json::from_str::<Recorded>(text) {
             Ok(recorded) => recorded,
-            // Parse again as an event, for an error about the event's fields.
+            // The line contains an event. Parse it as an event, so that an error is about the event's fields.
             Err(_) if text.contains("\"event\"") => {
                 let Line { t, event } = serde_json::from_str(text).map_err(syntax)?;
                 events.push(Event::Happened(Micros(t), event));
@@ -157,7 +156,7 @@ pub fn trace_line(waiting: &Waiting) -> String {
         tenant: waiting.tenant,
         steps: waiting.steps,
     };
-    // Numbers always serialise.
+    // Serializing numbers cannot fail.
     serde_json::to_string(&recorded).unwrap_or_default()
 }
 
@@ -175,7 +174,7 @@ impl fmt::Display for Event {
     }
 }
 
-/// Counts of the events that were replayed.
+/// Number of replayed events, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
     pub requests: usize,
@@ -202,11 +201,10 @@ pub enum ReplayError {
     InvalidDecision(#[from] InvalidDecision),
 }
 
-/// Calls a scheduler at the times of a server's trace, and compares each decision with the recorded
-/// one.
+/// Calls a scheduler at the recorded times of a server's trace, and compares each decision with the recorded decision.
 ///
 /// # Errors
-/// Returns an error for a trace without a start, and for the first decision that differs.
+/// Returns an error if the trace has no `began` event, and for the first decision that differs.
 pub fn replay(
     events: &[Event],
     scheduler: &mut dyn Scheduler,

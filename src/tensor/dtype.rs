@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Storage type of values: weights, activations and logits. Arithmetic is always accumulated in f32.
 ///
-/// A match over storage types names each of them, so that the compiler finds every place that a new one concerns.
+/// Matches over storage types list every variant, so the compiler reports each place that must handle a new variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum DType {
     F32,
@@ -32,7 +32,7 @@ impl DType {
         }
     }
 
-    /// Whether tensor cores multiply values of this type. f32 is computed by FMAs.
+    /// Returns whether tensor cores multiply values of this type. Products in f32 are computed by FMAs.
     pub const fn has_mma(self) -> bool {
         match self {
             DType::F16 | DType::BF16 => true,

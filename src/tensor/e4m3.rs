@@ -6,7 +6,7 @@ pub(crate) use gemmule_weights::quantized::e4m3 as decode;
 /// Largest magnitude.
 pub(crate) const MAX: f32 = 448.0;
 
-/// Rounds to the nearest value. Larger magnitudes become [`MAX`], and NaN stays NaN.
+/// Rounds to the nearest value. Magnitudes above [`MAX`] become `MAX`, and NaN stays NaN.
 pub(crate) fn round(value: f32) -> f32 {
     match value.is_nan() {
         true => value,
@@ -14,14 +14,13 @@ pub(crate) fn round(value: f32) -> f32 {
     }
 }
 
-/// Returns the code of the nearest value, with ties to even mantissas. Larger magnitudes than [`MAX`] become `MAX`, and NaN
-/// stays NaN.
+/// Returns the code of the nearest value, with ties to even mantissas. Magnitudes above [`MAX`] become `MAX`, and NaN stays NaN.
 pub(crate) fn encode(value: f32) -> u8 {
     if value.is_nan() {
         return 0x7f;
     }
     let magnitude = value.abs().min(MAX);
-    // Below 2⁻⁶ the distance of two values is 2⁻⁹.
+    // Below 2⁻⁶, adjacent values are 2⁻⁹ apart.
     let code = if magnitude < 1.0 / 64.0 {
         (magnitude * 512.0).round_ties_even() as u8
     } else {

@@ -10,15 +10,15 @@ pub enum Element {
     Value(DType),
     /// Low-bit values with scales: the weight of a linear layer.
     Scaled(Scaled),
-    /// E4M3 without scales: an operand of a product in fp8.
+    /// E4M3 without scales: an operand of an fp8 product.
     E4m3,
     I32,
     I64,
 }
 
 impl Element {
-    /// Bytes of one element. Scaled elements are packed together with their scales: their unit is a byte of the packed matrix, and
-    /// [`tensor_bytes`](Self::tensor_bytes) is its size.
+    /// Returns the bytes of one element. Scaled elements are packed together with their scales, so this is 1, the unit of the packed
+    /// matrix; [`tensor_bytes`](Self::tensor_bytes) returns its size.
     pub const fn bytes(self) -> u64 {
         match self {
             Element::Value(dtype) => dtype.bytes(),
@@ -52,7 +52,7 @@ impl Element {
         }
     }
 
-    /// `value` after it was stored in this type. Scaled elements stay as they are: only a whole matrix can be quantized.
+    /// Rounds `value` as if it were stored in this type. Scaled elements are not rounded, because only a whole matrix can be quantized.
     pub fn round(self, value: f32) -> f32 {
         match self {
             Element::Value(dtype) => dtype.round(value),

@@ -1,6 +1,6 @@
 use super::Symbol;
 
-/// Values of the symbols for one batch. Sizes and launches depend on nothing else.
+/// Values of the symbols for one batch. Sizes and launches depend only on these values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Extents {
     /// Sum of the sequence lengths.
@@ -12,12 +12,11 @@ pub struct Extents {
     /// Number of pairs of a token and a key of its sequence. Each pair has one attention score per
     /// head. Without cached keys it is the sum of the squared lengths.
     pub pairs: u64,
-    /// Total number of keys: the tokens of the batch and the cached ones before them.
+    /// Total number of keys: the tokens of the batch, and the cached tokens before them.
     pub slots: u64,
     /// Number of blocks in the pool of the cache; 0 without a cache.
     pub blocks: u64,
-    /// Maximum number of cached keys of a sequence, including those of this batch, or of its
-    /// source; 0 without a cache.
+    /// Maximum number of keys of a sequence, including those of this batch, or of a sequence's source; 0 without a cache.
     pub cached_keys: u64,
     /// Total length of the sequences' sources, whose keys another part of the model computed.
     pub source_slots: u64,
@@ -127,9 +126,9 @@ impl Extents {
 
     /// Returns `⌊pairs / 128⌋ + tokens`, an upper bound on `Σ length · ⌈length / 128⌉`.
     ///
-    /// Taken over the sequences before one, the same expression is a valid start for the rows of
-    /// that sequence, without a sum of quotients: n² / 128 + n exceeds n · ⌈n / 128⌉ by more than
-    /// the rounding down, so the rows of two sequences never overlap.
+    /// Evaluated for the sequences before a given sequence, the same expression is a valid start for the rows of that sequence. No sum of
+    /// quotients is needed. The rows of two sequences never overlap, because n² / 128 + n exceeds n · ⌈n / 128⌉ by more than the rounding
+    /// down.
     pub fn key_tiles(&self) -> u64 {
         (self.pairs / Self::KEY_TILE).saturating_add(self.tokens)
     }

@@ -4,15 +4,15 @@ use serde::{Deserialize, Serialize};
 
 use super::{DType, e4m3};
 
-/// Storage of a tensor: each element as it is, or low-bit values with scales.
+/// Storage of a tensor: elements of a plain type, or low-bit values with scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Format {
     /// Each element is stored in this type.
     Plain(DType),
     /// Low-bit values that are multiplied by scales.
     Scaled(Scaled),
-    /// E4M3 without scales. The product applies the scales to its results. The rows of a weight are scaled to the
-    /// largest magnitude of E4M3; those of a KV cache are not scaled.
+    /// E4M3 without stored scales. The product applies scales to its results. Each row of a weight is scaled so that its largest magnitude
+    /// becomes that of E4M3. Rows of a KV cache are not scaled.
     E4m3,
 }
 
@@ -56,7 +56,8 @@ impl Format {
         group: Group::Row,
     });
 
-    /// E4M3 with a scale for each 128 elements of a row, which holds checkpoints with a scale for each block of 128 × 128 elements.
+    /// E4M3 with a scale for each 128 elements of a row. This format can also represent checkpoints with a scale for each block of 128 ×
+    /// 128 elements.
     pub const FP8_128: Self = Self::Scaled(Scaled {
         values: Values::E4m3,
         group: Group::Columns(128),
@@ -68,7 +69,8 @@ impl Format {
         group: Group::Columns(128),
     });
 
-    /// Returns a matrix with rows of `columns` elements as it is after it was stored in this format.
+    /// Rounds a matrix with rows of `columns` elements as if it were stored in this format. In [`Format::E4m3`], each row remains divided
+    /// by its scale.
     pub fn round(self, matrix: &[f64], columns: usize) -> Vec<f64> {
         match self {
             Self::Plain(dtype) => {
@@ -94,10 +96,10 @@ impl Format {
     }
 }
 
-/// Returns the scale by which the largest magnitude of a row becomes that of E4M3. It is 1 for a row of zeros.
+/// Returns the divisor that maps the largest magnitude of a row to that of E4M3; 1 for a row of zeros.
 pub fn row_scale(row: &[f32]) -> f32 {
     let largest = row.iter().fold(0.0f32, |most, v| most.max(v.abs()));
-    // A scale below the normal numbers would lose precision.
+    // A subnormal scale would lose precision.
     match largest / e4m3::MAX {
         scale if scale >= f32::MIN_POSITIVE => scale,
         _ => 1.0,
@@ -118,7 +120,7 @@ impl Scaled {
         }
     }
 
-    /// Checks that kernels read values of this kind in groups of this kind.
+    /// Checks that kernels support these values with these groups.
     ///
     /// # Errors
     /// Returns the reason if they do not.

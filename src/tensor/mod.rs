@@ -26,16 +26,16 @@ pub use symbol::Symbol;
 /// The end of a sequence, for models that pool at the end token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SequenceEnd {
-    /// The first token of this id.
+    /// The first token with this id.
     Token(u32),
-    /// The first token of the highest id in the sequence.
+    /// The first token with the highest id in the sequence.
     Highest,
     /// The last token, which must have this id.
     Required(u32),
 }
 
 impl SequenceEnd {
-    /// The index of the token that ends a sequence.
+    /// Returns the index of the token that ends a sequence.
     pub fn place(self, ids: &[u32]) -> Option<usize> {
         let id = match self {
             Self::Token(id) => id,
@@ -45,7 +45,7 @@ impl SequenceEnd {
         ids.iter().position(|&other| other == id)
     }
 
-    /// The id that the last token of a sequence must have.
+    /// Returns the id that the last token of a sequence must have.
     pub fn required(self) -> Option<u32> {
         match self {
             Self::Required(id) => Some(id),

@@ -1,13 +1,13 @@
-//! Matrices of few bits: rounding, and the layout that kernels read.
+//! Matrices of low-bit values: rounding, and the layout that kernels read.
 //!
 //! Packed layout of `[rows, columns]`, with rows padded to a multiple of 8 and columns to a multiple of 128:
 //!
-//! 1. The values in blocks of 64 columns. A block holds all rows, each as 64 bytes (8-bit values) or 32 (4-bit values). Lane
-//!    t of four reads a quarter of a row, which has the values that it holds as the operand of four MMAs of 16 columns: for MMA
-//!    s these are columns 16s + 2t, + 1, + 8 and + 9. A word of E4M3 has them in this order. In a word of 8-bit integers, bytes 0
-//!    and 2 are the first two, and bytes 1 and 3 the others. A word of 4-bit values serves two MMAs, and nibbles i and i + 4 are
-//!    neighbouring columns. So a mask gives two integers in the halves of a register, where the MMA expects them.
-//! 2. The scales: an f32 for each row, or for each group of columns and each row a word: an f32 for E4M3, or
+//! 1. The values, in blocks of 64 columns. A block holds all rows; a row takes 64 bytes (8-bit values) or 32 bytes (4-bit values). Four
+//!    lanes read a row, and lane t reads the quarter t. A quarter contains the lane's operands of four MMAs of 16 columns: for MMA s,
+//!    columns 16s + 2t, + 1, + 8 and + 9. A word of E4M3 has these columns in this order. A word of 8-bit integers has the first two
+//!    columns in bytes 0 and 2, and the others in bytes 1 and 3. A word of 4-bit values serves two MMAs, and its nibbles i and i + 4 are
+//!    neighbouring columns. A mask therefore extracts two integers into the halves of a register, as the MMA expects them.
+//! 2. The scales. If rows share a scale, an f32 for each row. Otherwise, a word for each group of columns and each row: an f32 for E4M3, or
 //!    an f16 and the zero point, a 16-bit integer.
 
 use half::f16;
@@ -28,15 +28,15 @@ const LARGEST: f32 = 15.0;
 pub struct Quantized {
     format: Scaled,
     columns: usize,
-    /// One for each element, row by row. Integers of [`Values::Int8`] are stored plus 128.
+    /// Code of each element, row by row. Codes of [`Values::Int8`] are the integers plus 128.
     codes: Vec<u8>,
     /// Scale and zero point of each group, row by row.
     groups: Vec<(f32, u8)>,
 }
 
 impl Scaled {
-    /// Rounds a matrix with rows of `columns` elements to this format. Int8 and E4M3 scale the largest magnitude of a group to the
-    /// largest value. Int4 spreads its 16 integers from the smallest to the largest element, with 0 between them.
+    /// Rounds a matrix with rows of `columns` elements to this format. Int8 and E4M3 scale the largest magnitude of a group to the largest
+    /// value. Int4 spreads its 16 integers over the range from the smallest to the largest element, which is extended to include 0.
     pub fn quantize(self, matrix: &[f32], columns: usize) -> Quantized {
         let columns = columns.max(1);
         let rows = matrix.par_chunks(columns);
@@ -45,10 +45,10 @@ impl Scaled {
         self.quantize_with(matrix, columns, groups.collect())
     }
 
-    /// Rounds a matrix with rows of `columns` elements to this format, with these scales and zero points of its groups, row by row.
+    /// Rounds a matrix with rows of `columns` elements to this format, with the given scale and zero point of each group, row by row.
     ///
     /// # Panics
-    /// Panics if there is another number of groups.
+    /// Panics if the number of groups does not match the matrix.
     pub fn quantize_with(
         self,
         matrix: &[f32],
@@ -98,7 +98,7 @@ impl Scaled {
         }
     }
 
-    /// Elements of a row of `columns` that share a scale.
+    /// Returns the number of elements that share a scale, in a row of `columns` elements.
     pub fn width(self, columns: usize) -> usize {
         match self.group {
             Group::Row => columns,
@@ -106,7 +106,7 @@ impl Scaled {
         }
     }
 
-    /// Whether kernels can hold this scale of a group without rounding.
+    /// Returns whether the scale of a group is stored without rounding.
     pub fn holds_scale(self, scale: f32) -> bool {
         match (self.values, self.group) {
             (_, Group::Row) | (Values::E4m3, Group::Columns(_)) => true,
@@ -116,7 +116,7 @@ impl Scaled {
         }
     }
 
-    /// Returns the zero point of a group whose codes have this one. That of 8-bit values is always 0.
+    /// Converts a zero point of codes in a checkpoint to the zero point of a group. For 8-bit values, it is always 0.
     pub fn zero_point(self, of_codes: u16) -> u8 {
         match self.values {
             Values::Int8 | Values::E4m3 => 0,
@@ -157,7 +157,7 @@ impl Scaled {
         }
     }
 
-    /// The value of a code before it is scaled.
+    /// Returns the value of a code before scaling.
     fn value(self, code: u8, zero: u8) -> f32 {
         match self.values {
             Values::Int8 => f32::from(code) - 128.0,
@@ -166,7 +166,7 @@ impl Scaled {
         }
     }
 
-    /// The code of the value 0.
+    /// Returns the code of the value 0.
     const fn zero(self) -> u8 {
         match self.values {
             Values::Int8 => 128,
@@ -174,7 +174,7 @@ impl Scaled {
         }
     }
 
-    /// Writes the code of a column of a block into a row of the block.
+    /// Writes an element's code into a row of a block. `column` counts from the first column of the block.
     fn put(self, row: &mut [u8], column: usize, code: u8) {
         let (mma, within) = (column / 16, column % 16);
         let (upper, lane, odd) = (within / 8, within % 8 / 2, within % 2);
@@ -195,8 +195,8 @@ impl Quantized {
         self.values_rounded(|scale| scale)
     }
 
-    /// Returns the matrix as the operand of an MMA of `dtype`: scales of groups of columns, and the elements, which are integers
-    /// times a scale, are rounded to `dtype`. Scales of rows are applied to sums, so that their elements are not rounded.
+    /// Returns the matrix as an operand of MMAs of `dtype`. If groups of columns share a scale, the scales and the scaled elements are
+    /// rounded to `dtype`. If rows share a scale, kernels apply it to the sums, so nothing is rounded.
     pub fn values_in(&self, dtype: DType) -> Vec<f32> {
         match self.format.group {
             Group::Row => self.values(),
@@ -311,7 +311,8 @@ mod tests {
         for format in formats() {
             let got = format.quantize(&matrix, columns).values();
             for (&got, &want) in got.iter().zip(&matrix) {
-                // An eighth of a mantissa for E4M3, half a step of the range for integers, and zero points are rounded, too.
+                // The error is at most a sixteenth of a value in E4M3, and half a step of the range for integers. Rounded zero points
+                // increase it for 4-bit integers.
                 let bound = match format.values {
                     Values::Int8 => 0.6 / 254.0 * 1.01,
                     Values::E4m3 => want.abs() / 16.0 + 0.6 / 448.0 / 1024.0,
@@ -324,7 +325,7 @@ mod tests {
 
     #[test]
     fn quantized_values_stay_as_they_are() {
-        // The range of a group of 4-bit integers may shrink by rounding.
+        // 4-bit integers are excluded, because rounding may shrink the range of a group.
         for format in formats().into_iter().filter(|format| format.bits() == 8) {
             let once = format.quantize(&matrix(3, 130), 130).values();
             let twice = format.quantize(&once, 130).values();

@@ -13,10 +13,10 @@ pub enum Symbol {
     Longest,
     /// Sum of the squared sequence lengths.
     Pairs,
-    /// Number of values for one value per row of scores and tile of keys: at least the sum over the
-    /// sequences of length · ⌈length / 128⌉; see [`Extents::key_tiles`](super::Extents::key_tiles).
+    /// Size of a tensor with one value for each row of scores and each tile of keys. It is at least the sum of length · ⌈length / 128⌉ over
+    /// the sequences; see [`Extents::key_tiles`](super::Extents::key_tiles).
     KeyTiles,
-    /// Total number of keys: the tokens of the batch and the cached ones before them.
+    /// Total number of keys: the tokens of the batch, and the cached tokens before them.
     Slots,
     /// Number of blocks in the pool of the cache.
     Blocks,
@@ -24,7 +24,7 @@ pub enum Symbol {
     SourceSlots,
     /// Number of pairs of a token and a key of its sequence's source.
     SourcePairs,
-    /// Rows of one launch. Only kernels use it; a program binds it to another size.
+    /// Rows of one launch. Only kernels use this symbol; a program binds it to another size.
     Rows,
 }
 

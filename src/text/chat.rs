@@ -1,4 +1,4 @@
-//! Chat templates, which write a conversation as the prompt of a checkpoint.
+//! Chat templates, which render a conversation as a prompt for the model of a checkpoint.
 
 mod jinja;
 mod message;
@@ -16,15 +16,15 @@ pub use self::{
 use super::{TextError, contain::contain};
 use crate::runtime::weights::ModelFiles;
 
-/// Limits of one rendering: several times the default maximum body of a server, and about a second of work.
+/// Limits of one rendering. The memory is several times the default maximum size of a request's body, and the steps take about a second.
 const LIMITS: Limits = Limits {
     bytes: 96 << 20,
     steps: 1 << 23,
     depth: 2000,
 };
-/// Stack size of the thread that parses and renders, for the maximum depth. Untouched pages take no memory.
+/// Stack size of the thread that parses and renders, sufficient for the maximum depth. Untouched pages take no memory.
 const STACK: usize = 64 << 20;
-/// Names of separate parameters, which are not allowed in `kwargs`.
+/// Template variables with parameters of their own. `kwargs` must not contain them.
 const RESERVED: [&str; 7] = [
     "messages",
     "conversation",
@@ -53,8 +53,8 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Loads the template of a checkpoint folder: `chat_template.jinja`, or else `chat_template` in `tokenizer_config.json`.
-    /// If it names several templates, `default` is used, and `tool_use` for conversations with tools. Rendering follows
+    /// Loads the template of a checkpoint folder: `chat_template.jinja`, or else `chat_template` in `tokenizer_config.json`. If there are
+    /// several named templates, `tool_use` is used for conversations with tools, and `default` for all others. Rendering follows
     /// transformers' `apply_chat_template`.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl ChatTemplate {
         self.render_with(messages, &ChatOptions::default())
     }
 
-    /// Whether the template writes tools that the model may call.
+    /// Returns whether the template renders the tools that the model may call.
     pub fn takes_tools(&self) -> bool {
         let mut all = self.default.iter().chain(&self.tool_use);
         all.any(|template| template.mentions("tools"))
@@ -193,7 +193,8 @@ impl ChatTemplate {
         }
     }
 
-    /// Renders messages of any form, with other variables of the template. By default no generation prompt is added.
+    /// Renders messages of any form. `options` are other variables of the template. By default, there are no tools, and no generation
+    /// prompt is added.
     ///
     /// # Errors
     /// Returns the errors of [`render`](Self::render).
@@ -272,7 +273,7 @@ fn cut_after(last: &str, text: &str) -> Result<String, TextError> {
         param: "continue_final_message",
         problem: "`continue_final_message` is true, and the chat template does not write the last message unchanged; send a message that it leaves unchanged, or omit the option".to_owned(),
     })?;
-    // A template that strips the message also strips the end of the mark.
+    // If the template strips the message, it also strips the space at the end of the mark.
     Ok(match text[at..].starts_with(TAG) {
         true => text[..at].to_owned(),
         false => text[..at].trim_end().to_owned(),

@@ -1,23 +1,23 @@
-//! Inputs of models that read conversations, as sentence-transformers' Transformer converts texts and pairs for a folder with
-//! messages in `modality_config`.
+//! Conversion of texts and pairs to conversations, for models whose folder has messages in `modality_config`. Follows the Transformer of
+//! sentence-transformers.
 
 use std::sync::OnceLock;
 
 use super::{ChatTemplate, Folder, Input, Json, TextError};
 
-/// A chat template that writes every input.
+/// Renders all inputs of a model with its chat template.
 pub(super) struct Conversation {
     template: ChatTemplate,
     /// Whether a message's content is a list of parts, one of which is the text.
     has_parts: bool,
     /// Variables that the folder sets for the template.
     options: Vec<(String, Json)>,
-    /// Whether the template writes both texts of a pair; checked at the first pair.
+    /// `Ok` if the template includes both texts of a pair, otherwise the names of the omitted texts. Checked at the first pair.
     takes_pairs: OnceLock<Result<(), &'static str>>,
 }
 
 impl Conversation {
-    /// Returns `None` if the folder's model reads plain texts.
+    /// Loads the chat template of a folder; `None` if its model reads plain texts.
     ///
     /// # Errors
     /// Returns an error if the folder uses messages and has no template.

@@ -43,13 +43,13 @@ pub struct TextEncoder {
     has_segments: bool,
     /// Whether the model generates text, and therefore does not take pairs.
     writes: bool,
-    /// The end-of-sequence token, if the model knows it.
+    /// End-of-sequence token, if the model has one.
     end: Option<SequenceEnd>,
     /// Whether spaces before punctuation are removed from decoded texts.
     cleans_up: bool,
     /// Conversion of texts to a conversation, if the model reads conversations.
     conversation: Option<Conversation>,
-    /// Languages that the tokenizer marks, if there are any.
+    /// Languages with tokens of their own; `None` if the tokenizer has none.
     languages: Option<Languages>,
     /// Tokens and tokenizers of a late-interaction model.
     late: Option<Late>,
@@ -101,7 +101,7 @@ impl TextEncoder {
         let file = folder.files().name(NAME);
         let Some(json) = folder.files().text(NAME, Kind::Tokenizer)? else {
             if !folder.adds_special() {
-                // Only the other format has tokens of its own to add.
+                // Tokenizers in other formats always add special tokens, and this model has none.
                 return Err(folder.files().missing(NAME).into());
             }
             return Self::of_pieces(folder, cuts);
@@ -215,8 +215,8 @@ impl TextEncoder {
         .collect()
     }
 
-    /// Returns the token ids of a text that contains its special tokens, such as the output of a
-    /// [`ChatTemplate`](super::ChatTemplate). None are added.
+    /// Returns the token ids of a text that contains its special tokens, such as the output of a [`ChatTemplate`](super::ChatTemplate). No
+    /// special tokens are added.
     ///
     /// # Errors
     /// Returns an error if the tokenizer refuses a text or panics on it.
@@ -255,7 +255,7 @@ impl TextEncoder {
         encoded
     }
 
-    /// Whether a token has this id.
+    /// Returns whether a token has this id.
     pub fn knows(&self, id: u32) -> bool {
         match &self.tokenizer {
             Coder::Json(tokenizer, _) => tokenizer.id_to_token(id).is_some(),
@@ -306,8 +306,8 @@ impl TextEncoder {
         })
     }
 
-    /// Returns the text that a token adds after another one, including special tokens. Some tokenizers drop a space at the
-    /// beginning of a text, so the token is not decoded on its own.
+    /// Returns the text that the token `id` adds after the token `before`, including special tokens. The tokens are decoded together,
+    /// because some tokenizers drop a space at the beginning of a text.
     ///
     /// # Errors
     /// Returns the errors of [`decode`](Self::decode).
@@ -319,7 +319,7 @@ impl TextEncoder {
         let both = self.decode_with(&[before, id], false)?;
         Ok(match both.strip_prefix(&first) {
             Some(text) => text.to_owned(),
-            // Both tokens are parts of one character.
+            // The two tokens are parts of one character.
             None => self.decode_with(&[id], false)?,
         })
     }
@@ -352,13 +352,13 @@ impl TextEncoder {
         }
     }
 
-    /// Tokenizes pairs of a query and a document, for a cross-encoder. The prompt is put before the query. If a pair is too
-    /// long, the longer text is cut first. For a model that reads conversations, the chat template writes each pair as one
-    /// text, whose end is cut except for the template's own last tokens.
+    /// Tokenizes pairs of a query and a document, for a cross-encoder. The prompt is put before the query. If a pair is too long, the
+    /// longer text is cut first. For a model that reads conversations, the chat template writes each pair as one text. If this text is too
+    /// long, its end is cut, and the template's own last tokens are kept.
     ///
     /// # Errors
-    /// Returns the errors of [`encode_with`](Self::encode_with), and an error if the model generates text or the
-    /// template omits a text of a pair.
+    /// Returns the errors of [`encode_with`](Self::encode_with), and an error if the model generates text or the template omits a text of a
+    /// pair.
     pub fn encode_pairs<S: AsRef<str>>(
         &self,
         pairs: &[(S, S)],
@@ -451,8 +451,8 @@ impl TextEncoder {
         }
     }
 
-    /// Tokenizes a text written by the chat template. If it is cut, its last tokens are replaced by the template's own
-    /// ending, which tells the model to respond.
+    /// Tokenizes a text written by the chat template. If the text is cut, its last tokens are replaced by the last tokens of the template,
+    /// which tell the model to respond.
     fn written_down(
         &self,
         conversation: &Conversation,
@@ -475,7 +475,7 @@ impl TextEncoder {
                 let encode = || self.unlimited().encode_fast(EncodeInput::from(text), false);
                 Ok::<_, TextError>(self.contained(index, encode)?.get_ids().to_vec())
             };
-            // The common suffix of two texts without common tokens comes from the template.
+            // The two texts have no tokens in common, so their common suffix comes from the template.
             let (one, other) = (whole("0")?, whole("1 2 3 4")?);
             let pairs = one.iter().rev().zip(other.iter().rev());
             let same = pairs.take_while(|(a, b)| a == b).count();
@@ -509,7 +509,7 @@ impl TextEncoder {
             && encoding.len() == limit.max_length
             && !is_cut
         {
-            // The tokenizers crate stops at the limit, and does not report the rest if no token is added after it.
+            // The tokenizers crate stops at the limit. If no token is added after the text, it does not report the overflow.
             let input = input.clone();
             let whole =
                 self.contained(index, || self.unlimited().encode_fast(input, adds_special))?;

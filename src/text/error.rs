@@ -17,7 +17,7 @@ pub enum TextError {
     Config { file: PathBuf, problem: String },
     #[error("`{file}` has no usable chat template: {problem}")]
     ChatTemplate { file: PathBuf, problem: String },
-    /// A conversation, or one of its options, that the chat template does not write; `param` names which.
+    /// The chat template cannot render a conversation, or one of its options is invalid. `param` names the parameter.
     #[error("{problem}")]
     Conversation {
         param: &'static str,
@@ -85,7 +85,7 @@ pub enum TextError {
     NoLanguage {
         side: LanguageSide,
         name: String,
-        /// The nearest languages; empty if the tokenizer has none.
+        /// The languages with the most similar names; empty if the tokenizer has no languages.
         near: Vec<String>,
     },
     #[error(
@@ -137,7 +137,7 @@ impl std::fmt::Display for LanguageSide {
 }
 
 impl TextError {
-    /// Replaces the index of a text that was tokenized on its own.
+    /// Sets the index of the text in an error. Used for texts that are tokenized one by one.
     pub(crate) fn of_text(self, index: usize) -> Self {
         match self {
             Self::Text { problem, .. } => Self::Text { index, problem },

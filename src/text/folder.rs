@@ -1,9 +1,9 @@
 //! A published checkpoint folder: the contents of its JSON files.
 //!
-//! Hugging Face's transformers writes `config.json` and `tokenizer_config.json`. sentence-transformers adds `modules.json`, a
-//! folder for each module, `sentence_…_config.json` and `config_sentence_transformers.json`. Which keys are read and which
-//! file takes precedence follows `SentenceTransformer(DIR)` and `CrossEncoder(DIR)` of version 6.2. A setting that gemmule
-//! does not support is an error that names it.
+//! Hugging Face's transformers writes `config.json` and `tokenizer_config.json`. sentence-transformers adds `modules.json`, a folder for
+//! each module, `sentence_…_config.json` and `config_sentence_transformers.json`. The keys that are read, and the precedence of files, are
+//! those of `SentenceTransformer(DIR)` and `CrossEncoder(DIR)` of version 6.2. A setting that gemmule does not support is an error that
+//! names it.
 
 mod config;
 mod json;
@@ -54,14 +54,14 @@ pub struct Folder {
     root: ModelFiles,
     /// Files of the transformer.
     trunk: ModelFiles,
-    /// `None` without config.json. A compiled model does not need it.
+    /// `None` without config.json, which a compiled model does not need.
     config: Option<Value>,
     /// `None` in a folder without `modules.json`, or with the transformer as its only module.
     modules: Option<Vec<Module>>,
-    /// The pipeline of a Router that is loaded.
+    /// The loaded pipeline of a Router.
     route: Option<Route>,
-    /// Whether the model is a table with a vector for each token. Its tokenizer adds no special tokens, and only tokenizer.json has
-    /// settings of it.
+    /// Whether the model is a table with a vector for each token. Its tokenizer adds no special tokens, and tokenizer.json has all settings
+    /// of the tokenizer.
     is_static: bool,
     /// Whether pooling includes the tokens of the prompt.
     pools_prompt: bool,
@@ -70,7 +70,7 @@ pub struct Folder {
     /// Settings that take precedence over tokenizer_config.json.
     tokenizer: Map<String, Value>,
     prompts: Vec<(String, String)>,
-    /// Number of prompts, at the beginning of the list, that no file of the folder defines.
+    /// Number of leading prompts that no file of the folder defines.
     n_implicit_prompts: usize,
     default_prompt: Option<String>,
     /// Text of a default prompt that replaces the folder's own.
@@ -98,7 +98,7 @@ pub(super) struct Inputs {
     pub(super) has_segments: bool,
     /// Whether the model generates text, and therefore does not take pairs.
     pub(super) writes: bool,
-    /// The end-of-sequence token, if the model knows it.
+    /// End-of-sequence token, if the model has one.
     pub(super) end: Option<SequenceEnd>,
 }
 
@@ -242,8 +242,8 @@ impl Folder {
         self.late.as_ref()
     }
 
-    /// Returns how the max products of a query's tokens become a score: their sum (PyLate), or their mean if the folder has no settings
-    /// of late interaction and only its description has vectors of tokens (FlagEmbedding).
+    /// Returns the reduction of a query's max products to a score: their sum (PyLate). It is their mean if the folder has no settings for
+    /// late interaction, and only its description has token vectors (FlagEmbedding).
     pub fn late_score(&self) -> LateScore {
         match &self.late {
             Some(_) => LateScore::Sum,
@@ -332,7 +332,7 @@ impl Folder {
         }
     }
 
-    /// Returns the tokens of these names in `tokenizer_config.json`.
+    /// Returns the tokens that `tokenizer_config.json` assigns to `names`.
     pub(super) fn special_tokens(&self, names: &[&str]) -> Result<Vec<String>, TextError> {
         let config = self.tokenizer_config()?;
         let values = names.iter().filter_map(|name| config.get(name));
@@ -373,7 +373,7 @@ impl Folder {
         TokenizerSettings::new(self.tokenizer_config()?, map, self.config.as_ref())
     }
 
-    /// Returns the first tokenizer setting in sentence-transformers' files, except for the length of texts.
+    /// Returns the key of the first tokenizer setting in sentence-transformers' files that does not concern the length of texts.
     pub(super) fn tokenizer_argument(&self) -> Option<&str> {
         let mut keys = self.tokenizer.keys().map(String::as_str);
         keys.find(|key| !["model_max_length", "truncation_side"].contains(key))
@@ -415,7 +415,8 @@ impl Folder {
                     return Err(TextError::Folder { file, problem });
                 }
                 "WeightedLayerPooling" => {
-                    // Otherwise the Transformer gives the module no states of layers, and it changes nothing.
+                    // Without this setting, the Transformer does not pass the hidden states of layers to the module, so the module has no
+                    // effect.
                     let key = "output_hidden_states";
                     let gives = self.config.as_ref().and_then(|config| config.get(key));
                     if gives != Some(&Value::Bool(true)) {
@@ -455,7 +456,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Reads what a folder without `modules.json` has in its place.
+    /// Reads the late interaction or the pooling of a folder without `modules.json`.
     fn read_without_modules(&mut self) -> Result<(), TextError> {
         match LateInteraction::of_stanford(&self.root, self.config.as_ref())? {
             Some((late, modules)) => {

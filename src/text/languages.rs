@@ -8,27 +8,27 @@ use crate::names;
 /// Max number of names in an error.
 const MAX_NEAR: usize = 3;
 
-/// Languages that a tokenizer has tokens for, and the positions of these tokens.
+/// Languages that have tokens in a tokenizer, and the positions of these tokens.
 #[derive(Clone, Debug)]
 pub(super) struct Languages {
-    /// Ids of the tokens, by the name of the language.
+    /// Token ids by the name of the language.
     pub(super) ids: BTreeMap<String, u32>,
     pub(super) places: Places,
 }
 
-/// Positions of the tokens of languages.
+/// Positions of language tokens.
 #[derive(Clone, Debug)]
 pub(super) enum Places {
-    /// The source is marked with its language, and a translation begins with the token of its own.
+    /// The source has the token of the source language, and the translation begins with the token of the target language.
     Both {
         source: SourcePlace,
         /// End token of a source.
         end: u32,
         target: TargetPlace,
     },
-    /// A source begins with the token of the target's language.
+    /// The source begins with the token of the target language.
     InSource {
-        /// Languages of the folder's settings, which have no tokens.
+        /// Source and target language in the folder's settings. They have no tokens.
         source: Option<String>,
         target: Option<String>,
     },
@@ -50,12 +50,12 @@ pub(super) enum TargetPlace {
     Start,
 }
 
-/// Languages of a translation, as tokens.
+/// Language tokens of a translation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LanguagePair {
-    /// Token that marks the source instead of that of the folder's settings.
+    /// Language token of the source, if it is not the language in the folder's settings.
     pub(super) source: Option<u32>,
-    /// Token before the tokens of a source.
+    /// Token that is put before the tokens of a source.
     pub(super) before: Option<u32>,
     /// Start token of the decoder, if the language selects it.
     pub decoder_start: Option<u32>,
@@ -64,7 +64,7 @@ pub struct LanguagePair {
 }
 
 impl Languages {
-    /// Returns the tokens of a pair of languages; `None` selects the language of the folder's settings.
+    /// Returns the tokens of a pair of languages; `None` selects the language in the folder's settings.
     ///
     /// # Errors
     /// Returns an error if the tokenizer does not know the language or cannot mark it.
@@ -106,7 +106,7 @@ impl Languages {
         Ok(pair)
     }
 
-    /// Whether a token is that of a language.
+    /// Returns whether a token is a language token.
     pub(super) fn has(&self, id: u32) -> bool {
         self.ids.values().any(|&known| known == id)
     }

@@ -1,6 +1,6 @@
-//! Tokenizers published as SentencePiece models with a `vocab.json` of ids, for which transformers has no tokenizer.json:
-//! models for one language pair (`source.spm`) and for many languages (`sentencepiece.bpe.model`). Others can be converted to
-//! a tokenizer.json with one line of Python, which the error for a folder without one contains.
+//! Tokenizers published as a SentencePiece model with a `vocab.json` of ids: models for one language pair (`source.spm`) and for many
+//! languages (`sentencepiece.bpe.model`). transformers writes no tokenizer.json for them. Other SentencePiece models can be converted to a
+//! tokenizer.json with one line of Python. The error for a folder without tokenizer.json contains this line.
 
 mod pieces;
 
@@ -32,7 +32,7 @@ pub(super) struct SentencePiece {
     model: std::sync::Arc<Model>,
     ids: HashMap<String, u32>,
     texts: HashMap<u32, String>,
-    /// Id of pieces that have none.
+    /// Id of pieces without an id of their own.
     unknown: u32,
     /// Special tokens, which are matched before all others, longest first.
     specials: Vec<Special>,
@@ -48,9 +48,9 @@ pub(super) struct SentencePiece {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kinds {
-    /// A vocabulary of two languages. A text may begin with the code of a target language in `>>` and `<<`.
+    /// A vocabulary of two languages. A text may begin with the code of a target language, enclosed in `>>` and `<<`.
     Pair,
-    /// A vocabulary of many languages. The language tokens have the ids after it.
+    /// A vocabulary of many languages. The ids of the language tokens follow those of the vocabulary.
     Many,
 }
 
@@ -387,7 +387,7 @@ impl SentencePiece {
                 },
             },
         };
-        // The first of several tokens with equal text is kept, which is the folder's own.
+        // If several tokens have equal text, the first is kept, which is the folder's own.
         specials.sort_by(|a, b| (b.text.len(), &a.text).cmp(&(a.text.len(), &b.text)));
         specials.dedup_by(|later, first| later.text == first.text);
         Ok(Self {
@@ -419,7 +419,7 @@ impl SentencePiece {
         &self.languages
     }
 
-    /// Returns the tokens of the beginning of a translation, without special tokens around them.
+    /// Tokenizes the beginning of a translation, without special tokens around it.
     pub(super) fn prefix(&self, text: &str) -> Vec<u32> {
         match &self.target {
             Some(target) => {

@@ -13,20 +13,20 @@ pub struct StreamDecoder {
     pub stopped: bool,
     /// Tokens that are decoded again together with new ones, since the text of a token depends on the tokens before it.
     context: Range<usize>,
-    /// The text of these tokens alone.
+    /// The text of the context tokens, decoded alone.
     context_text: String,
     /// Length of the text of all tokens up to the end of the context, in bytes.
     settled: usize,
-    /// Tokens of the prompt, as long as the context begins with them.
+    /// Last tokens of the prompt. Empty once the context no longer includes them.
     before: Vec<u32>,
 }
 
-/// Maximum number of the prompt's last tokens that are decoded with the first new ones.
+/// Maximum number of the prompt's last tokens that are decoded with the first new tokens.
 const BEFORE: usize = 8;
 
 impl StreamDecoder {
-    /// Creates the text after a prompt. SentencePiece decoders drop the space at the beginning of a text, which must be kept
-    /// after a prompt.
+    /// Creates a decoder for the text after a prompt. The last tokens of the prompt are decoded together with the first new tokens, because
+    /// SentencePiece decoders drop a space at the beginning of a text.
     ///
     /// # Errors
     /// Returns the errors of `decode`.
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(text("one EN").ready(&stops), 4);
         assert_eq!(text("one ENt").ready(&stops), 7);
         assert_eq!(text("é\u{fffd}").ready(&stops), 2);
-        // The rest of a stop string may arrive as parts of a character.
+        // The end of a stop string may arrive in tokens that are parts of a character.
         assert_eq!(text("one a\u{fffd}\u{fffd}").ready(&["aé".to_owned()]), 4);
     }
 

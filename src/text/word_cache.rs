@@ -66,8 +66,8 @@ impl WordCache {
         })
     }
 
-    /// Tokenizes an input with `tokenizer`, which must be that of the cache. Returns ids and overflow without token
-    /// names and offsets; `None` if the tokenizer needs the whole input.
+    /// Tokenizes an input. `tokenizer` must be the one for which the cache was created. Returns ids and overflow without token names and
+    /// offsets, or `None` if the input cannot be tokenized word by word.
     ///
     /// # Errors
     /// Returns the errors of the tokenizer.
@@ -95,15 +95,15 @@ impl WordCache {
         // The tokenizers crate truncates and adds special tokens.
         let is_pair = second.is_some();
         let whole = tokenizer.post_process(encoding(first, 0), second, adds_special)?;
-        // If a pair is too long, the crate stops tokenizing before it compares the lengths, and cuts elsewhere.
+        // For a pair that is too long, the crate stops tokenizing at the limit before it compares the lengths of the texts, and then cuts
+        // other tokens.
         let cuts_a_pair = is_pair && !whole.get_overflowing().is_empty();
         Ok((!cuts_a_pair).then_some(whole))
     }
 
     /// Returns the token ids of a text, without special tokens.
     fn ids(&self, tokenizer: &Tokenizer, text: &str) -> tokenizers::Result<Option<Vec<u32>>> {
-        // BERT's normalizer turns each of these into a space, and removes other ASCII characters that Unicode counts as
-        // spaces.
+        // BERT's normalizer turns these characters into spaces. It removes other ASCII characters that Unicode counts as spaces.
         let words = text
             .split([' ', '\t', '\n', '\r'])
             .filter(|w| !w.is_empty());
@@ -128,15 +128,15 @@ impl WordCache {
         Ok(Some(ids))
     }
 
-    /// Tokenizes words and adds them to the cache; `None` if not all of them were tokenized. They are tokenized as one text,
-    /// since a call of the tokenizer costs as much as several words.
+    /// Tokenizes words and adds them to the cache; `None` if not all of them were tokenized. The words are joined to one text, since a call
+    /// of the tokenizer costs as much as tokenizing several words.
     fn learn(
         &self,
         tokenizer: &Tokenizer,
         words: &[&str],
     ) -> tokenizers::Result<Option<Vec<Vec<u32>>>> {
         let made = tokenizer.encode(words.join(" "), false)?;
-        // The crate stops at the limit, and does not always report it.
+        // The crate stops at the limit, and does not always report that it did.
         let stopped = tokenizer.get_truncation();
         let stopped = stopped.filter(|limit| made.len() >= limit.max_length);
         let mut ids = vec![Vec::new(); words.len()];
@@ -164,7 +164,7 @@ impl WordCache {
     }
 }
 
-/// Whether the normalized form of a text is that of its words, separated by spaces.
+/// Returns whether the normalized form of a text consists of the normalized forms of its words, separated by spaces.
 fn is_local(normalizer: &NormalizerWrapper) -> bool {
     match normalizer {
         NormalizerWrapper::BertNormalizer(_) | NormalizerWrapper::Lowercase(_) => true,
@@ -293,7 +293,7 @@ mod tests {
                         prop_assert_eq!(seen(&ours), seen(&whole));
                         prop_assert_eq!(!ours.get_overflowing().is_empty(), is_cut);
                     }
-                    // A single word exceeds the limit, or a pair does.
+                    // Either a single word or a pair exceeds the limit.
                     None => prop_assert!(limit.is_some()),
                 }
             }

@@ -1,4 +1,4 @@
-//! `gemmule bench costs`: writes an estimated table of costs for `gemmule simulate` and `gemmule serve --costs`.
+//! `gemmule bench costs`: writes an estimated cost table for `gemmule simulate` and `gemmule serve --costs`.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -15,7 +15,7 @@ use crate::{DType, measure::estimated_costs};
 pub(in crate::cli) struct Args {
     #[command(flatten)]
     model: Model,
-    /// Add up the estimates of --card's cost model for a run's launches; `gemmule serve --write-costs` measures
+    /// Add up the launch times that --card's cost model estimates for a run; `gemmule serve --write-costs` measures instead
     #[arg(long, required = true)]
     estimated: bool,
     #[arg(long, default_value = "f16")]
@@ -30,7 +30,7 @@ pub(in crate::cli) struct Args {
 pub(in crate::cli) fn run(args: Args) -> Outcome {
     let machine = args.card.machine(&[])?;
     let compiled = args.model.compile_for(args.dtype, machine.clone())?;
-    // A description may have models of several sizes.
+    // A description may belong to models of several sizes.
     let dims = compiled.model.dims.iter();
     let dims: Vec<String> = dims.map(|(name, n)| format!("{name} {n}")).collect();
     let about = format!("{} ({})", compiled.model.name, dims.join(", "));

@@ -1,4 +1,4 @@
-//! `gemmule bench encoder`: times runs from token ids to last hidden state on sets of sequence lengths.
+//! `gemmule bench encoder`: times runs on sets of sequence lengths, from token ids to last hidden state.
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -24,18 +24,18 @@ pub struct Args {
     /// Sets of sequence lengths as JSON, {"encoder": [{"name": …, "lens": […]}, …]}, instead of the built-in ones
     #[arg(long, value_name = "FILE")]
     workloads: Option<PathBuf>,
-    /// Names of the sets to time; by default all
+    /// Names of the sets to time; all by default
     #[arg(long, value_delimiter = ',')]
     sets: Vec<String>,
     #[command(flatten)]
     pub scan: Scan,
-    /// Write one row per set: set, tokens, ms, …
+    /// Write a JSON file with a row per set: set, tokens, ms, …
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     #[arg(long, default_value_t = 8)]
     pub warm_up: usize,
-    /// Milliseconds of rest before each set and each peer. Under sustained load a card reaches its power limit and lowers its clock,
-    /// so earlier sets would slow down later ones
+    /// Milliseconds of rest before each set and each peer. Under sustained load a card reaches its power limit and lowers its clock, so
+    /// earlier sets would slow down later sets
     #[arg(long, value_name = "MS", default_value_t = 500)]
     rest_ms: u64,
     #[arg(long, default_value_t = 60, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
@@ -45,14 +45,14 @@ pub struct Args {
     pub rounds: usize,
 }
 
-/// An engine that has produced its first result, with the sets to time.
+/// An engine that has produced its first result, and the sets to time.
 pub struct Ready {
     pub engine: Engine,
-    /// Sets within the model's position table.
+    /// Sets that fit the model's position table.
     pub sets: Vec<Set>,
-    /// A line about each skipped set.
+    /// A line of text about each skipped set.
     skipped: Vec<String>,
-    /// Time of the first result, as text.
+    /// Line of text about the time of the first result.
     started: String,
 }
 
@@ -62,7 +62,7 @@ pub struct Row {
     pub set: String,
     pub tokens: u64,
     pub ms: f64,
-    /// Microseconds of host time, from the batch to the last enqueued launch.
+    /// Microseconds that the host takes from the batch to the last enqueued launch.
     pub host_us: Option<f64>,
     /// Bytes of intermediate tensors.
     #[serde(skip)]
@@ -85,7 +85,7 @@ pub(super) fn run(args: Args) -> Outcome {
 }
 
 impl Args {
-    /// Builds the engine, reads the sets, and runs the first one once.
+    /// Builds the engine, reads the sets, and runs the first set once.
     pub fn prepare(&self) -> Result<Ready, Report> {
         let sets = match self.scan.sets() {
             Some(sets) => sets,
@@ -105,20 +105,20 @@ impl Args {
         })
     }
 
-    /// Outputs to compute; by default the last hidden state.
+    /// Returns the outputs to compute: the requested ones, or else the last hidden state.
     fn outputs(&self) -> Vec<String> {
         let usual = || vec!["last_hidden_state".to_owned()];
         self.model.outputs().unwrap_or_else(usual)
     }
 
-    /// Returns the config.json with the model's sizes.
+    /// Returns the config.json that contains the model's sizes.
     pub fn config(&self) -> Result<Value, EngineError> {
         self.model.config()
     }
 }
 
 impl Ready {
-    /// Returns for each set the median over its rounds of the median over its runs.
+    /// Times all sets. The time of a set is the median over its rounds, and the time of a round is the median over its runs.
     pub fn time(&self, args: &Args) -> Result<Vec<Row>, Report> {
         let mut session = self.engine.session()?;
         let bars = Bars::new();
@@ -147,8 +147,8 @@ impl Ready {
         Ok(rounds.into_iter().map(median).collect())
     }
 
-    /// Describes the measurement: its parameters and kernels, the time of the first result, and the skipped sets. `beside` is appended
-    /// to the first line.
+    /// Describes the measurement: its parameters, how kernels were chosen, the time of the first result, and the skipped sets. `beside` is
+    /// appended to the first line.
     pub fn in_words<'a>(
         &self,
         args: &Args,
@@ -199,7 +199,7 @@ impl Row {
     }
 }
 
-/// Runs a set once, and describes how long after the start of the process its result was there.
+/// Runs a set once, and describes how long after the start of the process its result was available.
 fn first_result(engine: &Engine, set: &Set) -> Result<String, Report> {
     engine.session()?.run(&set.batch(&engine.limits())?)?;
     let seconds = since_start().as_secs_f64();
@@ -218,7 +218,7 @@ fn first_result(engine: &Engine, set: &Set) -> Result<String, Report> {
     ))
 }
 
-/// Splits sets into those within the model's position table, and lines about the others.
+/// Splits sets into those that fit the model's position table, and lines of text about the others.
 fn served(sets: Vec<Set>, limit: Option<u32>) -> (Vec<Set>, Vec<String>) {
     let limit = limit.unwrap_or(u32::MAX);
     let (served, longer): (Vec<Set>, Vec<Set>) =
@@ -233,7 +233,7 @@ fn served(sets: Vec<Set>, limit: Option<u32>) -> (Vec<Set>, Vec<String>) {
     (served, skipped.collect())
 }
 
-/// Describes the batch with the largest excess over the time of a larger batch; `None` if no batch takes longer than a larger one.
+/// Describes the batch that takes the most time relative to a larger batch; `None` if no batch takes longer than a larger one.
 fn slower_than_larger<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Option<String> {
     let rows: Vec<&Row> = rows.into_iter().collect();
     let pairs = rows

@@ -20,7 +20,7 @@ use crate::{
 pub(in crate::cli) struct Args {
     #[command(flatten)]
     model: Runnable,
-    /// Number of sequences generated at the same time
+    /// Number of sequences that are generated at the same time
     #[arg(
         long,
         value_delimiter = ',',
@@ -28,7 +28,7 @@ pub(in crate::cli) struct Args {
         default_value = "1,32,128"
     )]
     batch: Vec<usize>,
-    /// Tokens of each prompt, or of each source of an encoder-decoder model
+    /// Tokens per prompt, or per source text for an encoder-decoder model
     #[arg(long, value_name = "N", default_value_t = 32)]
     prompt_tokens: usize,
     /// New tokens of each sequence
@@ -37,16 +37,16 @@ pub(in crate::cli) struct Args {
     /// Take the most probable token instead of sampling
     #[arg(long)]
     greedy: bool,
-    /// Sample from at most N of the most probable tokens; 0 for all
+    /// Sample from the N most probable tokens; 0 for all
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = up_to(MAX_TOKENS))]
     top_k: usize,
-    /// Sample from the most probable tokens with this total probability
+    /// Sample from the most probable tokens whose probabilities add up to this
     #[arg(long, value_name = "P", default_value_t = 0.9)]
     top_p: f32,
-    /// Use beam search with N beams for each sequence
+    /// Use beam search with N beams per sequence
     #[arg(long, value_name = "N", value_parser = up_to(Beams::MAX), conflicts_with = "greedy")]
     beams: Option<usize>,
-    /// Also time the step's kernels by class, halfway through the generation
+    /// Also time the kernels of a step by class, halfway through the generation
     #[arg(long)]
     classes: bool,
     /// Write all times to this file
@@ -60,28 +60,28 @@ struct Row {
     batch: usize,
     prompt_tokens: usize,
     new: usize,
-    /// For beam search. The next two are for sampling.
+    /// Used for beam search. The next two fields are used for sampling.
     #[serde(skip_serializing_if = "Option::is_none")]
     beams: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     top_k: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     top_p: Option<f32>,
-    /// Time until all tokens are there.
+    /// Time until all tokens have been generated.
     whole_ms: f64,
-    /// Time until every prompt has its first new token, or beam search its first step.
+    /// Time until every prompt has its first new token, or until the first step of beam search.
     first_ms: f64,
-    /// Median time of a step of one token for each sequence.
+    /// Median time of a step, which generates one token per sequence.
     step_ms: f64,
     slowest_ms: f64,
     tokens_per_second: f64,
     cache_bytes: u64,
-    /// Milliseconds of a step's kernels by class. `choosing` is the rest of the step.
+    /// Milliseconds of a step's kernels by class. The class `choosing` is the remaining time of the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     classes: Option<BTreeMap<&'static str, f64>>,
 }
 
-/// Numbers of timed runs and of warm-up runs for the kernels of a step.
+/// Number of timed runs, and number of warm-up runs, for the kernels of a step.
 const RUNS: (usize, usize) = (20, 4);
 
 /// Times a step's kernels by class.
@@ -99,18 +99,18 @@ fn classes(
     Ok(shares.chain([("choosing", choosing)]).collect())
 }
 
-/// Times of a generation with several sequences, in milliseconds.
+/// Times in milliseconds of generating several sequences at the same time.
 pub(super) struct Together {
     whole_ms: f64,
     first_ms: f64,
     /// Steps in which all sequences took part.
     steps_ms: Vec<f64>,
-    /// Numbers of sequences, prompt tokens and new tokens.
+    /// Number of sequences, prompt tokens and new tokens.
     of: [usize; 3],
 }
 
 impl Together {
-    /// Returns median and max of the steps in which all sequences took part.
+    /// Returns the median and the max time of the steps in which all sequences took part.
     pub(super) fn step_ms(&self) -> Result<(f64, f64), Report> {
         let mut steps = self.steps_ms.clone();
         steps.sort_by(f64::total_cmp);
@@ -124,7 +124,7 @@ impl Together {
     }
 }
 
-/// Generates tokens for several prompts at the same time. The generator must have room for them, and be idle.
+/// Generates tokens for several prompts at the same time. The generator must be idle and have room for all prompts.
 pub(super) fn write(
     generator: &mut Generator,
     limits: Limits,
@@ -154,7 +154,7 @@ pub(super) fn write(
         }) {
             return Err(miette!("{problem}"));
         }
-        // Beam search returns tokens at its end; until then, each poll is a step.
+        // Beam search returns its tokens at the end. Until then, each poll is a step.
         let is_step = n.count() == batch || (options.beams.is_some() && events.is_empty());
         match (first, is_step) {
             (None, true) => first = Some(began.elapsed().as_secs_f64() * 1e3),
@@ -198,7 +198,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
         let lens = vec![args.prompt_tokens; batch];
         let cache_bytes = engine.cache_bytes_needed(&lens, &options)?;
         let mut generator = engine.generator(cache_bytes)?;
-        // A warm-up run for memory, plans and clocks.
+        // Run once to warm up memory, plans and clocks.
         write(
             &mut generator,
             limits,

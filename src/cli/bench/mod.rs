@@ -1,5 +1,5 @@
-//! Benchmarks for users: a model on sets of sequence lengths, and the steps before its first run. The package `gemmule-bench` has
-//! other benchmarks and uses [`encoder`] and [`sets`].
+//! Benchmarks for users: a model on sets of sequence lengths, generation, a server under load, and the steps before the first run. The
+//! package `gemmule-bench` contains other benchmarks and uses [`encoder`] and [`sets`].
 
 mod costs;
 pub mod encoder;
@@ -18,9 +18,9 @@ pub(super) enum Command {
     Encoder(Box<encoder::Args>),
     /// Time the steps before the first run: program, source, NVRTC, cache, plan
     Load(Box<load::Args>),
-    /// Write a table of costs for `gemmule simulate`, also for a card that is not in this machine
+    /// Write a cost table for `gemmule simulate`, even for a card that is not in this machine
     Costs(Box<costs::Args>),
-    /// Time a decode step by the number of sequences
+    /// Time decode steps for several numbers of sequences
     Generate(Box<generate::Args>),
     /// Measure the latencies of a server under load
     #[cfg(feature = "server")]

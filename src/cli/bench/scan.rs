@@ -1,4 +1,4 @@
-//! Batches with random token counts, which test the choice of kernels at sizes that nobody selected.
+//! Batches with random token counts, which test the choice of kernels at sizes that were not selected by hand.
 
 use std::str::FromStr;
 
@@ -9,11 +9,12 @@ use super::sets::Set;
 /// Token counts and mean sequence length of the batches.
 #[derive(clap::Args)]
 pub struct Scan {
-    /// Instead of sets, N batches with random token counts: one from each of N parts of --scan-tokens with equal ratios
+    /// Time N batches with random token counts instead of sets. --scan-tokens is divided into N intervals of equal ratio, with one batch in
+    /// each
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "38", conflicts_with_all = ["workloads", "sets"],
           value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub scan: Option<u16>,
-    /// Min and max tokens of a scan's batches
+    /// Min and max tokens of the batches of a scan
     #[arg(
         long,
         value_name = "FROM..TO",
@@ -21,11 +22,11 @@ pub struct Scan {
         requires = "scan"
     )]
     scan_tokens: Tokens,
-    /// Mean sequence length of a scan: lengths are drawn from 0.6 to 1.4 times it, and the last sequence has the rest
+    /// Mean sequence length in a scan. Lengths are drawn from 0.6 to 1.4 times this mean; the last sequence has the remaining tokens
     #[arg(long, value_name = "TOKENS", default_value_t = 100, requires = "scan",
           value_parser = clap::value_parser!(u32).range(1..=Extents::MAX_TOKENS as i64))]
     scan_length: u32,
-    /// Seed of a scan's token counts and lengths
+    /// Seed for the token counts and lengths of a scan
     #[arg(long, value_name = "SEED", default_value_t = 1, requires = "scan")]
     scan_seed: u64,
 }
@@ -54,7 +55,7 @@ impl FromStr for Tokens {
 }
 
 impl Scan {
-    /// Returns the batches by tokens; `None` without `--scan`.
+    /// Returns the batches in order of their tokens; `None` without `--scan`.
     pub(super) fn sets(&self) -> Option<Vec<Set>> {
         let n = self.scan?;
         let mut state = self.scan_seed;
@@ -89,7 +90,7 @@ impl Scan {
     }
 }
 
-/// Returns a number from 0 to 1 with 53 random bits.
+/// Returns a number from 0 to 1, with 53 random bits.
 fn fraction(state: &mut u64) -> f64 {
     (uniform(state) >> 11) as f64 / (1u64 << 53) as f64
 }

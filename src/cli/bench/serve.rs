@@ -1,7 +1,7 @@
-//! `gemmule bench serve`: load on a server, or on a model in this process, with latencies.
+//! `gemmule bench serve`: measures latencies under load, of a server or of a model in this process.
 //!
-//! An open loop sends at planned times without waiting for responses, and measures latencies from the planned times. A slow server
-//! therefore does not slow down the load, as it would in a closed loop (coordinated omission).
+//! In an open loop, requests are sent at planned times without waiting for responses, and latencies are measured from the planned times. A
+//! slow server therefore does not reduce the load, as it would in a closed loop (coordinated omission).
 
 mod client;
 mod inputs;
@@ -30,7 +30,7 @@ pub(in crate::cli) struct Args {
     /// Address of the server, such as http://127.0.0.1:8080
     #[arg(required_unless_present = "in_process", conflicts_with = "in_process")]
     url: Option<String>,
-    /// Requests per second, sent without waiting for responses
+    /// Requests per second (open loop); they are sent without waiting for responses
     #[arg(
         long,
         value_name = "R",
@@ -38,17 +38,17 @@ pub(in crate::cli) struct Args {
         conflicts_with = "closed"
     )]
     rate: Option<f64>,
-    /// Number of clients, instead of a rate; each sends its next request after its response
+    /// Number of clients (closed loop), instead of a rate; each client sends its next request after the previous response
     #[arg(long, value_name = "N")]
     closed: Option<usize>,
-    /// Measured time in seconds, after --warm-up
+    /// Duration of the measurement in seconds, after --warm-up
     #[arg(long, value_name = "S", default_value_t = 10.0)]
     seconds: f64,
     /// Seconds of load before the measurement
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     warm_up: f64,
-    /// Lengths of texts in words of about one token, including two special tokens: normal:MIN,MAX,MEAN,DEVIATION, uniform:MIN,MAX or
-    /// fixed:N
+    /// Lengths of texts in words, each about one token; two special tokens are included. Expected normal:MIN,MAX,MEAN,DEVIATION,
+    /// uniform:MIN,MAX or fixed:N
     #[arg(
         long = "lengths",
         alias = "lens",
@@ -73,18 +73,18 @@ pub(in crate::cli) struct Args {
     /// File with the API key
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// Max number of connections. They are opened as needed; requests that find none wait, their latency includes it, and their number
-    /// is reported
+    /// Max number of connections, which are opened as needed. If all are in use, a request waits. Its latency includes the wait, and such
+    /// requests are counted
     #[arg(long, value_name = "N", default_value_t = 16_384)]
     connections: usize,
-    /// Deadline in milliseconds after the planned time. It is sent to the server, and responses in time are counted
+    /// Deadline in milliseconds after the planned time. It is sent to the server, and responses within it are counted
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
     deadline_ms: Option<u64>,
     /// Seed of requests and times
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Test a model in this process without HTTP, and compare with the engine alone: with its batches, or with --closed, its steps;
-    /// needs --weights
+    /// Test a model in this process without HTTP, and compare with the engine alone. The engine runs batches, or decode steps with
+    /// --closed. Needs --weights
     #[arg(long, requires = "weights")]
     in_process: bool,
     #[command(flatten)]
@@ -98,14 +98,14 @@ pub(in crate::cli) struct Args {
 struct Counted {
     latency: Histogram<u64>,
     first: Histogram<u64>,
-    /// Responses by status; 0 without a response.
+    /// Number of responses by status; status 0 means that there was no response.
     statuses: std::collections::BTreeMap<u16, u64>,
     tokens: u64,
-    /// Responses within the measured time, and their tokens, regardless of when they were requested.
+    /// Number of responses within the measured time, and their tokens, whenever the requests were sent.
     came: (u64, u64),
-    /// Responses before their deadlines, and their tokens.
+    /// Number of responses before their deadlines, and their tokens.
     in_time: (u64, u64),
-    /// Requests that waited for a connection.
+    /// Number of requests that waited for a connection.
     waited: u64,
     /// First problem of each kind.
     problems: Vec<String>,
@@ -118,9 +118,9 @@ struct Counted {
 struct Answered {
     status: u16,
     tokens: u64,
-    /// Time of the first part of a stream.
+    /// Time at which the first part of a stream arrived.
     first: Option<Instant>,
-    /// Whether all connections were in use.
+    /// Whether the request waited because all connections were in use.
     has_waited: bool,
     problem: Option<String>,
 }
@@ -140,7 +140,7 @@ struct Times {
     most: f64,
 }
 
-/// Results of a run. Seconds are as in the arguments; latencies are in milliseconds.
+/// Results of a run. Durations from the arguments are in seconds, latencies in milliseconds.
 #[derive(Serialize)]
 struct Run {
     target: String,
@@ -155,12 +155,12 @@ struct Run {
     latency: Option<Times>,
     /// Time until the first part of a stream.
     first: Option<Times>,
-    /// Max delay between planned and actual sending. A large value means that this machine cannot send at this rate.
+    /// Max delay between the planned and the actual time of sending. If it is large, this machine cannot send at this rate.
     late_ms: f64,
-    /// Requests that found all connections in use. If there are any, the load differs from the plan.
+    /// Number of requests that found all connections in use. If it is not 0, the load differs from the plan.
     waited_for_connection: u64,
     in_time: Option<InTime>,
-    /// Throughput of the engine alone on the same lengths, and the fraction that the service reached.
+    /// Throughput of the engine alone on the same distribution of lengths, and the fraction of it that the service reached.
     offline_tokens_per_second: Option<f64>,
     share: Option<f64>,
     /// Reason why the engine alone was not measured.
@@ -268,7 +268,7 @@ fn drive<T: Target>(
         latest: Duration::ZERO,
     }));
     let all = args.warm_up + args.seconds;
-    // A closed loop sends the same lengths in the same order, without times.
+    // A closed loop sends requests of the same lengths in the same order, but not at planned times.
     let rate = args.rate.unwrap_or(MOST_REQUESTS / all / 10.0).max(0.001);
     let requests = match args.rate {
         Some(rate) => (rate * all).ceil(),
@@ -306,7 +306,7 @@ fn drive<T: Target>(
                     counted.came.0 += 1;
                     counted.came.1 += answered.tokens;
                 }
-                // The last responses of a closed loop come under less load, so they are not counted.
+                // Only count requests within the measured time. At the end of a closed loop, the load decreases.
                 if planned < warm || planned >= over {
                     return answered.status == 200;
                 }
@@ -346,7 +346,7 @@ fn drive<T: Target>(
                 if planned >= over {
                     break;
                 }
-                // A thread sleeps with a precision of 0.1 ms, timers of the runtime with 1 ms.
+                // Sleeping on a thread has a precision of 0.1 ms; the timers of the runtime have 1 ms.
                 std::thread::sleep(planned.saturating_duration_since(Instant::now()));
                 let permit = tracker.clone().try_acquire_owned();
                 let permit = permit.map_err(|_| miette!("too many requests have no answer"))?;
@@ -356,7 +356,7 @@ fn drive<T: Target>(
                     drop(permit);
                 });
             }
-            // Wait until all requests have a response or failed.
+            // Wait until all requests have a response or have failed.
             let _ = runtime.block_on(tracker.acquire_many(1 << 24));
         }
         Some(clients) => {
@@ -385,8 +385,8 @@ fn drive<T: Target>(
     }
     let counted = counted.lock().unwrap_or_else(PoisonError::into_inner);
     let answered = counted.latency.len();
-    // In an open loop, responses after the last request count together with their time. In a closed loop, count the responses within
-    // the measured time, regardless of when they were requested.
+    // In an open loop, responses after the last request count, and so does the time until they arrived. In a closed loop, count the
+    // responses within the measured time, whenever their requests were sent.
     let (n, tokens, seconds) = match args.rate {
         Some(_) => {
             let seconds = counted.last.as_secs_f64().max(args.seconds);

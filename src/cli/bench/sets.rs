@@ -14,7 +14,7 @@ use crate::{
     tensor::Extents,
 };
 
-/// Built-in sets: mixed lengths up to a max length, and single sequences.
+/// Built-in sets: sequences of mixed lengths up to a max length, and single sequences.
 const SHIPPED: &str = include_str!(concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/benches/workloads.json"
@@ -33,7 +33,7 @@ struct Workloads {
 }
 
 impl Set {
-    /// Returns a batch of these lengths with random token ids, which are the same at each call.
+    /// Returns a batch of these lengths with pseudorandom token ids. They are the same at each call.
     pub fn batch(&self, limits: &Limits) -> Result<Batch, EngineError> {
         let mut state = 1;
         let ids = (0..self.tokens())
@@ -47,13 +47,13 @@ impl Set {
         self.lens.iter().copied().max().unwrap_or(0)
     }
 
-    /// Number of tokens of all sequences.
+    /// Returns the total number of tokens.
     pub fn tokens(&self) -> u64 {
         self.lens.iter().map(|&n| u64::from(n)).sum()
     }
 }
 
-/// Reads the sets of a file, by default the built-in ones: `{"encoder": [{"name": …, "lens": […]}, …]}`.
+/// Reads the sets of a file, or the built-in sets: `{"encoder": [{"name": …, "lens": […]}, …]}`.
 pub fn load(file: Option<&Path>) -> Result<Vec<Set>, Report> {
     let Some(file) = file else {
         return parse(SHIPPED);
@@ -80,7 +80,7 @@ fn parse(text: &str) -> Result<Vec<Set>, Report> {
     Ok(workloads.encoder)
 }
 
-/// Returns the sets with these names in the order of the file; all sets if there are no names.
+/// Returns the sets with these names, in the order of the file. Returns all sets if `names` is empty.
 pub fn named(sets: Vec<Set>, names: &[String]) -> Result<Vec<Set>, Report> {
     let known = || sets.iter().map(|s| s.name.as_str());
     if let Some(name) = names.iter().find(|n| known().all(|k| k != n.as_str())) {

@@ -20,7 +20,7 @@ use crate::{
     text::{Input, Prompt, TextEncoder},
 };
 
-/// Options of a file.
+/// Options for classifying the texts of a file.
 #[derive(clap::Args)]
 #[group(skip)]
 pub(super) struct Args {
@@ -88,7 +88,7 @@ pub(super) fn run(args: super::Args) -> Outcome {
         return files.run(&job, model, &engines, task, places.result);
     }
     let names = encoder.folder().label_names();
-    // Labels that the model cannot score are an error before the first row.
+    // Return an error for labels that the model cannot score before the first row is computed.
     let template = &args.template;
     ZeroShotJob::new(&encoder, &names, "a", &args.label, template).map_err(EngineError::from)?;
     let task = AnyLabels {
@@ -101,7 +101,7 @@ pub(super) fn run(args: super::Args) -> Outcome {
     files.run(&job, model, &engines, task, places.result)
 }
 
-/// Returns the columns of labels: the best one with its score, and the `best` ones.
+/// Returns the columns for labels: the best label and its score, and, if `best` is set, a list of that many labels.
 fn label_columns(best: Option<usize>) -> Vec<Column> {
     let own = [
         Column::new("label", Kind::Text),
@@ -119,7 +119,7 @@ fn label_values(ranked: Vec<LabelScore>, best: Option<usize>) -> Result<Vec<Valu
     Ok(values(first).into_iter().chain(list).collect())
 }
 
-/// Describes the number of labels in lists.
+/// Describes how many labels the lists contain.
 fn described(best: Option<usize>) -> String {
     match best {
         None => "the best one".to_owned(),
@@ -128,7 +128,7 @@ fn described(best: Option<usize>) -> String {
     }
 }
 
-/// Labels of a classifier.
+/// Computes the labels of a classifier.
 struct Labels {
     encoder: TextEncoder,
     best: Option<usize>,
@@ -170,7 +170,7 @@ impl Task for Labels {
     }
 }
 
-/// Labels that the model was not trained on.
+/// Scores labels that the model was not trained on.
 struct AnyLabels {
     encoder: TextEncoder,
     /// Names of the model's own labels.
@@ -213,13 +213,13 @@ impl Task for AnyLabels {
     }
 }
 
-/// Labels of tokens, or entities.
+/// Computes entities, or labels of tokens.
 struct Tokens {
     encoder: TextEncoder,
     options: EntityOptions,
 }
 
-/// Returns the column of entities, whose fields are the keys of `--json`.
+/// Returns the column for entities. Its fields are the keys of `--json`.
 fn entity_columns(aggregation: Aggregation) -> Vec<Column> {
     let label = match aggregation {
         Aggregation::None => "entity",

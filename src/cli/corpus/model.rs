@@ -1,23 +1,23 @@
-//! The interface between the threads of a run and the values that a command computes.
+//! The interface between the threads of a run and the task of a command.
 
 use gemmule_corpus::{Column, Value};
 use miette::Report;
 
 use crate::text::Encoded;
 
-/// The values of a row: from its texts to sequences of tokens, and from the model's values to those of the output.
-/// Errors of a row are reasons for refusing it.
+/// Computes the values of a row. A task turns the texts of a row into sequences of tokens, and the model's values for these sequences into
+/// values of the output. An error is the reason why a row is refused.
 pub(in crate::cli) trait Task: Send + Sync + 'static {
-    /// State of a row between its sequences and its values.
+    /// State of a row between [`encode`](Self::encode) and [`finish`](Self::finish).
     type Row: Send;
 
-    /// Describes the options that change a value.
+    /// Describes the options that affect values.
     fn identity(&self) -> String;
 
-    /// Returns the output of the model that is read.
+    /// Returns the name of the model's output that the task reads.
     fn output(&self) -> &'static str;
 
-    /// Returns the columns, if the model has `width` values for a sequence or for each of its tokens.
+    /// Returns the columns of the output. `width` is the number of values that the model returns for a sequence, or for each of its tokens.
     ///
     /// # Errors
     /// Returns an error if the task cannot be computed from such values.
@@ -26,11 +26,11 @@ pub(in crate::cli) trait Task: Send + Sync + 'static {
     /// Tokenizes the texts of a row.
     fn encode(&self, texts: &[String]) -> Result<Units<Self::Row>, String>;
 
-    /// Returns the values of a row from those of its sequences.
+    /// Returns the values of a row. `outputs` are the model's values for each of its sequences.
     fn finish(&self, row: Self::Row, outputs: &[&[f32]]) -> Result<Vec<Value>, String>;
 }
 
-/// The sequences of a row, at least one, which are computed in any batches.
+/// The sequences of a row. There is at least one. They may be computed in different batches.
 pub(in crate::cli) struct Units<R> {
     pub(in crate::cli) row: R,
     pub(in crate::cli) sequences: Vec<Encoded>,

@@ -1,14 +1,4 @@
-//! A model on one or several devices that computes windows of rows.
-//!
-//! ```text
-//! tokenizer  tokenizes windows in order, in pieces of similar lengths
-//! packer     packs batches, while the next piece is tokenized
-//! device     takes the next batch whenever its queue has room            one thread for each device
-//! collector  waits for a batch, and computes the values of its rows      one thread for each device
-//! ```
-//!
-//! The batches of a window depend on its rows alone, so their results do not depend on the number of devices, or on the window at
-//! which a run begins.
+//! A model on one or several devices, which computes windows of rows.
 
 use std::{
     collections::VecDeque,
@@ -29,21 +19,21 @@ use super::{
 };
 use crate::{Batch, Engine, EngineError, Outputs, Session, engine::Pending, text::Encoded};
 
-/// Number of rows that are tokenized at once.
+/// Number of rows that are tokenized together.
 const PIECE: usize = 1024;
 
-/// Number of batches that are packed and wait for a device, in addition to one for each device.
+/// Number of packed batches that wait for a device, in addition to one per device.
 const PACKED: usize = 1;
 
-/// Number of batches of a device that wait for its collector.
+/// Number of a device's batches that wait for its collector.
 const COMPUTED: usize = 2;
 
-/// Options that change batches.
+/// Options that affect batches.
 #[derive(Clone, Copy)]
 pub(super) struct Options {
     /// Max number of tokens of a batch, unless it is a single sequence.
     pub(super) batch_tokens: usize,
-    /// Whether a row with a text that is too long is refused. Otherwise the text is cut.
+    /// Whether a row is refused if one of its texts is too long. Otherwise the text is cut.
     pub(super) refuses_long: bool,
 }
 
@@ -51,7 +41,7 @@ pub(super) struct Options {
 pub(super) struct Pool<T: Task> {
     identity: String,
     columns: Vec<Column>,
-    /// To the tokenizer. `None` after shutdown has begun.
+    /// Sender to the tokenizer. `None` after shutdown has begun.
     windows: Option<SyncSender<Untokenized<T>>>,
     begun: VecDeque<Arc<Window<T>>>,
     threads: Vec<JoinHandle<()>>,
@@ -61,20 +51,20 @@ pub(super) struct Pool<T: Task> {
 struct Shared<T> {
     task: T,
     options: Options,
-    /// Whether the pool is dropped, so that no result is wanted.
+    /// Whether the pool has been dropped, so that results are no longer needed.
     is_stopped: AtomicBool,
     /// Number of rows whose texts were cut.
     n_cut: AtomicU64,
 }
 
-/// A batch of a window's sequences. If it is dropped before it is computed, the window fails.
+/// A batch of sequences of a window. If it is dropped before it is computed, the window fails.
 struct Work<T: Task> {
     window: Arc<Window<T>>,
     places: Vec<Place>,
     batch: Batch,
 }
 
-/// A batch that a device has, or the error of submitting it.
+/// A batch that was submitted to a device, or the error of submitting it.
 type Submitted<T> = (Work<T>, Result<Pending, EngineError>);
 
 impl<T: Task> Drop for Work<T> {
@@ -86,10 +76,10 @@ impl<T: Task> Drop for Work<T> {
 }
 
 impl<T: Task> Pool<T> {
-    /// Starts the threads. Each engine computes a short text first.
+    /// Starts the threads. Before that, each engine computes a short text.
     ///
     /// # Errors
-    /// Returns the error of that text, an error of [`Task::columns`], and an error if a thread cannot be started.
+    /// Returns the error of that text, an error of [`Task::columns`], or an error if a thread cannot be started.
     pub(super) fn start(
         engines: &[Engine],
         task: T,
@@ -110,7 +100,7 @@ impl<T: Task> Pool<T> {
             is_stopped: AtomicBool::new(false),
             n_cut: AtomicU64::new(0),
         });
-        // A window waits while another is tokenized, so `begin` never blocks.
+        // One window can wait while another one is tokenized, so `begin` never blocks.
         let (windows, to_tokenize) = sync_channel(1);
         let (pieces, to_pack) = sync_channel(0);
         let (packed, work) = sync_channel(PACKED + sessions.len());
@@ -162,7 +152,7 @@ impl<T: Task> Pool<T> {
     }
 }
 
-/// Computes a short text, and returns the number of values of a sequence or of each token.
+/// Computes a short text. Returns the number of values per sequence or per token.
 fn probe<T: Task>(session: &mut Session, task: &T) -> Result<usize, miette::Report> {
     let texts = ["a".to_owned(), "a".to_owned()];
     let Units { sequences, .. } = task.encode(&texts).map_err(|reason| {
@@ -191,7 +181,7 @@ impl<T: Task> Model for Pool<T> {
             is_done: false,
         };
         if let Some(windows) = &self.windows {
-            // A window that is not sent fails.
+            // A window that cannot be sent is dropped, so it fails.
             let _ = windows.send(window);
         }
     }
@@ -209,13 +199,13 @@ impl<T: Task> Drop for Pool<T> {
         self.shared.is_stopped.store(true, Ordering::Relaxed);
         self.windows = None;
         for thread in self.threads.drain(..) {
-            // The panic was printed when it happened.
+            // A panic was printed when it happened.
             let _ = thread.join();
         }
     }
 }
 
-/// A window for the tokenizer. If it is dropped before it is tokenized, it fails.
+/// A window for the tokenizer. If it is dropped before it is tokenized, the window fails.
 struct Untokenized<T: Task> {
     window: Arc<Window<T>>,
     is_done: bool,
@@ -229,10 +219,10 @@ impl<T: Task> Drop for Untokenized<T> {
     }
 }
 
-/// The index of a row and its sequences, or the reason why it is refused.
+/// The index of a row, and either its sequences or the reason why it is refused.
 type Encoding<T> = (usize, Result<Units<<T as Task>::Row>, String>);
 
-/// Rows of a window that are tokenized. If it is dropped before it is packed, the window fails.
+/// Tokenized rows of a window. If it is dropped before the rows are packed, the window fails.
 struct Piece<T: Task> {
     window: Arc<Window<T>>,
     rows: Vec<Encoding<T>>,
@@ -247,7 +237,7 @@ impl<T: Task> Drop for Piece<T> {
     }
 }
 
-/// Tokenizes the rows of windows in order of their bytes, until no result is wanted.
+/// Tokenizes the rows of windows in order of their length in bytes, until results are no longer needed.
 fn tokenize<T: Task>(
     windows: Receiver<Untokenized<T>>,
     shared: &Shared<T>,
@@ -275,7 +265,7 @@ fn tokenize<T: Task>(
 }
 
 impl<T: Task> Shared<T> {
-    /// Tokenizes a row, and refuses or counts it if a text is cut.
+    /// Tokenizes a row. If a text is cut, the row is refused or counted.
     fn encode(&self, texts: &[String]) -> Result<Units<T::Row>, String> {
         let units = self.task.encode(texts)?;
         let Some(cut) = units.sequences.iter().find(|one| one.is_cut) else {
@@ -306,7 +296,7 @@ struct Tokenized {
 }
 
 impl<T: Task> Packer<T> {
-    /// Packs the rows of each window in order of their tokens, until no result is wanted.
+    /// Packs the rows of each window in order of their number of tokens, until results are no longer needed.
     fn all(&self, pieces: Receiver<Piece<T>>) {
         let mut left: Vec<Tokenized> = Vec::new();
         for mut piece in pieces {
@@ -329,8 +319,8 @@ impl<T: Task> Packer<T> {
                 }
             }
             left.sort_by_key(|one| one.tokens);
-            // The last batch may have room for rows of the next piece, but not for those of the next window, with which a run may
-            // begin.
+            // The last batch of a piece may get rows of the next piece, but not of the next window, because a run may begin with that
+            // window.
             if !self.pack(&window, &mut left, piece.is_last) {
                 window.fail(EngineError::PipelineEnded);
                 return;
@@ -338,7 +328,8 @@ impl<T: Task> Packer<T> {
         }
     }
 
-    /// Sends full batches of the rows, and the rest if they are the last ones. Returns false if no result is wanted.
+    /// Sends full batches of the rows. If the rows are the last ones of the window, sends the remaining rows, too. Returns false if results
+    /// are no longer needed.
     fn pack(&self, window: &Arc<Window<T>>, rows: &mut Vec<Tokenized>, is_last: bool) -> bool {
         let limit = self.batch_tokens;
         let mut tokens: usize = rows.iter().map(|row| row.tokens).sum();
@@ -359,7 +350,7 @@ impl<T: Task> Packer<T> {
         true
     }
 
-    /// Sends rows as a batch, or as several if a row alone is larger than the limit.
+    /// Sends rows as one batch, or as several batches if a single row is larger than the limit.
     fn send(&self, window: &Arc<Window<T>>, rows: Vec<Tokenized>) -> bool {
         let limit = self.batch_tokens;
         let all = rows.iter().flat_map(|row| {
@@ -405,7 +396,7 @@ impl<T: Task> Packer<T> {
     }
 }
 
-/// Submits batches to a device, which has one that runs and one that waits after it.
+/// Submits batches to a device. One batch runs while another one waits.
 fn compute<T: Task>(
     mut session: Session,
     work: &Mutex<Receiver<Work<T>>>,
@@ -413,9 +404,9 @@ fn compute<T: Task>(
     computed: &SyncSender<Submitted<T>>,
 ) {
     loop {
-        // Take a batch only if it can be submitted at once; otherwise it is for another device.
+        // Only take a batch if it can be submitted at once. Otherwise another device should take it.
         session.make_place();
-        // The lock is held while this device waits. The others wait for their turns.
+        // The lock is held while this device waits for a batch. Other devices wait for the lock.
         let next = work.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(next) = next else {
             return;
@@ -430,7 +421,7 @@ fn compute<T: Task>(
     }
 }
 
-/// Computes the values of rows from those of batches.
+/// Computes the values of rows from the outputs of batches.
 fn collect<T: Task>(done: Receiver<Submitted<T>>, shared: &Shared<T>) {
     for (mut work, submitted) in done {
         let outputs = submitted.and_then(Pending::wait);
@@ -442,7 +433,7 @@ fn collect<T: Task>(done: Receiver<Submitted<T>>, shared: &Shared<T>) {
     }
 }
 
-/// Adds the values of a batch to its window.
+/// Adds the outputs of a batch to its window.
 fn add<T: Task>(work: &Work<T>, outputs: &Outputs, shared: &Shared<T>) -> Result<(), EngineError> {
     for (at, place) in work.places.iter().enumerate() {
         let values = outputs.sequence(shared.task.output(), at)?;

@@ -1,4 +1,4 @@
-//! A window of rows whose sequences are computed in any order.
+//! A window of rows. Their sequences may be computed in any order.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -22,7 +22,7 @@ struct State<T: Task> {
     error: Option<EngineError>,
 }
 
-/// A row: its values, or what it waits for.
+/// State of a row.
 enum Slot<T: Task> {
     Waiting,
     Encoded {
@@ -30,12 +30,12 @@ enum Slot<T: Task> {
         /// The values of each sequence.
         outputs: Vec<Option<Vec<f32>>>,
     },
-    /// All outputs are there, and the result is being computed.
+    /// All outputs are available, and the result is being computed.
     Finishing,
     Done(Result<Vec<Value>, String>),
 }
 
-/// A sequence of a window's row.
+/// Position of a sequence in a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) row: usize,
@@ -57,12 +57,12 @@ impl<T: Task> Window<T> {
         }
     }
 
-    /// A panic leaves a consistent state: each row has its result or waits for it.
+    /// Locks the state. A panic leaves it consistent: each row has its result or waits for it.
     fn state(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a row that is tokenized.
+    /// Adds a row that has been tokenized.
     pub(super) fn encoded(&self, at: usize, row: T::Row, sequences: usize, tokens: u64) {
         let mut state = self.state();
         state.tokens += tokens;
@@ -72,7 +72,7 @@ impl<T: Task> Window<T> {
         };
     }
 
-    /// Sets the result of a row, unless it has one.
+    /// Sets the result of a row, unless it already has one.
     pub(super) fn set(&self, at: usize, result: Result<Vec<Value>, String>) {
         let mut state = self.state();
         if matches!(state.rows[at], Slot::Done(_)) {
@@ -85,7 +85,8 @@ impl<T: Task> Window<T> {
         }
     }
 
-    /// Takes the values of a sequence, and computes the row if they are the last ones.
+    /// Adds the values of a sequence. If they are the last ones of the row, computes the row's
+    /// result.
     pub(super) fn add(&self, task: &T, place: Place, output: &[f32]) {
         if let Some(value) = output.iter().find(|value| !value.is_finite()) {
             let reason = format!("the model gave the value {value}");
@@ -104,7 +105,7 @@ impl<T: Task> Window<T> {
                 }
                 (row, outputs)
             }
-            // Another sequence of the row was refused.
+            // The row has been refused because of another sequence.
             other => {
                 *slot = other;
                 return;
@@ -116,7 +117,7 @@ impl<T: Task> Window<T> {
         self.set(place.row, task.finish(row, &outputs));
     }
 
-    /// Ends the window with an error, unless it has one.
+    /// Makes the window fail with an error, unless it has already failed.
     pub(super) fn fail(&self, error: EngineError) {
         self.state().error.get_or_insert(error);
         self.changed.notify_all();

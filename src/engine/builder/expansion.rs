@@ -1,4 +1,4 @@
-//! Query expansion of late-interaction models whose tokens are not attended to.
+//! Layout for late-interaction models whose expansion tokens are not attended to.
 
 use super::Builder;
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
 };
 
 impl Builder {
-    /// Returns the layout of the runs of a program, which may be from an artifact.
+    /// Returns the padding of a program's runs. The program may be from an artifact, so its inputs are examined instead of the options.
     pub(super) fn padding_of(&self, program: &Program) -> Padding {
         match self.padding {
             Padding::Removed if program.reads(BatchInput::ValidLens) => Padding::Expanded,

@@ -13,8 +13,8 @@ use crate::{
 };
 
 impl Builder {
-    /// Opens the checkpoint's folder, as [`build`](Self::build) does; `None` without a checkpoint. Its settings may decide which
-    /// outputs to compute.
+    /// Opens the checkpoint's folder, as [`build`](Self::build) does; `None` without a checkpoint. Callers may choose outputs by the
+    /// folder's settings.
     ///
     /// # Errors
     /// Returns the errors of [`Folder::open`].

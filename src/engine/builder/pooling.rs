@@ -36,7 +36,7 @@ pub(super) fn warn_of_pooling(folder: &Folder, graph: &Graph) {
         }
         Op::FirstToken => "its first token",
         Op::LastToken => "its last token",
-        // Other operators are part of the trained model, so nothing is assumed.
+        // Other operators are part of the trained model, so the pooling is known.
         _ => return,
     };
     tracing::warn!(

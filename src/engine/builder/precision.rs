@@ -1,4 +1,4 @@
-//! The storage type of a program and the formats of its weights and of its KV cache, by device.
+//! Storage type of a program, and formats of its weights and KV cache, by device.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ impl Builder {
         }
     }
 
-    /// Returns the formats of the checkpoint's tensors that keep their published values. A CPU dequantizes all of them.
+    /// Returns the formats of the checkpoint tensors that keep their published quantized values. A CPU dequantizes all tensors.
     pub(super) fn published(
         &self,
         device: &DeviceName,
@@ -81,7 +81,7 @@ impl Builder {
         }
     }
 
-    /// Refuses options that apply only to a CPU.
+    /// Returns an error for options that only apply to a CPU.
     pub(super) fn check_for_cuda(&self, device: &DeviceName) -> Result<(), EngineError> {
         if self.threads.is_none() {
             return Ok(());

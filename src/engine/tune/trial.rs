@@ -18,18 +18,20 @@ use crate::{
     tensor::DType,
 };
 
-/// Number of rounds of a trial, runs of each program per round, and the time ratio above which a program is given up after
-/// the first rounds.
+/// Number of rounds of a trial.
 const ROUNDS: usize = 8;
+/// Runs of each program per round.
 const RUNS: usize = 4;
+/// Number of rounds after which slow programs are given up.
 const FIRST_ROUNDS: usize = 2;
+/// Time relative to the current program above which a program is given up.
 const GIVE_UP_RATIO: f64 = 1.03;
 /// Pause before a trial, since the card's clock falls under sustained load.
 const REST: Duration = Duration::from_millis(10);
 /// Artificial timing in microseconds that forces a kernel into the program; no kernel is faster.
 const FORCED: f64 = 1e-3;
 
-/// The model whose weights all programs share, and cubins by symbol.
+/// Trials of one compiled model. All programs share the weights of `base`; cubins are cached by symbol.
 pub(super) struct Trials<'a> {
     tuner: &'a Tuner<'a>,
     compiled: &'a Compiled,
@@ -113,8 +115,9 @@ impl<'a> Trials<'a> {
         Ok(())
     }
 
-    /// Returns the microseconds of a kernel in place, if a run with it takes `more` microseconds than without: its estimate,
-    /// plus its launches' share of the difference between `more` and the predicted change.
+    /// Returns the microseconds that a kernel takes in place; `None` if the measurement is implausible. A run with the kernel takes `more`
+    /// microseconds than a run without it. The cost model predicts another difference. The deviation is divided evenly among the launches
+    /// of the kernel, and added to its estimate.
     fn in_place(
         &self,
         kernel: &KernelSpec,
@@ -175,7 +178,7 @@ impl<'a> Trials<'a> {
         Ok(())
     }
 
-    /// Returns a session that has warmed up and captured its graph.
+    /// Returns a warmed-up session with a captured CUDA graph.
     fn runner(&mut self, program: Program, batch: &Batch) -> Result<Runner, EngineError> {
         let launched = launched(&program, batch)?;
         let Some(base) = &self.base else {
@@ -200,8 +203,8 @@ fn launched(program: &Program, batch: &Batch) -> Result<Vec<KernelSpec>, EngineE
         .collect())
 }
 
-/// Returns the median milliseconds of the first session, and the median ratio of the second's time to it. The order
-/// alternates between rounds. If the second is given up, the medians are of the first rounds.
+/// Returns the median milliseconds of `first`, and the median ratio of the time of `second` to it. The order alternates between rounds. A
+/// slow `second` is given up after [`FIRST_ROUNDS`]; the medians are then over these rounds.
 fn time_interleaved(
     first: &mut CudaSession,
     second: &mut CudaSession,
@@ -243,7 +246,7 @@ fn median(of: &[f64]) -> Option<f64> {
     Some((below + above) / 2.0)
 }
 
-/// Whether results agree up to rounding accumulated over layers, by the relative error in the 2-norm.
+/// Returns whether results agree up to rounding that accumulates over layers. The measure is the relative error in the 2-norm.
 fn agree(own: &[Output], reference: &[Output], dtype: DType) -> bool {
     let bound = match dtype {
         DType::BF16 => 0.125,
@@ -257,7 +260,7 @@ fn agree(own: &[Output], reference: &[Output], dtype: DType) -> bool {
             of_difference += f64::from(a - b).powi(2);
             of_all += f64::from(b).powi(2);
         }
-        // Not `!(a > b)`: NaN must not agree.
+        // `!(a > b)` would accept NaN.
         of_difference <= of_all * bound * bound
     })
 }

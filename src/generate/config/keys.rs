@@ -32,9 +32,9 @@ pub(super) const COMPUTED: [&str; 24] = [
     "top_p",
 ];
 
-/// Keys that cannot change the tokens. They select return values, cache storage or speedups; assisted and multi-token
-/// decoding produce the tokens of plain decoding. The tokenizer adds the token that begins a prompt, batches have no padding,
-/// and a NaN logit is an error.
+/// Keys that cannot change the tokens. Most select return values, cache storage or speedups: assisted and multi-token decoding produce the
+/// same tokens as plain decoding. Others do not apply here: the tokenizer adds the first token of a prompt, batches have no padding, and a
+/// NaN logit is an error.
 const WITHOUT_EFFECT: [&str; 31] = [
     "_commit_hash",
     "_from_model_config",
@@ -96,7 +96,7 @@ const NOT_COMPUTED: [&str; 20] = [
 /// Keys that only change how tokens are sampled, and are not supported.
 const DRAWS: [&str; 4] = ["epsilon_cutoff", "eta_cutoff", "top_h", "typical_p"];
 
-/// Generation settings that older folders have in config.json, among the settings of the model.
+/// Generation settings that older folders keep in config.json, next to the model's settings.
 pub(super) const IN_CONFIG: [&str; 37] = [
     "bad_words_ids",
     "begin_suppress_tokens",
@@ -137,7 +137,7 @@ pub(super) const IN_CONFIG: [&str; 37] = [
     "typical_p",
 ];
 
-/// Effect of a key with its value.
+/// Effect of a key that has a certain value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
     /// The value cannot change the tokens.
@@ -168,14 +168,14 @@ pub(super) fn meaning(key: &str, value: &Value) -> Meaning {
 fn is_neutral(key: &str, value: &Value) -> bool {
     let number = value.as_f64();
     match key {
-        // Applied strictly between 0 and 1.
+        // These cutoffs only apply strictly between 0 and 1.
         "epsilon_cutoff" | "eta_cutoff" => number.is_some_and(|x| x <= 0.0 || x >= 1.0),
         "typical_p" => number.is_some_and(|x| x >= 1.0),
         "encoder_no_repeat_ngram_size" | "penalty_alpha" => number.is_some_and(|x| x <= 0.0),
         "encoder_repetition_penalty" | "guidance_scale" | "num_return_sequences" => {
             number == Some(1.0)
         }
-        // The second number is the base of a power.
+        // The second number is the base of the penalty. Base 1 has no effect.
         "exponential_decay_length_penalty" => value[1].as_f64() == Some(1.0),
         "force_bos_token_to_be_generated" | "is_assistant" | "token_healing" => value == false,
         "bad_words_ids" | "constraints" | "force_words_ids" | "forced_decoder_ids"

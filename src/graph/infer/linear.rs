@@ -6,7 +6,7 @@ use crate::{
     tensor::{Shape, Size},
 };
 
-/// Returns the shape of a linear layer's result. `more` are the operands after the weight that its epilogue reads.
+/// Returns the shape of a linear layer's result. `more` are the operands after the weight, which the epilogue reads.
 pub(super) fn linear(
     epilogue: Epilogue,
     x: &Shape,

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::serve::{Ending, Scored};
 
-/// Replaces the logarithm of 0, which JSON cannot represent.
+/// Value that replaces the logarithm of 0, because JSON has no infinity.
 const MIN_LOG_PROBABILITY: f32 = -9999.0;
 
 /// Fields shared by all chunks and choices of a response.
@@ -26,8 +26,7 @@ pub(super) struct Head {
     with_scores: bool,
 }
 
-/// Chunk of a stream with one part of a text. Borrows its fields, because a server sends hundreds of thousands of chunks per
-/// second.
+/// Chunk of a stream with one part of a text. It borrows its fields, because a server sends hundreds of thousands of chunks per second.
 #[derive(Serialize)]
 pub(super) struct Chunk<'a> {
     id: &'a str,
@@ -35,7 +34,7 @@ pub(super) struct Chunk<'a> {
     created: u64,
     model: &'a str,
     choices: [Choice<'a>; 1],
-    /// `null` in each chunk if the last event carries the usage.
+    /// Serialized as `null` in each chunk if the last event carries the usage; omitted otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<()>>,
 }
@@ -89,7 +88,7 @@ impl Head {
         object
     }
 
-    /// Returns a chunk with a part of text `index`, or with its end.
+    /// Returns a chunk with a part of text `index`, or with the end of the text.
     pub fn chunk<'a>(
         &'a self,
         index: usize,
@@ -113,7 +112,7 @@ impl Head {
         }
     }
 
-    /// Returns the choice of a whole text.
+    /// Returns the choice that contains a whole text.
     pub fn choice(&self, index: usize, done: &Done) -> Value {
         let mut choice = json!({
             "index": index, "logprobs": self.scores(&done.tokens), "finish_reason": reason(done.ending),
@@ -147,7 +146,7 @@ impl Head {
         let most = |token: &Scored| {
             let most = token.top_tokens.iter();
             let most = most.map(|(bytes, value)| (bytes, *value));
-            // The chosen token is always an entry.
+            // The chosen token always has an entry.
             let all = [(&token.bytes, token.log_probability)]
                 .into_iter()
                 .chain(most);
@@ -164,7 +163,7 @@ impl Head {
     }
 }
 
-/// Returns the text of a token. Bytes that are not a whole character are escaped as `\xe2`.
+/// Returns the text of a token. Bytes that do not form a whole character are escaped, for example as `\xe2`.
 fn token_text(bytes: &[u8]) -> String {
     let mut text = String::new();
     for chunk in bytes.utf8_chunks() {
@@ -176,7 +175,7 @@ fn token_text(bytes: &[u8]) -> String {
     text
 }
 
-/// Returns the text of a token in completions. Bytes that are not whole characters are prefixed with `bytes:`, as in OpenAI's API.
+/// Returns the text of a token in completions. If its bytes are not valid UTF-8, the text is prefixed with `bytes:`, as in OpenAI's API.
 fn token_key(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),

@@ -14,7 +14,7 @@ pub(super) struct GenerationRequest {
     pub model: Option<String>,
     pub prompt: Value,
     pub messages: Option<Vec<ChatMessage>>,
-    /// Max number of new tokens; -1 for all positions that are left.
+    /// Max number of new tokens. -1 allows as many as there are positions left.
     max_tokens: Option<i64>,
     temperature: Option<f32>,
     top_p: Option<f32>,
@@ -45,17 +45,17 @@ pub(super) struct ChatMessage {
     role: String,
     #[serde(default)]
     content: Value,
-    /// Other fields for the template, such as a name, tool calls, or the id of the call that this message answers.
+    /// Other fields, which the chat template can use: for example a name, tool calls, or the id of the call that this message answers.
     #[serde(flatten)]
     others: Json,
 }
 
-/// Max frequency or presence penalty, and max bias of a logit, in OpenAI's API.
+/// Max frequency or presence penalty, and max bias of a logit, as in OpenAI's API.
 const MAX_PENALTY: f32 = 2.0;
 const MAX_BIAS: f64 = 100.0;
-/// Default of `max_tokens` for completions, from OpenAI's API.
+/// Default of `max_tokens` for completions, as in OpenAI's API.
 const DEFAULT_TOKENS: usize = 16;
-/// Max number of texts of one prompt, and of alternatives of a token, in OpenAI's API.
+/// Max number of texts per prompt, and of alternatives per token, as in OpenAI's API.
 const MAX_TEXTS: i64 = 128;
 const MAX_ALTERNATIVES: i64 = 20;
 const MAX_STOPS: usize = 16;
@@ -78,7 +78,7 @@ fn max_tokens(fields: &mut Fields, name: &'static str) -> Result<Option<i64>, Fa
     }
 }
 
-/// Reads `stop`, the texts that end a generation.
+/// Reads `stop`: the texts at which a generation ends.
 fn stops(value: Value) -> Result<Vec<String>, Failure> {
     let wrong = |found: &str| {
         let problem =
@@ -104,7 +104,7 @@ fn stops(value: Value) -> Result<Vec<String>, Failure> {
     Ok(stops)
 }
 
-/// Reads `logit_bias`, pairs of token id and bias.
+/// Reads `logit_bias`: pairs of a token id and a bias.
 fn biases(value: &Value) -> Result<Vec<(u32, f32)>, Failure> {
     let wrong = |problem: String| Failure::invalid("logit_bias", problem);
     let all = match value {
@@ -153,7 +153,7 @@ fn alternatives(fields: &mut Fields) -> Result<Option<usize>, Failure> {
     }
 }
 
-/// Reads the number of alternatives for each token of a chat completion, which has two fields for it.
+/// Reads the number of alternatives for each token of a chat completion, which is in two fields.
 fn chat_alternatives(fields: &mut Fields) -> Result<Option<usize>, Failure> {
     let wanted = fields.flag("logprobs")?.unwrap_or(false);
     let n = fields.count("top_logprobs", 0..=MAX_ALTERNATIVES)?;
@@ -167,7 +167,7 @@ fn chat_alternatives(fields: &mut Fields) -> Result<Option<usize>, Failure> {
     }
 }
 
-/// Checks that `best_of` is 1 or `n`. Generated texts are not ranked.
+/// Checks that `best_of` is 1 or `n`. Other values would require ranking the generated texts.
 fn check_best_of(fields: &mut Fields, n: usize) -> Result<(), Failure> {
     let best_of = fields.count("best_of", 1..=i64::MAX)?;
     match best_of.filter(|&best_of| best_of != 1 && best_of != n) {
@@ -185,7 +185,7 @@ impl GenerationRequest {
     /// Reads the fields of a completion or a chat completion.
     ///
     /// # Errors
-    /// Returns the first field with an invalid value.
+    /// Returns an error for the first field with an invalid value.
     pub fn parse(mut fields: Fields, is_chat: bool) -> Result<Self, Failure> {
         let penalty = -MAX_PENALTY..=MAX_PENALTY;
         let mut options = fields.object("stream_options", "stream_options.")?;
@@ -223,21 +223,21 @@ impl GenerationRequest {
         })
     }
 
-    /// Number of texts for each prompt.
+    /// Returns the number of texts for each prompt.
     pub fn n(&self) -> usize {
         self.n
     }
 
     pub fn writing(&self, is_chat: bool) -> GenerationParams {
         GenerationParams {
-            // -1 means all positions that are left.
+            // -1 becomes `None`, which allows as many as there are positions left.
             max_tokens: self.max_tokens.and_then(|n| usize::try_from(n).ok()),
             default_max_tokens: match self.max_tokens {
                 None => (!is_chat).then_some(DEFAULT_TOKENS),
                 Some(_) => None,
             },
             temperature: self.temperature,
-            // The smallest positive value keeps only the most probable token, like 0 in OpenAI's API.
+            // A `top_p` of 0 becomes the smallest positive value, which keeps only the most probable token, as in OpenAI's API.
             top_p: self.top_p.map(|p| p.max(f32::MIN_POSITIVE)),
             seed: self.seed.map(|seed| seed as u64),
             frequency_penalty: self.frequency_penalty,
@@ -253,7 +253,7 @@ impl GenerationRequest {
         }
     }
 
-    /// Returns the tools that the model may call. A call cannot be forced.
+    /// Returns the tools that the model may call. `tool_choice` cannot force a call.
     pub fn tools(&self) -> Result<&[Tool], Failure> {
         let tools = self.tools.as_deref().unwrap_or_default();
         match (&self.tool_choice, self.tool_choice.as_str()) {
@@ -280,7 +280,7 @@ impl GenerationRequest {
                 return Err(Failure::invalid(name, problem));
             }
         };
-        // `tool_choice: "none"` renders the conversation without tools.
+        // With `tool_choice: "none"`, the conversation is rendered without tools.
         let tools = match self.tools()? {
             [] if self.tool_choice.as_str() == Some("none") => None,
             _ => self.tools.clone(),
@@ -297,7 +297,7 @@ impl GenerationRequest {
         self.stream
     }
 
-    /// Returns whether the last event of a stream carries the numbers of tokens.
+    /// Returns whether the last event of a stream contains the numbers of tokens.
     pub fn wants_usage(&self) -> bool {
         self.include_usage
     }

@@ -35,15 +35,15 @@ pub(in crate::http) trait Events: Send {
     /// Writes the event of the end of text `index`.
     fn end(&self, to: &mut Vec<u8>, index: usize, end: End);
 
-    /// Writes the event with the numbers of tokens of the prompts and of the texts, if it is requested.
+    /// Writes the event with the numbers of prompt tokens and of generated tokens, if the request asks for it.
     fn usage(&self, to: &mut Vec<u8>, used: (usize, usize));
 
-    /// Whether each text has a prompt of its own.
+    /// Returns whether each text has its own prompt.
     fn has_own_prompts(&self) -> bool;
 }
 
-/// Streams pieces as server-sent events. Waits for the first piece, so that an invalid request gets an error status. `None` is a text
-/// that is empty.
+/// Streams texts as server-sent events. Waits for the first piece of text before it responds, so that an invalid request gets an error
+/// status. `None` is an empty text.
 pub(in crate::http) async fn streamed(
     events: impl Events + 'static,
     mut all: Vec<Option<TokenStream>>,
@@ -97,7 +97,7 @@ struct Stream<E> {
     /// Unfinished texts by index; `None` for finished ones.
     all: Vec<Option<TokenStream>>,
     n_open: usize,
-    /// Numbers of tokens of the prompts and of all texts.
+    /// Number of prompt tokens, and number of tokens of all texts.
     used: (usize, usize),
     /// Bytes to send next.
     ready: Vec<u8>,
@@ -122,7 +122,7 @@ impl<E: Events> Stream<E> {
                 self.used = (before + prompt_tokens, self.used.1 + tokens);
                 self.close(index, ending, hypotheses);
             }
-            // The status has been sent, so clients read the error from the stream.
+            // The status has already been sent, so the error is sent as an event.
             Err(error) => {
                 let error =
                     json!({"error": {"message": error.to_string(), "type": "server_error"}});
@@ -133,7 +133,7 @@ impl<E: Events> Stream<E> {
         }
     }
 
-    /// Ends a text, and the stream after the last one.
+    /// Ends a text. After the last text, ends the stream.
     fn close(&mut self, index: usize, ending: Ending, hypotheses: Vec<(String, f32)>) {
         let end = End { ending, hypotheses };
         self.events.end(&mut self.ready, index, end);

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Described, Route, closed, schema::*};
 
-/// Returns the route of a whole answer, or of its parts as events.
+/// Returns the description of a route that responds with a whole answer or with a stream of events.
 fn described(summary: &'static str, body: Value, answer: &str) -> Described {
     let answers = vec![
         ("application/json", named(answer)),
@@ -76,7 +76,7 @@ fn stream_options(route: Route) -> Value {
     ))
 }
 
-/// Fields that both routes of generated text accept.
+/// Returns the fields that both routes for generated text accept.
 fn writing() -> Value {
     let penalty = json!({"type": "number", "minimum": -2, "maximum": 2});
     object(

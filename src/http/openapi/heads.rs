@@ -1,10 +1,10 @@
-//! Descriptions of the routes of heads.
+//! Descriptions of the routes for task heads.
 
 use serde_json::{Value, json};
 
 use super::{Described, Route, schema::*};
 
-/// Returns the description of a route of heads.
+/// Returns the description of a route for a task head.
 pub(super) fn described(route: Route) -> Described {
     let of = |summary, body: Value, answer: Value| -> Described {
         Described {

@@ -49,12 +49,12 @@ pub(super) fn json_answer(schema: Value) -> Vec<(&'static str, Value)> {
     vec![("application/json", schema)]
 }
 
-/// Returns a schema that accepts only these values. Other values would change the result and are refused.
+/// Returns a schema that accepts only these values. Other values would change the response, so they are refused.
 pub(super) fn only(values: Value) -> Value {
     json!({"enum": values})
 }
 
-/// Types of the values of an embedding.
+/// Returns the schema of the type of an embedding's values.
 pub(super) fn value_type(is_optional: bool) -> Value {
     let null = is_optional.then_some(Value::Null);
     let names = TYPES.iter().map(|(name, _)| json!(name));
@@ -65,7 +65,7 @@ pub(super) fn direction() -> Value {
     only(json!([null, "Left", "Right", "left", "right"]))
 }
 
-/// Number of new tokens, or -1 for all positions that are left.
+/// Returns the schema of a number of new tokens, or -1 for as many as there are positions left.
 pub(super) fn max_tokens() -> Value {
     json!({"type": ["integer", "null"], "minimum": -1, "not": {"const": 0}})
 }
@@ -74,7 +74,7 @@ pub(super) fn flag() -> Value {
     or_null(yes_or_no())
 }
 
-/// Returns an object of `own` fields and the fields of TEI's routes that choose a model and truncate inputs.
+/// Returns an object with the fields `own` and the fields of TEI's routes that select a model and truncate inputs.
 pub(super) fn tei(required: &[&str], mut own: Value) -> Value {
     own["model"] = or_null(text());
     own["truncate"] = flag();

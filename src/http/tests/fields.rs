@@ -1,4 +1,4 @@
-//! Tests of the table of fields, and of the errors of fields and headers.
+//! Tests of the table of fields, and of errors about fields and headers.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -15,7 +15,8 @@ use super::{
 };
 use crate::serve::{Models, Tool};
 
-/// Returns message and parameter of the error of a body; `None` if the table accepts it.
+/// Returns the message and the parameter of the error for a body; `None` if the table accepts the
+/// body.
 fn refusal(route: Route, body: &Value) -> Option<(String, Value)> {
     let failure = Fields::read(route, body.to_string().into_bytes()).err()?;
     let Body::Whole(Some(bytes)) = failure.response(Style::OpenAi).into_body() else {
@@ -57,7 +58,7 @@ fn each_field_of_the_table_is_computed_or_ignored_or_refused() {
             }
         }
     }
-    // Equal numbers are neutral in any notation; other types are not.
+    // A number equal to a neutral value is neutral in any notation. A value of another type is not.
     let chat = Route::ChatCompletions;
     assert_eq!(refusal(chat, &json!({"repeat_penalty": 1.0})), None);
     assert!(refusal(chat, &json!({"mirostat": false})).is_some());
@@ -159,7 +160,7 @@ fn each_computed_field_is_read_and_an_invalid_value_is_an_error_that_names_it() 
     };
     for route in body_routes().filter(|&route| route != Route::Base) {
         let (status, text) = told(route, &sound(route));
-        // The model has no chat template.
+        // The chat route fails because the model has no chat template.
         let is_missing = route == Route::ChatCompletions;
         assert!(status == 200 || is_missing, "{route:?} {text}");
         for field in FIELDS.iter().filter(|field| field.is_computed(route)) {
@@ -181,7 +182,7 @@ fn each_computed_field_is_read_and_an_invalid_value_is_an_error_that_names_it() 
                 text.contains(name) || text.contains("absurd"),
                 "{route:?} {text}"
             );
-            // Null is equivalent to a missing field, unless the field is required.
+            // For a field that is not required, null has the same effect as a missing field.
             let needed = sound(route).get(field.name).is_some();
             if nested.is_none() && !needed && !is_missing {
                 body[field.name] = Value::Null;
@@ -192,7 +193,7 @@ fn each_computed_field_is_read_and_an_invalid_value_is_an_error_that_names_it() 
     }
 }
 
-/// Returns the table of fields in `docs/serving.md`.
+/// Returns the table of fields for `docs/serving.md`.
 fn table() -> String {
     let code = |names: &[&str]| {
         let names = names.iter().map(|name| format!("`{name}`"));

@@ -162,7 +162,7 @@ fn a_file_in_place_of_the_cache_is_reported() {
     assert!(cache.usage().is_err());
 }
 
-/// Writes half of the bytes, and then fails like a full disk, by means of /dev/full.
+/// Writes half of the bytes, and then fails like a full disk, using /dev/full.
 fn onto_a_full_disk(file: &mut File, bytes: &[u8]) -> io::Result<()> {
     file.write_all(&bytes[..bytes.len() / 2])?;
     File::options()
@@ -267,7 +267,7 @@ fn folders_and_entries_are_private() {
     }
 }
 
-/// Anyone who can write to a folder can forge its entries, because the hash is not secret.
+/// Anyone who can write to the folder can forge entries, because the hash is not secret.
 #[cfg(unix)]
 #[test]
 fn a_folder_writable_by_others_is_neither_read_nor_written() {
@@ -293,7 +293,8 @@ fn a_folder_writable_by_others_is_neither_read_nor_written() {
     cache.check_owner().unwrap();
     assert_eq!(cache.get(&key("a")).unwrap(), Some(cubin(b"forged")));
 
-    // A parent folder that is writable lets others replace the folder, unless it is sticky.
+    // If the parent folder is writable by others, they can replace the cache's folder, unless the
+    // parent is sticky.
     set_mode(root.path(), 0o777);
     insta::assert_snapshot!(message(&cache.get(&key("a")).unwrap_err(), root.path()), @"the kernel cache ROOT/cubins is neither read nor written: ROOT is writable by other users (mode 0777); run `chmod go-w ROOT`. Code that another user put there would run on the GPU as yours. Fix the permissions, or set GEMMULE_CACHE to a folder of your own; until then, kernels are compiled again at each start");
     set_mode(root.path(), 0o1777);

@@ -70,7 +70,7 @@ fn the_cache_returns_the_bytes_that_were_compiled() {
         compiled
     );
     assert_eq!(counts(&warm), (3, 1));
-    // Each target has an entry of its own.
+    // Each target has its own entry.
     warm.compile_all(&kernels(1), Target::Sm90a, &quiet)
         .unwrap();
     assert_eq!(counts(&warm), (3, 2));
@@ -79,7 +79,7 @@ fn the_cache_returns_the_bytes_that_were_compiled() {
 #[test]
 fn the_error_is_that_of_the_first_source_that_fails() {
     let mut sources = kernels(6);
-    // Longer sources are compiled first: the last source fails before the others start.
+    // Longer sources are compiled first, so the last source fails before the two others start.
     sources[2] = kernel("k2", "y[0] = early;");
     sources[4] = kernel("k4", "y[0] = later_and_longer;");
     sources[5] = kernel("k5", "y[0] = last_and_longest_of_all;");
@@ -221,7 +221,8 @@ fn a_cache_that_is_a_file_is_reported_once_and_does_not_fail_a_compilation() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("file");
     fs::write(&file, "in the way").unwrap();
-    // The file is the cache's root, or a parent of it. Even root cannot create a folder there.
+    // The cache's root is the file itself or a path below it. Even root cannot create a folder
+    // there.
     for place in [file.clone(), file.join("below")] {
         assert_eq!(
             note_of_failing_cache(DiskCache::at(&place)).fault,
@@ -236,7 +237,7 @@ fn a_cache_writable_by_others_is_reported_once_and_its_code_is_not_used() {
     use std::os::unix::fs::PermissionsExt;
     let root = tempfile::tempdir().unwrap();
     let open = || DiskCache::at(root.path());
-    // Entries under the right keys, with matching hashes, that contain other code.
+    // Create entries with the right keys and matching hashes, but with other code.
     let nvrtc = nvrtc();
     for source in kernels(3) {
         let wrong = kernel(&source.symbol, "y[0] = 666.0f;");

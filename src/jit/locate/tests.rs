@@ -109,7 +109,7 @@ fn an_explicit_path_may_be_a_file_a_folder_or_a_toolkit() {
     }
 }
 
-/// Returns the log of a search with only the places that `change` adds.
+/// Returns the log of a search of only the places that `change` adds.
 fn log_of(root: &Path, change: impl FnOnce(&mut Surroundings)) -> String {
     let mut surroundings = Surroundings::default();
     change(&mut surroundings);
@@ -121,7 +121,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Places NVRTC in several folders below the current one, and checks that none is opened.
+/// Puts NVRTC into several folders below the current folder, and checks that none is opened.
 #[test]
 fn no_path_that_depends_on_the_current_folder_is_searched() {
     let root = tempfile::tempdir_in(env::current_dir().unwrap()).unwrap();
@@ -156,7 +156,7 @@ fn no_path_that_depends_on_the_current_folder_is_searched() {
 fn files_writable_by_others_are_not_opened() {
     let root = tempfile::tempdir().unwrap();
     let at = |below: &str| root.path().join(below);
-    // The target of the link, the library itself, is safe.
+    // The target of the link is the library itself, which is trusted.
     let safe = link(root.path(), "toolkit/lib64");
     fs::create_dir_all(at("open/lib64")).unwrap();
     fs::write(at("open/lib64/libnvrtc.so.13"), "planted").unwrap();
@@ -181,14 +181,15 @@ fn files_writable_by_others_are_not_opened() {
     Set it to the file libnvrtc.so.13, to the folder or the Python environment that holds it, or unset it to let NVRTC be searched for
     ");
 
-    // The search continues with the next place.
+    // Without a chosen NVRTC, the search continues with the next place.
     let nvrtc = Nvrtc::find_in(&Surroundings {
         cuda: vec![at("open"), at("toolkit")],
         ..Default::default()
     });
     assert_eq!(nvrtc.unwrap().path(), safe);
 
-    // Writable by the group only: not searched, but trusted if the user names it.
+    // A folder that is writable by the group is not searched, but it is trusted if the user names
+    // it.
     set_mode(&at("toolkit"), 0o775);
     let real = safe.canonicalize().unwrap();
     let copy = at("toolkit/lib64/libnvrtc.so.14");
@@ -326,8 +327,8 @@ fn places_are_tried_in_the_documented_order() {
     let file = link(root.path(), "conda/lib");
     let conda = |s: &mut Surroundings| s.environments = vec![("CONDA_PREFIX", Some(at("conda")))];
     assert_eq!(expect(&file, &conda), Origin::Environment("CONDA_PREFIX"));
-    // Packages come before the environment's own libraries. Among packages, newer interpreters and
-    // newer CUDA folders come first.
+    // Packages take precedence over the environment's own libraries. Newer interpreters and newer
+    // CUDA folders take precedence over older ones.
     for packages in [
         "python3.9/site-packages/nvidia/cuda_nvrtc/lib",
         "python3.11/site-packages/nvidia/cuda_nvrtc/lib",

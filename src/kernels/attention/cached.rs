@@ -27,7 +27,7 @@ use crate::{
 /// Keys that a query attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Keys {
-    /// Keys of its own sequence, up to its position.
+    /// Keys of the query's own sequence, up to the query's position.
     Own,
     /// All keys of the sequence's source, cached by another part of the model (cross-attention).
     Source,
@@ -58,10 +58,10 @@ impl Keys {
     }
 }
 
-/// `q`, `keys [blocks, stride]`, `values [blocks, stride]`, (`bias`), `cu_lens`, `slots`, `slot_starts`, `key_lens` →
-/// `out [tokens, heads·head]`: each token attends to its sequence's keys up to its own position, or to all keys of a source.
-/// The position is the token's index in the batch's sequence plus `key_lens - length`. This is the plain kernel, with one warp
-/// per token and head, for any GPU.
+/// `q`, `keys [blocks, stride]`, `values [blocks, stride]`, (`bias`), `cu_lens`, `slots`, `slot_starts`, `key_lens` → `out [tokens,
+/// heads·head]`: each token attends to its sequence's keys up to its own position, or to all keys of a source. A token's position is its
+/// index among the sequence's tokens in the batch, plus `key_lens - length`. This is the plain kernel for any GPU, with one warp per token
+/// and head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaCached {
     pub heads: u32,
@@ -110,7 +110,7 @@ impl MhaCached {
         self.heads / self.kv_heads
     }
 
-    /// This kernel with a cache in E4M3.
+    /// Returns this kernel with a cache in E4M3.
     pub(super) fn in_e4m3(&self) -> Self {
         let pool = Pool {
             format: Format::E4m3,
@@ -122,7 +122,7 @@ impl MhaCached {
         }
     }
 
-    /// This kernel with windows, biases and caps, for tests that compile or run it.
+    /// Returns this kernel with windows, biases and caps, for tests that compile or run kernels.
     pub(super) fn by_distance(&self) -> impl Iterator<Item = Self> {
         let causal = position_bias::examples()
             .into_iter()
@@ -323,7 +323,7 @@ impl Kernel for MhaCached {
     }
 }
 
-/// Equal numbers of heads, groups, one shared key head, and head sizes that are not multiples of a warp.
+/// As many key heads as query heads, grouped heads, a single key head, and head sizes that are not a multiple of 32.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

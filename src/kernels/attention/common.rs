@@ -8,7 +8,7 @@ use crate::{
 /// Bytes of shared memory that a CTA may use on every target. sm_86 and sm_89 have the smallest limit.
 pub(super) const SHARED_LIMIT: u32 = 99 * 1024;
 
-/// Elements of a row in shared memory, a multiple of the k extent 16 of a 16-bit MMA.
+/// Elements of a row in shared memory. With tensor cores, the head size is rounded up to a multiple of 16, the K extent of an MMA.
 pub(super) fn row(head: u32, dtype: DType) -> u32 {
     if !dtype.has_mma() {
         head

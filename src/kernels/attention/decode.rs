@@ -15,14 +15,14 @@ use crate::{
     tensor::{DType, Extents, Size},
 };
 
-/// Attention to a KV cache for batches with one new token per sequence. It computes correct results for any batch.
+/// Attention to a KV cache, optimized for batches with one new token per sequence. The results are correct for any batch.
 ///
 /// A CTA computes all query heads of one key head for one token, so that keys and values are read once. The keys are split
 /// over the CTA's warps and, in a cluster, over its CTAs. Partial results are merged in distributed shared memory
 /// (FlashDecoding). A row's result depends only on its own number of keys, not on the rest of the batch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaDecode {
-    /// The same attention computed by the plain kernel, which defines the result.
+    /// The plain kernel for the same attention. It defines the result.
     pub plain: MhaCached,
     /// CTAs that serve one token and key head.
     pub ctas: DecodeCtas,
@@ -31,19 +31,19 @@ pub struct MhaDecode {
 /// Size and number of the CTAs that compute the query heads of one key head for one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DecodeCtas {
-    /// A CTA that fits an SM of Hopper three times, and an SM of every supported GPU once.
+    /// At least three CTAs fit an SM of Hopper, and at least one fits an SM of every supported GPU.
     Small,
-    /// A CTA that fits an SM of Hopper twice.
+    /// Two CTAs fit an SM of Hopper.
     Medium,
-    /// A CTA that occupies an SM of Hopper alone, with as many bytes in flight as several smaller ones.
+    /// One CTA fits an SM of Hopper, with as many bytes in flight as several smaller CTAs.
     Large,
     /// A cluster of 2 to 8 medium CTAs that split the keys.
     Cluster(u32),
 }
 
-/// Max query heads per CTA: the columns of an MMA. Larger groups read their keys several times.
+/// Max query heads per CTA: the N extent of an MMA. The keys of larger groups are read by several CTAs.
 const MAX_ROWS: u32 = 8;
-/// Min elements per head. Smaller heads would leave lanes without a part of the key.
+/// Min head size. With smaller heads, some lanes would hold no part of a key.
 const MIN_ELEMENTS: u32 = 32;
 
 impl MhaDecode {
@@ -76,7 +76,7 @@ impl MhaDecode {
         }
     }
 
-    /// CTAs that split the keys of one token and key head.
+    /// Number of CTAs among which the keys of one token and key head are split.
     pub fn splits(&self) -> u32 {
         match self.ctas {
             DecodeCtas::Small | DecodeCtas::Medium | DecodeCtas::Large => 1,
@@ -92,13 +92,13 @@ impl MhaDecode {
         kv_heads * (heads / kv_heads).div_ceil(self.rows())
     }
 
-    /// Query heads per CTA: a whole group, or an equal share of a large one.
+    /// Query heads per CTA: a whole group, or an equal share of a large group.
     fn rows(&self) -> u32 {
         let MhaCached {
             heads, kv_heads, ..
         } = self.plain;
         let group = heads / kv_heads;
-        // Each lane of the f32 kernel holds 16 bytes of the value row for every query head.
+        // In the f32 kernel, a lane holds accumulators for its value packs and every query head, at most 16 packs in all.
         let most = match self.plain.dtype {
             DType::F32 => (16 / self.value_packs()).clamp(1, MAX_ROWS),
             DType::F16 | DType::BF16 => MAX_ROWS,
@@ -106,7 +106,7 @@ impl MhaDecode {
         group.div_ceil(group.div_ceil(most))
     }
 
-    /// Packs of a row per lane. A lane holds every fourth pack of keys, and every eighth pack of values.
+    /// Packs of a key row per lane. A lane holds every fourth pack of a key row, and every eighth pack of a value row.
     fn key_packs(&self) -> u32 {
         self.packs().div_ceil(4)
     }
@@ -126,13 +126,13 @@ impl MhaDecode {
         16 * pool.element().bytes() as u32 / dtype.bytes() as u32
     }
 
-    /// Bytes of 16 keys and 16 values as the lanes of a warp hold them.
+    /// Bytes of 16 keys and 16 values, with the padding of the packs that the lanes of a warp hold.
     fn stage_bytes(&self) -> u32 {
         (2 * self.key_packs() + 4 * self.value_packs()) * 32 * self.pack_bytes()
     }
 
-    /// Bytes of shared memory for tiles in flight, and max number of warps. With several query heads per warp, eight warps of a large
-    /// CTA compute for longer than their keys take to load.
+    /// Bytes of shared memory for tiles in flight, and max number of warps. A large CTA with several query heads has up to 16 warps,
+    /// because eight warps would take longer to compute than their keys take to load.
     fn room(&self) -> (u32, u32) {
         match self.ctas {
             DecodeCtas::Small => (64 * 1024, 4),
@@ -145,7 +145,7 @@ impl MhaDecode {
     fn warps(&self) -> u32 {
         let (bytes, most) = self.room();
         let fitting = bytes / (2 * self.stage_bytes());
-        // A power of two, so that shares are whole cache blocks.
+        // A power of two, so that the share of keys of a warp or CTA consists of whole cache blocks.
         1 << fitting.clamp(1, most).ilog2()
     }
 
@@ -159,8 +159,8 @@ impl MhaDecode {
         (self.room().0 / (self.warps() * self.stage_bytes())).clamp(2, most)
     }
 
-    /// Whether a CTA has little work. Six such CTAs per SM hide more of each other's prologues and epilogues than a third tile in
-    /// flight per warp would.
+    /// Returns whether a CTA has little work. Six such CTAs per SM, with two tiles in flight per warp, hide more latency than fewer CTAs
+    /// with three tiles, because their prologues and epilogues overlap.
     fn is_brief(&self) -> bool {
         let plain = &self.plain;
         let one_query = plain.heads == plain.kv_heads && plain.dtype.has_mma();
@@ -242,7 +242,6 @@ impl Kernel for MhaDecode {
         }
     }
 
-    /// Does not depend on the number of keys, so the launch stays the same while sequences grow.
     fn dtype(&self) -> Option<DType> {
         Some(self.plain.dtype)
     }
@@ -260,6 +259,7 @@ impl Kernel for MhaDecode {
         self.check().map_err(|e| e.to_string())
     }
 
+    /// Returns a launch that does not depend on the number of keys, so it stays the same while sequences grow.
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Launch {
             // There are at most 2^24 tokens, so this fits.
@@ -281,7 +281,7 @@ impl Kernel for MhaDecode {
         self.plain.reference(extents, reads)
     }
 
-    /// Adds key counts around the boundaries of tiles, warps' parts and CTAs' shares to the plain kernel's cases.
+    /// Adds key counts to the plain kernel's cases: around the boundaries of tiles, of the parts of warps, and of the shares of CTAs.
     fn cases(&self) -> Vec<Case> {
         let steps = |name, cached: &[u32]| Case {
             cached: cached.to_vec(),
@@ -314,7 +314,7 @@ impl Kernel for MhaDecode {
     }
 }
 
-/// Groups of 1 to 12 heads, heads of every number of packs, and clusters.
+/// Groups of 1 to 12 heads, head sizes with every number of packs, and clusters.
 pub(super) fn representative() -> Vec<KernelSpec> {
     use DecodeCtas::{Cluster, Large, Medium, Small};
     let mut all = Vec::new();
@@ -362,7 +362,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 let capped = plain.by_distance().filter(|plain| plain.by.cap.is_some());
                 all.extend(capped.map(|plain| MhaDecode { plain, ctas }.into()));
             }
-            // Biases and caps in one tiling only.
+            // With a cache in E4M3, biases and caps are covered in only one tiling.
             if dtype.has_mma() {
                 let plain = plain.in_e4m3();
                 if (head, ctas) == (96, Small) {

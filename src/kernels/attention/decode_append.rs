@@ -16,10 +16,10 @@ use crate::{
 };
 
 /// [`MhaDecode`]'s parameters, then `x [tokens, x.stride]` and `token_slots [tokens]` → `cache [blocks, stride]` as written by
-/// [`AppendCache`], and `out`. Replaces a launch of `AppendCache` and one of attention for sequences of one token.
+/// [`AppendCache`], and `out`. For sequences of one token, this kernel replaces a launch of `AppendCache` and a launch of attention.
 ///
-/// Attention reads the newest key and value from the projection's output, so that no CTA waits for another one's store. It rounds
-/// them to the format of the cache.
+/// Attention reads the newest key and value from the projection's output and rounds them to the format of the cache. Thus no CTA waits
+/// until another CTA has stored them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaDecodeAppend {
     pub decode: MhaDecode,
@@ -43,7 +43,7 @@ impl MhaDecodeAppend {
         append.check().map_err(AttentionError::Append)
     }
 
-    /// Returns the two kernels that compute the same result when run in sequence, each with its share of this kernel's operands.
+    /// Returns the two kernels that compute the same result when run in sequence, each with its own part of this kernel's operands.
     pub fn in_turn<T: Copy>(&self, operands: &[T]) -> [(KernelSpec, Vec<T>); 2] {
         // The last two inputs and the cache belong to the append kernel.
         let n_reads = operands.len().saturating_sub(4);

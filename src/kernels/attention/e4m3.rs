@@ -13,14 +13,14 @@ use crate::{
     tensor::{DType, Element, Extents, Size},
 };
 
-/// The operands of [`MhaWgmma`], `out_scale [1]` → `out [tokens, heads·head]`: its result, divided by `out_scale`, in E4M3.
+/// The operands of [`MhaWgmma`], `out_scale [1]` → `out [tokens, heads·head]`: the attention's result, divided by `out_scale`, in E4M3.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaToE4m3 {
     pub attention: MhaWgmma,
 }
 
 impl MhaToE4m3 {
-    /// Max queries of a tile. Three consumer warpgroups have no registers for the conversion.
+    /// Max queries per tile. With a third consumer warpgroup, no registers would be left for the conversion.
     pub const MAX_ROWS: u32 = 128;
 }
 
@@ -108,7 +108,7 @@ impl Kernel for MhaToE4m3 {
     }
 
     fn tolerance(&self) -> Tolerance {
-        // The error of the result before it is divided by 1 / 64.
+        // Error of the attention's result, before it is divided by the scale 1 / 64.
         let before = self.attention.tolerance().absolute;
         Tolerance {
             absolute: ROUNDED.absolute + 64.0 * before,
@@ -117,7 +117,7 @@ impl Kernel for MhaToE4m3 {
     }
 }
 
-/// One tile of each head size, and every tile of heads of 64.
+/// Every tile of at most [`MhaToE4m3::MAX_ROWS`] queries, in both storage types, full and causal, with and without a position bias.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut kernels: Vec<MhaToE4m3> = Vec::new();
     for kernel in super::wgmma::representative() {

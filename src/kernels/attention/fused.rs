@@ -29,7 +29,7 @@ pub struct MhaShort {
     pub dtype: DType,
 }
 
-/// Fused attention for any length by online softmax, full or causal. Operands as for [`MhaShort`].
+/// Fused attention for any length by online softmax, full or causal, with the operands of [`MhaShort`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaOnline {
     pub of: AttentionProblem,
@@ -38,7 +38,7 @@ pub struct MhaOnline {
 
 /// Keys that the short kernel computes or skips as a unit.
 const KEY_STEP: u32 = 32;
-/// Max number of keys of the short kernel. The scores of a warp's 16 queries occupy half as many registers per thread.
+/// Max number of keys of the short kernel. The scores of a warp's 16 queries take one register per thread for every two keys.
 const SHORT_LIMIT: u32 = 256;
 
 impl MhaShort {
@@ -136,7 +136,7 @@ impl MhaOnline {
             return Tiling::simt(self.of.head);
         }
         let (m_tiles, keys, q_in_regs) = match self.of.head {
-            // A causal mask, a window or a bias uses the registers of the second tile.
+            // A causal mask, a window or a bias takes the registers that a second tile would need.
             ..=64 if !self.of.causal && self.of.by.is_none() => (2, 64, true),
             ..=128 => (1, 64, true),
             _ => (1, 32, false),
@@ -210,7 +210,7 @@ impl Kernel for MhaShort {
         self.operands().reference(extents, reads)
     }
 
-    /// Only supported lengths, up to the max.
+    /// Adds the max length, and keeps only supported lengths.
     fn cases(&self) -> Vec<Case> {
         let mut cases = edge_cases();
         let longest = self.max_len;

@@ -26,12 +26,12 @@ pub use scores::MhaLongScores;
 /// Keys per key tile.
 const KEY_TILE: u32 = Extents::KEY_TILE as u32;
 
-/// Persistent CTAs of a grouped GEMM per SM: a multiple of the one, two or four that are resident at once. A CTA's prologue is
-/// short compared to its tiles.
+/// Persistent CTAs of a grouped GEMM per SM. One, two or four CTAs are resident at once, so the number is a multiple of each. A CTA's
+/// prologue is short compared to the time for its tiles.
 const CTAS_PER_SM: u64 = 4;
 
-/// Layout of the tensors between the three kernels, for one batch. A sequence is identified by two sums over the preceding
-/// sequences: `pairs`, of squared lengths, and `tokens`, of lengths.
+/// Layout of the tensors between the three kernels, for one batch. A sequence is identified by two sums over the preceding sequences:
+/// `pairs`, the sum of squared lengths, and `tokens`, the sum of lengths.
 ///
 /// Start indices are quotients of these sums rather than sums of quotients, so that no prefix sum is needed. This leaves gaps
 /// between sequences, which are neither written nor read.
@@ -72,17 +72,18 @@ impl Layout {
     }
 }
 
-/// Start of a sequence's scores, a multiple of 8. A sequence of n tokens advances it by at least n rows of n rounded up to 8.
+/// Start of a sequence's scores, a multiple of 8. After a sequence of n tokens, the next one starts at least n · ⌈n / 8⌉ · 8 elements
+/// later.
 fn score_start(pairs: usize, tokens: usize) -> usize {
     pairs / 8 * 8 + tokens * 8
 }
 
-/// Start of a sequence's partials. A sequence of n tokens advances it by at least n rows of ⌈n / 128⌉.
+/// Start of a sequence's partials. After a sequence of n tokens, the next one starts at least n · ⌈n / 128⌉ partials later.
 fn partial_start(pairs: usize, tokens: usize) -> usize {
     pairs / KEY_TILE as usize + tokens
 }
 
-/// A problem of the grouped GEMM: one head of one sequence.
+/// A problem of a grouped GEMM: one head of one sequence.
 #[derive(Clone, Copy)]
 struct Problem {
     head: usize,
@@ -146,8 +147,8 @@ pub(super) fn visitor_launch(
     }
 }
 
-/// Constants of `partials/attention_visitor.cu` and the files that include it. A tile has `rows` queries, and `keys` keys if
-/// `tile_keys` is set, else all keys.
+/// Constants of `partials/attention_visitor.cu` and the files that include it. A tile has `rows` queries. It has `keys` keys if `tile_keys`
+/// is set, and otherwise all keys.
 pub(super) fn visitor_constants(
     heads: u32,
     [rows, keys]: [u32; 2],
@@ -173,7 +174,7 @@ pub(super) fn max_tiles(extents: &Extents, [rows, keys]: [u32; 2]) -> u64 {
 /// Batches for all three kernels.
 fn cases() -> Vec<Case> {
     let mut cases = edge_cases();
-    // More than 32 tiles per CTA with twelve heads, and many windows of sequences for the visitor.
+    // This batch has more than 32 tiles per CTA with twelve heads, and the visitor needs many windows of sequences.
     let crowd: Vec<u32> = (0..1500).map(|i| 1 + i % 3).collect();
     cases.push(Case::new("crowd", &crowd));
     // More than eight key tiles.

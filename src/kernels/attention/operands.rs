@@ -21,7 +21,7 @@ use crate::{
 /// Max head size of the fused kernels.
 const HEAD_LIMIT: u32 = 256;
 
-/// Attention with its storage type: parameters, checks and definition of the fused kernels.
+/// An attention problem and its storage type, which determine the parameters, checks and definition of the fused kernels.
 pub(super) struct Operands {
     pub of: AttentionProblem,
     pub dtype: DType,
@@ -180,7 +180,7 @@ impl Operands {
     }
 }
 
-/// Tolerance of fused kernels, which round probabilities to the storage type.
+/// Tolerance of the fused kernels. They round probabilities to the storage type.
 pub(super) fn tolerance(dtype: DType) -> Tolerance {
     match dtype {
         DType::F16 => Tolerance {

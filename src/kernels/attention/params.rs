@@ -47,7 +47,7 @@ fn bounds() -> Shape {
     Shape::new([&Size::from(Symbol::Batch) + &Size::constant(1)])
 }
 
-/// Returns `batch`, and `tokens` if the addresses of a view depend on it.
+/// Returns the count `batch`, and the count `tokens` if the addresses of a view depend on the number of tokens.
 pub(super) fn counts(views: &[HeadView]) -> Vec<Param> {
     let mut counts = vec![count("batch", Symbol::Batch)];
     if views.contains(&HeadView::HeadMajor) {

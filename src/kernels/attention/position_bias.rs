@@ -13,8 +13,9 @@ pub(in crate::kernels) trait PositionBiasCode {
     /// Suffix of a symbol that names the window, the bias and the cap; empty without them.
     fn suffix(&self) -> String;
 
-    /// Constants of `partials/attention_by_distance.cu`, and the factor applied to scores in the base-2 softmax. If there is a
-    /// bias or a cap, scores are scaled before. `head` is the CUDA expression for a head's index.
+    /// Constants of `partials/attention_by_distance.cu`, and the factor of the scores in the base-2 softmax. With a bias or a cap, this
+    /// factor is 1, because the scores are already scaled before the bias or cap is applied. `head` is the CUDA expression for a head's
+    /// index.
     fn constants(&self, head: &str, scale: f32) -> Vec<(&'static str, Constant)>;
 }
 
@@ -108,8 +109,8 @@ impl PositionBiasCode for PositionBias {
     }
 }
 
-/// Windows, biases and caps, alone and together, causal and not, for tests that compile or run kernels. The caps are so low that they
-/// change random scores.
+/// Windows, biases and caps, alone and together, for causal and full attention, for tests that compile or run kernels. The caps are low
+/// enough to change random scores.
 pub(in crate::kernels) fn examples() -> [(bool, PositionBias); 8] {
     let by = |window, bias| PositionBias {
         window,

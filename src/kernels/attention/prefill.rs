@@ -14,11 +14,11 @@ use crate::{
     tensor::{DType, Extents, Size},
 };
 
-/// Attention to a KV cache by tiles of queries, in f16 or bf16, with keys and values gathered by slot. It is based on
+/// Attention to a KV cache in f16 or bf16. A CTA computes tiles of queries, and gathers keys and values by slot. The kernel is based on
 /// [`MhaOnline`], or on [`MhaWgmma`] for Hopper.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaPrefill {
-    /// The same attention computed by the plain kernel, which defines the result.
+    /// The plain kernel for the same attention. It defines the result.
     pub plain: MhaCached,
     /// Persistent tile of the Hopper kernel; `None` for the kernel that runs on any GPU.
     pub tile: Option<MhaTile>,
@@ -45,7 +45,7 @@ impl MhaPrefill {
         }
     }
 
-    /// Returns the corresponding attention of whole sequences.
+    /// Returns the corresponding attention without a cache.
     fn attending(&self) -> AttentionProblem {
         let MhaCached {
             heads,
@@ -74,7 +74,7 @@ impl MhaPrefill {
         }
     }
 
-    /// Uses the tiling of causal attention to the batch's own keys, also for source keys. With more queries per warp, their slots
+    /// Returns the causal attention whose tiling is used, also for source keys. With more queries per warp, the registers that hold slots
     /// would spill.
     fn online(&self) -> MhaOnline {
         MhaOnline {
@@ -209,7 +209,7 @@ impl Kernel for MhaPrefill {
     }
 }
 
-/// The kernel for any GPU, and those for Hopper.
+/// Returns the kernel for any GPU, and the kernels for Hopper.
 fn of_tiles(plain: MhaCached) -> impl Iterator<Item = KernelSpec> {
     let tiles = match plain.pool.is_e4m3() {
         true => &[][..],
@@ -227,7 +227,7 @@ fn of_tiles(plain: MhaCached) -> impl Iterator<Item = KernelSpec> {
         .map(KernelSpec::from)
 }
 
-/// Every tiling, with and without groups, and head sizes that are padded for MMAs.
+/// Every tiling, with and without grouped heads, and head sizes that are padded for MMAs.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F16, DType::BF16] {

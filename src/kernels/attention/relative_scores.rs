@@ -172,7 +172,7 @@ impl Kernel for RelativeScores {
     }
 }
 
-/// Both sides, distances within and beyond `reach`, common and odd head sizes.
+/// Scores of queries and of keys, with distances within and beyond `reach`, and common and odd head sizes.
 pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     let kernel = |heads, head, reach, of| RelativeScores {
         heads,

@@ -1,8 +1,7 @@
 //! The softmax between the two matrix products of unfused attention, over ragged rows of scores.
 //!
-//! A row has the length of its sequence and starts at any element. A team of lanes reads it once in aligned packs of 16 bytes,
-//! keeps it in registers, and interleaves the reductions of X rows (TurboTransformers 4.1.2, `warpAllReduce_XElem` and its
-//! block-level form).
+//! A row has the length of its sequence and starts at any element. A team of lanes reads it once in aligned packs of 16 bytes, keeps it in
+//! registers, and interleaves the reductions of several rows (TurboTransformers 4.1.2, `warpAllReduce_XElem` and its block-level form).
 
 use serde::{Deserialize, Serialize};
 
@@ -50,13 +49,13 @@ pub enum SoftmaxForm {
     Resident {
         /// Lanes per team, a power of two from 4 to 1024.
         lanes: u32,
-        /// Rows per team, whose reductions interleave: 1, 2 or 4.
+        /// Rows that a team reduces at the same time: 1, 2 or 4.
         x_rows: u32,
         /// Max sequence length.
         max_len: u32,
     },
-    /// A CTA reads a row of any length twice: once for row maximum and row sum (online softmax, Milakov and Gimelshein 2018),
-    /// and once for the result.
+    /// A CTA reads a row of any length twice: first for the row maximum and row sum (online softmax, Milakov and Gimelshein 2018), then for
+    /// the result.
     Streamed,
 }
 
@@ -64,11 +63,12 @@ pub enum SoftmaxForm {
 const WARP_TEAM_THREADS: u32 = 128;
 /// Threads per CTA of the streamed form.
 const STREAMED_THREADS: u32 = 256;
-/// Max elements in a thread's registers, over all of its rows.
+/// Max elements in a thread's registers, over all rows of its team.
 const MAX_PER_THREAD: u32 = 64;
 
-/// Default dispatch of [`AttentionSoftmax::variants`]: lanes, X and max row length. A row that starts at an arbitrary element
-/// touches up to one pack more than its length. The lengths fill a team's packs of eight 16-bit elements.
+/// Default dispatch of [`AttentionSoftmax::variants`]: lanes and rows per team, and max row length. A row that starts at an arbitrary
+/// element may touch one pack more than an aligned row. With 16-bit elements (eight per pack), rows of the max length fill the packs of a
+/// team.
 const LADDER: [(u32, u32, u32); 5] = [
     (4, 1, 24),
     (16, 2, 120),
@@ -151,8 +151,7 @@ impl AttentionSoftmax {
         }
     }
 
-    /// Kernels without a mask that together cover every length, each with its max sequence length in tokens. The last one has no
-    /// max.
+    /// Kernels without a mask that together cover every length, each with its max sequence length in tokens. The last kernel has no max.
     pub fn variants(heads: u32, scale: f32, dtype: DType) -> Vec<(Option<u64>, Self)> {
         Self::new(heads, scale, dtype).by_length()
     }
@@ -179,8 +178,8 @@ impl AttentionSoftmax {
             .collect()
     }
 
-    /// Returns every form that can replace this kernel's: it supports the same lengths, at least half of a team's lanes have
-    /// work, and rows fit in registers. The streamed form is the last.
+    /// Returns the kernel in every form that supports the same lengths, gives work to at least half of a team's lanes, and keeps rows in
+    /// registers. The streamed form comes last.
     pub fn candidates(&self) -> Vec<Self> {
         let mut forms = Vec::new();
         if let Some(max_len) = self.form.max_len() {
@@ -210,8 +209,8 @@ impl AttentionSoftmax {
 }
 
 impl AttentionSoftmax {
-    /// Returns `scale · log2(e)`. A scale of 0 would turn the −∞ of a masked key into NaN. The smallest normal number is used
-    /// instead: it also gives equal probabilities to all scores below 10³⁰.
+    /// Returns `scale · log2(e)`. A scale of 0 would turn the −∞ of a masked key into NaN. The smallest normal number is used instead. It
+    /// also makes the probabilities equal, as long as scores are below 10³⁰.
     fn scale_log2(&self) -> f32 {
         match scale_log2(self.scale) {
             0.0 => f32::MIN_POSITIVE,
@@ -357,7 +356,7 @@ impl Kernel for AttentionSoftmax {
         vec![HostTensor::Real(out)]
     }
 
-    /// Lengths around the boundaries of packs, teams and CTAs, as far as the form supports them.
+    /// Lengths that the form supports, around the boundaries of packs, teams and CTAs.
     fn cases(&self) -> Vec<Case> {
         let mut cases = Case::standard();
         cases.push(Case::new("every_start", &(1..=17).collect::<Vec<u32>>()));
@@ -376,7 +375,7 @@ impl Kernel for AttentionSoftmax {
             let lens = [longest, 1, longest.saturating_sub(1), longest];
             cases.push(Case::new("longest", &lens));
         } else if self.heads <= 2 {
-            // The reference's time grows with the square of the length for each head.
+            // The length is limited, because the time of the reference is quadratic in the length.
             cases.push(Case::new("longest", &[3, longest.min(3001)]));
         }
         for case in &mut cases {
@@ -395,7 +394,7 @@ impl Kernel for AttentionSoftmax {
     }
 }
 
-/// Every form of the default dispatch, with and without a mask, and others that a tuner may choose.
+/// Every form of the default dispatch, with and without a mask, and other forms that a tuner may choose.
 pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     let plain = AttentionSoftmax::new(2, 1.0, dtype);
     let masked = AttentionSoftmax {

@@ -18,9 +18,9 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// `scores [heads, pairs]`, (`bias`), `cu_lens`, `pair_offsets`, (`valid_lens [batch]`) → `out [heads, pairs]`: softmax of
-/// the scores as [`PositionBias`] defines them, over the keys that each query attends to. This is the plain kernel, with one warp per row; fused
-/// attention includes this step.
+/// `scores [heads, pairs]`, (`bias`), `cu_lens`, `pair_offsets`, (`valid_lens [batch]`) → `out [heads, pairs]`: softmax of the scores with
+/// their [`PositionBias`], over the keys that each query attends to. This is the plain kernel, with one warp per row. Fused attention
+/// includes this step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SoftmaxByDistance {
     pub heads: u32,
@@ -126,7 +126,7 @@ impl Kernel for SoftmaxByDistance {
                 let first = h * extents.pairs as usize + offsets[b] as usize;
                 for query in 0..n {
                     let seen = self.by.seen(causal, query, valid);
-                    // All keys in the window of a padding query may be padding.
+                    // A window of a padding query may contain only padding keys.
                     if seen.is_empty() {
                         continue;
                     }

@@ -13,24 +13,24 @@ use crate::{
     tensor::{DType, Extents, Size},
 };
 
-/// Fused attention of sequences of at most [`MhaSplitKeys::MAX_LEN`] tokens, in f16 or bf16, for batches of few tokens.
-/// Operands as for [`super::MhaShort`], all of them columns of `[tokens, stride]` tensors.
+/// Fused attention of sequences of at most [`MhaSplitKeys::MAX_LEN`] tokens, in f16 or bf16, for batches of few tokens. The operands are
+/// those of [`super::MhaShort`], as columns of `[tokens, stride]` tensors.
 ///
-/// Each warp of a CTA computes softmax and output over its part of the keys, relative to the row maximum of that part. The
-/// partial outputs are then rescaled to the common maximum and added (FlashDecoding's split of the keys, within one CTA).
+/// The keys are split within a CTA, as FlashDecoding splits them over CTAs. Each warp computes softmax and output over its part of the
+/// keys, relative to the row maximum of that part. The partial outputs are then rescaled to the common maximum and added.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaSplitKeys {
-    /// The same attention for sequences of any length, which defines the result.
+    /// The kernel of the same attention for sequences of any length. It defines the result.
     pub plain: MhaOnline,
 }
 
-/// Queries per CTA. Also the keys per warp.
+/// Queries per CTA, and keys per warp.
 const ROWS: u32 = 16;
 const WARPS: u32 = 4;
 
 impl MhaSplitKeys {
-    /// Max sequence length: all keys are in registers at once. A variant with two key steps per warp, for twice the length,
-    /// measured slower than the WGMMA kernel.
+    /// Max sequence length, limited because all keys are in registers at once. A variant for twice the length, with two key steps per warp,
+    /// was measured to be slower than the WGMMA kernel.
     pub const MAX_LEN: u32 = WARPS * ROWS;
 
     /// Checks that the kernel can be generated as described.
@@ -102,7 +102,6 @@ impl Kernel for MhaSplitKeys {
         self.plain.params()
     }
 
-    /// Tile indices as in the other fused kernels, with the head as the fastest dimension.
     fn dtype(&self) -> Option<DType> {
         Some(self.plain.dtype)
     }
@@ -124,6 +123,7 @@ impl Kernel for MhaSplitKeys {
         self.check().map_err(|e| e.to_string())
     }
 
+    /// Returns a launch with the tile indices of the other fused kernels, and the head as the fastest dimension.
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let tiles = extents.tokens / u64::from(ROWS) + extents.batch;
         Launch::of_ctas(
@@ -141,8 +141,8 @@ impl Kernel for MhaSplitKeys {
         self.plain.reference(extents, reads)
     }
 
-    /// Only supported lengths. Includes single sequences, the main use of the kernel, with lengths around the boundaries of MMAs
-    /// and of the warps' parts.
+    /// Adds single sequences, the main use of the kernel, with lengths around the boundaries of MMAs and of the parts of warps. Keeps only
+    /// supported lengths.
     fn cases(&self) -> Vec<Case> {
         let mut cases = edge_cases();
         for length in [5, 8, 16, 17, 33, 40, 48, 63, 64] {

@@ -56,8 +56,8 @@ fn assert_close(got: &HostTensor, want: &[f32]) {
 
 #[test]
 fn attention_is_the_mean_of_values_weighted_by_softmax() {
-    // One head of 8 columns, of which only the first is nonzero. Sequence 0 has one token. Sequence 1 has keys 0 and ln 3 for
-    // queries 1 and 0, so the weights are 1/4, 3/4 and then 1/2, 1/2.
+    // One head of 8 columns, of which only the first is nonzero. Sequence 0 has one token. Sequence 1 has queries 1 and 0, and keys 0 and
+    // ln 3. Its weights are 1/4, 3/4 for the first query and 1/2, 1/2 for the second.
     let plain = HeadView::TokenMajor {
         offset: 0,
         stride: 8,
@@ -172,7 +172,7 @@ fn softmax_candidates_are_valid_distinct_and_cover_the_same_lengths() {
             }
         }
     }
-    // Part of a warp, a warp, and a CTA per row of 500.
+    // A row of up to 504 elements can be read by a part of a warp, a warp, or a CTA.
     let form = SoftmaxForm::Resident {
         lanes: 32,
         x_rows: 1,
@@ -295,7 +295,7 @@ fn unfused_kernels_together_equal_fused_attention() {
 
 #[test]
 fn every_tile_of_every_sequence_has_a_unique_index_in_the_grid() {
-    // Model of `find_tile`, with the tile indices that the grid is sized for.
+    // Models `find_tile`, and checks that the grid covers its tile indices.
     let batches = [
         vec![1],
         vec![64; 5],

@@ -37,7 +37,8 @@ impl Tiling {
         }
     }
 
-    /// Tile indices have gaps, so that sequence `i` begins at `start / rows + i` without a prefix sum over tiles.
+    /// Returns a launch with one CTA per tile index and head. The tiles of sequence `i`, whose first token is `start`, begin at index
+    /// `start / rows + i`. Indices have gaps, but need no prefix sum over tiles.
     pub fn launch(&self, extents: &Extents, heads: u32) -> Launch {
         let tiles = extents.tokens / u64::from(self.rows) + extents.batch;
         Launch {

@@ -1,8 +1,8 @@
 //! Unfused attention: the two matrix products, with the scores in global memory. They run if fusion is off, and are the
 //! reference for the fused kernels. The softmax between them is in `softmax.rs`.
 //!
-//! On tensor cores both are grouped GEMMs over all heads and sequences, the ragged form of a library's batched GEMM.
-//! Operands that tensor cores cannot read are computed with one thread per result.
+//! On tensor cores both are grouped GEMMs over all heads and sequences, the ragged form of a library's batched GEMM. If tensor cores cannot
+//! read the operands, one thread computes each result.
 
 #[cfg(test)]
 mod tests;
@@ -77,7 +77,7 @@ impl AttentionScores {
         suits_tensor_cores(self.head, self.dtype, [self.q, self.k])
     }
 
-    /// Tiles are small, because sequences are short and their last tiles partial. Several CTAs per SM hide each other's latency.
+    /// Tiles are small, because sequences are short and their last tiles are partly empty. Several CTAs per SM hide each other's latency.
     /// Head sizes above 160 leave room for only one stage.
     fn plan(&self) -> ScoresPlan {
         let [rows, keys] = [64, 64];
@@ -120,13 +120,13 @@ fn simt_launch(results: u64, heads: u32) -> Launch {
     }
 }
 
-/// Batches for both kernels: tile boundaries, many sequences, and rows of several tiles that start at every offset modulo 16
+/// Batches for both kernels: lengths around tile boundaries, many sequences, and rows of several tiles that start at every offset modulo 16
 /// bytes.
 fn cases() -> Vec<Case> {
     let mut cases = edge_cases();
     cases.push(Case::new("long", &[700, 3]));
     cases.push(Case::new("odd_rows", &[193, 131, 7, 259]));
-    // More than 32 tiles per CTA with twelve heads.
+    // This batch has more than 32 tiles per CTA with twelve heads.
     let crowd: Vec<u32> = (0..1500).map(|i| 1 + i % 3).collect();
     cases.push(Case::new("crowd", &crowd));
     cases
@@ -158,7 +158,7 @@ pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     let columns = |offset, stride| HeadView::TokenMajor { offset, stride };
     let merged = |width: u32| [0, 1, 2].map(|i| columns(i * width, 3 * width));
     let mut all = Vec::new();
-    // Every tiling: one stage or two, head sizes that are not multiples of 16, one 16-row tile per warp or two.
+    // Every tiling: one or two stages, head sizes that are not a multiple of 16, and one or two 16-row tiles per warp.
     let sizes = [
         (12, 64),
         (12, 32),
@@ -184,7 +184,7 @@ pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     let views = [from_4, from_4, from_4, columns(0, 32)];
     all.extend(pair(2, 16, default_scale(16), views));
     all.extend(pair(1, 264, default_scale(264), [columns(0, 264); 4]));
-    // Groups of query heads that share a key head, with tensor cores and without.
+    // Grouped-query heads, with and without tensor cores.
     for head in [64, 20] {
         let [q, k, v] = [0, 6, 8].map(|first| columns(first * head, 10 * head));
         let views = [q, k, v, columns(0, 6 * head)];
@@ -403,7 +403,7 @@ impl Kernel for AttentionContext {
             role: Role::Read {
                 element: self.dtype.into(),
                 shape: pairs_shape(self.heads),
-                // Magnitude of probabilities over about twenty keys.
+                // The values have the magnitude of probabilities over about twenty keys.
                 fill: Fill::WEIGHT,
             },
         };

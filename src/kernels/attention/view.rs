@@ -1,4 +1,4 @@
-//! Forms of views in symbols and sources.
+//! Representation of views in symbols and sources.
 
 use crate::ops::HeadView;
 
@@ -27,8 +27,8 @@ impl ViewCode for HeadView {
     }
 }
 
-/// Part of a symbol that distinguishes views, each given with the total width of its heads. Empty if each tensor is
-/// `[tokens, width]`; `_qkv2304` if three views are columns of one tensor.
+/// Part of a symbol that distinguishes views. `views` holds the name, the view, and the total width of the heads. The part is empty if each
+/// tensor is `[tokens, width]`, and e.g. `_qkv2304` if three views are columns of one tensor.
 pub(super) fn views_suffix(views: &[(&str, HeadView, u32)]) -> String {
     let columns = |offset, stride| HeadView::TokenMajor { offset, stride };
     if views.iter().all(|&(_, v, width)| v == columns(0, width)) {

@@ -1,5 +1,5 @@
-//! Attention on Hopper with WGMMA. Persistent CTAs are warp-specialised, with TMA producers. With one tile per CTA, all threads
-//! load with `cp.async`.
+//! Attention on Hopper with WGMMA. Persistent CTAs are warp-specialised, with TMA producers. In CTAs with a single tile, all threads load
+//! with `cp.async`.
 
 mod instances;
 
@@ -24,10 +24,10 @@ pub struct MhaTile {
     pub rows: u32,
     /// Keys per key tile. A key tile is a pipeline stage.
     pub keys: u32,
-    /// CTAs per SM, which share its registers and shared memory. If the CTA is persistent, its number of pipelines.
+    /// CTAs per SM, or pipelines of a persistent CTA. They share the SM's registers and shared memory.
     pub blocks: u32,
-    /// Whether one persistent CTA per SM runs `blocks` pipelines with a common producer warpgroup, instead of one tile per CTA. Its
-    /// prologue is longer, but loads of the next tile overlap with the epilogue of the last.
+    /// Whether one persistent CTA per SM runs `blocks` pipelines with a common producer warpgroup. Otherwise, each CTA computes one tile. A
+    /// persistent CTA has a longer prologue, but loads the next tile during the epilogue of the previous one.
     pub persistent: bool,
 }
 
@@ -40,8 +40,8 @@ pub(super) enum Origin {
     Cache,
 }
 
-/// Fused attention of any length with WGMMA, in f16 or bf16. Operands as for [`super::MhaShort`], all of them columns of
-/// `[tokens, stride]` tensors.
+/// Fused attention of any length with WGMMA, in f16 or bf16. The operands are those of [`super::MhaShort`], as columns of `[tokens,
+/// stride]` tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaWgmma {
     pub of: AttentionProblem,
@@ -49,16 +49,16 @@ pub struct MhaWgmma {
     pub tile: MhaTile,
 }
 
-/// Bytes of shared memory per SM, bytes that the system reserves per CTA, and the limit of a CTA.
+/// Shared memory in bytes: of an SM, reserved by the system for each CTA, and the max of a CTA.
 const SHARED_OF_SM: u32 = 228 * 1024;
 const SHARED_OF_SYSTEM: u32 = 1024;
 const SHARED_OF_BLOCK: u32 = 227 * 1024;
 /// Alignment of TMA boxes in shared memory, in bytes.
 const BOX_ALIGNMENT: u32 = 1024;
-/// Max K/V stages. More would hide no more latency.
+/// Max K/V stages. More stages would not hide more latency.
 const MAX_STAGES: u32 = 8;
-/// Bytes of a stage's barriers (keys full, values full, empty); of the scheduler's tile record; of a record and the empty
-/// barrier of a Q stage.
+/// Bytes of the three barriers of a stage (keys full, values full, empty), of the scheduler's tile record, and of the record and the
+/// barrier (empty) of a Q stage.
 const STAGE_BARRIERS: u32 = 3 * 8;
 const TILE_RECORD: u32 = 32;
 const Q_STAGE_BARRIERS: u32 = TILE_RECORD + 8;
@@ -67,7 +67,7 @@ const REGISTERS: u32 = 64 * 1024;
 const REGISTER_UNIT: u32 = 8;
 
 impl MhaTile {
-    /// Creates a tile for one tile per CTA, from queries × keys × CTAs per SM.
+    /// Creates the tile of a kernel with one tile per CTA. `blocks` is the number of CTAs per SM.
     const fn one_tile(rows: u32, keys: u32, blocks: u32) -> Self {
         MhaTile {
             rows,
@@ -77,7 +77,7 @@ impl MhaTile {
         }
     }
 
-    /// Creates a tile for persistent CTAs, from queries × keys × pipelines.
+    /// Creates the tile of a kernel with persistent CTAs. `blocks` is the number of pipelines per CTA.
     const fn persistent(rows: u32, keys: u32, blocks: u32) -> Self {
         MhaTile {
             rows,
@@ -87,7 +87,7 @@ impl MhaTile {
         }
     }
 
-    /// Tiles for this head size, with the one for long sequences first. Empty if the kernel does not support the head size.
+    /// Tiles for this head size. The first tile is for long sequences. Empty if the kernel does not support the head size.
     pub fn candidates(head: u32) -> &'static [MhaTile] {
         const OF_32: &[MhaTile] = &[MhaTile::persistent(64, 80, 4), MhaTile::one_tile(64, 64, 5)];
         const OF_64: &[MhaTile] = &[
@@ -117,8 +117,8 @@ impl MhaTile {
         }
     }
 
-    /// Tiles with which keys and values are gathered from a cache, with the one for many tiles first. Empty if the kernel does not
-    /// support the head size. Next to four consumer warpgroups, a producer warpgroup has too few registers to gather.
+    /// Tiles of kernels that gather keys and values from a cache. The first tile is for launches with many tiles. Empty if the kernel does
+    /// not support the head size. With four consumer warpgroups, a producer warpgroup would have too few registers to gather.
     pub fn gathering(head: u32) -> &'static [MhaTile] {
         const OF_64_AND_96: &[MhaTile] = &[MhaTile::persistent(192, 96, 1)];
         const OF_128: &[MhaTile] = &[
@@ -132,7 +132,8 @@ impl MhaTile {
         }
     }
 
-    /// Returns the smaller tile to use if each SM gets so few of these tiles that the last one is a large part of the total.
+    /// Returns the smaller tile to use if each SM computes so few of these tiles that a partial last wave would take a large part of the
+    /// time.
     pub fn finer(self, head: u32) -> Option<MhaTile> {
         let coarse = MhaTile::persistent(192, 80, 1);
         (head == 128 && self == coarse).then_some(MhaTile::persistent(128, 128, 1))
@@ -193,7 +194,8 @@ impl MhaTile {
         (self.consumers() + self.persistent as u32) * 128
     }
 
-    /// Registers of a producer and of a consumer thread after `setmaxnreg`, out of those that a persistent CTA is launched with.
+    /// Registers of a producer thread and of a consumer thread after `setmaxnreg`. In total, they fit the registers that a persistent CTA
+    /// is launched with.
     fn registers(self, origin: Origin) -> (u32, u32) {
         let whole = |n: u32| n / REGISTER_UNIT * REGISTER_UNIT;
         let all = whole(REGISTERS / self.threads()) * self.threads();
@@ -206,7 +208,8 @@ impl MhaTile {
         (producer, consumer.min(240))
     }
 
-    /// Arrivals of producer threads at a full barrier: one thread starts TMA copies, but all threads gather rows.
+    /// Number of producer threads that arrive at a full barrier: the one thread that starts TMA copies, or all threads that gather rows for
+    /// the pipeline.
     fn arrivals(self, origin: Origin) -> u32 {
         match origin {
             Origin::Batch => 1,
@@ -214,7 +217,7 @@ impl MhaTile {
         }
     }
 
-    /// Constants of the tile and the attention that both kernels' templates need.
+    /// Constants of the tile and of the attention, common to the templates of both kernels.
     pub(super) fn constants(
         self,
         of: &AttentionProblem,
@@ -277,8 +280,8 @@ impl MhaTile {
         all
     }
 
-    /// A persistent grid has at most one CTA per SM. Tile indices are those of the other fused kernels, with the head as the
-    /// fastest dimension.
+    /// Returns a launch with the tile indices of the other fused kernels, and the head as the fastest dimension. A persistent grid has at
+    /// most one CTA per SM.
     pub(super) fn launch(
         self,
         of: &AttentionProblem,
@@ -292,7 +295,7 @@ impl MhaTile {
             false => u64::MAX,
         };
         let bytes = self.bytes(of.head, self.stages(of.head));
-        // With no more CTAs than SMs, requesting half of the shared memory keeps two CTAs off the same SM.
+        // If there are no more CTAs than SMs, each CTA requests half of the shared memory, so that no two CTAs run on the same SM.
         let alone = !self.persistent && blocks <= machine.sms.into();
         let shared = match alone {
             true => bytes.max(SHARED_OF_SM / 2),
@@ -306,7 +309,7 @@ impl MhaTile {
         heads_map("q", head, 64)
     }
 
-    /// K/V stages per pipeline: as many as fit shared memory.
+    /// K/V stages per pipeline: the max number that fits shared memory.
     fn stages(self, head: u32) -> u32 {
         let room = match self.persistent {
             true => SHARED_OF_BLOCK,
@@ -341,7 +344,7 @@ fn heads_map(param: &'static str, head: u32, rows: u32) -> TensorMap {
     }
 }
 
-/// Columns of a TMA box: a swizzled row of 128 bytes, or of 64 bytes if the head size is not a multiple of 64.
+/// Columns of a TMA box. A row of a box is swizzled, and has 128 bytes, or 64 bytes if the head size is not a multiple of 64.
 fn columns(head: u32) -> u32 {
     match head.is_multiple_of(64) {
         true => 64,
@@ -365,8 +368,8 @@ impl MhaWgmma {
         }
     }
 
-    /// Tiles that support this attention on a GPU with these instructions; empty if the kernel does not support it. Attention with
-    /// a window, a bias or a cap is excluded: it has one tile for every length ([`MhaTile::for_distances`]).
+    /// Tiles that support this attention on a GPU with these instructions; empty if the kernel does not support the attention. Attention
+    /// with a window, a bias or a cap is excluded: it has one tile for every length ([`MhaTile::for_distances`]).
     pub fn tiles(
         of: &AttentionProblem,
         dtype: DType,

@@ -16,7 +16,7 @@ pub enum BeamData {
     Requests { vocabulary: u32 },
     /// Candidate counts of each beam: mostly the maximum, but also fewer, none, and [`Chosen::NotANumber`].
     Counts,
-    /// Token ids of the candidates. A beam's ids are distinct and mostly also its neighbours'.
+    /// Token ids of the candidates. The ids of a beam are distinct, and most of them are also candidates of neighbouring beams.
     Ids { vocabulary: u32 },
     /// Scores in the middle of a search.
     Scores,
@@ -25,7 +25,7 @@ pub enum BeamData {
 }
 
 impl BeamData {
-    /// Returns for each row the index of its team and the row's beam in it.
+    /// Returns for each row the index of its group of rows, and its beam in that group; `None` without a beam.
     fn teams(n: usize) -> Vec<(usize, Option<Beam>)> {
         let mut rows = Vec::new();
         for team in 0.. {
@@ -149,7 +149,7 @@ impl BeamData {
                 let states = of_rows.flat_map(|((team, beam), _)| {
                     let (nth, of_group) = beam.map_or((0, 1), |b| (b.nth, b.of.n / b.of.groups));
                     let ended = Self::best(team, nth).1;
-                    // Reverses the places of a group.
+                    // The places of a group are in reverse order.
                     let place = nth / of_group * of_group + of_group - 1 - nth % of_group;
                     let is_done = nth >= of_group && team.is_multiple_of(2);
                     let length = if ended { 1 + nth as i64 } else { 0 };

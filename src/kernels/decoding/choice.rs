@@ -67,14 +67,13 @@ impl Beam {
 }
 
 impl DeviceSamplingParams {
-    /// Number of 32-bit words of an encoded choice.
+    /// Number of 32-bit words of the encoded parameters.
     pub const WIDTH: u32 = 256;
     /// Words before the token lists.
     pub(super) const HEADER: usize = 24;
 
-    /// Returns the words in the order of `templates/partials/request.cu`. Returns `None` if a token list is too long, if
-    /// there are more beams than a CTA can search, or if a rule is not supported on devices or not in combination with a
-    /// diversity penalty.
+    /// Returns the words in the order of `templates/partials/request.cu`. Returns `None` if a token list is too long, if there are more
+    /// beams than a CTA can search, or if a rule is not supported on devices or cannot be combined with a diversity penalty.
     pub fn encode(&self) -> Option<Vec<i32>> {
         let rules = &self.rules;
         if !rules.suit_devices() {
@@ -231,7 +230,7 @@ impl DeviceSamplingParams {
         (Chosen::Token(id), value)
     }
 
-    /// Returns one of several choices for a row of a check. Neighbouring rows get different ones.
+    /// Returns parameters for a row of a check. Neighbouring rows get different parameters.
     pub(super) fn of_row(row: usize, vocabulary: u32) -> Self {
         let id = |n: u32| n % vocabulary;
         let drawn = |temperature, top_k, top_p, min_p| {

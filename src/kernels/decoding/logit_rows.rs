@@ -15,11 +15,10 @@ use crate::{
 pub(in crate::kernels) const MAX_GROUPS: u32 = 1024;
 /// Max number of CTAs of a row: one for each piece.
 const MAX_CTAS: u64 = 32;
-/// Max number of tokens from which one is sampled without further passes over the row.
+/// Max number of candidate tokens for sampling without further passes over the row.
 pub(in crate::kernels) const MOST_CANDIDATES: u32 = 1024;
 
-/// Rows of logits that several CTAs read in groups of tokens. Each lane of a warp owns a group: accesses with a stride of
-/// one warp.
+/// Rows of logits that several CTAs read in groups of tokens. Each lane of a warp reads one group, by accesses with a stride of one warp.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct LogitRows {
     pub(in crate::kernels) vocabulary: u32,
@@ -32,12 +31,12 @@ impl LogitRows {
         vector_width(self.dtype, &[self.vocabulary])
     }
 
-    /// Accesses of a lane to its group.
+    /// Number of accesses with which a lane reads its group.
     fn packs(self) -> u32 {
         self.vocabulary.div_ceil(MAX_GROUPS * self.vector())
     }
 
-    /// Number of pieces of a row. A piece has one group for every lane of a warp.
+    /// Number of pieces of a row. A piece consists of the groups of one warp.
     fn pieces(self) -> u32 {
         self.vocabulary.div_ceil(32 * self.packs() * self.vector())
     }

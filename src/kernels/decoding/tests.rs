@@ -9,7 +9,7 @@ fn a_choice_survives_encoding_and_decoding() {
         let numbers = choice.encode().expect("its lists are short");
         assert_eq!(numbers.len(), DeviceSamplingParams::WIDTH as usize);
         let numbers: Vec<i64> = numbers.into_iter().map(i64::from).collect();
-        // Lists are decoded sorted and without duplicates, and both kinds of min length as one.
+        // Decoding returns lists sorted and without duplicates, and merges the two kinds of min length.
         choice.rules.forced_last.sort_unstable();
         choice.rules.forced_last.dedup();
         choice.rules.min_length = choice.rules.min_length.max(row);
@@ -47,7 +47,8 @@ fn outcomes_have_distinct_codes() {
     }
 }
 
-/// Probabilities of the tokens that may be sampled, by sorting and f64 sums. Each setting restricts the previous selection further.
+/// Computes the probabilities of the tokens that may be sampled, by sorting and with f64 sums. Each setting restricts the previous
+/// selection further.
 fn probabilities(sampling: Sampling, logits: &[f32]) -> Vec<f64> {
     let softmax = |kept: &[(usize, f64)]| {
         let most = kept.iter().fold(f64::NEG_INFINITY, |m, k| m.max(k.1));
@@ -84,10 +85,11 @@ fn probabilities(sampling: Sampling, logits: &[f32]) -> Vec<f64> {
     all
 }
 
-/// Pearson's χ² test of 8,000 draws for several combined settings, at positions of one sequence and with seeds of many.
+/// Pearson's χ² test of 8,000 draws for several combinations of settings, at the positions of one sequence and with the seeds of many
+/// sequences.
 #[test]
 fn sampled_tokens_have_the_probabilities_of_a_plain_softmax() {
-    // Sums of three uniform numbers, some of them equal.
+    // Logits are sums of three uniform numbers, and some are equal.
     let uniform = |i, j| Philox::new(77).uniform(i, j);
     let logits: Vec<f32> = (0..400u64)
         .map(|i| {

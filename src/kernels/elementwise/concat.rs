@@ -15,7 +15,7 @@ use crate::{
 /// One `x [rows, width]` for each of `widths` → `out [rows, Σ widths]`: concatenates rows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Concat {
-    /// Widths of the inputs: 2 to [`Concat::MAX_PARTS`] of them.
+    /// Widths of the 2 to [`Concat::MAX_PARTS`] inputs.
     pub widths: Vec<u32>,
     pub dtype: DType,
 }
@@ -30,7 +30,7 @@ impl Concat {
     /// Max number of tensors that one kernel concatenates.
     pub const MAX_PARTS: usize = 16;
 
-    /// Elements of a row of the result, saturating.
+    /// Number of elements in a row of the result. The sum saturates.
     pub fn width(&self) -> u32 {
         self.widths.iter().fold(0, |sum, &w| sum.saturating_add(w))
     }
@@ -125,8 +125,8 @@ impl Kernel for Concat {
     }
 }
 
-/// Instances for the device check and the compile tests: two halves, widths without a common wide access, and the max number
-/// of parts.
+/// Instances for the device check and the compile tests: two halves, widths that do not allow a common wide access, and the max number of
+/// parts.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

@@ -76,7 +76,7 @@ impl Kernel for Gate {
         stream_launch(extents.rows.saturating_mul(packs.into()))
     }
 
-    /// Estimated like a norm, which reads and writes a row. The gate reads twice as much.
+    /// Estimates the gate like a norm, which reads one row and writes one row. The gate reads twice as much.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
         let elements = rows as f64 * f64::from(self.width);
@@ -108,7 +108,7 @@ impl Kernel for Gate {
     }
 
     fn tolerance(&self) -> Tolerance {
-        // With the given fill, factors of the activation are below 6.
+        // With the given fill, the numbers by which activations are multiplied are below 6.
         let of_activation = match self.dtype {
             DType::F32 => 2e-6,
             DType::F16 | DType::BF16 => self.activation.error_at_zero(),

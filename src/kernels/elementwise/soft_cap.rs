@@ -1,4 +1,4 @@
-//! Soft cap of logits, and of scores that are stored. Fused attention includes the cap of its scores.
+//! Soft cap of logits and of stored scores. Fused attention caps its scores itself.
 
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +41,7 @@ impl Kernel for SoftCap {
     }
 
     fn params(&self) -> Vec<Param> {
-        // From far below to above the cap.
+        // Values range from far below to above the cap.
         let fill = Fill::Normal {
             mean: 0.0,
             deviation: self.cap.get(),

@@ -53,7 +53,7 @@ fn different_kernels_have_different_symbols() {
         }
     }
     assert_eq!(symbols.len(), n_kernels);
-    // The default kernel has the plain symbol. Deviations from it are spelled out.
+    // The default kernel has the plain symbol. Other kernels name their differences from the default.
     assert!(symbols.contains("layernorm_f16_w768_eps1em12"));
     assert!(symbols.contains("bias_residual_layernorm_f16_w768_eps1em12_warps3_x1_two_pass"));
 }
@@ -98,7 +98,7 @@ fn warp_sum(row: &[f32], vector: usize) -> f32 {
     lanes[0]
 }
 
-/// Rows of mean 1000 and deviation 0.1. A normal value is the sum of twelve uniform ones.
+/// Returns a row of mean 1000 and deviation 0.1. A normal value is approximated by the sum of twelve uniform values.
 fn far_from_zero(width: usize, seed: u64) -> Vec<f32> {
     let mut state = seed;
     let mut uniform = || {

@@ -183,7 +183,7 @@ impl Builder<'_> {
         Ok(x)
     }
 
-    /// Adds the sum of the states of layers from the embeddings before the first layer, which are 0, on.
+    /// Adds the weighted sum of the states of the layers `from` and later. Layer 0 is the embeddings before the first layer.
     fn weighted_layers(
         &mut self,
         states: &At<String>,

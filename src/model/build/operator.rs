@@ -304,7 +304,7 @@ impl Builder<'_> {
                 let (start, width) = (values.offset(from)?, values.size(width)?);
                 (Op::SliceColumns { start, width }, vec![self.value(x)?])
             }
-            // The node keeps the name of the original value.
+            // `same` adds no node, so the node keeps the name of the original value.
             Operator::Same { x } => return self.value(x),
             Operator::FirstToken { x } => (Op::FirstToken, vec![self.value(x)?]),
             Operator::MeanPool { x } => (Op::MeanPool, vec![self.value(x)?]),
@@ -333,7 +333,7 @@ impl Builder<'_> {
             }
             Operator::LogProbability { x } => {
                 let x = self.value(x)?;
-                // Token ids select columns of the logits.
+                // Token ids select columns of the logits, so they must be below the number of columns.
                 let width = self.width(&full, "log_probability", x, place)?;
                 let ids = u32::try_from(width).unwrap_or(u32::MAX);
                 self.ids_below(BatchInput::TokenIds, ids, 0, place)?;
@@ -356,7 +356,7 @@ impl Builder<'_> {
         self.add(full, op, &operands, place)
     }
 
-    /// Returns the input of previous ids with this id before the first token, which must have a row of the table.
+    /// Returns the input of previous ids. `first` is the id before the first token of a sequence, and must have a row in the table.
     fn previous_ids(
         &mut self,
         first: &At<Expr>,
@@ -402,7 +402,7 @@ impl Builder<'_> {
         place: &Range<usize>,
     ) -> Result<(Bias, NodeId), ModelError> {
         self.limit_positions(place)?;
-        // If the operand is not scores, shape inference reports that, whatever the bias.
+        // If the operand is not scores, shape inference reports this, so the number of heads does not matter.
         let heads = self.graph.shape(scores).0.first();
         let heads = heads.and_then(Size::as_constant).unwrap_or(1);
         match bias {

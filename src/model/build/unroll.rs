@@ -1,4 +1,4 @@
-//! Builds statements in order. Loops are unrolled, and one body of a `When` is taken.
+//! Builds statements in order. Loops are unrolled, and only the selected body of a `When` is built.
 
 use std::collections::HashMap;
 
@@ -81,7 +81,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Builds the body that is taken. Names that both bodies define stay visible to later statements.
+    /// Builds the selected body. Names that both bodies define stay visible to later statements.
     fn when(&mut self, when: &'a When) -> Result<(), ModelError> {
         let (body, expect) = match self.values.holds(&when.test)? {
             true => (&when.body, &when.expect),

@@ -17,7 +17,7 @@ use crate::{
 const MAX_ELEMENTS: u64 = 1 << 40;
 
 impl Builder<'_> {
-    /// Returns the tensor of a linear layer. If `pattern` is a table that a head is tied to and the checkpoint has other values
+    /// Returns the tensor that a linear layer reads. If `pattern` is a table that a head is tied to, and the checkpoint has other values
     /// for the head, this is the head's own tensor.
     pub(super) fn untied<'p>(
         &mut self,
@@ -59,7 +59,7 @@ impl Builder<'_> {
         })
     }
 
-    /// Returns rows of a tensor with dimensions `dims`, of which the result has `out`.
+    /// Returns a weight with `out` rows, which are read from a tensor with dimensions `dims`.
     pub(super) fn rows(
         &mut self,
         pattern: &At<Pattern>,
@@ -137,7 +137,7 @@ impl Builder<'_> {
         self.tensor_called(pattern, dims, str::to_owned, expr)
     }
 
-    /// Like [`tensor`](Self::tensor), for nodes of a part of a tensor: `called` derives the node's name from the tensor's name.
+    /// Like [`tensor`](Self::tensor), for a node that holds a part of a tensor. `called` derives the node's name from the tensor's name.
     pub(super) fn tensor_called(
         &mut self,
         pattern: &At<Pattern>,

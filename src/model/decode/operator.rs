@@ -353,7 +353,7 @@ pub(super) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operator>
     }
 }
 
-/// Decodes the id before the first token, which `previous_ids` have and no other input.
+/// Decodes the id before the first token. Only `previous_ids` has this field.
 fn first<'a>(r: Reader<'a>, args: &Args<'a>) -> Decoded<Option<At<Expr>>> {
     let ids = ids(r, args.required(r, "ids")?)?;
     match (ids.value, args.optional("first")) {
@@ -409,7 +409,7 @@ pub(super) fn spelling<'a>(
     piece: Piece<'a>,
 ) -> Decoded<At<Spelling>> {
     let name = r.string(what, piece)?;
-    // Positions inside braces refer to the file. Without braces none are needed.
+    // Errors in braces point to a position in the file, so a string with braces must not contain escapes.
     let start = match name.value.contains(['{', '}']) {
         true => plain(r, what, what, piece)?.1,
         false => piece.span().start,

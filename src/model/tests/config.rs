@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{build, changed, parse, refused, tiny_config};
 use crate::{graph::Op, model::Description};
 
-/// The small description with one key of config.json changed; null removes the key.
+/// Returns the error for the small description with one key of config.json changed. A null value counts as absent.
 fn with(key: &str, value: Value) -> String {
     let mut config = tiny_config();
     config[key] = value;
@@ -71,7 +71,7 @@ refuses! {
         refused(build(&changed("rows: \"vocab\"", "rows: \"vocab\", offset: \"vocab\"")));
 }
 
-/// The shipped description with these keys of config.json changed.
+/// Returns the error for the shipped description of BERT with these changes to config.json.
 fn bert(changes: Value, outputs: Option<&[&str]>) -> String {
     refused(bert_model(changes, outputs))
 }

@@ -69,13 +69,13 @@ fn raw_control_characters_are_refused_without_being_shown() {
     × line 3, column 8 has the raw control character U+001B; remove it, or write it as an escape in
     │ a string
     ");
-    // A weight name may contain the character as an escape, and both line endings are accepted.
+    // A weight name may contain a control character as an escape, and both line endings are accepted.
     let escaped = changed("table: \"table\"", "table: \"ta\\u{1b}ble\"");
     assert!(parse(&escaped).is_ok());
     assert!(parse(&TINY.replace('\n', "\r\n")).is_ok());
 }
 
-/// Numbers that no checkpoint shape limits and that determine the memory of a model.
+/// Tests the numbers that determine the memory of a model and that no checkpoint shape limits.
 #[test]
 fn numbers_that_determine_the_size_of_computed_tables_have_a_range() {
     let config = |more: serde_json::Value| {
@@ -132,7 +132,7 @@ fn numbers_that_determine_the_size_of_computed_tables_have_a_range() {
         let names_key = text.contains(&format!("`{key}` of config.json"));
         assert!(names_key || key == "num_hidden_layers", "{text}");
     }
-    // All other numbers are rejected, or cost no more than their digits.
+    // Any other large number is rejected, or does not increase time or memory.
     let numbers = [
         "vocab_size",
         "hidden_size",
@@ -194,6 +194,6 @@ fn thousands_of_expectations_are_counted_at_once() {
     let source = source.replace("\"layers\": Key(\"num_hidden_layers\"),", "");
     let model = build(&source).expect("nothing is wrong with it");
     assert_eq!(model.expectations.len(), 24_000);
-    // Counted one by one, these would be half a billion node visits.
+    // Counting each expectation separately would take half a billion node visits.
     model.check_expectations(&model.graph).expect("they hold");
 }

@@ -1,4 +1,4 @@
-//! Tests of wrong descriptions and their errors, of the shipped descriptions and of damaged ones.
+//! Tests of wrong descriptions and their errors, of the shipped descriptions, and of damaged descriptions.
 
 mod config;
 mod language;
@@ -37,7 +37,7 @@ fn tiny_config() -> Value {
     json!({"vocab_size": 10, "hidden_size": 8, "num_hidden_layers": 2})
 }
 
-/// [`TINY`] with `from`, which occurs in it once, replaced.
+/// Returns [`TINY`] with `from` replaced, which must occur once.
 fn changed(from: &str, to: &str) -> String {
     assert_eq!(TINY.matches(from).count(), 1, "`{from}` stands once");
     TINY.replace(from, to)

@@ -20,12 +20,12 @@ macro_rules! refuses {
     )*};
 }
 
-/// The small description with the second statement of its loop replaced.
+/// Returns the small description with the second statement of its loop replaced.
 fn last(op: &str) -> String {
     changed(r#"add(a: "x", b: "y")"#, op)
 }
 
-/// The small description with attention, whose softmax has these additional fields.
+/// Returns the small description with attention, and with additional fields of its softmax.
 fn attending(fields: &str) -> String {
     let statements = format!(
         r#"        Let("h", split_heads(x: "x", heads: 2)),

@@ -66,7 +66,7 @@ const PREFIXES: [(&str, &[&str]); 14] = [
     ("clip_text", &["", "text_model."]),
 ];
 
-/// Descriptions whose layers differ from the usual launches: counts of the first two layers.
+/// Descriptions with an unusual number of launches per layer, with the numbers for the first two layers.
 const OTHER_LAYERS: [(&str, [usize; 2]); 9] = [
     ("roformer", [9, 9]),
     ("nomic_bert", [10, 10]),
@@ -79,13 +79,13 @@ const OTHER_LAYERS: [(&str, [usize; 2]); 9] = [
     ("t5", [7, 7]),
 ];
 
-/// Other descriptions without expected launches of layers.
+/// Descriptions that state no expected launches per layer.
 const WITHOUT_COUNTS: [&str; 4] = ["bart_classifier", "static_embedding", "deberta", "neobert"];
 
-/// Descriptions of models whose sequences have any length.
+/// Descriptions of models without a maximum sequence length.
 const WITHOUT_POSITIONS: [&str; 1] = ["static_embedding"];
 
-/// Keys for which descriptions require different values.
+/// Keys that must have an unusual value in a description, with this value.
 const OWN_VALUES: [(&str, &str, &str); 2] = [
     ("nomic_bert", "activation_function", "swiglu"),
     (
@@ -146,7 +146,7 @@ fn parts_share_only_weights_and_caches() {
         let order = graph.topological();
         let is_weight = |id| matches!(graph.op(id), Op::Weight(_));
         let computed = order.iter().filter(|&&id| !is_weight(id));
-        // The parts are computed in order, and no value of one is an operand of another.
+        // The parts are computed in order, and no value of a part is an operand in another part.
         let of: Vec<u32> = computed.clone().map(|&id| graph.node(id).part).collect();
         assert!(of.is_sorted());
         for &id in computed {
@@ -159,7 +159,7 @@ fn parts_share_only_weights_and_caches() {
             .find(|&&id| graph.node(id).name == "shared.weight");
         let readers = graph.consumers(*shared.expect("it is there"));
         assert_eq!(readers.len(), 3, "{name}");
-        // Two layers with keys and values of the source and of the target.
+        // Two layers, each with cached keys and values of the source and of the target.
         let is_cache = |&&id: &&crate::graph::NodeId| matches!(graph.op(id), Op::Cache { .. });
         assert_eq!(order.iter().filter(is_cache).count(), 8);
     }

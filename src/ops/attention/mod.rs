@@ -1,4 +1,4 @@
-//! Attention of packed sequences to themselves or to a source, before any kernel is chosen.
+//! Attention of packed sequences to themselves or to a source, independent of the kernels that compute it.
 
 mod position_bias;
 mod problem;

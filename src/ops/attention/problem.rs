@@ -39,7 +39,7 @@ impl AttentionProblem {
         }
     }
 
-    /// Whether every token attends to every token without a cap or a bias, and every query head has its own key head.
+    /// Returns whether every token attends to every token without a cap or a bias, and every query head has its own key head.
     pub fn is_full(&self) -> bool {
         !self.causal && self.by.is_none() && self.kv_heads == self.heads
     }

@@ -54,7 +54,7 @@ impl HeadView {
         }
     }
 
-    /// Whether the row of every head starts at a multiple of `elements` elements.
+    /// Returns whether the row of every head starts at a multiple of `elements` elements.
     pub(crate) fn is_aligned(self, head: u32, elements: u32) -> bool {
         match self {
             HeadView::HeadMajor => head.is_multiple_of(elements),
@@ -65,7 +65,7 @@ impl HeadView {
     }
 }
 
-/// Row of `x` that is multiplied by the table's row: that of a pair's query, or that of its key.
+/// Token of a pair whose row of `x` is multiplied by the table's row: the query or the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Side {
     Query,

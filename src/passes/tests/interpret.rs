@@ -1,4 +1,4 @@
-//! A reference interpreter of graphs in f64. Passes must keep its results.
+//! A reference interpreter of graphs in f64. Passes must not change its results.
 
 mod heads;
 
@@ -11,7 +11,7 @@ use crate::{
     tensor::{Element, Extents, row_scale},
 };
 
-/// A batch of sequences with the given lengths, and ids that depend on the positions.
+/// A batch of sequences with the given lengths. Ids depend on the positions.
 pub struct Batch {
     starts: Vec<usize>,
     extents: Extents,
@@ -71,8 +71,7 @@ pub fn evaluate(graph: &Graph, batch: &Batch) -> BTreeMap<String, Vec<f64>> {
                 });
                 let kept = &values[kept.expect("a part before added to it")];
                 let width = width(graph, id);
-                // A cache with one position per sequence is repeated for all tokens of the
-                // sequence.
+                // A cache with one position per sequence is repeated for each token of the sequence.
                 match kept.len() == batch.tokens() * width {
                     true => kept.clone(),
                     false => {
@@ -95,7 +94,7 @@ fn width(graph: &Graph, id: NodeId) -> usize {
     graph.shape(id).width().unwrap_or(1) as usize
 }
 
-/// Returns element `i` of the weight `name`, in −1..1.
+/// Returns element `i` of the weight `name`, in [−1, 1).
 pub fn stored(name: &str, i: u64) -> f64 {
     let mut h = name
         .bytes()
@@ -255,7 +254,7 @@ fn softmax(x: &[f64], scale: f32) -> Vec<f64> {
     x.iter().map(|v| (scale * v - most).exp() / sum).collect()
 }
 
-/// The product of `x`, whose rows have `k` elements, with the transpose of `weight`.
+/// Returns the product of `x`, whose rows have `k` elements, and the transpose of `weight`.
 fn product(x: &[f64], weight: &[f64], k: usize) -> Vec<f64> {
     rows(x, k, |x| {
         let dot = |w: &[f64]| x.iter().zip(w).map(|(x, w)| x * w).sum();
@@ -263,7 +262,7 @@ fn product(x: &[f64], weight: &[f64], k: usize) -> Vec<f64> {
     })
 }
 
-/// The epilogue of a linear layer. `more` are the operands that it reads.
+/// Applies the epilogue of a linear layer. `more` are the operands of the epilogue.
 fn finish(mut y: Vec<f64>, epilogue: Epilogue, more: &[&[f64]]) -> Vec<f64> {
     if epilogue.bias {
         y = add_bias(&y, more[0]);
@@ -441,7 +440,7 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             let shape = grouped(*heads, *kv_heads, *head);
             shape.context(batch, reads[0], reads[1], [*v, *out])
         }
-        // No sequence of the tests has a prompt.
+        // Sequences in tests have no prompts.
         Op::AfterPrompt => reads[0].to_vec(),
         Op::FirstToken => batch
             .sequences()

@@ -7,7 +7,7 @@ use crate::{
     ops::{Activation, BatchInput, Epilogue, HeadView, Rotation, SoftCap},
 };
 
-/// A builder of graphs. Shapes in tests are valid, so building does not fail.
+/// A builder of graphs. It panics on errors, because shapes in tests are valid.
 #[derive(Default)]
 pub struct Builder {
     pub graph: Graph,
@@ -21,7 +21,7 @@ impl Builder {
         id
     }
 
-    /// Returns the weight of this name, and adds it if it is new.
+    /// Returns the weight of this name, adding it if necessary.
     pub fn weight(&mut self, name: &str, dims: &[u64]) -> NodeId {
         if let Some(&id) = self.named.get(name) {
             return id;
@@ -38,7 +38,7 @@ impl Builder {
         self.named[name]
     }
 
-    /// Returns the graph with these values as outputs, each under its own name.
+    /// Returns the graph with these values as outputs. Each output has the name of its value.
     pub fn with_outputs(mut self, names: &[&str]) -> Graph {
         for &name in names {
             let id = self.get(name);
@@ -82,7 +82,7 @@ impl Builder {
         self.add(name, Op::Embedding { offset: 0 }, &[ids, table])
     }
 
-    /// Adds the token embeddings that the tests of most passes start with.
+    /// Adds token embeddings, the input in the tests of most passes.
     pub fn tokens(&mut self, width: u64) -> NodeId {
         self.embedding("tokens", BatchInput::TokenIds, 13, width)
     }
@@ -91,8 +91,8 @@ impl Builder {
         self.add(name, Op::SplitHeads { heads }, &[x])
     }
 
-    /// Adds `scores`, `scaled`, `probabilities`, `context` and `merged` under `prefix`, from split
-    /// heads.
+    /// Adds attention for split heads: the nodes `scores`, `scaled`, `probabilities`, `context` and `merged`, with names that start with
+    /// `prefix`.
     pub fn attention(&mut self, prefix: &str, qkv: [NodeId; 3], scale: f32) -> NodeId {
         self.capped_attention(prefix, qkv, scale, None)
     }
@@ -155,7 +155,7 @@ impl Builder {
         self.add(name, op, &[x, gamma])
     }
 
-    /// Adds the query, key and value of `x`, splits them, and adds their attention.
+    /// Adds the query, key and value projections of `x`, splits their heads, and adds attention.
     pub fn self_attention(
         &mut self,
         prefix: &str,
@@ -187,7 +187,7 @@ pub struct Encoder {
     pub inner: u64,
     /// Whether query, key and value have biases.
     pub bias: bool,
-    /// Whether all layers share the weights of one.
+    /// Whether all layers share the weights of a single layer.
     pub shared: bool,
 }
 

@@ -106,7 +106,7 @@ fn a_rectangle_is_as_long_as_the_life_and_as_high_as_the_size() {
     assert!((b[0] - (a[0] + step)).abs() < 0.05, "{drawn:?}");
     assert!((b[2] - (b[0] + 3.0 * step)).abs() < 0.05, "{drawn:?}");
     assert!((b[3] - b[1] - lane / 2.0).abs() < 0.05, "{drawn:?}");
-    // The lane of chunk 2 is below that of chunk 0; b ends a quarter of it above its floor.
+    // The lane of chunk 2 is below that of chunk 0. The bottom of `b` is a quarter of the lane's height above the lane's floor.
     assert!(
         (b[3] - (a[3] + LANE_GAP + lane - lane / 4.0)).abs() < 0.05,
         "{drawn:?}"
@@ -133,7 +133,7 @@ fn the_chart_shows_names_chunks_footprint_and_lower_bound() {
     for name in &names[..names.len() - 1] {
         says(name);
     }
-    // The rectangle is too small for the name: it shows the index, and the key has the name.
+    // The rectangle is too small for the name, so it shows the index, and the key has the name.
     says("9");
     says("9: pooled, 6 KiB, operators 9 to 9");
 }
@@ -159,7 +159,7 @@ fn odd_names_and_odd_plans_are_drawn() {
         texts(&svg(&[], &[], &nothing))
             .contains(&"lower bound 0 B, footprint 0 B in 0 chunks".to_owned())
     );
-    // Records of another program, which the plan does not place.
+    // The plan does not match these records of another program, and places none of them.
     assert_eq!(rectangles(&svg(&[], &records, &nothing)).len(), 0);
     let reversed = [UsageRecord {
         first_op: 9,

@@ -11,7 +11,7 @@ fn record(first_op: u32, last_op: u32, bytes: u64) -> UsageRecord {
     }
 }
 
-/// Returns a request of `mib` MiB whose tensors are all alive at once.
+/// Returns a request of `mib` MiB whose tensors are all alive at the same time.
 fn request(mib: u64) -> Vec<UsageRecord> {
     (0..8).map(|op| record(op, 8 + op, mib * MIB / 8)).collect()
 }
@@ -29,7 +29,7 @@ fn a_fresh_request_gets_one_chunk_with_bounded_headroom() {
     for (mib, chunk) in [(4, 4 * MIB + 4 * MIB * 8 / 100), (100, 102 * MIB)] {
         let mut allocator = ChunkAllocator::default();
         allocator.plan(&request(mib)).unwrap();
-        // The factor 1.08 is a float, so that the last unit may differ.
+        // The factor 1.08 is a float, so the last unit may differ.
         let [held] = allocator.held() else {
             panic!("{:?}", allocator.held())
         };
@@ -48,7 +48,7 @@ fn a_longer_request_adds_a_chunk_and_keeps_the_old_one() {
     assert_eq!(stats.newly_allocated, allocator.held()[1]);
     assert!(stats.newly_allocated <= 16 * MIB, "{stats:?}");
     assert_eq!(stats.released, 0);
-    // And once it is there it is used again.
+    // Repeating the request uses the new chunk again.
     allocator.plan(&request(108)).unwrap();
     assert_eq!(allocator.last_request().newly_allocated, 0);
 }
@@ -57,7 +57,7 @@ fn a_longer_request_adds_a_chunk_and_keeps_the_old_one() {
 fn a_much_longer_request_replaces_chunks_that_would_waste_memory() {
     let mut allocator = ChunkAllocator::default();
     allocator.plan(&request(40)).unwrap();
-    // No tensor of this one fits into what is there.
+    // None of these tensors fits in the existing chunk.
     let records = [record(0, 1, 50 * MIB), record(0, 1, 50 * MIB)];
     allocator.plan(&records).unwrap();
     assert_eq!(allocator.held(), [102 * MIB]);

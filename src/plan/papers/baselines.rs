@@ -7,10 +7,9 @@ use crate::plan::{
     Allocator, Plan, PlanError, RequestStats, UsageRecord, append_chunk, lower_bound, release,
 };
 
-/// TurboTransformers 4.2, algorithms 1 and 2, with only the errors in the listing corrected.
-/// Tensors are placed largest first. Each goes into the first chunk with a large enough gap, and
-/// there into the smallest such gap; otherwise into a new chunk of max(2 MiB, 1.2 × its size).
-/// Chunks that a plan does not use are released at once.
+/// TurboTransformers 4.2, algorithms 1 and 2; only errors in the listing are corrected. Tensors are placed in order of descending size.
+/// Each tensor goes into the first chunk with a large enough gap, and there into the smallest such gap. If there is none, it goes into a
+/// new chunk of max(2 MiB, 1.2 × its size). Chunks that a plan does not use are released at once.
 #[derive(Clone, Debug, Default)]
 pub struct Turbo {
     held: Vec<u64>,
@@ -85,10 +84,9 @@ impl Allocator for Turbo {
     }
 }
 
-/// Greedy by Size for Offset Calculation (Pisarchyk and Lee 2020, section 5.2): one arena of
-/// exactly the size that the request needs, allocated for it and released before the next. Two
-/// chunk ids alternate, so that every request has a new arena even if the previous one had the same
-/// size.
+/// Greedy by Size for Offset Calculation (Pisarchyk and Lee 2020, section 5.2): an arena of exactly the size that a request needs is
+/// allocated for the request and released before the next one. Two chunk ids alternate, so that every request has a new arena even if the
+/// previous one had the same size.
 #[derive(Clone, Debug, Default)]
 pub struct Gsoc {
     held: Vec<u64>,
@@ -136,8 +134,8 @@ impl Allocator for Gsoc {
     }
 }
 
-/// Places all records in one arena, greedy by size, and returns the places and the size of the
-/// arena. The size is at least one aligned unit, so that records of zero bytes have an address.
+/// Places all records in one arena, greedily by size. Returns the places and the size of the arena, which is at least one aligned unit, so
+/// that records of zero bytes have an address.
 #[expect(
     clippy::type_complexity,
     reason = "the only caller destructures the pair"
@@ -157,8 +155,8 @@ fn greedy_arena(records: &[UsageRecord]) -> Result<(Vec<Option<(usize, u64)>>, u
     Ok((places, arena.top.max(crate::plan::ALIGNMENT)))
 }
 
-/// LightSeq's memory (2.3): planned once, for the largest request that was declared. Results that
-/// are never alive together share bytes. Nothing is allocated afterwards.
+/// Memory planning of LightSeq (2.3): memory is planned once, for the largest declared request. Results that are never alive at the same
+/// time share bytes. Nothing is allocated afterwards.
 #[derive(Clone, Debug)]
 pub struct Maximum {
     declared: Vec<UsageRecord>,
@@ -239,7 +237,7 @@ impl Allocator for Maximum {
         self.stats
     }
 
-    /// Keeps the plan. The next request allocates its memory again.
+    /// Keeps the plan. The next request allocates the memory again.
     fn release_all(&mut self) -> u64 {
         release(&mut self.held, &mut self.stats)
     }

@@ -5,21 +5,18 @@ use std::collections::BTreeSet;
 use crate::plan::error::check_records;
 use crate::plan::{Allocator, Plan, PlanError, RequestStats, UsageRecord, release};
 
-/// The allocator of a framework without a planner: the CUDA caching allocator of PyTorch, which
-/// follows cub's. Tensors are allocated and freed one by one as the operators run. Freed blocks
-/// stay in two pools by size and are handed out again, best fit first. Segments are never returned
-/// to the device. No lifetime is known in advance.
+/// The allocator of a framework without a planner: the CUDA caching allocator of PyTorch, which follows cub's. Tensors are allocated and
+/// freed one by one as the operators run. Freed blocks go to one of two pools, by size, and are reused by best fit. Segments are never
+/// returned to the device. Lifetimes are not known in advance.
 ///
-/// The constants are PyTorch's. Sizes are multiples of 512 bytes. Blocks up to 1 MiB come from the
-/// small pool, in segments of 2 MiB. Larger ones come from the large pool, in segments of 20 MiB,
-/// or from 10 MiB on in segments of their own size rounded up to 2 MiB. A block is split if the
-/// remainder is at least one unit (small pool) or more than 1 MiB (large pool), and merges with its
-/// free neighbours.
+/// The constants are PyTorch's. Sizes are multiples of 512 bytes. Blocks up to 1 MiB come from the small pool, in segments of 2 MiB. Larger
+/// blocks come from the large pool, in segments of 20 MiB. Blocks of 10 MiB or more get their own segments, whose size is rounded up to 2
+/// MiB. A block is split if the remainder is at least one unit (small pool) or more than 1 MiB (large pool), and merges with its free
+/// neighbours.
 #[derive(Clone, Debug, Default)]
 pub struct Caching {
     held: Vec<u64>,
-    /// Free blocks of each pool as (bytes, segment, offset). The first at or above a size is the
-    /// best fit.
+    /// Free blocks of each pool as (bytes, segment, offset). The first block of at least a given size is the best fit.
     free: [BTreeSet<(u64, usize, u64)>; 2],
     stats: RequestStats,
 }
@@ -34,7 +31,7 @@ const ROUND_LARGE: u64 = 2 << 20;
 const SMALL: usize = 0;
 const LARGE: usize = 1;
 
-/// A block that a tensor occupies.
+/// A block in use by a tensor.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     pool: usize,
@@ -50,7 +47,7 @@ impl Caching {
     }
 
     fn allocate(&mut self, bytes: u64) -> Block {
-        // PyTorch has no blocks of zero bytes either.
+        // Like PyTorch, this allocator has no blocks of zero bytes.
         let size = bytes.max(1).next_multiple_of(UNIT);
         let pool = if size <= SMALL_LIMIT { SMALL } else { LARGE };
         let best_fit = self.free[pool].range((size, 0, 0)..).next().copied();
@@ -126,8 +123,7 @@ impl Allocator for Caching {
     fn plan(&mut self, records: &[UsageRecord]) -> Result<Plan, PlanError> {
         check_records(records)?;
         let before = self.held.clone();
-        // (operator, is an allocation, record). Dead tensors are freed before the next operator
-        // allocates.
+        // (operator, is an allocation, record). Tensors whose lifetime has ended are freed before the next operator allocates.
         let mut events = Vec::with_capacity(2 * records.len());
         for (record, usage) in records.iter().enumerate() {
             events.push((u64::from(usage.first_op), true, record));
@@ -157,7 +153,7 @@ impl Allocator for Caching {
         self.stats
     }
 
-    /// Releases all segments, like PyTorch when the device is out of memory.
+    /// Releases all segments, as PyTorch does when the device is out of memory.
     fn release_all(&mut self) -> u64 {
         self.free = Default::default();
         release(&mut self.held, &mut self.stats)
@@ -200,8 +196,7 @@ mod tests {
         let plan = caching
             .plan(&[record(0, 1, 700), record(1, 2, 700), record(2, 2, 700)])
             .unwrap();
-        // An operand lives through its operator, so the second tensor cannot reuse the first one's
-        // block.
+        // An operand is alive until its operator ends, so the second tensor cannot reuse the first one's block.
         assert_eq!(
             plan.placements
                 .iter()

@@ -11,8 +11,7 @@ fn rounding_is_monotone_idempotent_and_adds_little() {
             let up = rounded(n);
             assert!(up >= n && rounded(up) == up, "{n}: {up}");
             assert!(rounded(n + 1) >= up, "{n}: {up}");
-            // Few tokens are rounded to multiples of 8, which may add more than the fraction
-            // `most`.
+            // Small numbers of tokens are rounded to multiples of 8, which may add more than the fraction `most`.
             assert!(
                 up - n < 8 || (up - n) as f64 <= n as f64 * most,
                 "{n}: {up}"

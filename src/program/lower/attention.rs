@@ -1,4 +1,4 @@
-//! Lowering of fused attention to one launch or several.
+//! Lowering of fused attention to one or more launches.
 
 use std::collections::HashMap;
 
@@ -17,13 +17,13 @@ use crate::{
 
 /// The launches of an attention node.
 enum Launches {
-    /// One launch, with the maximum sequence length if it is limited.
+    /// A single launch. The second field is the max sequence length, if there is one.
     One(Dispatch<KernelSpec>, Option<u64>),
-    /// Several launches in sequence, for every length.
+    /// Several consecutive launches, for any length.
     Several(Chain),
 }
 
-/// Launches of an attention that appends to the cache itself in steps of one token.
+/// Launches of an attention whose decode kernel also appends the new token to the cache.
 pub(super) struct Appending {
     steps: Dispatch<KernelSpec>,
     pieces: Dispatch<KernelSpec>,
@@ -34,7 +34,7 @@ pub(super) struct Appending {
 /// An attention that converts its result to E4M3.
 #[derive(Clone)]
 pub(super) struct Converting {
-    /// The node of the attention. Its result in 16 bits is not stored.
+    /// The attention node. Its 16-bit result is not stored.
     attention: NodeId,
     dispatch: Dispatch<KernelSpec>,
 }
@@ -48,7 +48,7 @@ pub(super) fn conversions(graph: &Graph, options: &LowerOptions) -> HashMap<Node
         .collect()
 }
 
-/// Returns the attention whose result a node converts, if its kernels do so themselves.
+/// Returns the attention whose result is converted by `conversion`, if the attention kernels can convert the result themselves.
 fn converting(graph: &Graph, options: &LowerOptions, conversion: NodeId) -> Option<Converting> {
     let id = graph.operand(conversion, "x")?;
     let &Op::Attention(of) = graph.op(id) else {
@@ -75,7 +75,7 @@ fn converting(graph: &Graph, options: &LowerOptions, conversion: NodeId) -> Opti
 }
 
 impl Lowering<'_> {
-    /// Appends the launch of an attention that converts its result, and returns the tensor of the converted one.
+    /// Appends the launch of an attention that converts its result. Returns the tensor of the converted result.
     pub(super) fn converting_attention(
         &mut self,
         conversion: NodeId,
@@ -115,7 +115,7 @@ impl Lowering<'_> {
                     problem,
                 })?;
         let chain = match &launches {
-            // All kernels of a dispatch have equal parameters.
+            // All kernels of a dispatch have the same parameters.
             Launches::One(dispatch, _) => dispatch
                 .choices()
                 .next()
@@ -207,8 +207,8 @@ impl Lowering<'_> {
         }))
     }
 
-    /// Checks whether the attention itself can append to the cache the rows that `kernel` appends
-    /// for longer pieces. If so, records the launches for [`Self::attention`].
+    /// Checks whether the attention's decode kernel can append the new rows to the cache itself. If so, records the launches for
+    /// [`Self::attention`]. The launch of `kernel` then appends only longer pieces.
     pub(super) fn appending(
         &mut self,
         attention: Option<NodeId>,
@@ -221,7 +221,7 @@ impl Lowering<'_> {
         let Op::Attention(of) = self.graph.op(id) else {
             return false;
         };
-        // Problems are reported when the attention is lowered.
+        // An error here is reported when the attention is lowered.
         let plain = self.cached(id, of).ok().flatten();
         let plain = plain.filter(|_| !self.options.invariant);
         let both = plain.map(CachedAttention);

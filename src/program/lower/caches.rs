@@ -1,4 +1,4 @@
-//! Lowering of caches, whose rows later tokens read: their launches and tensors.
+//! Lowering of cache nodes to tensors and to the launches that append rows.
 
 use super::{LowerError, Lowering, unsupported, width};
 use crate::{
@@ -11,8 +11,7 @@ use crate::{
 };
 
 impl Lowering<'_> {
-    /// Lowers the launch that appends rows to a cache. Attention then reads the cache instead of
-    /// the rows.
+    /// Lowers the launch that appends rows to a cache. Attention then reads the rows from the cache.
     pub(super) fn cache(&mut self, id: NodeId) -> Result<TensorIndex, LowerError> {
         let node = self.graph.node(id);
         let &Op::Cache {
@@ -75,7 +74,7 @@ impl Lowering<'_> {
         self.tensor(&node.name, pool.format, shape, Storage::Cached(index))
     }
 
-    /// Rejects a cache that an operator other than attention reads.
+    /// Returns an error for a cache that is read by an operator other than attention.
     fn only_attended(&self, id: NodeId) -> Result<(), LowerError> {
         let mut consumers = self.graph.consumers(id).into_iter();
         let other = consumers.find(|&c| !matches!(self.graph.op(c), Op::Attention(_)));
@@ -112,7 +111,7 @@ impl Lowering<'_> {
     }
 }
 
-/// Returns the caches that a graph's nodes append to, in order, with activations in `dtype`.
+/// Returns the caches that the nodes of a graph append to, in order. `dtype` is the type of the activations.
 pub(super) fn caches(graph: &Graph, dtype: DType) -> Vec<Cache> {
     let nodes = graph.topological().into_iter();
     let of = |id| match graph.op(id) {
@@ -135,7 +134,7 @@ pub(super) fn caches(graph: &Graph, dtype: DType) -> Vec<Cache> {
     nodes.filter_map(of).collect()
 }
 
-/// Returns whether a cache keeps one row per sequence.
+/// Returns whether a cache has one row per sequence.
 fn is_one_position(graph: &Graph, id: NodeId) -> bool {
     graph.shape(id).0.first() == Some(&Symbol::Batch.into())
 }

@@ -26,15 +26,14 @@ use crate::{
 pub(super) struct Chains {
     /// Nodes of each chain.
     nodes: Vec<Vec<NodeId>>,
-    /// Index into `launches` for each chain; equal chains share one.
+    /// Index into `launches` for each chain. Equal chains have the same index.
     covers: Vec<usize>,
     launches: Vec<Vec<ChosenLaunch>>,
     /// Chain and position of each node.
     place_of: HashMap<NodeId, (usize, usize)>,
 }
 
-/// Returns kernels that may be as fast for batches of `tokens` tokens as those of the program
-/// ([`SelectionInput::alternatives`]).
+/// Returns kernels that may be as fast as those of the program for batches of `tokens` tokens ([`SelectionInput::alternatives`]).
 pub fn alternatives(
     graph: &Graph,
     options: &LowerOptions,
@@ -81,8 +80,7 @@ impl Found {
             let op = graph.op(id);
             let failed = |problem| unsupported(graph, id, op, problem);
             let (site, feeder) = match prepared.site(id) {
-                // The launch joins the chain before it only if it alone reads the columns that it
-                // prepares.
+                // The launch can join the preceding chain only if no other node reads the columns that it prepares.
                 Some((site, x)) => {
                     let feeds = matches!(site, Site::Prepare { is_alone: true, .. });
                     (site, feeds.then_some(x))
@@ -156,7 +154,7 @@ impl Chains {
     }
 }
 
-/// Returns the site of a node, if its kernels depend on the number of rows.
+/// Returns the site of a node; `None` if its kernels do not depend on the number of rows.
 fn site(graph: &Graph, id: NodeId, dtype: DType) -> Result<Option<Site>, String> {
     let first_width = || width(graph.shape(graph.operands(id)[0]));
     Ok(match *graph.op(id) {
@@ -203,9 +201,8 @@ fn written(kernel: &KernelSpec) -> Vec<&'static str> {
     written.map(|param| param.name).collect()
 }
 
-/// Returns the node before another one in a chain: the node must be its first reader and read the
-/// value only as the first operand. A later reader could not be fused, because the first reader
-/// needs the value earlier.
+/// Returns the node before `id` in a chain. `id` must be the first reader of its value, and read the value only as the first operand. A
+/// later reader could not be fused, because the first reader needs the value earlier.
 fn feeder(graph: &Graph, id: NodeId, order_of: &HashMap<NodeId, usize>) -> Option<NodeId> {
     let operands = graph.operands(id);
     let before = *operands.first()?;
@@ -220,8 +217,7 @@ fn feeder(graph: &Graph, id: NodeId, order_of: &HashMap<NodeId, usize>) -> Optio
 }
 
 impl Lowering<'_> {
-    /// Appends the launches for a chain's node, and creates the tensor of its value if a launch
-    /// stores it.
+    /// Appends the launches of a chain's node, and creates the tensor of its value if a launch stores it.
     pub(super) fn chained(&mut self, id: NodeId) {
         let (chain, place) = self.chains.place_of[&id];
         let nodes = self.chains.nodes[chain].clone();

@@ -41,7 +41,7 @@ pub enum LowerError {
     ReadsPadding {
         output: String,
         node: String,
-        /// Description of the reads, as a verb phrase.
+        /// Verb phrase that describes the reads.
         reads: &'static str,
     },
 }

@@ -159,7 +159,7 @@ impl Lowering<'_> {
                 out: *out,
                 dtype,
             })),
-            // One row for each token, as if each were a sequence.
+            // This kernel computes a row per token by treating each token as a sequence.
             Op::AfterPrompt if !self.is_only_pooled(id) => {
                 Err("only pooling reads the rows after a prompt".to_owned())
             }
@@ -284,7 +284,7 @@ impl Lowering<'_> {
             })
     }
 
-    /// Returns the number of elements of a row, as [`rows`] counts rows.
+    /// Returns the number of elements per row, for rows as counted by [`rows`].
     fn row_width(&self, id: NodeId) -> Result<u32, String> {
         let shape = self.graph.shape(id);
         match shape.0.as_slice() {

@@ -1,5 +1,4 @@
-//! Launches that prepare the operands of attention: several nodes, computed from the rows of one
-//! projection.
+//! Launches that prepare the operands of attention. One launch computes several nodes from the rows of a projection.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,7 +19,7 @@ use crate::{
 /// The launches of a graph that compute several nodes each.
 #[derive(Default)]
 pub(super) struct Prepared {
-    /// Launches by the last of their nodes in lowering order, when all operands exist.
+    /// Launches, keyed by the node that comes last in lowering order. All operands exist when this node is lowered.
     launches: HashMap<NodeId, Preparation>,
     nodes: HashSet<NodeId>,
 }
@@ -29,12 +28,12 @@ pub(super) struct Prepared {
 #[derive(Clone)]
 pub(super) struct Preparation {
     kernel: KernelSpec,
-    /// Operands that are nodes of the graph, by the name of the parameter. The first is `x`.
+    /// Operands that are nodes of the graph, by parameter name. The first is `x`.
     reads: Vec<(&'static str, NodeId)>,
     writes: Writes,
-    /// Whether nothing else reads the columns of the first operand that it prepares.
+    /// Whether only this launch reads the columns of `x` that it prepares.
     is_alone: bool,
-    /// The attention that is the only reader of rows appended unchanged to a cache.
+    /// The attention, if it is the only reader of the caches and their rows are appended unchanged.
     attention: Option<NodeId>,
 }
 
@@ -66,7 +65,7 @@ impl Prepared {
             let Some((nodes, launch)) = find(graph, program, id, of) else {
                 continue;
             };
-            // Another attention may read the same caches.
+            // The launch of an earlier attention that reads the same caches may already compute some of these nodes.
             if nodes.iter().any(|node| prepared.nodes.contains(node)) {
                 continue;
             }
@@ -83,7 +82,7 @@ impl Prepared {
         prepared
     }
 
-    /// Returns whether such a launch computes the node.
+    /// Returns whether a launch in `self` computes the node.
     pub(super) fn holds(&self, id: NodeId) -> bool {
         self.nodes.contains(&id)
     }
@@ -93,8 +92,8 @@ impl Prepared {
         self.launches.get(&id)
     }
 
-    /// Returns the site of the launch whose last node is `id`, with the rows that it prepares. A
-    /// launch that only appends rows to a cache is not a site, because no other kernel does this.
+    /// Returns the site of the launch whose last node is `id`, and the node of the rows that it reads. A launch that only appends rows to a
+    /// cache is not a site, because no other kernel can do this.
     pub(super) fn site(&self, id: NodeId) -> Option<(Site, NodeId)> {
         let launch = self.launches.get(&id)?;
         let KernelSpec::PrepareAttention(kernel) = &launch.kernel else {
@@ -109,8 +108,8 @@ impl Prepared {
 }
 
 impl Preparation {
-    /// Returns whether only the launch of these nodes reads the columns that it prepares, and
-    /// whether only the following attention, for its values, reads the rows besides it.
+    /// Returns whether this launch and the attention, which reads its values from `x`, are the only readers of `x`, and read separate
+    /// columns.
     fn is_alone_in(
         &self,
         graph: &Graph,
@@ -149,7 +148,7 @@ impl Preparation {
             && !graph.is_output(x)
     }
 
-    /// Returns whether it appends unchanged rows to caches that only this attention reads.
+    /// Returns whether the launch appends rows unchanged to caches that only `attention` reads.
     fn is_added_for(&self, graph: &Graph, attention: NodeId) -> bool {
         let Writes::Cache {
             queries: None,
@@ -171,7 +170,7 @@ impl Preparation {
             .map(|&(_, node)| node)
     }
 
-    /// Returns the nodes of the two values of a site.
+    /// Returns the nodes of the launch's two values; `None` if there are no queries.
     fn values(&self) -> Option<[NodeId; 2]> {
         match self.writes {
             Writes::Rows(rows) => Some(rows),
@@ -180,7 +179,7 @@ impl Preparation {
     }
 }
 
-/// Heads of a projection's rows, with the operators between the projection and attention.
+/// Heads in the rows of a projection, and the operators between the projection and attention.
 struct Heads<'a> {
     /// Rows that contain the heads.
     x: NodeId,
@@ -188,13 +187,12 @@ struct Heads<'a> {
     from: u32,
     norm: Option<(f32, NodeId)>,
     rotation: Option<&'a Rotation>,
-    /// Nodes of the norm and the rotation.
+    /// Nodes of the norm and the rotation, if any.
     nodes: Vec<NodeId>,
 }
 
 impl<'a> Heads<'a> {
-    /// Traces `value`, with `heads` heads of `head` columns, back through an optional rotation and
-    /// an optional norm.
+    /// Follows a value of `heads` heads of `head` columns back through an optional rotation and an optional norm.
     fn of(graph: &'a Graph, value: NodeId, heads: u32, head: u32) -> Option<Self> {
         let mut of = Self {
             x: value,
@@ -237,7 +235,7 @@ impl<'a> Heads<'a> {
         Some(of)
     }
 
-    /// Returns whether both are prepared in the same way from the same rows.
+    /// Returns whether `self` and `other` are prepared in the same way from the same rows.
     fn like(&self, other: &Self) -> bool {
         let angles = |r: &'a Rotation| (&r.frequencies, r.factor);
         self.x == other.x
@@ -246,8 +244,7 @@ impl<'a> Heads<'a> {
     }
 }
 
-/// Returns the nodes before an attention that one launch can compute, and that launch; `None` if
-/// there are none.
+/// Returns a launch that prepares operands of an attention, and the nodes that it computes; `None` if no launch can.
 fn find(
     graph: &Graph,
     program: &Program,
@@ -261,7 +258,7 @@ fn find(
     }
     let columns = |cache| cached(graph, program, cache, of);
     let ((key_cache, key_from), (value_cache, value_from)) = (columns(keys)?, columns(values)?);
-    // One launch writes both as heads of one cache, so they must be adjacent.
+    // One launch writes keys and values as the heads of one cache, so the two caches must be adjacent.
     if value_cache != key_cache + 1 {
         return None;
     }
@@ -303,7 +300,7 @@ fn find(
     Some((nodes, launch))
 }
 
-/// Does the same for attention to the batch's own keys, which are rows like the queries.
+/// Does the same as [`find`] for attention whose keys are rows of the batch instead of a cache.
 fn rows(
     graph: &Graph,
     dtype: DType,
@@ -313,7 +310,7 @@ fn rows(
     let key = Heads::of(graph, keys, of.kv_heads, of.head)?;
     let queries = together(graph, query, [keys, keys], &key, of)?;
     let (own, all) = (rows_of(of.kv_heads, of.head), [query, keys]);
-    // The same value may be both, and one launch would write it twice.
+    // If queries and keys are the same value, one launch would write it twice.
     let serves = query != keys
         && of.k == own
         && !key.nodes.is_empty()
@@ -324,7 +321,7 @@ fn rows(
     Some((nodes, launch))
 }
 
-/// Returns the view of heads in rows of their own.
+/// Returns the view of rows that contain only these heads.
 fn rows_of(heads: u32, head: u32) -> HeadView {
     HeadView::TokenMajor {
         offset: 0,
@@ -332,8 +329,7 @@ fn rows_of(heads: u32, head: u32) -> HeadView {
     }
 }
 
-/// Returns the queries, if they are prepared like the keys and both results have a single reader. A
-/// cache or an attention reads the keys.
+/// Returns the queries if they are prepared like the keys, and if queries and keys each have a single reader.
 fn together<'a>(
     graph: &'a Graph,
     query: NodeId,
@@ -351,7 +347,7 @@ fn together<'a>(
     serves.then_some(queries)
 }
 
-/// Returns the kernel without a cache.
+/// Returns the kernel that writes queries and keys as rows, without a cache.
 fn kernel_of(
     graph: &Graph,
     queries: &Heads<'_>,
@@ -373,7 +369,7 @@ fn kernel_of(
     })
 }
 
-/// Returns the launch of a kernel that writes rows.
+/// Returns the launch of a kernel that writes queries and keys as rows.
 fn preparation(
     kernel: PrepareAttention,
     queries: &Heads<'_>,
@@ -393,8 +389,8 @@ fn preparation(
     })
 }
 
-/// Returns the index of a cache that only attention reads, in the layout of `of`, and its first
-/// column.
+/// Returns the index of a cache and the first column of its rows; `None` unless the cache has the layout of `of` and only attention reads
+/// it.
 fn cached(
     graph: &Graph,
     program: &Program,
@@ -419,8 +415,7 @@ fn cached(
     (fits && !graph.is_output(cache) && readers.iter().all(is_attention)).then_some((index, *from))
 }
 
-/// Returns the kernel that appends keys and values as heads of one cache, if their columns are
-/// adjacent.
+/// Returns the kernel that appends keys and values as the heads of one cache. Returns `None` unless their columns are adjacent.
 fn append(
     of: &AttentionProblem,
     rows: NodeId,
@@ -467,8 +462,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Creates the tensors of a node's launches: of its value, or of the values of the launch whose
-    /// last node it is.
+    /// Creates the tensors for `id`: those of all values of the launch whose last node is `id`, or else that of the node's own value.
     pub(super) fn values_of(&mut self, id: NodeId) {
         let Some(launch) = self.prepared.launches.get(&id) else {
             return self.rows_of(id);
@@ -496,8 +490,7 @@ impl Lowering<'_> {
         self.tensor_of.insert(id, tensor);
     }
 
-    /// Returns the nodes of a site's values: the node itself, or those of the launch whose last
-    /// node it is.
+    /// Returns the nodes of the two values of the launch whose last node is `id`. Without such a launch, returns `id` twice.
     pub(super) fn value_nodes(&self, id: NodeId) -> [NodeId; 2] {
         let launch = self.prepared.launches.get(&id);
         launch.and_then(Preparation::values).unwrap_or([id; 2])

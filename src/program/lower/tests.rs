@@ -86,12 +86,12 @@ impl Operands {
             to.add(&format!("batch.{width}"), Op::FirstToken, &[x]);
             wide.push(x);
         }
-        // Tables with as many rows as the ids may index.
+        // Tables with one row per possible id.
         to.weight(&[14, 6]);
-        // A residual with the width of the value that it is added to.
+        // A residual as wide as the value that it is added to.
         to.weight(&[16, 16]);
         to.weight(&[14]);
-        // Biases by distance, and slopes, for the heads of some scores.
+        // Biases by distance, and slopes, for scores with three heads.
         to.weight(&[3, 3]);
         to.weight(&[1, 3]);
         to.weight(&[3]);
@@ -314,7 +314,7 @@ fn every_accepted_shape_lowers_and_matches_the_interpreter() {
         let Operands { mut graph, all } = Operands::new();
         let mut n_nodes = 0;
         for operands in tuples(&graph, &all, op.arity()) {
-            // Ids may exceed the rows of biases.
+            // Ids may exceed the number of rows of a bias table.
             let is_bias =
                 |&id: &NodeId| ["weight.3x3", "weight.1x3"].contains(&graph.node(id).name.as_str());
             if matches!(op, Op::Embedding { .. } | Op::EmbeddingLayerNorm { .. })
@@ -424,7 +424,7 @@ fn a_program_in_fp8_is_sound_and_one_with_an_impossible_bound_is_refused() {
             || matches!(kernel, KernelSpec::GemmWgmma(k) if k.problem.to_e4m3)
             || matches!(kernel, KernelSpec::MhaToE4m3(_))
     };
-    // The result of the embeddings, of attention, of both norms, and of the inner layer.
+    // The results of the embeddings, of attention, of both norms and of the inner layer are converted.
     assert!(good.kernels.iter().any(converts));
     let first_bound = |program: &mut Program, damage: fn(&mut Bound)| {
         for tensor in &mut program.tensors {

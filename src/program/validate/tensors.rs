@@ -7,8 +7,8 @@ use crate::{
     tensor::{Shape, Size, Symbol},
 };
 
-/// Maximum dimensions of a tensor, terms of a size and factors of a term. A lowered program has
-/// three, two and two. The time to multiply sizes grows with powers of these.
+/// Max number of dimensions of a tensor, of terms of a size, and of factors of a term. Lowered programs have up to three, two and two.
+/// Multiplying sizes takes time that grows with powers of these numbers.
 const MAX_PARTS: usize = 4;
 
 pub(super) fn check_shape(shape: &Shape) -> Result<(), String> {
@@ -31,7 +31,7 @@ pub(super) fn check_size(size: &Size) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the dimensions of a weight, if its parts can be stacked.
+/// Returns the dimensions of a weight, or an error if its parts cannot be stacked.
 pub(super) fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
     let dims = match expr {
         WeightExpr::Stored { dims, .. } | WeightExpr::PlusOne { dims, .. } => dims.clone(),
@@ -126,7 +126,7 @@ fn stacked_dims(parts: &[WeightExpr]) -> Result<Vec<u64>, String> {
     stacked.ok_or_else(|| "has no parts".to_owned())
 }
 
-/// Checks that the weights of a bound have the dimensions of a norm and of a linear layer after it.
+/// Checks that the weights of a bound have the dimensions of a norm followed by a linear layer.
 fn check_bound(bound: &Bound) -> Result<(), String> {
     let is = |parts: &[WeightExpr], expected: &[u64]| {
         parts.is_empty() || stacked_dims(parts).is_ok_and(|dims| dims == expected)

@@ -28,12 +28,12 @@ impl Batch {
         filled(self.lens.len(), |to| self.write_valid_lens(to))
     }
 
-    /// Start of each sequence's scores within those of a head, `[batch + 1]`.
+    /// Start of each sequence's scores among the scores of a head, `[batch + 1]`.
     pub fn pair_offsets(&self) -> Vec<i64> {
         filled(self.lens.len() + 1, |to| self.write_pair_offsets(to))
     }
 
-    // The `write_*` functions below write the same values to a slice of exactly the right length.
+    // Each `write_*` function below writes an array of the batch to a slice, which must have exactly the length of the array.
 
     pub(in crate::runtime) fn write_token_ids(&self, to: &mut [i32]) {
         to.copy_from_slice(bytemuck::cast_slice(&self.token_ids));
@@ -57,7 +57,7 @@ impl Batch {
         let (mut start, mut to) = (0, to.iter_mut());
         for (sequence, &n) in self.lens.iter().enumerate() {
             let pooled = start + self.left_out_of(sequence)..start + n;
-            // The array has an entry for each token.
+            // The array has an entry for each token, so entries at the end may remain zero.
             for (token, to) in pooled.zip(to.by_ref()) {
                 *to = token as i32;
             }
@@ -74,7 +74,7 @@ impl Batch {
         }
     }
 
-    /// Number of tokens at the beginning of a sequence that pooling leaves out.
+    /// Number of leading tokens of a sequence that pooling leaves out.
     fn left_out_of(&self, sequence: usize) -> u32 {
         self.left_out().map_or(0, |all| all[sequence])
     }
@@ -103,7 +103,7 @@ impl Batch {
         lens.map(|(i, &n)| u64::from(n) + u64::from(self.cached(i)))
     }
 
-    /// Slots of all keys, concatenated by sequence, `[slots]`. Zeros without a cache; nothing reads them then.
+    /// Slots of all keys, concatenated by sequence, `[slots]`. Without a cache, they are zeros that nothing reads.
     pub(in crate::runtime) fn write_slots(&self, to: &mut [i32]) {
         match &self.past {
             Some(past) => to.copy_from_slice(bytemuck::cast_slice(&past.slots)),

@@ -1,14 +1,14 @@
-//! Tokens of a batch that are not attended to, or not pooled.
+//! Marks for tokens of a batch that are not attended to, or not pooled.
 
 use super::{Batch, BatchError};
 
 impl Batch {
-    /// Sets the number of tokens of each sequence that its tokens attend to, from the first on. Tokens after them are computed, and no
-    /// token attends to them, not even they themselves, as in the query expansion of late interaction. Only an engine of a model that
-    /// expands so accepts such a batch.
+    /// Sets the number of leading tokens of each sequence that are attended to. The tokens after these are computed, but no token attends
+    /// to them, not even a token to itself. Query expansion of late interaction needs this. Only an engine for a model with such query
+    /// expansion accepts the batch.
     ///
     /// # Errors
-    /// Returns an error if there is not one number for each sequence, or a number is not between 1 and the length of its sequence.
+    /// Returns an error unless there is one number per sequence, from 1 to the length of the sequence.
     pub fn with_attended(mut self, attended: Vec<u32>) -> Result<Self, BatchError> {
         let (expected, found) = (self.lens.len(), attended.len());
         if expected != found {
@@ -32,16 +32,16 @@ impl Batch {
         Ok(self)
     }
 
-    /// Returns the number of tokens of each sequence that its tokens attend to; `None` for all of them.
+    /// Returns the number of leading tokens of each sequence that are attended to; `None` if all tokens are.
     pub fn attended(&self) -> Option<&[u32]> {
         self.attended.as_deref()
     }
 
-    /// Sets the number of tokens at the beginning of each sequence that pooling leaves out: those of a prompt. They are attended to. Only
-    /// an engine of a checkpoint that leaves prompts out (`include_prompt`) accepts such a batch for pooled outputs.
+    /// Sets the number of leading tokens of each sequence, such as those of a prompt, that pooling leaves out. These tokens are attended
+    /// to. For pooled outputs, only an engine for a checkpoint that leaves out prompts (`include_prompt`) accepts the batch.
     ///
     /// # Errors
-    /// Returns an error if there is not one number for each sequence, or a number is not below the length of its sequence.
+    /// Returns an error unless there is one number per sequence, less than the length of the sequence.
     pub fn with_left_out(mut self, left_out: Vec<u32>) -> Result<Self, BatchError> {
         let (expected, found) = (self.lens.len(), left_out.len());
         if expected != found {
@@ -63,12 +63,12 @@ impl Batch {
         Ok(self)
     }
 
-    /// Returns the number of tokens at the beginning of each sequence that pooling leaves out; `None` if there are none.
+    /// Returns the number of leading tokens of each sequence that pooling leaves out; `None` if it includes all tokens.
     pub fn left_out(&self) -> Option<&[u32]> {
         self.left_out.as_deref()
     }
 
-    /// Returns an error if a token of any sequence is not attended to.
+    /// Returns an error if [`with_attended`](Self::with_attended) excluded tokens of any sequence from attention.
     pub(crate) fn check_attended(&self) -> Result<(), BatchError> {
         let attended = self.attended.iter().flatten();
         let mut both = attended.zip(&self.lens).enumerate();

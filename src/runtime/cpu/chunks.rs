@@ -15,14 +15,14 @@ struct Buffer {
     layout: Layout,
 }
 
-// SAFETY: a buffer is plain memory to which only its owner gives access.
+// SAFETY: a buffer is plain memory that is accessed only through its owner.
 unsafe impl Send for Buffer {}
 
 impl Buffer {
     fn new(bytes: u64) -> Option<Self> {
         let layout =
             Layout::from_size_align(usize::try_from(bytes).ok()?, ALIGNMENT as usize).ok()?;
-        // SAFETY: the caller requests no empty chunk. The memory is zeroed, so a kernel that leaves elements out cannot cause a
+        // SAFETY: the caller requests no empty chunk. The memory is zeroed, so a kernel that does not write all elements cannot cause a
         // read of uninitialized memory.
         let start = unsafe { alloc_zeroed(layout) };
         (!start.is_null()).then_some(Self { start, layout })
@@ -81,7 +81,7 @@ impl Chunks {
     /// Returns the address at byte `offset` of a chunk.
     pub(super) fn at(&self, chunk: usize, offset: u64) -> *mut f32 {
         match self.buffers.get(chunk).and_then(Option::as_ref) {
-            // In range: the plan that contains the offset was made for this chunk's size.
+            // The offset is in range, because the plan that contains it was made for this chunk's size.
             Some(buffer) => buffer.start.wrapping_add(offset as usize).cast(),
             // A plan refers to a missing chunk only for empty tensors.
             None => std::ptr::NonNull::<f32>::dangling().as_ptr(),

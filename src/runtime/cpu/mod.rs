@@ -69,7 +69,7 @@ pub enum CpuError {
     OutputMemory { output: String, bytes: u64 },
 }
 
-/// Copies an output's values into a new allocation.
+/// Copies the values of an output into a new allocation.
 fn copied(output: &str, values: &[f32]) -> Result<Vec<f32>, CpuError> {
     let mut copy = Vec::new();
     copy.try_reserve_exact(values.len())
@@ -81,7 +81,7 @@ fn copied(output: &str, values: &[f32]) -> Result<Vec<f32>, CpuError> {
     Ok(copy)
 }
 
-/// Returns whether the executor computes with weights of linear layers in this format, on this CPU.
+/// Returns whether the executor supports weights of linear layers in this format on this CPU.
 pub fn computes_with(format: Format) -> bool {
     weights::precision(format.into()).is_ok()
 }
@@ -98,9 +98,9 @@ pub struct CpuModel {
 /// Roles of a kernel's operands by position.
 #[derive(Clone, Copy)]
 struct OperandRoles {
-    /// Number of operands that the kernel writes, which are the last.
+    /// Number of operands that the kernel writes. They come last.
     n_writes: usize,
-    /// Index of the operand that a linear layer multiplies by.
+    /// Index of the operand that is the weight of a linear layer.
     weight: Option<usize>,
 }
 
@@ -151,7 +151,7 @@ impl CpuModel {
     }
 }
 
-/// Mutable state of one caller to run a [`CpuModel`].
+/// Mutable state with which one caller runs a [`CpuModel`].
 pub struct CpuSession {
     model: Arc<CpuModel>,
     workspace: Workspace<Chunks>,
@@ -267,7 +267,7 @@ enum CachePointer {
 }
 
 impl CacheMemory {
-    /// Returns the memory of no cache.
+    /// Returns an empty cache.
     fn none() -> Self {
         Self::Real(Vec::new())
     }
@@ -322,7 +322,7 @@ impl CpuSession {
         self.run_on(batch, &mut CacheMemory::none(), |_, _| ())
     }
 
-    /// Runs the next tokens of sequences in `cache` and appends them to it.
+    /// Runs the next tokens of sequences in `cache`, and appends their keys and values to the cache.
     pub fn run_cached(
         &mut self,
         batch: &Batch,
@@ -331,8 +331,8 @@ impl CpuSession {
         self.run_on(batch, &mut cache.memory, |_, _| ())
     }
 
-    /// Runs like [`run`](Self::run), or with a cache like [`run_cached`](Self::run_cached). Calls `observe` with the kernel and
-    /// the duration of each step in order.
+    /// Runs a batch like [`run`](Self::run), or with a cache like [`run_cached`](Self::run_cached). Calls `observe` with the kernel and the
+    /// duration of each step, in order.
     pub fn run_observed(
         &mut self,
         batch: &Batch,
@@ -355,7 +355,7 @@ impl CpuSession {
         threads.run(|| self.run_here(batch, cache, observe))
     }
 
-    /// Runs on the calling thread, which distributes work to the other threads of its pool.
+    /// Runs a batch on the calling thread, which distributes work to the other threads of its pool.
     fn run_here(
         &mut self,
         batch: &Batch,
@@ -396,7 +396,7 @@ impl CpuSession {
                 };
                 let dims: Option<Vec<u64>> = shape.0.iter().map(|d| d.eval(&extents)).collect();
                 let dims = dims.ok_or_else(overflow)?;
-                // SAFETY: all steps are done, and an output lives until the end of the plan.
+                // SAFETY: all steps are done, and outputs stay valid until the end of the plan.
                 let computed = unsafe { run.slice(*tensor) };
                 let values = copied(name, computed)?;
                 Ok(Output {
@@ -434,7 +434,7 @@ struct Run<'a> {
     data: &'a BatchData,
     /// Start and number of elements of planned tensors and of caches, by tensor index.
     planned: Vec<Option<(*mut f32, usize)>>,
-    /// The same of caches in E4M3.
+    /// Start and number of elements of caches in E4M3, by tensor index.
     codes: Vec<Option<(*mut u8, usize)>>,
 }
 
@@ -457,9 +457,9 @@ impl<'a> Run<'a> {
             let Storage::Cached(of) = tensor.place else {
                 continue;
             };
-            // A pool without blocks contains no element of any cache.
+            // If the pool has no blocks, the offset may be past its end.
             let offset = model.program.cache_offset(of) as usize;
-            // SAFETY: the offsets are within the pool, or its end.
+            // SAFETY: the offsets are within the pool or at its end.
             match cache {
                 CachePointer::Real(start, n) => {
                     let offset = offset.min(n);
@@ -483,8 +483,8 @@ impl<'a> Run<'a> {
     /// Returns the elements of a planned tensor.
     ///
     /// # Safety
-    /// Nothing may write the tensor's bytes while the slice lives. The plan gives tensors that are alive at the same time
-    /// disjoint memory, so this holds for the operands of one step.
+    /// Nothing may write the tensor's bytes while the slice exists. The plan assigns disjoint memory to tensors that are live at the same
+    /// time, so this holds for the operands of one step.
     unsafe fn slice(&self, tensor: usize) -> &[f32] {
         match self.planned[tensor] {
             // SAFETY: the plan puts the tensor inside its chunk, aligned to 256 bytes.
@@ -502,7 +502,8 @@ impl<'a> Run<'a> {
         let roles = self.model.operands[kernel];
         let kernel = &program.kernels[kernel];
         let done = match kernel {
-            // This launch reads what it appends to the cache. Operands of a CPU kernel share no bytes, so it runs as two kernels.
+            // This kernel reads the part of the cache that it writes. Operands of a CPU kernel must not share bytes, so it runs as two
+            // kernels.
             KernelSpec::MhaDecodeAppend(both) => {
                 both.in_turn(&step.operands)
                     .iter()
@@ -547,11 +548,11 @@ impl<'a> Run<'a> {
         let mut writes: Vec<&mut [f32]> = writes
             .iter()
             .filter_map(|&operand| self.planned[operand])
-            // SAFETY: inside its chunk and aligned, as planned; no other operand shares its bytes.
+            // SAFETY: the plan puts the tensor inside its chunk, aligned, and no other operand shares its bytes.
             .map(|(start, n)| unsafe { std::slice::from_raw_parts_mut(start, n) })
             .collect();
         if let Some((start, n)) = codes {
-            // SAFETY: within the pool; no other operand shares its bytes.
+            // SAFETY: the range is within the pool, and no other operand shares its bytes.
             let codes = unsafe { std::slice::from_raw_parts_mut(start, n) };
             return ops::run_appending(kernel, extents, &reads, &mut writes, codes);
         }

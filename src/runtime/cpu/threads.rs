@@ -20,13 +20,13 @@ pub struct ThreadsError {
 /// not compete. An idle thread sleeps after some microseconds.
 #[derive(Clone)]
 pub struct Threads {
-    /// `None` is the pool of the calling thread, or else the global pool.
+    /// `None` is the pool that the calling thread belongs to, or else the global pool.
     pool: Option<Arc<ThreadPool>>,
 }
 
 impl Threads {
-    /// Returns the pool of the calling thread, or else the global pool, which the first call starts. The global pool has
-    /// `RAYON_NUM_THREADS` threads, by default as many as the process may run at once under its CPU affinity and its cgroup
+    /// Returns the pool that the calling thread belongs to, or else the global pool, which the first call starts. The global pool has
+    /// `RAYON_NUM_THREADS` threads. By default, it has as many threads as the process may run at once under its CPU affinity and its cgroup
     /// quota.
     ///
     /// # Errors
@@ -36,7 +36,7 @@ impl Threads {
         static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
         STARTED
             .get_or_init(|| {
-                // Otherwise the threads inherit the name of the first thread that computes.
+                // Without names, the threads would inherit the name of the first thread that computes.
                 let builder = ThreadPoolBuilder::new()
                     .thread_name(|i| format!("cpu-{i}"))
                     .start_handler(keep_apart());
@@ -60,7 +60,7 @@ impl Threads {
             });
         }
         static POOLS: Mutex<Option<HashMap<NonZeroUsize, Weak<ThreadPool>>>> = Mutex::new(None);
-        // A panicking thread leaves a consistent map: an entry is a complete pool or absent.
+        // A panicking thread leaves a consistent map: each entry is a complete pool.
         let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
         let pools = pools.get_or_insert_default();
         if let Some(pool) = pools.get(&n).and_then(Weak::upgrade) {
@@ -86,7 +86,7 @@ impl Threads {
         }
     }
 
-    /// Runs `work` on a thread of the pool, which distributes parallel work to the others without a wake-up for each part.
+    /// Runs `work` on a thread of the pool. It distributes parallel work to the other threads without waking them up for each part.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         match &self.pool {
             Some(pool) => pool.install(work),
@@ -95,9 +95,8 @@ impl Threads {
     }
 }
 
-/// Returns a start handler that pins each thread of a pool to its own CPU, if the pool has as many threads as the process may run
-/// at once under its affinity and quota. Otherwise two threads that wake up for a millisecond may share one CPU for all of it,
-/// until the system balances them.
+/// Returns a start handler that pins each thread of a pool to its own CPU, if the pool has one thread for each CPU of the process's
+/// affinity. Without pinning, two threads that wake up for a millisecond may share one CPU for this time, before the system balances them.
 #[cfg(target_os = "linux")]
 fn keep_apart() -> impl Fn(usize) {
     use rustix::{
@@ -120,7 +119,7 @@ fn keep_apart() -> impl Fn(usize) {
             own.clear();
             own.set(cpu);
         }
-        // If the system refuses, it places the threads as it likes.
+        // An error is ignored: the system then chooses the CPU of the thread.
         let _ = sched_setaffinity(None, &own);
     }
 }
@@ -133,8 +132,8 @@ fn keep_apart() -> impl Fn(usize) {
 fn started(built: Result<(), ThreadPoolBuildError>) -> Result<(), String> {
     match built {
         Ok(()) => Ok(()),
-        // The error of the operating system is the source. Without a source, the program that uses this library has already
-        // created the pool.
+        // An error of the operating system is the source of this error. An error without a source means that the program that uses this
+        // library has already created the pool.
         Err(error) => error.source().map_or(Ok(()), |e| Err(e.to_string())),
     }
 }
@@ -158,7 +157,7 @@ mod tests {
         assert_eq!(started(again), Ok(()));
     }
 
-    /// Also holds for pools started by a pinned thread.
+    /// Tests pinning, also of pools started by a pinned thread.
     #[cfg(target_os = "linux")]
     #[test]
     fn threads_are_pinned_if_there_is_one_per_cpu() {
@@ -191,7 +190,7 @@ mod tests {
         assert!(same(&a, &b) && !same(&a, &c));
         assert_eq!((a.count(), c.count()), (3, 2));
         assert_eq!(a.run(rayon::current_num_threads), 3);
-        // Work of one pool that waits for another pool completes, too.
+        // Work of one pool may wait for another pool.
         assert_eq!(a.run(|| c.run(rayon::current_num_threads)), 2);
         let usual = Threads::usual().expect("threads");
         assert_eq!(c.run(|| usual.run(rayon::current_num_threads)), 2);

@@ -1,4 +1,4 @@
-//! Weights of a model in host memory, each in the formats that its readers need.
+//! Weights of a model in host memory. Each weight is stored in the formats that its readers need.
 
 use std::collections::HashMap;
 
@@ -13,24 +13,24 @@ use crate::{
     tensor::{DType, Element, Values},
 };
 
-/// One weight. If only linear layers read it, it is held in packed form only.
+/// One weight. If only linear layers read the weight, only its packed form is stored.
 #[derive(Default)]
 struct Held {
     rows: Vec<f32>,
     packed: Option<PackedWeight>,
 }
 
-/// All weights of a program. Weights of equal value are held once.
+/// All weights of a program. Weights with equal expressions and formats are stored once.
 pub(super) struct Weights {
     held: Vec<Held>,
-    /// Index in `held` of each tensor of the program; 0, an empty entry, if the tensor is not a weight.
+    /// Index in `held` for each tensor of the program. It is 0, the index of an empty entry, if the tensor is not a weight.
     at: Vec<usize>,
 }
 
 /// Uses of a weight in the steps.
 #[derive(Clone, Copy, Default)]
 struct Readers {
-    /// Rows and columns, if a linear layer multiplies by it.
+    /// Rows and columns, if the weight is that of a linear layer.
     multiplied: Option<[u32; 2]>,
     otherwise: bool,
 }
@@ -107,7 +107,7 @@ impl Weights {
         Ok(Self { held, at })
     }
 
-    /// Returns a weight, packed if `multiplied` and available.
+    /// Returns a weight. Returns its packed form if `multiplied`, and if this form is stored.
     pub fn read(&self, tensor: usize, multiplied: bool) -> Read<'_> {
         let held = &self.held[self.at[tensor]];
         match &held.packed {
@@ -126,7 +126,7 @@ impl Weights {
     }
 }
 
-/// Returns the precision of the products with a weight in this format.
+/// Returns the precision in which products with a weight in this format are computed.
 pub(super) fn precision(element: Element) -> Result<MatmulPrecision, CpuError> {
     let precision = match element {
         Element::Value(DType::F32) | Element::E4m3 => MatmulPrecision::F32,

@@ -44,10 +44,10 @@ pub enum Provider {
 #[derive(Clone, Debug)]
 pub struct Measurement {
     pub provider: Provider,
-    /// Time of one launch in microseconds: the median of the graph's replays divided by its launches.
+    /// Time of one launch in microseconds: the median time of a replay of the graph, divided by the number of its launches.
     pub us: f64,
-    /// Difference from cuBLASLt's result in f32, with the epilogue applied on the host; `None` if cuBLASLt does not support the
-    /// shape. The tolerance is that of the kernel, and wider for cuBLASLt.
+    /// Difference from cuBLASLt's result in f32, with the epilogue applied on the host; `None` if cuBLASLt does not support the shape. The
+    /// tolerance is that of the kernel; for cuBLASLt it is wider.
     pub difference: Option<Difference>,
 }
 
@@ -145,7 +145,7 @@ impl GemmBenchmark {
         Ok(timed)
     }
 
-    /// Computes `x · weightᵀ` with cuBLASLt in f32, the reference of all results.
+    /// Computes `x · weightᵀ` with cuBLASLt in f32, as the reference for all results.
     fn reference(
         &self,
         lt: &CublasLt,
@@ -163,7 +163,7 @@ impl GemmBenchmark {
         let bytes = shape.rows * shape.n * DType::F32.bytes();
         let out = Buffer::new(self.stopwatch.device(), bytes, "the result to compare with")?;
         let [x, weight, ..] = sets.addresses(0);
-        // SAFETY: the operands have this shape, and an allocation starts at a multiple of 256.
+        // SAFETY: the operands have this shape, and allocations start at multiples of 256.
         unsafe {
             matmul.launch(
                 self.stopwatch.stream().cu_stream(),
@@ -182,7 +182,7 @@ impl GemmBenchmark {
         let time = |algorithm: usize, replays: usize| {
             self.stopwatch.time(sets.n, replays, |set| {
                 let [x, weight, _, out] = sets.addresses(set);
-                // SAFETY: every set has room for the operands of this shape, at multiples of 256.
+                // SAFETY: every set has room for the operands of this shape, at addresses that are multiples of 256.
                 unsafe {
                     matmul.launch(
                         self.stopwatch.stream().cu_stream(),
@@ -210,7 +210,7 @@ impl GemmBenchmark {
     }
 }
 
-/// Copies of the operands and the result of one shape, with equal values, that launches rotate over.
+/// Sets of operands and results of one shape, with equal values. Successive launches use different sets.
 struct Sets {
     arena: Buffer,
     n: u64,
@@ -304,7 +304,7 @@ fn apply_epilogue(mut product: Vec<f32>, bias: &[f32], epilogue: Epilogue) -> Ve
     product
 }
 
-/// Widens a tolerance for cuBLASLt, whose split-K may reduce partial sums, of magnitude at most 1, in the storage type.
+/// Widens a tolerance for cuBLASLt. Its split-K may add partial sums, which have a magnitude of at most 1, in the storage type.
 fn with_split_k(tolerance: Tolerance, dtype: DType) -> Tolerance {
     let rounding = match dtype {
         DType::F16 | DType::BF16 => dtype.epsilon() / 2.0,

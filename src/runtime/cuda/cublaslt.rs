@@ -50,7 +50,7 @@ pub(super) struct Matmul<'library> {
 }
 
 impl CublasLt {
-    /// Returns [`CudaError::NoCublasLt`] if the library is not installed.
+    /// Creates a handle. Returns [`CudaError::NoCublasLt`] if the library is not installed.
     pub(super) fn open(device: &Device) -> Result<Self, CudaError> {
         // cudarc panics on a call into a missing library.
         // SAFETY: loads the library and drops it again.
@@ -110,11 +110,11 @@ impl Matmul<'_> {
 
     fn propose(&self, most: usize) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, CublasError> {
         let preference = Preference::new()?;
-        // SAFETY: zeros are a valid result: no algorithm, with the status of success.
+        // SAFETY: all zeros is a valid value: no algorithm, and the status of success.
         let none: lt::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         let mut found = vec![none; most];
         let mut n_found = 0;
-        // SAFETY: the descriptions live, and `found` has room for the requested number of results.
+        // SAFETY: the descriptors are valid, and `found` has room for the requested number of results.
         let status = unsafe {
             lt::cublasLtMatmulAlgoGetHeuristic(
                 self.lt.handle,
@@ -141,7 +141,7 @@ impl Matmul<'_> {
             .collect())
     }
 
-    /// Launches the algorithm with index `algorithm`, which is below [`Matmul::n_algorithms`].
+    /// Launches the algorithm with index `algorithm`, which must be less than [`Matmul::n_algorithms`].
     ///
     /// # Safety
     /// The addresses must be multiples of 256 in device memory that holds the operands of the shape. Until the launch is done,
@@ -155,8 +155,8 @@ impl Matmul<'_> {
         out: sys::CUdeviceptr,
     ) -> Result<(), CudaError> {
         let (one, zero) = (1f32, 0f32);
-        // SAFETY: the descriptions live. The factors are on the host, which is the default, and are read before the call returns.
-        // The caller guarantees the addresses.
+        // SAFETY: the descriptors are valid. The factors are host pointers (the default pointer mode), and are read before the call
+        // returns. The caller guarantees the addresses.
         unsafe {
             result::matmul(
                 self.lt.handle,
@@ -200,7 +200,7 @@ impl Description {
         )?);
         /// `CUBLAS_OP_T`, which the bindings of cuBLASLt do not name.
         const TRANSPOSED: i32 = 1;
-        // SAFETY: the description lives, and the attribute has type i32.
+        // SAFETY: the descriptor is valid, and the attribute has type i32.
         unsafe {
             result::set_matmul_desc_attribute(
                 description.0,
@@ -215,7 +215,7 @@ impl Description {
 
 impl Drop for Description {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, destroyed once.
+        // SAFETY: created by `new` and destroyed once.
         let _ = unsafe { result::destroy_matmul_desc(self.0) };
     }
 }
@@ -232,18 +232,18 @@ impl Layout {
 
 impl Drop for Layout {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, destroyed once.
+        // SAFETY: created by `new` and destroyed once.
         let _ = unsafe { result::destroy_matrix_layout(self.0) };
     }
 }
 
-/// Search limits: the workspace size. Any split-K reduction scheme is allowed.
+/// Limits of the search for algorithms: only the workspace size. Any split-K reduction scheme is allowed.
 struct Preference(lt::cublasLtMatmulPreference_t);
 
 impl Preference {
     fn new() -> Result<Self, CublasError> {
         let preference = Self(result::create_matmul_pref()?);
-        // SAFETY: the preference lives, and the attribute has type u64.
+        // SAFETY: the preference is valid, and the attribute has type u64.
         unsafe {
             result::set_matmul_pref_attribute(
                 preference.0,
@@ -258,7 +258,7 @@ impl Preference {
 
 impl Drop for Preference {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, destroyed once.
+        // SAFETY: created by `new` and destroyed once.
         let _ = unsafe { result::destroy_matmul_pref(self.0) };
     }
 }

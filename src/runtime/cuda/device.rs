@@ -26,7 +26,7 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
-    /// Returns the description of the card that kernels are selected and launched for, and how well it matches.
+    /// Returns the description of the card for which kernels are selected and launched, and how well it matches this card.
     ///
     /// # Errors
     /// Returns [`MachineError::TooOld`] for a card that no kernel supports.
@@ -56,7 +56,7 @@ pub struct Presence {
     pub refused: Option<CudaError>,
 }
 
-/// Returns an error if an entry of the loader path depends on the current folder, since loading a library runs its code.
+/// Returns an error if an entry of the loader path depends on the current folder. Loading a library from there would run its code.
 fn check_loader_path() -> Result<(), CudaError> {
     match files::trust::planted_library() {
         Some(why) => Err(CudaError::LoaderPath { why }),
@@ -64,8 +64,8 @@ fn check_loader_path() -> Result<(), CudaError> {
     }
 }
 
-/// Describes the machine without failing. The presence of each library is checked before any call, because cudarc panics on a
-/// call into a missing one.
+/// Describes the machine without failing. The presence of each library is checked before any call, because cudarc panics on a call into a
+/// missing library.
 pub fn probe() -> Presence {
     if let Err(refused) = check_loader_path() {
         return Presence {

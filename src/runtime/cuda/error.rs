@@ -19,7 +19,7 @@ pub enum CudaError {
          without it"
     )]
     LoaderPath {
-        /// The entry of the loader path, and how to fix it.
+        /// The offending entry of the loader path, and how to fix it.
         why: String,
     },
     #[error(

@@ -12,19 +12,18 @@ use lru::LruCache;
 use super::error::{CudaError, During};
 use crate::{plan::Plan, runtime::GraphUse, tensor::Extents};
 
-/// Maximum number of graphs of a session; the least recently used one is evicted. A graph of a twelve-layer encoder takes a third
-/// of a MiB of device memory. A shape that occurs while another batch is in flight has two graphs.
+/// Maximum number of graphs of a session; the least recently used one is evicted. A graph of a twelve-layer encoder takes a third of a MiB
+/// of device memory. A shape can have two graphs, one for each slot.
 const KEPT: NonZeroUsize = NonZeroUsize::new(128).expect("128 is not zero");
 
-/// Maximum number of shapes without a graph to remember. They have their own cache, so that shapes that never recur do not evict
-/// graphs.
+/// Maximum number of remembered shapes that have no graph. They have their own cache, so that shapes that never recur do not evict graphs.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(256).expect("256 is not zero");
 
 /// Key of a graph: the extents, whether the batch is padded, and the slot, which determines the addresses of the batch data.
 /// Including the slot keeps batches that alternate between two slots from evicting each other's graphs.
 pub(super) type Key = (Extents, bool, usize);
 
-/// Addresses of a run's tensors and batch data. They can change when a shape recurs: an allocator may place it elsewhere, and
+/// Addresses of a run's tensors and batch data. They can change between runs of a shape: an allocator may place its tensors elsewhere, and
 /// chunks are reallocated.
 #[derive(Clone)]
 pub(super) struct GraphBinding {
@@ -48,8 +47,8 @@ pub(super) struct Graphs {
     used: GraphUse,
 }
 
-// SAFETY: a graph is a handle that any thread may use, one at a time. cudarc binds the context to the calling thread at every
-// use, and a session is used through `&mut`.
+// SAFETY: any thread may use the handle of a graph, one thread at a time. cudarc binds the context to the calling thread at every use, and
+// a session is used through `&mut`.
 unsafe impl Send for Graphs {}
 
 impl Default for Graphs {
@@ -63,7 +62,7 @@ impl Default for Graphs {
 }
 
 impl Graphs {
-    /// Drops all graphs because the memory that they refer to is freed.
+    /// Drops all graphs. This is necessary when the memory that they refer to is freed.
     pub(super) fn clear(&mut self) {
         self.seen.clear();
         self.kept.clear();
@@ -88,9 +87,9 @@ impl Graphs {
         Ok(false)
     }
 
-    /// Returns whether to capture a graph for a run that had none. A graph is captured at the second occurrence of a shape. It is
-    /// captured at the first occurrence of a bucket, which is likely to recur, if no other graph is evicted for it. A capture
-    /// takes the host as long as launching one or two runs.
+    /// Returns whether to capture a graph for a run that had none. An exact shape is captured at its second occurrence. A bucket is likely
+    /// to recur, so it is captured at its first occurrence unless this would evict another graph. A capture takes as much host time as
+    /// launching one or two runs.
     pub(super) fn is_due(&mut self, key: &Key, site: &GraphBinding, is_bucket: bool) -> bool {
         let again = self.seen.get(key).is_some_and(|at| at == site);
         let due = again || (is_bucket && self.kept.len() < KEPT.get());
@@ -107,7 +106,7 @@ impl Graphs {
     }
 }
 
-/// Capture mode in which calls of other threads are neither captured nor invalidate the capture.
+/// Capture mode in which calls of other threads are not captured and do not invalidate the capture.
 pub(super) const THREAD: sys::CUstreamCaptureMode =
     sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
 
@@ -121,7 +120,7 @@ pub(super) fn capture(
         .begin_capture(mode)
         .during(|| "begin a capture".to_owned())?;
     let launched = launch();
-    // The capture is ended even after an error, so that the stream stays usable.
+    // End the capture even after an error, so that the stream stays usable.
     let captured = stream.end_capture(sys::CUgraphInstantiate_flags(0));
     launched?;
     let missing = cudarc::driver::DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);

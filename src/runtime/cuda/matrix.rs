@@ -9,7 +9,7 @@ use crate::{
     tensor::{DType, Element, Extents, Size},
 };
 
-/// Parameters of a tensor map besides the address.
+/// Parameters of a tensor map except the address.
 pub(super) struct Matrix {
     pub(super) map: TensorMap,
     pub(super) element: Element,
@@ -34,7 +34,7 @@ impl Matrix {
             Element::Value(DType::F32) => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
             Element::Value(DType::F16) => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             Element::Value(DType::BF16) => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            // Packed weights and E4M3 are bytes.
+            // Packed weights and E4M3 elements are copied as bytes.
             Element::Scaled(_) | Element::E4m3 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
             Element::I32 => Type::CU_TENSOR_MAP_DATA_TYPE_INT32,
             Element::I64 => Type::CU_TENSOR_MAP_DATA_TYPE_INT64,

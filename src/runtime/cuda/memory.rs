@@ -73,7 +73,7 @@ impl Drop for Buffer {
     }
 }
 
-/// Copies to device memory before its first use, on a separate stream. Waiting for the whole device instead would invalidate a
+/// Copies to device memory before its first use. The copies use a separate stream, because waiting for the whole device would invalidate a
 /// graph capture of another thread.
 pub(super) struct Uploads(Arc<CudaStream>);
 
@@ -86,7 +86,7 @@ impl Uploads {
     /// Copies to an address. Pageable memory may be overwritten or freed when this returns.
     ///
     /// # Safety
-    /// There must be room for the bytes, and nothing may use them before [`finish`](Self::finish).
+    /// The device memory must have room for the bytes, and nothing may use it before [`finish`](Self::finish).
     pub(super) unsafe fn copy(
         &self,
         to: sys::CUdeviceptr,
@@ -118,7 +118,7 @@ pub(super) struct Pinned {
     bytes: usize,
 }
 
-// SAFETY: plain memory to which only its owner gives access.
+// SAFETY: plain memory that is accessed only through its owner.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
@@ -230,13 +230,13 @@ impl Chunks {
         }
     }
 
-    /// Waits for batches in flight that may use memory about to be freed.
+    /// Waits for batches in flight, which may use memory that is about to be freed.
     fn settle(&self) {
-        // After a device failure nothing uses the memory any more, and each batch in flight reports the error itself.
+        // After a device failure, nothing uses the memory any more. Each batch in flight reports the error itself.
         let _ = self.stream.synchronize();
     }
 
-    /// Returns the address at byte `offset` of a chunk, or 0 if the chunk does not exist, as for empty tensors.
+    /// Returns the address at byte `offset` of a chunk. Returns 0 if the chunk does not exist, which is the case for empty tensors.
     pub(super) fn at(&self, chunk: usize, offset: u64) -> sys::CUdeviceptr {
         self.buffers
             .get(chunk)

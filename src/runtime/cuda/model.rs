@@ -48,7 +48,7 @@ pub(super) struct Loaded {
 
 enum Arg {
     Pointer,
-    /// A matrix that the kernel copies by TMA. The argument is a tensor map instead of an address.
+    /// A matrix that the kernel copies by TMA. The argument is a tensor map, not an address.
     Matrix(Matrix),
     Count(Size),
 }
@@ -58,8 +58,8 @@ enum Arg {
 pub(super) enum Start {
     /// The kernel starts when all earlier work on the stream is done.
     Plain,
-    /// The kernel may start while the previous kernel still runs (programmatic dependent launch), and waits with
-    /// `griddepcontrol.wait`. Requires a target with [`Target::has_dependent_launch`] and a previous kernel of the same program.
+    /// The kernel may start while the previous kernel still runs (programmatic dependent launch), and waits with `griddepcontrol.wait`.
+    /// This requires a target with [`Target::has_dependent_launch`], and a previous kernel that belongs to the same program.
     Dependent,
 }
 
@@ -132,8 +132,8 @@ impl Loaded {
     /// Launches the kernel on a stream. `pointers` are its tensors in the order of its signature.
     ///
     /// # Safety
-    /// Each pointer must refer to device memory that has the contents the kernel's parameter requires for `extents`. Nothing else
-    /// may write to it until the launch is done.
+    /// Each pointer must refer to device memory with the contents that the kernel's parameter requires for `extents`. Nothing else may
+    /// write to it until the launch is done.
     pub(super) unsafe fn launch(
         &self,
         stream: sys::CUstream,
@@ -263,7 +263,7 @@ pub struct CudaModel {
     loaded: Vec<Option<Arc<Loaded>>>,
     /// Addresses by tensor index; 0 if the tensor is not a weight.
     pub(super) weights: Vec<sys::CUdeviceptr>,
-    /// Kernels that run before those of the program: the upload of a batch, and the two that pack a padded batch.
+    /// Kernels that run before those of the program: the upload of a batch, and the two kernels that pack a padded batch.
     pub(super) before: Arc<[Loaded; 3]>,
     /// Kernels that run after and between the decode steps of a text-generating program ([`KernelSpec::decoding`]).
     pub(super) decoding: Option<Arc<[Loaded; 5]>>,
@@ -271,8 +271,8 @@ pub struct CudaModel {
 }
 
 impl CudaModel {
-    /// Returns all kernels that a program needs on a device: its own, those that upload and pack a batch, and those that select
-    /// tokens.
+    /// Returns all kernels that a program needs on a device: its own kernels, the kernels that upload and pack a batch, and the kernels
+    /// that select tokens.
     pub fn kernels(program: &Program) -> Vec<KernelSpec> {
         program
             .kernels
@@ -329,8 +329,8 @@ impl CudaModel {
         })
     }
 
-    /// Creates a model of another program of the same graph that shares this model's weights. It accepts batches of `extents`
-    /// only. Kernels are taken from `code`; missing ones are loaded from `cubins` and added to `code`.
+    /// Creates a model of another program of the same graph that shares this model's weights. It accepts only batches of `extents`. Kernels
+    /// are taken from `code`; missing kernels are loaded from `cubins` and added to `code`.
     ///
     /// # Errors
     /// Returns an error if this model lacks a weight, or if a kernel has no code.
@@ -444,7 +444,7 @@ fn load_one(
     }
 }
 
-/// Uploads all weights into one allocation. Returns it with the addresses by tensor index.
+/// Uploads all weights into one allocation. Returns the allocation, and the address of each weight by tensor index.
 fn upload(
     device: &Device,
     program: &Program,
@@ -467,7 +467,7 @@ fn upload(
         .enumerate()
         .filter_map(|(i, o)| o.map(|o| (i, o)))
         .collect();
-    // Each thread holds one tensor, which limits host memory. Some read while others upload.
+    // Each thread holds at most one tensor, which limits the host memory. Some threads read while others upload.
     let done = AtomicUsize::new(0);
     let start = arena.start();
     wanted.par_iter().try_for_each(|&(index, offset)| {
@@ -488,8 +488,7 @@ fn upload(
             .context()
             .bind_to_thread()
             .during(|| "use the device on this thread".to_owned())?;
-        // SAFETY: the arena has room for every weight at its offset. The copy of pageable memory is complete on the host's side
-        // when the call returns.
+        // SAFETY: the arena has room for every weight at its offset. When the call returns, the copy no longer reads the pageable memory.
         unsafe { uploads.copy(start + offset, &bytes) }
             .during(|| format!("upload `{}`", tensor.name))?;
         progress(done.fetch_add(1, Ordering::Relaxed) + 1, wanted.len());

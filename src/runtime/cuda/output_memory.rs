@@ -61,11 +61,11 @@ impl CudaMemory {
         Ok(copy)
     }
 
-    /// Copies the first `n` bytes of each row of `from`, which has `row_bytes`, to the row of this memory whose index is at the same
-    /// place of `rows`. Rows of this memory have `n` bytes. The copies are done when this returns.
+    /// Copies the first `n` bytes of row `i` of `from` to row `rows[i]` of this memory. Rows of `from` have `row_bytes` bytes, and rows of
+    /// this memory have `n`. All copies have completed on return.
     ///
     /// # Panics
-    /// If a row is outside of either memory. Both must be on one device.
+    /// Panics if a row is outside of either memory. Both memories must be on the same device.
     pub(in crate::runtime) fn copy_rows(
         &mut self,
         from: &Self,
@@ -80,15 +80,15 @@ impl CudaMemory {
         self.on_a_stream("collect an output", |stream| {
             let mut at = 0;
             while at < rows.len() {
-                // Neighbouring rows are copied at once.
+                // Rows whose targets are adjacent are copied at once.
                 let next = rows[at..]
                     .windows(2)
                     .take_while(|pair| whole && pair[1] == pair[0] + 1);
                 let count = 1 + next.count();
                 let source = from.address() + at as u64 * row_bytes;
                 let target = self.address() + rows[at] as u64 * n;
-                // SAFETY: the rows are within both buffers, as was checked above. All work that writes `from` is done, and nothing
-                // else uses this memory, which is borrowed mutably.
+                // SAFETY: the assertions above check that the rows are within both buffers. All work that writes `from` is done, and
+                // nothing else uses this memory, which is borrowed mutably.
                 unsafe { result::memcpy_dtod_async(target, source, count * n as usize, stream) }?;
                 at += count;
             }
@@ -101,7 +101,7 @@ impl CudaMemory {
         bound.during(|| "use the device on this thread".to_owned())
     }
 
-    /// Enqueues work on a stream of its own and waits for it, also if enqueueing fails.
+    /// Enqueues work on a new stream and waits for it, even if enqueueing fails.
     fn on_a_stream(
         &self,
         action: &str,

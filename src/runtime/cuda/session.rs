@@ -40,11 +40,11 @@ use crate::{
 /// Maximum number of batches in flight: one running and one queued on the stream.
 const IN_FLIGHT: usize = 2;
 
-/// Maximum size of an output in bytes that a kernel copies to the host. For small outputs a kernel delays neighbouring kernels
-/// less than a copy engine; for larger ones the copy engine is faster.
+/// Maximum size of an output in bytes that a kernel copies to the host. For small outputs, a kernel delays adjacent kernels less than a
+/// copy engine does. For larger outputs, a copy engine is faster.
 const FEW_BYTES: u64 = 256 << 10;
 
-/// Resources of one caller to run a [`CudaModel`]: a stream, memory for activations and batch data, and CUDA graphs.
+/// Resources with which one caller runs a [`CudaModel`]: a stream, memory for activations and batch data, and CUDA graphs.
 pub struct CudaSession {
     launcher: Launcher,
     workspace: Workspace<Chunks>,
@@ -86,7 +86,7 @@ struct Ready {
     data: BatchData,
     /// Extents of the batch itself.
     own: Extents,
-    /// Extents of the batch's bucket, for which it is planned and launched. None is smaller than that of the batch.
+    /// Extents of the batch's bucket, for which the batch is planned and launched. They are at least those of the batch.
     extents: Extents,
     /// Address of the KV cache, or 0 without one.
     cache: u64,
@@ -151,7 +151,7 @@ impl CudaSession {
         self.submit_at(batch, 0, None)
     }
 
-    /// If two batches are in flight, waits for the one submitted first. Its ticket keeps the results.
+    /// If two batches are in flight, waits for the batch that was submitted first. Its ticket keeps the results.
     pub fn make_place(&mut self) {
         if self.slots.iter().all(Slot::is_taken) {
             let first = self.slots.iter_mut().min_by_key(|slot| slot.nth());
@@ -190,7 +190,7 @@ impl CudaSession {
         self.run_at(batch, 0)
     }
 
-    /// Runs the next tokens of sequences in `cache` and appends them to it.
+    /// Runs the next tokens of sequences in `cache`, and appends their keys and values to the cache.
     pub fn run_cached(
         &mut self,
         batch: &Batch,
@@ -199,8 +199,8 @@ impl CudaSession {
         self.run_at(batch, cache.memory.start())
     }
 
-    /// Appends the next tokens of sequences to `cache` without computing any output. Returns before the device has finished, with
-    /// a fence after the work.
+    /// Appends the next tokens of sequences to `cache` without computing outputs. Returns a fence after this work, before the device has
+    /// finished it.
     pub fn fill(&mut self, batch: &Batch, cache: &mut CudaCache) -> Result<Fence, CudaError> {
         let ready = self.prepare(batch, cache.memory.start())?;
         let staging = &mut self.slots[ready.slot].staging;
@@ -225,8 +225,8 @@ impl CudaSession {
         self.submit_at(batch, cache, None)?.wait()
     }
 
-    /// Submits a batch like [`submit`](Self::submit), on a KV cache. If `lap` is given, its events record the start and the end
-    /// of the run.
+    /// Submits a batch like [`submit`](Self::submit), with the KV cache at address `cache` (0 without one). If `lap` is given, its events
+    /// record the start and the end of the run.
     fn submit_at(
         &mut self,
         batch: &Batch,
@@ -238,7 +238,7 @@ impl CudaSession {
         self.slots[ready.slot].reserve(&self.launcher.model.device, bytes, &pieces)?;
         let enqueued = self.enqueue_between(&ready, batch, (&pieces, bytes), lap);
         let enqueued = enqueued.inspect_err(|_| {
-            // Already enqueued work may still write to the slot's memory, which the next batch would reuse.
+            // Work that is already enqueued may still write to the slot's memory, which the next batch would reuse.
             let _ = self.launcher.stream.synchronize();
         })?;
         self.submitted += 1;
@@ -337,8 +337,7 @@ impl CudaSession {
         })
     }
 
-    /// Returns a slot for the next batch. A free slot is preferred over one whose batch still runs although its ticket was
-    /// dropped.
+    /// Returns a slot for the next batch. A free slot is preferred to a slot whose ticket was dropped while its batch still runs.
     fn free_slot(&mut self) -> Result<usize, CudaError> {
         let slots = self.slots.iter().enumerate();
         let free = slots.filter(|(_, slot)| !slot.is_taken());
@@ -369,7 +368,7 @@ impl CudaSession {
         self.workspace.release();
     }
 
-    /// Enqueues a run, from the upload of the batch to the last launch. Replays a graph if the session has one for it.
+    /// Enqueues a run, from the upload of the batch to the last launch. Replays a graph if the session has one for this run.
     fn enqueue(&mut self, ready: &Ready, batch: &Batch) -> Result<Enqueued, CudaError> {
         let staging = &mut self.slots[ready.slot].staging;
         staging.fill(&ready.data, batch, &ready.extents)?;
@@ -391,7 +390,7 @@ impl CudaSession {
             return Ok(());
         }
         let graph = capture(&self.launcher.stream, THREAD, || self.launch_all(ready))?;
-        // Otherwise the first replay would wait for the upload.
+        // Upload the graph now, so that its first replay does not wait for this.
         graph.upload().during(|| "upload a graph".to_owned())?;
         self.graphs.keep(key, &ready.site, graph);
         Ok(())
@@ -418,7 +417,7 @@ impl CudaSession {
             && wanted(scan.kernel())
         {
             let extents = ready.extents.with_rows(ready.extents.batch);
-            // SAFETY: the staging memory has room for all of these at these extents.
+            // SAFETY: the staging memory has room for all operands at these extents.
             unsafe {
                 scan.launch(
                     stream,
@@ -487,8 +486,8 @@ impl CudaSession {
     }
 }
 
-/// Layout of a batch's outputs in the memory of its slot, and their total size in bytes. The extra rows of a bucket follow those
-/// of the batch and are omitted.
+/// Returns the layout of a batch's outputs in the memory of its slot, and their total size in bytes. The additional rows of a bucket come
+/// after those of the batch and are omitted.
 fn pieces(program: &Program, own: &Extents) -> Result<(Vec<Piece>, usize), CudaError> {
     let mut end = 0;
     let mut pieces = Vec::with_capacity(program.outputs.len());
@@ -528,8 +527,8 @@ fn output_slots(program: &Program) -> Vec<usize> {
         .collect()
 }
 
-/// Adds the size of the plan's chunks (`bytes`) and an estimate of how many tokens fit to an out-of-memory error. The session has
-/// released its memory, so the memory that is free now is available to the next run.
+/// Adds two facts to an out-of-memory error: the size of the plan's chunks (`bytes`), and an estimate of how many tokens fit. The estimate
+/// uses the memory that is free now. The session has already released its own memory, so the next run can use all of it.
 fn advise(
     error: CudaError,
     model: &CudaModel,

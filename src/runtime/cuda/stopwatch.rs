@@ -26,13 +26,13 @@ use crate::{
     tensor::{Element, Extents, Shape},
 };
 
-/// Minimum total size of all sets of operands in bytes, more than twice the largest L2 cache of `machines/`. A set is thus
-/// evicted before a launch reads it again.
+/// Minimum total size of all sets of operands in bytes. It is more than twice the largest L2 cache in `machines/`, so that a set is evicted
+/// before a launch reads it again.
 const ROTATED_BYTES: u64 = 300_000_000;
 /// Maximum number of sets of operands. Sets of the smallest problems partly stay in L2.
 const MOST_SETS: u64 = 64;
-/// Minimum number of launches in a graph, so that the gap between two graphs is negligible, unless the launches take longer than
-/// [`ENOUGH_MS`].
+/// Minimum number of launches in a graph, which makes the gap between two graphs negligible. A graph that takes longer than [`ENOUGH_MS`]
+/// may have fewer launches.
 const LAUNCHES: u64 = 64;
 /// Duration of a graph in milliseconds for which the gap is negligible, whatever the number of launches.
 const ENOUGH_MS: f32 = 2.0;
@@ -79,8 +79,8 @@ impl Stopwatch {
         &self.stream
     }
 
-    /// Times chains that compute the same function on the sequences of a case, each with the code of its launches, and compares
-    /// their results with those of the first chain.
+    /// Times chains that compute the same function on the sequences of a case, and compares their results with those of the first chain.
+    /// Each chain comes with the code of its launches.
     pub fn compare(
         &self,
         case: &Case,
@@ -91,7 +91,7 @@ impl Stopwatch {
         let mut want: Option<Vec<Vec<f32>>> = None;
         let mut kept: Option<(&Chain, Operands)> = None;
         for (chain, cubins) in chains {
-            // Creating operands takes longer than timing them, and most chains have the same ones.
+            // Reuse the operands if possible: creating them takes longer than timing a chain, and most chains have the same operands.
             let operands = match kept.take() {
                 Some((before, operands)) if before.tensors == chain.tensors => {
                     operands.poison_results(&self.stream, chain)?;
@@ -199,7 +199,7 @@ impl Drop for Stopwatch {
     }
 }
 
-/// Sets of a chain's tensors on the device, with equal values, that launches rotate over.
+/// Sets of a chain's tensors on the device, with equal values. Successive launches use different sets.
 struct Operands {
     arena: Buffer,
     n_sets: u64,
@@ -277,7 +277,7 @@ impl Operands {
         })
     }
 
-    /// Overwrites the results of a chain with NaN in the set that is compared.
+    /// Overwrites the results of a chain with NaN, in the set whose results are compared.
     fn poison_results(&self, stream: &CudaStream, chain: &Chain) -> Result<(), CudaError> {
         for (tensor, of_chain) in chain.tensors.iter().enumerate() {
             if of_chain.fill.is_none() {
@@ -307,7 +307,7 @@ impl Operands {
     }
 }
 
-/// Number of sets of `bytes` bytes that launches rotate over.
+/// Number of sets of `bytes` bytes over which launches rotate.
 pub(super) fn rotated_sets(bytes: u64) -> u64 {
     ROTATED_BYTES.div_ceil(bytes.max(1)).clamp(2, MOST_SETS)
 }
@@ -328,7 +328,7 @@ fn values(fill: Fill, element: Element, dims: &[u64], case: &Case, name: &str) -
     let tensor = match fill {
         Fill::Normal { mean, deviation } => {
             let period = match element {
-                // Scales follow the values of a packed matrix, so that no piece of it repeats.
+                // The scales of a packed matrix follow its values, so its bytes cannot be repeated periodically.
                 Element::Scaled(_) => n,
                 Element::Value(_) | Element::E4m3 | Element::I32 | Element::I64 => n.min(PERIOD),
             };
@@ -352,7 +352,7 @@ pub(super) fn download(
     Ok(decode_values(&raw, element))
 }
 
-/// Normally distributed values with mean 0. Equal seeds give equal values.
+/// Returns normally distributed values with mean 0. Equal seeds give equal values.
 pub(super) fn random(n: usize, deviation: f32, seed: u64) -> Vec<f32> {
     const PIECE: usize = 1 << 16;
     let mut values = vec![0.0; n];
@@ -361,14 +361,15 @@ pub(super) fn random(n: usize, deviation: f32, seed: u64) -> Vec<f32> {
         .enumerate()
         .for_each(|(piece, values)| {
             let mut state = (seed << 32) | piece as u64;
-            // Adjacent states give overlapping series; one draw spreads them.
+            // Adjacent initial states would generate overlapping series. One draw spreads the states.
             state = uniform(&mut state);
             values.fill_with(|| deviation * normal(&mut state));
         });
     values
 }
 
-/// Doubles a tolerance. It bounds the distance of one result from an exact reference, but here two results in f32 are compared.
+/// Doubles a tolerance. A tolerance bounds the error of one result relative to an exact reference, but here two results are compared with
+/// each other.
 pub(super) fn of_two_results(tolerance: Tolerance) -> Tolerance {
     Tolerance {
         absolute: 2.0 * tolerance.absolute,

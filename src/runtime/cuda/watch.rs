@@ -40,7 +40,7 @@ impl Watch {
         self.lap_beside(&mut (), |()| enqueue(), |(), ()| Ok(()))
     }
 
-    /// Like [`Watch::lap`], while the host runs `beside` on the value that `enqueue` returned.
+    /// Measures like [`Watch::lap`]. Meanwhile, the host calls `beside` with the value that `enqueue` returned.
     pub(super) fn lap_beside<T, E>(
         &self,
         on: &mut T,

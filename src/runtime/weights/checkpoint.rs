@@ -1,5 +1,4 @@
-//! A published checkpoint folder: one file of weights, or an index and its shards, in the order in which transformers looks for
-//! them.
+//! A published checkpoint folder: one file of weights, or an index and its shards. Files are looked for in the order of transformers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,21 +23,21 @@ use crate::{
     tensor::{DType, Scaled},
 };
 
-/// An open checkpoint. Files stay open, and a tensor is read on request.
+/// An open checkpoint. Files stay open, and tensors are read on request.
 pub struct Checkpoint {
     /// Path of the single file or the index, for messages.
     main: PathBuf,
     shards: Vec<Shard>,
-    /// Place of each tensor that can be read by its name.
+    /// Location of each tensor that can be read by name.
     entries: BTreeMap<String, Entry>,
-    /// Tensors that matrices of a quantized checkpoint are read from.
+    /// Stored tensors from which the matrices of a quantized checkpoint are computed.
     parts: BTreeMap<String, Place>,
-    /// Lines for the log about the quantization.
+    /// Facts about the quantization, for the log.
     quantization: Option<quantized::Notes>,
     /// Tensors in a shard that the index does not assign to that shard.
     unnamed: BTreeSet<String>,
-    /// Unreadable files next to the checkpoint, by the prefix of their tensors. They matter only if one of these
-    /// tensors is needed.
+    /// Unreadable files next to the checkpoint, by the prefix of their tensors. Such a file is an error only if one of its tensors is
+    /// needed.
     unreadable: BTreeMap<String, PathBuf>,
     names: WeightNames,
 }
@@ -61,8 +60,8 @@ impl Entry {
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in `folder`. `names` gives the alternative spellings of tensor names. The subfolders with weights of
-    /// their own that `names` lists are in `root`.
+    /// Opens the checkpoint in `folder`. `names` gives the alternative spellings of tensor names. It also lists subfolders of `root` that
+    /// have their own weights.
     ///
     /// # Errors
     /// Returns an error if a file is missing or damaged, or if the index does not match its shards.
@@ -71,7 +70,7 @@ impl Checkpoint {
         Self::of(&files(folder), &files(root), names)
     }
 
-    /// Opens the weights of a model. A GGUF file has the tensors of subfolders, too.
+    /// Opens the weights of a model. A GGUF file also contains the tensors that would be in subfolders.
     ///
     /// # Errors
     /// Returns the errors of [`open`](Self::open).
@@ -100,7 +99,7 @@ impl Checkpoint {
                 return Ok(checkpoint);
             }
         };
-        // An unsupported quantization is the first error, even in a folder without weights.
+        // Check the quantization first, so that an unsupported one is reported even if the folder has no weights.
         let config = quantized::configured(folder)?;
         checkpoint.main = checkpoint.add_folder(folder, "")?;
         checkpoint.join_quantized(config.as_ref(), folder)?;
@@ -269,7 +268,7 @@ impl Checkpoint {
         }
     }
 
-    /// Reads a tensor, with the number of its values that are not finite.
+    /// Reads a tensor. Also returns the number of its values that are not finite.
     fn values(&self, name: &str, entry: &Entry) -> Result<(Vec<f32>, usize), CheckpointError> {
         match entry {
             Entry::Stored(place) => {
@@ -340,7 +339,7 @@ impl Checkpoint {
         let Some((full, entry)) = self.find(name) else {
             return Err(self.missing(&[name], 1));
         };
-        // Some checkpoints store a vector as a matrix of one row.
+        // Some checkpoints store a vector as a matrix with one row.
         let is_row = matches!(entry.dims(), &[1, n] if dims == [n]);
         if entry.dims() != dims && !is_row {
             return Err(CheckpointError::Shape {
@@ -397,7 +396,8 @@ impl WeightSource for Checkpoint {
     }
 
     fn read_to_transpose(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError> {
-        // The shape of a square matrix does not tell its order: quantized layouts store the weights of linear layers.
+        // Quantized layouts always store a matrix in the order of a linear layer. The shape of a square matrix would not reveal another
+        // order.
         match self.checked(name, dims)? {
             (tensor, Entry::Quantized(..)) => {
                 let file = self.main.clone();
@@ -559,7 +559,7 @@ fn named_by(index: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointErr
         let name = shard
             .as_str()
             .ok_or_else(|| broken(format!("`{tensor}` names no file")))?;
-        // An index is untrusted input: it may name files in its own folder only.
+        // An index is untrusted input, and may name only files in its own folder.
         if Path::new(name).components().count() != 1 || name.starts_with('.') {
             return Err(broken(format!("`{name}` is not a plain file name")));
         }

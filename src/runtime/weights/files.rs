@@ -14,17 +14,17 @@ use crate::files::{self, Kind, ReadError, up_to};
 
 /// Extension of llama.cpp's files.
 const ENDING: &str = "gguf";
-/// Prefix of the names of files with the part of a model that reads images or sounds.
+/// File name prefix of the part of a model that processes images or sounds.
 const PROJECTOR: &str = "mmproj";
-/// Maximum number of files of a model.
+/// Maximum number of files into which a model is split.
 const MAX_PARTS: u32 = 1000;
-/// Files of folders that have their own weights, or name the folder that has them.
+/// Files of folders that have weights of their own, or refer to the folder with the weights.
 const OWN: [&str; 2] = ["adapter_config.json", "modules.json"];
 
-/// The files of a model by their names in a folder saved by transformers.
+/// The files of a model, under the names that they have in a folder saved by transformers.
 #[derive(Clone, Debug)]
 pub enum ModelFiles {
-    /// A folder, such as that of a fetched model of the Hugging Face hub.
+    /// A folder, such as a model downloaded from the Hugging Face hub.
     Folder(PathBuf),
     /// A file of llama.cpp, which is converted to the contents of such a folder.
     Gguf(Arc<Folder>),
@@ -34,10 +34,10 @@ impl ModelFiles {
     /// Opens a folder or a GGUF file, which is detected by its extension or its first bytes. If a folder has no other
     /// weights, its only GGUF file is opened.
     ///
-    /// A model that is split into several GGUF files counts as one file, that of its first part.
+    /// A model that is split into several GGUF files counts as one file, and is opened by its first part.
     ///
     /// # Errors
-    /// Returns an error if a GGUF file cannot be read or converted, or if the folder has several.
+    /// Returns an error if a GGUF file cannot be read or converted, or if the folder has several GGUF models.
     pub fn open(path: &Path) -> Result<Self, ReadError> {
         if is_gguf(path) && !path.is_dir() || begins_as_gguf(path) {
             return Self::gguf(path);
@@ -73,12 +73,12 @@ impl ModelFiles {
         }
     }
 
-    /// Returns the path by which messages name a file. In a GGUF file, no such path exists.
+    /// Returns the path of a file for messages. If the model is a GGUF file, the path does not exist.
     pub fn name(&self, name: &str) -> PathBuf {
         self.path().join(name)
     }
 
-    /// Returns the files of a subfolder. Those of a GGUF file are among its own.
+    /// Returns the files of a subfolder. A GGUF file has no subfolders, and is returned itself.
     #[must_use]
     pub fn below(&self, folder: &str) -> Self {
         match self {
@@ -120,7 +120,7 @@ impl ModelFiles {
         }
     }
 
-    /// Returns the paths of the files on disk: files and subfolders of a folder, or the GGUF files.
+    /// Returns the paths on disk: the entries of the folder, or the GGUF files.
     ///
     /// # Errors
     /// Returns an error if the folder cannot be listed.
@@ -140,20 +140,19 @@ pub fn is_gguf(path: &Path) -> bool {
         .is_some_and(|ending| ending.eq_ignore_ascii_case(ENDING))
 }
 
-/// Returns whether a path is that of a folder or of a GGUF file.
+/// Returns whether a path is a folder or a GGUF file.
 pub fn is_local(path: &Path) -> bool {
     path.is_dir() || path.is_file() && is_gguf(path) || begins_as_gguf(path)
 }
 
-/// Returns whether the path is that of a regular file which begins like a GGUF file, such as a blob of Ollama.
+/// Returns whether the path is a regular file that begins like a GGUF file, such as a blob of Ollama.
 fn begins_as_gguf(path: &Path) -> bool {
     const MAGIC: &[u8] = b"GGUF";
     let begins = || up_to(path, 3).is_ok_and(|bytes| bytes == MAGIC);
     path.is_file() && begins()
 }
 
-/// Returns the names of models among file names, sorted. A model that is split into several files has the name of the
-/// first.
+/// Returns the sorted names of the GGUF models among file names. A model that is split into several files has the name of its first file.
 pub fn gguf_models<'n>(names: &[&'n str]) -> Vec<&'n str> {
     let is_model = |name: &&str| {
         let file = name.rsplit('/').next().unwrap_or(name);
@@ -174,7 +173,7 @@ pub fn gguf_parts(name: &str) -> Vec<String> {
     }
 }
 
-/// Returns the name of a file without its extension and the numbers of a part.
+/// Returns the name of a file without its extension and without the numbers of a part.
 pub fn gguf_stem(name: &str) -> &str {
     match split(name) {
         Some((stem, ..)) => stem,
@@ -182,7 +181,7 @@ pub fn gguf_stem(name: &str) -> &str {
     }
 }
 
-/// Returns the stem of `NAME-00001-of-00003.gguf`, and its numbers.
+/// Returns the stem and the two numbers of a name like `NAME-00001-of-00003.gguf`.
 fn split(name: &str) -> Option<(&str, u32, u32)> {
     const DIGITS: usize = 5;
     let number = |text: &str| match text.len() == DIGITS && text.bytes().all(|b| b.is_ascii_digit())

@@ -1,4 +1,4 @@
-//! Detects the contents of a folder without readable weights, and explains how to obtain weights from them.
+//! Detects what a folder without readable weights contains, and explains how to obtain weights from it.
 
 use std::{
     fmt,
@@ -38,7 +38,7 @@ pub enum Found {
 }
 
 impl Found {
-    /// Inspects a folder. If several kinds match, the one that is easiest to turn into readable weights is returned.
+    /// Inspects a folder. If several kinds match, returns the kind that is easiest to convert to readable weights.
     pub fn in_folder(folder: &Path) -> Self {
         let (files, folders) = listed(folder);
         let ending = |endings: &[&str]| {
@@ -160,7 +160,7 @@ fn name(file: &Path) -> String {
         .unwrap_or_default()
 }
 
-/// Returns the files and the subfolders of a folder, sorted by name. Both are empty if it cannot be read.
+/// Returns the files and the subfolders of a folder, sorted by name. Both lists are empty if the folder cannot be read.
 fn listed(folder: &Path) -> (Vec<PathBuf>, Vec<PathBuf>) {
     let entries = std::fs::read_dir(folder).into_iter().flatten();
     let mut paths: Vec<PathBuf> = entries.filter_map(Result::ok).map(|e| e.path()).collect();

@@ -1,8 +1,8 @@
 //! Weights of a model, read from a published checkpoint or generated at random for benchmarks.
 //!
-//! Tensors are found under their published names, with the usual prefixes (`bert.`, …) tried in order. All names, shapes and
-//! types are checked before the first byte is copied. The weights of a quantized checkpoint are dequantized when they are read, except
-//! for those that keep their published values ([`evaluate_quantized`]).
+//! Tensors are looked up by their published names; the usual prefixes (`bert.`, …) are tried in order. All names, shapes and types are
+//! checked before the first byte is copied. The weights of a quantized checkpoint are dequantized when they are read, except for those that
+//! keep their published values ([`evaluate_quantized`]).
 
 mod checkpoint;
 mod error;
@@ -39,7 +39,7 @@ pub(crate) fn check_quantization(folder: &std::path::Path) -> Result<(), Checkpo
     quantized::configured(folder).map(|_| ())
 }
 
-/// Returns the dimensions of the table of a static embedding, `[tokens, width]`. Only the directory of the weights is read.
+/// Returns the dimensions of the table of a static embedding, `[tokens, width]`, without reading its values.
 ///
 /// # Errors
 /// Returns an error if there are no weights, or no such table.
@@ -62,7 +62,7 @@ pub fn vector(files: &ModelFiles, name: &str, n: u64) -> Result<Vec<f32>, Checkp
     Checkpoint::of(files, files, WeightNames::default())?.read(name, &[n])
 }
 
-/// Elements that are converted at once.
+/// Number of elements that are converted at once.
 const PIECE: usize = 1024;
 
 /// A source of stored tensors, converted to f32.
@@ -70,16 +70,16 @@ pub trait WeightSource: Send + Sync {
     /// Reads the tensor `name` with dimensions `dims` in row-major order.
     fn read(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError>;
 
-    /// Reads a matrix that the model uses as its transpose. The elements are in the stored order, as those of [`read`](Self::read).
+    /// Reads a matrix of which the model uses the transpose. The elements are returned in the stored order, as by [`read`](Self::read).
     ///
     /// # Errors
-    /// Returns the errors of [`read`](Self::read), and an error for a matrix whose layout determines the order.
+    /// Returns the errors of [`read`](Self::read), and an error for a quantized matrix, whose layout determines the order.
     fn read_to_transpose(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError> {
         self.read(name, dims)
     }
 
-    /// Reads a tensor like [`read`](Self::read) and encodes it as `dtype`, little-endian. A source of files converts a piece at a
-    /// time, so that its memory is that of the result.
+    /// Reads a tensor like [`read`](Self::read) and encodes it as `dtype`, little-endian. A source that reads files converts small pieces,
+    /// so that it needs little memory besides the result.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read).
@@ -87,7 +87,7 @@ pub trait WeightSource: Send + Sync {
         encode_weight(name, &self.read(name, dims)?, dtype)
     }
 
-    /// Returns the format in which a matrix is published, if kernels read this format. `None` for a matrix that is not quantized.
+    /// Returns the format in which a matrix is published. `None` if the matrix is not quantized, or if kernels do not read its format.
     fn published(&self, _name: &str, _dims: &[u64]) -> Option<Scaled> {
         None
     }
@@ -106,13 +106,13 @@ pub trait WeightSource: Send + Sync {
         Ok(None)
     }
 
-    /// Checks all tensors of `stored` at once, so that one error lists everything that is missing.
+    /// Checks all tensors of `stored` at once, so that a single error lists all missing tensors.
     fn check(&self, stored: &[(&str, &[u64])]) -> Result<(), CheckpointError>;
 
-    /// Returns the tensors of the source that are not in `used`. Published checkpoints often have some.
+    /// Returns the tensors of the source that are not in `used`. Published checkpoints often have such tensors.
     fn surplus(&self, used: &[(&str, &[u64])]) -> Vec<String>;
 
-    /// Returns the tied head tensors for which the source has values that differ from those of their tables.
+    /// Returns the tensors of tied heads whose stored values differ from the table that the head is tied to.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read).
@@ -120,9 +120,8 @@ pub trait WeightSource: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Returns the surplus tensors whose names match that of a used tensor except for a layer number. They indicate a
-    /// description with a missing index, or a config.json with too few layers. A source that generates its tensors
-    /// returns none.
+    /// Returns the surplus tensors whose names differ from the name of a used tensor only in a layer number. They indicate a description
+    /// with a missing index, or a config.json with too few layers. A source that generates its tensors returns none.
     fn left_out(&self, _used: &[(&str, &[u64])]) -> Vec<String> {
         Vec::new()
     }
@@ -237,7 +236,7 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
         WeightExpr::ProductScales { weight, input } => {
             let input = scale(input, source)?;
             let mut out = room("the scales of a product", expr.dims()[0])?;
-            // One part at a time, since a matrix may be large.
+            // Evaluate one part at a time, because a matrix may be large.
             for part in weight {
                 let columns = part.dims().last().map_or(1, |&n| n.max(1) as usize);
                 let rows = evaluate(part, source)?;
@@ -249,7 +248,7 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
     }
 }
 
-/// Evaluates the weight of a product in E4M3: a matrix each of whose rows is divided by its scale.
+/// Evaluates the weight of a product in E4M3. Each row of the matrix is divided by its own scale.
 ///
 /// # Errors
 /// Returns the errors of [`WeightSource::read`].
@@ -266,7 +265,7 @@ pub fn evaluate_scaled(
     Ok(rows)
 }
 
-/// Returns the scale by which a value within `bound` becomes at most the largest magnitude of E4M3.
+/// Returns the scale that values within `bound` are divided by to fit the range of E4M3.
 fn scale(bound: &Bound, source: &dyn WeightSource) -> Result<f32, CheckpointError> {
     let all = |parts: &[WeightExpr]| -> Result<Vec<f32>, CheckpointError> {
         let mut values = Vec::new();
@@ -291,7 +290,7 @@ fn scale(bound: &Bound, source: &dyn WeightSource) -> Result<f32, CheckpointErro
     }
 }
 
-/// Selects the rows of [`WeightExpr::Rows`] from those of the stored tensor, which have `width` elements.
+/// Selects the rows of [`WeightExpr::Rows`] from the rows of the stored tensor, which have `width` elements each.
 fn selected_rows<T: Copy>(expr: &WeightExpr, mut stored: Vec<T>, width: u64) -> Vec<T> {
     if let WeightExpr::Rows {
         dims,
@@ -308,7 +307,8 @@ fn selected_rows<T: Copy>(expr: &WeightExpr, mut stored: Vec<T>, width: u64) -> 
     stored
 }
 
-/// Keeps `rows` rows from `from` on of each of `groups` equal parts of `n_rows` rows of `width` elements.
+/// Splits the `n_rows` rows, which have `width` elements, into `groups` equal groups. Keeps `rows` rows of each group, from row `from` of
+/// the group.
 fn keep_rows<T: Copy>(
     stored: &mut Vec<T>,
     [groups, from, rows]: [u64; 3],
@@ -323,7 +323,8 @@ fn keep_rows<T: Copy>(
     stored.truncate(groups as usize * kept);
 }
 
-/// Reorders the first `interleaved` of every `rows` rows of `width` elements: those at even places come before those at odd ones.
+/// Splits rows of `width` elements into groups of `rows` rows. In the first `interleaved` rows of each group, moves rows with an even index
+/// before rows with an odd index.
 fn separate_pairs<T: Copy>(stored: &mut [T], [rows, interleaved]: [u64; 2], width: u64) {
     if interleaved == 0 || width == 0 {
         return;
@@ -338,8 +339,8 @@ fn separate_pairs<T: Copy>(stored: &mut [T], [rows, interleaved]: [u64; 2], widt
     }
 }
 
-/// Evaluates an expression over stored tensors and encodes the elements as `dtype`, little-endian. Expressions that only select
-/// stored elements are not converted to f32 as a whole.
+/// Evaluates an expression over stored tensors and encodes the elements as `dtype`, little-endian. Expressions that only select or
+/// concatenate stored elements need no f32 copy of whole tensors.
 ///
 /// # Errors
 /// Returns the errors of [`WeightSource::read`].
@@ -401,7 +402,7 @@ fn encode_weight(name: &str, values: &[f32], dtype: DType) -> Result<Vec<u8>, Ch
 
 fn encode_into(bytes: &mut Vec<u8>, values: &[f32], dtype: DType) {
     match dtype {
-        // The slices of `half` use the processor's instructions.
+        // The slice conversions of `half` use hardware instructions.
         DType::F16 => {
             let mut halves = [f16::ZERO; PIECE];
             for piece in values.chunks(PIECE) {

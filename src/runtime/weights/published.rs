@@ -14,8 +14,8 @@ use crate::{
 /// Scale and zero point of a group.
 pub type ScaleAndZero = (f32, u8);
 
-/// Evaluates the weight of a linear layer as low-bit values. Matrices that are published in this format keep their values and scales,
-/// and others are rounded.
+/// Evaluates the weight of a linear layer as low-bit values. Matrices that are published in this format keep their values and scales. Other
+/// matrices are rounded.
 ///
 /// # Errors
 /// Returns the errors of [`WeightSource::read`] and [`WeightSource::read_groups`].
@@ -32,7 +32,8 @@ pub fn evaluate_quantized(
     })
 }
 
-/// Returns the published scales and zero points of a matrix, row by row. `None` unless all its tensors are published in this format.
+/// Returns the published scales and zero points of a matrix, row by row. `None` unless all stored matrices of the expression are published
+/// in this format.
 fn groups(
     expr: &WeightExpr,
     source: &dyn WeightSource,
@@ -64,7 +65,8 @@ fn groups(
     }
 }
 
-/// Returns the format of kernels that holds the values and scales of such a matrix with `columns` columns without rounding.
+/// Returns the kernel format that holds the values and scales of a published matrix with `columns` columns exactly; `None` if there is
+/// none.
 pub(super) fn format_of(runs: Runs, columns: u64) -> Option<Scaled> {
     let is_row = runs.columns == columns;
     let holds = |width: &u32| is_row || runs.columns.is_multiple_of(u64::from(*width));

@@ -1,4 +1,4 @@
-//! Quantized checkpoints: the matrices that `quantization_config` of config.json describes, and their rows.
+//! Quantized checkpoints: finds the matrices that `quantization_config` of config.json describes, and dequantizes their rows.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -17,7 +17,7 @@ use crate::{
 
 const CONFIG: &str = "config.json";
 
-/// Lines for the log about the quantization of a checkpoint.
+/// Facts about the quantization of a checkpoint, for the log.
 pub(super) struct Notes {
     summary: String,
     n_matrices: usize,
@@ -99,7 +99,7 @@ pub(super) fn configured(folder: &Path) -> Result<Option<Config>, CheckpointErro
 /// Finds the quantized matrices among the tensors of a folder; `None` without a configuration.
 ///
 /// # Errors
-/// Returns an error if tensors contradict the configuration, or are quantized without one.
+/// Returns an error if tensors contradict the configuration, or if they are quantized and there is no configuration.
 pub(super) fn find(
     config: Option<&Config>,
     folder: &Path,
@@ -108,7 +108,7 @@ pub(super) fn find(
     stored: &BTreeMap<&str, &Place>,
 ) -> Result<Option<(Matrices, Notes)>, CheckpointError> {
     let failed = |failure: Failure| failure.of(&folder.join(CONFIG), main);
-    // A tensor of an unknown type is not part of a supported layout.
+    // Supported layouts have no tensors of unknown types.
     let infos = stored.iter().filter_map(|(&name, place)| {
         let element = *place.stored.element.as_ref().ok()?;
         let dims = place.stored.dims.clone();

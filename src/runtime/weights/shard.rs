@@ -32,9 +32,9 @@ pub(super) struct Shard {
     path: PathBuf,
 }
 
-/// A tensor's entry in the directory of a shard.
+/// A tensor in a shard: its element type, dimensions and location.
 pub(super) struct Stored {
-    /// Type of the elements, or the name of one that is unknown.
+    /// Type of the elements, or the name of an unknown type.
     pub element: Result<Element, String>,
     pub dims: Vec<u64>,
     location: Location,
@@ -44,20 +44,20 @@ pub(super) struct Stored {
 enum Location {
     /// Row-major elements in this range of a file.
     Range(Arc<File>, Range<u64>),
-    /// Elements of a file in another order.
+    /// Elements of a file in an order other than row-major.
     View(Arc<File>, torch::Tensor),
-    /// Elements of a file of llama.cpp, which may be quantised. Those are read as f32.
+    /// Elements of a file of llama.cpp. Quantized elements are read as f32.
     Gguf(Arc<gguf::folder::Folder>, Box<Weight>),
 }
 
-/// A tensor's entry in one of several shards.
+/// A tensor in one of several shards.
 pub(super) struct Place {
     pub shard: usize,
     pub stored: Stored,
 }
 
 impl Stored {
-    /// Returns the type of the elements of a weight, or the name of another type.
+    /// Returns the type of the elements. Returns the name of the type as the error if weights cannot have it.
     pub fn dtype(&self) -> Result<DType, String> {
         match &self.element {
             Ok(Element::F32) => Ok(DType::F32),
@@ -94,8 +94,8 @@ fn element(dtype: Dtype) -> Result<Element, String> {
 }
 
 impl Shard {
-    /// Opens a file and reads its directory. A file whose name ends in `.safetensors` is one of safetensors, and any other is one
-    /// of `torch.save`.
+    /// Opens a file and reads its list of tensors. A file with the extension `.safetensors` is read as safetensors, and any other file as
+    /// written by `torch.save`.
     pub fn open(path: PathBuf) -> Result<(Self, BTreeMap<String, Stored>), CheckpointError> {
         match path
             .extension()
@@ -188,8 +188,8 @@ impl Shard {
         read_at(&file, &mut header, 0).map_err(io)?;
         let file = Arc::new(file);
         let metadata: Metadata = serde_json::from_slice(&header[N_LENGTH as usize..])
-            // Report the error of the safetensors crate, which is more precise. It also checks for the data, which is not passed
-            // here, but only after it has accepted the header.
+            // Report the error of the safetensors crate, which is more precise. Once the crate has accepted the header, it also looks for
+            // the data, which is not passed here.
             .map_err(|error| match SafeTensors::read_metadata(&header) {
                 Err(problem) => broken(problem),
                 Ok(_) => broken(error.into()),
@@ -219,8 +219,8 @@ impl Shard {
         &self.path
     }
 
-    /// Reads a tensor's elements. Besides them, only one piece of the file is in memory at a time. Returns the elements and the
-    /// number of non-finite ones.
+    /// Reads a tensor's elements. The file is read in pieces, and only one piece is in memory at a time. Returns the elements, and the
+    /// number of elements that are not finite.
     pub fn read(
         &self,
         name: &str,
@@ -236,7 +236,7 @@ impl Shard {
         Ok((values, n_bad))
     }
 
-    /// Reads a tensor like [`read`](Self::read) and encodes its elements as `to`. Elements of this type are copied.
+    /// Reads a tensor like [`read`](Self::read) and encodes its elements as `to`. Elements that already have this type are copied.
     pub fn read_as(
         &self,
         name: &str,

@@ -1,4 +1,5 @@
-//! Tables of static embeddings: a row for each token. model2vec may store fewer rows, with the row and the factor of each token.
+//! Tables of static embeddings, with a row for each token. model2vec may store fewer rows, and an index of a row and a factor for each
+//! token.
 
 use gemmule_weights::Element;
 
@@ -9,7 +10,7 @@ use super::{
 
 /// Name of a table with a row for each token, as sentence-transformers stores it.
 const TABLE: &str = "embedding.weight";
-/// Names of model2vec: the rows, the row of each token, and the factor of each token.
+/// Names of model2vec's tensors: the rows (`ROWS`), the row index of each token (`MAPPING`), and the factor of each token (`FACTORS`).
 pub(super) const ROWS: &str = "embeddings";
 pub(super) const PARTS: [&str; 2] = [MAPPING, FACTORS];
 const MAPPING: &str = "mapping";
@@ -18,7 +19,7 @@ const FACTORS: &str = "weights";
 /// Names of a table, in the order in which they are looked up.
 pub(super) const NAMES: [&str; 2] = [TABLE, ROWS];
 
-/// The tensors of a table of model2vec, which is read as a table with a row for each token.
+/// The tensors of model2vec's table. They are read as a table with a row for each token.
 pub(super) struct StaticTable {
     rows: Place,
     mapping: Option<Place>,
@@ -26,7 +27,7 @@ pub(super) struct StaticTable {
 }
 
 impl StaticTable {
-    /// Returns a table of these tensors, with its dimensions.
+    /// Creates the table from its tensors. Also returns its dimensions.
     ///
     /// # Errors
     /// Returns an error if the tensors do not have one entry for each token.
@@ -68,10 +69,10 @@ impl StaticTable {
         self.rows.shard
     }
 
-    /// Reads the row of each token, with the number of values that are not finite.
+    /// Reads the row of each token. Also returns the number of values that are not finite.
     ///
     /// # Errors
-    /// Returns an error for elements of other types, and for a row number that is out of range.
+    /// Returns an error for elements of an unsupported type, and for a row index that is out of range.
     pub fn read(
         &self,
         [n_tokens, width]: [u64; 2],
@@ -144,7 +145,8 @@ fn reals(place: &Place, shards: &[Shard]) -> Result<Vec<f64>, CheckpointError> {
     numbers(FACTORS, place, shard, "F64, F32, F16 or BF16", of)
 }
 
-/// Reads a vector of numbers. `of` returns the number of an element's bytes, or `None` for elements of other types than `expected`.
+/// Reads a vector of numbers. `of` converts the bytes of an element to a number, and returns `None` if the element type is not one of
+/// `expected`.
 fn numbers<T>(
     name: &str,
     place: &Place,

@@ -70,7 +70,7 @@ fn encoded_elements_are_those_of_the_evaluated_expression() {
     }
 }
 
-/// Rows of a table whose elements are their rows' numbers.
+/// Each element of the table is the index of its row.
 #[test]
 fn interleaved_rows_are_separated_in_each_part() {
     let folder = tempfile::tempdir().expect("room for a folder");
@@ -139,7 +139,7 @@ fn scales_bring_rows_and_bounded_inputs_to_the_range_of_e4m3() {
     };
     assert_eq!(scales.dims(), [2]);
     let got_scales = evaluate(&scales, &source).expect("it is there");
-    // A row of zeros keeps its values.
+    // A row of zeros has scale 1, so its product's scale is the input's scale.
     for (got, want) in got_scales.iter().zip([2.0 / 448.0 * scale, scale]) {
         assert!((got / want - 1.0).abs() < 1e-6, "{got}, expected {want}");
     }
@@ -160,7 +160,7 @@ fn values_that_are_not_finite_are_counted_in_every_type() {
 #[test]
 fn rows_of_each_group_are_kept_in_order() {
     let mut rows: Vec<u8> = (0..24).collect();
-    // Two groups of six rows of two elements: the third and fourth row of each.
+    // Keeps the third and fourth row of each of two groups. A group has six rows of two elements.
     keep_rows(&mut rows, [2, 2, 2], 2, 12);
     assert_eq!(rows, [4, 5, 6, 7, 16, 17, 18, 19]);
 }

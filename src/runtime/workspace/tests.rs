@@ -142,7 +142,7 @@ fn chunks_of_earlier_batches_make_room_for_a_batch_that_needs_them() {
     let choice = AllocatorChoice::Caching;
     let alone = Planner::footprint(&program, &choice, &batch(24_000), &batch(24_000)).unwrap();
     let mut workspace = workspace(&program, &choice, alone.chunks);
-    // The segments have other sizes, and the allocator does not free them by itself.
+    // The segments of this batch have other sizes than those of the next one, and the allocator does not free them by itself.
     workspace.make_room(&program, &batch(20_000)).unwrap();
     let (plan, changed) = workspace.make_room(&program, &batch(24_000)).unwrap();
     assert_eq!((plan.footprint(), changed), (alone.chunks, true));

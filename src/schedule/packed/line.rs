@@ -1,4 +1,4 @@
-//! Queue of one tenant's requests of one class.
+//! Queue of a tenant's requests of one class.
 
 use std::collections::VecDeque;
 
@@ -9,9 +9,9 @@ use crate::schedule::Waiting;
 pub(super) struct Line {
     /// Id and number of tokens of each request.
     pub(super) requests: VecDeque<(u64, u32)>,
-    /// Tokens that the tenant may still submit (the deficit of deficit round robin).
+    /// Tokens that the tenant may still take in its turn (the deficit of deficit round robin).
     pub(super) deficit: u64,
-    /// Number of times that later requests ran before the first.
+    /// Number of times that later requests have overtaken the first request.
     pub(super) passed: u8,
     /// Minimum number of tokens among the first [`LOOK_AHEAD`] requests; 0 if it must be recomputed.
     pub(super) least: u32,

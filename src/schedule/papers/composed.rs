@@ -1,5 +1,5 @@
-//! The schedulers of TurboTransformers and TCB, each composed of three policies: when to schedule, which requests to select and
-//! which layout to use.
+//! The schedulers of TurboTransformers and TCB. Each is composed of three policies: when to schedule, which requests to select and which
+//! layout to use.
 
 use std::collections::HashMap;
 
@@ -17,8 +17,8 @@ use crate::schedule::{
 pub enum Trigger {
     /// Schedule whenever the device is idle.
     Hungry,
-    /// Schedule once `most` requests are waiting or the oldest has waited for `timeout`. Schedule earlier if the waiting time of
-    /// the oldest plus the running time of a batch of all waiting requests reaches half of `slo`.
+    /// Schedule once `most` requests are waiting or the oldest request has waited for `timeout`. Schedule earlier if the oldest request's
+    /// waiting time plus the running time of a batch of all waiting requests reaches half of `slo`.
     Lazy {
         timeout: Micros,
         most: usize,
@@ -41,8 +41,8 @@ pub enum Order {
         length: u32,
         dominance: f64,
     },
-    /// The same for the rows of [`BatchLayout::Rows`], which are cut into slots (TCB, algorithm 2). Other layouts have no slots; then all
-    /// waiting requests are selected, for one row of unlimited length.
+    /// DAS for the rows of [`BatchLayout::Rows`], which are then cut into slots (TCB, algorithm 2). Other layouts have no slots; for them,
+    /// requests are selected for one row of unlimited length, so all are selected.
     SlottedDas { dominance: f64 },
 }
 
@@ -51,12 +51,12 @@ pub enum Order {
 pub enum BatchLayout {
     /// One request per batch.
     Single,
-    /// Padded to the longest, at most `most` requests per batch.
+    /// Padded to the length of the longest request, with at most `most` requests per batch.
     Padded { most: usize },
-    /// Padded, split into batches by dynamic programming (TurboTransformers, algorithm 3). All selected requests are scheduled at
-    /// once. A device runs the batches of short requests first.
+    /// Padded, split into batches by dynamic programming (TurboTransformers, algorithm 3). All selected requests are scheduled at once. A
+    /// device runs the batches with short requests first.
     Dp { most: usize },
-    /// Rows of `length` tokens that several requests share (TCB 4.1). A request longer than a row is refused.
+    /// Rows of `length` tokens, each shared by several requests (TCB 4.1). A request longer than a row is refused.
     Rows { rows: u32, length: u32 },
 }
 
@@ -66,11 +66,11 @@ pub struct Composed {
     which: Order,
     how: BatchLayout,
     index: Index,
-    /// Memory of the largest lane at the last decision. If it decreases, waiting requests may no longer fit.
+    /// Memory of the largest lane at the last decision. If this memory decreases, waiting requests may no longer fit.
     bytes: u64,
     /// Slots of the running batches, by lane.
     slots: HashMap<usize, Slots>,
-    /// Ids of the requests that the current decision has decided on.
+    /// Ids of the requests that are already part of the current decision.
     gone: Ids,
 }
 
@@ -98,7 +98,7 @@ impl Composed {
         }
     }
 
-    /// Maximum number of tokens of a request; limited by the row length, if there are rows.
+    /// Returns the maximum number of tokens of a request, which is the row length if there are rows.
     fn max_tokens(&self) -> u32 {
         match (self.which, self.how) {
             (_, BatchLayout::Rows { length, .. }) | (Order::Das { length, .. }, _) => length,
@@ -106,7 +106,7 @@ impl Composed {
         }
     }
 
-    /// Returns the bytes of a batch that consists of one request of `tokens` tokens.
+    /// Returns the bytes of a batch with a single request of `tokens` tokens.
     fn alone(&self, view: &View<'_>, tokens: u32) -> u64 {
         let (layout, tokens) = match self.how {
             BatchLayout::Rows { length, .. } => (
@@ -121,13 +121,13 @@ impl Composed {
         view.costs.bytes(layout, &equal(1, u64::from(tokens)))
     }
 
-    /// Registers new requests, and refuses those that are late or that no lane can run.
+    /// Registers new requests. Refuses requests that are late or that no lane can run.
     fn admit(&mut self, view: &View<'_>, decision: &mut Decision) {
         self.gone.clear();
         let new = self.index.follow(view);
         self.index.refuse_expired(view, decision);
         let bytes = view.max_bytes();
-        // If the largest lane has less memory than before, requests that are already waiting may be too large.
+        // If the largest lane has less memory than before, requests that are already waiting may no longer fit.
         let is_less = std::mem::replace(&mut self.bytes, bytes) > bytes;
         let n = |looks: bool| if looks { usize::MAX } else { 0 };
         let all = view.waiting.iter().take(n(is_less));
@@ -152,7 +152,7 @@ impl Composed {
         }
     }
 
-    /// Returns `Ok` if it is time to schedule, else the time at which it will be.
+    /// Returns `Ok` if it is time to schedule. Otherwise returns the next time to schedule, if there is one.
     fn is_time(&self, view: &View<'_>) -> Result<(), Option<Micros>> {
         if self.when == Trigger::Hungry && self.which != Order::Fcfs {
             return match self.index.n() {
@@ -179,7 +179,7 @@ impl Composed {
         }
     }
 
-    /// Returns the next request that fits a lane alone. For [`Order::Fcfs`], `next` is the queue position to continue from.
+    /// Returns the next request that fits a lane when it runs alone. For [`Order::Fcfs`], `next` is the queue position to continue from.
     fn peek(&mut self, next: &mut usize, view: &View<'_>, bytes: u64) -> Option<Chosen> {
         if self.which == Order::Edf {
             let longest = self.longest_that_fits(view, bytes);
@@ -195,12 +195,13 @@ impl Composed {
                 }
                 *next += 1;
             },
-            // If the shortest request does not fit, no request does.
+            // If the shortest request does not fit, no other request fits.
             _ => self.index.shortest().filter(|&(tokens, _)| fits(tokens)),
         }
     }
 
-    /// Maximum number of tokens of a request that fits into `bytes`. Memory grows monotonically with tokens.
+    /// Returns the maximum number of tokens of a request that fits into `bytes`. The binary search relies on memory being monotonic in
+    /// tokens.
     fn longest_that_fits(&self, view: &View<'_>, bytes: u64) -> u32 {
         let (mut fits, mut not) = (0, u32::MAX);
         if self.alone(view, not) <= bytes {
@@ -221,7 +222,7 @@ impl Composed {
         self.gone.insert(entry.1);
     }
 
-    /// Selects the requests to run, in order. The number is limited by the batch size of the layout, if it has one.
+    /// Selects the requests to run, in order. The number is limited by the batch size if the layout has one.
     fn chosen(&mut self, view: &View<'_>, bytes: u64) -> Vec<Chosen> {
         let most = match self.how {
             BatchLayout::Single => 1,
@@ -255,8 +256,8 @@ impl Composed {
         fits
     }
 
-    /// Records the requests that the current decision took, for the policies that read `gone`. The others rely on the index, from
-    /// which they are removed.
+    /// Records the requests that the current decision took, if the policies read `gone`. Other policies rely on the index, which no longer
+    /// contains these requests.
     fn has_gone(&mut self, ids: impl Iterator<Item = u64>) {
         if self.when != Trigger::Hungry || self.which == Order::Fcfs {
             self.gone.extend(ids);
@@ -310,7 +311,7 @@ impl Composed {
         planned
     }
 
-    /// Plans a batch of rows that requests share.
+    /// Plans a batch of rows that several requests share.
     fn shared(&mut self, view: &View<'_>, lane: usize, rows: u32, length: u32) -> Option<Planned> {
         let bytes = view.lanes[lane].bytes;
         let pure = Layout::Rows {
@@ -324,7 +325,7 @@ impl Composed {
         };
         let rows = match holds(rows) {
             true => rows,
-            // Memory grows monotonically with the number of rows.
+            // Memory is monotonic in the number of rows, so search for the largest number that fits.
             false => {
                 let (mut held, mut not) = (0, rows);
                 while held + 1 < not {
@@ -360,7 +361,7 @@ impl Composed {
                 });
                 let filled = first_fit(&mut order, rows as usize, length);
                 let n_taken = filled.iter().map(Vec::len).sum();
-                // The last request tried did not fit.
+                // `first_fit` stopped at the last request that it tried, because it did not fit.
                 let left = tried.split_off(n_taken);
                 self.put_back(left);
                 let filled = filled.into_iter();
@@ -374,7 +375,7 @@ impl Composed {
         }
         let layout = Layout::Rows { length, slot };
         let extents = equal(filled.len() as u64, u64::from(slot));
-        // A request with one step runs until the end of its batch, so it never frees a slot earlier.
+        // Requests with a single step run until the end of their batch. Only requests with more steps can free a slot earlier.
         let goes_on = |id: &u64| view.waiting.get(*id).is_some_and(|w| w.steps > 1);
         if slot < length && filled.iter().flatten().any(goes_on) {
             self.slots.insert(lane, Slots::new(slot, &filled));
@@ -388,7 +389,7 @@ impl Composed {
         })
     }
 
-    /// Adds requests to the slots of running batches that are empty or whose requests have finished (TCB 4.2.2).
+    /// Adds requests to the empty slots of running batches, including slots whose requests have finished (TCB 4.2.2).
     fn join(&mut self, view: &View<'_>, decision: &mut Decision) {
         let Order::SlottedDas { dominance } = self.which else {
             return;
@@ -446,7 +447,7 @@ impl Slots {
         self.slot_of.extend(ids.iter().map(|&id| (id, slot)));
     }
 
-    /// Fills one empty slot with each of `rows`.
+    /// Puts the requests of each of `rows` into one empty slot.
     fn fill(&mut self, rows: &[Vec<u64>]) {
         let empty = (0..self.left.len()).filter(|&slot| self.left[slot] == 0);
         let empty: Vec<usize> = empty.collect();

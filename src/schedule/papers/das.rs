@@ -1,4 +1,4 @@
-//! TCB's online scheduling for rows that requests share: DAS (5.2, algorithm 1) and slotted DAS (5.3, algorithm 2).
+//! TCB's online scheduling for rows shared by several requests: DAS (5.2, algorithm 1) and slotted DAS (5.3, algorithm 2).
 
 use super::index::Index;
 use crate::schedule::Micros;
@@ -11,15 +11,15 @@ pub(in crate::schedule) type Chosen = (u32, (Micros, u64));
 pub(in crate::schedule) struct Row {
     /// Requests in order of selection.
     pub chosen: Vec<Chosen>,
-    /// Number of leading requests that were selected by utility alone, the set Ñᵁ.
+    /// Number of leading requests that were selected by utility alone (the set Ñᵁ).
     pub dominant: usize,
 }
 
-/// Fills rows of `length` tokens with requests and removes these from the index. The paper's listing does not remove them, and so
-/// would select them again for the next row. The utility of a request is the reciprocal of its length. Each row receives
+/// Fills rows of `length` tokens with requests and removes these from the index. The listing in the paper does not remove them, so it would
+/// select them again for the next row. The utility of a request is the reciprocal of its length. Each row receives
 ///
 /// 1. all waiting requests if they fit; otherwise
-/// 2. the first `⌈η·s⌉` of the `s` requests with the highest utility that fit;
+/// 2. the first `⌈η·s⌉` of the `s` requests with the highest utility that fit together;
 /// 3. requests whose utility is at least `q = 1 − η` times the mean utility of step 2, by earliest deadline, while they fit; and
 /// 4. the remaining requests that still fit, by utility.
 pub(in crate::schedule) fn das(
@@ -72,7 +72,7 @@ fn fill(index: &mut Index, length: u32, dominance: f64) -> Row {
         while let Some(soonest) = index.soonest_to(longest.min(room)) {
             take(index, &mut room, soonest);
         }
-        // All fitting requests of these lengths are taken; the remaining ones are longer than the room.
+        // All shorter requests that fit have been taken. A remaining request up to this length is longer than the room.
         while let Some(next) = index.shortest_from(longest.saturating_add(1))
             && next.0 <= room
         {
@@ -83,16 +83,16 @@ fn fill(index: &mut Index, length: u32, dominance: f64) -> Row {
     row
 }
 
-/// Rows cut into slots: the slot length in tokens, the slots by row, and the selected requests that fit no slot of their row and
-/// keep waiting.
+/// Rows that are cut into slots. `slot` is the slot length in tokens, and `rows` the requests of each slot of each row. `left` are selected
+/// requests that fit no slot of their row; they keep waiting.
 pub(in crate::schedule) struct Slotted {
     pub slot: u32,
     pub rows: Vec<Vec<Vec<Chosen>>>,
     pub left: Vec<Chosen>,
 }
 
-/// Cuts the rows that DAS filled into slots. A slot is as long as the longest request that was selected by utility, so each of
-/// these fits. Requests longer than a slot wait for a later batch; the paper discards them.
+/// Cuts the rows that DAS filled into slots. A slot is as long as the longest request that was selected by utility, so each request
+/// selected by utility fits. Longer requests wait for a later batch; the paper discards them.
 pub(in crate::schedule) fn slotted(rows: Vec<Row>, length: u32) -> Slotted {
     let dominant = rows.iter().flat_map(|row| &row.chosen[..row.dominant]);
     let slot = dominant.map(|&(tokens, _)| tokens).max().unwrap_or(length);
@@ -102,7 +102,7 @@ pub(in crate::schedule) fn slotted(rows: Vec<Row>, length: u32) -> Slotted {
     let rows = rows.into_iter().map(|row| {
         let mut slots: Vec<Vec<Chosen>> = vec![Vec::new(); n_slots];
         let mut rooms = vec![slot; n_slots];
-        // The first slot that may have room: earlier ones have less than the shortest request of the row.
+        // The first slot that may have room. Earlier slots have less room than the shortest request of the row needs.
         let shortest = row.chosen.iter().map(|chosen| chosen.0).min().unwrap_or(0);
         let mut first = 0;
         for chosen in row.chosen {

@@ -1,11 +1,11 @@
-//! Index of the waiting requests for schedulers that select by length and deadline. It is kept between decisions, so the cost of
-//! a decision depends on the number of selected requests rather than on the number of waiting ones.
+//! Index of the waiting requests, for schedulers that select by length and deadline. The index is kept between decisions. The cost of a
+//! decision therefore depends on the number of selected requests, not on the number of waiting requests.
 
 use std::collections::BTreeMap;
 
 use crate::schedule::{Decision, Micros, Refusal, View, Waiting, queue::Soonest};
 
-/// Key of a request within its length: the deadline, then the id. Requests without a deadline have the maximum deadline.
+/// Key of a request among the requests of its length: the deadline, then the id. Requests without a deadline have the maximum deadline.
 type Entry = (Micros, u64);
 
 /// Sentinel that compares greater than or equal to every entry.
@@ -22,26 +22,26 @@ pub(in crate::schedule) struct Index {
     last: Option<u64>,
     /// Requests by length, for lengths below [`N_SHORT_LENGTHS`].
     short: Vec<Soonest>,
-    /// Bit set of the lengths in `short` that have a request.
+    /// Bit set of the lengths below [`N_SHORT_LENGTHS`] that have a request.
     occupied: Vec<u64>,
     /// Requests whose length is at least [`N_SHORT_LENGTHS`].
     long: BTreeMap<u32, Soonest>,
     n: usize,
     tokens: u64,
-    /// Deadlines, possibly including those of requests that have left.
+    /// Requests by deadline, possibly including requests that have left.
     soonest: Soonest,
-    /// Whether the index keeps requests by length.
+    /// Whether the index keeps requests by length, in addition to deadlines.
     by_length: bool,
-    /// First entry of each short length, outdated for the lengths in `changed`.
+    /// First entry of each short length. It is outdated for the lengths in `changed`.
     firsts: Firsts,
     changed: Vec<u32>,
 }
 
-/// Number of lengths covered by [`Firsts`]. Longer requests are searched length by length.
+/// Number of lengths that [`Firsts`] covers, starting at 0. Longer requests are searched length by length.
 const N_SHORT_LENGTHS: u32 = 1 << 13;
 
-/// Tournament tree over the lengths that finds the earliest entry of a range. Each length has a leaf. The inner nodes
-/// are stored before the leaves, like in a binary heap. Each node holds the leaf with the earliest entry below it.
+/// Tournament tree over the lengths, which finds the earliest entry of a range of lengths. Each length has a leaf. The inner nodes are
+/// stored before the leaves, as in a binary heap. Each node holds the length below it that has the earliest entry.
 #[derive(Debug, Default)]
 struct Firsts {
     keys: Vec<Entry>,
@@ -82,7 +82,7 @@ impl Firsts {
         while node > 0 {
             let winner = self.earlier(self.winners[2 * node], self.winners[2 * node + 1]);
             let before = std::mem::replace(&mut self.winners[node], winner);
-            // Nodes above are unaffected: this leaf did not win before and does not win now.
+            // The nodes above do not change, because this leaf was not the winner and is not the winner now.
             if winner == before && usize::from(winner) != leaf {
                 break;
             }
@@ -100,7 +100,7 @@ impl Firsts {
         let mut node = leaf + leaves;
         let mut found = leaf as u16;
         while node > 1 {
-            // The left sibling of a right child is entirely within the range.
+            // If the node is a right child, its left sibling is entirely within the range.
             if node % 2 == 1 {
                 found = self.earlier(self.winners[node - 1], found);
             }
@@ -125,7 +125,7 @@ impl Index {
         }
     }
 
-    /// Adds the requests that arrived since the last call, removes those that left without a decision, and returns the new ones.
+    /// Adds the requests that arrived since the last call and returns them. Also removes requests that have left without a decision.
     pub fn follow<'v>(&mut self, view: &View<'v>) -> impl Iterator<Item = &'v Waiting> + use<'v> {
         let new = view.waiting.after(self.last);
         for waiting in new.clone() {
@@ -158,7 +158,7 @@ impl Index {
         self.put(waiting.tokens, entry(waiting));
     }
 
-    /// Adds a request or puts one back.
+    /// Adds a request, either a new one or one that was removed before.
     pub fn put(&mut self, tokens: u32, entry: Entry) {
         if !self.by_length {
             return;
@@ -195,7 +195,7 @@ impl Index {
         let Some(requests) = self.of_length(tokens) else {
             return;
         };
-        // It is usually the first of its length.
+        // The request is usually the first of its length.
         let is_first = requests.peek() == Some(entry);
         match is_first {
             true => drop(requests.pop()),
@@ -247,7 +247,7 @@ impl Index {
         self.tokens
     }
 
-    /// Returns the smallest length of at least `tokens` that has requests, with these requests.
+    /// Returns the smallest length of at least `tokens` that has requests, and its requests.
     fn next_length(&self, tokens: u32) -> Option<(u32, &Soonest)> {
         let first = tokens as usize;
         let mut word = first / 64;
@@ -265,18 +265,18 @@ impl Index {
         long.next().map(|(&tokens, requests)| (tokens, requests))
     }
 
-    /// Returns the shortest request; ties are broken by earliest deadline.
+    /// Returns the shortest request, and among several the one with the earliest deadline.
     pub fn shortest(&self) -> Option<(u32, Entry)> {
         self.shortest_from(0)
     }
 
-    /// Returns the first request of the smallest length of at least `tokens`.
+    /// Returns the first request of the smallest length that is at least `tokens`.
     pub fn shortest_from(&self, tokens: u32) -> Option<(u32, Entry)> {
         let (tokens, requests) = self.next_length(tokens)?;
         Some((tokens, requests.peek()?))
     }
 
-    /// Returns the request with the earliest deadline among those of at most `tokens` tokens.
+    /// Returns the request with the earliest deadline among those with at most `tokens` tokens.
     pub fn soonest_to(&mut self, tokens: u32) -> Option<(u32, Entry)> {
         while let Some(at) = self.changed.pop() {
             let first = self.short.get(at as usize).and_then(Soonest::peek);
@@ -296,7 +296,7 @@ impl Index {
         found.map(|(entry, tokens)| (tokens, entry))
     }
 
-    /// Number of shortest requests that fit into `room` tokens together.
+    /// Returns how many requests fit into `room` tokens together, if the shortest are taken first.
     pub fn n_that_fit(&self, mut room: u64) -> usize {
         let (mut n, mut from) = (0, 0);
         while let Some((tokens, requests)) = self.next_length(from) {

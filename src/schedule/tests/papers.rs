@@ -1,4 +1,4 @@
-//! The papers' algorithms compared with direct implementations.
+//! Compares the papers' algorithms with direct implementations.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,7 @@ use crate::schedule::{
     papers::{Index, das, first_fit, slotted},
 };
 
-/// Total time of the padded batches.
+/// Returns the total time of the padded batches.
 fn total(lens: &[u32], runs: &[usize], costs: &dyn Costs) -> u64 {
     let mut at = 0;
     runs.iter()
@@ -20,7 +20,7 @@ fn total(lens: &[u32], runs: &[usize], costs: &dyn Costs) -> u64 {
         .sum()
 }
 
-/// All ways to cut `n` into runs of at most `most`.
+/// Returns all ways to cut `n` into runs of at most `most`.
 fn compositions(n: usize, most: usize) -> Vec<Vec<usize>> {
     if n == 0 {
         return vec![Vec::new()];
@@ -39,7 +39,8 @@ fn compositions(n: usize, most: usize) -> Vec<Vec<usize>> {
 
 #[test]
 fn the_papers_five_requests_run_in_three_batches() {
-    // TurboTransformers, figure 9: 17, 18, 52, 63 and 77 tokens. A batch costs as much as about twelve tokens.
+    // TurboTransformers, figure 9: requests of 17, 18, 52, 63 and 77 tokens. The constant cost of a batch equals that of about twelve
+    // tokens.
     let costs = Straight {
         batch: 12,
         ..Straight::default()
@@ -50,13 +51,13 @@ fn the_papers_five_requests_run_in_three_batches() {
     let one = total(&lens, &[5], &costs);
     let none = total(&lens, &[1; 5], &costs);
     let three = total(&lens, &runs, &costs);
-    // In the paper, too, a single batch is slower than no batching.
+    // In the paper, too, a single batch takes longer than no batching.
     assert!(three < none && none < one, "{three} {none} {one}");
 }
 
 #[test]
 fn the_listing_of_turbos_scheduler_would_lose_a_request() {
-    // Algorithm 3, line 25: `i = start_idx − 1`. Batches [0, 2) and [2, 4) would become [2, 4) and [0, 1).
+    // Algorithm 3, line 25 has `i = start_idx − 1`. With it, the batches [0, 2) and [2, 4) would become [2, 4) and [0, 1).
     let costs = Straight {
         batch: 30,
         ..Straight::default()
@@ -135,7 +136,7 @@ proptest! {
         arrivals in prop::collection::vec((1_u32..40, 0_usize..3, 0_usize..3), 1..7),
         length in 40_u32..60,
     ) {
-        // One row per time slot, with three time slots. Later arrivals are unknown in the first slot.
+        // There are three time slots with one row each. Requests that arrive later are unknown in the first slot.
         let mut index = Index::by_length();
         let mut utility = 0.0;
         for slot in 0..3 {
@@ -193,8 +194,7 @@ fn filled(waiting: &[Waiting]) -> Index {
     index
 }
 
-/// Literal implementation of TCB's algorithm 1, with requests that leave N_t when they are selected. Ties are broken by deadline,
-/// then by arrival.
+/// Literal implementation of TCB's algorithm 1, except that selected requests leave N_t. Ties are broken by deadline, then by arrival.
 fn by_the_listing(waiting: &[Waiting], rows: u32, length: u32) -> Vec<Vec<u64>> {
     let mut left: Vec<Waiting> = waiting.to_vec();
     let mut batch = Vec::new();
@@ -245,7 +245,7 @@ fn by_the_listing(waiting: &[Waiting], rows: u32, length: u32) -> Vec<Vec<u64>> 
     batch
 }
 
-/// Maximum utility of requests in rows with this room.
+/// Returns the maximum total utility of requests in rows whose remaining room is `rooms`.
 fn optimum(lens: &[u32], rooms: &mut Vec<u32>) -> f64 {
     let Some((&len, rest)) = lens.split_first() else {
         return 0.0;
@@ -261,7 +261,7 @@ fn optimum(lens: &[u32], rooms: &mut Vec<u32>) -> f64 {
     best
 }
 
-/// Maximum utility if each request runs in a time slot between its arrival and its deadline.
+/// Returns the maximum total utility if each request runs in a time slot between its arrival and its deadline.
 fn online_optimum(arrivals: &[(u32, usize, usize)], rooms: &mut [u32; 3]) -> f64 {
     let Some((&(len, at, within), rest)) = arrivals.split_first() else {
         return 0.0;
@@ -306,7 +306,7 @@ fn lazy_waits_for_a_full_batch_a_timeout_or_half_of_the_latency() {
             costs: &costs,
         })
     };
-    // Half of 10 ms, less 200 µs for the batch and 200 µs for its tokens.
+    // Half of 10 ms, minus 200 µs for the batch and 200 µs for its tokens.
     let early = decide(&[100, 100], 0);
     assert!(early.run.is_empty());
     assert_eq!(early.wake, Some(Micros(4_600)));
@@ -384,7 +384,7 @@ fn requests_join_slots_whose_requests_have_finished() {
     assert_eq!(joined.run.len(), 1);
     assert!(joined.run[0].joins);
     assert_eq!(joined.run[0].rows, vec![vec![3]].into());
-    // Requests with one step end together, so an empty slot of theirs cannot be reused while they run.
+    // Requests with a single step end together, so an empty slot cannot be reused while they run.
     let mut other = scheduler("slotted-das", &settings).unwrap();
     let all = waiting(&[10, 10, 10]);
     let first = other.decide(&view(all[..1].into(), false));

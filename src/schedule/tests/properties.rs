@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::simulate::{Devices, Fate, Outcome, simulate};
 
-/// Random arrivals in order of time.
+/// Generates random arrivals in order of time.
 fn arrivals() -> impl Strategy<Value = Vec<Waiting>> {
     let request = (
         0_u64..3000,
@@ -86,7 +86,7 @@ impl Scheduler for Watched<'_> {
 
 impl Watched<'_> {
     fn of_its_own_bytes(&self, view: &View<'_>, tokens: u32) -> u64 {
-        // TCB's schedulers refuse a request longer than a row.
+        // TCB's schedulers compute a whole row for a single request, and refuse requests that are longer than a row.
         let tokens = match self.name.contains("das") || self.name.contains("concat") {
             true => 512,
             false => u64::from(tokens),
@@ -178,7 +178,7 @@ proptest! {
             let costs = Straight::default();
             let mut desk = SchedulerState::new(&[u64::MAX], 1);
             let mut left = Vec::new();
-            // A first batch runs, so that the others wait.
+            // Start a first batch, so that the other requests have to wait.
             desk.arrive(Waiting::new(5, Micros(0)));
             desk.decide(Micros(0), &mut *of, &costs).expect("a decision");
             let n_first = u64::from(name.starts_with("lazy"));
@@ -210,8 +210,8 @@ proptest! {
 
 #[test]
 fn no_request_starves_under_packed_at_full_load() {
-    // The device computes a million tokens per second and receives nine tenths of that. Short high-class requests with deadlines
-    // arrive constantly, next to long ones of the lowest class from another tenant.
+    // The device computes a million tokens per second and receives 85 % of that. Short high-class requests with deadlines arrive
+    // constantly, next to long requests of the lowest class from another tenant.
     let costs = Straight {
         batch: 50,
         ..Straight::default()
@@ -249,13 +249,13 @@ fn no_request_starves_under_packed_at_full_load() {
         }
         longest = longest.max(at.since(waiting.arrived).0);
     }
-    // Ageing takes at most ten classes of 200 ms each.
+    // A request rises above all classes after ten times 200 ms.
     assert!(longest < 2_000_000, "{longest} µs");
 }
 
 #[test]
 fn tenants_share_a_device_evenly_under_packed() {
-    // One tenant sends nine times as much as the other, and both exceed their half of the device.
+    // One tenant sends nine times as many requests as the other. Both send more than half of the device's capacity.
     let costs = Straight::default();
     let mut packed = scheduler("packed", &Settings::default()).unwrap();
     let mut desk = SchedulerState::new(&[u64::MAX], 1);
@@ -317,7 +317,7 @@ fn packed_gives_a_busy_lane_its_next_batch_late_or_when_it_is_large() {
     desk.arrive(Waiting::new(10_000, Micros(0)));
     let first = desk.decide(Micros(0), &mut *packed, &costs).unwrap();
     assert_eq!(first.run.len(), 1);
-    // The batch ends at 10.3 ms; a short request waits until shortly before.
+    // The batch ends at 10.3 ms. A short request is held back until shortly before that.
     desk.arrive(Waiting::new(10, Micros(100)));
     let waits = desk.decide(Micros(100), &mut *packed, &costs).unwrap();
     assert!(waits.run.is_empty());
@@ -329,7 +329,7 @@ fn packed_gives_a_busy_lane_its_next_batch_late_or_when_it_is_large() {
             .len(),
         1
     );
-    // Both places of the lane are taken.
+    // The lane already has its maximum of two batches.
     desk.arrive(Waiting::new(100_000, Micros(10_001)));
     assert!(
         desk.decide(Micros(10_001), &mut *packed, &costs)
@@ -372,7 +372,8 @@ fn of_a_card() -> CostTable {
 #[test]
 fn packed_meets_more_deadlines_than_the_others_at_every_load() {
     let costs = of_a_card();
-    // Request lengths, requests per second that the card sustains, and time to deadline: up to a few batches.
+    // Each entry is the request lengths, the requests per second that the card sustains, and the range of the time to the deadline in
+    // microseconds. That time is up to a few batches.
     let loads = [
         ("normal:5,500,250,90", 12_800.0, 3_000, 15_000),
         ("normal:3,100,20,4.5", 165_000.0, 1_000, 5_000),

@@ -1,5 +1,4 @@
-//! Dispatch of attention to a KV cache: decode steps by sequences and keys, longer pieces of
-//! prompts by tokens.
+//! Dispatch of attention to a KV cache: decode steps by the numbers of sequences and keys, longer pieces of prompts by tokens.
 
 use super::{Batches, Dispatch, Entry, Interval, by_rounds};
 use crate::{
@@ -11,28 +10,27 @@ use crate::{
     ops::HeadView,
 };
 
-/// Ranges of the longest sequence: one token in every sequence (a step), or longer pieces.
+/// Lengths of the longest sequence in a decode step: one token.
 const STEPS: Interval = Interval::new(0, Some(1));
+/// Lengths of the longest sequence in a batch with pieces of several tokens.
 const PIECES: Interval = Interval::new(1, None);
 
-/// A problem of attention to a KV cache, described by the kernel that supports every shape and
-/// card.
+/// A problem of attention to a KV cache. The kernel in it supports every shape and card.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CachedAttention(pub MhaCached);
 
 impl CachedAttention {
-    /// Number of keys up to which splitting them over a cluster of CTAs does not pay off: only one
-    /// CTA has much work, but the whole cluster must be launched.
+    /// Max number of keys that are not split over a cluster of CTAs. With so few keys, only one CTA would have much work, but the whole
+    /// cluster would be launched.
     const UNSPLIT: u64 = 512;
 
-    /// Number of new tokens of a sequence up to which its queries fill a tile of the Hopper kernel
-    /// less than a tile of the other kernel.
+    /// Max number of new tokens per sequence for which the general tiled kernel is used on Hopper. Such pieces fill its tiles better than
+    /// those of the Hopper kernel.
     const SHORT: u64 = 192;
 
-    /// Dispatches by the longest sequence. Steps of one token use a decode kernel whose CTAs depend
-    /// on the numbers of sequences and keys. Longer pieces use kernels with tiles of queries. If
-    /// only one of these kinds supports the problem, it serves all batches. If neither does, the
-    /// general kernel is used.
+    /// Dispatches by the longest sequence. Steps of one token use a decode kernel whose CTAs depend on the numbers of sequences and keys.
+    /// Longer pieces use kernels with tiles of queries. If only one of the two kinds supports the problem, it is used for all batches. If
+    /// neither does, the general kernel is used.
     pub fn by_length(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let steps = self.steps(machine);
         let tiles = self.tiles(None);
@@ -65,9 +63,8 @@ impl CachedAttention {
         }
     }
 
-    /// Returns the dispatch of steps whose kernel also appends each token's key and value, columns
-    /// of `x`, to the cache, and the dispatch of longer pieces, for which a separate launch appends
-    /// them. Returns `None` if no kernel does both.
+    /// Returns two dispatches. The first is for steps: its kernels also append the key and value of each token (columns of `x`) to the
+    /// cache. The second is for longer pieces, which a separate launch appends. Returns `None` if no kernel both appends and attends.
     pub fn appending(&self, machine: &Machine, x: HeadView) -> Option<[Dispatch<KernelSpec>; 2]> {
         let (mut steps, mut pieces) = (Vec::new(), Vec::new());
         for entry in self.by_length(machine).entries() {
@@ -98,8 +95,8 @@ impl CachedAttention {
         Some([steps, pieces].map(Dispatch::of))
     }
 
-    /// Returns one kernel for every batch, with a fixed number of splits, so that the order of
-    /// operations in a row does not depend on the batch.
+    /// Returns one kernel for every batch, with a fixed number of splits. The order of operations in a row therefore does not depend on the
+    /// batch.
     pub fn invariant(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let ctas = match machine.instructions {
             Instructions::Hopper => DecodeCtas::Cluster(MhaDecode::MOST_SPLITS),
@@ -111,10 +108,9 @@ impl CachedAttention {
         })
     }
 
-    /// Dispatches steps by the number of tokens, and on Hopper by keys; empty if the kernel does
-    /// not support the problem. For few sequences, clusters split the keys, with two CTAs per SM.
-    /// Up to one CTA per SM, large CTAs reach the same memory bandwidth without a merge. For more
-    /// tokens, small CTAs fill the SMs.
+    /// Dispatches steps by the number of tokens, and on Hopper also by keys; empty if the decode kernel does not support the problem. For
+    /// few sequences, clusters split the keys, with two CTAs per SM. For up to one CTA per SM, large CTAs reach the same memory bandwidth
+    /// without merging results. For more tokens, small CTAs fill the SMs.
     fn steps(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let small = self.step(DecodeCtas::Small);
         if !self.has_steps() {
@@ -136,7 +132,7 @@ impl CachedAttention {
             },
             choice: KernelSpec::from(choice),
         };
-        // With a window, a token attends to at most the keys of the window and its own.
+        // With a window, a token attends to at most the window's keys and its own key.
         let max_keys = self.0.by.window.map_or(u64::MAX, |w| u64::from(w) + 1);
         let unsplit = (max_keys > Self::UNSPLIT).then_some(Self::UNSPLIT);
         let short = Interval::new(0, unsplit);
@@ -151,7 +147,7 @@ impl CachedAttention {
         Dispatch::of(parts.filter(|part| !part.batches.is_empty()).collect())
     }
 
-    /// Returns the kernel for Hopper, if it supports the problem.
+    /// Returns the Hopper kernel for longer pieces; `None` on other cards or if it does not support the problem.
     fn long(&self, machine: &Machine) -> Option<MhaPrefill> {
         let tile = *MhaTile::gathering(self.0.head).first()?;
         let long = self.tiles(Some(tile));
@@ -164,7 +160,7 @@ impl CachedAttention {
         MhaPrefill { plain, tile }
     }
 
-    /// Returns whether the decode kernel supports the problem, for any kind of CTA.
+    /// Returns whether the decode kernel supports the problem, with CTAs of any size.
     fn has_steps(&self) -> bool {
         self.step(DecodeCtas::Small).check().is_ok()
     }
@@ -207,7 +203,7 @@ mod tests {
     #[test]
     fn steps_split_the_keys_of_few_sequences_and_longer_pieces_use_tiles_of_queries() {
         let hopper = testing::hopper();
-        // One CTA per SM, for four key heads; twice as many in clusters of eight.
+        // With four key heads: `most` is one CTA per SM, and `few` is two CTAs per SM in clusters of eight.
         let (most, few) = (hopper.sms / 4, 2 * hopper.sms / (4 * 8));
         let dispatch = cached(64, DType::F16).by_length(&hopper);
         assert_eq!(
@@ -274,7 +270,7 @@ mod tests {
         );
         let covered = [steps.covered(), pieces.covered()].concat();
         assert!(Batches::ALL.is_covered_by(&covered));
-        // In f32, one kernel serves any batch. It appends to the cache only in steps.
+        // In f32, one kernel serves any batch. A kernel that also appends to the cache exists only for steps.
         let usual = testing::usual();
         let [steps, pieces] = cached(64, DType::F32)
             .appending(&usual, x(64))
@@ -342,7 +338,7 @@ mod tests {
     #[test]
     fn pieces_with_few_tiles_per_sm_use_finer_tiles() {
         let hopper = testing::hopper();
-        // Four tiles of 192 rows per SM, for 12 heads.
+        // The limit is four tiles of 192 rows per SM, with 12 heads.
         let few = 4 * u64::from(hopper.sms) * 192 / 12;
         let pieces = cached(128, DType::F16).by_length(&hopper);
         assert_eq!(tile(&pieces, few, 512).rows, 128);

@@ -34,8 +34,7 @@ fn edge(state: &mut u64, from: usize, sites: usize) -> Edge {
     }
 }
 
-/// Returns a random chain of up to five sites. Most sites have an edge of their own, and some edges
-/// cover several sites.
+/// Returns a random chain of up to five sites. Most sites have a separate edge, and some edges cover several sites.
 fn edges(state: &mut u64) -> Edges {
     let n_sites = 1 + (uniform(state) % 5) as usize;
     let mut edges = Vec::new();
@@ -54,7 +53,7 @@ fn edges(state: &mut u64) -> Edges {
     }
 }
 
-/// Returns the minimum time of any cover of the sites from `from` on, by exhaustive search.
+/// Returns the min time of all covers of the sites from `from` on, by exhaustive search.
 fn least(edges: &Edges, from: usize, times: &[f64]) -> f64 {
     if from == edges.n_sites {
         return 0.0;
@@ -109,8 +108,8 @@ fn no_other_cover_is_cheaper_than_the_one_found() {
     assert!(n_found > 1000 && n_fused > 500, "{n_found}, {n_fused}");
 }
 
-/// Returns the loss of one choice per number of rows, including the price of changes; the last
-/// octave counts twice, for all larger batches.
+/// Returns the loss if `each` has the choice for each number of rows, including the price of changes. The last octave counts twice, because
+/// it also represents all larger batches.
 fn lost(each: &[usize], grid: &[(u64, Vec<f64>)], best: &[f64]) -> f64 {
     let part = |at: usize, choice: usize| {
         let before = if at == 0 { 1 } else { grid[at - 1].0 };
@@ -138,7 +137,7 @@ fn no_other_partition_of_rows_loses_less_than_the_one_found() {
     let mut state = 11;
     let mut n_changes = Vec::new();
     for round in 0..200 {
-        // The rounds range from differences that never justify a change to those that always do.
+        // Over the rounds, differences grow from those that never justify a change to those that always do.
         let spread = 10.0 * CHANGE * f64::from(1 + round % 20);
         let time = |state: &mut u64| 1.0 + spread * part(state);
         let grid: Vec<(u64, Vec<f64>)> = rows

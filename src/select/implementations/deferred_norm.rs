@@ -1,6 +1,5 @@
-//! Deferred normalisation at small M: two GEMMs compute a linear layer, the following LayerNorm,
-//! and the first linear layer that reads its result. The first stores row statistics next to its
-//! rows, and the second normalises its accumulators with them.
+//! Deferred normalization for small M. Two GEMMs compute a linear layer, the LayerNorm after it, and the first linear layer that reads the
+//! LayerNorm. The first GEMM stores row statistics next to its rows, and the second GEMM normalizes its accumulators with them.
 
 use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{
@@ -14,16 +13,16 @@ use crate::{
     tensor::DType,
 };
 
-/// Maximum number of rows that was measured.
+/// Max number of rows for which this was measured.
 const MAX_ROWS: u64 = 128;
-/// Maximum number of row tiles of the first launch if each CTA has all of k. Beyond it, twice as
-/// many CTAs with half the rows are faster.
+/// Max number of row tiles of the first launch if each CTA processes all of k. For more tiles, twice as many CTAs with half the rows are
+/// faster.
 const MAX_TILES: u64 = 4;
-/// Rows of the candidate tiles. The wide ones are for weights that do not fit shared memory
-/// together with 48 rows. Smaller tiles have more CTAs, so the CTAs of the next kernel have no room
-/// to prefetch their weights.
+/// Rows of the candidate tiles of the two launches. Smaller tiles would have more CTAs, which leave the CTAs of the next kernel no room to
+/// prefetch their weights.
 const FIRST_ROWS: [u32; 3] = [32, 48, 64];
 const SECOND_ROWS: [u32; 2] = [48, 64];
+/// Rows of the candidate tiles for weights that do not fit in shared memory together with 48 rows.
 const FIRST_ROWS_OF_WIDE: [u32; 4] = [16, 32, 48, 64];
 const SECOND_ROWS_OF_WIDE: [u32; 4] = [24, 40, 48, 64];
 
@@ -52,8 +51,8 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     if !serves {
         return None;
     }
-    // All CTAs of a launch must be resident at once, because the row statistics of the first launch
-    // are read as soon as they are written.
+    // All CTAs of a launch must be resident at the same time, because the row statistics of the first launch are read as soon as they are
+    // written.
     let first = |tile: SplitKTile| {
         let kernel = GemmResidualRowStats {
             n,
@@ -115,7 +114,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         },
         Launch {
             site: 2,
-            // The bias is that of the second linear layer.
+            // The bias belongs to the second linear layer.
             bindings: Bindings::to_operands_of(&[2, 1])
                 .with("scaled", scaled)
                 .with("row_stats", statistics)

@@ -1,4 +1,4 @@
-//! The conversion of the operands of E4M3 products: in a separate launch, or in the launch of the preceding kernel.
+//! The conversion of operands of E4M3 products, either in a separate launch or in the preceding kernel.
 
 use super::{Bindings, Candidate, Implementation, Launch, Operand, gate::gated, norm};
 use crate::{
@@ -20,7 +20,7 @@ pub(super) fn conversion(chain: &[Link], _: &Machine) -> Option<Implementation> 
     implementation("conversion to E4M3", 1, bindings, candidates)
 }
 
-/// Converts the result of a norm in the norm's launch.
+/// Converts the result of a norm in the norm's kernel.
 pub(super) fn after_norm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let [before, conversion, ..] = chain else {
         return None;
@@ -40,7 +40,7 @@ pub(super) fn after_norm(chain: &[Link], machine: &Machine) -> Option<Implementa
     implementation("norm+conversion to E4M3", 2, bindings, candidates)
 }
 
-/// Converts the result of a GEMM in its epilogue.
+/// Converts the result of a linear layer in the GEMM's epilogue.
 pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let [linear, conversion, ..] = chain else {
         return None;
@@ -56,7 +56,7 @@ pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementa
     implementation("gemm+conversion to E4M3", 2, bindings, candidates)
 }
 
-/// Computes a gate in the epilogue of a GEMM, and converts it.
+/// Computes a gate in the GEMM's epilogue, and converts the result.
 pub(super) fn after_gate(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let problem = gated(chain)?;
     let (gate, conversion) = (&chain[1], chain.get(2)?);
@@ -87,7 +87,7 @@ fn converting(problem: &GemmProblem, machine: &Machine) -> Vec<Candidate> {
         .collect()
 }
 
-/// Returns one launch that covers the first sites, at the last of them.
+/// Returns an implementation that covers the first `sites` sites with a single launch at the last of them.
 fn implementation(
     name: &'static str,
     sites: usize,

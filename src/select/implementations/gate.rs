@@ -1,5 +1,4 @@
-//! The gate of a feed-forward network: in a separate launch, or in the epilogue of the preceding
-//! GEMM.
+//! The gate of a feed-forward network, either in a separate launch or in the epilogue of the preceding GEMM.
 
 use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{
@@ -46,7 +45,7 @@ pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementa
     })
 }
 
-/// Returns the GEMM of a linear layer with only a gate as reader, fused with the gate.
+/// Returns the GEMM of a linear layer whose only reader is a gate, fused with the gate.
 pub(super) fn gated(chain: &[Link]) -> Option<GemmProblem> {
     let [linear, gate, ..] = chain else {
         return None;

@@ -8,7 +8,7 @@ use crate::{
     tensor::Format,
 };
 
-/// Min rows of `mma.sync` tiles for a packed weight, if a streaming GEMM also serves it.
+/// Min rows of `mma.sync` tiles for a packed weight, if there is also a streaming GEMM for it.
 const MMA_ROWS: u32 = 64;
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
@@ -45,7 +45,7 @@ fn plain(
     };
     let split_k = GemmSplitK::kernels(problem, machine.instructions);
     let at_once = |kernel: &GemmSplitK| kernel.tile.max_rows_at_once(n, k, machine);
-    // If all operands of a CTA fit in shared memory, the ring, whose MMAs wait for each other, is not needed.
+    // In a ring, MMAs wait for each other. No ring is needed if all operands of a CTA fit in shared memory.
     let has_room = split_k
         .iter()
         .any(|kernel| kernel.tile.splits == 1 && at_once(kernel) > 0);
@@ -68,7 +68,7 @@ fn plain(
 
 /// Returns candidates for a packed weight.
 fn packed(problem: &GemmProblem, streams: Vec<GemmStream>) -> Vec<Candidate> {
-    // For few rows the streaming GEMM is faster, because it has more of the weight in flight.
+    // For few rows, the streaming GEMM is faster, because it has more loads of the weight in flight.
     let mut any = any_gpu(problem);
     any.retain(|kernel| streams.is_empty() || kernel.tile.m >= MMA_ROWS);
     let streams = streams.into_iter().map(Candidate::new);

@@ -1,5 +1,4 @@
-//! A linear layer and the following norm in one GEMM with the norm in its epilogue; a cluster holds
-//! whole rows.
+//! A linear layer and the norm after it in one GEMM, with the norm in the epilogue. The CTAs of a cluster hold whole rows.
 
 use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{
@@ -13,7 +12,7 @@ use crate::{
     tensor::DType,
 };
 
-/// Implements the norm of a sum that is a separate node of the graph.
+/// Implements a linear layer and the norm of a sum, which is a separate node of the graph.
 pub(super) fn after_linear(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let [linear, norm, ..] = chain else {
         return None;
@@ -52,7 +51,7 @@ pub(super) fn after_linear(chain: &[Link], machine: &Machine) -> Option<Implemen
     })
 }
 
-/// Implements the norm of a linear layer that adds to the residual stream; the sum is stored too.
+/// Implements a linear layer that adds to the residual stream, and the norm of the sum. The sum is stored, too.
 pub(super) fn after_sum(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let [linear, norm, ..] = chain else {
         return None;

@@ -22,7 +22,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     })
 }
 
-/// Returns the kernels of a norm by the number of rows; `None` for a site of another kind.
+/// Returns the kernels of a norm by the number of rows; `None` if the site is not a norm.
 pub(super) fn kernels(site: &Site, machine: &Machine) -> Option<Vec<Norm>> {
     let all: Vec<Norm> = match site {
         Site::LayerNorm(norm) => {
@@ -36,7 +36,7 @@ pub(super) fn kernels(site: &Site, machine: &Machine) -> Option<Vec<Norm>> {
         Site::RmsNorm(norm) => vec![Norm::Rms(norm.clone())],
         Site::Linear(_) | Site::ToE4m3(_) | Site::Gate(_) | Site::Prepare { .. } => return None,
     };
-    // A kernel may serve several ranges of rows.
+    // A kernel may be used for several ranges of rows.
     let mut distinct: Vec<Norm> = Vec::new();
     for kernel in all {
         if !distinct.contains(&kernel) {

@@ -1,6 +1,6 @@
-//! At small M: a linear layer that adds to the residual stream, the norm of the sum, and the linear
-//! layer that alone reads the norm, in two launches. The first stores the rows times gamma and
-//! their statistics. The second normalises its accumulators with the statistics.
+//! For small M, two launches compute three sites: a linear layer that adds to the residual stream, the norm of the sum, and the linear
+//! layer that is the only reader of the norm. The first launch stores the rows times gamma and their statistics. The second launch
+//! normalizes its accumulators with the statistics.
 
 use super::{Bindings, Candidate, Implementation, Launch, Operand, gate::gated};
 use crate::{
@@ -54,8 +54,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
     );
     let launches = vec![
         Launch {
-            // At the norm's site, because the norm is the first reader of the sum and its gamma is
-            // available there.
+            // The launch is at the norm's site: the norm is the first reader of the sum, and its gamma is available there.
             site: 1,
             bindings: Bindings::to_operands_of(&[0, 1])
                 .with("out", Operand::Value(0))

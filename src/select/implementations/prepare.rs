@@ -1,5 +1,5 @@
-//! Preparation of attention's operands: in a separate launch, or in the epilogue of the preceding
-//! GEMM if only rotary positions are applied.
+//! Preparation of attention's operands in a separate launch, or in the epilogue of the preceding GEMM if the preparation consists only of
+//! rotary positions.
 
 use super::{Bindings, Candidate, Implementation, Launch, Operand};
 use crate::{
@@ -28,7 +28,7 @@ pub(super) fn alone(chain: &[Link], _: &Machine) -> Option<Implementation> {
     })
 }
 
-/// Launched at the second site, when all operands are available.
+/// Prepares operands in the GEMM's epilogue. The launch is at the second site, where all operands are available.
 pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
     let [linear, prepare, ..] = chain else {
         return None;

@@ -49,7 +49,7 @@ struct Signature {
     element: Element,
     shape: String,
     writes: bool,
-    /// The batch input that it reads, if any.
+    /// The batch input that the parameter reads, if any.
     meta: Option<BatchInput>,
 }
 
@@ -153,7 +153,7 @@ fn check(chain: &[Link], implementation: &Implementation, dtype: DType, machine:
             );
         }
     }
-    // The last value must be stored, and so must each value that another node reads.
+    // The last value must be stored, and so must every value that another node reads.
     assert!(
         written.contains(&Operand::Value(implementation.sites - 1)),
         "{name}"
@@ -209,7 +209,7 @@ fn candidates_can_be_generated_and_launches_bind_their_parameters() {
                                 *names.entry(found.name).or_default() += 1;
                             }
                         }
-                        // For every shape, some implementation computes each site separately.
+                        // For every shape, each site can be computed separately by some implementation.
                         let all = ALL.iter().filter_map(|f| f(chain, machine));
                         let alone = all.filter(|i| i.sites == 1);
                         let mut every = alone.flat_map(|i| i.launches).flat_map(|l| l.candidates);
@@ -238,16 +238,16 @@ fn fused_implementations_reject_a_value_with_other_readers_and_a_second_bias() {
         all.filter(|i| i.sites > 1).map(|i| i.name).collect()
     };
     assert_eq!(fused(&chain), ["gemm+norm", "deferred norm"]);
-    // Another node reads the linear layer's value too, but no fused launch stores it.
+    // Another node also reads the linear layer's value, but no fused launch stores it.
     chain[0].is_private = false;
     assert!(fused(&chain).is_empty());
     chain[0].is_private = true;
-    // The linear layer has a bias, which these launches do not add.
+    // The linear layer has a bias, which these launches cannot add.
     if let Site::Linear(problem) = &mut chain[0].site {
         problem.epilogue.bias = true;
     }
     assert!(fused(&chain).is_empty());
-    // The rows that attention's operands are computed from have another reader.
+    // Another node also reads the rows from which attention's operands are computed.
     let mut chain = attended(768, DType::F16).remove(0).0.links;
     assert_eq!(fused(&chain), ["gemm+prepare attention"]);
     if let Site::Prepare { is_alone, .. } = &mut chain[1].site {

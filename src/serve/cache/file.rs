@@ -1,4 +1,4 @@
-//! Responses in a file of bounded size, whose oldest segment is overwritten when it is full.
+//! Responses in a file of bounded size. When the file is full, its oldest segment is overwritten.
 
 mod layout;
 
@@ -24,14 +24,14 @@ use crate::{
 };
 use layout::{HEADER, Layout, RECORD, Record, UNIT};
 
-/// Max number of responses that wait to be written. More are dropped.
+/// Max number of responses that wait to be written. Further responses are dropped.
 const MAX_WAITING: usize = 4096;
-/// Max bytes of these responses.
+/// Max bytes of the responses that wait to be written.
 const MAX_WAITING_BYTES: usize = 64 << 20;
-/// Time after a failed write before the next attempt.
+/// Time between a failed write and the next attempt.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Responses in a file. Callers read; one thread writes.
+/// Responses in a file. Callers read the file; a single thread writes it.
 pub struct FileTier {
     shared: Arc<Shared>,
     answers: Option<SyncSender<(Key, Vec<u8>)>>,
@@ -43,44 +43,44 @@ struct Shared {
     path: PathBuf,
     layout: Layout,
     index: Mutex<Index>,
-    /// Bytes of the responses that wait to be written.
+    /// Bytes of the responses that are waiting to be written.
     waiting: AtomicUsize,
-    /// Whether a warning about damage was logged.
+    /// Whether a warning about damage has been logged.
     is_damage_told: AtomicBool,
 }
 
-/// Positions of records by the first bytes of their keys. The record itself has the whole key.
+/// Positions of records, by the first bytes of their keys. The records contain the whole keys.
 #[derive(Default)]
 struct Index {
     places: HashMap<u64, Place>,
     bytes: u64,
 }
 
-/// Position and size of a record, in units.
+/// Position and size of a record, as multiples of [`UNIT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     at: u32,
     size: u32,
 }
 
-/// Position of the next record.
+/// Writes records to the file, one after another.
 struct Writer {
     shared: Arc<Shared>,
     has_header: bool,
-    /// The current segment; `None` before the first one.
+    /// The current segment; `None` if there is none yet.
     segment: Option<u64>,
     generation: u64,
     at: u64,
-    /// Time of the next attempt after a failure.
+    /// Time of the next attempt to write after a failure.
     retry: Option<Instant>,
 }
 
 impl FileTier {
-    /// Opens or creates a file of at most `max_bytes` bytes, which only its owner may read. A file with another format is renamed.
+    /// Opens or creates a file of at most `max_bytes` bytes, which only its owner may read. A file in another format is renamed.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be opened or is locked by another process, `max_bytes` is too small for a
-    /// response, or the system cannot start a thread.
+    /// Returns an error if the file cannot be opened or is locked by another process, `max_bytes` is too small for a response, or the
+    /// system cannot start a thread.
     pub fn open(path: &Path, max_bytes: u64) -> Result<Self, EngineError> {
         let writer = Writer::open(path, max_bytes).map_err(|source| EngineError::Write {
             file: path.to_owned(),
@@ -100,7 +100,7 @@ impl FileTier {
         })
     }
 
-    /// Bytes of the records that can be read.
+    /// Returns the bytes of the records that can be read.
     pub fn bytes(&self) -> u64 {
         self.shared.index().bytes
     }
@@ -119,7 +119,7 @@ impl FileTier {
             },
             Err(error) => error.to_string(),
         };
-        // The writer may have overwritten the segment since.
+        // If the index has changed, the writer has overwritten the segment in the meantime.
         if !shared.index().forget(key, place) {
             return (None, Lookup::Miss);
         }
@@ -132,7 +132,7 @@ impl FileTier {
         (None, Lookup::Error)
     }
 
-    /// Queues a response for writing, unless too many already wait.
+    /// Queues a response for writing, unless too many are already waiting.
     pub fn put(&self, key: Key, answer: &Answer) {
         let waiting = &self.shared.waiting;
         let bytes = to_bytes(&key, answer);
@@ -173,7 +173,7 @@ impl Index {
         self.bytes -= before.map_or(0, Place::bytes);
     }
 
-    /// Removes a record if it is still at this place. Returns whether it was.
+    /// Removes a record if it is still at this place. Returns whether it was removed.
     fn forget(&mut self, key: &Key, place: Place) -> bool {
         let is_there = self.get(key) == Some(place);
         if is_there {
@@ -183,7 +183,7 @@ impl Index {
         is_there
     }
 
-    /// Removes all records from one position to another.
+    /// Removes all records between two positions.
     fn forget_between(&mut self, start: u64, end: u64) {
         let mut gone = 0;
         self.places.retain(|_, place| {
@@ -196,7 +196,7 @@ impl Index {
 }
 
 impl Place {
-    /// A place in a file, whose size the layout limits to positions that fit.
+    /// Creates a place. The layout limits the file so that positions and sizes fit into 32 bits.
     fn new(at: u64, size: u64) -> Self {
         Self {
             at: (at / UNIT) as u32,
@@ -287,7 +287,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Finds the records of the file, from its oldest segment to its newest.
+    /// Finds the records in the file, from its oldest segment to its newest.
     fn scan(&mut self) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let mut generations = Vec::new();
@@ -337,7 +337,7 @@ impl Writer {
     }
 
     /// Writes a response, unless it is already in the file. After a failure, such as a full disk, responses are dropped until a write
-    /// succeeds; earlier responses can still be read.
+    /// succeeds. Earlier responses can still be read.
     fn keep(&mut self, key: &Key, payload: &[u8]) {
         let is_resting = self.retry.is_some_and(|retry| Instant::now() < retry);
         if is_resting || self.shared.index().get(key).is_some() {
@@ -374,7 +374,7 @@ impl Writer {
             key: *key,
         };
         let size = record(0).size();
-        // A response that is larger than a segment is not kept.
+        // A response that is too large for a segment is not stored.
         if size > layout.segment_bytes - HEADER {
             return Ok(());
         }
@@ -393,7 +393,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Begins the next segment, and discards its records.
+    /// Begins the next segment, discarding its records.
     fn begin_segment(&mut self) -> io::Result<()> {
         let (shared, layout) = (&self.shared, self.shared.layout);
         let next = self
@@ -407,7 +407,7 @@ impl Writer {
     }
 }
 
-/// Opens or creates a file that no other process has open.
+/// Opens or creates a file. Fails if another process has it open.
 fn open_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
@@ -423,7 +423,7 @@ fn open_file(path: &Path) -> io::Result<File> {
         Err(fs::TryLockError::WouldBlock) => Err(io::Error::other(
             "another process has it open; give each server its own file, or share the cache with --cache-redis",
         )),
-        // Some network file systems have no locks.
+        // Some network file systems do not support locks.
         Err(fs::TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
             Ok(file)
         }
@@ -443,7 +443,7 @@ fn is_other_format(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Renames a file of another format, so that its data are not lost.
+/// Renames a file in another format, so that its data are not lost.
 fn rename_away(path: &Path) -> io::Result<()> {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let mut name = path.as_os_str().to_owned();

@@ -1,5 +1,4 @@
-//! Response cache shared by several servers through Redis's protocol. One thread with one connection sends pending lookups in
-//! batches.
+//! Response cache that several servers share through Redis's protocol. One thread with one connection sends waiting lookups in batches.
 
 use std::{
     sync::mpsc::{Receiver, SyncSender, TryRecvError, channel, sync_channel},
@@ -12,12 +11,12 @@ use redis::{Client, Connection, ConnectionLike};
 use super::{Key, Lookup, from_bytes, to_bytes};
 use crate::{EngineError, serve::Answer};
 
-/// Time limit of a lookup. After that the request is computed.
+/// Time limit of a lookup. After the limit, the request is computed.
 const WITHIN: Duration = Duration::from_millis(2);
-/// Time after a failure before the next attempt to connect.
+/// Time between a failure and the next attempt to connect.
 const REST: Duration = Duration::from_secs(1);
 const CONNECT: Duration = Duration::from_secs(1);
-/// Max number of queued lookups and answers. Further lookups are misses, and further answers are dropped.
+/// Max number of queued lookups and answers. Further lookups count as failed, and further answers are dropped.
 const MAX_QUEUED: usize = 4096;
 /// Max number of jobs in one batch.
 const TOGETHER: usize = 256;
@@ -29,7 +28,7 @@ enum Job {
     Put(Key, Vec<u8>),
 }
 
-/// Cache in another server. If it fails or is slow, requests are computed as without it.
+/// Cache in another server. If the server fails or is slow, requests are computed as if there were no cache.
 pub struct SharedTier {
     jobs: Option<SyncSender<Job>>,
     thread: Option<JoinHandle<()>>,
@@ -57,7 +56,7 @@ impl SharedTier {
         })
     }
 
-    /// Looks up an answer, and calls `then` on another thread.
+    /// Looks up an answer, and passes it to `then`, usually on another thread.
     pub fn get(&self, key: Key, then: Then) {
         let job = Job::Get(key, then, Instant::now());
         let sent = self.jobs.as_ref().map(|jobs| jobs.try_send(job));
@@ -70,7 +69,7 @@ impl SharedTier {
         }
     }
 
-    /// Stores an answer, unless too many jobs already wait.
+    /// Stores an answer, unless too many jobs are already waiting.
     pub fn put(&self, key: Key, answer: &Answer) {
         if let Some(jobs) = &self.jobs {
             let _ = jobs.try_send(Job::Put(key, to_bytes(&key, answer)));
@@ -82,7 +81,7 @@ impl Drop for SharedTier {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // The last handle may be dropped by a lookup on the thread itself.
+            // The last handle may be dropped on this thread itself, by a lookup. In that case, do not wait for the thread.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }
@@ -101,7 +100,7 @@ impl Job {
 /// State of the connection.
 enum State {
     Connected(Connection),
-    /// Another thread connects, because resolving names may take long.
+    /// Another thread connects, because resolving a name may take long.
     Connecting(Receiver<Option<Connection>>),
     Resting(Instant),
 }
@@ -141,7 +140,7 @@ fn run(client: &Client, queue: &Receiver<Job>) {
         };
         if let Err(problem) = ask(connection, jobs) {
             tracing::warn!("the shared cache failed and is not used for a second: {problem}");
-            // Drop the connection: late replies would be taken for those of the next batch.
+            // Drop the connection. Otherwise, late replies would be mistaken for those of the next batch.
             state = State::Resting(Instant::now() + REST);
         }
     }
@@ -162,18 +161,18 @@ fn connecting(client: &Client) -> State {
         let _ = sender.send(connection);
     };
     let thread = std::thread::Builder::new().name("shared cache".to_owned());
-    // If the thread cannot start, the sender is dropped and the receiver reports it.
+    // If the thread cannot start, the sender is dropped, and the receiver returns an error.
     let _ = thread.spawn(connect);
     State::Connecting(found)
 }
 
-/// Sends jobs in one batch, and passes on the results.
+/// Sends jobs in one batch, and passes the results on.
 fn ask(connection: &mut Connection, jobs: Vec<Job>) -> Result<(), String> {
     let mut pipe = redis::pipe();
     let mut asked = Vec::new();
     for job in jobs {
         match job {
-            // Requests that have waited long enough are computed.
+            // The time limit of the lookup has passed, so the request is computed.
             Job::Get(_, then, since) if since.elapsed() > WITHIN => then(None, Lookup::Error),
             Job::Get(key, then, _) => {
                 pipe.cmd("GET").arg(name(&key));
@@ -206,7 +205,7 @@ fn ask(connection: &mut Connection, jobs: Vec<Job>) -> Result<(), String> {
             for (_, then) in asked {
                 then(None, Lookup::Error);
             }
-            // A server that is out of memory refuses to store more, but still answers lookups.
+            // Other errors keep the connection: a server that is out of memory refuses to store answers, but still answers lookups.
             match error.is_io_error() || error.is_timeout() || !connection.is_open() {
                 true => Err(error.to_string()),
                 false => Ok(()),
@@ -215,7 +214,7 @@ fn ask(connection: &mut Connection, jobs: Vec<Job>) -> Result<(), String> {
     }
 }
 
-/// Returns the name of a key in the shared server.
+/// Returns the name under which the shared server stores a key.
 fn name(key: &Key) -> Vec<u8> {
     [b"gemmule:".as_slice(), key].concat()
 }

@@ -1,5 +1,5 @@
-//! Detokenizes on separate threads. On the generator's thread, a step of a hundred sequences would take half a
-//! millisecond longer.
+//! Detokenizes on separate threads. On the generator's thread, detokenizing would make a step of a hundred sequences half a millisecond
+//! longer.
 
 use std::{
     collections::HashMap,
@@ -19,7 +19,7 @@ use crate::{
     text::{StreamDecoder, TextEncoder},
 };
 
-/// Max number of threads. One handles 200,000 tokens per second.
+/// Max number of threads. A thread handles 200,000 tokens per second.
 const MAX_THREADS: usize = 4;
 
 /// Message to a thread.
@@ -28,11 +28,11 @@ pub(super) enum DetokenizerMsg {
     Event(Event),
     /// The request failed or its deadline passed.
     Failed(Ticket, ServeError),
-    /// The reader has left, or the text is complete.
+    /// The client has stopped reading, or the text is complete.
     Gone(Ticket),
 }
 
-/// Threads, and the index of the one for the next request.
+/// The threads, and the index of the thread that gets the next request.
 pub(super) struct DetokenizerPool {
     threads: Vec<Thread>,
     next: usize,
@@ -40,7 +40,7 @@ pub(super) struct DetokenizerPool {
 
 struct Thread {
     news: Option<Sender<Vec<DetokenizerMsg>>>,
-    /// Messages that are not sent yet.
+    /// Messages that have not been sent yet.
     open: Vec<DetokenizerMsg>,
     thread: Option<JoinHandle<()>>,
 }
@@ -88,7 +88,7 @@ impl DetokenizerPool {
         self.threads[thread].open.push(news);
     }
 
-    /// Sends queued messages. Each thread wakes up once per step.
+    /// Sends the queued messages. Each thread is woken at most once per call.
     pub(super) fn send(&mut self) {
         for thread in &mut self.threads {
             if let Some(news) = thread.news.as_ref().filter(|_| !thread.open.is_empty()) {
@@ -121,9 +121,9 @@ struct Detokenizer {
 struct Sequence {
     job: Job,
     text: StreamDecoder,
-    /// Tokens that were not sent yet.
+    /// Tokens that have not been sent yet.
     scored: Vec<Scored>,
-    /// Hypotheses of its beam search, as many as were requested.
+    /// The requested hypotheses of the beam search, with their scores.
     hypotheses: Vec<(String, f32)>,
 }
 
@@ -269,7 +269,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Sends the part of the text that cannot change any more, or all of it if `is_over`.
+    /// Sends the part of the text that can no longer change, or the whole text if `is_over`.
     ///
     /// # Errors
     /// Returns an error if there is too little memory for pieces that the client has not read.
@@ -280,7 +280,7 @@ impl Sequence {
             false => text.ready(&self.job.stop),
         };
         let piece = text.text.get(text.shown..to).unwrap_or_default();
-        // Text after a stop string is not sent, nor its tokens. Tokens without text come with the next piece.
+        // Neither the text after a stop string nor its tokens are sent. Tokens without text are sent with the next piece.
         let n = match is_over && !text.stopped {
             true => self.scored.len(),
             false => self.scored.partition_point(|token| token.start < to),
@@ -296,7 +296,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Ends the text after a decoding error.
+    /// Ends the text because of a decoding error.
     fn fail(&mut self, error: EngineError) {
         self.fail_with(ServeError::Engine(Arc::new(error)));
     }
@@ -306,13 +306,13 @@ impl Sequence {
         let _ = self.job.pieces.send(Err(error));
     }
 
-    /// Tells the generator to end the text, and ignores tokens until then. Must be called before the last piece is sent.
+    /// Tells the generator to end the text. Until it does, further tokens are ignored. This must be called before the last piece is sent.
     fn stop(&mut self) {
         self.text.stopped = true;
         self.job.ending.complete();
     }
 
-    /// Keeps the texts of the requested hypotheses.
+    /// Stores the texts of the requested hypotheses.
     fn keep(&mut self, encoder: &TextEncoder, all: &[Hypothesis]) -> Result<(), EngineError> {
         let n = self.job.hypotheses;
         if n == 0 {
@@ -328,7 +328,7 @@ impl Sequence {
     /// Sends the last piece.
     ///
     /// # Errors
-    /// Returns an error if there is too little memory for it.
+    /// Returns an error if there is too little memory for the piece.
     fn end(&mut self, ending: Ending) -> Result<(), ServeError> {
         let piece = Piece::End {
             ending,

@@ -6,7 +6,7 @@ use crate::{
     serve::ServeError,
 };
 
-/// Kind of text that generation starts from. Selects the name of the request field in errors.
+/// Kind of text from which generation starts. It determines the name of the request field in errors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TextSource {
     /// A prompt, which the text continues.
@@ -19,7 +19,7 @@ pub enum TextSource {
 }
 
 impl TextSource {
-    /// Field of requests.
+    /// Returns the name of the request field.
     pub(in crate::serve) fn field(self) -> &'static str {
         match self {
             Self::Prompt => "prompt",
@@ -32,42 +32,43 @@ impl TextSource {
 /// Sampling parameters of a text.
 #[derive(Clone, Debug, Default)]
 pub struct GenerationParams {
-    /// Max number of new tokens. By default, the limit of the model's folder, or else the positions and KV cache that are left.
+    /// Max number of new tokens. The default is the limit of the model's folder, if there is one, and otherwise the remaining positions and
+    /// KV cache.
     pub max_tokens: Option<usize>,
-    /// Max number of new tokens without `max_tokens`, lowered to the positions and KV cache that are left.
+    /// Max number of new tokens if `max_tokens` is `None`. It is lowered to the remaining positions and KV cache.
     pub default_max_tokens: Option<usize>,
-    /// Sampling temperature; 0 takes the most probable token. By default, the value of the model's folder.
+    /// Sampling temperature; 0 selects the most probable token. The default is that of the model's folder.
     pub temperature: Option<f32>,
     pub top_p: Option<f32>,
     pub seed: Option<u64>,
-    /// Same as in [`Rules`](crate::search::Rules).
+    /// Penalties and biases as in [`Rules`](crate::search::Rules).
     pub frequency_penalty: f32,
     pub presence_penalty: f32,
     pub bias: Vec<(u32, f32)>,
-    /// Strings that end the text. They are not part of it.
+    /// Strings at which the text ends. The text does not contain them.
     pub stop: Vec<String>,
     pub source: TextSource,
-    /// Number of alternatives to return for each token, with log-probabilities; `None` for no log-probabilities.
+    /// Number of alternatives to return for each token, with log-probabilities. If `None`, no log-probabilities are returned.
     pub log_probabilities: Option<usize>,
-    /// Number of beams; 1 for greedy search. By default, the value of the model's folder.
+    /// Number of beams; 1 selects greedy search. The default is that of the model's folder.
     pub num_beams: Option<usize>,
-    /// Exponent of the length in the scores of a beam search.
+    /// Exponent of the length in the scores of beam search.
     pub length_penalty: Option<f32>,
-    /// Number of hypotheses of a beam search to return with the end of the text.
+    /// Number of hypotheses of beam search to return when the text ends.
     pub hypotheses: usize,
-    /// Start token of the decoder, for models with a source. By default, the value of the model's folder.
+    /// Start token of the decoder, for models with a source. The default is that of the model's folder.
     pub decoder_start: Option<u32>,
-    /// First new token, which is forced.
+    /// Token that is forced as the first new token.
     pub forced_first: Option<u32>,
     /// Tokens that are forced after the first one.
     pub prefix: Vec<u32>,
 }
 
 impl GenerationParams {
-    /// Returns the settings of a folder, changed by these parameters.
+    /// Returns the settings of a folder, with the changes of these parameters.
     ///
     /// # Errors
-    /// Returns the first invalid parameter.
+    /// Returns an error for the first invalid parameter.
     pub(super) fn options(self, defaults: &SamplingParams) -> Result<SamplingParams, ServeError> {
         if self.stop.iter().any(String::is_empty) {
             return Err(ServeError::invalid(

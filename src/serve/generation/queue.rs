@@ -1,11 +1,11 @@
-//! Texts that wait for the generator.
+//! Texts that are waiting for the generator.
 
 use std::{collections::HashMap, time::Instant};
 
 use super::Job;
 use crate::schedule::{Micros, Scheduler, Waiting};
 
-/// Queue of texts, whose order the model's scheduler decides.
+/// Queue of texts. The model's scheduler decides their order.
 pub(super) struct TextQueue {
     scheduler: Box<dyn Scheduler>,
     /// In order of arrival.
@@ -45,7 +45,8 @@ impl TextQueue {
         self.waiting.push(waiting);
     }
 
-    /// Returns the text to start next beside `n_running` others, or `None` if none may start yet.
+    /// Returns the text to start next while `n_running` others run; `None` if no text may start
+    /// yet.
     pub fn next(&self, n_running: usize) -> Option<Waiting> {
         let next = self.scheduler.next_text(&self.waiting, n_running)?;
         self.waiting.get(next).copied()
@@ -55,7 +56,7 @@ impl TextQueue {
         self.jobs.get(&waiting.id)
     }
 
-    /// Removes a text that starts, and reports it to the scheduler.
+    /// Removes a text that is starting, and reports it to the scheduler.
     pub fn start(&mut self, waiting: Waiting) -> Option<Job> {
         self.scheduler.text_started(&waiting);
         self.remove(waiting)
@@ -66,7 +67,7 @@ impl TextQueue {
         self.jobs.remove(&waiting.id)
     }
 
-    /// Removes the texts for which `which` holds.
+    /// Removes the texts for which `which` returns true, and returns them.
     pub fn remove_if(&mut self, which: impl Fn(&Job) -> bool) -> Vec<Job> {
         let (mut kept, mut removed) = (Vec::with_capacity(self.waiting.len()), Vec::new());
         for waiting in self.waiting.drain(..) {

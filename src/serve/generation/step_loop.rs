@@ -1,4 +1,4 @@
-//! Thread of a model that generates: steps the generator, and lets requests join and leave between steps.
+//! Thread of a model that generates text. It steps the generator. Requests join and leave between steps.
 
 use std::{
     collections::HashMap,
@@ -22,13 +22,13 @@ use crate::{
     serve::{Metrics, ModelHandle, ServeError, backlog::Pace, service::LOST},
 };
 
-/// Weight of a token in the ratio of generated to requested tokens, which covers about the last twenty thousand tokens.
+/// Weight of a token in the ratio of generated to requested tokens. With it, the ratio covers about the last twenty thousand tokens.
 const TOKEN: f64 = 1e-5;
 
 /// A running text.
 struct Sequence {
     until: Option<Instant>,
-    /// Numbers of requested and of generated tokens.
+    /// Number of requested tokens, and number of generated tokens.
     tokens: [u64; 2],
     /// Index of its detokenizer thread.
     thread: usize,
@@ -42,12 +42,12 @@ pub(super) struct GenerationLoop {
     shared: Arc<Shared>,
     rows: HashMap<Ticket, Sequence>,
     queue: TextQueue,
-    /// Bytes of the KV cache in use when there was no room for the next text.
+    /// Bytes of the KV cache that were in use when there was no room for the next text.
     full_at: Option<u64>,
     seat: Option<ModelHandle>,
     /// Duration of the last step.
     step: Micros,
-    /// Seconds per token of steps during which texts waited.
+    /// Seconds per token, in steps during which texts were waiting.
     tokens: Pace,
     /// Ratio of generated to requested tokens.
     written: Pace,
@@ -75,7 +75,7 @@ impl GenerationLoop {
         }
     }
 
-    /// Steps the generator until all clients are gone and all texts are finished.
+    /// Steps the generator until all clients have left and all texts are finished.
     pub(super) fn run(mut self, come: &Receiver<Job>) {
         loop {
             if !self.take_in(come) {
@@ -100,7 +100,7 @@ impl GenerationLoop {
         }
     }
 
-    /// Receives new requests, and admits waiting ones while there is room. Returns `false` when no client is left and all texts are
+    /// Receives new requests, and admits waiting requests while there is room. Returns `false` when no client is left and all texts are
     /// finished.
     fn take_in(&mut self, come: &Receiver<Job>) -> bool {
         loop {
@@ -124,7 +124,7 @@ impl GenerationLoop {
         let gone = self.queue.remove_if(|job| job.ending.is_abandoned());
         let late = self.queue.remove_if(|job| job.is_late(now));
         if !(gone.is_empty() && late.is_empty()) {
-            // The text that found no room may have left.
+            // The text that found no room may have been removed.
             self.full_at = None;
         }
         for job in gone {
@@ -181,12 +181,12 @@ impl GenerationLoop {
         let _ = job.pieces.send(Err(error));
     }
 
-    /// Cancels texts whose readers have left or whose deadline has passed.
+    /// Cancels texts whose clients have left or whose deadlines have passed.
     fn give_up(&mut self) {
         let now = Instant::now();
         let metrics = Arc::clone(&self.shared.metrics);
         let gone = self.rows.iter().filter_map(|(&ticket, row)| {
-            // Read in this order: a text is complete before its reader leaves.
+            // Read the flags in this order: the text is completed before its reader is dropped.
             let is_abandoned = row.ending.is_abandoned();
             if row.ending.is_complete() {
                 return Some((ticket, DetokenizerMsg::Gone(ticket)));
@@ -209,13 +209,14 @@ impl GenerationLoop {
         }
     }
 
-    /// Passes on the events of a step, and updates the pace.
+    /// Passes on the events of a step, and updates the paces.
     fn note(&mut self, events: Vec<Event>, took: Duration) {
         let n = events.iter();
         let n = n
             .filter(|event| matches!(event, Event::Token { .. }))
             .count();
-        // Measure only steps during which texts wait: a single text takes nearly as long per step as a hundred texts together.
+        // Only measure steps during which texts are waiting, because a step of a single text takes nearly as long as a step of a hundred
+        // texts.
         let waits = !self.queue.is_empty();
         if n > 0 && waits {
             self.tokens.add(n as f64, took);

@@ -12,10 +12,10 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::serve::{ServeError, Share};
 
-/// A token of a text with its log-probability, before rules and sampling.
+/// A token of a text, with its log-probability before rules and sampling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scored {
-    /// Bytes that the token adds to the text; possibly only a part of a character.
+    /// Bytes that the token adds to the text. They may be only a part of a character.
     pub bytes: Vec<u8>,
     pub log_probability: f32,
     /// Alternatives with their log-probabilities, most probable first.
@@ -29,30 +29,29 @@ pub struct Scored {
 /// Reason why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// At an end token, or before a stop string.
+    /// The text ended at an end token or before a stop string.
     Stop,
-    /// At the max number of tokens.
+    /// The text reached the max number of tokens.
     Length,
 }
 
 /// Part of a stream of generated text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Piece {
-    /// Next part of the text. `tokens` are those that begin in it, if they were requested. Text that was sent never
-    /// changes.
+    /// Next part of the text. `tokens` are the tokens that begin in it, if they were requested. Text that has been sent never changes.
     Text { text: String, tokens: Vec<Scored> },
-    /// Last piece, with the numbers of tokens of the prompt and of the text.
+    /// Last piece, with the number of tokens of the prompt and of the text.
     End {
         ending: Ending,
         prompt_tokens: usize,
         tokens: usize,
-        /// The best hypotheses of a beam search with their scores, best first, as many as were requested.
+        /// The requested number of hypotheses of a beam search with their scores, best first.
         hypotheses: Vec<(String, f32)>,
     },
 }
 
 impl Piece {
-    /// Bytes that the piece takes until it is read.
+    /// Returns the bytes that the piece takes until it is read.
     pub(super) fn memory(&self) -> u64 {
         let scored = |(bytes, _): &(Vec<u8>, f32)| bytes.len() + 64;
         let token = |token: &Scored| {
@@ -76,16 +75,17 @@ impl Piece {
 pub struct TokenStream {
     pub(super) pieces: UnboundedReceiver<Result<Piece, ServeError>>,
     pub(super) ending: Arc<EarlyEnd>,
-    /// Memory that is charged for pieces until they are read.
+    /// Memory share to which pieces are charged until they are read.
     pub(super) share: Arc<Share>,
 }
 
-/// Reason why a text ends before the generator ends it.
+/// Reasons for which a text ends before the generator ends it.
 #[derive(Default)]
 pub(super) struct EarlyEnd {
     /// The reader has left.
     pub(super) is_abandoned: AtomicBool,
-    /// A stop string was found, or decoding failed. Set before the last piece is sent, and therefore before its reader leaves.
+    /// A stop string was found, or decoding failed. The flag is set before the last piece is sent, so it is set before the reader is
+    /// dropped.
     is_complete: AtomicBool,
 }
 
@@ -104,7 +104,7 @@ impl EarlyEnd {
 }
 
 impl TokenStream {
-    /// Waits for the next piece; `None` after the last one or an error.
+    /// Waits for the next piece. Returns `None` after the last piece or an error.
     pub async fn next(&mut self) -> Option<Result<Piece, ServeError>> {
         let piece = self.pieces.recv().await;
         self.note_read(piece.as_ref());
@@ -117,7 +117,7 @@ impl TokenStream {
         }
     }
 
-    /// Poll version of [`next`](Self::next), for response bodies.
+    /// Does the same as [`next`](Self::next), as a poll function for response bodies.
     pub fn poll_next(
         &mut self,
         context: &mut Context<'_>,

@@ -1,5 +1,5 @@
-//! Threads of a service: a launch thread that submits the scheduler's batches, and a collect thread for each device that answers
-//! their requests.
+//! Threads of a service. A launch thread submits the scheduler's batches. For each device, a collect thread waits for results and answers
+//! the requests.
 
 use std::{
     sync::{
@@ -30,10 +30,10 @@ pub(super) struct Launched {
     pending: Result<Pending, EngineError>,
     members: Vec<(u64, Entry)>,
     estimate: Micros,
-    /// Whether its requests joined a batch, which the scheduler state counts as one.
+    /// Whether the requests joined another batch. The scheduler state counts both as one batch.
     joins: bool,
     launched: Instant,
-    /// Permit for the shared device, held until the batch is done.
+    /// Permit for the shared device, which is held until the batch is done.
     turn: Option<DevicePermit>,
 }
 
@@ -44,21 +44,21 @@ pub(super) struct Launcher {
     pub(super) seat: Option<ModelHandle>,
 }
 
-/// Form of a model's sparse weights.
+/// Format of a model's sparse weights.
 #[derive(Clone)]
 pub(super) enum Weights {
     /// One weight for each vocabulary entry.
     OfEntries,
-    /// One weight for each token of a text. The listed tokens are excluded.
+    /// One weight for each token of a text. The listed tokens are left out.
     OfTokens(Arc<[u32]>),
 }
 
-/// Sequence lengths for which memory is reserved at the start.
+/// Max sequence length for which memory is reserved at the start.
 const MAX_RESERVED_LENGTH: u64 = 512;
 const MEAN_LENGTH: u64 = 64;
 
-/// Opens a session that keeps its memory, and reserves memory for typical batches. On a CUDA device, allocating and freeing wait
-/// for the batches in flight.
+/// Opens a session that keeps its memory, and reserves memory for typical batches. Otherwise, allocating and freeing memory on a CUDA
+/// device would wait for the batches in flight.
 pub(super) fn session_of(
     engine: &Engine,
     costs: &CostTable,
@@ -77,7 +77,7 @@ pub(super) fn session_of(
     };
     let mut session = engine.session_with(&allocator)?;
     if allocator.maximum().is_some() {
-        // A declared maximum is allocated at the first batch.
+        // With a declared maximum, the memory is allocated at the first batch.
         return Ok(session);
     }
     let longest = engine
@@ -85,7 +85,7 @@ pub(super) fn session_of(
         .longest
         .map_or(MAX_RESERVED_LENGTH, u64::from);
     let longest = longest.min(MAX_RESERVED_LENGTH);
-    // Schedulers fill a bucket's tokens beyond a full batch, so reserve twice as much.
+    // Schedulers fill a bucket beyond the tokens of a full batch, so reserve memory for twice as many tokens.
     let mut tokens = 2 * full_batch(costs);
     loop {
         let extents = Extents {
@@ -169,7 +169,7 @@ pub(super) fn run_launch(shared: &Shared, lanes: &[Launcher]) {
                 let Some(lane) = lanes.get(planned.lane) else {
                     continue;
                 };
-                // Wait for the device's fair lock; other models that have had less time go first.
+                // Wait for the device's fair lock. Other models that have had less time go first.
                 let turn = lane.seat.as_ref().map(|seat| seat.take(estimate));
                 let pending = batch_of(&members).and_then(|batch| lane.pipeline.submit(batch));
                 let sent = lane.launched.send(Launched {
@@ -194,7 +194,7 @@ pub(super) fn run_launch(shared: &Shared, lanes: &[Launcher]) {
         let wait = decision
             .wake
             .map(|at| Duration::from_micros(at.since(now).0.max(1)));
-        // Wake up even without an event, because a deadline may pass.
+        // Wake up even if nothing happens, because a deadline may pass.
         let wait = wait.unwrap_or(Duration::from_millis(200));
         state = match shared.changed.wait_timeout(state, wait) {
             Ok((state, _)) => state,
@@ -203,14 +203,14 @@ pub(super) fn run_launch(shared: &Shared, lanes: &[Launcher]) {
     }
 }
 
-/// Removes the requests of a batch from the queue.
+/// Removes the requests of a batch from the queue, and returns them.
 fn take(state: &mut State, planned: &Planned) -> Vec<(u64, Entry)> {
     let members = planned.ids();
     let members = members.filter_map(|id| Some((id, state.remove(id)?)));
     members.collect()
 }
 
-/// Removes all queued requests, with the error to answer them with.
+/// Removes all queued requests. Returns each with the error to answer it with.
 fn fail_all(state: &mut State, error: &ServeError) -> Vec<(Entry, ServeError)> {
     let ids: Vec<u64> = state.desk.waiting().iter().map(|w| w.id).collect();
     let mut failed = Vec::new();
@@ -223,7 +223,7 @@ fn fail_all(state: &mut State, error: &ServeError) -> Vec<(Entry, ServeError)> {
     failed
 }
 
-/// Concatenates the sequences of a batch. The executor runs packed batches only, whatever layout the scheduler planned.
+/// Concatenates the sequences of a batch. Whatever layout the scheduler planned, the executor only runs packed batches.
 fn batch_of(members: &[(u64, Entry)]) -> Result<Batch, EngineError> {
     Ok(Encoded::batch(members.iter().map(|(_, e)| &e.encoded))?)
 }
@@ -236,17 +236,17 @@ pub(super) struct Collect {
     pub(super) output: &'static str,
     pub(super) score: Option<crate::text::Score>,
     pub(super) weights: Option<Weights>,
-    /// The mask token of a model that fills masks, whose answers are the rows of masks.
+    /// The mask token, for a model that fills masks. Its answers are the rows of the masks.
     pub(super) mask: Option<u32>,
-    /// Memory limit of a batch in bytes, unless the device has run out of memory.
+    /// Memory limit of a batch in bytes. If the device runs out of memory, a lower limit applies for a while.
     pub(super) bytes: u64,
 }
 
-/// Divisor of the memory limit. A lane whose limit was reduced regains this fraction with each batch.
+/// Divisor of the memory limit. After a reduction, a lane regains this fraction of the limit with each batch.
 pub(super) const RECOVERS: u64 = 256;
 
 impl Weights {
-    /// Returns the vocabulary entries of a sequence with their weights.
+    /// Returns the vocabulary entries of a sequence, with their weights.
     fn of(&self, weights: &[f32], ids: &[u32]) -> (Vec<u32>, Vec<f32>) {
         match self {
             Self::OfEntries => {
@@ -258,7 +258,7 @@ impl Weights {
                 let is_one = |&(id, weight): &(u32, f32)| weight > 0.0 && !left_out.contains(&id);
                 let mut all: Vec<(u32, f32)> = all.filter(is_one).collect();
                 all.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
-                // Sorted, so the first weight of an entry is its largest.
+                // Weights are sorted, so the first weight of an entry is its largest.
                 all.dedup_by_key(|(id, _)| *id);
                 all.into_iter().unzip()
             }
@@ -268,7 +268,7 @@ impl Weights {
 
 impl Collect {
     pub(super) fn run(&self, results: &Receiver<Launched>) {
-        // Time when the lane finished the previous batch.
+        // Time at which the lane finished the previous batch.
         let mut free = self.shared.began;
         for batch in results {
             let Launched {
@@ -288,7 +288,7 @@ impl Collect {
             let outputs = pending.and_then(Pending::wait);
             drop(turn);
             let done = Instant::now();
-            // Exclude the time that the batch waited for the previous one.
+            // Exclude the time during which the batch waited for the previous one.
             let took = done - launched.max(std::mem::replace(&mut free, done));
             let seconds = took.as_secs_f64();
             metrics.device.add(seconds);
@@ -302,7 +302,7 @@ impl Collect {
             let ratio = seconds / estimate.seconds().max(1e-6) * 1e3;
             Metrics::set(&metrics.estimate_ratio, ratio as u64);
             match outputs.and_then(|outputs| self.answers(&members, &outputs)) {
-                // Free the lane first, so that the scheduler runs while answers are sent.
+                // Free the lane first, so that the scheduler can run while answers are sent.
                 Ok(answers) => {
                     self.finish(ids, joins, Some((estimate, took)));
                     self.answer(members, answers);
@@ -315,7 +315,7 @@ impl Collect {
         }
     }
 
-    /// Frees the lane of a batch, unless the batch joined another one. The time of a successful batch updates the device's pace.
+    /// Frees the lane of a batch, unless the batch joined another one. If the batch was successful, its time updates the device's pace.
     pub(super) fn finish(&self, ids: Vec<u64>, joined: bool, took: Option<(Micros, Duration)>) {
         let mut state = self.shared.lock();
         let now = self.shared.now();
@@ -348,7 +348,7 @@ impl Collect {
         }
     }
 
-    /// Runs the requests of a failed batch again in halves, so that only the faulty request fails.
+    /// Runs the requests of a failed batch again in halves, so that only the request that causes the failure fails.
     pub(super) fn answer_by_halves(&self, members: Vec<(u64, Entry)>, error: EngineError) {
         Metrics::count(&self.shared.metrics.failed_batches, 1);
         let n = members.len();

@@ -1,4 +1,4 @@
-//! State shared by the threads of a service: queued requests, and functions to answer them.
+//! State that the threads of a service share: queued requests, and functions to answer them.
 
 use std::{
     collections::HashMap,
@@ -30,7 +30,7 @@ pub(super) struct Entry {
     pub(super) encoded: Encoded,
     pub(super) lead: Leader,
     pub(super) sent: Instant,
-    /// Tenant and class under which its tokens are counted.
+    /// Tenant and class for which the tokens are counted.
     pub(super) tenant: u32,
     pub(super) class: u8,
 }
@@ -40,7 +40,7 @@ pub(super) struct State {
     pub(super) scheduler: Box<dyn Scheduler>,
     pub(super) entries: HashMap<u64, Entry>,
     pub(super) backlog: Backlog,
-    /// Reason for refusing requests; `None` while the service accepts them.
+    /// Reason for refusing requests; `None` while the service accepts requests.
     pub(super) is_over: Option<&'static str>,
     pub(super) trace: Option<Recorder>,
 }
@@ -63,7 +63,7 @@ impl State {
         Some(entry)
     }
 
-    /// Records an event, in the order in which the scheduler state processed it.
+    /// Records an event. Events must be recorded in the order in which the scheduler state processed them.
     pub(super) fn record(&mut self, at: Micros, happened: impl FnOnce() -> Happened) {
         if let Some(trace) = &mut self.trace {
             trace.record(Event::Happened(at, happened()));
@@ -85,7 +85,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // Each change is a single call, so a panic cannot leave the state inconsistent.
+        // Every change is a single call, so a panic cannot leave the state inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -93,8 +93,8 @@ impl Shared {
         Micros(self.began.elapsed().as_micros() as u64)
     }
 
-    /// Enqueues a tokenized input. `tokenized` is its byte count and tokenizing time, used to update the throughput estimate; `None`
-    /// if it was tokenized earlier.
+    /// Enqueues a tokenized input. `tokenized` is the number of bytes that were tokenized and the time that this took, to update the
+    /// tokenizers' pace; `None` if the input was tokenized earlier.
     pub(super) fn enqueue(
         &self,
         encoded: Encoded,
@@ -124,7 +124,8 @@ impl Shared {
             deadline: within.map(|w| at.plus(Micros(w.as_micros() as u64))),
             class: submit.class,
             tenant: submit.tenant,
-            // The queue is ordered by this time. Tokenizing changes the order in which requests were sent.
+            // The queue is ordered by this time, so it must be the time of enqueueing. Tokenizing changes the order in which requests were
+            // sent.
             ..Waiting::new(encoded.ids.len() as u32, self.now())
         };
         if let Some(trace) = &mut state.trace {
@@ -143,7 +144,7 @@ impl Shared {
             },
         );
         self.count_waiting(&state);
-        // Without a free lane there is nothing to decide; a finished batch wakes the thread.
+        // If no lane is free, there is nothing to decide. The next batch that finishes wakes the thread.
         let is_asked = state.desk.has_place();
         drop(state);
         if is_asked {
@@ -151,8 +152,8 @@ impl Shared {
         }
     }
 
-    /// Answers a request and its followers, and caches the answer. If the request was refused because of its deadline, the follower
-    /// with the latest deadline takes its place. Must not be called with the lock held.
+    /// Answers a request and its followers, and caches the answer. If the request was refused because of its deadline, the follower with
+    /// the latest deadline takes its place. Must not be called while the lock is held.
     pub(super) fn answer(
         &self,
         mut lead: Leader,
@@ -165,7 +166,7 @@ impl Shared {
         if let (Some(kept), Some((key, joined))) = (&self.kept, &lead.coalesced) {
             match &result {
                 Ok(answer) => {
-                    // Cache it before an equal request arrives.
+                    // Cache the answer before an equal request arrives.
                     kept.cache.keep(*key, answer);
                     for waiter in lead.complete() {
                         waiter.give(answer);
@@ -218,7 +219,7 @@ impl Shared {
         match found {
             Ok(found) => self.enqueue(found, lead, Some((text.bytes(), took))),
             Err(error) => {
-                // The error names the index of each follower's own input.
+                // The error of each follower contains the index of its own input.
                 for waiter in lead.complete() {
                     let own = encoded(waiter.index).err();
                     let _ = waiter
@@ -230,7 +231,7 @@ impl Shared {
         }
     }
 
-    /// Records that bytes of a request no longer wait for a tokenizer.
+    /// Records that `n_bytes` of a request no longer wait for a tokenizer.
     pub(super) fn is_tokenized(&self, submit: Submit, n_bytes: usize) {
         let tenants = &mut self.lock().backlog.tenants;
         tenants.change(submit.tenant, |work| {

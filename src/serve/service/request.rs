@@ -18,20 +18,21 @@ use crate::{
     simulate::Happened,
 };
 
-/// Reply to an input. Dropping it cancels the input; if it is still queued, it never runs.
+/// Reply to an input. Dropping the reply cancels the input. If the input is still queued, it never
+/// runs.
 pub struct Reply {
     pub(super) answer: oneshot::Receiver<Result<Answer, ServeError>>,
     pub(super) ticket: Arc<Ticket>,
-    /// Key under which the computation is shared with equal inputs.
+    /// Key under which equal inputs share the computation.
     pub(super) key: Option<Key>,
     pub(super) shared: Arc<Shared>,
     /// Whether the reply was received.
     pub(super) is_answered: bool,
-    /// Keeps the request counted until its last answer; `None` before admission.
+    /// Keeps the request counted until its last reply is dropped; `None` before admission.
     pub(super) open: Option<Arc<Open>>,
 }
 
-/// An admitted request. It counts towards its tenant until this is dropped.
+/// An admitted request. It is counted for its tenant until this value is dropped.
 pub(super) struct Open {
     shared: Arc<Shared>,
     tenant: u32,
@@ -74,7 +75,7 @@ impl Reply {
     /// Blocks the thread until the reply arrives, for callers without a runtime.
     ///
     /// # Errors
-    /// Same as the future.
+    /// Returns the errors of the future.
     pub fn wait(mut self) -> Result<Answer, ServeError> {
         let (_, never) = oneshot::channel();
         let answer = std::mem::replace(&mut self.answer, never);
@@ -90,7 +91,7 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        // Other clients may still wait for the same computation.
+        // Other clients may still be waiting for the same computation.
         let is_last = match (&self.shared.kept, &self.key) {
             (Some(kept), Some(key)) => kept.joined.leave(key, &self.ticket),
             _ => true,
@@ -110,7 +111,7 @@ impl Drop for Reply {
             state.record(now, || Happened::Left(id));
             self.shared.count_waiting(&state);
         }
-        // A running input is computed to the end; nobody reads the result.
+        // A running input is computed to the end, but nobody reads the result.
         if was_waiting || self.answer.try_recv().is_err() {
             Metrics::count(&self.shared.metrics.cancelled, 1);
         }

@@ -1,4 +1,4 @@
-//! Tasks of a service, by its outputs.
+//! Tasks of a service, which its outputs determine.
 
 use super::Service;
 use crate::{
@@ -14,22 +14,22 @@ impl Service {
         self.output == EMBEDDING
     }
 
-    /// Returns whether the model computes sparse embeddings, alone or in addition to another output.
+    /// Returns whether the model computes sparse embeddings, either alone or in addition to another output.
     pub fn has_sparse(&self) -> bool {
         self.has_sparse
     }
 
-    /// Returns whether the model computes the vectors of tokens for late interaction, alone or in addition to another output.
+    /// Returns whether the model computes token vectors for late interaction, either alone or in addition to another output.
     pub fn has_token_vectors(&self) -> bool {
         self.token_width > 0
     }
 
-    /// Width of the vectors of tokens for late interaction; 0 without them.
+    /// Returns the width of the token vectors for late interaction; 0 if there are none.
     pub fn token_width(&self) -> usize {
         self.token_width
     }
 
-    /// Returns whether the model scores pairs or texts by label, as cross-encoders and classifiers do.
+    /// Returns whether the model scores pairs or texts by label, like cross-encoders and classifiers.
     pub fn is_scoring(&self) -> bool {
         self.output == LOGITS
     }
@@ -49,7 +49,7 @@ impl Service {
         self.output == MASK_LOGITS
     }
 
-    /// Checks that the model has the sparse weights and the vectors of tokens that are asked for.
+    /// Checks that the model computes the sparse weights and token vectors that are requested.
     pub(super) fn check_vectors(&self, wanted: OutputKind) -> Result<(), ServeError> {
         let (sparse, token_vectors) = match wanted {
             OutputKind::Several(further) => (further.sparse, further.token_vectors),

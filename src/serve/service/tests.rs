@@ -33,7 +33,7 @@ fn engine() -> (Engine, TextEncoder) {
     (engine, TextEncoder::open(&folder).unwrap())
 }
 
-/// Returns a collect thread without results.
+/// Returns the state of a collect thread that receives no results.
 fn collect(service: &Service, engine: &Engine, bytes: u64) -> Collect {
     Collect {
         shared: Arc::clone(&service.shared),
@@ -47,7 +47,7 @@ fn collect(service: &Service, engine: &Engine, bytes: u64) -> Collect {
     }
 }
 
-/// Returns the requests of a batch, and the receivers of their answers.
+/// Returns the requests of a batch, and the receivers for their answers.
 #[allow(clippy::type_complexity)]
 fn batch(
     service: &Service,
@@ -95,7 +95,7 @@ fn a_batch_that_joined_another_frees_no_lane() {
         let State {
             desk, scheduler, ..
         } = &mut *state;
-        // It takes several steps, so that others may join it.
+        // The request takes several steps, so that others may join its batch.
         desk.arrive(Waiting {
             steps: 5,
             ..Waiting::new(4, Micros(0))
@@ -144,7 +144,7 @@ fn requests_are_refused_while_tokenizers_are_overloaded() {
         }
         other => panic!("{other:?}"),
     }
-    // No queued work runs before an urgent request.
+    // No queued work has to run before an urgent request.
     let urgent = Submit {
         class: 1,
         ..Submit::default()
@@ -160,7 +160,7 @@ fn a_lost_device_refuses_all_requests() {
     let service = service("packed", &engine, encoder);
     let collect = collect(&service, &engine, 1 << 30);
     let (members, answers) = batch(&service, &["a small bird", "rain"]);
-    // A request in the queue that the launch thread does not take.
+    // Add a request to the queue without waking the launch thread.
     let (mut waiting, waits) = batch(&service, &["words"]);
     {
         let mut state = service.shared.lock();
@@ -183,7 +183,7 @@ fn a_lost_device_refuses_all_requests() {
             "{error}"
         );
     }
-    // It either ran before, or gets the same error.
+    // The request either ran before, or gets the same error.
     for answer in waits {
         match answer.blocking_recv().unwrap() {
             Ok(_) | Err(ServeError::NotReady { why: LOST }) => {}
@@ -219,7 +219,7 @@ fn a_batch_without_memory_runs_in_halves_and_reduces_the_limit_for_a_while() {
     let held = || service.shared.lock().desk.lanes()[0].bytes;
     let less = held();
     assert!(less < bytes && less > 0, "{less}");
-    // The limit recovers with each batch.
+    // The limit increases again with each batch.
     for _ in 0..3 {
         let replies = service.submit(vec![Text::One("x".to_owned())], Submit::default());
         replies.unwrap().remove(0).wait().unwrap();

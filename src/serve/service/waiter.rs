@@ -1,4 +1,4 @@
-//! Inputs in computation and the clients that wait for them.
+//! Inputs that are being computed, and the clients that wait for them.
 
 use std::{
     sync::{
@@ -15,13 +15,13 @@ use crate::serve::{
     cache::{Coalescer, Key},
 };
 
-/// Position of a request in the queue, for cancelling it, and its urgency.
+/// Identifies a request in the queue, so that it can be cancelled, and holds its urgency.
 pub(super) struct Ticket {
     /// The id in the scheduler state plus one; 0 before the request is queued.
     pub(super) id: AtomicU64,
     pub(super) is_cancelled: AtomicBool,
     class: u8,
-    /// Deadline; requests without one compare as the latest.
+    /// Deadline. Requests without one are ordered last.
     until: (bool, Option<Instant>),
 }
 
@@ -35,20 +35,20 @@ impl Ticket {
         }
     }
 
-    /// Returns whether it is answered no later than `other` would be.
+    /// Returns whether this request is answered no later than `other` would be.
     pub(super) fn goes_before(&self, other: &Self) -> bool {
         self.class >= other.class && self.until <= other.until
     }
 }
 
-/// A client that waits for an answer.
+/// A client that is waiting for an answer.
 pub(super) struct Waiter {
     pub(super) answer: oneshot::Sender<Result<Answer, ServeError>>,
     /// Index of the input in its request.
     pub(super) index: usize,
     pub(super) submit: Submit,
     pub(super) sent: Instant,
-    /// Memory that the request is charged for.
+    /// Memory share that is charged for the request.
     pub(super) share: Arc<Share>,
 }
 
@@ -59,24 +59,25 @@ impl Waiter {
         let _ = self.answer.send(charged.map(|()| answer.clone()));
     }
 
-    /// Sends an answer. The client may have left.
+    /// Sends an answer. The client may already have left.
     pub(super) fn give_own(self, answer: Answer) {
         let charged = self.share.add(answer.memory(self.submit.wanted));
         let _ = self.answer.send(charged.map(|()| answer));
     }
 
-    /// Deadline; requests without one compare as the latest.
+    /// Returns the deadline. Requests without one are ordered last.
     pub(super) fn until(&self) -> (bool, Option<Instant>) {
         self.submit.until(self.sent)
     }
 }
 
-/// Inputs in computation by ticket, with the clients that have joined them.
+/// Inputs that are being computed, by ticket, and the clients that have joined them.
 pub(super) type Joined = Coalescer<Ticket, Waiter>;
 
-/// An input in computation: the client that waits for it, and the key under which others may join.
+/// An input that is being computed, with the client that waits for it and the key under which
+/// others may join.
 pub(super) struct Leader {
-    /// `None` after it is answered.
+    /// `None` after the client has been answered.
     pub(super) waiter: Option<Waiter>,
     pub(super) ticket: Arc<Ticket>,
     pub(super) coalesced: Option<(Key, Arc<Joined>)>,
@@ -91,7 +92,7 @@ impl Leader {
         self.waiter.as_ref().map_or(0, |waiter| waiter.index)
     }
 
-    /// Takes the followers. Later calls return none.
+    /// Takes the followers. Later calls return an empty list.
     pub(super) fn complete(&self) -> Vec<Waiter> {
         match &self.coalesced {
             Some((key, joined)) => joined.complete(key, &self.ticket),
@@ -102,7 +103,7 @@ impl Leader {
 
 impl Drop for Leader {
     fn drop(&mut self) {
-        // After a panic the followers fail, too, and the next equal input is computed again.
+        // After a panic, the followers fail, too, and the next equal input is computed again.
         if self.waiter.is_some() {
             self.complete();
         }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 
 use super::Json;
 
-/// Field names of a model's reasoning before its answer. Templates read the first.
+/// Names under which clients may send a model's reasoning before its answer. Templates read the first two.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// A message of a conversation.
@@ -13,9 +13,8 @@ pub struct Message {
     /// Usually `system`, `user`, `assistant` or `tool`.
     pub role: String,
     pub content: String,
-    /// Other fields that a template may read, such as `tool_calls`. The `arguments` of a tool call may be an object, or an
-    /// object as a JSON string, as in OpenAI's API. A template that writes JSON gets an object, and one that writes text gets
-    /// the string.
+    /// Other fields that a template may read, such as `tool_calls`. The `arguments` of a tool call may be an object, or an object as a JSON
+    /// string, as in OpenAI's API. Templates can read the fields of such a string, and it is printed unchanged.
     pub others: Vec<(String, Json)>,
 }
 
@@ -29,8 +28,8 @@ impl Message {
         }
     }
 
-    /// Converts the message to the form that transformers passes to templates: without null fields and empty tool calls, and
-    /// with the reasoning under each name that templates read.
+    /// Converts the message to the form that transformers passes to templates. Null fields and empty tool calls are removed, and the
+    /// reasoning is written under each name that templates read.
     pub(super) fn to_json(&self) -> Json {
         let reasoning = REASONING.iter().find_map(|name| {
             let found = self.others.iter().find(|(known, _)| known == name);

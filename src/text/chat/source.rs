@@ -22,8 +22,8 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Reads the templates as transformers does: chat_template.jinja and additional_chat_templates/tool_use.jinja, or else
-    /// `chat_template` in tokenizer_config.json, which is one template or a list of named ones.
+    /// Reads the templates as transformers does: `chat_template.jinja` and `additional_chat_templates/tool_use.jinja`, or else
+    /// `chat_template` in `tokenizer_config.json`, which is a template or a list of named templates.
     pub fn read(files: &ModelFiles) -> Result<Self, TextError> {
         const CONFIG: &str = "tokenizer_config.json";
         let (folder, config) = (files.path(), files.name(CONFIG));

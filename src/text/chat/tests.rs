@@ -277,7 +277,7 @@ fn conversations_render_as_with_transformers() {
     }
 }
 
-/// Templates as published, on conversations with tools, calls, results and reasoning.
+/// Renders published templates on conversations with tools, calls, results and reasoning.
 #[test]
 fn published_templates_render_as_with_transformers() {
     let references = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/references");
@@ -316,7 +316,7 @@ fn published_templates_render_as_with_transformers() {
         let error = text(case, "error").unwrap_or_default();
         let is_right = match (&rendered, text(case, "text")) {
             (Ok(found), Some(expected)) => found == expected,
-            // The template joins the arguments to text: transformers has an object here, and this engine hands on the string.
+            // The template appends the arguments to text. transformers passes an object, which is an error; this engine passes the string.
             (Ok(_), None) => error.starts_with("TypeError: can only concatenate str"),
             (Err(TextError::Conversation { .. }), None) => true,
             _ => false,

@@ -6,8 +6,8 @@ use super::{Coder, TextEncoder};
 use crate::text::TextError;
 
 impl TextEncoder {
-    /// Returns the bytes that a token adds after another one, including special tokens. Unlike its [text](Self::text_behind),
-    /// they are exact if the token is part of a character.
+    /// Returns the bytes that the token `id` adds after the token `before`, including special tokens. Unlike the [text](Self::text_behind),
+    /// the bytes are exact for a token that is part of a character.
     ///
     /// # Errors
     /// Returns the errors of [`decode`](Self::decode).
@@ -81,7 +81,7 @@ mod tests {
             .collect();
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
-        // A space, a line break, the last mapped character, and the one after it.
+        // Tests a space, a line break, the last mapped character, and the character after it.
         assert_eq!(byte_of_char('\u{120}'), Some(b' '));
         assert_eq!(byte_of_char('\u{10a}'), Some(b'\n'));
         assert_eq!(byte_of_char('\u{142}'), Some(0xa0));

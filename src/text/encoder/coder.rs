@@ -117,12 +117,12 @@ fn one_text(input: EncodeInput<'_>) -> tokenizers::Result<String> {
     }
 }
 
-/// Loads the tokenizer.json of a folder: its path and its text. The folder's settings take precedence over the file. `positions` is the
-/// model's maximum; texts are cut only if `cuts`.
+/// Creates a tokenizer from a tokenizer.json, given by its path and its contents. The folder's settings take precedence over the file.
+/// `positions` is the model's maximum number of tokens. Texts are cut only if `cuts`.
 ///
 /// # Errors
-/// Returns an error if the file is not a tokenizer (including a file on which the tokenizers crate panics), or if
-/// settings do not apply to it.
+/// Returns an error if the file is not a tokenizer (including a file on which the tokenizers crate panics), or if settings do not apply to
+/// it.
 pub(super) fn loaded(
     folder: &Folder,
     (file, json): (&Path, &str),

@@ -8,9 +8,9 @@ pub struct Encoded {
     pub types: Option<Vec<u32>>,
     /// Whether the text was longer than the checkpoint's maximum and was cut.
     pub is_cut: bool,
-    /// Number of tokens that tokens attend to, from the first on; `None` for all of them. See [`Batch::with_attended`].
+    /// Number of leading tokens that are attended to; `None` for all tokens. See [`Batch::with_attended`].
     pub attended: Option<usize>,
-    /// Number of tokens of a prompt, at the beginning, that pooling leaves out. See [`Batch::with_left_out`].
+    /// Number of leading prompt tokens that pooling leaves out. See [`Batch::with_left_out`].
     pub left_out: usize,
 }
 

@@ -13,12 +13,12 @@ pub enum TargetPrefix {
     None,
     /// A text. It follows the token of the target's language, if there is one.
     Text(String),
-    /// Tokens as written in the checkpoint's files. The first may be that of a language.
+    /// Names of tokens in the checkpoint's files. The first may be a language token.
     Tokens(Vec<String>),
 }
 
 impl TextEncoder {
-    /// Returns the tokens of the languages of source and target. `None` selects the language of the folder's settings.
+    /// Returns the language tokens of a source and a target language. `None` selects the language in the folder's settings.
     ///
     /// # Errors
     /// Returns an error if the tokenizer does not know the language.
@@ -47,10 +47,10 @@ impl TextEncoder {
         }
     }
 
-    /// Returns the token ids of a source in the language of a pair.
+    /// Tokenizes a source text and adds the language tokens of `pair`. Errors name the text by `index`.
     ///
     /// # Errors
-    /// Returns an error if the tokenizer refuses the text or panics on it; `index` is its number in the error.
+    /// Returns an error if the tokenizer refuses the text or panics on it.
     pub fn source(
         &self,
         index: usize,
@@ -69,12 +69,11 @@ impl TextEncoder {
         })
     }
 
-    /// Returns the forced first token of a translation and the forced tokens after it. `first` is the first token without a
-    /// prefix: that of the target's language, or of the folder's settings.
+    /// Returns the forced first token of a translation, and the forced tokens after it. If the prefix begins with a language token, this is
+    /// the first token; otherwise, the first token is `pair.forced_first`.
     ///
     /// # Errors
-    /// Returns an error if the tokenizer refuses the prefix, or if the prefix begins with a language other than the
-    /// target's.
+    /// Returns an error if the tokenizer refuses the prefix, or if the prefix begins with a language other than the target's.
     pub fn target(
         &self,
         prefix: &TargetPrefix,

@@ -33,7 +33,7 @@ struct Around {
 }
 
 impl Around {
-    /// Returns `None` if the encoding has no tokens of the text itself.
+    /// Finds the added tokens of an encoding; `None` if the encoding has no tokens of the text itself.
     fn of(encoding: &Encoding) -> Option<Self> {
         let content = content(encoding);
         let type_id = *encoding.get_type_ids().get(content.start)?;
@@ -51,7 +51,7 @@ impl Around {
     }
 }
 
-/// Returns the range of the text's own tokens, between the added ones.
+/// Returns the range of the text's own tokens, between the added tokens.
 fn content(encoding: &Encoding) -> std::ops::Range<usize> {
     let mask = encoding.get_special_tokens_mask();
     let start = mask.iter().take_while(|&&mark| mark != 0).count();
@@ -74,7 +74,7 @@ fn may_part(before: char, after: char) -> bool {
         || (is_mark(before) && after.is_alphanumeric())
 }
 
-/// Returns the length of the next piece of a text; `None` if there is no split within the maximum.
+/// Returns the length of the next piece of a text; `None` if no split is possible within `MAX_PIECE` bytes.
 fn next_piece<E>(
     text: &str,
     ids: &impl Fn(&str) -> Result<Vec<u32>, E>,
@@ -106,7 +106,7 @@ fn next_piece<E>(
 }
 
 impl TextEncoder {
-    /// Calls `each` with the pieces of a text in order until it breaks.
+    /// Calls `each` with the pieces of a text, in order, until it returns `Break`.
     fn for_each_piece<'t>(
         &self,
         index: usize,
@@ -229,7 +229,7 @@ impl TextEncoder {
         second: &str,
         side: CutSide,
     ) -> Result<Encoded, TextError> {
-        // If both texts are long, how many tokens each loses depends on all of their tokens.
+        // If both texts are long, the number of tokens that each loses depends on the lengths of both in tokens.
         let (first, second) = match first.len() > LONG && second.len() > LONG {
             true => (first.as_str(), second),
             false => (
@@ -251,8 +251,8 @@ impl TextEncoder {
         Ok(self.with_types(&encoding, is_cut))
     }
 
-    /// Returns the part of a long text that can contribute tokens to a cut pair: more tokens than the tokenizer's limit, from
-    /// the end that is kept.
+    /// Returns the part of a long text that can contribute tokens to a cut pair. The part includes the end that is kept, and has more
+    /// tokens than the limit.
     fn needed<'t>(&self, index: usize, text: &'t str, side: CutSide) -> Result<&'t str, TextError> {
         let Some(limit) = self.max_tokens().filter(|_| text.len() > LONG) else {
             return Ok(text);
@@ -280,8 +280,7 @@ impl TextEncoder {
         })
     }
 
-    /// Tokenizes a prompt for a generator. Returns `None` if it has more than `max_tokens` tokens, without tokenizing all of
-    /// it.
+    /// Tokenizes a prompt for a generator. Returns `None` for a prompt of more than `max_tokens` tokens, which is not tokenized to its end.
     ///
     /// # Errors
     /// Returns an error if the tokenizer refuses a text or panics on it, or if a long text cannot be split.
@@ -318,7 +317,7 @@ impl TextEncoder {
         Ok((all.len() <= max_tokens).then_some(all))
     }
 
-    /// Calls `each` with the tokens of a text of any length, in order, until it breaks. `adds_special` adds the tokenizer's
+    /// Calls `each` with the tokens of a text of any length, in order, until it returns `Break`. `adds_special` adds the tokenizer's
     /// special tokens. No prompt is added.
     ///
     /// # Errors
@@ -378,7 +377,7 @@ impl TextEncoder {
     }
 }
 
-/// Returns a token of a piece that begins at byte `start` of the text.
+/// Returns a token of `piece`, which begins at byte `start` of the text.
 fn token(encoding: &Encoding, at: usize, piece: &str, start: usize) -> TextToken {
     let is_special = encoding.get_special_tokens_mask()[at] != 0;
     let span = encoding.get_offsets()[at];

@@ -1,14 +1,14 @@
-//! Tokens with their places in a text, for heads that label tokens or find spans.
+//! Tokens with their positions in a text, for heads that label tokens or find spans.
 
 use tokenizers::{Decoder as _, EncodeInput, Encoding, ModelWrapper};
 
 use super::{Coder, Encoded, TextEncoder};
 use crate::text::TextError;
 
-/// Max bytes of a text whose tokens have places. The tokenizers crate uses about 300 bytes of memory for each.
+/// Max bytes of a text whose tokens have positions. The tokenizers crate uses about 300 bytes of memory for each byte of text.
 const MAX_PLACED: usize = 64 << 10;
 
-/// Max number of tokens that two parts of a text share by default.
+/// Default overlap of consecutive parts of a text, in tokens.
 const STRIDE: usize = 128;
 /// Max number of parts of a text.
 const MAX_PARTS: usize = 256;
@@ -19,12 +19,12 @@ pub struct PlacedToken {
     pub id: u32,
     /// Name of the token in the vocabulary.
     pub name: String,
-    /// Range of its text in characters; empty for an added token.
+    /// Range of the token's text in characters; empty for an added token.
     pub start: usize,
     pub end: usize,
-    /// Index of its text in a pair; `None` for an added token.
+    /// Index of the text in a pair; `None` for an added token.
     pub part: Option<usize>,
-    /// Index of its word in the text.
+    /// Index of the word in the text.
     pub word: Option<u32>,
 }
 
@@ -57,8 +57,8 @@ impl Tokens {
         Self(tokens.collect())
     }
 
-    /// Returns the tokens of a text of a pair and those before and after them. Without tokens of the text, it is empty between the
-    /// added tokens.
+    /// Splits the tokens of a pair into those before, in and after the text `part`. If the text has no tokens, the split is before the last
+    /// added token.
     fn split(self, part: usize) -> [Vec<(PlacedToken, u32)>; 3] {
         let is_own = |token: &(PlacedToken, u32)| token.0.part == Some(part);
         let all = self.0;
@@ -79,11 +79,11 @@ impl Tokens {
 }
 
 impl TextEncoder {
-    /// Tokenizes a text like [`encode_one`](Self::encode_one) without a prompt, and keeps the places of tokens.
+    /// Tokenizes a text like [`encode_one`](Self::encode_one) without a prompt, and keeps the positions of tokens.
     ///
     /// # Errors
-    /// Returns an error if the text exceeds 64 KiB, if the tokenizer refuses it or panics on it, or if the tokenizer
-    /// does not give the positions of tokens.
+    /// Returns an error if the text exceeds 64 KiB, if the tokenizer refuses it or panics on it, or if the tokenizer does not report the
+    /// positions of tokens.
     pub fn place(&self, index: usize, text: &str) -> Result<Placed, TextError> {
         check_length(index, text)?;
         let encoding = self.placed_encoding(index, EncodeInput::from(text), &self.tokenizer)?;
@@ -91,8 +91,8 @@ impl TextEncoder {
         Ok(self.placed(Tokens::of(&encoding).0, is_cut))
     }
 
-    /// Tokenizes a question with the parts of a text. A part has at most `max_tokens` tokens with the question, and shares `stride`
-    /// tokens with the next one, by default at most 128 and half of `max_tokens`.
+    /// Tokenizes a question with each part of a text. A question and a part together have at most `max_tokens` tokens. Consecutive parts
+    /// share `stride` tokens, by default 128 or half of `max_tokens`, whichever is less.
     ///
     /// # Errors
     /// Returns the errors of [`place`](Self::place), and an error if the question leaves no room for a text.
@@ -163,7 +163,7 @@ impl TextEncoder {
         Ok(self.placed(tokens, is_cut).encoded)
     }
 
-    /// Returns the text of tokens by their names, without the removal of spaces in [`decode`](Self::decode).
+    /// Returns the text of tokens, given by their names. Unlike [`decode`](Self::decode), it does not remove spaces before punctuation.
     ///
     /// # Errors
     /// Returns an error if the tokenizer refuses them or panics on them.
@@ -184,7 +184,7 @@ impl TextEncoder {
             .map_err(|e| broken(e.to_string()))
     }
 
-    /// Whether the vocabulary marks tokens that continue a word, as WordPiece does.
+    /// Returns whether the vocabulary marks tokens that continue a word, as WordPiece does.
     pub fn marks_continuations(&self) -> bool {
         match &self.tokenizer {
             Coder::Json(tokenizer, _) => match tokenizer.get_model() {
@@ -199,7 +199,7 @@ impl TextEncoder {
         }
     }
 
-    /// Returns the token of a name in `tokenizer_config.json`, such as `mask_token`.
+    /// Returns the id of the token that `tokenizer_config.json` assigns to `name`, such as `mask_token`.
     ///
     /// # Errors
     /// Returns an error if `tokenizer_config.json` is not JSON.

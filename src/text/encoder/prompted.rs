@@ -1,4 +1,4 @@
-//! Texts after a prompt that pooling leaves out.
+//! Tokenization of texts with a prompt whose tokens pooling leaves out.
 
 use tokenizers::EncodeInput;
 
@@ -6,8 +6,8 @@ use super::{Coder, CutSide, Encoded, TextEncoder};
 use crate::text::TextError;
 
 impl TextEncoder {
-    /// Returns the number of tokens of a prompt that pooling leaves out: those of the prompt alone, without a special token at its end, as
-    /// in sentence-transformers.
+    /// Returns the number of prompt tokens that pooling leaves out: the tokens of the prompt alone, except for a special token at its end,
+    /// as in sentence-transformers.
     fn left_out(&self, index: usize, prompt: &str) -> Result<usize, TextError> {
         let alone = self.encoding_of(index, EncodeInput::from(prompt), true)?;
         let special = match &self.tokenizer {
@@ -16,13 +16,13 @@ impl TextEncoder {
                 let token = last.and_then(|&id| tokenizer.id_to_token(id));
                 token.is_some_and(|token| tokenizer.get_added_vocabulary().is_special_token(&token))
             }
-            // A SentencePiece model ends a text with its end token.
+            // SentencePiece models append the end-of-sequence token.
             Coder::SentencePiece(_) => true,
         };
         Ok(alone.len() - usize::from(special && !alone.is_empty()))
     }
 
-    /// Tokenizes a text after a prompt that pooling leaves out.
+    /// Tokenizes a text after a prompt whose tokens pooling leaves out.
     pub(super) fn prompted(
         &self,
         index: usize,

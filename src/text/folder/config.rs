@@ -24,8 +24,8 @@ pub(super) fn parsed(file: &Path, text: &str) -> Result<Value, TextError> {
     })
 }
 
-/// Returns the config.json of a table of static embeddings, which has none of its own: `None` without weights, as beside a compiled
-/// model.
+/// Creates the configuration of a static embedding, which has no config.json. Returns `None` if there are no weights, as in the folder of a
+/// compiled model.
 pub(super) fn static_config(trunk: &ModelFiles) -> Result<Option<Value>, TextError> {
     let [tokens, width] = match static_dims(trunk) {
         Ok(dims) => dims,

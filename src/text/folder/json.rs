@@ -13,7 +13,7 @@ pub(super) struct Json {
 }
 
 impl Json {
-    /// Returns `None` if the file does not exist.
+    /// Reads a JSON file; `None` if it does not exist.
     pub(super) fn optional(files: &ModelFiles, name: &str) -> Result<Option<Self>, TextError> {
         let text = files.text(name, Kind::Config)?;
         text.map(|text| Self::parse(files.name(name), &text))
@@ -113,8 +113,8 @@ impl Json {
         check_known(object, known).map_err(|problem| self.problem(problem))
     }
 
-    /// Returns the name of a class of torch, such as `torch.nn.modules.activation.Tanh`. A class of the same name from
-    /// another package may be another function.
+    /// Returns the name of a class of torch, such as `Tanh` of `torch.nn.modules.activation.Tanh`. A class of another package is an error,
+    /// since a class of the same name may compute something else.
     pub(super) fn class(&self, key: &str) -> Result<Option<&str>, TextError> {
         match self.text(key)? {
             None => Ok(None),

@@ -138,7 +138,7 @@ impl LateInteraction {
         if named.is_none_or(|name| name != STANFORD) {
             return Ok(None);
         }
-        // The file has the width of the projection.
+        // This file has the output width of the projection.
         let json = Json::read(files, METADATA)?;
         let key = "similarity";
         if json.text(key)?.is_some_and(|name| name != "cosine") {
@@ -186,7 +186,7 @@ impl LateInteraction {
     }
 }
 
-/// Returns the modules after the transformer of a folder of PyLate.
+/// Returns the modules after the transformer of a PyLate folder.
 pub(super) fn modules(
     root: &ModelFiles,
     listed: &[Entry],

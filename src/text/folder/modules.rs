@@ -15,7 +15,7 @@ use crate::{
 /// Maximum width of an embedding.
 pub(super) const MAX_WIDTH: u32 = 1 << 20;
 
-/// Class of a table with a vector for each token, whose mean is the embedding of a text.
+/// Class of a table with a vector for each token. The embedding of a text is the mean of the vectors of its tokens.
 pub(super) const STATIC: &str = "StaticEmbedding";
 
 /// Maximum number of layers of a WeightedLayerPooling.
@@ -56,7 +56,7 @@ pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, TextError> {
     }
 }
 
-/// Returns an entry of a file, which is not trusted: it may only name direct subfolders, or the folder itself.
+/// Returns an entry of an untrusted file. The entry may only name a direct subfolder, or the folder itself.
 pub(super) fn entry(
     json: &Json,
     folder: &str,
@@ -105,14 +105,14 @@ pub(super) fn check_first(file: PathBuf, entries: &[Entry]) -> Result<(), TextEr
     Err(TextError::Folder { file, problem })
 }
 
-/// Returns the pooling modes of a Pooling's config.json, in the order in which their results are concatenated, and whether the tokens of
+/// Reads a Pooling's config.json. Returns the pooling modes in the order in which their results are concatenated, and whether the tokens of
 /// a prompt are left out.
 pub(super) fn pooling(json: &Json) -> Result<(Vec<Pooling>, bool), TextError> {
     let modes = modes(json)?;
     let after_prompt = !json.flag("include_prompt", true)?;
     let by_position = Pooling::Weighted(PoolWeights::Position);
     match after_prompt && modes.contains(&by_position) {
-        // The weights count the tokens of the prompt.
+        // The weights of `weightedmean` are positions that count the tokens of the prompt.
         true => Err(json.wrong("include_prompt", "true with pooling by `weightedmean`")),
         false => Ok((modes, after_prompt)),
     }
@@ -177,7 +177,8 @@ fn modes(json: &Json) -> Result<Vec<Pooling>, TextError> {
     }
 }
 
-/// Returns the sum of the states of layers by the weights in `files`, the module's folder, which are divided by their sum.
+/// Returns the weighted sum of the hidden states of layers. The weights are read from `files`, the module's folder, and divided by their
+/// sum.
 pub(super) fn weighted_layers(
     json: &Json,
     files: &ModelFiles,
@@ -301,7 +302,7 @@ pub(super) fn dropout(json: Option<&Json>) -> Result<(), TextError> {
     json.map_or(Ok(()), |json| json.check_keys(&["dropout"]))
 }
 
-/// Refuses a module that reads or writes another value than the given one.
+/// Refuses a module that reads or writes a value other than `value`.
 fn check_values(json: &Json, value: &str) -> Result<(), TextError> {
     for key in ["module_input_name", "module_output_name"] {
         if json.text(key)?.is_some_and(|name| name != value) {

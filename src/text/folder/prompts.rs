@@ -11,13 +11,13 @@ pub enum Prompt<'a> {
     /// The folder's default prompt, or none if it has no default.
     #[default]
     Default,
-    /// The folder's prompt of this name. `query` and `document` always exist, but may be empty.
+    /// The folder's prompt with this name. `query` and `document` always exist, but may be empty.
     Named(&'a str),
     /// The given text.
     Text(&'a str),
 }
 
-/// Returns the error for a name that no prompt has.
+/// Returns the error for an unknown prompt name.
 fn no_prompt(name: &str, known: &[&str]) -> TextError {
     TextError::NoPrompt {
         name: name.to_owned(),

@@ -8,10 +8,10 @@ use crate::{runtime::weights::ModelFiles, text::TextError};
 
 /// Class of the module.
 pub(super) const ROUTER: &str = "Router";
-/// Its file, and the name in older versions.
+/// Names of the module's file. Older versions use the second name.
 const FILES: [&str; 2] = ["router_config.json", "config.json"];
 
-/// The pipeline that is loaded, and the names of the others.
+/// The loaded pipeline, and the names of the others.
 #[derive(Clone, Debug)]
 pub(super) struct Route {
     pub(super) name: String,
@@ -21,7 +21,7 @@ pub(super) struct Route {
 /// Replaces a Router by the modules of its default route.
 ///
 /// # Errors
-/// Returns an error if the router's file is missing or of another form, and for routes that depend on more than a task.
+/// Returns an error if the router's file is missing or malformed, or if routes depend on more than a task.
 pub(super) fn routed(
     root: &ModelFiles,
     listed: Vec<Entry>,
@@ -54,7 +54,7 @@ pub(super) fn routed(
     }
     let name = match parameters.text("default_route")? {
         Some(name) => Some(name.to_owned()),
-        // Then the first route in the file applies, whose order is not kept here.
+        // Without a name, the first route in the file is the default. The order of routes is not kept here, so there may be only one.
         None if parameters.flag("allow_empty_key", true)? && structure.len() == 1 => {
             structure.keys().next().cloned()
         }

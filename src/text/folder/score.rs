@@ -43,7 +43,8 @@ impl ClassScore {
 }
 
 impl Folder {
-    /// Returns the names of all labels of a classifier: as many as `id2label` or `num_labels` of config.json has, or 2.
+    /// Returns the names of all labels of a classifier. Their number is the size of `id2label` in config.json, or else `num_labels`, or
+    /// else 2.
     pub fn label_names(&self) -> Vec<String> {
         let get = |key: &str| self.config.as_ref().and_then(|config| config.get(key));
         let named = get("id2label")

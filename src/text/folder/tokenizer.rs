@@ -1,9 +1,9 @@
 //! Settings of tokenizer_config.json that take precedence over tokenizer.json, as in transformers 5.24.
 //!
-//! transformers rebuilds most tokenizer classes from the vocabulary of tokenizer.json and the settings of
-//! tokenizer_config.json. Each class reads settings of its own, which `classes` lists. Every class reads the special tokens,
-//! `split_special_tokens` and `clean_up_tokenization_spaces`. A missing setting leaves tokenizer.json unchanged.
-//! `add_bos_token` and `add_eos_token` have no effect if there is a tokenizer.json.
+//! transformers rebuilds most tokenizer classes from the vocabulary of tokenizer.json and the settings of tokenizer_config.json. `classes`
+//! lists the settings that each class reads. In addition, every class reads the special tokens, `split_special_tokens` and
+//! `clean_up_tokenization_spaces`. A missing setting leaves tokenizer.json unchanged. `add_bos_token` and `add_eos_token` have no effect if
+//! there is a tokenizer.json.
 
 mod classes;
 mod parts;
@@ -81,8 +81,8 @@ impl TokenizerSettings {
         Ok(names.iter().any(|name| name == "token_type_ids"))
     }
 
-    /// Whether spaces before punctuation are removed from decoded texts. Texts of a byte pair encoding (`is_bpe`) keep them
-    /// unless forced.
+    /// Whether spaces before punctuation are removed from decoded texts. Texts of a byte pair encoding (`is_bpe`) keep them unless another
+    /// setting forces the removal.
     pub(in crate::text) fn cleans_up(&self, is_bpe: bool) -> Result<bool, TextError> {
         let forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output";
         let cleans_up = self.json.flag("clean_up_tokenization_spaces", false)?;
@@ -287,7 +287,8 @@ impl TokenizerSettings {
         })
     }
 
-    /// Returns the languages of a tokenizer whose class has any. They are its special tokens, except for those with a name.
+    /// Returns the languages of a tokenizer; `None` if its class has no languages. Each special token is a language, except for tokens with
+    /// another role, such as `<s>` or the `eos_token`.
     pub(in crate::text) fn languages(
         &self,
         tokenizer: &Tokenizer,
@@ -327,7 +328,7 @@ impl TokenizerSettings {
                 false => SourcePlace::Before,
             },
             end,
-            // The models of this class begin with the target's language, which is the start token of the decoder.
+            // With `Around::After`, the target's language token is the start token of the decoder.
             target: match around {
                 Around::After => TargetPlace::Start,
                 Around::Before | Around::ByLegacyBehaviour | Around::Underscored => {
@@ -407,7 +408,7 @@ impl TokenizerSettings {
                 new.push(AddedToken::from(text, true).lstrip(is_mask));
             }
         }
-        // Adding no tokens is as slow as adding some.
+        // Adding an empty list of tokens is as slow as adding several tokens.
         if !new.is_empty() {
             tokenizer.add_tokens(new).map_err(|e| self.failed(e))?;
         }
@@ -485,7 +486,7 @@ impl TokenizerSettings {
         Ok(tokens)
     }
 
-    /// Refuses surrounding tokens and unknown tokens of the class that differ from tokenizer.json.
+    /// Returns an error if a token that the class puts around texts, or its unknown token, differs from tokenizer.json.
     fn check_tokens(&self, tokenizer: &Tokenizer) -> Result<(), TextError> {
         let Some(class) = self.class else {
             return Ok(());

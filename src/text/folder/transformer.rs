@@ -191,7 +191,7 @@ fn arguments(
     Ok(found)
 }
 
-/// Refuses another method or another output of the model for texts.
+/// Refuses a `modality_config` that uses an unsupported method or output of the model for texts.
 fn check_text(json: &Json) -> Result<(), TextError> {
     let key = "modality_config";
     let Some(text) = json.get(key).and_then(|config| config.get("text")) else {

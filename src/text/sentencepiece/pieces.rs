@@ -1,7 +1,7 @@
-//! SentencePiece models. A text is normalised and split into the most probable sequence of pieces (unigram), or into the
-//! pieces that result from merging neighbours (BPE). Ids must equal those of the library for every text, so its arithmetic is
-//! reproduced: sums in f32, normalisation by the longest rule, and its order of ties. The fields are those of
-//! `sentencepiece_model.proto`, without those used only in training.
+//! SentencePiece models. A text is normalised and split into the most probable sequence of pieces (unigram), or into the pieces that result
+//! from merging neighbours (BPE). Ids must equal those of the library for every text, so its arithmetic is reproduced: sums in f32,
+//! normalisation by the longest matching rule, and the order of equal scores. The fields are those of `sentencepiece_model.proto`, without
+//! those used only in training.
 //!
 //! Kudo and Richardson, *SentencePiece*, EMNLP 2018; Kudo, *Subword Regularization*, ACL 2018 (unigram).
 
@@ -12,7 +12,7 @@ use std::{
 
 use prost::Message;
 
-/// Maximum number of pieces. Published models have up to 256,000 and languages.
+/// Maximum number of pieces. Published models have up to 256,000 pieces, not counting those for languages.
 const MAX_PIECES: usize = 1 << 20;
 /// Maximum size of a piece in bytes. By default, training limits pieces to 16 characters.
 const MAX_PIECE_BYTES: usize = 256;
@@ -84,7 +84,7 @@ enum Use {
 }
 
 impl Piece {
-    /// Returns the kind of the piece, whose number was checked when the file was read.
+    /// Returns the kind of the piece. The number of the kind was checked when the file was read.
     fn usage(&self) -> Use {
         match self.kind {
             Some(2) => Use::Unknown,
@@ -268,7 +268,7 @@ impl Model {
         self.longest = self.longest.max(piece.text.len());
     }
 
-    /// Returns the piece of a part of a text, including unused pieces.
+    /// Returns the piece whose text is `part`, including unused pieces.
     fn found(&self, part: &str) -> Option<&Piece> {
         let piece = &self.pieces[*self.numbers.get(part)?];
         (!matches!(piece.usage(), Use::Unknown | Use::Control)).then_some(piece)
@@ -408,7 +408,7 @@ impl Model {
     fn join(&self, text: &str) -> Vec<usize> {
         let mut line = Line::new(self, text);
         let mut pairs = BinaryHeap::new();
-        // Splits of unused pieces, by their text: the length of the left part.
+        // Length of the left part of each unused piece that was merged, by the text of the piece.
         let mut made: HashMap<&str, usize> = HashMap::new();
         for right in 1..line.parts.len() {
             line.pair(right - 1, right, &mut pairs, &mut made);
@@ -464,7 +464,7 @@ impl Model {
             is_begun |= !text.is_empty();
             let usage = self.numbers.get(piece).map(|&n| self.pieces[n].usage());
             match usage {
-                // The token is from another vocabulary, and is its own text.
+                // The token is from another vocabulary, so it is appended unchanged.
                 None => text.push_str(piece),
                 Some(Use::Control) => {}
                 Some(Use::Unknown) => text.push_str(&self.unknown_surface),

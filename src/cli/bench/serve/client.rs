@@ -29,7 +29,7 @@ pub(super) enum Route {
     Completions,
 }
 
-/// A server with its idle connections.
+/// A server, with the connections to it that are idle.
 #[derive(Clone)]
 pub(super) struct Server(Arc<Shared>);
 
@@ -96,7 +96,7 @@ impl Server {
             let Some(mut sender) = self.idle().pop() else {
                 break;
             };
-            // A server closes connections that were idle for long.
+            // The server may have closed a connection that was idle for long.
             if sender.ready().await.is_ok() {
                 return Ok(sender);
             }
@@ -113,7 +113,7 @@ impl Server {
 
     fn body(&self, number: u64, tokens: u32) -> Vec<u8> {
         let shared = &self.0;
-        // Tokenizers add a special token at the beginning and at the end.
+        // Tokenizers add one special token at the beginning and one at the end.
         let marks = if shared.route == Route::Embeddings {
             2
         } else {
@@ -219,7 +219,7 @@ impl Target for Server {
     }
 }
 
-/// Returns the numbers of tokens of the prompt and of the text. The rest of a long response is not parsed.
+/// Returns the number of tokens of the prompt and of the text. Only the `usage` object of the response is parsed.
 fn usage(bytes: &[u8]) -> Option<(u64, u64)> {
     const KEY: &[u8] = b"\"usage\":{";
     let at = bytes.windows(KEY.len()).rposition(|w| w == KEY)? + KEY.len() - 1;

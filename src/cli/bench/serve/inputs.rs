@@ -12,19 +12,19 @@ use crate::{
 /// Options of the inputs.
 #[derive(clap::Args)]
 pub(super) struct InputOptions {
-    /// Send token ids below N instead of texts, so that nothing is tokenized
+    /// Send token ids below N instead of texts, so that nothing has to be tokenized
     #[arg(long, value_name = "N", conflicts_with = "words")]
     ids: Option<u32>,
-    /// Build texts from runs of words in this file at random places; by default from 64 common words, which tokenizers look up in
+    /// Build texts from sequences of words at random positions of this file. By default, use 64 common words, which tokenizers find in
     /// their caches
     #[arg(long, value_name = "FILE")]
     words: Option<PathBuf>,
-    /// Number of different texts, sent in turn; by default all differ, so that no cache has them
+    /// Number of different texts, which are sent in turn; by default all texts differ, so that no cache contains them
     #[arg(long, value_name = "N")]
     different: Option<u64>,
 }
 
-/// Inputs by number. An input is the same at each call.
+/// Inputs by number. The same number always gives the same input.
 #[derive(Clone)]
 pub(super) struct Inputs {
     ids: Option<u32>,
@@ -60,7 +60,8 @@ impl Inputs {
         })
     }
 
-    /// Returns the input of a request: `tokens` token ids, or a text of `tokens` words less the `marks` that a tokenizer adds.
+    /// Returns the input of a request: `tokens` token ids, or a text of `tokens` minus `marks` words. `marks` is the number of special
+    /// tokens that a tokenizer adds.
     pub(super) fn get(&self, number: u64, tokens: u32, marks: u32) -> Input {
         let number = self.different.map_or(number, |n| number % n.max(1));
         match self.ids {
@@ -93,7 +94,7 @@ fn scattered(number: u64, at: u64) -> u64 {
 }
 
 fn ids(number: u64, n: u32, below: u32) -> Vec<u32> {
-    // The first ids are mostly special tokens.
+    // Skip the first ids, which are mostly special tokens.
     let least = u64::from(below / 8);
     let span = u64::from(below).saturating_sub(least).max(1);
     (0..n.max(1))
@@ -101,7 +102,7 @@ fn ids(number: u64, n: u32, below: u32) -> Vec<u32> {
         .collect()
 }
 
-/// English words that are single tokens of common tokenizers.
+/// English words that common tokenizers represent by a single token.
 const WORDS: [&str; 64] = [
     "time",
     "year",

@@ -1,4 +1,4 @@
-//! A model served in this process, and the engine alone for comparison.
+//! A model that is served in this process, and the engine alone for comparison.
 
 use std::{
     path::{Path, PathBuf},
@@ -64,17 +64,17 @@ pub(super) struct Inside {
     model: Arc<Model>,
     inputs: Inputs,
     within: Option<Duration>,
-    /// Number of new tokens of a text.
+    /// Number of new tokens per text.
     new: usize,
 }
 
 /// Max seconds for measuring the engine alone.
 const OFFLINE: f64 = 5.0;
 
-/// Tokens per second of the engine alone, or the reason why it was not measured.
+/// Throughput of the engine alone in tokens per second, or the reason why it was not measured.
 type Offline = Result<f64, String>;
 
-/// Starts a model in this process. Also measures tokens per second of its engine alone, on lengths of the same distribution.
+/// Starts a model in this process. Also measures the throughput of its engine alone, on lengths of the same distribution.
 pub(super) fn start(args: &super::Args) -> Result<(Inside, Offline), Report> {
     let inside = &args.inside;
     let folder = inside
@@ -149,7 +149,7 @@ fn builder(folder: &Path, inside: &InsideOptions) -> Builder {
     }
 }
 
-/// Returns tokens per second of decode steps with one sequence for each client, each with a prompt of the mean length.
+/// Returns the tokens per second of decode steps with one sequence per client. All prompts have the mean length.
 fn steps(args: &super::Args, folder: &Path) -> Result<f64, Report> {
     let batch = args.closed.ok_or_else(|| {
         miette!("completions are compared with decode steps with one sequence for each client; give their number with --closed")
@@ -169,7 +169,7 @@ fn steps(args: &super::Args, folder: &Path) -> Result<f64, Report> {
     Ok(batch as f64 / step_ms * 1e3)
 }
 
-/// Returns lengths of the requested distribution, limited by the model.
+/// Returns lengths of the requested distribution, limited to the model's positions.
 fn lens(args: &super::Args, engine: &Engine) -> Vec<u32> {
     let load = Load {
         rate: 1.0,
@@ -184,7 +184,7 @@ fn lens(args: &super::Args, engine: &Engine) -> Vec<u32> {
     all.iter().map(|w| w.tokens.min(longest)).collect()
 }
 
-/// Runs batches of the size with the best throughput, one after another.
+/// Returns the tokens per second of batches that run one after another, of the size with the highest throughput.
 fn offline(
     args: &super::Args,
     engine: &Engine,
@@ -319,7 +319,7 @@ impl Target for Inside {
                 ..answered
             },
             Err(error) => Answered {
-                // Same status as over HTTP.
+                // Use the same status as over HTTP.
                 status: match &error {
                     ServeError::Invalid { .. } | ServeError::ContextLength { .. } => 400,
                     ServeError::NoModel { .. } | ServeError::UnsupportedTask { .. } => 404,

@@ -83,7 +83,7 @@ impl MhaLongContext {
 /// Tiling of p · v on tensor cores, whether P is computed from scores or loaded. For each query, a stage has `keys` 16-bit
 /// weights and 16 more bytes for padding or the extra chunk of an unaligned row.
 ///
-/// Two 16-row tiles per warp halve the shared-memory reads of V per MMA, as long as the accumulators leave registers for them
+/// Two 16-row tiles per warp halve the shared-memory reads of V per MMA. They are used if the accumulators leave enough registers for them
 /// and for other CTAs of the SM.
 pub(in super::super) fn tensor_core_plan(template: &'static str, head: u32, dtype: DType) -> Plan {
     let bytes = row_bytes(head, dtype);
@@ -147,7 +147,7 @@ impl Kernel for MhaLongContext {
             role: Role::Read {
                 element: DType::F32.into(),
                 shape: statistics_shape(self.heads),
-                // Positive, because row sums are sums of exponentials. Used as a row maximum, it exceeds most scores.
+                // The values are positive, like row sums of exponentials. As row maxima, they exceed most scores.
                 fill: Fill::Normal {
                     mean: 4.0,
                     deviation: 0.5,

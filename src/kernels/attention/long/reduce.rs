@@ -40,7 +40,7 @@ impl Kernel for MhaLongReduce {
             role: Role::Read {
                 element: DType::F32.into(),
                 shape: partials_shape(self.heads),
-                // Positive, because the row sums are sums of exponentials.
+                // The values are positive, like row sums of exponentials.
                 fill: Fill::Normal {
                     mean: 3.0,
                     deviation: 0.5,

@@ -35,7 +35,7 @@ pub struct MhaLongScores {
     pub dtype: DType,
 }
 
-/// Keys in shared memory at once: half of a key tile, which halves the accumulators.
+/// Keys in shared memory at once: half of a key tile, which halves the number of accumulators.
 const KEYS: u32 = 64;
 /// Pitch, in bytes, of the rows of scores that the epilogue stages in shared memory.
 const STAGE_PITCH: u32 = KEYS * 2 + 16;
@@ -90,7 +90,7 @@ impl MhaLongScores {
             rows,
             threads: rows * 2,
             depth,
-            // Leaves 128 registers per thread with 256 threads per CTA, 168 with 128.
+            // A thread has 128 registers with 256 threads per CTA, and 168 with 128 threads.
             min_blocks: if rows == 128 { 2 } else { 3 },
             shared_bytes: shared(rows),
         }

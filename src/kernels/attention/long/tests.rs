@@ -48,7 +48,7 @@ fn starts(lens: &[u32]) -> [Vec<i64>; 2] {
     [running(|n| n), running(|n| n * n)]
 }
 
-/// Lengths around every boundary, in several orders, and a length whose square needs 64 bits.
+/// Batches with lengths around every boundary, in several orders, and with a length whose square needs 64 bits.
 fn batches() -> Vec<Vec<u32>> {
     let edges = [
         1, 2, 7, 8, 9, 15, 16, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000,
@@ -99,8 +99,8 @@ fn no_two_rows_share_an_element_and_all_lie_within_their_tensors() {
 
 #[test]
 fn all_three_kernels_match_a_worked_example() {
-    // Sequence 0 has one token. Sequence 1 has keys 0 and ln 3 for queries 1 and 0, so the weights are 1/4, 3/4 and 1/2, 1/2.
-    // Only the first of the 8 columns is nonzero.
+    // Sequence 0 has one token. Sequence 1 has queries 1 and 0, and keys 0 and ln 3. Its weights are 1/4, 3/4 for the first query and 1/2,
+    // 1/2 for the second. Only the first of the 8 columns is nonzero.
     let lens = [1, 2];
     let extents = Extents::of(&lens).expect("a batch");
     let [cu_lens, pair_offsets] = starts(&lens).map(HostTensor::Index);

@@ -3,7 +3,7 @@
 use super::{Batch, softmax};
 use crate::ops::{Bias, HeadView, PositionBias};
 
-/// Dimensions of heads, for any layout.
+/// Dimensions of heads, independent of their layout.
 #[derive(Clone, Copy)]
 pub(super) struct Heads {
     pub(super) heads: usize,
@@ -23,7 +23,7 @@ impl Heads {
         }
     }
 
-    /// Calls `f` with the head, the first token and the length, for each head of each sequence.
+    /// Calls `f` with the head, the first token and the length for each head of each sequence.
     pub(super) fn each(self, batch: &Batch, mut f: impl FnMut(usize, usize, usize)) {
         for h in 0..self.heads {
             for (start, n) in batch.sequences() {

@@ -54,7 +54,7 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
-    /// Checks that a tensor has as many elements as the product of `shape`.
+    /// Checks that a tensor has as many elements as `shape`.
     pub fn check_shape(
         &self,
         param: &'static str,
@@ -76,7 +76,7 @@ impl<'r, 'w> Args<'r, 'w> {
         })
     }
 
-    /// Takes the next argument: reals, as many as the product of `shape`.
+    /// Takes the next argument: a tensor of reals with the shape `shape`.
     pub fn real(&mut self, param: &'static str, shape: &[u64]) -> Result<&'r [f32], OpError> {
         match self.next(param)? {
             Read::Real(x) => {
@@ -116,7 +116,7 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
-    /// Takes the next argument: a pool, starting at the first element of one cache.
+    /// Takes the next argument: the elements of a pool, starting at the first element of one cache.
     pub fn pool(&mut self, param: &'static str) -> Result<Cached<'r>, OpError> {
         match self.next(param)? {
             Read::Real(x) => Ok(Cached::Real(x)),
@@ -142,7 +142,7 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
-    /// Takes the next argument: the start of each sequence of those tokens that are pooled, which may be fewer than all.
+    /// Takes the next argument: the start of each sequence among the pooled tokens. Not all tokens need to be pooled.
     pub fn pooled_sequences(&mut self) -> Result<Vec<Sequence>, OpError> {
         let (op, tokens) = (self.op, self.extents.tokens);
         let starts = self.i32s("cu_lens", self.extents.batch.saturating_add(1))?;
@@ -161,7 +161,7 @@ impl<'r, 'w> Args<'r, 'w> {
             if pair[1] <= pair[0] {
                 return Err(wrong(index + 1, format!("more than {}", pair[0])));
             }
-            // Starts increase from 0, so both are at least 0 and their difference is positive.
+            // Starts increase from 0, so neither is negative, and their difference is positive.
             sequences.push(Sequence {
                 start: pair[0] as usize,
                 len: (pair[1] - pair[0]) as usize,
@@ -176,7 +176,7 @@ impl<'r, 'w> Args<'r, 'w> {
         Ok(sequences)
     }
 
-    /// Takes the next argument: the first token of each sequence, without its last entry.
+    /// Takes the next argument, `cu_lens`, and returns it without its last entry: the first token of each sequence.
     pub fn first_tokens(&mut self) -> Result<&'r [i32], OpError> {
         let (op, tokens) = (self.op, self.extents.tokens);
         let starts = self.i32s("cu_lens", self.extents.batch.saturating_add(1))?;
@@ -215,7 +215,7 @@ impl<'r, 'w> Args<'r, 'w> {
             }
             if let Some(sequence) = sequences.get_mut(index) {
                 sequence.pairs = expected as usize;
-                // Each length and the sum of all lengths are below 2³¹, so the squares add up to less than 2⁶².
+                // The sum of all lengths is less than 2³¹, so the sum of their squares is less than 2⁶².
                 expected += (sequence.len * sequence.len) as i64;
             }
         }
@@ -250,7 +250,7 @@ impl<'r, 'w> Args<'r, 'w> {
         Ok(())
     }
 
-    /// Returns the layout of the heads of a tensor over all tokens. Returns an error if they exceed its rows.
+    /// Returns the layout of the heads in a tensor with the rows of all tokens. Returns an error if the heads exceed a row.
     pub fn heads(
         &self,
         what: &'static str,
@@ -299,7 +299,7 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
-    /// Takes the tensor to write, after all arguments have been taken. Returns an error if there are surplus arguments.
+    /// Takes the tensor to write. Returns an error if arguments are left over.
     pub fn out(self, shape: &[u64]) -> Result<&'w mut [f32], OpError> {
         self.all_taken()?;
         self.check_len("out", elements(shape), self.out.len())?;
@@ -307,7 +307,7 @@ impl<'r, 'w> Args<'r, 'w> {
     }
 }
 
-/// Elements of a cache that are read.
+/// Elements of a cache that a kernel reads.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Cached<'a> {
     Real(&'a [f32]),
@@ -331,7 +331,7 @@ impl Cached<'_> {
     }
 }
 
-/// Number of elements of a shape. A product that overflows saturates and so matches no slice.
+/// Number of elements of a shape. If the product overflows, it saturates, and therefore matches no slice.
 fn elements(shape: &[u64]) -> u64 {
     shape.iter().fold(1, |n, &d| n.saturating_mul(d))
 }
@@ -345,7 +345,7 @@ pub(super) struct Sequence {
     pub len: usize,
     /// Number of tokens that count as keys, from 1 to `len`.
     pub valid: usize,
-    /// First pair within those of a head; 0 if the kernel has no pairs.
+    /// First pair of the sequence among the pairs of a head; 0 if the kernel has no pairs.
     pub pairs: usize,
 }
 

@@ -1,5 +1,5 @@
-//! Attention within each sequence on the packed layout. Every (sequence, head) is a separate small problem, read and written in
-//! place through strides.
+//! Attention within each sequence on the packed layout. Every (sequence, head) is a separate small problem, which is read and written in
+//! place with strides.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ use crate::{
 #[derive(Clone, Copy)]
 pub(super) struct Block {
     pub sequence: Sequence,
-    /// First query, counted within the sequence.
+    /// Index of the first query within the sequence.
     pub query: usize,
     pub n_queries: usize,
 }
@@ -53,7 +53,7 @@ pub(super) fn for_heads_and_blocks<Scratch: Default>(
     work: usize,
     body: &(dyn Fn(&mut Scratch, usize, Block) + Sync),
 ) {
-    // Heads of one block are adjacent, so that one thread reads a token-major row.
+    // The tasks for the heads of a block are adjacent, so that one thread reads whole token-major rows.
     let task = |scratch: &mut Scratch, i: usize| body(scratch, i % heads, blocks[i / heads]);
     parallel::with_scratch(heads * blocks.len(), work, &task);
 }
@@ -64,7 +64,7 @@ pub(super) struct Scratch {
     pub scores: Vec<f32>,
     /// One entry per query.
     running: Vec<Running>,
-    /// Factor of each query's sum of values.
+    /// Factor by which the accumulated output of each query is rescaled.
     factors: Vec<f32>,
 }
 
@@ -125,8 +125,8 @@ pub(super) fn scores(spec: &AttentionScores, mut args: Args<'_, '_>) -> Result<(
     Ok(())
 }
 
-/// Multiplies rows by those rows of the table that their pairs refer to, and then picks the element of each pair. This takes
-/// about twice the multiplications of the pairs themselves, but runs as a GEMM.
+/// Multiplies rows by all rows of the table that their pairs refer to, and then picks the element of each pair. This takes about twice as
+/// many multiplications as computing only these elements, but runs as a GEMM.
 pub(super) fn relative_scores(
     spec: &RelativeScores,
     mut args: Args<'_, '_>,
@@ -167,7 +167,7 @@ pub(super) fn relative_scores(
                 let (rows, positions) = (matrix(x, token), matrix(table, first));
                 scratch.scores.resize(n * n_rows, 0.0);
                 let products = SharedOut::new(&mut scratch.scores);
-                // SAFETY: the products belong to this task.
+                // SAFETY: only this task uses the products.
                 unsafe {
                     multiply(
                         (n, n_rows, head),
@@ -206,7 +206,7 @@ pub(super) fn softmax(spec: &AttentionSoftmax, mut args: Args<'_, '_>) -> Result
     let out = args.out(&[heads, pairs])?;
     let (heads, pairs) = (heads as usize, pairs as usize);
     let out = SharedOut::new(out);
-    // A softmax costs as much as a few multiplications per score.
+    // A softmax costs as much as about eight multiplications per score.
     let work = work(&sequences, heads, 8);
     for_heads_and_blocks(
         heads,
@@ -281,7 +281,7 @@ pub(super) fn softmax_by_distance(
             }
             .run();
             for (row, running) in rows.chunks_exact_mut(len).zip(&scratch.running) {
-                // A padding query may attend to no key; its numerators are 0.
+                // If a padding query attends to no key, its numerators are 0.
                 let inverse = if running.sum > 0.0 {
                     1.0 / running.sum
                 } else {
@@ -304,7 +304,7 @@ pub(super) fn biases<'r>(
         .map_or(Ok(&[]), |bias| args.real("bias", &bias.dims(heads)))
 }
 
-/// Effects on the scores of a head: cap, mask and bias.
+/// Operations on the scores of a head: cap, mask and bias.
 #[derive(Clone, Copy)]
 pub(super) struct Distances<'a> {
     pub by: PositionBias,

@@ -17,9 +17,9 @@ use crate::kernels::cache::{AppendCache, BLOCK, Pool, index};
 use crate::kernels::prepare_attention::PrepareAttention;
 use crate::tensor::e4m3;
 
-/// Elements of a cache, or of other rows, that a kernel writes.
+/// Elements of a cache or of other rows, to which a kernel writes keys and values.
 pub(super) enum Stored<'a> {
-    /// Values that are rounded to the format of the cache.
+    /// Values in f32, rounded to the format of the cache.
     Real(&'a mut [f32]),
     /// Codes of E4M3.
     E4m3(&'a mut [u8]),
@@ -33,7 +33,7 @@ impl Stored<'_> {
         }
     }
 
-    /// Stores a row from element `at` on, in the format of `pool`.
+    /// Stores a row at element `at`, in the format of `pool`.
     fn store(&mut self, pool: Pool, at: usize, row: &[f32]) {
         match self {
             Self::Real(values) if pool.is_e4m3() => {
@@ -189,10 +189,10 @@ struct Room {
 }
 
 impl Room {
-    /// Computes the slots of a pool that has `elements` elements from the cache's first one on.
+    /// Computes the number of slots of a pool that has `elements` elements after the start of the cache.
     fn of(elements: usize, heads: usize, head: usize, stride: usize) -> Self {
         let own = heads * head * BLOCK as usize;
-        // The last block may end at the end of the cache.
+        // The last block needs only the cache's own elements, not a whole stride.
         let blocks = match elements.checked_sub(own) {
             Some(rest) => rest / stride.max(1) + 1,
             None => 0,
@@ -224,7 +224,7 @@ struct Keys<'a> {
     before: usize,
 }
 
-/// Returns the slots of each sequence's keys, validated against its tokens.
+/// Returns the keys of each sequence. Checks that there are enough keys for its tokens.
 fn keys_of<'a>(
     whose: Whose,
     op: &'static str,
@@ -260,7 +260,7 @@ fn keys_of<'a>(
     .collect()
 }
 
-/// Scratch memory of a task: the rows of a tile's keys and values, and the softmax of the queries of a group of heads.
+/// Scratch memory of a task: the keys and values of a tile, and the softmax state of the queries of a group of heads.
 #[derive(Default)]
 struct Scratch {
     keys: Vec<f32>,
@@ -270,7 +270,7 @@ struct Scratch {
     factors: Vec<f32>,
 }
 
-/// Processes at most `max_queries` queries of a sequence together.
+/// Computes attention to a cache. Processes at most `max_queries` queries of a sequence at a time.
 pub(super) fn mha_cached(
     spec: &MhaCached,
     max_queries: usize,
@@ -310,7 +310,7 @@ pub(super) fn mha_cached(
             Whose::Own => first + n,
             Whose::Source => own.slots.len(),
         };
-        // First tile that a query attends to.
+        // Start of the first tile that contains keys which a query attends to.
         let first_key = spec.by.seen(causal, first, n_keys).start / MAX_KEYS * MAX_KEYS;
         scratch.running.clear();
         scratch.running.resize(group * n, Running::START);
@@ -321,7 +321,7 @@ pub(super) fn mha_cached(
             let tile = &own.slots[key..n_keys.min(key + MAX_KEYS)];
             let gather = |to: &mut Vec<f32>, from: Cached<'_>| {
                 to.clear();
-                // Adjacent slots of a block are adjacent rows.
+                // Adjacent slots within a block are adjacent rows.
                 for run in tile.chunk_by(|&a, &b| b == a + 1 && !(b as u32).is_multiple_of(BLOCK)) {
                     let at = index(run[0] as usize, kv, head, stride);
                     from.extend(to, at..at + run.len() * head);
@@ -344,7 +344,7 @@ pub(super) fn mha_cached(
                 };
                 let q = rows_of(q, &q_heads, h, token);
                 let scores = &mut scratch.scores[..n * tile.len()];
-                // SAFETY: the scratch memory belongs to this task.
+                // SAFETY: only this task uses the scratch memory.
                 unsafe {
                     multiply(
                         (n, tile.len(), head),

@@ -72,7 +72,7 @@ pub(super) fn mha_to_e4m3(
     Ok(())
 }
 
-/// Replaces values by their quotients by `scale` in E4M3.
+/// Divides values by `scale` and rounds them to E4M3.
 fn convert(values: &mut [f32], scale: f32) {
     let round = |v: &mut f32| *v = Element::E4m3.round(*v / scale);
     values.par_iter_mut().for_each(round);

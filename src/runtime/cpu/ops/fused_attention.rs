@@ -77,14 +77,14 @@ fn fused(
             positions: &distances,
             scratch,
             out,
-            // The result consists of a head's columns in the rows of the sequence.
+            // The result is written to the columns of the head, in the rows of the sequence.
             at: start * width + h * head,
             stride: width,
         };
         // SAFETY: each head has its own columns and each query its own rows.
         unsafe { attend.run() };
     };
-    // Keys and values are gathered once per block of queries, so blocks are large if there are still a few of them per thread.
+    // Keys and values are gathered once per block of queries. Blocks are therefore large, if this leaves a few blocks per thread.
     let most = match heads * sequences.len() >= 4 * rayon::current_num_threads() {
         true => 4 * MAX_QUERIES,
         false => MAX_QUERIES,

@@ -75,7 +75,7 @@ fn product(spec: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Computes the products with bias and residual, and then the norm of that sum.
+/// Computes the products plus bias and residual, and then the norm of this sum.
 pub(super) fn gemm_residual_norm(
     spec: &GemmResidualNorm,
     extents: &crate::tensor::Extents,
@@ -136,7 +136,7 @@ pub(super) fn gemm_residual_row_stats(
     Ok(())
 }
 
-/// Applies LayerNorm from row statistics, and then a GEMM to the result.
+/// Applies LayerNorm with given row statistics, and then a GEMM to the result.
 pub(super) fn deferred_layer_norm_gemm(
     spec: &DeferredLayerNormGemm,
     mut args: Args<'_, '_>,

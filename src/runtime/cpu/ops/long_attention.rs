@@ -1,4 +1,4 @@
-//! The three kernels of attention as grouped GEMMs, on the same ragged scores as on a device.
+//! The three kernels of attention by grouped GEMMs, with the same layout of ragged scores as on a device.
 
 use gemmule_cpu::{
     attention::{MAX_KEYS, PartialReductions, Probabilities},
@@ -15,7 +15,7 @@ use crate::tensor::Extents;
 /// Number of keys in a tile.
 const KEY_TILE: usize = Extents::KEY_TILE as usize;
 
-/// Number of elements of `scores`, and of pairs of `partials`, per head.
+/// Returns the number of elements of `scores`, and of pairs of numbers of `partials`, per head.
 fn sizes(extents: &Extents) -> (u64, u64) {
     let scores = extents
         .tokens
@@ -97,7 +97,7 @@ pub(super) fn reduce(spec: &MhaLongReduce, mut args: Args<'_, '_>) -> Result<(),
     let out = args.out(&[u64::from(spec.heads), tokens, 2])?;
     let (heads, tokens) = (spec.heads as usize, tokens as usize);
     let out = SharedOut::new(out);
-    // One exponential per tile of keys.
+    // The cost is one exponential per tile of keys.
     let work = work(&sequences, heads, 1);
     for_heads_and_blocks(
         heads,
@@ -153,7 +153,7 @@ pub(super) fn context(spec: &MhaLongContext, mut args: Args<'_, '_>) -> Result<(
             let first = (h * tokens + start + block.query) * 2;
             let statistics = &statistics[first..first + n * 2];
             let at = (start + block.query) * width + h * head;
-            // The memory only grows, and each part of the keys overwrites its share.
+            // The memory never shrinks. Each part of the keys overwrites the elements that it uses.
             let largest = scratch.scores.len().max(n * len.min(MAX_KEYS));
             scratch.scores.resize(largest, 0.0);
             for key in (0..len).step_by(MAX_KEYS) {

@@ -1,8 +1,8 @@
 //! CPU implementation of every [`KernelSpec`], in f32 on the packed layout.
 //!
-//! [`run`] validates its arguments and then computes. A slice of the wrong length, an id outside its table and sequence starts
-//! that do not match the batch are errors, never panics. Values are computed and stored in f32, whatever storage type a kernel
-//! names. Work is distributed over the rayon pool of the caller; small work stays on the calling thread.
+//! [`run`] validates its arguments and then computes. Wrong arguments cause errors, never panics: slices of the wrong length, ids outside
+//! their table, and sequence starts that do not match the batch. Values are computed and stored in f32, regardless of the kernel's storage
+//! type. Work is distributed over the rayon pool of the caller; small work stays on the calling thread.
 
 mod args;
 mod attention;
@@ -37,7 +37,7 @@ pub enum Read<'a> {
     I32(&'a [i32]),
     /// Pair offsets.
     I64(&'a [i64]),
-    /// A KV cache in E4M3, as its codes.
+    /// The codes of a KV cache in E4M3.
     E4m3(&'a [u8]),
 }
 
@@ -143,7 +143,7 @@ pub enum OpError {
     #[error("{op}: {what} end at column {end} of rows of {stride}; expected at most {stride}")]
     Columns {
         op: &'static str,
-        /// Name of the columns, e.g. `the heads of `q``.
+        /// Description of the columns, e.g. `the heads of `q``.
         what: &'static str,
         end: u64,
         stride: u64,
@@ -174,14 +174,14 @@ pub enum OpError {
 
 /// Runs one kernel.
 ///
-/// `reads` are the kernel's parameters of role `Read` in the order that its type documents, without the counts. `writes` are the
-/// tensors that it writes: one for most kernels, two for some ([`Kernel::n_writes`](crate::kernels::Kernel::n_writes)). Their previous contents are ignored,
-/// and all elements are written, with two exceptions: columns that the view of an attention result skips, and elements between
-/// the rows of ragged scores. `extents.rows` is the number of rows of row-wise kernels and GEMMs.
+/// `reads` are the kernel's parameters of role `Read` in the order that its type documents, without the counts. `writes` are the tensors
+/// that it writes: one for most kernels, two for some ([`Kernel::n_writes`](crate::kernels::Kernel::n_writes)). Their previous contents are
+/// ignored. All elements are written, except columns that the view of an attention result skips, and elements between the rows of ragged
+/// scores. `extents.rows` is the number of rows of row-wise kernels and GEMMs.
 ///
 /// # Errors
 ///
-/// Returns an [`OpError`] if the arguments do not match the kernel and the extents. Nothing is computed then.
+/// Returns an [`OpError`], without computing anything, if the arguments do not match the kernel and the extents.
 pub fn run(
     spec: &KernelSpec,
     extents: &Extents,
@@ -320,11 +320,12 @@ pub fn run(
     }
 }
 
-/// Runs a kernel that appends to a KV cache in E4M3: its codes are `cache`, and `writes` has the other tensors that the kernel writes.
+/// Runs a kernel that appends to a KV cache in E4M3. `cache` contains the codes of the cache, and `writes` the other tensors that the
+/// kernel writes.
 ///
 /// # Errors
 ///
-/// Returns an [`OpError`] if the arguments do not match the kernel and the extents, or if the kernel writes no cache.
+/// Returns an [`OpError`] if the arguments do not match the kernel and the extents, or if the kernel does not write a cache.
 pub fn run_appending(
     spec: &KernelSpec,
     extents: &Extents,
@@ -347,9 +348,9 @@ pub fn run_appending(
     }
 }
 
-/// Runs like [`run`], for an invariant program. Attention to a cache then processes queries one by one, because the number of
-/// queries of a sequence in a batch depends on the other sequences. The other kernels compute a row in an order that depends only
-/// on its own sequence.
+/// Runs a kernel like [`run`], but for an invariant program. Attention to a cache then processes queries one by one, because the number of
+/// queries of a sequence in a batch depends on the other sequences. The other kernels compute a row in an order that depends only on its
+/// own sequence.
 ///
 /// # Errors
 ///
@@ -378,7 +379,7 @@ pub fn run_invariant(
     cached::mha_cached(plain, 1, Args::new(op, extents, reads, out))
 }
 
-/// Runs the two kernels in sequence. The first writes its rows where the second leaves its values.
+/// Runs the GEMM and then the kernel that prepares attention, which reads the rows of the GEMM.
 fn gemm_prepare_attention(
     spec: &GemmPrepareAttention,
     extents: &Extents,

@@ -25,7 +25,7 @@ pub(super) fn token_of_sequence(
             }
         });
     }
-    // The first tokens may be any tokens, as those after prompts are.
+    // Any token can be the first token of a sequence, because pooling may leave out prompts.
     let (tokens, batch) = (args.extents.tokens, args.extents.batch);
     let x = args.real("x", &[tokens, spec.width.into()])?;
     let first = args.first_tokens()?;
@@ -41,7 +41,7 @@ pub(super) fn max_pool(spec: &MaxPool, args: Args<'_, '_>) -> Result<(), OpError
     for_sequences(spec.width, args, &|x, out| {
         out.fill(f32::NEG_INFINITY);
         for row in x.chunks_exact(out.len()) {
-            // A branch per element would prevent vectorization.
+            // The assignment is unconditional, because a branch per element would prevent vectorization.
             for (top, &x) in out.iter_mut().zip(row) {
                 *top = larger(*top, x);
             }
@@ -52,7 +52,7 @@ pub(super) fn max_pool(spec: &MaxPool, args: Args<'_, '_>) -> Result<(), OpError
 pub(super) fn weighted_pool(spec: &WeightedPool, args: Args<'_, '_>) -> Result<(), OpError> {
     for_sequences(spec.width, args, &|x, out| {
         out.fill(0.0);
-        // Divided weights keep the sums of long sequences small.
+        // Each weight is divided before the sum, so that the sums of long sequences stay small.
         let share = 1.0 / spec.weights.divisor(x.len() / out.len());
         for (token, row) in x.chunks_exact(out.len()).enumerate() {
             let weight = (spec.weights.of(token) * share) as f32;

@@ -25,7 +25,7 @@ pub(super) fn rotary(spec: &Rotary, mut args: Args<'_, '_>) -> Result<(), OpErro
     Ok(())
 }
 
-/// Rotates the heads of a token, each `head` columns wide.
+/// Rotates the heads of a token. Each head has `head` columns.
 pub(super) fn rotate(rotation: &Rotation, head: usize, position: i32, heads: &mut [f32]) {
     rows::rotate(
         &rotation.frequencies,

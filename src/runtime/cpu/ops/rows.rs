@@ -257,7 +257,7 @@ pub(super) fn bias_residual_layer_norm(
     Ok(())
 }
 
-/// Returns the lookup of ids that are all within the table.
+/// Checks that all ids are within the table, and returns the lookup.
 fn lookup<'a>(
     op: &'static str,
     table: &Table,

@@ -1,8 +1,8 @@
-//! Runs decode steps of one token per sequence, which follow one another on the device without the host.
+//! Runs decode steps of one token per sequence. They follow one another on the device, without waiting for the host.
 //!
-//! The inputs of a step are in device memory, and its last kernel writes those of the next step ([`Advance`]). A step is
-//! therefore one CUDA graph, and several steps can be enqueued before the host knows the tokens of the first. The tokens arrive
-//! through a ring buffer in host memory, which the host polls.
+//! The inputs of a step are in device memory, and its last kernel writes the inputs of the next step ([`Advance`]). A step is therefore one
+//! CUDA graph, and several steps can be enqueued before the host knows the tokens of the first. The tokens arrive through a ring buffer in
+//! host memory, which the host polls.
 //!
 //! Steps run on their own stream with the highest priority. A step over few sequences is bound by latency and leaves most of the
 //! device idle, so prompts are processed concurrently ([`CudaSession::fill`]). [`Fence`]s order the two streams where they use
@@ -47,9 +47,9 @@ use crate::{
 /// Decode loop of one generator.
 pub struct DecodeLoop {
     launcher: Launcher,
-    /// Own memory, so that batches of other shapes do not move memory that a graph refers to.
+    /// A separate workspace, so that batches of other shapes do not move memory that a graph refers to.
     workspace: Workspace<Chunks>,
-    /// Graphs by [`TokenSelection`] (kind of token selection).
+    /// Graphs, indexed by [`TokenSelection`].
     graphs: [Graphs; 3],
     buckets: Buckets,
     replays: bool,
@@ -92,8 +92,8 @@ impl TokenSelection {
 }
 
 impl DecodeLoop {
-    /// Creates a loop over the sequences in `cache` for one part of the program, next to a session's stream. Returns `None` if
-    /// the program does not generate text.
+    /// Creates a loop over the sequences in `cache` for one part of the program. It has its own stream besides the session's. Returns
+    /// `None` if the program does not generate text.
     ///
     /// # Errors
     /// Returns an error if an allocation fails.
@@ -166,8 +166,8 @@ impl DecodeLoop {
         })
     }
 
-    /// Moves sequences to other rows and grows the table to the room `wanted`. Each of `moves` goes from a row to the same or an
-    /// earlier row, in row order. All other rows become empty. No step may be in flight.
+    /// Moves sequences to other rows, and grows the table to the room `wanted`. `moves` lists pairs of the old and the new row in row
+    /// order; the new row is the same or an earlier row. All other rows become empty. No step may be in flight.
     ///
     /// # Errors
     /// Returns an error if an allocation or a driver call fails. The sequences then keep their rows.
@@ -214,7 +214,7 @@ impl DecodeLoop {
         }
     }
 
-    /// Allocates a table with at least the room `wanted` and the present room.
+    /// Allocates a table that has at least the room `wanted` and at least the current room.
     fn larger(&self, wanted: LoopRoom) -> Result<Table, CudaError> {
         let now = self.table.as_ref().map(|table| table.room);
         let most = |of: fn(&LoopRoom) -> usize| of(&wanted).max(now.as_ref().map_or(0, of));
@@ -226,8 +226,8 @@ impl DecodeLoop {
         Table::new(&self.launcher, room)
     }
 
-    /// Enqueues a step over the first `rows` rows, followed by the token selection `selection`. Its kernels are chosen for
-    /// sequences and sources of at most `keys` tokens, but also compute longer ones correctly.
+    /// Enqueues a step over the first `rows` rows, followed by the token selection `selection`. Its kernels are chosen for sequences and
+    /// sources of at most `keys` tokens, but are also correct for longer ones.
     ///
     /// # Errors
     /// Returns an error if an allocation or a driver call fails. The step is then not enqueued.
@@ -331,8 +331,8 @@ impl DecodeLoop {
         Hypothesis::sorted(all.collect())
     }
 
-    /// Returns the index of the beam with a NaN logit, if the search over these rows has reported one. The memory is not
-    /// overwritten until the rows get other sequences.
+    /// Returns the index of the beam with a NaN logit, if the search over these rows has reported one. The beam is found by the candidate
+    /// counts, which are not overwritten until the rows get other sequences.
     ///
     /// # Errors
     /// Returns driver errors.
@@ -406,7 +406,7 @@ impl DecodeLoop {
         if selection != TokenSelection::Search {
             let end = [of(at.chosen), of(at.log_probability)];
             let args = [&begin[..], &end].concat();
-            // SAFETY: the table has all of these for these extents.
+            // SAFETY: the table has all operands for these extents.
             unsafe { choose.launch(stream, extents, &args, "the choice", start) }?;
         }
         if selection != TokenSelection::Choice {
@@ -440,7 +440,7 @@ impl DecodeLoop {
                 found(1),
                 found(2),
             ];
-            // SAFETY: the table has all of these for these extents, and a search reads each value before it overwrites it.
+            // SAFETY: the table has all operands for these extents. A search reads each value before it overwrites the value.
             unsafe {
                 candidates.launch(stream, extents, &args, "the candidates", start)?;
                 beams.launch(stream, extents, &of_search, "the beams", start)?;
@@ -457,7 +457,7 @@ impl DecodeLoop {
         )
     }
 
-    /// Rewrites the batch data of all rows after some were edited.
+    /// Rewrites the batch data of all rows after rows were edited.
     fn refresh(&self) -> Result<(), CudaError> {
         let Some(table) = &self.table else {
             return Ok(());
@@ -509,8 +509,7 @@ impl DecodeLoop {
             ring + RING_STEPS,
             of(step),
         ];
-        // SAFETY: the table and the ring have all of these for these extents, and a thread reads each value before it overwrites
-        // it.
+        // SAFETY: the table and the ring have all operands for these extents. A thread reads each value before it overwrites the value.
         unsafe {
             let stream = self.launcher.stream.cu_stream();
             advance.launch(stream, extents, &args, "the next step's batch", start)

@@ -68,8 +68,8 @@ impl Launcher {
             if !wanted(&program.kernels[kernel]) {
                 continue;
             }
-            // SAFETY: the program binds tensors of the shapes that the kernel's parameters require, and the plan gives tensors
-            // with overlapping lifetimes disjoint memory.
+            // SAFETY: the program binds tensors of the shapes that the kernel's parameters require. The plan assigns disjoint memory to
+            // tensors with overlapping lifetimes.
             unsafe {
                 let loaded = self.model.loaded(kernel)?;
                 let stream = self.stream.cu_stream();

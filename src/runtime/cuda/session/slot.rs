@@ -21,11 +21,11 @@ use crate::{
     tensor::Element,
 };
 
-/// Maximum size of the pinned result memory that is kept for the next batch. Larger memory is rarely needed again and would be
-/// missing elsewhere on the host.
+/// Maximum size of the pinned result memory that is kept for the next batch. Larger memory is rarely needed again, so it is returned to the
+/// host.
 const KEPT_BYTES: usize = 256 << 20;
 
-/// Resources of one batch in flight, besides the memory for intermediate tensors, which all runs of a stream share.
+/// Resources of one batch in flight, except the memory for intermediate tensors, which all runs of a stream share.
 pub(super) struct Slot {
     pub(super) staging: Staging,
     output_slot: OutputSlot<PinnedOutput>,
@@ -68,7 +68,7 @@ struct Submission<L>(Mutex<Progress<L>>);
 
 enum Progress<L> {
     Running(L, Vec<Piece>),
-    /// The results until the ticket takes them, and the result memory until the session takes it.
+    /// Holds the results until the ticket takes them, and the result memory until the session takes it.
     Done(Option<Result<Vec<Output>, CudaError>>, Option<L>),
 }
 
@@ -109,7 +109,7 @@ impl<L: ResultMemory> Submission<L> {
         results.expect("a ticket is waited for once, and nobody else takes its results")
     }
 
-    /// Returns whether the results have been copied out. Returns false while a ticket is waiting for them.
+    /// Returns whether the results have been copied out. Returns `false` while a ticket waits for the results.
     fn is_done(&self) -> bool {
         let progress = self.0.try_lock();
         progress.is_ok_and(|progress| matches!(*progress, Progress::Done(..)))
@@ -174,7 +174,7 @@ impl<L: ResultMemory> OutputSlot<L> {
             return false;
         };
         let mut progress = submission.lock();
-        // Results of a dropped ticket are not read.
+        // If the ticket was dropped, nobody reads the results.
         if Arc::strong_count(&submission) == 1
             && let Progress::Running(_, pieces) = &mut *progress
         {
@@ -221,7 +221,7 @@ impl Slot {
     /// Waits for the batch in flight, keeps its results for the ticket and takes its memory back.
     pub(super) fn clear(&mut self) {
         if self.output_slot.clear() {
-            // After a device failure, too, nothing reads the host memory any more.
+            // Even after a device failure, nothing reads the host memory any more.
             self.staging.uploaded();
         }
     }
@@ -257,7 +257,7 @@ impl Slot {
         Ok(())
     }
 
-    /// Returns the result memory. It exists after [`reserve`](Self::reserve).
+    /// Returns the result memory, which exists after [`reserve`](Self::reserve).
     pub(super) fn output(&mut self) -> Option<&mut PinnedOutput> {
         self.output_slot.output.as_mut()
     }
@@ -378,7 +378,7 @@ mod tests {
         );
         assert!(!output_slot.is_taken(), "nobody waits for it");
         assert_eq!(output_slot.nth(), Some(8), "but it runs");
-        // The device may write to the memory until it is done.
+        // The slot waits for the batch, because the device may still write to the memory.
         assert!(output_slot.clear() && output_slot.output.is_some());
         assert_eq!(waits.load(Ordering::Relaxed), 2);
     }
@@ -403,7 +403,7 @@ mod tests {
         let lost = [output_slot(true).0, output_slot(true).0];
         let tickets = lost.map(|mut output_slot| {
             let ticket = output_slot.detach(pieces(), 1).expect("there is memory");
-            // The memory of one of them was taken back.
+            // Both sessions take their memory back.
             output_slot.clear();
             ticket
         });

@@ -1,4 +1,4 @@
-//! Staging memory for batch data: written to pinned host memory and uploaded at once.
+//! Staging memory for batch data, which is written to pinned host memory and uploaded at once.
 
 use std::{cell::Cell, sync::Arc};
 
@@ -28,7 +28,7 @@ pub(super) struct Staging {
     memory: Option<(Pinned, Buffer)>,
     /// Whether an upload may still be reading the host memory.
     uploading: bool,
-    /// Event after the upload, if one was recorded; otherwise the upload is done when the stream is.
+    /// Event after the upload, if it was recorded. Without it, the upload is known to be done only when the stream has no more work.
     event: Option<CudaEvent>,
 }
 
@@ -49,18 +49,18 @@ pub(super) struct BatchData {
     pub(super) source_starts: u64,
     pub(super) source_lens: u64,
     pub(super) seeds: u64,
-    /// Ids before each token, and the id before the first one, if the program reads them.
+    /// The id before the first token of a sequence, and the address of the array of previous ids, if the program reads them.
     pub(super) previous_ids: Option<(u32, u64)>,
-    /// Tokens after prompts, and their bounds by sequence, if the program reads them.
+    /// Addresses of the pooled tokens and of their range for each sequence, if the program reads them.
     pub(super) pooled: Option<[u64; 2]>,
     /// Mask, padded ids and padded segment ids, if the batch is padded.
     pub(super) padded: Option<[u64; 3]>,
-    /// Address and size of the uploaded piece.
+    /// Address and size of the data that is uploaded.
     pub(super) start: u64,
     pub(super) bytes: usize,
 }
 
-/// Data of a batch that only some programs read, and that kernels which pack a batch on the device do not compute.
+/// Data of a batch that only some programs read. The kernels that pack a padded batch on the device do not compute these data.
 #[derive(Clone, Copy)]
 pub(super) struct Extra {
     /// Id before the first token of a sequence.
@@ -130,9 +130,8 @@ impl Staging {
         self.memory = None;
     }
 
-    /// Lays out the batch data of a run of extents `e`, which may exceed those of the batch, and allocates memory for them. A
-    /// padded batch has `n_padded` token positions. `first` is the id before the first token of a sequence, if the program reads
-    /// previous ids, and `pools` whether it reads the tokens after prompts.
+    /// Lays out the batch data of a run of extents `e`, which may exceed those of the batch, and allocates memory for them. A padded batch
+    /// has `n_padded` token positions.
     pub(super) fn place(
         &mut self,
         n_padded: Option<usize>,
@@ -143,7 +142,7 @@ impl Staging {
         let place = |bytes: u64| end.replace(end.get() + bytes.next_multiple_of(ALIGNMENT));
         let valid_lens = place(4 * e.batch);
         let seeds = place(8 * e.batch);
-        // A padded batch is uploaded unchanged; kernels write the arrays after it.
+        // A padded batch is uploaded unchanged. Kernels compute the arrays below.
         let padded = n_padded.map(|n| {
             let places = [(); 3].map(|()| place(4 * n as u64));
             (places, end.get())
@@ -153,12 +152,12 @@ impl Staging {
         let pooled = pools.then(|| [place(4 * (e.tokens + 1)), place(4 * (e.batch + 1))]);
         let cu_lens = place(4 * (e.batch + 1));
         let pair_offsets = place(8 * (e.batch + 1));
-        // Without a cache nothing reads these arrays.
+        // Without a cache, nothing reads these arrays.
         let in_cache = |bytes: u64| place(if e.blocks > 0 { bytes } else { 0 });
         let token_slots = in_cache(4 * e.tokens);
         let slots = in_cache(4 * e.slots);
         let [slot_starts, key_lens] = [(); 2].map(|()| in_cache(4 * e.batch));
-        // Without sources nothing reads these arrays.
+        // Without sources, nothing reads these arrays.
         let of_sources = |bytes: u64| place(if e.source_slots > 0 { bytes } else { 0 });
         let source_slots = of_sources(4 * e.source_slots);
         let [source_starts, source_lens] = [(); 2].map(|()| of_sources(4 * e.batch));
@@ -215,8 +214,8 @@ impl Staging {
         Ok(())
     }
 
-    /// Writes a batch to pinned memory. The rest of the extents that it was placed for is filled with tokens of id 0 that belong
-    /// to no sequence, and with empty sequences.
+    /// Writes a batch to pinned memory. If the extents exceed the batch, the remaining entries are tokens with id 0 that belong to no
+    /// sequence, and empty sequences.
     pub(super) fn fill(
         &mut self,
         data: &BatchData,
@@ -318,8 +317,8 @@ impl Staging {
         };
         let from = pinned.device_address()?;
         let pieces = Extents::default().with_rows(data.bytes as u64 / Upload::PIECE);
-        // SAFETY: both pieces have `data.bytes` bytes. The pinned one is written or freed only after `settle`, or by the
-        // session's drop, which waits for the stream.
+        // SAFETY: both memories have `data.bytes` bytes. The pinned memory is written or freed only after `settle`, or by the session's
+        // drop, which waits for the stream.
         unsafe {
             let stream = self.stream.cu_stream();
             kernel.launch(
@@ -332,12 +331,13 @@ impl Staging {
         }
     }
 
-    /// Records that the stream was synchronized since the last upload.
+    /// Notes that the stream has been synchronized since the last upload.
     pub(super) fn uploaded(&mut self) {
         (self.uploading, self.event) = (false, None);
     }
 
-    /// Records an event after the upload, which is the last work on the stream, so that later work need not be waited for.
+    /// Records an event after the upload, so that a wait for the upload does not include later work. The upload must be the last work on
+    /// the stream.
     pub(super) fn note_upload(&mut self) -> Result<(), CudaError> {
         let event = self.device.context().new_event(None);
         let event = event.during(|| "make an event".to_owned())?;

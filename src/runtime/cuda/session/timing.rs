@@ -28,8 +28,8 @@ pub type Part<'a> = &'a dyn Fn(&KernelSpec) -> bool;
 pub struct Timing {
     /// Milliseconds between CUDA events around each run.
     pub ms: Vec<f32>,
-    /// Host time of each run in microseconds, from planning to the last enqueued launch, including the capture of a graph if
-    /// there is one. Empty if the host was not timed.
+    /// Host time of each run in microseconds, from planning to the last enqueued launch, including the capture of a graph, if any. Empty if
+    /// the host was not timed.
     pub host_us: Vec<f32>,
 }
 
@@ -52,8 +52,8 @@ fn median(of: &[f32]) -> f32 {
 }
 
 impl CudaSession {
-    /// Times `runs` runs from ids to outputs, after `warm_up` untimed ones. The timed region includes the upload of the ids. The
-    /// outputs stay on the device.
+    /// Times `runs` runs from ids to outputs, after `warm_up` untimed runs. The timed region includes the upload of the ids. The outputs
+    /// stay on the device.
     pub fn time(
         &mut self,
         batch: &Batch,
@@ -129,10 +129,10 @@ impl CudaSession {
         gaps.collect()
     }
 
-    /// Times parts of a run. Each part is a CUDA graph of its own launches, in order, on the memory of the run. An untimed whole
-    /// run precedes every replay, so that a part finds its input values, and L2 in the state that a run leaves. Runs `warm_up`
-    /// additional replays of each part and discards them. A part without launches takes no time. If the batch continues cached
-    /// sequences, each run writes the same positions of `cache`.
+    /// Times parts of a run. Each part is a CUDA graph of its own launches, in order, on the memory of the run. An untimed whole run
+    /// precedes every replay. It provides the input values of the part, and leaves L2 in the state after a run. Runs `warm_up` additional
+    /// replays of each part and discards them. A part without launches takes no time. If the batch continues cached sequences, each run
+    /// writes the same positions of `cache`.
     pub fn time_parts(
         &mut self,
         batch: &Batch,

@@ -1,26 +1,27 @@
 //! The format of a cache file.
 //!
-//! A header is followed by segments of equal size. A segment has a header with its generation, a number that increases from segment
-//! to segment, followed by records. A record is valid only if it has the generation of its segment, so remains of earlier
-//! generations are not read. Every part has a checksum: a damaged part is skipped, and the rest stays in use.
+//! The header of the file is followed by segments of equal size. A segment consists of a header with its generation, followed by records.
+//! The generation increases from segment to segment. A record is valid only if it has the generation of its segment, so records of earlier
+//! generations are not read. Every part has a checksum. A record with a damaged payload is skipped. After a damaged record header, the rest
+//! of the segment is skipped.
 
 use sha2::{Digest, Sha256};
 
 use super::super::Key;
 
-/// Granularity of positions and sizes, in bytes.
+/// Unit of positions and sizes, in bytes.
 pub(super) const UNIT: u64 = 64;
-/// Size of the header of the file, and of the header of a segment.
+/// Size in bytes of the header of the file, and of the header of a segment.
 pub(super) const HEADER: u64 = UNIT;
-/// Size of the header of a record.
+/// Size in bytes of the header of a record.
 pub(super) const RECORD: usize = 60;
-/// Size of the smallest record. It bounds the number of records and thereby the memory of the index.
+/// Size of the smallest record. It limits the number of records, and thereby the memory of the index.
 const MIN_RECORD: u64 = 256;
 /// Max file size. The index stores positions as 32-bit multiples of [`UNIT`].
 const MAX_FILE: u64 = UNIT << 32;
 const MAGIC: &[u8; 16] = b"gemmule answers\x01";
 const CHECK: usize = 8;
-/// Number of segments of a file of at least [`LARGE_FILE`] bytes, and of a smaller one.
+/// Number of segments in a file of at least [`LARGE_FILE`] bytes, and in a smaller file.
 const MANY_SEGMENTS: u64 = 16;
 const FEW_SEGMENTS: u64 = 4;
 const LARGE_FILE: u64 = 16 << 20;
@@ -41,10 +42,10 @@ pub(super) struct Record {
 }
 
 impl Layout {
-    /// Smallest size of a file that holds an answer in each of its segments.
+    /// Size of the smallest file whose segments each have room for a record.
     pub const MIN_BYTES: u64 = HEADER + FEW_SEGMENTS * (HEADER + MIN_RECORD);
 
-    /// Returns the layout of a new file of at most `max_bytes` bytes, which must be [`MIN_BYTES`](Self::MIN_BYTES) or more.
+    /// Returns the layout of a new file of at most `max_bytes` bytes, which must be at least [`MIN_BYTES`](Self::MIN_BYTES).
     pub fn new(max_bytes: u64) -> Self {
         let max_bytes = max_bytes.min(MAX_FILE);
         let segments = match max_bytes < LARGE_FILE {
@@ -58,8 +59,8 @@ impl Layout {
         }
     }
 
-    /// Returns the layout of an existing file with segments of `segment_bytes` bytes and a max size of `max_bytes`. Returns `None` if
-    /// it would have too few segments or far more than a new file.
+    /// Returns the layout of an existing file with segments of `segment_bytes` bytes and a max size of `max_bytes`. Returns `None` if it
+    /// would have too few segments, or far more segments than a new file.
     pub fn existing(segment_bytes: u64, max_bytes: u64) -> Option<Self> {
         let segments = (max_bytes.min(MAX_FILE) - HEADER).checked_div(segment_bytes)?;
         let is_suitable = segment_bytes.is_multiple_of(UNIT)
@@ -70,7 +71,7 @@ impl Layout {
         })
     }
 
-    /// Position of the start of a segment.
+    /// Returns the position of the start of a segment.
     pub fn start(&self, segment: u64) -> u64 {
         HEADER + segment * self.segment_bytes
     }
@@ -100,7 +101,7 @@ fn with_check(kind: u8, bytes: &[u8]) -> [u8; HEADER as usize] {
     all
 }
 
-/// Returns the number after `before`, if the checksum after it is correct.
+/// Returns the number that follows `before`, if the checksum that follows the number is correct.
 fn number(kind: u8, before: &[u8], bytes: &[u8]) -> Option<u64> {
     let end = before.len() + 8;
     let is_sound =
@@ -115,7 +116,7 @@ pub(super) fn file_header(layout: &Layout) -> [u8; HEADER as usize] {
     with_check(0, &bytes)
 }
 
-/// Returns the size of segments from the header of a file.
+/// Returns the size of a segment, from the header of the file.
 pub(super) fn read_file_header(bytes: &[u8; HEADER as usize]) -> Option<u64> {
     number(0, MAGIC, bytes)
 }
@@ -124,13 +125,13 @@ pub(super) fn segment_header(generation: u64) -> [u8; HEADER as usize] {
     with_check(1, &generation.to_le_bytes())
 }
 
-/// Returns the generation of a segment from its header.
+/// Returns the generation of a segment, from its header.
 pub(super) fn read_segment_header(bytes: &[u8; HEADER as usize]) -> Option<u64> {
     number(1, &[], bytes)
 }
 
 impl Record {
-    /// Size of the record with its padding.
+    /// Returns the size of the record, including padding.
     pub fn size(&self) -> u64 {
         let bytes = RECORD as u64 + u64::from(self.length);
         bytes.next_multiple_of(UNIT).max(MIN_RECORD)
@@ -219,7 +220,7 @@ mod tests {
             damaged[at] ^= 1;
             assert_eq!(read_segment_header(&damaged), None);
         }
-        // A file that was never written consists of zeros.
+        // A segment that was never written consists of zeros.
         assert_eq!(read_segment_header(&[0; HEADER as usize]), None);
         assert_eq!(Record::read(&[0; RECORD]), None);
     }

@@ -20,11 +20,11 @@ impl SeqKind {
         }
     }
 
-    /// Returns the kind that decides whether sequences can be equal.
+    /// Returns the kind for comparisons. Sequences whose kinds differ are never equal.
     pub fn compared(self) -> Self {
         match self {
             Self::Group => Self::Tuple,
-            // Ranges are compared by their elements.
+            // All ranges get the same kind, so that only their elements are compared.
             Self::Range { .. } => Self::Range {
                 start: 0,
                 stop: 0,

@@ -45,7 +45,7 @@ impl Error {
     }
 
     fn new(kind: Kind, message: String) -> Box<Self> {
-        // A message may quote text of the template.
+        // Messages are truncated, because they may quote long text from the template.
         let end = message.char_indices().nth(MAX_MESSAGE);
         Box::new(Self {
             kind,

@@ -47,7 +47,7 @@ impl<'t> Machine<'t> {
             ExprKind::Tuple(all) => Value::seq(SeqKind::Tuple, self.all(all)?),
             ExprKind::Dict(pairs) => {
                 let mut entries = Vec::new();
-                // Values are charged before the dict exists, too.
+                // Charges the values while the dict does not exist yet.
                 let mut held = Items::new(&meter)?;
                 for (key, value) in pairs {
                     let key = self.evaluate(key)?;

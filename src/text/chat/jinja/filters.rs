@@ -221,7 +221,7 @@ impl Machine<'_> {
                 let radix = u32::try_from(base).ok().filter(|n| (2..=36).contains(n));
                 let radix = radix.ok_or_else(|| Error::failed("int() base must be 2 to 36"))?;
                 let whole = i128::from_str_radix(digits, radix).ok();
-                // Truncates text with a fraction, as jinja2 does.
+                // Text with a fraction is parsed as a float and truncated, as in jinja2.
                 whole.or_else(|| parse_float(text).and_then(cut))
             }
             Value::Float(number) => cut(*number),

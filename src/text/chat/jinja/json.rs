@@ -1,4 +1,4 @@
-//! JSON whose objects keep the order of their fields, which templates write.
+//! JSON values whose objects keep the order of their fields, so that templates write them in this order.
 
 use std::{collections::HashMap, fmt};
 

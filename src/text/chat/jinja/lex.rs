@@ -80,7 +80,7 @@ impl<'s> Lexer<'s> {
         self.skip(rest.len() - rest.trim_start_matches(is_space).len());
     }
 
-    /// Reads data up to the next tag, and the tag.
+    /// Reads the data up to the next tag, and then the tag.
     fn root(&mut self) -> Result<()> {
         let rest = self.rest();
         let begins = |&(at, _): &(usize, char)| {
@@ -184,7 +184,7 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// Reads the tokens inside a tag, and its end.
+    /// Reads the tokens inside a tag, and the end of the tag.
     fn inner(&mut self, end: &str, token: Token) -> Result<()> {
         let mut open: Vec<u8> = Vec::new();
         let is_block = token == Token::BlockEnd;

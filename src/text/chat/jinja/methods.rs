@@ -187,7 +187,7 @@ impl Machine<'_> {
     }
 }
 
-/// Bytes per part while the parts of a text are collected: a slice, in a list of up to twice the needed capacity.
+/// Bytes charged for each part while a text is split. A part is a slice in a list that may reserve twice the needed capacity.
 const PART: usize = 3 * size_of::<&str>();
 
 /// Charges for the lines of a text.
@@ -290,7 +290,7 @@ fn seq_method(seq: &Rc<Seq>, name: &str, args: Args, meter: &Rc<Meter>) -> Resul
     }
 }
 
-/// Returns a text in another case.
+/// Converts a text with the method `name`, such as `upper` or `title`.
 pub fn cased(text: &str, name: &str, meter: &Rc<Meter>) -> Result<Value> {
     meter.scan(text.len().saturating_mul(16))?;
     let mut builder = Builder::new(meter)?;
@@ -444,7 +444,7 @@ fn split<'t>(text: &'t str, separator: &str, n: usize, from_end: bool) -> Vec<&'
     }
 }
 
-/// Splits at whitespace, at most `n` times. The unsplit part keeps the whitespace at its far end.
+/// Splits at whitespace, at most `n` times. The unsplit part keeps its trailing whitespace, or its leading whitespace if `from_end`.
 fn split_spaces(text: &str, n: usize, from_end: bool) -> Vec<&str> {
     let trimmed = |text: &'_ str| match from_end {
         false => text.len() - text.trim_start_matches(is_space).len(),
@@ -530,7 +530,7 @@ pub fn pad(
     let missing = usize::try_from((width - len).max(0)).unwrap_or(usize::MAX);
     let left = match name {
         "ljust" => 0,
-        // If the padding is odd, Python puts the extra character on the left if the width is odd.
+        // If the number of padding characters is odd, Python puts the extra one on the left for an odd width, else on the right.
         "center" => missing / 2 + (missing & usize::try_from(width.max(0)).unwrap_or(0) & 1),
         _ => missing,
     };

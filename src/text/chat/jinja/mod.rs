@@ -1,10 +1,9 @@
-//! Jinja as transformers renders chat templates: jinja2's immutable sandbox with `trim_blocks`, `lstrip_blocks` and loop
-//! controls.
+//! Jinja as transformers renders chat templates: jinja2's immutable sandbox with `trim_blocks`, `lstrip_blocks` and loop controls.
 //!
-//! A template comes with a checkpoint and a conversation from a client, so neither is trusted. Every value is charged to a
-//! [`Meter`], which bounds memory, work and stack of a rendering; general Jinja engines do not bound them when texts and
-//! lists grow. Values have Python's types and text form, since the prompt must equal the one of training. Unsupported
-//! features of jinja2 are errors and never render as empty text.
+//! A template comes with a checkpoint and a conversation from a client, so neither is trusted. Every value is charged to a [`Meter`], which
+//! bounds memory, work and stack of a rendering; general Jinja engines do not bound growing texts and lists. Values have Python's types and
+//! text form, since prompts must have the same format as in training. Unsupported features of jinja2 are errors and never render as empty
+//! text.
 
 mod args;
 mod ast;
@@ -67,7 +66,7 @@ impl Template {
         Ok(Self { tree, names })
     }
 
-    /// Whether `name` occurs in the template, as a variable, any other name, or a string.
+    /// Returns whether `name` occurs in the template, as the name of a variable, as another name, or as a string.
     pub fn mentions(&self, name: &str) -> bool {
         self.names
             .binary_search_by(|known| known.as_str().cmp(name))

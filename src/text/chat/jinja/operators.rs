@@ -30,7 +30,7 @@ impl Machine<'_> {
         let meter = Rc::clone(&self.meter);
         left.defined()?;
         match (operator, left, right) {
-            // `%` formats a string with any right operand.
+            // The right operand of `%` on a string may be any value.
             (Operator::Modulo, Value::Str(text), right) => return self.percent(text, right),
             (_, _, right) => right.defined()?,
         };
@@ -181,7 +181,8 @@ fn whole(operator: Operator, a: i128, b: i128) -> Result<Value> {
         Operator::Multiply => a.checked_mul(b),
         Operator::Divide => return Ok(Value::Float(a as f64 / b as f64)),
         Operator::FloorDivide => a.checked_div_euclid(b).and_then(|quotient| {
-            // The Euclidean remainder of a negative divisor is positive, but the floored one is not.
+            // The Euclidean remainder is never negative. For a negative divisor, the floored quotient is therefore lower by 1, unless the
+            // division is exact.
             let is_exact = a.checked_rem_euclid(b)? == 0;
             if b < 0 && !is_exact {
                 quotient.checked_sub(1)
@@ -270,7 +271,7 @@ pub fn slice(value: &Value, bounds: [Option<i128>; 3], meter: &Rc<Meter>) -> Res
     let (mut at, stop, step) = indices(length, bounds)?;
     let mut places = Vec::new();
     if let (Value::Str(text), 1) = (value, step) {
-        // The common case needs no list of characters.
+        // A slice with step 1 needs no list of characters.
         let mut builder = Builder::new(meter)?;
         let n = usize::try_from((stop - at).max(0)).unwrap_or(0);
         let skipped = usize::try_from(at).unwrap_or(0);

@@ -160,7 +160,7 @@ impl Machine<'_> {
         }
         match separator.is_markup && !parts.as_slice().iter().all(is_markup) {
             false => Ok(Value::built(builder)),
-            // A separator that is markup escapes the items.
+            // If the separator is markup, the items are escaped.
             true => {
                 let mut escaped = Builder::new(&meter)?;
                 for (at, part) in parts.as_slice().iter().enumerate() {

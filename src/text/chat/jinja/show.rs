@@ -9,7 +9,7 @@ use super::{
 };
 
 impl Value {
-    /// Returns Python's `str(self)`. A dict parsed from JSON returns that JSON instead.
+    /// Returns Python's `str(self)`, or the original JSON text of a dict parsed from JSON.
     pub fn to_text(&self, meter: &Rc<Meter>) -> Result<Rc<Text>> {
         if let Self::Str(text) = self {
             return Ok(Rc::clone(text));
@@ -168,7 +168,7 @@ fn quoted(text: &str, to: &mut Builder) -> Result<()> {
 }
 
 fn is_printable(c: char) -> bool {
-    // After another character, Rust escapes unprintable characters but not combining marks.
+    // Rust escapes combining marks only at the beginning of a text, so the character is put after an `a`.
     let mut text = String::from("a");
     text.push(c);
     c == '"' || c == '\'' || !text.escape_debug().skip(1).any(|c| c == '\\')
@@ -316,7 +316,7 @@ fn json_float(value: f64) -> String {
     }
 }
 
-/// Sorts with `is_less` alone, as Python does: the sort is stable, and an error of a comparison ends it.
+/// Sorts with `is_less` alone, as Python does. The sort is stable, and stops at the first error of a comparison.
 pub fn sort<T>(
     mut items: Vec<T>,
     is_less: &mut impl FnMut(&T, &T) -> Result<bool>,

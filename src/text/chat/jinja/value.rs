@@ -72,7 +72,7 @@ pub enum SeqKind {
 #[derive(Debug)]
 pub struct Dict {
     pub entries: Vec<(Value, Value)>,
-    /// The JSON that a client sent for the dict, which is its text.
+    /// JSON text that a client sent for the dict. The dict is printed as this text.
     pub source: Option<Rc<Text>>,
     pub depth: u32,
     pub _charge: Charge,
@@ -84,7 +84,7 @@ pub struct Iter {
     pub next: Cell<usize>,
 }
 
-/// State of a loop; the interpreter stores `changed`.
+/// State of a loop. The interpreter stores the values for `loop.changed`.
 #[derive(Debug)]
 pub struct LoopState {
     pub items: Rc<Seq>,
@@ -355,7 +355,7 @@ impl Value {
                 }
                 true
             }
-            // A dict parsed from JSON equals its text, since the client sent text.
+            // A dict parsed from JSON equals the JSON text that the client sent.
             (Self::Dict(dict), Self::Str(text)) | (Self::Str(text), Self::Dict(dict)) => dict
                 .source
                 .as_ref()

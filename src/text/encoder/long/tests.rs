@@ -5,7 +5,7 @@ use std::{collections::HashSet, fs, path::Path};
 use super::*;
 use crate::text::Folder;
 
-/// Returns prose, code, other scripts and runs of spaces, of about this many bytes.
+/// Returns a text of about `bytes` bytes: prose, code, other scripts and runs of spaces.
 fn text(bytes: usize) -> String {
     let parts = [
         include_str!("../../../../README.md"),
@@ -133,7 +133,7 @@ fn a_long_text_without_token_boundaries_is_an_error() {
         error.to_string(),
         "text 0 cannot be tokenized: it has 524288 bytes, with no token boundary within 262144 consecutive bytes; shorten it or add spaces"
     );
-    // The other text also exceeds the limit before that.
+    // The text before the long word already exceeds the token limit.
     let both = format!("{} {}", text(LONG), word.repeat(2));
     let cut = encoder.long(0, &both, true, CutSide::Right);
     assert!(cut.unwrap().is_cut);

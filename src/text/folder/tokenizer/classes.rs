@@ -1,4 +1,4 @@
-//! Tokenizer classes of transformers, with the settings that each reads.
+//! Tokenizer classes of transformers, with the settings that each class reads.
 
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 
@@ -11,7 +11,7 @@ pub(super) struct Class {
     pub(super) around: &'static [&'static str],
 }
 
-/// A setting, or several related ones.
+/// A setting, or several related settings.
 #[derive(Clone, Copy)]
 pub(super) enum Setting {
     /// `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of BERT's normalizer.
@@ -142,8 +142,8 @@ pub(super) const CLASSES: &[Class] = &[
 /// The class that uses tokenizer.json unchanged.
 const GENERIC: &str = "TokenizersBackend";
 
-/// Class that transformers uses for a `model_type` if the folder names none. The generic class is used even if the folder
-/// names another.
+/// Class that transformers uses for a `model_type` if the folder names none. If this is the generic class, the name in the folder is
+/// ignored.
 const MODEL_CLASSES: &[(&str, &str)] = &[
     ("albert", "AlbertTokenizer"),
     ("bart", "RobertaTokenizer"),
@@ -169,8 +169,8 @@ const MODEL_CLASSES: &[(&str, &str)] = &[
     ("xlm-roberta-xl", GENERIC),
 ];
 
-/// Returns the class that transformers uses for a model's tokenizer. `named` is the class in the folder's files. `None` for a
-/// class without settings of its own.
+/// Returns the class that transformers uses for a model's tokenizer. `named` is the class in the folder's files. Returns `None` for a class
+/// without settings of its own.
 pub(super) fn class_of(model_type: Option<&str>, named: Option<&str>) -> Option<&'static Class> {
     let mut registered = MODEL_CLASSES.iter();
     let registered = registered.find(|(model, _)| Some(*model) == model_type);

@@ -18,7 +18,7 @@ const OWN_ROWS: HeadView = HeadView::TokenMajor {
     stride: WIDTH,
 };
 
-/// Number of elements that a view of all heads needs.
+/// Number of elements of a tensor that holds a view of all heads.
 fn n_elements(view: HeadView, tokens: usize) -> usize {
     match view {
         HeadView::HeadMajor => tokens * WIDTH as usize,
@@ -160,7 +160,7 @@ fn attention_masked_softmax_is_the_softmax_of_the_valid_keys() {
             mask: SoftmaxMask::Padding,
             ..AttentionSoftmax::new(HEADS, 2.0, F32)
         };
-        // All keys, one key, and a number in between.
+        // The number of valid keys: all, one, or a number in between.
         let valid: Vec<i32> = (batch.lens.iter().enumerate())
             .map(|(b, &n)| [n, 1, n.div_ceil(2)][b % 3] as i32)
             .collect();

@@ -53,7 +53,7 @@ fn check(rows: usize, n: usize, k: usize, bias: bool, activation: Option<Activat
 
 #[test]
 fn gemm_is_the_product_with_the_transposed_weight() {
-    // Both sides of the boundaries of a tile, a panel and a block of rows.
+    // Sizes on both sides of the boundaries of a tile, a panel and a block of rows.
     for rows in [1, 3, 4, 64, 65] {
         for n in [1, 5, 96, 100, 200] {
             for k in [1, 2, 3, 16, 37] {
@@ -162,7 +162,7 @@ fn row_statistics_and_deferred_layer_norms_agree_with_the_references() {
             // Ignored on the CPU.
             tokens: 8,
         });
-        // Parts of 64, 64 and 8 columns.
+        // The statistics of a row consist of parts for 64, 64 and 8 columns.
         let (mut scaled, mut stats) = (vec![f32::NAN; rows * n], vec![f32::NAN; rows * 6]);
         let mut operands = vec![noise(rows * k, 1), noise(n * k, 2)];
         if bias {
@@ -188,7 +188,7 @@ fn row_statistics_and_deferred_layer_norms_agree_with_the_references() {
         assert_close(&normal, &wide(want[0].real()), 1e-5);
         assert_close(&out, &wide(want[1].real()), 1e-4);
 
-        // Together they are the LayerNorm of the sum.
+        // The two kernels together compute the LayerNorm of the sum.
         let norm = BiasResidualLayerNorm::new(n as u32, 1e-12, F32, bias);
         let product = Gemm::of(n as u32, k as u32, F32, Epilogue::default());
         let products = reference(&product.into(), &extents, operands[..2].to_vec());
@@ -261,7 +261,7 @@ fn a_projection_prepared_for_attention_agrees_with_the_reference() {
     let tensors: Vec<&HostTensor> = tensors.iter().collect();
     let want = spec.as_kernel().reference(&extents, &tensors);
     for (row, want) in got[0].chunks(16).zip(want[0].real().chunks(16)) {
-        // Compare the values only; the reference does not have the other columns.
+        // Compare only the values, because the reference does not compute the other columns.
         assert_close(&row[..4], &wide(&want[..4]), 1e-4);
         assert!(want[4..].iter().all(|v| v.is_nan()));
     }

@@ -11,7 +11,7 @@ use crate::{
     ops::HeadView,
 };
 
-/// Test operands in the types that the operators take.
+/// Test operands, in the types that kernels take.
 enum Held {
     Real(Vec<f32>),
     I32(Vec<i32>),
@@ -52,7 +52,7 @@ fn grouped_attention_agrees_with_its_references_on_their_cases() {
     agree(kernels);
 }
 
-/// The larger cases cover tiles and clusters of a GPU, and take long on a CPU.
+/// Larger cases exist for the tiles and clusters of GPUs, and would take long on a CPU.
 const MAX_TOKENS: u64 = 300;
 
 /// Compares kernels with their references, on the cases of at most [`MAX_TOKENS`] tokens.
@@ -60,7 +60,7 @@ pub(super) fn agree(kernels: Vec<KernelSpec>) {
     let mut seen = HashSet::new();
     for spec in kernels {
         let kernel = spec.as_kernel();
-        // Kernels of one definition have the same CPU form and the same reference.
+        // Kernels with equal definitions have the same CPU implementation and the same reference.
         if !seen.insert(kernel.definition()) {
             continue;
         }
@@ -120,7 +120,7 @@ fn tensors_between_the_grouped_products_must_have_their_room() {
     let (scores, reduce, context) = specs();
     let x = noise(batch.tokens() * WIDTH as usize, 1);
     let (cu_lens, pairs) = (Read::I32(&batch.cu_lens), Read::I64(&batch.pair_offsets));
-    // 2 heads of 34 pairs and 8 tokens.
+    // There are 2 heads, 34 pairs and 8 tokens.
     let (mut room, mut partials) = (vec![0.0; 2 * (34 + 64)], vec![0.0; 2 * 8 * 2]);
     let reads = [Read::Real(&x), Read::Real(&x), cu_lens, pairs];
     let run_scores = |room: &mut [f32], partials: &mut [f32]| {

@@ -74,14 +74,15 @@ impl Batch {
     }
 }
 
-/// One token, ragged lengths, lengths about the width of a vector, and a length that needs several blocks of queries and of keys.
+/// Batches with one token, with ragged lengths, with lengths around the width of a vector, and with a length that needs several blocks of
+/// queries and of keys.
 fn batches() -> Vec<Batch> {
     [&[1][..], &[2, 1, 3], &[15, 16, 17, 33, 5], &[600, 7]]
         .map(Batch::new)
         .into()
 }
 
-/// Runs a kernel, which must succeed, into a result that starts as NaN.
+/// Runs a kernel and returns its result, which is initialized with NaN. The kernel must succeed.
 fn output(spec: &KernelSpec, extents: &Extents, reads: &[Read<'_>], n: usize) -> Vec<f32> {
     let mut out = vec![f32::NAN; n];
     run(spec, extents, reads, &mut [&mut out]).unwrap();
@@ -115,7 +116,7 @@ fn at(view: HeadView, tokens: usize, head: usize, h: usize, t: usize, c: usize) 
     }
 }
 
-/// `erf` by the series whose terms all have the same sign, to avoid cancellation.
+/// Computes `erf` by a series whose terms all have the same sign, to avoid cancellation.
 fn erf(x: f64) -> f64 {
     if x.abs() >= 6.0 {
         return x.signum();

@@ -63,7 +63,7 @@ fn first_and_last_token_select_a_row_of_each_sequence() {
 fn max_pool_is_the_largest_of_each_column_and_keeps_a_nan() {
     for batch in batches() {
         for width in WIDTHS {
-            // All values are below zero, so that a spurious 0 would be the largest.
+            // All values are negative, so that a spurious 0 would be the maximum.
             let noise = noise(batch.tokens() * width, 1);
             let mut x: Vec<f32> = noise.iter().map(|x| x - 2.0).collect();
             let spec = KernelSpec::MaxPool(MaxPool {

@@ -66,7 +66,7 @@ fn activated(activation: Activation, x: &[f32]) -> Vec<f32> {
     output(&spec, &extents(1), &[Read::Real(x)], x.len())
 }
 
-/// From −8 to 8 in steps of a thousandth.
+/// Returns the numbers from −8 to 8 in steps of a thousandth.
 fn grid() -> Vec<f32> {
     (-8000..=8000).map(|i| i as f32 / 1000.0).collect()
 }
@@ -110,7 +110,7 @@ fn activations_of_huge_values_are_their_limits() {
 
 #[test]
 fn activations_keep_nan() {
-    // Once in a whole vector and once in a tail.
+    // Test NaN in a whole vector and in a tail.
     for n in [16, 3] {
         let x = vec![f32::NAN; n];
         for activation in [
@@ -226,13 +226,13 @@ fn layernorm_is_its_definition() {
 
 #[test]
 fn layernorm_keeps_its_digits_far_from_zero() {
-    // The mean of squares minus the square of the mean would lose a variance of 1/3 here.
+    // Here, the mean of squares minus the square of the mean would cancel the variance of 1/3.
     let x: Vec<f32> = noise(4 * 384, 1).iter().map(|x| x + 4096.0).collect();
     let (gamma, beta) = (vec![1.0; 384], vec![0.0; 384]);
     let spec = KernelSpec::LayerNorm(LayerNorm::new(384, 1e-12, F32));
     let reads = [Read::Real(&x), Read::Real(&gamma), Read::Real(&beta)];
     let got = output(&spec, &extents(4), &reads, x.len());
-    // The mean itself is rounded to a 4096th of an f32's unit: half of 2⁻¹¹.
+    // The mean is near 4096, where it is rounded to f32 with an error of up to half of 2⁻¹¹.
     assert_close(&got, &layer_norm(&wide(&x), &gamma, &beta, 1e-12), 1e-3);
 }
 

@@ -30,7 +30,7 @@ pub struct Entry<'a> {
 /// Pinned memory of an upload that may be in flight.
 pub(super) struct Upload {
     memory: Pinned,
-    /// Number of the step whose reception implies that the upload is done.
+    /// Number of a step after the upload. Once this step has been received, the upload is done.
     until: u64,
 }
 
@@ -42,7 +42,7 @@ struct Changes {
 }
 
 impl Changes {
-    /// Writes values at byte offset `at` and the following positions.
+    /// Writes consecutive values from byte offset `at` on.
     fn put(&mut self, at: u64, values: impl Iterator<Item = i32>) {
         let before = self.values.len();
         self.values.extend(values);
@@ -77,7 +77,7 @@ impl Changes {
 }
 
 impl DecodeLoop {
-    /// Edits rows before the next step: each row gets a sequence or becomes empty.
+    /// Edits rows before the next step. Each of these rows gets a sequence or becomes empty.
     ///
     /// # Errors
     /// Returns driver errors.
@@ -117,7 +117,7 @@ fn ints(ids: &[u32]) -> impl Iterator<Item = i32> + '_ {
     ids.iter().map(|&id| id as i32)
 }
 
-/// Returns pinned memory of at least `bytes` bytes that nothing on the stream reads any more. Steps up to `received` are done.
+/// Returns pinned memory of at least `bytes` bytes that no work on the stream reads. Steps up to `received` are done.
 fn upload_area<'a>(
     uploads: &'a mut Vec<Upload>,
     launcher: &Launcher,

@@ -5,7 +5,7 @@ use crate::{
     runtime::cuda::memory::Pinned,
 };
 
-/// Tokens that a step selected, by row, each with its value.
+/// Outcome of a step for each row: the selected token, and the value that the kernel reports with it, such as its log-probability.
 pub type ChosenRows = Vec<(Chosen, f32)>;
 
 /// Pinned memory that the device writes results to: ids, values and step numbers of [`Advance::RING`] steps.
@@ -24,7 +24,7 @@ impl Ring {
         bytemuck::cast_slice(&self.memory.as_slice()[..RING_BYTES as usize])
     }
 
-    /// Returns the number of the last complete step in an entry.
+    /// Returns the number of the last step whose results are complete in an entry.
     pub(super) fn step(&self, entry: usize) -> i32 {
         let at = &self.ints()[(RING_STEPS / 4) as usize + entry];
         // SAFETY: the address is valid and aligned. The device writes to it, so it is re-read on each call.

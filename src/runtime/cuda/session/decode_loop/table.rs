@@ -32,8 +32,8 @@ pub(super) struct Table {
     pub(super) room: LoopRoom,
     pub(super) memory: Buffer,
     pub(super) at: Places,
-    /// Results of finished beam searches: tokens of the best hypotheses, `[rows, width]`, then their scores, lengths and
-    /// positions, each `[rows]`. The device writes them and the host reads them once a search is done.
+    /// Results of finished beam searches: tokens of the best hypotheses, `[rows, width]`, then their scores, lengths and positions, each
+    /// `[rows]`. The device writes these results, and the host reads them once a search is done.
     pub(super) found: Pinned,
     pub(super) found_address: u64,
 }
@@ -193,7 +193,7 @@ impl Table {
         let pairs: Vec<i64> = (0..=rows as i64).collect();
         upload(at.ones, bytemuck::cast_slice(&ones))?;
         upload(at.idle, bytemuck::cast_slice(&idle))?;
-        // −1 means that no CTA has arrived.
+        // The value −1 means that no CTA has arrived.
         upload(at.n_arrived, bytemuck::cast_slice(&vec![-1i32; rows]))?;
         upload(at.cu_lens, bytemuck::cast_slice(&cu_lens))?;
         upload(at.slot_starts, bytemuck::cast_slice(&starts))?;
@@ -282,7 +282,7 @@ pub(super) fn move_rows(
                 let source = old.memory.start() + at + (source as u64 + row) * bytes;
                 let target = new.memory.start() + to_at + (target as u64 + row) * to_bytes;
                 let bytes = (rows * bytes) as usize;
-                // SAFETY: both tables have these rows, and a row of the new table is at least as long.
+                // SAFETY: both tables have these rows, and a row of the new table is at least as long as a row of the old table.
                 unsafe { result::memcpy_dtod_async(target, source, bytes, stream) }
                     .during(|| "move a sequence".to_owned())?;
             }
