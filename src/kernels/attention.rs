@@ -100,7 +100,7 @@ pub enum AttentionError {
         limit: u32,
     },
     #[error(
-        "the head size is {head}; warpgroup attention takes 32, 64, 96 and 128, use the online kernel"
+        "the head size is {head}; warpgroup attention takes 32, 64, 96, 128 and 256, use the online kernel"
     )]
     WarpgroupHead { head: u32 },
     #[error(

@@ -36,11 +36,13 @@ const HEADS: [(u32, u32); 3] = [(12, 64), (12, 32), (16, 64)];
 
 /// Heads, key heads, head size, and whether attention is causal, for sequences of one length. For
 /// each length, the number of sequences is such that there are 8,192 tokens.
-const EQUAL: [(u32, u32, u32, bool); 4] = [
+const EQUAL: [(u32, u32, u32, bool); 6] = [
     (8, 8, 128, false),
     (8, 8, 128, true),
     (16, 8, 128, true),
     (32, 8, 64, true),
+    (8, 4, 256, true),
+    (8, 8, 256, false),
 ];
 const EQUAL_LENGTHS: [u32; 4] = [512, 1024, 2048, 4096];
 const EQUAL_TOKENS: u32 = 8192;

@@ -108,11 +108,16 @@ impl MhaTile {
             MhaTile::one_tile(64, 48, 3),
             MhaTile::one_tile(64, 32, 4),
         ];
+        const OF_256: &[MhaTile] = &[
+            MhaTile::persistent(128, 48, 1),
+            MhaTile::one_tile(64, 32, 2),
+        ];
         match head {
             32 => OF_32,
             64 => OF_64,
             96 => OF_96,
             128 => OF_128,
+            256 => OF_256,
             _ => &[],
         }
     }
@@ -125,9 +130,11 @@ impl MhaTile {
             MhaTile::persistent(192, 80, 1),
             MhaTile::persistent(128, 128, 1),
         ];
+        const OF_256: &[MhaTile] = &[MhaTile::persistent(128, 48, 1)];
         match head {
             64 | 96 => OF_64_AND_96,
             128 => OF_128,
+            256 => OF_256,
             _ => &[],
         }
     }
@@ -158,6 +165,10 @@ impl MhaTile {
             128 => vec![
                 (Some(448), MhaTile::one_tile(64, 32, 4)),
                 (None, MhaTile::persistent(192, 80, 1)),
+            ],
+            256 => vec![
+                (Some(448), MhaTile::one_tile(64, 32, 2)),
+                (None, MhaTile::persistent(128, 48, 1)),
             ],
             _ => Vec::new(),
         }

@@ -14,10 +14,12 @@ pub(in crate::kernels::attention) fn representative() -> Vec<KernelSpec> {
             (12, 12, 64, false),
             (5, 5, 96, false),
             (2, 2, 128, false),
+            (3, 3, 256, false),
             (3, 1, 32, true),
             (4, 2, 64, true),
             (5, 5, 96, true),
             (6, 2, 128, true),
+            (4, 1, 256, true),
         ] {
             let stride = (heads + 2 * kv_heads) * head;
             let column = |offset| HeadView::TokenMajor { offset, stride };
@@ -36,7 +38,7 @@ pub(in crate::kernels::attention) fn representative() -> Vec<KernelSpec> {
             all.extend(tiles.map(|&tile| KernelSpec::from(MhaWgmma { of, dtype, tile })));
         }
         // Windows and biases.
-        for (heads, head) in [(12, 64), (2, 128), (12, 32), (5, 96)] {
+        for (heads, head) in [(12, 64), (2, 128), (3, 256), (12, 32), (5, 96)] {
             let column = |i| HeadView::TokenMajor {
                 offset: i * heads * head,
                 stride: 3 * heads * head,
@@ -47,8 +49,8 @@ pub(in crate::kernels::attention) fn representative() -> Vec<KernelSpec> {
                 .into_iter()
                 .filter(|(causal, _)| !causal)
             {
-                // Head sizes that are not a multiple of 64 differ only in their tiles, so a few examples are sufficient.
-                if head % 64 != 0 && by.window.is_some() != by.bias.is_some() {
+                // Some head sizes differ only in their tiles, so a few examples are sufficient.
+                if (head % 64 != 0 || head == 256) && by.window.is_some() != by.bias.is_some() {
                     continue;
                 }
                 let of = AttentionProblem { by, ..full };

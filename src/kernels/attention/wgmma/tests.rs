@@ -15,7 +15,7 @@ fn kernel(head: u32, tile: MhaTile) -> MhaWgmma {
 
 #[test]
 fn as_many_ctas_fit_an_sm_as_the_tile_states() {
-    for head in [32, 64, 96, 128] {
+    for head in [32, 64, 96, 128, 256] {
         let tiles = MhaTile::candidates(head);
         for &tile in tiles {
             let stages = tile.stages(head);
@@ -91,7 +91,7 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
     let refused = |kernel: MhaWgmma| kernel.check().expect_err("an error").to_string();
     assert_eq!(
         refused(kernel(80, tile)),
-        "the head size is 80; warpgroup attention takes 32, 64, 96 and 128, use the online kernel"
+        "the head size is 80; warpgroup attention takes 32, 64, 96, 128 and 256, use the online kernel"
     );
     assert_eq!(
         refused(MhaWgmma {
