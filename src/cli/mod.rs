@@ -86,7 +86,7 @@ enum Command {
     Check(check::Args),
     /// Print the graph as described, or after a pass
     Graph(graph::Args),
-    /// Report fused operators with the rule and the saving, and refused fusions with the reason
+    /// Explain which operators are fused, by which rule, what it saves, and why others are not
     Explain(explain::Args),
     /// Write the CUDA source of a model's kernels
     Emit(emit::Args),
@@ -98,12 +98,12 @@ enum Command {
     Plan(plan::Args),
     /// Run a model on texts or token ids
     Run(run::Args),
-    /// Embed the texts of a large file, and go on where an interrupted run stopped
+    /// Embed the texts of a large file, or resume an interrupted run
     // Here `--output` is the file. The command itself chooses the outputs of the model.
     #[cfg(feature = "corpora")]
     #[command(mut_arg("outputs", |arg| arg.long("model-output").hide(true)))]
     Embed(Box<embed::Args>),
-    /// Score the pairs of queries and documents of a large file, and go on where an interrupted run stopped
+    /// Score the pairs of queries and documents of a large file, or resume an interrupted run
     #[cfg(feature = "corpora")]
     #[command(mut_arg("outputs", |arg| arg.long("model-output").hide(true)))]
     Rerank(Box<rerank::Args>),
@@ -120,7 +120,7 @@ enum Command {
     Classify(Box<classify::Args>),
     /// Fill the masks of texts with a masked language model
     FillMask(fill_mask::Args),
-    /// Answer questions about a text with a part of it
+    /// Answer questions about a text with passages from it
     Answer(answer::Args),
     /// Compute log-probabilities and perplexity of texts
     Score(score::Args),

@@ -302,7 +302,7 @@ pub enum EngineError {
     )]
     CacheAddress { url: String, problem: String },
     #[error(
-        "the output `{output}` has {n_bad} NaN or infinite values of {n_values}, the first in {first}; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16"
+        "the output `{output}` contains NaN or infinite values: {n_bad} of {n_values}, the first in {first}; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16"
     )]
     NotFinite {
         output: String,

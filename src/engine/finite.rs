@@ -73,9 +73,9 @@ mod tests {
             checked.map_err(|e| e.to_string())
         };
         assert_eq!(text(&[5, 4], &[]), Ok(()));
-        insta::assert_snapshot!(text(&[5, 4], &[17, 18]).unwrap_err(), @"the output `x` has 2 NaN or infinite values of 20, the first in sequence 1, token 1; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16");
-        insta::assert_snapshot!(text(&[2, 4], &[5]).unwrap_err(), @"the output `x` has 1 NaN or infinite values of 8, the first in sequence 1; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16");
-        insta::assert_snapshot!(text(&[2, 13], &[14]).unwrap_err(), @"the output `x` has 1 NaN or infinite values of 26, the first in sequence 1; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16");
-        insta::assert_snapshot!(text(&[7, 2], &[3]).unwrap_err(), @"the output `x` has 1 NaN or infinite values of 14, the first in value 3; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16");
+        insta::assert_snapshot!(text(&[5, 4], &[17, 18]).unwrap_err(), @"the output `x` contains NaN or infinite values: 2 of 20, the first in sequence 1, token 1; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16");
+        insta::assert_snapshot!(text(&[2, 4], &[5]).unwrap_err(), @"the output `x` contains NaN or infinite values: 1 of 8, the first in sequence 1; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16");
+        insta::assert_snapshot!(text(&[2, 13], &[14]).unwrap_err(), @"the output `x` contains NaN or infinite values: 1 of 26, the first in sequence 1; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16");
+        insta::assert_snapshot!(text(&[7, 2], &[3]).unwrap_err(), @"the output `x` contains NaN or infinite values: 1 of 14, the first in value 3; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16");
     }
 }

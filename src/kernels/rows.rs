@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_sharing_that_keeps_all_rows_resident_is_chosen() {
+    fn the_first_teams_that_keep_all_rows_resident_are_chosen() {
         let with_residual = |width| {
             let ranges = Teams::by_rows_with_residual(width, DType::F16, &hopper()).into_iter();
             ranges

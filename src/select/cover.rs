@@ -245,7 +245,7 @@ pub(super) fn path(
     let mut of_last_octave = vec![0.0; n_choices];
     let mut before = 0;
     for ((rows, times), best) in grid.iter().zip(best) {
-        let octaves = (*rows as f64 / (before.max(1)) as f64).ln().max(1e-3);
+        let log_ratio = (*rows as f64 / (before.max(1)) as f64).ln().max(1e-3);
         let cheapest = (0..n_choices)
             .min_by(|&a, &b| losses[a].total_cmp(&losses[b]))
             .unwrap_or(0);
@@ -262,9 +262,9 @@ pub(super) fn path(
             };
             let lost = cycles(choice, times) / best - 1.0;
             if *rows > MAX_ROWS / 2 {
-                of_last_octave[choice] += lost * octaves;
+                of_last_octave[choice] += lost * log_ratio;
             }
-            next.push(so_far + lost * octaves);
+            next.push(so_far + lost * log_ratio);
         }
         losses = next;
         from.push(origin);

@@ -311,7 +311,7 @@ impl TextEncoder {
     ///
     /// # Errors
     /// Returns the errors of [`decode`](Self::decode).
-    pub fn text_behind(&self, before: Option<u32>, id: u32) -> Result<String, TextError> {
+    pub fn text_after(&self, before: Option<u32>, id: u32) -> Result<String, TextError> {
         let Some(before) = before else {
             return self.decode_with(&[id], false);
         };

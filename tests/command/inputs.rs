@@ -180,8 +180,8 @@ fn values_that_are_no_numbers_are_an_error_in_every_form() {
     table.bytes[19 * 16 * 4..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
     crate::common::write_tensors(&shell.0.file("model.safetensors"), &tensors);
     let run = format!("{RUN} --ids ids.json 2> >(grep -v WARN >&2)");
-    assert_snapshot!(shell.error(&format!("{run} --json")), @"× the output `last_hidden_state` has 32 NaN or infinite values of 80, the first in sequence 1, token 0; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16");
-    assert_snapshot!(shell.error(&format!("{run} --output last_hidden_state")), @"× the output `last_hidden_state` has 32 NaN or infinite values of 80, the first in sequence 1, token 0; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16");
+    assert_snapshot!(shell.error(&format!("{run} --json")), @"× the output `last_hidden_state` contains NaN or infinite values: 32 of 80, the first in sequence 1, token 0; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16");
+    assert_snapshot!(shell.error(&format!("{run} --output last_hidden_state")), @"× the output `last_hidden_state` contains NaN or infinite values: 32 of 80, the first in sequence 1, token 0; check that the checkpoint is undamaged and that the storage type can hold its values: bf16 and f32 have a wider range than f16");
     assert_eq!(
         shell
             .run(&format!("{RUN} --ids ids.json --similarities"))

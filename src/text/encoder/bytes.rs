@@ -6,7 +6,7 @@ use super::{Coder, TextEncoder};
 use crate::text::TextError;
 
 impl TextEncoder {
-    /// Returns the bytes that the token `id` adds after the token `before`, including special tokens. Unlike the [text](Self::text_behind),
+    /// Returns the bytes that the token `id` adds after the token `before`, including special tokens. Unlike the [text](Self::text_after),
     /// the bytes are exact for a token that is part of a character.
     ///
     /// # Errors
@@ -14,7 +14,7 @@ impl TextEncoder {
     pub fn bytes_after(&self, before: Option<u32>, id: u32) -> Result<Vec<u8>, TextError> {
         match self.partial_bytes(id) {
             Some(bytes) => Ok(bytes),
-            None => self.text_behind(before, id).map(String::into_bytes),
+            None => self.text_after(before, id).map(String::into_bytes),
         }
     }
 
