@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use super::{Entry, Options, Report, quantize_inputs};
 use crate::{
     graph::{Graph, GraphError, NodeId, Op, WeightExpr},
-    tensor::{Format, Values},
+    tensor::Format,
 };
 
 /// Name in reports.
@@ -113,10 +113,7 @@ fn published(
 fn reaches_heads(format: Format) -> bool {
     match format {
         Format::Plain(_) => true,
-        Format::Scaled(scaled) => match scaled.values {
-            Values::Int8 => true,
-            Values::E4m3 | Values::Int4 => false,
-        },
+        Format::Scaled(scaled) => scaled.values.are_multiplied_as_integers(),
         Format::E4m3 => false,
     }
 }

@@ -34,6 +34,17 @@ pub enum Values {
     Int4,
 }
 
+impl Values {
+    /// Whether the CPU executor multiplies these values as integers, and rounds the inputs of a product likewise. It widens other values
+    /// to f32.
+    pub const fn are_multiplied_as_integers(self) -> bool {
+        match self {
+            Values::Int8 => true,
+            Values::E4m3 | Values::Int4 => false,
+        }
+    }
+}
+
 /// Elements that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Group {

@@ -11,6 +11,19 @@ pub(super) const fn kind(weight: Scaled) -> &'static str {
     }
 }
 
+/// Issue slots of the conversion of 16 rows of 128 columns, if the MMAs of single warps multiply them (`by_warps`) or those of a
+/// warpgroup. An integer instruction takes two slots.
+pub(super) const fn conversion_slots(values: Values, by_warps: bool) -> f64 {
+    match (values, by_warps) {
+        (Values::Int4, true) => 190.0,
+        (Values::Int8, true) => 150.0,
+        (Values::E4m3, true) => 140.0,
+        (Values::Int4, false) => 225.0,
+        (Values::Int8, false) => 160.0,
+        (Values::E4m3, false) => 125.0,
+    }
+}
+
 /// Columns that share a scale; 0 if a whole row does.
 pub(super) const fn group(weight: Scaled) -> u32 {
     match weight.group {

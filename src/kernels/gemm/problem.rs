@@ -11,7 +11,7 @@ use crate::{
         rows::{count, read, write},
     },
     ops::{Activation, Epilogue, MAX_ROWS, activate_f64},
-    tensor::{DType, Element, Extents, Format, Scaled, Shape, Size, Symbol, Values},
+    tensor::{DType, Element, Extents, Format, Scaled, Shape, Size, Symbol},
 };
 
 /// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), (`residual [rows, n]`) → `out [rows, n]`: `act(x · weightᵀ + bias) + residual`.
@@ -326,10 +326,7 @@ impl GemmProblem {
         match self.weight {
             _ if self.is_plain() || self.packed().is_some() => false,
             Format::Plain(_) => true,
-            Format::Scaled(scaled) => match scaled.values {
-                Values::Int8 => true,
-                Values::E4m3 | Values::Int4 => false,
-            },
+            Format::Scaled(scaled) => scaled.values.are_multiplied_as_integers(),
             Format::E4m3 => false,
         }
     }

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     graph::WeightExpr,
     program::{Program, Storage},
-    tensor::{DType, Element, Values},
+    tensor::{DType, Element},
 };
 
 /// One weight. If only linear layers read the weight, only its packed form is stored.
@@ -131,10 +131,10 @@ pub(super) fn precision(element: Element) -> Result<MatmulPrecision, CpuError> {
     let precision = match element {
         Element::Value(DType::F32) | Element::E4m3 => MatmulPrecision::F32,
         Element::Value(DType::BF16) => MatmulPrecision::Bf16,
-        Element::Scaled(scaled) => match scaled.values {
-            Values::Int8 => MatmulPrecision::Int8,
+        Element::Scaled(scaled) => match scaled.values.are_multiplied_as_integers() {
+            true => MatmulPrecision::Int8,
             // The weight is rounded to the format, and the product is computed in f32.
-            Values::E4m3 | Values::Int4 => MatmulPrecision::F32,
+            false => MatmulPrecision::F32,
         },
         Element::Value(DType::F16) | Element::I32 | Element::I64 => {
             return Err(CpuError::WeightFormat(element));

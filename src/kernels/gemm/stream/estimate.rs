@@ -4,7 +4,6 @@ use super::{BLOCK_K, GemmStream, STATICS, StreamTile, packed};
 use crate::{
     kernels::Kernel,
     machine::{Hopper, Machine},
-    tensor::Values,
 };
 
 /// Cycles of a step of a warp that converts its weight, if no other warp shares its scheduler.
@@ -19,17 +18,11 @@ impl GemmStream {
         let Some(values) = self.problem.packed().map(|weight| weight.values) else {
             return 0.0;
         };
-        // Issue slots of the conversion of 16 rows of 128 columns, where an integer instruction takes two, and of the
-        // MMAs with an octet of rows of x.
-        let (slots, octet) = match (self.multiplies_by_warps(), values) {
-            (true, Values::Int4) => (190.0, 35.0),
-            (true, Values::Int8) => (150.0, 35.0),
-            (true, Values::E4m3) => (140.0, 35.0),
-            (false, Values::Int4) => (225.0, 16.0),
-            (false, Values::Int8) => (160.0, 16.0),
-            (false, Values::E4m3) => (125.0, 16.0),
-        };
-        let slots = slots + octet * f64::from(self.tile.rows / 8);
+        let by_warps = self.multiplies_by_warps();
+        // Issue slots of the MMAs of 16 rows of 128 columns with an octet of rows of x.
+        let octet = if by_warps { 35.0 } else { 16.0 };
+        let converted = packed::conversion_slots(values, by_warps);
+        let slots = converted + octet * f64::from(self.tile.rows / 8);
         (slots * f64::from(self.tile.groups) * ctas).hypot(STEP_LATENCY)
     }
 
