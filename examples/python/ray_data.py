@@ -14,7 +14,7 @@ MODEL, TEXTS, VECTORS = sys.argv[1:]
 
 
 class Embed:
-    """Loads the model once, and embeds one batch after another."""
+    """Loads the model once, and embeds the batches that the actor receives."""
 
     def __init__(self, threads):
         # Ray makes only one GPU visible to an actor.
