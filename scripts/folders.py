@@ -31,8 +31,9 @@ How sentence-transformers reads a folder (6.2.0, unless stated otherwise):
 * A pair is truncated with "longest_first" to the same limit (a cross encoder without modules.json has no
   sentence_bert_config.json): tokens are removed one at a time from the end of the longer text.
 * If `modality_config` of sentence_bert_config.json has `message`, a text becomes a message with the role user, the texts of a pair
-  have the roles query and document, and a prompt becomes a preceding message with the role system. The chat template formats them, without
-  `add_generation_prompt` unless `processing_kwargs` sets it. No special token is added. Truncated texts still end with the end of the template.
+  have the roles query and document, and a prompt becomes a preceding message with the role system. The chat template formats
+  them, without `add_generation_prompt` unless `processing_kwargs` sets it. No special token is added. Truncated texts still end
+  with the end of the template.
 * The activation of a cross encoder is `activation_fn` of config_sentence_transformers.json if there is a
   modules.json, or else `sentence_transformers.activation_fn` of config.json, or else its
   `sbert_ce_default_activation_function`, or else sigmoid for one label and none for several.

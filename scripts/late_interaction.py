@@ -11,14 +11,15 @@ Nothing is downloaded. Two runs with the same versions write the same bytes.
 How PyLate reads a folder (1.6.0):
 
 * `modules.json` has a Transformer and Dense modules, which are applied to the token vectors. Rows are then scaled to length 1.
-* Surrounding white space of texts is removed. Texts are truncated to `query_length` or `document_length`, minus one for the prefix, which is
-  then inserted as the second token. An empty prefix is not inserted. The defaults are `[Q] `, `[D] `, 32 and 180.
-* With `do_query_expansion` (the default), a query is padded to that length with the mask token, or else with the end-of-sequence token. The
-  padding has vectors. Tokens attend to the padding only with `attend_to_expansion_tokens`; otherwise the padding does not even attend to itself.
+* Surrounding white space of texts is removed. Texts are truncated to `query_length` or `document_length`, minus one for the prefix,
+  which is then inserted as the second token. An empty prefix is not inserted. The defaults are `[Q] `, `[D] `, 32 and 180.
+* With `do_query_expansion` (the default), a query is padded to that length with the mask token, or else with the end-of-sequence
+  token. The padding has vectors. Tokens attend to the padding only with `attend_to_expansion_tokens`; otherwise the padding does not
+  even attend to itself.
 * Tokens of `skiplist_words` (by default ASCII punctuation) are removed from documents after encoding. For a word that is not a token, the
   unknown token is removed.
-* A checkpoint of stanford-nlp (`HF_ColBERT`) has `linear.weight` in addition to the weights of BERT, and its settings in `artifact.metadata`.
-  These name the tokens of its prefixes, by default `[unused0]` and `[unused1]`.
+* A checkpoint of stanford-nlp (`HF_ColBERT`) has `linear.weight` in addition to the weights of BERT, and its settings in
+  `artifact.metadata`. These name the tokens of its prefixes, by default `[unused0]` and `[unused1]`.
 """
 import json, os, sys, tempfile, zlib
 

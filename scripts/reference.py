@@ -175,8 +175,8 @@ LEAST = {"least": dict(min_new_tokens=9), "least_beams": dict(num_beams=4, min_l
 
 def search_groups(logits_of, start, ends, most, num_beams, num_beam_groups, diversity_penalty, length_penalty=1.0, early_stopping=False,
                   repetition_penalty=1.0, no_repeat_ngram_size=0, renormalize_logits=False, suppress_tokens=(), forced_bos_token_id=None):
-    """Returns the results of diverse beam search after `start` (Vijayakumar et al. 2016), best first, with scores, for one sequence. Follows
-    `_group_beam_search` and `BeamSearchScorer` of transformers 4. There, a group that is done continues with padding, which counts against
+    """Returns the results of diverse beam search after `start` (Vijayakumar et al. 2016), best first, with scores, for one sequence.
+    Follows `_group_beam_search` and `BeamSearchScorer` of transformers 4. There, a group that is done continues with padding, which counts against
     later groups; here it takes no token. `logits_of` returns the next logits after sequences of equal lengths."""
     rules = tf.LogitsProcessorList()
     if repetition_penalty != 1.0:
@@ -530,8 +530,8 @@ def drawn(published, *dims):
 
 
 def gte(out, name, lens_names, hidden, heads, inner, types=2, layers=2, vocab=503, theta=20000.0, scaling=None):
-    """States of GTE, whose weights have different names in transformers than in published files. transformers does not scale the frequencies,
-    unlike the published code."""
+    """States of GTE, whose weights have different names in transformers than in published files. transformers does not scale the
+    frequencies, unlike the published code."""
     cfg = tf.GteConfig(vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner, num_labels=3,
                        type_vocab_size=types, rope_parameters=dict(rope_type="default", rope_theta=theta), attn_implementation="eager")
     models = {"trunk": tf.GteModel(cfg, add_pooling_layer=True), "sequence_logits": tf.GteForSequenceClassification(cfg), "token_logits": tf.GteForTokenClassification(cfg)}

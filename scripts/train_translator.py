@@ -4,9 +4,9 @@
 `4217` becomes `four thousand two hundred seventeen`, so anyone can check a translation. A token is a digit or a word.
 `</s>` ends sources and targets, and `<pad>` precedes a target.
 
-The folder contains the weights in f16, the tokenizer, and `written.json`. For each of SOURCES, this file has the tokens (`ids`), the results
-of `generate` (`greedy` and `beams` with four beams, including `</s>`; `text` is the greedy result), the `score` of the best beam, and the min
-distance between the best and the second best logit (`margin`). They are computed in f32 from the stored weights.
+The folder contains the weights in f16, the tokenizer, and `written.json`. For each of SOURCES, this file has the tokens (`ids`), the
+results of `generate` (`greedy` and `beams` with four beams, including `</s>`; `text` is the greedy result), the `score` of the best beam,
+and the min distance between the best and the second best logit (`margin`). They are computed in f32 from the stored weights.
 
     pip install torch transformers
     python3 scripts/train_translator.py tests/checkpoints/translator

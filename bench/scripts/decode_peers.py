@@ -1,4 +1,4 @@
-"""Times generation and translation in other implementations for comparison with `gemmule bench generate`: whole generations, and decode steps.
+"""Times other implementations of generation for comparison with `gemmule bench generate`: whole generations, and decode steps.
 
 Weights are random, and one device is used. Tasks:
 
