@@ -176,8 +176,8 @@ LEAST = {"least": dict(min_new_tokens=9), "least_beams": dict(num_beams=4, min_l
 def search_groups(logits_of, start, ends, most, num_beams, num_beam_groups, diversity_penalty, length_penalty=1.0, early_stopping=False,
                   repetition_penalty=1.0, no_repeat_ngram_size=0, renormalize_logits=False, suppress_tokens=(), forced_bos_token_id=None):
     """Returns the results of diverse beam search after `start` (Vijayakumar et al. 2016), best first, with scores, for one sequence.
-    Follows `_group_beam_search` and `BeamSearchScorer` of transformers 4. There, a group that is done continues with padding, which counts against
-    later groups; here it takes no token. `logits_of` returns the next logits after sequences of equal lengths."""
+    Follows `_group_beam_search` and `BeamSearchScorer` of transformers 4. There, a group that is done continues with padding, which
+    counts against later groups; here it takes no token. `logits_of` returns the next logits after sequences of equal lengths."""
     rules = tf.LogitsProcessorList()
     if repetition_penalty != 1.0:
         rules.append(tf.RepetitionPenaltyLogitsProcessor(repetition_penalty))

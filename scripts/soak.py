@@ -4,8 +4,8 @@
     python3 scripts/soak.py target/release/gemmule tests/checkpoints/st-mean tests/checkpoints/writer --minutes 5
 
 The script starts the server itself, with both models and a cache. Clients request embeddings one at a time and in lists, for repeated
-and for new texts. They generate texts with and without streaming, send a request for each error status, disconnect before the answer, send one
-byte at a time, and close half of a connection. The script needs only Python's standard library. It exits with status 1 if an answer is
+and for new texts. They generate texts with and without streaming, send a request for each error status, disconnect before the answer,
+send one byte at a time, and close half of a connection. The script needs only Python's standard library. It exits with status 1 if an answer is
 missing or wrong, or if memory grows.
 """
 
