@@ -1,5 +1,5 @@
 //! The encoder with passes enabled one after another (ByteTransformer IV.D, figure 13).
-//! //!
+//!
 //! The paper's baseline is its figure 2(a): padded, with the projections of query, key and value merged into one product, cuBLAS, and a
 //! separate kernel for every memory-bound operation. The paper's ladder does not name all of our passes. The others are placed where the
 //! paper's text mentions the same work:

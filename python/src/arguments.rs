@@ -29,7 +29,7 @@ fn wrong(name: &str, value: &Bound<'_, PyAny>, expected: &str) -> Error {
 }
 
 /// Copies a text. `name` is the argument's name.
-/// ///
+///
 /// # Errors
 /// Returns an error for a value that is not a `str`, and for surrogates, which UTF-8 cannot represent.
 pub fn text(value: &Bound<'_, PyAny>, name: impl Fn() -> String) -> Result<String> {
@@ -46,7 +46,7 @@ pub fn text(value: &Bound<'_, PyAny>, name: impl Fn() -> String) -> Result<Strin
 }
 
 /// Copies a text, or each text of a list or another iterable.
-/// ///
+///
 /// # Errors
 /// Returns an error for an empty list, and the errors of [`text`].
 pub fn texts(value: &Bound<'_, PyAny>, name: &str) -> Result<Texts> {

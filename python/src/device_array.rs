@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// An array in the memory of the device that computed it.
-/// ///
+///
 /// `torch.from_dlpack(array)`, `cupy.from_dlpack(array)` and, for an array on the CPU, `numpy.from_dlpack(array)` read it without a copy.
 /// The memory is freed when the array and all views of it are gone. The values are complete, so there is no need to synchronize streams.
 #[pyclass(frozen, module = "gemmule")]
@@ -33,7 +33,7 @@ pub enum Target {
 
 impl Target {
     /// Parses the argument `to`.
-    ///     ///
+    ///
     /// # Errors
     /// Returns an error for an unknown name.
     pub fn new(name: &str) -> Result<Self> {

@@ -126,7 +126,7 @@ impl Managed for Versioned {
 }
 
 /// Frees a structure that [`capsule`] created, and releases its reference to the values.
-/// ///
+///
 /// # Safety
 /// `managed` must be the structure of an [`Owner`], and must not be used afterwards.
 unsafe extern "C" fn delete<M>(managed: *mut M) {
@@ -135,7 +135,7 @@ unsafe extern "C" fn delete<M>(managed: *mut M) {
 }
 
 /// Frees a capsule's structure if no consumer has taken it.
-/// ///
+///
 /// # Safety
 /// Must be called once, with a capsule of [`new_capsule`]. Python does this.
 unsafe extern "C" fn destroy<M: Managed>(capsule: *mut ffi::PyObject) {
@@ -160,10 +160,10 @@ pub fn device(output: &DeviceOutput) -> Result<(i32, i32)> {
 }
 
 /// Creates a capsule that shares the memory of an output, with the given dimensions. `versioned` selects the structure of DLPack 1.0.
-/// ///
+///
 /// # Errors
 /// Returns an error for an element type that DLPack does not have.
-/// ///
+///
 /// # Panics
 /// Panics if the dimensions have more values than the output.
 pub fn capsule<'py>(

@@ -68,10 +68,10 @@ impl Embedder {
     }
 
     /// Embed texts.
-    ///     ///
+    ///
     /// Returns a float32 array of shape [n, d], or of shape [d] for a single str. Texts that are longer than the model's maximum are cut.
     /// The result of a text does not depend on the other texts, except for rounding.
-    ///     ///
+    ///
     /// `prompt`, or the folder's prompt `prompt_name`, is put before each text. `batch_tokens` limits the tokens that are computed at once.
     /// `normalize_embeddings`, or `normalize`, scales each vector to length 1. `truncate_dim` keeps only the first values of each vector.
     /// With `to="dlpack"`, the result is a `DeviceArray`, which stays on the device in the model's storage type.

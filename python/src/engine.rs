@@ -93,7 +93,7 @@ impl Engine {
     }
 
     /// Run inputs as one batch: a list of texts, of pairs of texts, or of lists of token ids.
-    ///     ///
+    ///
     /// Returns a dict of the outputs by name. These are float32 arrays of shape [batch, width], or [tokens, width] with the tokens of all
     /// inputs one after another. `lengths` is an int64 array of shape [batch] with the number of tokens of each input. With `to="dlpack"`,
     /// the outputs are `DeviceArray`s, which stay on the device and are not checked for NaN values.

@@ -75,10 +75,10 @@ impl Generator {
     }
 
     /// Continue prompts.
-    ///     ///
+    ///
     /// Returns the new text without the prompt: a str for a str, or a list of str for a list. With `stream`, returns an iterator over the
     /// parts of the text of a single prompt.
-    ///     ///
+    ///
     /// The options have the names of transformers: max_new_tokens, min_new_tokens, do_sample, temperature, top_k, top_p, min_p, seed,
     /// num_beams, num_beam_groups, diversity_penalty, length_penalty, early_stopping, repetition_penalty, no_repeat_ngram_size,
     /// forced_bos_token, stop_strings. By default, they have the values of the folder's generation_config.json.
@@ -103,7 +103,7 @@ impl Generator {
     }
 
     /// Reply to a conversation that is formatted with the model's chat template.
-    ///     ///
+    ///
     /// `messages` is a list of dicts with `role` and `content`. Returns the reply as a str, or an iterator over its parts with `stream`.
     /// `options` are the options of `generate`.
     #[pyo3(signature = (messages, *, stream=false, tools=None, chat_template_kwargs=None, **options))]
@@ -199,7 +199,7 @@ impl Generator {
 
 impl WritingModel {
     /// Loads a model that generates text.
-    ///     ///
+    ///
     /// # Errors
     /// Returns the errors of [`Loading::load`], and an error if the folder has no tokenizer.
     pub fn load(py: Python<'_>, loading: Loading) -> Result<Self> {
@@ -214,7 +214,7 @@ impl WritingModel {
     }
 
     /// Tokenizes prompts, and handles signals in the meantime. The caller must not hold the GIL.
-    ///     ///
+    ///
     /// # Errors
     /// Returns an error for a text that the tokenizer refuses, and the exception of a signal handler.
     pub fn prompts(&self, texts: &[String], pair: &LanguagePair) -> Result<Prompts> {
@@ -237,7 +237,7 @@ impl WritingModel {
     }
 
     /// Runs all requests and returns their texts.
-    ///     ///
+    ///
     /// # Errors
     /// Returns the error of a request that fails, and the exception of a signal handler.
     pub fn write(

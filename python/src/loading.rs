@@ -51,7 +51,7 @@ enum Source {
 
 impl Loading {
     /// Parses the arguments that all classes have.
-    ///     ///
+    ///
     /// # Errors
     /// Returns an error for unknown devices, types and formats, for contradictory arguments, and for a model that is neither a text nor a
     /// path.
@@ -82,7 +82,7 @@ impl Loading {
 
     /// Fetches and loads the model on a separate thread, so that Ctrl-C ends the wait. The thread then continues in the background, and its
     /// model is dropped.
-    ///     ///
+    ///
     /// # Errors
     /// Returns errors of the hub, the folder and the device, and the exception of a signal handler.
     pub fn load<T: Send + 'static>(

@@ -63,10 +63,10 @@ impl MultiVectorEncoder {
     }
 
     /// Compute the token vectors of queries, or of documents with `is_query=False`.
-    ///     ///
+    ///
     /// Returns a list of float32 arrays of shape [tokens, d], or one array for a single str. Each vector has length 1. The model's folder
     /// determines how queries are padded, and which tokens of documents have no vector.
-    ///     ///
+    ///
     /// `prompt`, or the folder's prompt `prompt_name`, is put before each text. `batch_tokens` limits the tokens that are computed at once.
     #[pyo3(signature = (sentences, *, is_query=true, prompt_name=None, prompt=None, batch_tokens=None))]
     fn encode<'py>(
@@ -116,7 +116,7 @@ impl MultiVectorEncoder {
     }
 
     /// Score documents for queries by their token vectors (MaxSim), on the CPU.
-    ///     ///
+    ///
     /// `queries` and `documents` are lists of arrays of shape [tokens, d], or single arrays of this shape. Returns a float32 array of shape
     /// [queries, documents].
     fn similarity<'py>(
@@ -133,7 +133,7 @@ impl MultiVectorEncoder {
     }
 
     /// Rank documents for a query, best first.
-    ///     ///
+    ///
     /// Returns a list of dicts with `corpus_id` (the index of the document), `score` and, with `return_documents`, `text`. The prompts of
     /// `encode_query` and `encode_document` are used.
     #[pyo3(signature = (query, documents, top_k=None, return_documents=false, *, batch_tokens=None))]

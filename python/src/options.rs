@@ -40,7 +40,7 @@ pub struct Options {
 
 impl Options {
     /// Parses the keyword arguments of a call.
-    ///     ///
+    ///
     /// # Errors
     /// Returns an error for unknown names, and for values with a wrong type or out of range.
     pub fn new(keywords: Option<&Bound<'_, PyDict>>) -> Result<Self> {
@@ -85,7 +85,7 @@ impl Options {
     }
 
     /// Returns the generation settings of the folder, with these options applied.
-    ///     ///
+    ///
     /// # Errors
     /// Returns an error for unsupported settings of the folder, and for contradictory options.
     pub fn params(&self, encoder: &TextEncoder) -> Result<SamplingParams> {

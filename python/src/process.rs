@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 static LOADED_BY: OnceLock<u32> = OnceLock::new();
 
 /// Checks that this process has the compute threads.
-/// ///
+///
 /// # Errors
 /// Returns an error in a process that was forked after a model was loaded. It would wait forever for threads that do not exist.
 pub fn check() -> Result<()> {

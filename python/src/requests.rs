@@ -32,7 +32,7 @@ pub enum Step {
 impl Requests {
     /// Creates a generator with a KV cache for as many of the requests as can run at once. Each request has its index in the caller's list.
     /// `options` are checked once for all requests, and their number of new tokens is the maximum over the requests.
-    ///     ///
+    ///
     /// # Errors
     /// Returns an error if the options are invalid for every prompt, or if memory cannot be allocated.
     pub fn new(
@@ -70,7 +70,7 @@ impl Requests {
     }
 
     /// Admits requests, computes one step, and returns its results with the indices of their requests.
-    ///     ///
+    ///
     /// # Errors
     /// Returns an error if a request is refused or fails, or if the whole step fails.
     pub fn step(&mut self) -> Result<Vec<(usize, Step)>> {

@@ -63,7 +63,7 @@ impl Reranker {
     }
 
     /// Score pairs of a query and a document.
-    ///     ///
+    ///
     /// Returns a float32 array of shape [n], or of shape [n, labels] for a model with several labels. For a single pair, the first
     /// dimension is dropped. `prompt`, or the folder's prompt `prompt_name`, is put before each query.
     #[pyo3(signature = (pairs, *, prompt_name=None, prompt=None, batch_tokens=None))]
@@ -82,7 +82,7 @@ impl Reranker {
     }
 
     /// Rank documents for a query, best first.
-    ///     ///
+    ///
     /// Returns a list of dicts with `corpus_id` (the index of the document), `score` and, with `return_documents`, `text`.
     #[pyo3(signature = (query, documents, top_k=None, return_documents=false, *, prompt_name=None, prompt=None, batch_tokens=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]

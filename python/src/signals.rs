@@ -22,7 +22,7 @@ impl Signals {
     }
 
     /// Runs the handlers of pending signals if at least [`INTERVAL`] has passed since the last check. The caller must not hold the GIL.
-    ///     ///
+    ///
     /// # Errors
     /// Returns the exception of a handler, usually `KeyboardInterrupt`.
     pub fn check(&mut self) -> Result<()> {

@@ -46,7 +46,7 @@ pub struct Sessions(Mutex<Vec<Session>>);
 
 impl Sessions {
     /// Calls `f` with a session that no other call uses.
-    ///     ///
+    ///
     /// # Errors
     /// Returns an error if a session cannot be created, and the errors of `f`.
     pub fn with<T>(&self, engine: &Engine, f: impl FnOnce(&mut Session) -> Result<T>) -> Result<T> {
@@ -65,7 +65,7 @@ impl Sessions {
 
 impl TextModel {
     /// Loads a model that computes one output. `output` returns the name of this output for the model's folder.
-    ///     ///
+    ///
     /// # Errors
     /// Returns the errors of [`Loading::load`] and of `output`, and an error if the folder has no tokenizer.
     pub fn load(
@@ -93,7 +93,7 @@ impl TextModel {
 
     /// Computes the result of each input, in batches of similar lengths, and returns the results in the order of the inputs. `output`
     /// returns the results of a batch, with a row for each sequence. `batch_tokens` limits the tokens of a batch.
-    ///     ///
+    ///
     /// # Errors
     /// Returns an error for inputs that the tokenizer refuses, unknown prompts and batches that fail, and the exception of a signal
     /// handler.
@@ -136,7 +136,7 @@ impl TextModel {
 
     /// Computes an output with a row for each input, like [`rows`](Self::rows), but leaves it on the device. `width` returns the number of
     /// values to keep of each row.
-    ///     ///
+    ///
     /// # Errors
     /// Returns the errors of [`rows`](Self::rows) and of `width`. Values that are not finite are not an error.
     pub fn device_rows<'a>(
@@ -178,7 +178,7 @@ impl TextModel {
     }
 
     /// Computes the token vectors of queries or documents, for late interaction.
-    ///     ///
+    ///
     /// # Errors
     /// Returns the errors of [`rows`](Self::rows).
     pub fn token_vectors(
@@ -248,7 +248,7 @@ impl TextModel {
     }
 
     /// Returns the first of the names that is a prompt of the folder, or else the folder's default.
-    ///     ///
+    ///
     /// # Errors
     /// Returns an error if the first name selects a route of a Router that is not loaded.
     pub fn prompt_of(&self, names: &[&str]) -> Result<Prompt<'_>> {
@@ -294,7 +294,7 @@ fn encoded<I: Sync>(
 }
 
 /// Returns the folder from which an engine was built.
-/// ///
+///
 /// # Errors
 /// Returns an error if the engine was not built from a folder.
 pub fn folder(engine: &Engine) -> Result<Folder> {
@@ -305,7 +305,7 @@ pub fn folder(engine: &Engine) -> Result<Folder> {
 }
 
 /// Returns the prompt that the two arguments select.
-/// ///
+///
 /// # Errors
 /// Returns an error if both arguments are given.
 pub fn prompt<'a>(name: Option<&'a str>, text: Option<&'a str>) -> Result<Prompt<'a>> {

@@ -60,7 +60,7 @@ impl Translator {
     }
 
     /// Translate texts.
-    ///     ///
+    ///
     /// Returns a str for a str, and a list of str for a list. A blank text has an empty translation. `source_lang` and `target_lang` are
     /// language names of the model's tokenizer; the defaults are those of its folder. `options` are the options of `Generator.generate`.
     /// The default of `max_new_tokens` is twice the number of tokens of the text, plus 16.

@@ -20,7 +20,7 @@ struct Tile {
 // Maps a tile index to a query tile of the batch. Every warp searches separately. In a batch of at most 32 sequences, each lane has one
 // sequence and counts the tiles before it. Indices then have no gaps, and the longest sequence may come first. Larger batches are numbered
 // as in partials/attention_tile.cu: sequence b begins at start(b) / ROWS + b.
-// //
+//
 // This code runs before griddepcontrol.wait, and reads offsets, which are batch data. This is safe for two reasons. The first kernel of a
 // run begins after the upload of the offsets, and the CTAs of a later kernel begin only after all CTAs of the preceding kernel have begun.
 // The next run's upload begins after this run's last kernel, which has waited for all kernels before it.

@@ -135,7 +135,7 @@ impl Job {
 
     /// Checks the options for a model that computes these columns, as [`run`](crate::run) does. A program may call this before it loads the
     /// model. The widths of vectors are not known then, and any width may be given.
-    ///     ///
+    ///
     /// # Errors
     /// Returns an error for contradictory options, and for an output format that cannot hold the columns.
     pub fn check(&self, columns: &[Column]) -> Result<(), CorpusError> {

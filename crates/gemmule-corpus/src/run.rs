@@ -75,7 +75,7 @@ pub struct Hooks<'h> {
 }
 
 /// Computes values for the rows of a file, and writes them. An interrupted run resumes where it stopped.
-/// ///
+///
 /// # Errors
 /// Returns an error if options contradict each other or the input cannot be read, if the output exists, is being written by another run or
 /// has a format that cannot hold the columns, if the model fails, the disk is full or the run is canceled. After [`CorpusError::Stopped`],

@@ -89,7 +89,7 @@ impl Output {
 
 impl Store {
     /// Opens the folder of a job's output, and resumes from its contents or starts over.
-    ///     ///
+    ///
     /// # Errors
     /// Returns an error if the output exists, if another run is writing it, or if an interrupted run has another identity. With
     /// [`Job::overwrite`], only a concurrent run is an error.

@@ -13,7 +13,7 @@ const BLOCK: usize = 256;
 
 /// Scores documents for a query. For each row of the query, the max product with a row of the document is added to the score, in f32. A
 /// document without rows scores 0.
-/// ///
+///
 /// # Panics
 /// Panics if a slice is not whole rows of `width`, if `ends` decreases or does not end with the last row, or if `out` and `ends` differ in
 /// length.

@@ -1,5 +1,5 @@
 //! Partitioning of work for the caller's thread pool.
-//! //!
+//!
 //! The bodies are trait objects, so that the code of the thread pool is compiled once rather than for every caller. A body is called for
 //! blocks of rows or whole tasks, never for single elements.
 

@@ -15,7 +15,7 @@ pub struct Proxies {
 impl Proxies {
     /// Reads `https_proxy`, `http_proxy`, `all_proxy` and `no_proxy`, in lower case or else in upper case. `variable` returns the value of
     /// a variable.
-    ///     ///
+    ///
     /// # Errors
     /// Returns [`HubError::BadProxy`] with the name of the variable if its value is not the URL of a proxy.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, HubError> {

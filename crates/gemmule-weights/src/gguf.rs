@@ -1,5 +1,5 @@
 //! Files of llama.cpp (GGUF versions 2 and 3): metadata, and tensors of plain or quantised elements.
-//! //!
+//!
 //! [`Gguf`] reads a file with llama.cpp's names and settings. [`folder::Folder`] converts them to the names and settings of a folder saved
 //! by transformers.
 
@@ -76,10 +76,10 @@ impl Tensor {
 
 impl Gguf {
     /// Opens a file and reads its metadata and list of tensors. No tensor values are read.
-    ///     ///
+    ///
     /// A model that is split into files `NAME-00001-of-00003.gguf` can be opened by the name of any of its files. All files must be in one
     /// folder.
-    ///     ///
+    ///
     /// # Errors
     /// Returns an error if a file cannot be read, is damaged, or has a tensor of an unsupported type.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
@@ -176,7 +176,7 @@ impl Gguf {
     }
 
     /// Dequantises the elements of a tensor, in row-major order.
-    ///     ///
+    ///
     /// # Errors
     /// Returns an error if the file cannot be read or memory runs out.
     pub fn read(&self, tensor: &Tensor) -> Result<Vec<f32>, GgufError> {
@@ -191,7 +191,7 @@ impl Gguf {
     }
 
     /// Reads the stored bytes of a tensor: elements, or blocks of elements, in row-major order.
-    ///     ///
+    ///
     /// # Errors
     /// Returns an error if the file cannot be read or memory runs out.
     pub fn read_raw(&self, tensor: &Tensor) -> Result<Vec<u8>, GgufError> {

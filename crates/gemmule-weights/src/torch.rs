@@ -1,5 +1,5 @@
 //! Files of `torch.save` (PyTorch 1.6 and later): a zip archive with a pickle and one entry per storage.
-//! //!
+//!
 //! The format is documented in PyTorch's notes on serialization. The pickle of a state dict is interpreted, not executed. Opcodes and
 //! functions that a dictionary of tensors does not need are refused by name.
 
@@ -95,7 +95,7 @@ impl From<rawzip::Error> for TorchError {
 }
 
 /// Reads the directory of a file, and returns its tensors by name. No values are read.
-/// ///
+///
 /// # Errors
 /// Returns an error if the file is damaged, is not a state dict, or uses functions that a dictionary of tensors does not need.
 pub fn open(file: &File) -> Result<BTreeMap<String, Tensor>, TorchError> {

@@ -1,5 +1,5 @@
 //! Parquet files. Each window is a row group, and the footer lists all row groups.
-//! //!
+//!
 //! A window is encoded as a separate Parquet file. Its row group is appended to the output, and its footer is stored in the journal. At the
 //! end, a footer with all row groups is written, in which their positions are adjusted.
 

@@ -1,5 +1,5 @@
 //! Dequantisation of blocks to f32.
-//! //!
+//!
 //! Each product and sum is rounded to f32 in the same order as in the Python package `gguf`, so that results are bitwise equal.
 
 use half::{bf16, f16};
@@ -14,7 +14,7 @@ const IQ4: [i8; 16] = [
 ];
 
 /// Writes the dequantised elements of whole blocks to `out`.
-/// ///
+///
 /// # Panics
 /// Panics if `blocks` does not consist of whole blocks, or if `out` does not have the length of their elements.
 pub(super) fn dequantise(format: Format, blocks: &[u8], out: &mut [f32]) {

@@ -1,6 +1,6 @@
 //! Conversion of a GGUF file to the contents of a folder saved by transformers: config.json, tokenizer.json, tokenizer_config.json,
 //! generation_config.json, and tensors under their published names.
-//! //!
+//!
 //! For some architectures, llama.cpp's converter permutes rows, transposes weights or adds 1 to the weights of norms. [`Folder::read`]
 //! undoes this.
 
@@ -64,7 +64,7 @@ impl Weight {
 
 impl Folder {
     /// Converts the metadata and the names of a file. Does not read weights.
-    ///     ///
+    ///
     /// # Errors
     /// Returns an error for an unsupported architecture or tensor, and for metadata that is missing or contradicts the tensors.
     pub fn new(gguf: Gguf) -> Result<Self, GgufError> {
@@ -146,7 +146,7 @@ impl Folder {
     }
 
     /// Reads the elements of a tensor in row-major order, in their published arrangement.
-    ///     ///
+    ///
     /// # Errors
     /// Returns an error if the file cannot be read or memory runs out.
     pub fn read(&self, weight: &Weight) -> Result<Vec<f32>, GgufError> {

@@ -1,5 +1,5 @@
 //! The header of a file: metadata and the list of tensors.
-//! //!
+//!
 //! The layout is documented in ggml's description of GGUF. Before memory for a list is allocated, the list is checked against the size of
 //! the file.
 

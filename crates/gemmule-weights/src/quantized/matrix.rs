@@ -180,7 +180,7 @@ impl Matrix {
 
     /// Reads the scale and the zero point of every `width` columns of each row. These columns must belong to one group. The values are not
     /// read.
-    ///     ///
+    ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read), and an error if a tensor lists the groups of the columns.
     pub fn read_groups<E: From<QuantizedError>>(

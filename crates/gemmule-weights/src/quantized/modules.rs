@@ -147,7 +147,7 @@ pub fn check_plain(tensors: &BTreeMap<String, Info>) -> Result<()> {
 impl Config {
     /// Finds the matrices of a checkpoint by the names, types and shapes of its tensors. `read` returns the bytes of a tensor. It is called
     /// only for tensors that contain shapes.
-    ///     ///
+    ///
     /// # Errors
     /// Returns the errors of `read`. Returns an error if a tensor is missing, superfluous, or contradicts the configuration in type or
     /// shape.

@@ -43,7 +43,7 @@ impl Packing {
     }
 
     /// Unpacks the little-endian words of a matrix `[rows, columns]`. Integers beyond these sizes are ignored.
-    ///     ///
+    ///
     /// # Panics
     /// Panics if `words` does not have the [`stored`](Self::stored) shape.
     pub fn unpack(self, name: &str, words: &[u8], [rows, columns]: [usize; 2]) -> Result<Vec<u8>> {

@@ -59,7 +59,7 @@ impl Quantized {
     }
 
     /// Writes the dequantized values of a row.
-    ///     ///
+    ///
     /// # Panics
     /// Panics if the row does not exist, or if `out` does not have `columns` elements.
     pub fn row(&self, row: usize, out: &mut [f32]) {

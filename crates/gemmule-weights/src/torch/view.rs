@@ -25,7 +25,7 @@ impl Tensor {
     }
 
     /// Appends the elements in row-major order to `out`. `span` contains the bytes of the file range `bytes`.
-    ///     ///
+    ///
     /// # Panics
     /// Panics if `span` does not have the length of `bytes`.
     pub fn gather(&self, span: &[u8], out: &mut Vec<u8>) {
