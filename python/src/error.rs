@@ -148,7 +148,7 @@ fn of_checkpoint(error: &CheckpointError) -> Kind {
     }
 }
 
-/// Sets the index of the text in an error. The text was tokenized alone, so the index in the error is always 0.
+/// Sets the index of the text in an error of a text that was tokenized separately.
 pub fn of_text(error: TextError, index: usize) -> TextError {
     match error {
         TextError::Text { problem, .. } => TextError::Text { index, problem },

@@ -70,7 +70,7 @@
 //! # Memory
 //!
 //! Up to five windows are in memory: one is read, two are computed, one is being finished, and one is written. A window has at most
-//! [`Limits::window_rows`] rows, and ends once it exceeds [`Limits::window_bytes`]. A page of a Parquet file is decoded as a whole.
+//! [`Limits::window_rows`] rows, and ends once it has [`Limits::window_bytes`] bytes. A page of a Parquet file is decoded as a whole.
 
 mod error;
 mod input;

@@ -93,8 +93,8 @@ pub unsafe fn multiply(
     }
 }
 
-/// Adds products to a register tile of sums. The product is that of `M` rows, each with one element per row of `b`, and `b`. Products are
-/// added in the order of the elements.
+/// Adds the product of `M` rows and `b` to a register tile of sums. Each row has one element per row of `b`. Products are added in the
+/// order of the elements.
 #[inline(always)]
 pub(crate) fn add_products<S: Simd, const M: usize, const N: usize>(
     simd: S,

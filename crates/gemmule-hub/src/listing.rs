@@ -9,7 +9,7 @@ use crate::{HubError, hash::Hash, id::is_commit};
 /// Max bytes of a list.
 pub(crate) const MAX_BYTES: u64 = 32 << 20;
 
-/// Max length in bytes of a file's name, including its folders.
+/// Max length in bytes of a file's name, and of each component of its path.
 const MAX_NAME: usize = 1024;
 const MAX_PART: usize = 255;
 
