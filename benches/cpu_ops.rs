@@ -1,5 +1,5 @@
-//! The CPU kernels that dominate a MiniLM-sized encoder: hidden size 384, 12 heads of 32, inner
-//! size 1536, on 32 sentences of 5 to 60 tokens and on one sentence of 10.
+//! Benchmarks of the CPU kernels that dominate a MiniLM-sized encoder (hidden size 384, 12 heads of 32, inner size 1536), on 32 sentences
+//! of 5 to 60 tokens and on one sentence of 10.
 
 use std::hint::black_box;
 
@@ -19,7 +19,7 @@ const INNER: u32 = 1536;
 const HEADS: u32 = 12;
 const HEAD: u32 = 32;
 
-/// Returns deterministic values in (−0.5, 0.5), none of which is special.
+/// Returns deterministic values in (−0.5, 0.5), without special values.
 fn values(n: usize) -> Vec<f32> {
     (0..n)
         .map(|i| ((i * 7919 + 13) % 1009) as f32 / 1009.0 - 0.5)
@@ -54,7 +54,7 @@ fn gemm(c: &mut Criterion) {
             let rows = extents.tokens as usize;
             let x = values(rows * k as usize);
             let weight = values((n * k) as usize);
-            // Packed once, as when a model is loaded.
+            // Pack the weight once, as when a model is loaded.
             let weight = PackedWeight::new(&weight, n as usize, k as usize, MatmulPrecision::F32);
             let bias = values(n as usize);
             let mut out = vec![0.0; rows * n as usize];

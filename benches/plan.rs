@@ -1,6 +1,5 @@
-//! Time of the planning before a launch: a plan for the intermediates of a 12-layer encoder (87
-//! tensors), a plan for the same number of random lifetimes, which use the search to its end, and
-//! the lookup of a cached batch shape.
+//! Time of planning before a launch. Measures a plan for the intermediates of a 12-layer encoder (87 tensors), a plan for the same number
+//! of random lifetimes, for which the search runs to its end, and the lookup of a cached batch shape.
 //!
 //! Targets: at most 100 µs for a plan, at most 2 µs for a lookup.
 
@@ -28,7 +27,7 @@ fn encoder(tokens: u64) -> Vec<UsageRecord> {
             record(op + 3, op + 6, 768),  // first norm, also the residual
             record(op + 4, op + 5, 3072), // feed-forward, inner
             record(op + 5, op + 6, 768),  // feed-forward, outer
-            record(op + 6, op + 10, 768), // second norm, residual of the next layer
+            record(op + 6, op + 10, 768), // second norm, also the residual of the next layer
         ]);
     }
     records.push(record(86, 86, 1));
@@ -77,7 +76,7 @@ fn plans(c: &mut Criterion) {
         });
     }
     c.bench_function("plan/chunks_growing/encoder_87", |b| {
-        // Exceeds the headroom of the chunk, so that it is packed again and a chunk is added.
+        // This exceeds the headroom of the chunk, so the chunk is packed again and a new chunk is added.
         let (shorter, records) = (encoder(20 * 470), encoder(20 * 512));
         let mut held = ChunkAllocator::default();
         held.plan(&shorter).expect("the records are well formed");
@@ -93,8 +92,7 @@ fn lookups(c: &mut Criterion) {
     let mut cache = PlanCache::new(NonZeroUsize::new(1024).expect("1024 is not zero"));
     let mut allocator = ChunkAllocator::default();
     let key = |tokens: u64| (tokens, 1, tokens, tokens * tokens);
-    // Long and short lengths alternate, because memory would shrink otherwise and plans would be
-    // made again.
+    // Alternate long and short lengths. Otherwise memory would shrink, and plans would be made again.
     let lengths = (0..512u64).map(|i| 512 - (i * 199) % 512);
     let mut lookup = |tokens: u64| {
         let records = || Ok::<_, PlanError>(encoder(tokens));

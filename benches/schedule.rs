@@ -1,6 +1,5 @@
-//! Time of schedulers: a decision over 10,000 waiting requests, long and short, and a second of
-//! simulated load. A decision should take at most a hundredth of its batch's time; an H200 computes
-//! a BERT-base batch of 5,000 tokens in 1.5 ms.
+//! Time of schedulers: a decision over 10,000 waiting requests of long and short lengths, and one second of simulated load. A decision
+//! should take at most 1 % of the time of its batch. An H200 computes a BERT-base batch of 5,000 tokens in 1.5 ms.
 
 use std::hint::black_box;
 
@@ -31,7 +30,7 @@ fn load(lengths: &str, rate: f64, n: usize, deadlines: Option<(Micros, Micros)>)
 }
 
 fn decision(c: &mut Criterion) {
-    // Approximate times of BERT-base on an H200: batches of 1 ms with deadlines, of 4 ms without.
+    // Approximate costs of BERT-base on an H200: batches take 1 ms with deadlines, and 4 ms without.
     let costs = CostTable::parse(
         "(about: \"\", packed: (x: [32, 512, 1024, 2048, 4096, 16384], y: [16, 512], values: [[140, 150], [200, 230], \
         [330, 360], [620, 650], [1200, 1300], [4800, 5200]]), overhead: 20.0, multiple: 64)",
@@ -53,8 +52,7 @@ fn decision(c: &mut Criterion) {
             let mut desk = SchedulerState::new(&[u64::MAX], 1);
             let mut next = arrivals.iter().cycle();
             let mut now = Micros(0);
-            // The number of arrivals equals the number of departures, as in a service under full
-            // load.
+            // As many requests arrive as leave, as in a service under full load.
             let mut come = |desk: &mut SchedulerState| {
                 while desk.waiting().len() < WAITING {
                     desk.arrive(*next.next().expect("it goes on"));

@@ -1,4 +1,4 @@
-//! Admits prompts one after another while others are being written, and prints what comes of each.
+//! Admits prompts one after another while other texts are being generated, and prints the result for each prompt.
 //!
 //!     cargo run --release --example admit -- CHECKPOINT_DIR "a prompt" "another one"
 
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = generation_config(folder.as_ref())?;
     let ids = encoder.prompts(&prompts)?;
 
-    // Room for two of the longest: others wait until one ends.
+    // Make room for two of the longest prompts. Other prompts wait until a text ends.
     let longest = ids.iter().map(Vec::len).max().unwrap_or(1);
     let room = engine.cache_bytes_needed(&[longest, longest], &options)?;
     let mut generator = engine.generator(room)?;

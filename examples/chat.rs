@@ -1,5 +1,5 @@
-//! Reads a line, answers it, and prints tokens as they come. A checkpoint with a chat template is asked as it was taught; any other
-//! writes on from all that was said.
+//! Reads a line, answers it, and prints tokens as they are generated. If the checkpoint has a chat template, the conversation is formatted
+//! with it. Otherwise the model continues everything that was said so far.
 //!
 //!     cargo run --release --example chat -- CHECKPOINT_DIR
 
@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let written = engine.generate(&[prompt], &options, |_, event| {
             if let Event::Token { id, .. } = event {
                 tokens.push(*id);
-                // Bytes of a character that is not whole yet are U+FFFD, and wait for the next token.
+                // The bytes of an incomplete character decode to U+FFFD, and are printed after a later token completes it.
                 let text = encoder.decode(&tokens).unwrap_or_default();
                 let whole = text.trim_end_matches('\u{fffd}').len().max(shown);
                 print!("{}", text.get(shown..whole).unwrap_or_default());

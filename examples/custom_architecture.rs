@@ -1,6 +1,6 @@
-//! An architecture of one's own: the description is a string in the program, and nothing else
-//! changes. Layers normalise before they compute (pre-LN), the feed-forward network uses ReLU,
-//! positions come from a table, and two sentence vectors come out. Weights are random.
+//! A custom architecture. Its description is a string in the program, and the rest of the program is the same as for shipped descriptions.
+//! Layers normalise their input (pre-LN), the feed-forward network uses ReLU, positions come from a table, and the model has two sentence
+//! vectors as outputs. Weights are random.
 //!
 //!     cargo run --release --example custom_architecture
 
@@ -31,7 +31,7 @@ Model(
         Let("places", embedding(ids: "positions", rows: "positions", width: "width", table: "places.weight")),
         Let("x", add(a: "words", b: "places")),
         Repeat(times: "layers", index: "i", name: "layer",
-            // Q, K and V in one GEMM, and one kernel for attention.
+            // One GEMM for Q, K and V, and one kernel for attention.
             expect: {"gemms": 4, "attention": 1},
             body: [
                 Let("normed", layer_norm(x: "x", eps: "eps",

@@ -1,5 +1,5 @@
-//! Compiles a shipped description and looks at each stage: the report of the passes, the launches,
-//! and the CUDA source of one kernel. Needs neither a GPU nor a checkpoint.
+//! Compiles a shipped description and shows each stage: the report of the passes, the launches, and the CUDA source of one kernel. Needs
+//! neither a GPU nor a checkpoint.
 
 use gemmule::{
     DType,

@@ -1,4 +1,4 @@
-//! Translates a file line by line, as its folder asks for.
+//! Translates a file line by line, with the settings of the model's folder.
 //!
 //!     cargo run --release --example translate -- CHECKPOINT_DIR FILE
 
@@ -14,7 +14,7 @@ use gemmule::{
     text::{Folder, TextEncoder},
 };
 
-/// Lines that are in memory at once.
+/// Number of lines that are in memory at once.
 const CHUNK: usize = 256;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let engine = Engine::from_checkpoint(&folder).generating().build()?;
     let encoder = TextEncoder::for_prompts(Folder::open(folder.as_ref())?)?;
-    // The folder says how beams are searched, what stands before the first new token, and what ends a translation.
+    // The folder's settings determine the beam search, the tokens before the first new token, and the tokens that end a translation.
     let options = generation_config(folder.as_ref())?;
     let mut lines = BufReader::new(File::open(file)?).lines();
     loop {

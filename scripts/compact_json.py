@@ -1,6 +1,6 @@
-"""Writes JSON with as many items on a line as fit, so that fixtures stay short and a change is still a small diff.
+"""Formats JSON with as many items per line as fit, so that fixtures stay short and changes have small diffs.
 
-    python scripts/compact_json.py FILE ...     rewrites files in place, with the same values
+    python scripts/compact_json.py FILE ...     rewrites files in place; values do not change
 """
 
 import json
@@ -10,7 +10,7 @@ WIDTH = 160
 
 
 class Number(float):
-    """A number that keeps its text."""
+    """A number that keeps its original text."""
 
     def __new__(cls, text):
         self = super().__new__(cls, text)
@@ -33,7 +33,7 @@ def text(value):
 
 
 def lines(value, indent):
-    """The text of a value whose first line starts at column `indent`."""
+    """Returns the text of a value whose first line starts at column `indent`."""
     whole = one_line(value)
     if not value or not isinstance(value, (dict, list)) or len(whole) + indent <= WIDTH:
         return whole
@@ -59,7 +59,7 @@ def lines(value, indent):
 
 
 def dumps(value):
-    """Returns a value as JSON, with a newline at the end."""
+    """Returns a value as JSON, with a final newline."""
     return lines(value, 0) + "\n"
 
 

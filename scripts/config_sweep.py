@@ -1,9 +1,9 @@
-"""Write `tests/references/config_sweep.json`: what each key of config.json changes in transformers.
+"""Writes `tests/references/config_sweep.json`, which shows the effect of each key of config.json in transformers.
 
-For every shipped family a tiny model of random weights is run with its own config.json, and once for each other value of each
-key: of the keys that transformers writes, and of `EXTRA`, which other families or older versions have. A case has the key,
-its value (none where the key was removed), and a few values of each output (none where they are those of the family's own
-config.json). Values that transformers refuses have no case. Weights are drawn as in `scripts/reference.py`.
+For every shipped family, a tiny model with random weights runs with its own config.json, and then with one key changed at a time. The keys
+are those that transformers writes, and those in `EXTRA`, which other families or older versions have. A case consists of the key, its value
+(missing if the key was removed), and a few values of each output (missing if they equal those of the family's own config.json). Values that
+transformers refuses have no case. Weights are generated as in `scripts/reference.py`.
 
     python3 scripts/config_sweep.py tests/references [FAMILY ...]
 """
@@ -24,14 +24,14 @@ T5 = dict(d_model=24, d_kv=8, num_layers=2, num_decoder_layers=2, num_heads=3, d
           relative_attention_max_distance=20, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
 SPECIALS = dict(pad_token_id=0, bos_token_id=1, cls_token_id=1, eos_token_id=2, sep_token_id=2)
 
-# The description, the config's class and sizes, and the class of each output.
+# Outputs of heads, with the suffixes of their classes.
 CLASSIFIES = ("sequence_logits", "ForSequenceClassification"), ("token_logits", "ForTokenClassification"), ("mlm_logits", "ForMaskedLM")
 WRITES = ("next_token_logits", "ForCausalLM"), ("sequence_logits", "ForSequenceClassification")
 TRANSLATES = (("written", "ForConditionalGeneration"),)
 
 
 def family(description, name, sizes, *heads, trunk="Model", states="last_hidden_state", keys=None, named=False):
-    """One family; of `keys` alone, where they are given. With them, or where it is `named`, `architectures` has the head's class."""
+    """One family, or only its `keys` if given. With keys, or if `named`, `architectures` has the class of the head."""
     outputs = {states: trunk} | dict(heads)
     return dict(description=description, config=f"{name}Config", sizes=BASE | sizes, outputs={o: f"{name}{c}" for o, c in outputs.items()}, keys=keys, named=named or bool(keys))
 
@@ -108,10 +108,10 @@ FAMILIES = {
     "umt5": family("t5", "UMT5", T5, *TRANSLATES, trunk="ForConditionalGeneration", states="encoder_last_hidden_state"),
 }
 
-# Keys that change nothing here: names and versions, what a loader or a trainer reads, and how results are returned.
+# Keys without an effect here: names, versions, settings of loaders and trainers, and the form of results.
 SKIPPED = {"model_type", "architectures", "transformers_version", "dtype", "torch_dtype", "_name_or_path", "return_dict", "output_attentions", "output_hidden_states",
            "_attn_implementation", "attn_implementation", "id2label", "label2id", "task_specific_params", "_commit_hash", "quantization_config"}
-# Keys whose effect depends on more than config.json: where a text ends, and whether a checkpoint has a head of its own.
+# Keys whose effect does not depend on config.json alone: the end of a text, and whether a checkpoint has a separate head.
 UNDECIDED = {("eos_token_id", "clip_text"), ("tie_word_embeddings", "t5"), ("tie_word_embeddings", "mt5"), ("tie_word_embeddings", "umt5")}
 SCALED = {"rope_type": "linear", "factor": 2.0}
 EXTRA = {
@@ -135,7 +135,7 @@ ACTIVATIONS = ["relu", "gelu", "gelu_new", "silu", "tanh", "quick_gelu", "gelu_p
 
 
 def values_of(key, value):
-    """Other plausible values of a key."""
+    """Returns other plausible values of a key."""
     if isinstance(value, bool):
         return [not value]
     if key.endswith("token_id"):
@@ -157,9 +157,9 @@ def values_of(key, value):
 
 
 def fill(model, deviation):
-    """Draws every tensor once, under the first of its names without the trunk's prefix."""
+    """Generates every tensor once, under the first of its names without the prefix of the trunk."""
     done, prefix = set(), getattr(model, "base_model_prefix", "") + "."
-    # A head that is tied to a table has the table's values.
+    # A head that is tied to a table has the values of the table.
     for name, p in sorted(model.state_dict().items(), key=lambda item: "embeddings" not in item[0]):
         owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
         if not p.is_floating_point() or p.data_ptr() in done or "Sinus" in owner:
@@ -172,7 +172,7 @@ def fill(model, deviation):
 
 
 def digest(t):
-    """A few values of the last row."""
+    """Returns a few values of the last row."""
     return [round(float(x), 5) for x in t.reshape(-1, t.shape[-1])[-1][:6]]
 
 
@@ -195,7 +195,7 @@ def outputs_of(own, config):
                 o = model(input_ids=ids, return_dict=True)
                 field = {"last_hidden_state": "last_hidden_state", "text_embeds": "text_embeds"}.get(output, "logits")
                 t = o[field]
-                # A middle row, too, which sees what a mask says of later tokens.
+                # Also store a row in the middle, which depends on whether later tokens are masked.
                 values += digest(t[0][: t.shape[1] // 2]) if output == "last_hidden_state" else []
                 values += digest(t)
         if not np.isfinite(values).all():

@@ -1,10 +1,11 @@
-"""Tokens a second that GPT-2 124M writes on a CPU, one sequence, greedy: gemmule beside ONNX Runtime, CTranslate2 and PyTorch.
+"""Measures greedy decoding of GPT-2 124M on a CPU, one sequence, in tokens per second: gemmule, ONNX Runtime, CTranslate2 and PyTorch.
 
-Weights are random, from a seed, as the time does not depend on them; prompts have 32 tokens, 48 new ones follow. A
-step's time is that of all new tokens but the first, by their number. Each contender is a process of its own; they
-alternate, round by round, and the median of the rounds is shown. The first result is that of a process
-which loads the model and writes two tokens, twice, the least that `bench generate` does; so is the peak memory. ONNX Runtime's graph is made with the `onnx` package
-of its own fused operators (Attention with a past, SkipLayerNormalization, FastGelu), as its GPT-2 optimizer makes them.
+Weights are random with a fixed seed, because the time does not depend on them. Prompts have 32 tokens, and 48 new tokens follow. The time
+of a step is the time of all new tokens except the first, divided by their number. Each contender runs in a separate process. The processes
+alternate round by round, and the median over the rounds is shown. The time to the first result and the peak memory are those of a process
+that loads the model and generates two tokens, twice, which is the minimum of `bench generate`. ONNX Runtime's graph is built with the
+`onnx` package from its own fused operators (Attention with a past, SkipLayerNormalization, FastGelu), like the graphs of its GPT-2
+optimizer.
 
     pip install onnx==1.23.2 onnxruntime==1.32.0 ctranslate2==4.8.5 torch transformers
     taskset -c 0,1 python3 scripts/cpu_decode_peers.py target/release/gemmule [--rounds 10]
@@ -20,7 +21,7 @@ PROMPT, NEW = 32, 48
 
 
 def graph(weights, file):
-    """One step of GPT-2 with a past: ids [1, n] and keys and values so far, to logits of the last token and all of them now."""
+    """One step of GPT-2 with a past: from ids [1, n] and the keys and values so far to the last token's logits and all keys and values."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
@@ -74,7 +75,7 @@ def prepare(folder):
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
     hf = os.path.join(folder, "hf")
     model.save_pretrained(hf)
-    # CTranslate2's converter asks for a vocabulary.
+    # CTranslate2's converter requires a vocabulary.
     json.dump({f"t{i}" if i != 50256 else "<|endoftext|>": i for i in range(VOCABULARY)}, open(os.path.join(hf, "vocab.json"), "w"))
     open(os.path.join(hf, "merges.txt"), "w").write("#version: 0.2\n")
     json.dump({"model_max_length": POSITIONS, "tokenizer_class": "GPT2Tokenizer"}, open(os.path.join(hf, "tokenizer_config.json"), "w"))
@@ -183,7 +184,7 @@ def main():
         out, hf = os.path.join(folder, "out.json"), os.path.join(folder, "hf")
         again = [sys.executable, __file__, a.gemmule, "--threads", str(a.threads), "--folder", folder, "--out", out, "--child"]
         ours = lambda name, new: [a.gemmule, "bench", "generate", "--weights", hf, "--device", "cpu", "--threads", str(a.threads), "--batch", "1", "--prompt-tokens", str(PROMPT), "--new", str(new), "--greedy", "--json", out, *OURS[name]]
-        # In a process of its own: a process's peak memory is at least that of the one that starts it.
+        # Use a separate process, because the peak memory of a process is at least that of its parent.
         spawned([*again, "prepare"])
         able_ours = able([n for n in only if n in OURS], lambda name: ours(name, 2))
         only = [n for n in only if n not in OURS or n in able_ours]

@@ -1,13 +1,13 @@
-"""What a CPU takes from token ids to normalised embeddings: gemmule beside ONNX Runtime, OpenVINO, CTranslate2 and PyTorch.
+"""Measures CPU time from token ids to normalised embeddings: gemmule, ONNX Runtime, OpenVINO, CTranslate2 and PyTorch.
 
-Each contender is a process of its own, so that no pool of threads spins beside another's. The processes alternate,
-round by round, and each measures every work in turn, after a pause; a work's time is the median of the rounds' medians.
-In a first round each peer finds its best setting for each work: two threads or two workers of one thread, and how
-many sentences, sorted by length, make a batch. gemmule gets the list as it is. All get token ids and give unit vectors.
+Each contender runs in a separate process, so that its thread pool does not spin while another contender is measured. The processes
+alternate round by round, and each measures every workload in turn, after a pause. A workload's time is the median of the rounds' medians.
+In a first round, each peer determines its best setting for each workload: two threads, or two workers with one thread each, and the number
+of sentences, sorted by length, per batch. gemmule receives the list in its original order. All receive token ids and return unit vectors.
 
-ONNX Runtime's graph is made from the safetensors with the `onnx` package and fused by ONNX Runtime's own optimizer;
-OpenVINO takes the graph before that; CTranslate2 converts the folder; PyTorch runs transformers. int8 is what each
-computes by itself: ONNX Runtime's dynamic quantisation per channel, CTranslate2's `int8`, gemmule's `--quantize int8`.
+ONNX Runtime's graph is built from the safetensors with the `onnx` package, and fused by ONNX Runtime's own optimizer. OpenVINO receives
+the graph before fusion. CTranslate2 converts the folder. PyTorch runs transformers. For int8, each uses its own method: ONNX Runtime's
+dynamic quantisation per channel, CTranslate2's `int8`, gemmule's `--quantize int8`.
 
     pip install onnx==1.23.2 onnxruntime==1.32.0 openvino==2026.4.1 ctranslate2==4.8.5 torch transformers
     taskset -c 0,1 python3 scripts/cpu_peers.py target/release/gemmule CHECKPOINT_DIR [--rounds 10] [--json FILE]
@@ -39,7 +39,7 @@ def unit(x):
 
 
 def graph(checkpoint, file):
-    """BERT, mean pooling and unit length as a plain graph, in the pattern that exporters write and optimizers know."""
+    """BERT, mean pooling and normalisation as a plain graph, in the pattern that exporters write and optimizers recognize."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
     from safetensors.numpy import load_file
@@ -101,7 +101,7 @@ def graph(checkpoint, file):
 
 
 def prepare(checkpoint, folder):
-    """Files of the peers, made once."""
+    """Files of the peers. They are created once."""
     plain = os.path.join(folder, "plain.onnx")
     graph(checkpoint, plain)
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -196,7 +196,7 @@ def timed(run, seconds=0.5):
 
 
 def run_of(peer, rows, setting):
-    """A function that embeds all rows by the setting, in the order of the rows."""
+    """Returns a function that embeds all rows with the setting, in the order of the rows."""
     workers, size = setting
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     batches = [order[i:i + size] for i in range(0, len(rows), size)]
@@ -219,8 +219,8 @@ def run_of(peer, rows, setting):
 
 
 def child(a):
-    """One contender in one process: its times of all works, or its first result. The files are made in a process of
-    their own too: a process's peak memory is at least that of the one that starts it."""
+    """Runs one contender in one process: measures all workloads, or the time to its first result. Files are created in
+    another process, because the peak memory of a process is at least that of its parent."""
     if a.child == "prepare":
         return prepare(a.checkpoint, a.folder)
     peers = {1: [PEERS[a.child](a, a.threads)]}
@@ -248,7 +248,7 @@ def child(a):
 
 
 def spawned(command):
-    """The process's seconds and peak bytes."""
+    """Returns the seconds and the peak memory of the process."""
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     error = process.stderr.read()
@@ -259,7 +259,7 @@ def spawned(command):
 
 
 def able(names, command):
-    """The names without those whose command wants instructions that this CPU lacks."""
+    """Returns the names, except for contenders that need instructions that this CPU lacks."""
     lacking = []
     for name in names:
         tried = subprocess.run(command(name), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -270,7 +270,7 @@ def able(names, command):
 
 
 def keep(file, **found):
-    """After each round, so that a run that is cut off keeps those that it had."""
+    """Writes the results after each round, so that an interrupted run keeps its completed rounds."""
     if file:
         with open(file, "w") as out:
             json.dump(found, out, indent=1)

@@ -3,7 +3,7 @@
     pip install torch target/wheels/gemmule-*.whl
     python scripts/dlpack_on_cuda.py tests/checkpoints/st-cls
 
-`GEMMULE_NVRTC` names a folder with NVRTC, unless the CUDA toolkit or `nvidia-cuda-nvrtc` is installed.
+`GEMMULE_NVRTC` must name a folder with NVRTC, unless the CUDA toolkit or `nvidia-cuda-nvrtc` is installed.
 """
 
 import sys
@@ -20,7 +20,7 @@ TEXTS = [f"Letter {n} was about {'bread ' * (n % 40)}and rain." for n in range(5
 def close(found, expected, what):
     found = found.float().cpu().numpy()
     far = np.abs(found - expected).max()
-    # Batches of other shapes are rounded otherwise, in bf16 by up to 2⁻⁸ of a value in each layer.
+    # Batches with other shapes are rounded differently. In bf16, the difference is up to 2⁻⁸ of a value in each layer.
     assert found.shape == expected.shape and far < 2e-2 * max(1, np.abs(expected).max()), f"{what}: {far}"
     print(f"{what}: ok, {found.shape}, at most {far:.1e} from numpy")
 
@@ -38,7 +38,7 @@ def main(folder):
         assert tensor.data_ptr() == again.data_ptr(), "the memory is copied"
         close(tensor, expected, f"vectors in {dtype}")
         np.testing.assert_array_equal(array.numpy(), tensor.float().cpu().numpy())
-        # Rows of many batches are put in order, and cut.
+        # Rows of several batches are put in order and truncated.
         small = torch.from_dlpack(embedder.encode(TEXTS, to="dlpack", batch_tokens=200, truncate_dim=7))
         close(small, expected[:, :7], f"vectors of many batches in {dtype}")
         one = torch.from_dlpack(embedder.encode(TEXTS[3], to="dlpack"))
@@ -46,7 +46,7 @@ def main(folder):
         normal = torch.nn.functional.normalize(tensor.float(), dim=-1)
         close(normal, embedder.encode(TEXTS, normalize_embeddings=True), f"normalized in {dtype}")
 
-    # The tensor outlives the array, the embedder and later runs.
+    # The tensor must outlive the array, the embedder and later runs.
     before = tensor.clone()
     del array, again
     for _ in range(20):
@@ -56,7 +56,7 @@ def main(folder):
     assert torch.equal(tensor, before)
     print("the memory lives as long as the tensor: ok")
 
-    # On another stream than the default one, and from several threads.
+    # Use a stream other than the default one, and several threads.
     engine = Engine(folder, device="cuda")
     names = engine.output_names
     expected = engine.run(TEXTS[:64])
@@ -68,7 +68,7 @@ def main(folder):
                 outputs = engine.run(TEXTS[:64], to="dlpack")
                 for name in names:
                     tensor = torch.from_dlpack(outputs[name])
-                    # Work that is still running when the memory is released.
+                    # Work is still running when the memory is released.
                     doubled = tensor.float() * 2
                     del tensor, outputs[name]
                     if np.abs(doubled.cpu().numpy() / 2 - expected[name]).max() > 5e-2:
@@ -81,7 +81,7 @@ def main(folder):
     assert not failures, failures
     print(f"outputs {', '.join(names)} of an engine on four streams: ok")
 
-    # Freed memory is free for others.
+    # Freed memory can be allocated again.
     free = None
     for nth in range(200):
         outputs = engine.run(TEXTS, to="dlpack")

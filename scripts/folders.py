@@ -1,41 +1,42 @@
-"""Write small checkpoint folders as they are published, with what Python gives on them.
+"""Writes small checkpoint folders as they are published, with the results of Python libraries on them.
 
-Each folder under the output directory is a model of random weights in the form in which transformers
-or sentence-transformers publish one, and an `expected.json` of runs: inputs, token ids, and the results
+Each folder under the output directory contains a model with random weights in the form in which transformers
+or sentence-transformers publishes models, and an `expected.json` of runs: inputs, token ids, and the results
 of `SentenceTransformer.encode`, `CrossEncoder.predict` or the model itself. Weights are exact in f16
-and stored so; the results are those of f32 arithmetic on the same values.
+and stored in f16. Results are computed in f32 from the same values.
 
     pip install torch transformers sentence-transformers model2vec
     python3 scripts/folders.py tests/checkpoints [FOLDER]
 
 Nothing is downloaded. Two runs with the same versions write the same bytes.
 
-How sentence-transformers reads a folder (6.2.0, where not said otherwise):
+How sentence-transformers reads a folder (6.2.0, unless stated otherwise):
 
-* Texts are tokenized as they are (before 5.4 without the space at both ends) and cut to `max_seq_length`
-  of sentence_bert_config.json, special tokens and prompt included. Where that key is missing, as in every
+* Texts are tokenized unchanged (before 5.4, without surrounding spaces) and truncated to `max_seq_length`
+  of sentence_bert_config.json, which includes special tokens and the prompt. If that key is missing, as in every
   folder saved since 5.4, the limit is the smaller of tokenizer_config.json's `model_max_length` and
-  config.json's `max_position_embeddings`. Truncation and padding saved inside tokenizer.json do not
-  matter: both are set anew for each call.
-* A prompt is put before the text as it is, and the whole is tokenized at once. An explicit prompt, even
-  "", goes before a prompt name, and a name before `default_prompt_name`. "query" and "document" are
-  always names, of empty prompts where the folder has none; any other unknown name is an error.
-* `include_prompt: false` takes the first n positions out of the pooling mask (not out of attention),
-  where n is the number of tokens of the prompt tokenized alone, without its last special token: so
-  [CLS] is excluded with the prompt, and the final [SEP] stays. Without a prompt nothing is excluded,
-  [CLS] included. CLS pooling then takes the first token after the prompt (up to 5.4 always the first).
-* Pooling booleans join in the order cls, max, mean, mean_sqrt_len, weightedmean, lasttoken, whatever
-  the order of the keys; the list that `pooling_mode` of new folders may be joins in its own order.
-* `lasttoken` is the last token that is not padding, hence [SEP]; `weightedmean` weighs position i
-  (from 0, [CLS] included) by i + 1.
-* A pair is cut with "longest_first" to that same limit (a cross encoder without modules.json has no
-  sentence_bert_config.json): tokens go one at a time from the end of the longer text.
-* Where sentence_bert_config.json's `modality_config` has `message`, texts are messages of the role user, pairs of the roles query and
-  document, a prompt one of the role system before them, and the chat template writes them down, without `add_generation_prompt`
-  unless `processing_kwargs` have it. No special token is added. What is cut ends in what the template writes last.
-* The activation of a cross encoder is config_sentence_transformers.json's `activation_fn` beside a
-  modules.json; else config.json's `sentence_transformers.activation_fn`; else its
-  `sbert_ce_default_activation_function`; else sigmoid for one label and none for several.
+  config.json's `max_position_embeddings`. Truncation and padding saved inside tokenizer.json have no
+  effect, because both are set for each call.
+* A prompt is put before the text, and both are tokenized together. An explicit prompt, even "", takes
+  precedence over a prompt name, and a name over `default_prompt_name`. "query" and "document" are
+  always valid names; their prompts are empty if the folder does not define them. Any other unknown name is an error.
+* `include_prompt: false` removes the first n positions from the pooling mask (not from attention),
+  where n is the number of tokens of the prompt tokenized alone, without its last special token. As a result,
+  [CLS] is excluded with the prompt, and the final [SEP] stays. Without a prompt nothing is excluded, not even
+  [CLS]. CLS pooling then selects the first token after the prompt (up to 5.4, always the first token).
+* The results of several pooling booleans are concatenated in the order cls, max, mean, mean_sqrt_len, weightedmean,
+  lasttoken, whatever the order of the keys. In new folders `pooling_mode` may be a list, whose own order is used.
+* `lasttoken` is the last token that is not padding, hence [SEP]. `weightedmean` weights position i
+  (from 0, including [CLS]) by i + 1.
+* A pair is truncated with "longest_first" to the same limit (a cross encoder without modules.json has no
+  sentence_bert_config.json): tokens are removed one at a time from the end of the longer text.
+* If `modality_config` of sentence_bert_config.json has `message`, a text becomes a message with the role user, the texts of a pair
+  have the roles query and document, and a prompt becomes a preceding message with the role system. The chat template formats
+  them, without `add_generation_prompt` unless `processing_kwargs` sets it. No special token is added. Truncated texts still end
+  with the end of the template.
+* The activation of a cross encoder is `activation_fn` of config_sentence_transformers.json if there is a
+  modules.json, or else `sentence_transformers.activation_fn` of config.json, or else its
+  `sbert_ce_default_activation_function`, or else sigmoid for one label and none for several.
 """
 import itertools, json, math, os, shutil, sys, tempfile, zlib
 from collections import Counter
@@ -85,16 +86,16 @@ PAIRS = [
 ]
 LONG_PAIR = [LONG[1], LONG[0]]  # Both texts lose tokens.
 LONG_SECOND = ["Where is the deep water?", LONG[0]]  # Only the second does.
-HUGE = int(1e30)  # What transformers writes for a tokenizer without a limit.
+HUGE = int(1e30)  # The value that transformers writes for a tokenizer without a limit.
 HIDDEN, POSITIONS = 32, 64
 MADE_WITH = {"torch": torch.__version__.split("+")[0], "transformers": tf.__version__, "sentence_transformers": st.__version__}
 
 
-# Tokenizers. The trainers of `tokenizers` give another vocabulary on each run, so pieces are found here.
+# Tokenizers. The trainers of `tokenizers` produce a different vocabulary on each run, so pieces are computed here.
 
 
 def merged(words, count, join=lambda a, b: a + b):
-    """The first `count` merges of byte pair encoding: the most frequent pair, and of those the first by name."""
+    """Returns the first `count` merges of byte pair encoding: the most frequent pair, and the first by name of equally frequent pairs."""
     words = [(list(w), n) for w, n in sorted(Counter(words).items())]
     merges = []
     while len(merges) < count:
@@ -133,7 +134,7 @@ def t5_tokenizer():
 
 
 def unigram(lower=False):
-    """Pieces with their scores, without special tokens."""
+    """Returns pieces with their scores, without special tokens."""
     words = ["▁" + w for line in CORPUS for w in (line.lower() if lower else line).split()]
     pieces = sorted({c for w in words for c in w}) + ["".join(m) for m in merged(words, 140)]
     counts = {piece: sum(w.count(piece) for w in words) for piece in pieces}
@@ -152,7 +153,7 @@ def camembert_tokenizer():
 
 def albert_tokenizer():
     first = [(t, 0.0) for t in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")]
-    # transformers 5 leaves types out unless asked; before, and in training, pairs had both types.
+    # transformers 5 returns types only on request. Before, and in training, pairs had both types.
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     return tf.AlbertTokenizer(vocab=first + unigram(lower=True), model_max_length=POSITIONS, model_input_names=inputs)
 
@@ -189,14 +190,14 @@ def distilbert(tok, **more):
 
 
 def robertas(config, tok, **more):
-    """RoBERTa and what has its form: two positions more than tokens, one type."""
+    """RoBERTa and models of the same form: two positions more than tokens, and one type."""
     return config(**sizes(tok, max_position_embeddings=POSITIONS + 2, type_vocab_size=1, layer_norm_eps=1e-5, pad_token_id=1,
                           bos_token_id=tok.bos_token_id, eos_token_id=tok.eos_token_id, **more))
 
 
 def draw(model, name):
-    """Random values that f16 holds, and the model in f16."""
-    # In a deep model larger values make all tokens the same.
+    """Fills a model with random values that are exact in f16, and converts it to f16."""
+    # In a deep model, larger values would make all tokens the same.
     deviation = 0.3 if sum("query.weight" in k for k, _ in model.named_parameters()) < 4 else 0.15
     random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     for key, p in model.named_parameters():
@@ -210,7 +211,7 @@ def save(folder, tok, model):
     tok.save_pretrained(folder)
 
 
-# Files that are changed after saving.
+# Helpers for files that are changed after saving.
 
 
 def read(*path):
@@ -245,7 +246,7 @@ def check(values):
 
 
 def record(folder, runs):
-    """Numbers of one array in one line, so that the file can be read."""
+    """Writes the numbers of an array on one line, so that the file is readable."""
     dump = lambda v: json.dumps(v, ensure_ascii=False)
     array = lambda v: "[" + ",".join(f"{x:.9g}" for x in v.ravel().tolist()) + "]" if isinstance(v, np.ndarray) else dump(v)
     lines = ["{", f'"made_with": {dump(MADE_WITH)},', '"runs": [']
@@ -264,7 +265,7 @@ def ids_and_types(features):
 
 
 def check_ids(folder, limit, inputs, ids, types=None):
-    """What tokenizer.json alone gives, cut to `limit`, is what Python gave."""
+    """Checks that tokenizer.json alone, truncated to `limit`, gives Python's ids."""
     tok = Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
     tok.no_padding()
     tok.enable_truncation(limit, strategy="longest_first")
@@ -274,7 +275,7 @@ def check_ids(folder, limit, inputs, ids, types=None):
 
 
 def encode(folder, runs):
-    """Runs of SentenceTransformer.encode: (texts, keyword arguments)."""
+    """Runs SentenceTransformer.encode with a list of (texts, keyword arguments)."""
     model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": torch.float32})
     assert all(p.dtype == torch.float32 for p in model.parameters())
     out = []
@@ -291,7 +292,7 @@ def encode(folder, runs):
 
 
 def predict(folder, runs=(({}, PAIRS), ({}, [LONG_PAIR, LONG_SECOND]))):
-    """Runs of CrossEncoder.predict with its defaults, and the logits before the activation."""
+    """Runs CrossEncoder.predict with its defaults. Also stores the logits before the activation."""
     model = CrossEncoder(folder, device="cpu", model_kwargs={"dtype": torch.float32})
     assert all(p.dtype == torch.float32 for p in model.parameters())
     out = []
@@ -313,7 +314,7 @@ LATER = [("attention.output.LayerNorm", "layer_norm_1"), ("mlp.wo", "mlp.down_la
 
 
 def jina(folder, later):
-    """JinaBERT as it is published, in one of its two versions, with states by the equations of `reference.py`."""
+    """JinaBERT as published, in one of its two versions. Its states are computed by the equations in `reference.py`."""
     import reference
 
     tok = bert_tokenizer()
@@ -355,12 +356,12 @@ OUTPUTS = {
 
 
 def run(folder, *runs):
-    """Runs of a model alone: (class, output), the first with a pair, too. Every sequence by itself, so there is no padding."""
+    """Runs a model alone: (class, output), the first also on a pair. Every sequence runs separately, so there is no padding."""
     tok = tf.AutoTokenizer.from_pretrained(folder)
     out = []
     for cls, output in runs:
         model, info = cls.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-        # A trunk read from a folder of a head without a pooler gets a pooler of its own, not asked for.
+        # If a trunk is read from a folder of a head without a pooler, it creates a pooler with random weights, which is not used.
         missing = [k for k in info["missing_keys"] if output == "pooler_output" or not k.startswith("pooler.")]
         assert not missing, (folder, info)
         assert all(p.dtype == torch.float32 for p in model.parameters())
@@ -369,7 +370,7 @@ def run(folder, *runs):
             ids, types = zip(*((i[0], t[0]) for i, t in map(ids_and_types, features)))
             values = np.concatenate([plain(OUTPUTS[output](model.eval()(**f))) for f in features])
             check(values)
-            # DistilBERT and DeBERTa take no types, though the template of its tokenizer.json gives some.
+            # DistilBERT and DeBERTa use no types, although the template in their tokenizer.json produces some.
             check_ids(folder, POSITIONS, inputs, list(ids), None if model.config.model_type in ("distilbert", "deberta-v2") else list(types))
             more = {"columns": 64} if output == "mlm_logits" else {}
             out.append({key: inputs, "ids": ids, "types": types, "output": output} | more | {"shape": list(values.shape), "values": values})
@@ -380,7 +381,7 @@ def run(folder, *runs):
 
 
 def sentence(folder, tok, model, *modules, limit=24, **more):
-    """As the installed version saves it: the limit is tokenizer_config.json's `model_max_length`."""
+    """Saves a folder like the installed version: the limit is tokenizer_config.json's `model_max_length`."""
     with tempfile.TemporaryDirectory() as temporary:
         path = os.path.join(temporary, os.path.basename(folder))
         save(path, tok, model)
@@ -394,7 +395,7 @@ def sentence(folder, tok, model, *modules, limit=24, **more):
 
 
 def older(folder, limit=16, version="2.2.2", **config):
-    """The same folder as versions before 5.4 wrote it, as most published ones are."""
+    """Converts a folder to the form of versions before 5.4, which most published folders have."""
     tokenizer = read(folder, "tokenizer_config.json")
     write(tokenizer | {"model_max_length": POSITIONS}, folder, "tokenizer_config.json")
     write({"max_seq_length": limit, "do_lower_case": False}, folder, "sentence_bert_config.json")
@@ -404,14 +405,14 @@ def older(folder, limit=16, version="2.2.2", **config):
     for m in modules:
         kind = m["type"].split(".")[-1]
         m["type"] = f"sentence_transformers.models.{kind}"
-        if kind == "Normalize":  # It had no files, and git keeps no empty folder.
+        if kind == "Normalize":  # This module had no files, and git does not store empty folders.
             shutil.rmtree(os.path.join(folder, m["path"]))
         if kind == "Pooling":
             new = read(folder, m["path"], "config.json")
             modes = new["pooling_mode"] if isinstance(new["pooling_mode"], list) else [new["pooling_mode"]]
             old = {"word_embedding_dimension": new["embedding_dimension"]}
             old |= {f"pooling_mode_{k}": v in modes for k, v in {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "mean_sqrt_len_tokens": "mean_sqrt_len_tokens"}.items()}
-            if config:  # These keys came with the prompts.
+            if config:  # These keys were introduced together with the prompts.
                 old |= {"pooling_mode_weightedmean_tokens": "weightedmean" in modes, "pooling_mode_lasttoken": "lasttoken" in modes, "include_prompt": new["include_prompt"]}
             write(old, folder, m["path"], "config.json")
     write(modules, folder, "modules.json")
@@ -425,7 +426,7 @@ def st_mean(folder):
     tok = bert_tokenizer()
     sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "mean"), Normalize())
     older(folder, version="3.0.1", prompts=PROMPTS, default_prompt_name=None, similarity_fn_name=None)
-    # Older transformers saved this buffer, too.
+    # Older transformers versions also saved this buffer.
     retensor(folder, lambda t: t | {"embeddings.position_ids": torch.arange(POSITIONS)[None]})
     encode(folder, SIMPLE + [(TEXTS, {"prompt_name": "query"}), (TEXTS[:2] + LONG[:1], {"prompt_name": "document"}), (TEXTS, {"prompt": "about: "})])
 
@@ -435,7 +436,7 @@ def st_default_prompt(folder):
     sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "mean", include_prompt=False), Normalize())
     older(folder, version="3.0.1", prompts=PROMPTS, default_prompt_name="query", similarity_fn_name="cosine")
     model = encode(folder, SIMPLE + [(TEXTS, {"prompt_name": "document"}), (TEXTS, {"prompt": ""}), (TEXTS + LONG, {"prompt": "letters about bread: "})])
-    # The reference excludes the prompt and [CLS] from the mean: the same by hand, for the first text.
+    # The reference excludes the prompt and [CLS] from the mean. Compute the same here for the first text.
     features = model.preprocess(TEXTS[:1], prompt="find: ")
     skip = len(model.tokenizer("find: ")["input_ids"]) - 1
     assert features["prompt_length"] == skip, features
@@ -445,7 +446,7 @@ def st_default_prompt(folder):
 
 
 def st_instructor(folder):
-    """Poolings that leave out the prompt, joined; those of a text without a prompt leave out nothing."""
+    """Several concatenated poolings that exclude the prompt. For a text without a prompt, they exclude nothing."""
     tok = roberta_tokenizer()
     pooling = Pooling(HIDDEN, ["cls", "max", "mean_sqrt_len_tokens", "lasttoken"], include_prompt=False)
     sentence(folder, tok, tf.RobertaModel(robertas(tf.RobertaConfig, tok)), pooling, Normalize(), prompts=PROMPTS)
@@ -455,13 +456,13 @@ def st_instructor(folder):
 def st_cls(folder):
     tok = bert_tokenizer()
     sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "cls"))
-    older(folder, limit=32)  # Of the oldest form: no prompts, four pooling keys.
-    # Many published tokenizer.json have the settings of the last call, which do not count.
+    older(folder, limit=32)  # The oldest form: no prompts, and four pooling keys.
+    # Many published tokenizer.json files contain the settings of the last call, which have no effect.
     tokenizer = read(folder, "tokenizer.json")
     tokenizer["truncation"] = {"direction": "Right", "max_length": 20, "strategy": "LongestFirst", "stride": 0}
     tokenizer["padding"] = {"strategy": {"Fixed": 20}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
     write(tokenizer, folder, "tokenizer.json")
-    # "query" is a name everywhere, here of an empty prompt.
+    # "query" is always a valid name. Its prompt is empty here.
     encode(folder, SIMPLE + [(TEXTS, {"prompt_name": "query"})])
 
 
@@ -498,14 +499,14 @@ def st_dense(folder):
     second = Dense(24, 16, bias=False, activation_function=torch.nn.Identity())
     sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "mean"), first, second, Normalize())
     older(folder)
-    # The first as before 5.4, the second as now.
+    # The first module has the form before 5.4, the second the current form.
     config = read(folder, "2_Dense", "config.json")
     write({k: config[k] for k in ("in_features", "out_features", "bias", "activation_function")}, folder, "2_Dense", "config.json")
     encode(folder, SIMPLE)
 
 
 def st_residual(folder):
-    """The input of a Dense module is added to its result, the second time through a matrix of its own."""
+    """The input of a Dense module is added to its result. In the second module, it is first multiplied by a separate matrix."""
     tok = bert_tokenizer()
     first = Dense(HIDDEN, HIDDEN, bias=True, activation_function=torch.nn.Tanh(), use_residual=True)
     second = Dense(HIDDEN, 24, bias=False, activation_function=torch.nn.Identity(), use_residual=True)
@@ -516,7 +517,7 @@ def st_residual(folder):
 
 
 def st_layers(folder):
-    """A mean of the states of the first and the second layer."""
+    """The mean of the states of the first and the second layer."""
     tok = bert_tokenizer()
     layers = WeightedLayerPooling(HIDDEN, num_hidden_layers=2, layer_start=1)
     sentence(folder, tok, tf.BertModel(bert(tok, output_hidden_states=True)), layers, Pooling(HIDDEN, "mean"), Normalize())
@@ -577,7 +578,7 @@ def st_mpnet(folder):
 
 
 def st_nomic(folder):
-    """As a NomicBERT that was trained on is saved: config.json has transformers' keys, the weights their published names."""
+    """A NomicBERT as saved after training: config.json has the keys of transformers, and the weights have their published names."""
     tok = bert_tokenizer()
     config = tf.NomicBertConfig(**sizes(tok, rope_parameters={"rope_type": "default", "rope_theta": 500.0}))
     sentence(folder, tok, tf.NomicBertModel(config, add_pooling_layer=False), Pooling(HIDDEN, "mean"), Normalize(), prompts=PROMPTS)
@@ -588,13 +589,13 @@ def st_modernbert(folder):
     tok = bert_tokenizer(model_input_names=["input_ids", "attention_mask"])
     config = tf.ModernBertConfig(**sizes(tok, num_hidden_layers=3, global_attn_every_n_layers=2, local_attention=12, global_rope_theta=80000.0, local_rope_theta=5000.0,
                                          pad_token_id=0, bos_token_id=2, cls_token_id=2, eos_token_id=3, sep_token_id=3))
-    # A window of 12 tokens reaches 6 to either side.
+    # A window of 12 tokens extends 6 tokens to either side.
     sentence(folder, tok, tf.ModernBertModel(config), Pooling(HIDDEN, "mean"), Normalize())
     encode(folder, SIMPLE)
 
 
 def st_t5(folder):
-    """As sentence-t5 and GTR are published: an encoder, and a projection behind the mean."""
+    """Like the published sentence-t5 and GTR: an encoder, and a projection after the mean."""
     tok = t5_tokenizer()
     config = tf.T5Config(vocab_size=len(tok), d_model=HIDDEN, d_kv=16, num_heads=2, num_layers=2, d_ff=48, relative_attention_num_buckets=8, relative_attention_max_distance=20)
     dense = Dense(HIDDEN, 48, bias=False, activation_function=torch.nn.Identity())
@@ -604,7 +605,7 @@ def st_t5(folder):
 
 
 def st_qwen(folder):
-    """As Qwen3-Embedding is published: the last token, which the tokenizer adds, and instructions for queries."""
+    """Like the published Qwen3-Embedding: pooling of the last token, which the tokenizer adds, and instructions for queries."""
     tok = roberta_tokenizer()
     config = tf.Qwen3Config(**sizes(tok, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}))
     sentence(folder, tok, tf.Qwen3Model(config), Pooling(HIDDEN, "lasttoken"), Normalize(), prompts=PROMPTS)
@@ -612,18 +613,18 @@ def st_qwen(folder):
 
 
 def st_gemma(folder):
-    """As EmbeddingGemma is published: two projections behind the mean."""
+    """Like the published EmbeddingGemma: two projections after the mean."""
     tok = roberta_tokenizer()
     config = tf.Gemma3TextConfig(**sizes(tok, num_hidden_layers=3, num_key_value_heads=1, head_dim=16, sliding_window=12, use_bidirectional_attention=True,
                                          query_pre_attn_scalar=16, layer_types=["sliding_attention", "full_attention", "sliding_attention"]))
     dense = lambda i, o: Dense(i, o, bias=False, activation_function=torch.nn.Identity())
     sentence(folder, tok, tf.Gemma3TextModel(config), Pooling(HIDDEN, "mean"), dense(HIDDEN, 48), dense(48, HIDDEN), Normalize(), prompts=PROMPTS)
-    # A window of 12 tokens reaches 6 to either side, and longer texts are cut to 24.
+    # A window of 12 tokens extends 6 tokens to either side, and longer texts are truncated to 24 tokens.
     encode(folder, SIMPLE + [(TEXTS, {"prompt_name": "document"})])
 
 
 def st_m3(folder):
-    """As BGE-M3 is published, with the layers of its other outputs converted to safetensors."""
+    """Like the published BGE-M3, with the layers of its other outputs converted to safetensors."""
     tok = xlmr_tokenizer()
     sentence(folder, tok, tf.XLMRobertaModel(robertas(tf.XLMRobertaConfig, tok)), Pooling(HIDDEN, "cls"), Normalize())
     older(folder, limit=POSITIONS)
@@ -644,7 +645,7 @@ def st_m3(folder):
 
 
 def fill_mask(temporary, folder, tok):
-    """A masked language model in a temporary folder, for the first module of a SPLADE model."""
+    """Saves a masked language model in a temporary folder, for the first module of a SPLADE model."""
     path = os.path.join(temporary, os.path.basename(folder))
     save(path, tok, tf.BertForMaskedLM(bert(tok)))
     return Transformer(path, transformer_task="fill-mask", model_kwargs={"dtype": torch.float16})
@@ -666,7 +667,7 @@ def st_splade(folder):
 
 
 def static_runs(folder, runs):
-    """Runs of a table of static embeddings, which tokenizes with tokenizer.json alone, and adds no special tokens."""
+    """Runs a table of static embeddings. It tokenizes with tokenizer.json alone and adds no special tokens."""
     model = SentenceTransformer(folder, device="cpu").float()
     out = []
     for texts, how in runs:
@@ -683,7 +684,7 @@ STATIC = [(TEXTS + ["Café by the SEA: 1824?"], {}), (["Rain"], {}), (LONG, {})]
 
 
 def st_static(folder):
-    """A table as sentence-transformers saved it before 5.4, with prompts; texts are not cut."""
+    """A table as saved by sentence-transformers before 5.4, with prompts. Texts are not truncated."""
     tok = bert_tokenizer()
     module = StaticEmbedding(tok._tokenizer, embedding_dim=HIDDEN)
     draw(module, os.path.basename(folder))
@@ -698,7 +699,7 @@ def st_static(folder):
 
 
 def st_potion(folder):
-    """As model2vec saves a quantized vocabulary: fewer rows than tokens, a factor for each token, and texts that tokenizer.json cuts."""
+    """A vocabulary as quantized by model2vec: fewer rows than tokens, a factor per token, and texts that tokenizer.json truncates."""
     tok = bert_tokenizer()
     n, random = len(tok), np.random.default_rng(zlib.crc32(os.path.basename(folder).encode()))
     rows = random.normal(size=(90, 20)).astype(np.float16)
@@ -712,7 +713,7 @@ def st_potion(folder):
 
 
 def st_router(folder):
-    """As inference-free SPLADE models are published: a route for documents, the default, and a table of weights for queries."""
+    """Like published inference-free SPLADE models: a route for documents, which is the default, and a table of weights for queries."""
     tok = bert_tokenizer()
     with tempfile.TemporaryDirectory() as temporary:
         queries = SparseStaticEmbedding(tokenizer=tok, weight=torch.linspace(0, 2, len(tok)))
@@ -740,7 +741,7 @@ about: {{ ending }}
 
 
 def ce_qwen(folder):
-    """As Qwen3-Reranker is published for sentence-transformers: the logits of two tokens, behind what a chat template makes of a pair."""
+    """Like Qwen3-Reranker as published for sentence-transformers: the logits of two tokens after a pair formatted with a chat template."""
     tok = roberta_tokenizer()
     tok.model_max_length = 120
     config = tf.Qwen3Config(**sizes(tok, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}))
@@ -778,7 +779,7 @@ def ce_one(folder):
 
 
 def ce_identity(folder):
-    # The tokenizer has no limit: the positions are one.
+    # The tokenizer has no limit, but the number of positions is one.
     tok = bert_tokenizer(model_max_length=HUGE)
     save(folder, tok, tf.BertForSequenceClassification(bert(tok, num_labels=1)))
     config = read(folder, "config.json")
@@ -796,7 +797,7 @@ def ce_nli(folder):
 
 
 def ce_new(folder):
-    """As versions 4.0 to 5.3 saved it."""
+    """Saves a folder like versions 4.0 to 5.3."""
     tok = bert_tokenizer(model_max_length=40)
     save(folder, tok, tf.BertForSequenceClassification(bert(tok, num_labels=1)))
     config = read(folder, "config.json")
@@ -806,7 +807,7 @@ def ce_new(folder):
 
 
 def ce_modules(folder):
-    """As the installed version saves it: with a modules.json, as a sentence encoder has."""
+    """Saves a folder like the installed version: with a modules.json, like a sentence encoder."""
     tok = bert_tokenizer()
     with tempfile.TemporaryDirectory() as temporary:
         path = os.path.join(temporary, os.path.basename(folder))
@@ -843,8 +844,8 @@ def hf_gamma(folder):
 def hf_untied(folder):
     tok = bert_tokenizer()
     save(folder, tok, tf.BertForMaskedLM(bert(tok, tie_word_embeddings=False)))
-    # The model adds decoder.bias. Older transformers saved one value under both names; the installed
-    # one would not look at cls.predictions.bias.
+    # The model adds decoder.bias. Older transformers versions saved one value under both names; the installed version would not read
+    # cls.predictions.bias.
     retensor(folder, lambda t: t | {"cls.predictions.bias": t["cls.predictions.decoder.bias"].clone()})
     run(folder, (tf.BertForMaskedLM, "mlm_logits"))
 
@@ -939,7 +940,7 @@ def hf_deberta_first(folder):
 
 
 def hf_clip(folder):
-    """A whole CLIP, whose image tower is not read."""
+    """A complete CLIP model, whose image tower is not read."""
     tok = roberta_tokenizer()
     text = sizes(tok, eos_token_id=tok.eos_token_id, bos_token_id=tok.bos_token_id, pad_token_id=1)
     image = dict(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, intermediate_size=16, image_size=8, patch_size=4)
@@ -947,12 +948,13 @@ def hf_clip(folder):
     model = tf.CLIPModel.from_pretrained(folder, dtype=torch.float32).eval()
     ids = [tok(text)["input_ids"] for text in SHORT]
     states = [model.text_model(torch.tensor([i])) for i in ids]
-    # Of an end with the id 2 transformers takes the largest id's state, as of old checkpoints, whose end has the largest.
+    # If the end token has the id 2, transformers uses the state of the largest id, as in old checkpoints, in which the end token has the
+    # largest id.
     embeds = lambda states: model.text_projection(torch.cat([o.pooler_output for o in states]))
     runs = [("text_embeds", embeds(states)), ("last_hidden_state", torch.cat([o.last_hidden_state[0] for o in states]))]
-    check(plain(runs[0][1]))  # First tokens, which see nothing else, are the same.
+    check(plain(runs[0][1]))  # First tokens are equal, because they attend to nothing else.
     out = [{"texts": SHORT, "output": o, "shape": list(v.shape), "values": plain(v), "ids": ids} for o, v in runs]
-    # Ids whose highest stands in several places, as padding with the token that ends a text has it.
+    # Ids in which the largest id occurs several times, as if texts were padded with the end token.
     highest = len(tok) - 1
     padded = [[0, 17, 30, highest, highest, highest], [0, 40, highest], [highest, 9, 30, highest]]
     values = embeds([model.text_model(torch.tensor([i])) for i in padded])

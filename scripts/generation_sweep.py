@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Change each key of generation_config.json in copies of small checkpoints, and store the tokens that transformers writes then.
+"""Changes each key of generation_config.json in copies of small checkpoints, and stores the tokens that transformers then generates.
 
-`tests/references/generation_sweep.json` has for each folder its prompts as token ids and a list of cases: the settings that the file of
-the folder is changed by (`null` takes a key out), the key that the case is about, and the new tokens behind each prompt. A case without
-tokens is one that transformers refuses, with its error. Settings of draws are stored as accepted only, as draws are not compared.
+`tests/references/generation_sweep.json` contains for each folder its prompts as token ids and a list of cases. A case has the settings that
+change the folder's file (`null` removes a key), the key that it tests, and the new tokens after each prompt. A case without tokens is one
+that transformers refuses, and has its error. For sampling settings, only acceptance is stored, because sampled tokens are not compared.
 
     pip install torch==2.15.0 transformers==5.24.0
     python3 scripts/generation_sweep.py tests/checkpoints tests/references/generation_sweep.json
@@ -23,7 +23,7 @@ TRANSLATOR = {"prompts": ["4217", "90"], "base": {"max_new_tokens": 24, "num_bea
 
 
 def cases(ids, seq2seq):
-    """Pairs of a key and its values, and whether beams are searched, too. `ids` are ordinary tokens."""
+    """Pairs of a key and its values, and whether to run beam search, too. `ids` are ordinary tokens."""
     a, b, c, d = ids
     both = {
         "max_length": [12, 30, 40], "max_new_tokens": [1, 7], "min_length": [0, 20, 40], "min_new_tokens": [0, 10, 24],
@@ -48,7 +48,7 @@ def cases(ids, seq2seq):
     }
     for key, values in both.items():
         for value in values:
-            # A length counts where no number of new tokens is given.
+            # max_length is only used if the number of new tokens is not given.
             alone = {"max_new_tokens": None} if key == "max_length" else {}
             yield key, alone | {key: value}
             if key != "num_beams":
@@ -89,7 +89,7 @@ def main(root, out):
         prompts = [tokenizer(prompt)["input_ids"] for prompt in how["prompts"]]
         plain = write(folder, how["base"], tokenizer, how["class"], prompts)
         print(name, plain)
-        # Tokens that come, so that rules for them change something.
+        # Use tokens that occur in the output, so that rules for them have an effect.
         ids = list(dict.fromkeys(plain[0] + plain[1]))[:4]
         rows = []
         for key, settings in cases(ids, name == "translator"):

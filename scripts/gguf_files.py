@@ -20,7 +20,7 @@ from gguf import GGMLQuantizationType as Type
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "crates/gemmule-weights/tests/gguf"
 
-# Positions of the f16 numbers in a block. The other bytes may have any values.
+# Positions of the f16 numbers in a block. All other bytes may have any value.
 HALVES = {
     Type.Q4_0: [0],
     Type.Q4_1: [0, 2],
@@ -105,7 +105,7 @@ def split() -> None:
 
 
 def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
-    """The rows of queries or keys of Llama in the order of llama.cpp: the two halves of a head alternate."""
+    """Returns the rows of Llama's queries or keys in the order of llama.cpp, in which the two halves of a head alternate."""
     rest = weights.shape[1:]
     halves = weights.reshape(heads, 2, weights.shape[0] // heads // 2, *rest)
     return halves.swapaxes(1, 2).reshape(weights.shape)
@@ -125,7 +125,7 @@ def stored(arch: str, config, name: str, weights: np.ndarray) -> np.ndarray:
 
 
 def common(writer: gguf.GGUFWriter, config) -> None:
-    """The metadata that most architectures have."""
+    """Writes the metadata that most architectures have."""
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -157,7 +157,7 @@ def common(writer: gguf.GGUFWriter, config) -> None:
 
 
 def llama3_factors(rope: dict, head: int) -> np.ndarray:
-    """The factors of the wavelengths that `llama3` scales, from transformers' inverse frequencies."""
+    """Returns the factors for the wavelengths that `llama3` scales, computed from transformers' inverse frequencies."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = transformers.LlamaConfig(head_dim=head, rope_parameters=rope)
@@ -178,7 +178,7 @@ layer_norm_epsilon activation_function bos_token_id eos_token_id pad_token_id
 
 
 def expected_config(model) -> dict:
-    """The values of config.json that a reader of the file must find."""
+    """Returns the values of config.json that a reader of the file must find."""
     values = model.config.to_dict()
     found = {key: values[key] for key in KEYS if values.get(key) is not None}
     found["architectures"] = [type(model).__name__]
@@ -212,7 +212,7 @@ def model(arch: str, kind, config, add=lambda writer, config: None, quantised=()
 
 
 def write_model(arch: str, config, shapes: dict, settings: dict, add, quantised, name: str) -> None:
-    """The file, the published tensors as another file, and the published settings."""
+    """Writes the GGUF file, a file with the published tensors, and the published settings."""
     torch.manual_seed(len(arch))
     names = gguf.get_tensor_name_map(
         next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == arch), config.num_hidden_layers
@@ -222,7 +222,7 @@ def write_model(arch: str, config, shapes: dict, settings: dict, add, quantised,
     common(writer, config)
     add(writer, config)
     for key, shape in shapes.items():
-        # Exact in f16, and one more is exact in f32.
+        # Exact in f16. The values plus one are exact in f32.
         values = (torch.randint(-64, 64, shape) / 64).numpy()
         path, ending = key.rsplit(".", 1)
         new = names.get_name(path)
@@ -231,7 +231,7 @@ def write_model(arch: str, config, shapes: dict, settings: dict, add, quantised,
         if any(part in key for part in quantised):
             blocks = gguf.quants.quantize(data, Type.Q8_0)
             writer.add_tensor(f"{new}.{ending}", blocks, raw_dtype=Type.Q8_0)
-            # The order of rows is undone by permuting with the numbers of rows.
+            # Undo the order of the rows: permute the row numbers, and invert the permutation.
             order = stored(arch, config, key, np.arange(len(values)).reshape(-1, 1))[:, 0]
             values = np.empty_like(values)
             values[order] = gguf.quants.dequantize(blocks, Type.Q8_0)
@@ -397,7 +397,7 @@ SENTENCES = [
 
 
 def tokenizer_file(name: str, tokens: list, types: list, encode, add, arch="llama") -> None:
-    """A file whose model is a table, with the ids of sentences."""
+    """Writes a file whose model is only an embedding table, with the ids of sentences."""
     writer = gguf.GGUFWriter(OUT / f"{name}.gguf", arch)
     writer.add_context_length(8)
     writer.add_embedding_length(2)
@@ -434,7 +434,7 @@ def byte_pair_files() -> None:
     gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
     llama3 = signature(TikTokenConverter.__init__).parameters["pattern"].default
-    # Name, way to split, whether composed, whether merges are ignored, whether a text begins with a token.
+    # Name, splitting, whether characters are composed, whether merges are ignored, and whether a text begins with the BOS token.
     cases = [
         ("gpt-2", gpt2, False, False, False),
         ("llama-bpe", split(llama3), False, True, True),
@@ -513,7 +513,7 @@ def sentencepiece_files() -> None:
             writer.add_chat_template("{{ messages }}")
 
         def encode(text):
-            # SentencePiece does not find control tokens in texts, and reads ▁ as a space.
+            # SentencePiece does not recognize control tokens in texts, and treats ▁ as a space.
             if "<s>" in text or "▁" in text:
                 return []
             return [1] + pieces.encode(text)
@@ -559,7 +559,7 @@ def wordpiece_files() -> None:
 
 
 def templates() -> None:
-    """Several templates of conversations, and several tokens that end a text."""
+    """Several chat templates, and several tokens that end a text."""
 
     def add(writer):
         writer.add_tokenizer_model("gpt2")
@@ -570,7 +570,7 @@ def templates() -> None:
         writer.add_pad_token_id(2)
         writer.add_eot_token_id(3)
         writer.add_chat_template("D")
-        # The method of the package writes the names in a random order.
+        # The package's own method writes the names in random order.
         writer.add_array("tokenizer.chat_templates", ["rag", "tool_use"])
         writer.add_string("tokenizer.chat_template.rag", "R")
         writer.add_string("tokenizer.chat_template.tool_use", "T")

@@ -1,16 +1,16 @@
-"""Write small checkpoints with heads, and what the pipelines of transformers give on them.
+"""Writes small checkpoints with heads, and the results of transformers' pipelines on them.
 
     pip install torch transformers==5.24.0
     python3 scripts/heads.py tests/pipelines
 
-Version 5 has no pipeline for questions. Those answers come from version 4, in an environment of its own, and replace the ones in the
-same file:
+Version 5 has no pipeline for question answering. Its answers are computed by version 4 in a separate environment, and replace the ones in
+the same file:
 
     pip install torch transformers==4.57.3
     python3 scripts/heads.py tests/pipelines answers
 
-Nothing is downloaded. Weights are exact in f16 and stored so; results are those of f32. Two runs with the same versions write the
-same bytes. `expected.json` has the results of folders here and in `tests/checkpoints`.
+Nothing is downloaded. Weights are exact in f16 and stored in f16; results are computed in f32. Two runs with the same versions write the
+same bytes. `expected.json` has the results for folders here and in `tests/checkpoints`.
 """
 import json, os, shutil, sys, warnings
 
@@ -42,7 +42,7 @@ QUESTIONS = ["Where was the letter found?", "How many people live there?", "Who 
 
 
 def saved(out, name, model, tokenizer):
-    """Save a model with random weights that make tokens differ."""
+    """Saves a model with random weights. Their size is chosen so that tokens differ."""
     generator = torch.Generator().manual_seed(len(name))
     for own, parameter in model.named_parameters():
         values = torch.randn(parameter.shape, generator=generator)
@@ -51,7 +51,7 @@ def saved(out, name, model, tokenizer):
         shift = 1.0 if parameter.dim() == 1 and parameter.data.mean() > 0.5 else 0.0
         parameter.data = (values * scale + shift).half().float()
     if hasattr(model, "classifier"):
-        # Each label is the best one of some tokens.
+        # Check that each label is the best one for some tokens.
         ids = [tokenizer(text, truncation=True, return_tensors="pt") for text in ENTITIES]
         with torch.no_grad():
             logits = torch.cat([model.eval()(**own).logits[0] for own in ids])
@@ -124,7 +124,7 @@ def zero_shot(folder):
         ]:
             template = options.get("hypothesis_template")
             if template and template.count("{}") > 1:
-                # Python's format takes one argument for each place.
+                # Python's format requires an argument for each placeholder.
                 options = options | {"hypothesis_template": template.replace("{}", "{0}")}
             found = run(text, labels, **options)
             runs.append({"text": text, "labels": labels, "template": template, "multi_label": options.get("multi_label", False),

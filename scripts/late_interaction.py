@@ -1,24 +1,25 @@
-"""Write small checkpoint folders of late-interaction models (ColBERT), with what PyLate gives on them.
+"""Writes small checkpoint folders of late-interaction models (ColBERT), with the results of PyLate on them.
 
-Each folder has random weights that f16 holds, and an `expected.json`: token ids, which of them are attended to, the vectors of
+Each folder has random weights that are exact in f16, and an `expected.json`: token ids, which of them are attended to, the vectors of
 `ColBERT.encode`, and MaxSim scores of `colbert_scores` for each query with each document.
 
-    pip install pylate==1.6.0          # With sentence-transformers 5.3; a newer one lacks the modules that PyLate imports.
+    pip install pylate==1.6.0          # With sentence-transformers 5.3: newer versions lack the modules that PyLate imports.
     python3 scripts/late_interaction.py tests/checkpoints [FOLDER]
 
 Nothing is downloaded. Two runs with the same versions write the same bytes.
 
 How PyLate reads a folder (1.6.0):
 
-* `modules.json` has a Transformer and Dense modules, which are applied to the vectors of tokens. Rows are then scaled to length 1.
-* Texts lose the white space at both ends. They are cut to `query_length` or `document_length`, less one for the prefix, which is then
-  inserted as the second token. A prefix of "" is none. The defaults are `[Q] `, `[D] `, 32 and 180.
-* With `do_query_expansion` (the default) a query is padded to that length with the mask token, or else the end-of-sequence token. The
-  padding has vectors. Other tokens attend to it with `attend_to_expansion_tokens` only; without it, it does not even attend to itself.
-* Tokens of `skiplist_words` (by default ASCII punctuation) are removed from documents after encoding. A word that is no token stands
-  for the unknown token.
-* A checkpoint of stanford-nlp (`HF_ColBERT`) has `linear.weight` beside the weights of BERT, and its settings in `artifact.metadata`.
-  Its prefixes are tokens that are named there, by default `[unused0]` and `[unused1]`.
+* `modules.json` has a Transformer and Dense modules, which are applied to the token vectors. Rows are then scaled to length 1.
+* Surrounding white space of texts is removed. Texts are truncated to `query_length` or `document_length`, minus one for the prefix,
+  which is then inserted as the second token. An empty prefix is not inserted. The defaults are `[Q] `, `[D] `, 32 and 180.
+* With `do_query_expansion` (the default), a query is padded to that length with the mask token, or else with the end-of-sequence
+  token. The padding has vectors. Tokens attend to the padding only with `attend_to_expansion_tokens`; otherwise the padding does not
+  even attend to itself.
+* Tokens of `skiplist_words` (by default ASCII punctuation) are removed from documents after encoding. For a word that is not a token, the
+  unknown token is removed.
+* A checkpoint of stanford-nlp (`HF_ColBERT`) has `linear.weight` in addition to the weights of BERT, and its settings in
+  `artifact.metadata`. These name the tokens of its prefixes, by default `[unused0]` and `[unused1]`.
 """
 import json, os, sys, tempfile, zlib
 
@@ -91,7 +92,7 @@ def halved(path):
 
 
 def saved(folder, tok, model, *denses, **settings):
-    """A folder as `ColBERT.save_pretrained` writes it, with weights in f16."""
+    """Saves a folder like `ColBERT.save_pretrained`, with weights in f16."""
     name = os.path.basename(folder)
     with tempfile.TemporaryDirectory() as temporary:
         model.save_pretrained(temporary)
@@ -129,7 +130,7 @@ def record(folder, **how):
             run = {"text": text, "ids": ids, "attended": n, "rows": rows.shape[0], "width": rows.shape[1]}
             runs.append((run, rows))
         sides[side] = runs, vectors
-    # One document at a time: PyLate pads several, and its padding has products of 0.
+    # One document at a time: PyLate pads several documents, and its padding has products of 0.
     scores = [[float(colbert_scores(q[None], d[None])[0, 0]) for d in sides["documents"][1]] for q in sides["queries"][1]]
     lines = ["{", f'"made_with": {json.dumps(MADE_WITH)},']
     for side, (runs, _) in sides.items():
@@ -146,14 +147,14 @@ def record(folder, **how):
 
 
 def late_bert(folder):
-    """The defaults of PyLate, but for the lengths: queries are expanded, and nothing attends to the expansion."""
+    """The defaults of PyLate except for the lengths: queries are expanded, and nothing attends to the expansion."""
     tok = bert_tokenizer()
     saved(folder, tok, tf.BertModel(tf.BertConfig(**sizes(tok)), add_pooling_layer=False), dense(HIDDEN, WIDTH), query_length=14, document_length=24)
     record(folder)
 
 
 def late_modernbert(folder):
-    """As GTE-ModernColBERT, but with a stack of Dense, one with a residual; windows of attention are shorter than queries."""
+    """Like GTE-ModernColBERT, but with several Dense modules, one with a residual. Attention windows are shorter than queries."""
     tok = byte_tokenizer()
     config = tf.ModernBertConfig(**sizes(tok, num_hidden_layers=3, max_position_embeddings=128, local_attention=8, global_attn_every_n_layers=3,
                                          pad_token_id=1, bos_token_id=0, eos_token_id=2, cls_token_id=0, sep_token_id=2))
@@ -163,7 +164,7 @@ def late_modernbert(folder):
 
 
 def late_attend(folder):
-    """Tokens attend to the expansion, queries have no prefix, and a prompt is put before texts."""
+    """Tokens attend to the expansion, queries have no prefix, and texts have a prompt."""
     tok = bert_tokenizer()
     config = tf.DistilBertConfig(vocab_size=len(tok), dim=HIDDEN, n_heads=2, n_layers=2, hidden_dim=48, max_position_embeddings=POSITIONS)
     saved(folder, tok, tf.DistilBertModel(config), dense(HIDDEN, WIDTH), query_prefix="", document_prefix="about", query_length=16, document_length=20,

@@ -1,13 +1,13 @@
-"""Writes the quantized checkpoints for tests/models/quantized.rs, with the matrices and the logits that they stand for.
+"""Writes the quantized checkpoints for tests/models/quantized.rs, with the dequantized matrices and the logits.
 
     pip install torch==2.15.0 transformers==5.24.0 compressed-tensors==0.20.0 safetensors numpy
     python3 scripts/quantized_checkpoints.py
 
-The results are in tests/quantized: `matrices` has a folder for each layout, and `matrices.safetensors` what its matrices dequantize to;
-`models` has whole models of random weights, each with the logits of transformers for the dequantized weights. Nothing is downloaded.
+The results are in tests/quantized. `matrices` has a folder for each layout, and `matrices.safetensors` has their dequantized matrices.
+`models` has whole models with random weights, each with the logits of transformers for the dequantized weights. Nothing is downloaded.
 
-compressed-tensors writes its own formats and dequantizes them. The layouts of GPTQ are packed here by their definition, those of AWQ
-are read back by the converter of compressed-tensors, and blocks of fp8 that divide their matrix by transformers.
+compressed-tensors writes and dequantizes its own formats. GPTQ layouts are packed here according to their definition. AWQ layouts are
+checked with the converter of compressed-tensors, and fp8 blocks whose size divides the matrix with transformers.
 """
 
 import json
@@ -45,7 +45,7 @@ def pack(codes, bits, axis, order=None):
 
 
 def grouped(weight, groups, bits, symmetric):
-    """Codes, scales `[out, groups]` and zero points of a matrix whose columns have the given groups."""
+    """Returns codes, scales `[out, groups]` and zero points of a matrix whose columns have the given groups."""
     n, top = int(groups.max()) + 1, 2**bits - 1
     codes = np.zeros(weight.shape, np.int64)
     scales = np.zeros((weight.shape[0], n), np.float16)
@@ -120,7 +120,7 @@ def awq(weight, group_size=128):
 
 
 def read_back(tensors, values, group_size):
-    """Checks that compressed-tensors reads a matrix of AWQ as it was meant."""
+    """Checks that compressed-tensors reads an AWQ matrix as intended."""
     converter = AutoAWQConverter(group_size=group_size)
     converted = converter.process({f"m.{name}": tensor for name, tensor in tensors.items()})
     converted = {name.removeprefix("m."): tensor for name, tensor in converted.items()}
@@ -155,7 +155,7 @@ def fp8(weight, strategy="tensor", block=None, name="weight_scale", ue8m0=False)
 
 
 def compressed(weight, format, scale_dtype=torch.float32, activations=None, **weights):
-    """Lets compressed-tensors store a matrix, and read it back."""
+    """Lets compressed-tensors store a matrix and read it back."""
     scheme = QuantizationScheme(targets=["Linear"], weights=weights, input_activations=activations)
     args = scheme.weights
     rows, columns = weight.shape
@@ -185,7 +185,7 @@ def compressed(weight, format, scale_dtype=torch.float32, activations=None, **we
     tensors = compressor.compress(dict(state), scheme)
     wide = {**tensors, "weight_scale": tensors["weight_scale"].float()}
     if args.strategy == "block":
-        # compressed-tensors dequantizes only blocks that divide the matrix.
+        # compressed-tensors dequantizes blocks only if their size divides the matrix.
         values = tensors["weight"].float() * blocks(wide["weight_scale"], weight.shape, block)
     else:
         values = compressor.decompress(wide, scheme)["weight"]
@@ -193,7 +193,7 @@ def compressed(weight, format, scale_dtype=torch.float32, activations=None, **we
 
 
 def ordered(weight, group_size, seed):
-    """Packed integers with the group of each column, as compressed-tensors stored them before version 0.19."""
+    """Packed integers with the group of each column, as stored by compressed-tensors before version 0.19."""
     rows, columns = weight.shape
     groups = np.random.default_rng(seed).permutation(np.arange(columns) // group_size)
     codes, scales, zeros = grouped(weight.numpy(), groups, 4, True)
@@ -265,7 +265,7 @@ def matrices():
     for seed, (case, rows, columns, options) in enumerate(settings):
         tensors, values, config = gptq(matrix(rows, columns, seed), seed=seed, **options)
         if case == "gptq-large-group":
-            # Without `desc_act`, the groups need not be stored.
+            # Without `desc_act`, the groups do not have to be stored.
             del tensors["g_idx"]
         config["dynamic"] = {r"-:.*\.gate$": {}}
         cases.add(case, config, {"model.layers.0.up": (tensors, values)}, ["model.layers.0.gate.weight"])
@@ -307,7 +307,7 @@ def matrices():
         tensors, values, group = compressed(matrix(7, 12, 5), "int-quantized", activations=a8, **options)
         config = groups_config("int-quantized", [group], ignore=["lm_head", r"re:.*\.gate$"])
         plain = ["lm_head.weight", "mlp.gate.weight"]
-        # The name of the key in earlier versions.
+        # Earlier versions use another name for the key.
         key = "compression_config" if case == "ct-int8" else "quantization_config"
         cases.add(case, config, {"mlp.gate_proj": (tensors, values)}, plain, key)
 
@@ -323,7 +323,7 @@ def matrices():
     tensors, values, group = ordered(matrix(6, 40, 7), 8, 7)
     cases.add("ct-w4-order", groups_config("pack-quantized", [group]), {"up": (tensors, values)})
 
-    # Several groups, whose targets are names, patterns and classes, each with a format of its own.
+    # Several groups with separate formats. Their targets are names, patterns and classes.
     up = compressed(matrix(5, 24, 1), "pack-quantized", num_bits=4, strategy="group", group_size=8)
     down = compressed(matrix(5, 24, 2), "pack-quantized", num_bits=8, strategy="channel")
     gate = compressed(matrix(5, 24, 3), "float-quantized", type="float", strategy="channel", activations=None)
@@ -360,17 +360,17 @@ def models():
         *fp8(weight, "block", (128, 128), "weight_scale_inv"),
         {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     )
-    # Groups of kernels, so that a GPU keeps the published values.
+    # Use group sizes that kernels support, so that a GPU keeps the published values.
     wide = small | dict(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2)
     w4_32 = dict(num_bits=4, strategy="group", group_size=32, symmetric=True)
     rows = [
-        # The head is tied to the table of tokens, which is not quantized.
+        # The head is tied to the embedding table, which is not quantized.
         ("qwen3-fp8", "qwen3", True, block, []),
-        # Projections that the checkpoint stacks in one matrix, in an order of the inputs.
+        # Projections that the checkpoint stores in one matrix, with an order of the inputs.
         ("phi3-gptq", "phi3", False, lambda w: gptq(w, group_size=16, desc_act=True, sym=False, checkpoint_format="gptq_v2"), ["lm_head"]),
         ("qwen2-awq", "qwen2", True, lambda w: awq(w, 24), []),
         ("llama-w4", "llama", False, lambda w: compressed(w, "pack-quantized", **w4), ["lm_head", r"re:.*layers\.1\.mlp\.down_proj$"]),
-        # The head has quantized values of its own, although the configuration ties it.
+        # The head has separate quantized values, although the configuration ties it.
         ("llama-int8-head", "llama", True, lambda w: compressed(w, "int-quantized", strategy="channel", activations=a8), ["embed_tokens"]),
         ("llama-gptq-32", "llama", False, lambda w: gptq(w, group_size=32), ["lm_head"]),
         ("qwen2-awq-32", "qwen2", True, lambda w: awq(w, 32), []),
@@ -418,11 +418,11 @@ def models():
         expected = {"ids": ids, "next_logits": [[round(v, 5) for v in row.tolist()] for row in logits]}
         (folder / "expected.json").write_text(json.dumps(expected) + "\n")
         if own_head:
-            # transformers reads the folder itself, too, unless it ties the head.
+            # transformers also reads the folder itself, unless it ties the head.
             with tempfile.TemporaryDirectory() as copy:
                 save(pathlib.Path(copy), written | {"tie_word_embeddings": False}, tensors)
                 read = AutoModelForCausalLM.from_pretrained(copy, dtype=torch.float32)
-                # The first pass decompresses the weights. Its logits differ: transformers quantizes activations, too.
+                # The first pass decompresses the weights. Its logits differ, because transformers also quantizes activations.
                 read(torch.tensor([ids[0]]))
                 read = dict(read.named_parameters())
                 assert all(torch.equal(read[name], values) for name, values in model.named_parameters())

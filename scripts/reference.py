@@ -1,12 +1,12 @@
-"""Write the references that the tests compare with: PyTorch and Hugging Face transformers.
+"""Writes the references that the tests use, computed by PyTorch and Hugging Face transformers.
 
-Weights are not stored. They are drawn from a seed and each tensor's name by the generator that
-`src/runtime/weights/random.rs` has, so that a test makes the same model without PyTorch. What is
-stored is small: token ids, lengths, and the outputs at chosen rows.
+Weights are not stored. They are generated from a seed and each tensor's name, by the same generator as
+in `src/runtime/weights/random.rs`, so that a test creates the same model without PyTorch. Only small
+data is stored: token ids, lengths, and the outputs at selected rows.
 
     pip install torch transformers safetensors numpy
     python3 scripts/reference.py tests/references                # random weights, every family
-    python3 scripts/reference.py tests/references --minilm DIR   # and real sentences
+    python3 scripts/reference.py tests/references --minilm DIR   # also real sentences
 """
 import argparse, json, os
 import numpy as np, torch
@@ -34,7 +34,7 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def normal(name, n):
-    """Values of `RandomWeights` for the tensor `name`, bit for bit."""
+    """Returns the values of `RandomWeights` for the tensor `name`, bit for bit."""
     with np.errstate(over="ignore"):
         state = np.uint64(SEED) ^ np.uint64(0xCBF29CE484222325)
         for b in name.encode():
@@ -48,20 +48,20 @@ def normal(name, n):
 
 
 def fill(model, deviation=DEVIATION):
-    """Draws every parameter by its published name, without the trunk's prefix."""
+    """Generates every parameter under its published name, without the prefix of the trunk."""
     tied = getattr(model.config, "tie_word_embeddings", False)
     shared = any(name.endswith("shared.weight") for name in model.state_dict())
     for name, p in model.state_dict().items():
         if tied and name == "lm_head.weight":
             continue
-        # The decoder of a masked-LM head is tied to other tensors, which keep their own values.
+        # The decoder of a masked-LM head is tied to other tensors, whose values it keeps.
         if not p.is_floating_point() or name != "decoder.bias" and name.endswith(("decoder.weight", "decoder.bias", "vocab_projector.weight")):
             continue
-        # One table serves both sides and the head; sines and cosines are computed.
+        # One table is shared by both sides and the head. Sines and cosines are computed.
         if shared and name.endswith("embed_tokens.weight") or (name.endswith("embed_positions.weight") and "Sinus" in type(model.get_submodule(name.removesuffix(".weight"))).__name__):
             continue
         bare = name
-        # DistilBERT's layers are called so where GPT-2 has its trunk's prefix.
+        # `transformer.` is the prefix of the trunk in GPT-2 and similar models, but the name of the layers in DistilBERT.
         for prefix in PREFIXES + (("transformer.",) if model.config.model_type in ("gpt2", "bloom", "gptj", "falcon") else ()):
             bare = bare.removeprefix(prefix)
         mean = np.float32(1.0 if p.dim() == 1 and bare.endswith("weight") else 0.0)
@@ -71,7 +71,7 @@ def fill(model, deviation=DEVIATION):
 
 
 def rows_of(lens):
-    """A few tokens of every sequence: its ends, and some between."""
+    """Returns a few tokens of every sequence: the first, the last, and some between."""
     rows, start = [], 0
     for n in lens:
         rows += [start + i for i in sorted({0, 1, n // 2, n - 2, n - 1}) if 0 <= i < n]
@@ -80,7 +80,7 @@ def rows_of(lens):
 
 
 def run(model, ids, lens):
-    """Padded run; returns the model's output with its mask."""
+    """Runs a padded batch. Returns the model's output and the mask."""
     width = max(lens)
     padded = torch.zeros(len(lens), width, dtype=torch.long)
     mask = torch.zeros_like(padded)
@@ -148,13 +148,13 @@ def random_model(out, name, family, lens_names, **sizes):
     with open(os.path.join(out, f"{name}.json"), "w") as f:
         keep = {k: v for k, v in cfg.to_dict().items() if isinstance(v, (int, float, str, bool)) and k not in ("transformers_version", "dtype", "_attn_implementation")}
         if family == "modernbert":
-            # transformers 5 keeps these keys of published files in others.
+            # transformers 5 moves these keys of published files to other keys.
             keep |= {k: v for k, v in sizes.items() if k.startswith("global_") or k.startswith("local_")}
         f.write(compact_json.dumps(dict(sorted((keep | {"id2label": {str(i): f"LABEL_{i}" for i in range(3)}}).items()))))
     print(name, {k: v.shape for k, v in tensors.items() if k.startswith("tiny")})
 
 
-# What is asked of greedy search.
+# Settings of greedy search.
 RULES = {"greedy": {}, "rules": dict(repetition_penalty=1.3, no_repeat_ngram_size=2)}
 # And of beams.
 BEAMS = {
@@ -162,22 +162,22 @@ BEAMS = {
     "early": dict(num_beams=3, length_penalty=2.0, early_stopping=True),
     "never": dict(num_beams=5, length_penalty=0.6, early_stopping="never", no_repeat_ngram_size=2),
 }
-# Searches by beams in groups, which transformers 5 has no more.
+# Settings of beam search with groups, which transformers 5 no longer has.
 GROUPS = {
     "groups": dict(num_beams=4, num_beam_groups=2, diversity_penalty=0.5),
     "ruled": dict(num_beams=6, num_beam_groups=3, diversity_penalty=0.8, repetition_penalty=1.3, no_repeat_ngram_size=2),
     "full": dict(num_beams=4, num_beam_groups=2, diversity_penalty=1.0, early_stopping=True, length_penalty=2.0, repetition_penalty=0.8),
     "summed": dict(num_beams=6, num_beam_groups=3, diversity_penalty=2.0, early_stopping="never", length_penalty=0.6, repetition_penalty=1.3, renormalize_logits=True),
 }
-# Texts that may not end early.
+# Settings of texts with a min length.
 LEAST = {"least": dict(min_new_tokens=9), "least_beams": dict(num_beams=4, min_length=14)}
 
 
 def search_groups(logits_of, start, ends, most, num_beams, num_beam_groups, diversity_penalty, length_penalty=1.0, early_stopping=False,
                   repetition_penalty=1.0, no_repeat_ngram_size=0, renormalize_logits=False, suppress_tokens=(), forced_bos_token_id=None):
-    """All that diverse beam search finds behind `start` (Vijayakumar et al. 2016), the best first, with scores: the steps of
-    `_group_beam_search` and `BeamSearchScorer` of transformers 4, for one sequence. A group that is done goes on with padding there,
-    for which later groups pay; here it takes no token. `logits_of` gives the next logits behind sequences of equal lengths."""
+    """Returns the results of diverse beam search after `start` (Vijayakumar et al. 2016), best first, with scores, for one sequence.
+    Follows `_group_beam_search` and `BeamSearchScorer` of transformers 4. There, a group that is done continues with padding, which
+    counts against later groups; here it takes no token. `logits_of` returns the next logits after sequences of equal lengths."""
     rules = tf.LogitsProcessorList()
     if repetition_penalty != 1.0:
         rules.append(tf.RepetitionPenaltyLogitsProcessor(repetition_penalty))
@@ -208,7 +208,7 @@ def search_groups(logits_of, start, ends, most, num_beams, num_beam_groups, dive
             tokens = torch.tensor([own for _, own in running[group]])
             scores = torch.log_softmax(logits_of(tokens).float(), -1)
             vocab = scores.shape[1]
-            # The diversity comes before the other rules.
+            # The diversity penalty is applied before the other rules.
             scores = scores - diversity_penalty * torch.bincount(torch.tensor(taken, dtype=torch.long), minlength=vocab)
             scores = rules(tokens, scores) + torch.tensor([score for score, _ in running[group]])[:, None]
             top = scores.flatten().topk(max(2, 1 + len(ends)) * n)
@@ -235,7 +235,7 @@ def search_groups(logits_of, start, ends, most, num_beams, num_beam_groups, dive
 
 
 def store_groups(written, kind, i, prompt, ends, found):
-    """What a search found: all sequences one behind another, their lengths and scores."""
+    """Stores the results of a search: all sequences one after another, their lengths and scores."""
     tokens, scores = found
     for key, value in (("prompt", prompt), ("ends", ends), ("tokens", sum(tokens, [])), ("lens", [len(t) for t in tokens])):
         written[f"{kind}.{i}.{key}"] = np.array(value, dtype=np.int64)
@@ -293,7 +293,7 @@ def write_config(out, name, cfg, **more):
 
 
 def store_least(written, kind, i, prompt, ends, o, tokens):
-    """Tokens up to the first that ends, and how far the second best is behind, at the least, or the score of beams."""
+    """Stores tokens up to the first end token, and the min margin to the second best token, or the score of beams."""
     tokens = tokens.numpy().astype(np.int64)
     at = [j for j, t in enumerate(tokens) if t in ends]
     written[f"{kind}.{i}.prompt"] = prompt.numpy().astype(np.int64)
@@ -307,7 +307,7 @@ def store_least(written, kind, i, prompt, ends, o, tokens):
 
 
 def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, **sizes):
-    """States, logits and log-probabilities of a model that writes, each sequence by itself, and what it writes."""
+    """Stores states, logits and log-probabilities of a generative model, each sequence separately, and the tokens that it generates."""
     head, make = DECODERS[family]
     cfg = make(dict(vocab=vocab, layers=layers, more=more, **sizes))
     model = fill(head(cfg))
@@ -348,9 +348,9 @@ def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, **size
             top = torch.stack(o.scores).squeeze(1).topk(2, -1).values
             written[f"{rules_name}.{i}.prompt"] = prompt.numpy().astype(np.int64)
             written[f"{rules_name}.{i}.tokens"] = o.sequences[0, len(prompt):].numpy().astype(np.int64)
-            # How far the second best is behind, at the least.
+            # Min distance of the second best token.
             written[f"{rules_name}.{i}.margin"] = (top[:, 0] - top[:, 1]).min().reshape(1).numpy()
-    # Tokens of greedy search end sequences, so that beams end at several lengths.
+    # Use tokens of the greedy search as end tokens, so that beams end at several lengths.
     ends = sorted({int(written[f"greedy.{i}.tokens"][3 * i + 4]) for i in range(3)})
     for beams_name, beams in BEAMS.items():
         for i, prompt in enumerate(prompts):
@@ -384,7 +384,7 @@ TRANSLATORS = {
 
 
 def translator(out, name, family, lens_names, vocab=503, hidden=64, heads=4, inner=100, layers=2, decoder_layers=2, **more):
-    """Encoder states, and tokens of a model that writes from a source, each by itself."""
+    """Stores encoder states, and the tokens of an encoder-decoder model, each sequence separately."""
     head, config = TRANSLATORS[family]
     if family == "t5":
         sizes = dict(num_layers=layers, num_decoder_layers=decoder_layers, num_heads=heads, d_ff=inner)
@@ -394,9 +394,9 @@ def translator(out, name, family, lens_names, vocab=503, hidden=64, heads=4, inn
     cfg = config(vocab_size=vocab, d_model=hidden, pad_token_id=1, eos_token_id=2, decoder_start_token_id=2, attn_implementation="eager", **sizes, **more)
     model = head(cfg)
     if more.get("tie_word_embeddings") is False:
-        # transformers 5 ties what checkpoints store apart.
+        # transformers 5 ties weights that checkpoints store separately.
         cfg.tie_word_embeddings, model.lm_head.weight = False, torch.nn.Parameter(model.lm_head.weight.clone())
-    # Wider weights than elsewhere: a head that is the table of words would repeat the last one otherwise.
+    # Use larger weights than elsewhere. Otherwise a head that is tied to the embedding table would repeat the last token.
     model = fill(model, TRANSLATOR_DEVIATION)
     tensors, written = {}, {}
     for lens_name in lens_names:
@@ -428,7 +428,7 @@ def translator(out, name, family, lens_names, vocab=503, hidden=64, heads=4, inn
                 gap = (top[:, 0] - top[:, 1])
                 put("margin", gap[torch.isfinite(gap)].min().reshape(1).numpy())
         if kind == "rules":
-            # Tokens of greedy search end sequences, so that beams end at several lengths.
+            # Use tokens of the greedy search as end tokens, so that beams end at several lengths.
             ends = sorted({int(written[f"rules.{i}.tokens"][3 * i + 4]) for i in range(3)})
     for i, n in enumerate([5, 1, 40]):
         source = torch.from_numpy(np.random.default_rng(SEED + n).integers(5, vocab, n))
@@ -449,7 +449,7 @@ def translator(out, name, family, lens_names, vocab=503, hidden=64, heads=4, inn
 
 
 def bart_classifier(out, name, lens_names, hidden, heads, inner, layers=2, decoder_layers=3, vocab=503, **more):
-    """States and logits of the decoder of BART behind the encoder's own tokens, each sequence by itself, ended by the token 2."""
+    """States and logits of BART's decoder on the encoder's own tokens. Each sequence is computed separately and ends with token 2."""
     cfg = tf.BartConfig(vocab_size=vocab, d_model=hidden, max_position_embeddings=512, encoder_layers=layers, decoder_layers=decoder_layers, encoder_attention_heads=heads,
                         decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner + 24, num_labels=3, attn_implementation="eager", **more)
     heads_of = {"last_hidden_state": tf.BartModel, "sequence_logits": tf.BartForSequenceClassification, "token_logits": tf.BartForQuestionAnswering}
@@ -477,7 +477,7 @@ def bart_classifier(out, name, lens_names, hidden, heads, inner, layers=2, decod
 
 
 def nomic(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503, theta=1000.0):
-    """States of NomicBERT, whose weights transformers calls otherwise than they are published."""
+    """States of NomicBERT, whose weights have different names in transformers than in published files."""
     cfg = tf.NomicBertConfig(vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner,
                              rope_parameters=dict(rope_type="default", rope_theta=theta), attn_implementation="eager")
     model = tf.NomicBertModel(cfg, add_pooling_layer=False).eval()
@@ -530,8 +530,8 @@ def drawn(published, *dims):
 
 
 def gte(out, name, lens_names, hidden, heads, inner, types=2, layers=2, vocab=503, theta=20000.0, scaling=None):
-    """States of GTE, whose weights transformers calls otherwise than they are published, and which scales no frequencies as the
-    published code does."""
+    """States of GTE, whose weights have different names in transformers than in published files. transformers does not scale the
+    frequencies, unlike the published code."""
     cfg = tf.GteConfig(vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner, num_labels=3,
                        type_vocab_size=types, rope_parameters=dict(rope_type="default", rope_theta=theta), attn_implementation="eager")
     models = {"trunk": tf.GteModel(cfg, add_pooling_layer=True), "sequence_logits": tf.GteForSequenceClassification(cfg), "token_logits": tf.GteForTokenClassification(cfg)}
@@ -581,8 +581,8 @@ def gte(out, name, lens_names, hidden, heads, inner, types=2, layers=2, vocab=50
 
 
 def jina_states(ids, drawn, hidden, heads, inner, feed_forward, later, layers, vocab):
-    """States of JinaBERT v2, which transformers does not have: written from the equations of the code that is published with it.
-    `drawn` gives tensors by the names of the first version."""
+    """States of JinaBERT v2, which transformers does not have. They are computed by the equations of the code that is published with it.
+    `drawn` returns tensors by the names of the first version."""
     eps, f = 1e-12, torch.nn.functional
     both = lambda name, *dims: (drawn(f"{name}.weight", *dims), drawn(f"{name}.bias", dims[0]))
     linear = lambda x, name, n: f.linear(x, *both(name, n, x.shape[-1]))
@@ -630,7 +630,7 @@ def jina(out, name, lens_names, hidden, heads, inner, feed_forward="geglu", late
 
 
 def neobert(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503):
-    """States and logits of NeoBERT, which transformers does not have: written from the equations of the code that is published with it."""
+    """States and logits of NeoBERT, which transformers does not have. They are computed by the equations of its published code."""
     eps, f, head = 1e-5, torch.nn.functional, hidden // heads
     width = -(-(2 * inner // 3) // 8) * 8
     norm = lambda x, name: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * drawn(f"{name}.weight", hidden)
@@ -691,7 +691,7 @@ def gemma(out, name, lens_names, hidden, heads, kv_heads, head, inner, layers, v
     model = fill(tf.Gemma3TextModel(cfg))
     tensors = {}
     for lens_name in lens_names:
-        # Each by itself: the mask of padding would be or-ed with that of a window.
+        # One sequence at a time: the padding mask would be combined with the window's mask by OR.
         one_by_one(tensors, lens_name, lambda own: model(input_ids=own[None]).last_hidden_state[0], hidden, vocab)
     save_file(tensors, os.path.join(out, f"{name}.safetensors"))
     keep = {k: v for k, v in cfg.to_dict().items() if isinstance(v, (int, float, str, bool, list, dict)) and k not in ("transformers_version", "dtype", "_attn_implementation", "id2label", "label2id", "architectures")}
@@ -699,7 +699,7 @@ def gemma(out, name, lens_names, hidden, heads, kv_heads, head, inner, layers, v
 
 
 def bge_m3(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503):
-    """Dense, sparse and ColBERT's outputs, as BAAI's FlagEmbedding computes them."""
+    """Dense, sparse and ColBERT outputs, as computed by BAAI's FlagEmbedding."""
     cfg = tf.XLMRobertaConfig(vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_hidden_layers=layers, intermediate_size=inner,
                               max_position_embeddings=514, type_vocab_size=1, attn_implementation="eager")
     model = fill(tf.XLMRobertaModel(cfg, add_pooling_layer=False))
@@ -719,7 +719,7 @@ def bge_m3(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503):
 
 
 def deberta(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503, first=False, **more):
-    """States and logits of the first DeBERTa, or of the second."""
+    """States and logits of DeBERTa, version 1 or 2."""
     more |= {} if first else dict(share_att_key=True, norm_rel_ebd="layer_norm")
     cfg = (tf.DebertaConfig if first else tf.DebertaV2Config)(vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_hidden_layers=layers,
                                                               intermediate_size=inner, num_labels=3, relative_attention=True, attn_implementation="eager", **more)
@@ -740,7 +740,7 @@ def deberta(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503, fi
 
 
 def own_encoder(out, name, lens_names):
-    """What `examples/own_encoder.ron` describes, with its config.json, as a ModernBERT."""
+    """The model of `examples/own_encoder.ron` with its config.json, as a ModernBERT."""
     kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
     rope = lambda theta: dict(rope_type="default", rope_theta=theta)
     cfg = tf.ModernBertConfig(vocab_size=503, hidden_size=48, num_attention_heads=3, num_hidden_layers=6, intermediate_size=100, layer_types=kinds, local_attention=48,
@@ -757,7 +757,7 @@ def own_encoder(out, name, lens_names):
 
 
 def ranker(out, name, lens_names, hidden, heads, kv_heads, head, inner, layers=2, vocab=503, labels=1):
-    """A decoder as an encoder: the state of the last token, of unit length, and logits of it."""
+    """A decoder used as an encoder: the normalised state of the last token, and logits computed from it."""
     cfg = tf.Qwen3Config(vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head, num_hidden_layers=layers,
                          intermediate_size=inner, max_position_embeddings=2048, num_labels=labels, pad_token_id=0, tie_word_embeddings=True, attn_implementation="eager")
     trunk, head_of, writer = (fill(m(cfg)) for m in (tf.Qwen3Model, tf.Qwen3ForSequenceClassification, tf.Qwen3ForCausalLM))
@@ -790,7 +790,7 @@ def t5_encoder(out, name, lens_names, vocab=503, **sizes):
 
 
 def long_texts(out, name, model, pool, **published):
-    """States of a narrow model of texts that are longer than all others' here, each by itself."""
+    """States of a narrow model for longer texts than in all other cases, each computed separately."""
     fill(model)
     tensors = {}
     for lens_name in ("tiny", "long"):
@@ -806,7 +806,7 @@ def long_texts(out, name, model, pool, **published):
 
 
 def states(tensors, lens_name, ids, lens, h, mask):
-    """Last states at chosen rows, and their normalised mean."""
+    """Last states at selected rows, and their normalised mean."""
     rows = rows_of(lens)
     w = mask[..., None].float()
     embedding = torch.nn.functional.normalize((h * w).sum(1) / w.sum(1), dim=1)
@@ -816,7 +816,7 @@ def states(tensors, lens_name, ids, lens, h, mask):
 
 
 def one_by_one(tensors, lens_name, model, hidden, vocab):
-    """Adds the states of sequences that are computed one by one, and returns them with their mask."""
+    """Adds the states of sequences that are computed one by one, and returns the padded states with their mask."""
     lens = LENS[lens_name]
     ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
     mask = torch.arange(max(lens))[None] < torch.tensor(lens)[:, None]
@@ -827,7 +827,7 @@ def one_by_one(tensors, lens_name, model, hidden, vocab):
 
 
 def noise(seed, n):
-    """The standard normal numbers of `kernels::draw::noise`."""
+    """Returns the standard normal numbers of `kernels::draw::noise`."""
     out = []
     for column in range(n):
         key, x = [seed & 0xFFFFFFFF, seed >> 32], [column // 2, 0, 0, 1 << 31]
@@ -841,7 +841,7 @@ def noise(seed, n):
 
 
 def vae(out, name, vocab=503, hidden=64, heads=4, inner=100, layers=2, latent=7, seed=(3 << 32) + 5):
-    """Latents and tokens of a VAE whose encoder and decoder are BART's."""
+    """Latents and tokens of a VAE with BART's encoder and decoder."""
     cfg = tf.BartConfig(vocab_size=vocab, max_position_embeddings=160, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
                         decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner + 24, d_model=hidden, pad_token_id=1, eos_token_id=2,
                         decoder_start_token_id=2, forced_eos_token_id=None, attn_implementation="eager")
@@ -888,7 +888,7 @@ def minilm(out, folder):
     rows = rows_of(mask.sum(1).tolist())
     tensors = {"ids": enc["input_ids"][mask].numpy(), "lens": mask.sum(1).numpy().astype(np.int64),
                "sentence_embedding": embedding.numpy(),
-               # After the embeddings, and after each layer, at chosen rows.
+               # Store states after the embeddings and after each layer, at selected rows.
                **{f"layer.{i - 1}.hidden" if i else "hidden": np.ascontiguousarray(h[mask][rows].numpy()) for i, h in enumerate(o.hidden_states)},
                "rows": rows}
     save_file(tensors, os.path.join(out, "minilm.safetensors"))
@@ -946,7 +946,7 @@ if __name__ == "__main__":
     random_model(a.out, "bert_tanh_gelu", "bert", ["tiny"], hidden=64, heads=1, inner=96, layers=1, hidden_act="gelu_new")
     decoder(a.out, "gpt2_h320a5", "gpt2", ["one_token", "tiny", "mixed"], hidden=320, heads=5, inner=1000)
     untied = dict(activation_function="relu", tie_word_embeddings=False)
-    # Heads that a cache pads, as it takes multiples of 8, and heads that it does not pad.
+    # Head sizes that a cache pads to multiples of 8, and head sizes that it does not pad.
     decoder(a.out, "gpt2_head20", "gpt2", ["tiny"], hidden=60, heads=3, inner=None, layers=2, more=untied)
     decoder(a.out, "gpt2_head24", "gpt2", [], hidden=72, heads=3, inner=None, layers=2, more=untied)
     decoder(a.out, "llama_h320a5", "llama", ["one_token", "tiny", "mixed"], hidden=320, heads=10, kv_heads=2, head=32, inner=1000)
@@ -957,7 +957,7 @@ if __name__ == "__main__":
     decoder(a.out, "gemma_head24", "gemma", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=dict(hidden_act="gelu"))
     decoder(a.out, "gemma3_writer", "gemma3_text", ["tiny", "mixed"], hidden=60, heads=3, kv_heads=1, head=24, inner=100,
             more=dict(sliding_window=5, sliding_window_pattern=2, query_pre_attn_scalar=20))
-    # Caps that change the scores and the logits of random weights.
+    # Caps that change the scores and logits of random weights.
     decoder(a.out, "gemma2_head24", "gemma2", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=3,
             more=dict(sliding_window=5, query_pre_attn_scalar=20, attn_logit_softcapping=0.7, final_logit_softcapping=1.5))
     decoder(a.out, "phi3_head24", "phi3", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=dict(sliding_window=5))
@@ -969,7 +969,7 @@ if __name__ == "__main__":
     decoder(a.out, "phi_head24", "phi", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2)
     decoder(a.out, "phi3_part", "phi3", ["tiny"], hidden=96, heads=3, kv_heads=1, head=32, inner=100, layers=2,
             more=dict(rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.75)))
-    # A context that was extended from 128 to 512 tokens, and sequences that are not longer than the original ones.
+    # A context that was extended from 128 to 512 tokens. It includes sequences that are not longer than the original context.
     longrope = dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1 + i / 8 for i in range(12)], long_factor=[2.0 + i for i in range(12)])
     decoder(a.out, "phi3_longrope", "phi3", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2,
             more=dict(original_max_position_embeddings=128, rope_parameters=longrope))

@@ -1,11 +1,11 @@
 #!/bin/bash
-# Runs compute-sanitizer's tools over every kernel of the catalogue, each on its smallest cases, by several processes
-# on each GPU; prints what was not clean, and fails if anything was not. With --changed only kernels whose source the
-# ledger does not have, with --exemplars only those that snapshots/cuda shows (docs/testing.md).
+# Runs the tools of compute-sanitizer on the smallest cases of every kernel in the catalogue, with several processes per GPU. Prints the
+# kernels with findings, and fails if there are any. With --changed, only kernels whose source is not in the ledger are run. With
+# --exemplars, only kernels in snapshots/cuda are run (docs/testing.md).
 #
 #   GEMMULE=target/release/gemmule scripts/sanitize.sh [--changed|--exemplars] [racecheck] [memcheck] …
 #
-# PROCESSES (15) is how many run on a GPU, LOGS (a new folder) where their logs go.
+# PROCESSES (default 15) is the number of processes per GPU. LOGS (default: a new folder) is the folder for logs.
 set -u
 only="" exemplars=""
 case "${1:-}" in
@@ -16,10 +16,10 @@ tools=${*:-racecheck memcheck}
 export GEMMULE=${GEMMULE:-target/release/gemmule} LOGS=${LOGS:-$(mktemp -d)} RAYON_NUM_THREADS=1
 export SANITIZER=${SANITIZER:-$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)}
 export GPUS; GPUS=$(nvidia-smi -L | wc -l)
-# Their GEMMs are so large that racecheck takes seconds for one token.
+# GEMMs with these sizes are so large that racecheck takes seconds for one token.
 vocabularies="n30522_ n50265_ n50257_ n32000_ n128256_ n151936_"
 
-# Each exemplar after the max number of tokens of its cases, with the limits that tasks() uses.
+# Prints each exemplar after the max number of tokens of its cases, with the limits that tasks() uses.
 exemplars_by_tokens() {
   local symbol vocabulary most
   for symbol in $exemplars; do
@@ -32,7 +32,7 @@ exemplars_by_tokens() {
   done
 }
 
-# Twelve kernels each, as a process takes seconds to start.
+# Run twelve kernels per process, because starting a process takes seconds.
 tasks_of_exemplars() {
   local tool number=0 most group all
   all=$(exemplars_by_tokens)
@@ -50,7 +50,7 @@ tasks() {
   local tool number=0 vocabulary part skip=""
   for vocabulary in $vocabularies; do skip="$skip --skip $vocabulary"; done
   for tool in $tools; do
-    # Persistent attention has several tiles for a stream only in larger cases.
+    # A stream of persistent attention has several tiles only in larger cases.
     for part in 1 2; do echo "$((number++)) $tool $only --only _persistent --max-tokens 400 --part $part/2"; done
     for vocabulary in $vocabularies; do
       for part in $(seq 16); do echo "$((number++)) $tool $only --only $vocabulary --max-tokens 1 --part $part/16"; done

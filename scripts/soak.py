@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Mixed load on a server for minutes: answers are as many as requests and the right ones, and memory stays flat.
+"""Runs a mixed load on a server for minutes. Checks that every request has the right answer, and that memory does not grow.
 
     python3 scripts/soak.py target/release/gemmule tests/checkpoints/st-mean tests/checkpoints/writer --minutes 5
 
-It starts the server itself, with both models and a cache. Clients ask for embeddings alone and in lists, again and again for the same
-and for new texts, write texts whole and as events, send what is wrong in each way that has a status, leave before the answer, send a
-byte at a time, and close half of the connection. It needs Python's standard library alone, and ends with status 1 where an answer is
-missing or wrong, or where memory grows.
+The script starts the server itself, with both models and a cache. Clients request embeddings one at a time and in lists, for repeated
+and for new texts. They generate texts with and without streaming, send a request for each error status, disconnect before the answer,
+send one byte at a time, and close half of a connection. The script needs only Python's standard library. It exits with status 1 if an answer is
+missing or wrong, or if memory grows.
 """
 
 import argparse
@@ -78,7 +78,7 @@ class Soak:
             self.problem(f"{what}: {str(found)[:300]}")
 
     def same(self, text, vector):
-        """An invariant model has one vector for a text, whatever runs beside it, and whether it was kept or computed."""
+        """Checks that an invariant model returns the same vector for a text, whatever else runs, and whether it was cached or computed."""
         vector = tuple(vector)
         with self.lock:
             known = self.known.setdefault(text, vector) if len(self.known) < 5000 else self.known.get(text, vector)
@@ -100,7 +100,7 @@ class Soak:
         while time.time() < self.until:
             try:
                 client(draw)
-            except Exception as error:  # noqa: BLE001: whatever it is, an answer is missing
+            except Exception as error:  # noqa: BLE001: any error means that an answer is missing
                 self.problem(f"{client.__name__}: {type(error).__name__}: {error}")
                 time.sleep(0.1)
 
@@ -163,7 +163,7 @@ class Soak:
         connection.close()
 
     def leave(self, draw):
-        """Sends requests whose answers nobody takes."""
+        """Sends requests, and disconnects before the answers."""
         for path, body in (
             (EMBEDDINGS, {"model": "st-mean", "input": [self.text(draw) for _ in range(100)]}),
             ("/v1/completions", {"model": "writer", "prompt": "One cold morning", "max_tokens": 40, "stream": True}),
@@ -177,7 +177,7 @@ class Soak:
         time.sleep(0.05)
 
     def slow(self, draw):
-        """A byte at a time, and half a connection closed."""
+        """Sends one byte at a time, and closes half of a connection."""
         body = json.dumps({"model": "st-mean", "input": "rain"}).encode()
         head = f"POST {EMBEDDINGS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode()
         with socket.create_connection(("127.0.0.1", self.server.port), timeout=60) as stream:
@@ -231,7 +231,7 @@ def main():
             break
     for thread in threads:
         thread.join()
-    # Those whose answers nobody took leave nothing behind.
+    # Requests whose clients disconnected must leave nothing behind.
     time.sleep(1)
     files = server.files() if server.process.poll() is None else 0
     server.process.terminate()

@@ -1,6 +1,6 @@
 """Writes the licences of the crates in a binary: third_party.py FEATURES FILE
 
-Dependencies at build time and for tests are left out. The sources of the crates must be there, as after a build.
+Build and dev dependencies are left out. The sources of the crates must have been downloaded, as after a build.
 """
 
 import collections

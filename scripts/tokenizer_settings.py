@@ -1,11 +1,11 @@
-"""Write small tokenizers, and what transformers' AutoTokenizer makes of them under settings of tokenizer_config.json.
+"""Writes small tokenizers, and the results of transformers' AutoTokenizer with different settings in tokenizer_config.json.
 
-Each folder under the output directory has a tokenizer of one class, and `expected.json` has, for each key and value of
-tokenizer_config.json, the token ids of texts and of a pair, the segment ids of the pair, and the decoded texts; null where
+Each folder under the output directory has a tokenizer of one class. Its `expected.json` contains, for each key and value of
+tokenizer_config.json, the token ids of texts and of a pair, the segment ids of the pair, and the decoded texts; they are null if
 transformers raises an error. The first case of a folder sets no key. `tests/models/tokenizer_settings.rs` compares gemmule with them: a key
-that changes a result is applied or refused, and no other key changes one.
+that changes a result must be applied or refused, and no other key may change a result.
 
-`arguments.json` has the token ids of SentenceTransformer under settings of sentence_bert_config.json.
+`arguments.json` has the token ids of SentenceTransformer with different settings in sentence_bert_config.json.
 
     pip install torch transformers sentence-transformers
     python3 scripts/tokenizer_settings.py tests/tokenizer_settings
@@ -21,7 +21,7 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 LANGUAGES = {"mbart": ["en_XX", "de_DE"], "nllb": ["eng_Latn", "deu_Latn"]}
 TEXTS = ["The Coast leaves", " Café, Ü 文 a", "Rain</s>of[SEP]snow <s>a", "it 's new .", "\n a  b"]
 PAIR = ("Who wrote", "The river")
-# The keys that tokenizer classes read, and keys that published files have beside them.
+# The keys that tokenizer classes read, and other keys in published files.
 KEYS = {
     "do_lower_case": [True, False], "strip_accents": [True, False], "tokenize_chinese_chars": [True, False], "keep_accents": [True, False],
     "add_prefix_space": [True, False], "split_special_tokens": [True], "add_bos_token": [True, False], "add_eos_token": [True, False],
@@ -90,7 +90,7 @@ def tokenizers():
 
 
 def prepended(folder):
-    """The form in which tokenizers of Llama were published: normalizers in place of Metaspace."""
+    """The form in which Llama tokenizers were published: normalizers instead of Metaspace."""
     tokenizer = base.read(folder, "tokenizer.json")
     space = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
     tokenizer |= {"normalizer": {"type": "Sequence", "normalizers": space}, "pre_tokenizer": None}
@@ -102,15 +102,15 @@ def results(folder):
         tok = tf.AutoTokenizer.from_pretrained(folder)
         ids = [tok(text)["input_ids"] for text in TEXTS]
         pair = tok(*PAIR)
-        # Only embedding models have CLIP's tokenizer, whose decoding transformers does itself.
+        # Only embedding models have CLIP's tokenizer, whose decoding transformers implements itself.
         decoded = None if isinstance(tok, tf.CLIPTokenizer) else [tok.decode(row) for row in ids]
         types = pair.get("token_type_ids")
         return {"ids": ids, "pair": pair["input_ids"], "types": types, "decoded": decoded}
-    except Exception:  # Whatever a class raises for values that it cannot follow.
+    except Exception:  # A class may raise any exception for values that it does not support.
         return None
 
 
-# What sentence_bert_config.json may say of tokens. The first changes nothing.
+# Settings of sentence_bert_config.json that affect tokens. The first one changes nothing.
 ARGUMENTS = [
     {}, {"max_seq_length": 8}, {"do_lower_case": True},
     {"tokenizer_args": {"model_max_length": 9}}, {"processor_kwargs": {"model_max_length": 9}}, {"tokenizer_args": {"do_lower_case": False}},
@@ -128,12 +128,12 @@ LONG = ["Über the SEA, and boats carry grain along it in summer, where the trai
 
 
 def arguments(file, folder):
-    """What SentenceTransformer makes of texts under settings of the sentence_bert_config.json of a folder."""
+    """Returns the result of SentenceTransformer for texts with settings of a folder's sentence_bert_config.json."""
     cases = []
     for changes in ARGUMENTS:
         with base.tempfile.TemporaryDirectory() as copy:
             shutil.copytree(folder, copy, dirs_exist_ok=True)
-            # The limit that max_seq_length had before 5.4 would hide the others.
+            # The limit that max_seq_length had before 5.4 would hide the effect of the others.
             base.write({"max_seq_length": 16} | changes, copy, "sentence_bert_config.json")
             try:
                 model = base.SentenceTransformer(copy, device="cpu")
@@ -163,14 +163,14 @@ def main(out):
         for key, value in [(None, None)] + [(k, v) for k, values in KEYS.items() for v in values]:
             if tok is None and key not in (None, "add_prefix_space", "legacy"):
                 continue
-            if key == "added_tokens_decoder":  # With those that tokenizer.json has, as published.
+            if key == "added_tokens_decoder":  # Keep the tokens that tokenizer.json has, as in published files.
                 saved = base.read(folder, "tokenizer.json")["added_tokens"]
                 value = {str(t.pop("id")): t for t in saved} | {str(900 + i): t for i, t in enumerate(value)}
             changes = {} if key is None else {key: value}
             base.write(kept | changes, folder, "tokenizer_config.json")
             cases.append({"changes": changes} | {"results": results(folder)})
         base.write(kept, folder, "tokenizer_config.json")
-        # What a key does not change is written once.
+        # Settings without an effect are written only once.
         for case in cases[1:]:
             if case["results"] == cases[0]["results"]:
                 case["results"] = "unchanged"

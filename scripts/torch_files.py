@@ -1,4 +1,4 @@
-"""Writes the files of PyTorch for tests/models/torch.rs: checkpoints of tests/checkpoints as torch.save stores them, and small state dicts.
+"""Writes PyTorch files for tests/models/torch.rs: checkpoints of tests/checkpoints stored with torch.save, and small state dicts.
 
     pip install torch==2.15.0 safetensors
     python3 scripts/torch_files.py
@@ -34,7 +34,7 @@ def main() -> None:
     for head in ["sparse_linear", "colbert_linear"]:
         save(load_file(checkpoints / f"st-m3/{head}.safetensors"), f"{head}.pt")
 
-    # One storage for several views, as tied weights have, and every way in which a state dict stores a tensor.
+    # One storage with several views, as with tied weights, and every form in which a state dict stores a tensor.
     base = torch.arange(12, dtype=torch.float32) / 8
     kinds = OrderedDict(
         table=base.view(3, 4),

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Train a tiny Marian model that writes numbers in English words, and save it as checkpoints are published.
+"""Trains a tiny Marian model that translates numbers to English words, and saves it in the form of published checkpoints.
 
-`4217` becomes `four thousand two hundred seventeen`: a translation that anyone can check. A token is a digit or a word;
-`</s>` ends sources and targets, and `<pad>` stands before a target.
+`4217` becomes `four thousand two hundred seventeen`, so anyone can check a translation. A token is a digit or a word.
+`</s>` ends sources and targets, and `<pad>` precedes a target.
 
-The folder gets the weights in f16, the tokenizer, and `written.json`: of each of SOURCES the tokens (`ids`), what `generate`
-makes of them (`greedy`, `beams`: four of them, `</s>` included; `text`: the greedy tokens), the best beam's `score`, and how
-far the second best logit is behind the best at the least (`margin`): all by f32 arithmetic on the stored weights.
+The folder contains the weights in f16, the tokenizer, and `written.json`. For each of SOURCES, this file has the tokens (`ids`), the
+results of `generate` (`greedy` and `beams` with four beams, including `</s>`; `text` is the greedy result), the `score` of the best beam,
+and the min distance between the best and the second best logit (`margin`). They are computed in f32 from the stored weights.
 
     pip install torch transformers
     python3 scripts/train_translator.py tests/checkpoints/translator
 
-One core works on it for some minutes. Nothing is downloaded. Two runs with the same versions on the same kind of machine write
+Training takes some minutes on one core. Nothing is downloaded. Two runs with the same versions on the same kind of machine write
 the same bytes.
 """
 import argparse, json, math, os, random
@@ -62,7 +62,7 @@ def train(tok):
         vocab_size=len(tok), d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
         encoder_ffn_dim=128, decoder_ffn_dim=128, max_position_embeddings=POSITIONS, activation_function="swish", scale_embedding=True,
         dropout=0.0, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0, forced_eos_token_id=1, architectures=["MarianMTModel"])
-    # Both are in published configs of Marian, and say how it is built.
+    # Published Marian configs have both keys, which describe the architecture.
     config.static_position_embeddings, config.normalize_before = True, False
     model = MarianMTModel(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)

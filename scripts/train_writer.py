@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Train a tiny GPT-2 that writes very short stories, and save it as checkpoints are published.
+"""Trains a tiny GPT-2 that writes very short stories, and saves it in the form of published checkpoints.
 
 The stories come from the tables below: somebody goes somewhere, meets an animal, helps it or plays with it, and
-goes home. Whether a continuation is good can be seen by reading it: the name, "he" or "she", and the animal stay
-the same to the end. A token is a character; `<|end|>` stands between stories.
+goes home. A reader can judge a continuation: the name, "he" or "she", and the animal must stay the same to
+the end. A token is a character; `<|end|>` separates stories.
 
-The folder gets the weights in f16, the tokenizer, and `written.json`: of each of PROMPTS the tokens (`ids`), what
-`generate` adds to them (`greedy`: 60 tokens at most, `<|end|>` included if it comes; `text`: the same without it),
-how far the second best logit is behind the best at the least (`margin`), and the `log_probability` of each token
-of the prompt given those before it, 0 for the first: all by f32 arithmetic on the stored weights.
+The folder contains the weights in f16, the tokenizer, and `written.json`. For each of PROMPTS, this file has the tokens (`ids`), the
+continuation by `generate` (`greedy`: up to 60 tokens, including `<|end|>` if generated; `text`: the same without `<|end|>`), the min
+distance between the best and the second best logit (`margin`), and the `log_probability` of each prompt token given the preceding
+ones, which is 0 for the first token. They are computed in f32 from the stored weights.
 
     pip install torch transformers
     python3 scripts/train_writer.py tests/checkpoints/writer
 
-One core works on it for some ten minutes. Nothing is downloaded. Two runs with the same versions on the same kind
+Training takes about ten minutes on one core. Nothing is downloaded. Two runs with the same versions on the same kind
 of machine write the same bytes.
 """
 import argparse, json, math, os, random, time
@@ -31,13 +31,13 @@ PROMPTS = [
 
 SHE, HE = "Anna/Lily/Mia/Rosa/Emma/Zoe/Kate/Nina/Grace/Ida", "Tom/Ben/Jack/Sam/Max/Rob/Oscar/Paul/David/Hugo"
 DAYS = "sunny day/cold morning/warm evening/rainy day/quiet morning"
-PLACES = {  # where something is seen there, and who lives there
+PLACES = {  # what is seen there, and who lives there
     "pond": ("by the water/on a stone", "frog/duck/turtle"), "forest": ("under a tree/near the path", "fox/owl/rabbit"),
     "park": ("on the grass/under a bench", "dog/squirrel/duck"), "farm": ("behind the barn/near the gate", "lamb/hen/dog"),
     "beach": ("on the sand/by the water", "seal/crab/turtle"), "hill": ("on a rock/near the path", "goat/lamb/fox"),
     "garden": ("near the roses/under a bush", "cat/hedgehog/rabbit"),
 }
-ANIMALS = {  # what it is like, what it eats, and what happens to it
+ANIMALS = {  # the animal's character, its food, and what happens to it
     "frog": ("green/tiny", "a berry", "hungry/cold/stuck"), "duck": ("brown/little", "some bread", "hungry/lost/play"),
     "turtle": ("small/green", "a leaf", "stuck/hungry/lost"), "fox": ("red/young", "some meat", "stuck/afraid/hungry"),
     "owl": ("gray/young", "some meat", "lost/afraid/cold"), "rabbit": ("white/little", "a carrot", "afraid/hungry/play"),
@@ -64,7 +64,7 @@ ENDINGS = ("Then {he} went home and told {his} {kin} about the {animal}./When it
 
 def story(rng):
     def pick(items, fall=0.5):
-        """An item, the first most often: greedy search has something to find."""
+        """Returns an item. The first one is the most frequent, so that greedy search has a clear choice."""
         items = items.split("/")
         return rng.choices(items, [fall**i for i in range(len(items))])[0]
 
@@ -88,14 +88,14 @@ def character_tokenizer(texts):
 
 
 def batch(rng, tokenizer, n):
-    """Rows that start with a story, or with the end of one."""
+    """Returns rows that start with a story, or with the end of one."""
     texts = [END * rng.randrange(2) + END.join(story(rng) for _ in range(3)) for _ in range(n)]
     return torch.tensor(tokenizer(texts, truncation=True)["input_ids"])
 
 
 def train(model, tokenizer):
     for block in model.transformer.h:
-        block.mlp.act = torch.nn.GELU(approximate="tanh")  # the same function as gelu_new, in one pass
+        block.mlp.act = torch.nn.GELU(approximate="tanh")  # the same function as gelu_new, computed in one pass
     decays = [[p for p in model.parameters() if (p.dim() > 1) == matrix] for matrix in (True, False)]
     groups = [{"params": decays[0], "weight_decay": 0.05}, {"params": decays[1], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.98))

@@ -1,24 +1,24 @@
-"""Time writers and translators of today beside `gemmule bench generate`: whole generations, and steps of one token a sequence.
+"""Times other implementations of generation for comparison with `gemmule bench generate`: whole generations, and decode steps.
 
-Random weights, one device. Tasks:
+Weights are random, and one device is used. Tasks:
 
-  writer      GPT-2's sizes; tokens are drawn by top-k and top-p
-  translator  Transformer base, six and six layers of 512; beams are searched
+  writer      GPT-2's sizes; tokens are sampled with top-k and top-p
+  translator  Transformer base, six and six layers of width 512; beam search
 
-Contenders, all of which write exactly --new tokens behind --prompt-tokens, which a translator reads as its source:
+All contenders generate exactly --new tokens after --prompt-tokens tokens. For a translator, these are the source. Contenders:
 
-  eager     the step written in PyTorch with caches of fixed size, the next token chosen on the device
-  compiled  the same under torch.compile; on a GPU its steps are replays of one CUDA graph, without a wait for the host
-  generate  transformers' `generate` as it comes
-  ct2       CTranslate2, where it can be imported
+  eager     the step in PyTorch, with caches of fixed size; the next token is selected on the device
+  compiled  the same with torch.compile; on a GPU, the steps replay one CUDA graph, without waiting for the host
+  generate  transformers' `generate` with default settings
+  ct2       CTranslate2, if it is installed
 
     python3 bench/scripts/decode_peers.py --tasks writer,translator --batches 1,32,128 --json FILE
-    python3 bench/scripts/decode_peers.py --tiny --device cpu --new 8          # tries the script
+    python3 bench/scripts/decode_peers.py --tiny --device cpu --new 8          # tests the script
     python3 bench/scripts/decode_peers.py --tasks translator --lengths 16,64,128 --batches 1,8,32 --contenders generate,compiled --classes --json FILE
 
-`whole_ms` is the median of --runs generations with prompt or source; `step_ms` is without them: the rest over its steps. With
---classes kernels on a GPU are added up by what their names say: GEMMs, attention, copies and gathers (which reorder caches, or
-are part of that), others. The file has one object a row, as ours has.
+`whole_ms` is the median time of --runs generations, including the prompt or source. `step_ms` excludes these: it is the remaining time
+divided by the number of steps. With --classes, the times of GPU kernels are added up by class, which is determined by their names: GEMMs,
+attention, copies and gathers (which reorder caches, or are part of that), and others. The file has one object per row, like ours.
 """
 import argparse, itertools, json, statistics, sys, tempfile, time
 
@@ -62,7 +62,7 @@ class Attention(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers with the norm before each part. With a memory they read keys and values of it, too."""
+    """Pre-norm layers. If there is a memory, they also attend to its keys and values."""
 
     def __init__(self, of, causal, memory):
         super().__init__()
@@ -83,7 +83,7 @@ class Stack(nn.Module):
         return self.norm(x)
 
     def cache(self, rows, n):
-        """Keys and values of each layer, in tensors of their own: where they are views of one, torch.compile copies all of it at each write."""
+        """Keys and values of each layer, in separate tensors: torch.compile would copy a shared tensor at each write."""
         of = self.of
         new = lambda: torch.zeros(rows, of["heads"], n, of["width"] // of["heads"], device=args.device, dtype=DTYPE)
         return [(new(), new()) for _ in range(of["layers"])]
@@ -97,7 +97,7 @@ def draw(logits):
 
 
 class Torch:
-    """A generation in PyTorch, all of whose steps are on the device."""
+    """A generation in PyTorch. All steps run on the device."""
 
     def __init__(self, task, batch, n, new, compiled):
         of, self.batch, self.n, self.new = sizes(task), batch, n, new
@@ -110,7 +110,7 @@ class Torch:
         if self.is_translator:
             self.encoder = Stack(of, False, False).to(args.device, DTYPE).eval()
             self.of_source, self.memory = self.encoder.cache(batch, n), self.net.cache(rows, n)
-            # Keys and values of the encoder's states, of all layers in one product.
+            # Keys and values of the encoder's states for all layers, computed by one product.
             self.into = nn.Linear(of["width"], of["layers"] * 2 * of["width"]).to(args.device, DTYPE)
         self.ids, self.at = torch.zeros(rows, 1, dtype=torch.long, device=args.device), torch.zeros(1, dtype=torch.long, device=args.device)
         self.scores = torch.zeros(batch, self.beams, device=args.device)
@@ -133,7 +133,7 @@ class Torch:
             return draw(logits), None, None
         vocab = logits.shape[-1]
         sums = (logits.float().log_softmax(-1).view(self.batch, self.beams, vocab) + self.scores[..., None]).flatten(1)
-        # Twice as many, as those that end would be put aside.
+        # Select twice as many candidates, because candidates that end would be set aside.
         best, ids = (part[:, : self.beams] for part in sums.topk(2 * self.beams))
         parents = ids // vocab + self.beams * torch.arange(self.batch, device=ids.device)[:, None]
         return (ids % vocab).flatten(), parents.flatten(), best
@@ -168,7 +168,7 @@ class Torch:
 
 
 def published(task):
-    """A model of transformers of random weights, and how it is asked to write."""
+    """A transformers model with random weights, and its generation arguments."""
     import transformers as tf
     of = sizes(task)
     if task == "writer":
@@ -208,18 +208,18 @@ def ct2(task, batch, n, new):
 
 
 CONTENDERS = {"eager": lambda *of: Torch(*of, False), "compiled": lambda *of: Torch(*of, True), "generate": generate, "ct2": ct2}
-# What the names of kernels say; the first that fits.
+# Classes of kernels by name. The first match counts.
 CLASSES = (("GEMM", ("gemm", "gemv", "cutlass", "xmma", "nvjet", "cublas", "splitkreduce")), ("attention", ("flash", "fmha", "attention", "softmax_warp")),
            ("copies", ("index", "gather", "scatter", "copy", "memcpy", "cat")), ("other", ("",)))
 
 
 def ms_of(call):
-    """Milliseconds until it is done on the device, too."""
+    """Returns the milliseconds until the call has completed on the device, too."""
     times, wait = [], torch.cuda.synchronize if CUDA else lambda: None
     for i in range(args.runs + 1):
         wait(); began = time.perf_counter(); call(); wait()
         times.append((time.perf_counter() - began) * 1e3)
-    # The first is for memory and clocks.
+    # The first call allocates memory and raises the clocks, so it is not counted.
     return statistics.median(times[1:])
 
 
@@ -239,7 +239,7 @@ def measure(task, contender, batch, n, new):
     try:
         call = CONTENDERS[contender](task, batch, n, new)
         row["whole_ms"] = ms_of(call)
-        # Of those that are asked for whole generations only, one of a single token is what stands before the steps.
+        # For contenders that only run whole generations, a generation of a single token gives the time before the steps.
         before = call.begin if isinstance(call, Torch) else CONTENDERS[contender](task, batch, n, 1)
         steps = new if isinstance(call, Torch) else new - 1
         row["step_ms"] = (row["whole_ms"] - ms_of(before)) / steps

@@ -1,14 +1,14 @@
-"""Time PyTorch on an encoder beside `gemmule-bench encoder`: token ids in, last hidden state out.
+"""Times PyTorch on an encoder for comparison with `gemmule-bench encoder`, from token ids to the last hidden state.
 
-Random weights, one GPU; the median of CUDA-event times after a rest and a warm-up. The sizes are a published
-config.json's. The contenders:
+Weights are random, and one GPU is used. Times are medians of CUDA-event times, measured after a pause and a warm-up. The sizes come from
+a published config.json. The contenders:
 
-  compile  the Hugging Face model under torch.compile with CUDA graphs, on the padded batch and its mask
-  packed   BERT's layers written on packed tokens with PyTorch's varlen attention, compiled, in a CUDA graph
-  floor    our program's GEMMs on the valid tokens through cuBLAS, in a CUDA graph, and nothing else
+  compile  the Hugging Face model with torch.compile and CUDA graphs, on the padded batch and its mask
+  packed   BERT's layers on packed tokens with PyTorch's varlen attention, compiled, in a CUDA graph
+  floor    only our program's GEMMs on the valid tokens, with cuBLAS, in a CUDA graph
 
-The request is {"dtype", "config", "contenders", "runs", "warm_up", "weights": [[outputs, inputs]], "sets": [{"name", "lens"}]}; how
-answers look is in peers.py.
+The request is {"dtype", "config", "contenders", "runs", "warm_up", "weights": [[outputs, inputs]], "sets": [{"name", "lens"}]}. peers.py
+describes the format of the answers.
 
     python3 bench/scripts/encoder_peers.py --request FILE
 """
@@ -17,14 +17,14 @@ import time
 
 import peers
 
-# Seconds of rest before each measurement, ours and the peers'.
+# Seconds to pause before each measurement, of ours and of the peers.
 REST_S = 0.5
 
 
 def median_us(call, request):
     import torch
     times = []
-    # As before ours: the clock falls under lasting load.
+    # Pause like before our measurements, because the clock drops under sustained load.
     torch.cuda.synchronize(); time.sleep(REST_S)
     for i in range(request["warm_up"] + request["runs"]):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -35,7 +35,7 @@ def median_us(call, request):
 
 
 def sizes(config):
-    """Layers, width, heads, inner width, under the names that published configs have for them."""
+    """Layers, width, heads and inner width, under the names that published configs use."""
     names = (("num_hidden_layers", "n_layers"), ("hidden_size", "dim"), ("num_attention_heads", "n_heads"), ("intermediate_size", "hidden_dim"))
     found = [next((config[n] for n in pair if n in config), None) for pair in names]
     if None in found:

@@ -1,7 +1,7 @@
-"""Time PyTorch's operators beside `gemmule-bench kernels`: one GPU, its kernels in CUDA graphs.
+"""Times PyTorch's operators for comparison with `gemmule-bench kernels`. Kernels run on one GPU, in CUDA graphs.
 
 The request is {"dtype": "f16", "problems": [...]}; `gemmule-bench kernels --problems` prints one.
-How times are taken and answered is in peers.py.
+peers.py describes how times are measured and returned.
 
     python3 bench/scripts/kernel_peers.py --request problems.json
 """
@@ -41,7 +41,7 @@ def bias_residual_layernorm(p, dtype):
 
 
 def cached_attention(p, dtype):
-    """On keys that lie contiguously for each head, which a cache of blocks does not give."""
+    """Attention to keys that are contiguous for each head, unlike in a cache of blocks."""
     import torch
     from torch.nn import functional as F
     from torch.nn.attention.bias import causal_lower_right
@@ -65,7 +65,7 @@ def attention(p, dtype):
         cu_lens = torch.tensor([0] + lens, device="cuda").cumsum(0).int()
         n = peers.n_sets(4 * nbytes(dtype, tokens, heads, head))
         qkv = [torch.randn(tokens, heads + 2 * kv_heads, head, device="cuda", dtype=dtype) for _ in range(n)]
-        # Flash attention tells groups by the heads; a window without end to the right is full attention.
+        # Flash attention derives groups from the numbers of heads. A window without an upper end is full attention.
         mask = {"window_size": (-1, 0)} if causal else {}
         return [lambda x=x: varlen_attn(*x.split([heads, kv_heads, kv_heads], 1), cu_lens, cu_lens, longest, longest, **mask) for x in qkv]
 
@@ -74,7 +74,7 @@ def attention(p, dtype):
         mask = torch.zeros(batch, 1, 1, longest, device="cuda", dtype=torch.bool)
         for row, n in zip(mask, lens):
             row[..., :n] = True
-        # Where no token is padding, only what is causal is masked.
+        # If no token is padding, only causal attention needs a mask.
         padding = None if min(lens) == longest else mask.expand(batch, heads, longest, longest)
         n = peers.n_sets(4 * nbytes(dtype, batch, longest, heads, head))
         rows = lambda of: torch.randn(batch, of, longest, head, device="cuda", dtype=dtype)
@@ -113,7 +113,7 @@ def gemm_bias_gelu(p, dtype):
     yield "torch", lambda: [lambda x=x, w=w: fused(x, w, b) for x, w in xs]
     yield "torch.compile", lambda: [lambda x=x, w=w: compiled(x, w, b) for x, w in xs]
     yield "cuBLASLt, tanh GELU", lambda: [lambda x=x, w=w: torch._addmm_activation(b, x, w.t(), use_gelu=True) for x, w in xs]
-    # Less work: what the epilogue costs is the difference.
+    # This does less work: the difference is the cost of the epilogue.
     yield "cuBLAS, product only", lambda: [lambda x=x, w=w: F.linear(x, w) for x, w in xs]
 
 
@@ -128,7 +128,7 @@ COMPILED = {}
 
 
 def compiled_once(name, function):
-    """The compiled function, made once, so that shapes share what can be shared."""
+    """The compiled function. It is created once, so that shapes can share compiled code."""
     import torch
     return COMPILED.setdefault(name, torch.compile(function, dynamic=False))
 
@@ -143,6 +143,6 @@ if __name__ == "__main__":
             contenders = OPERATORS[problem["op"]](problem, dtype)
             for who, calls in contenders:
                 peers.run(item, who, lambda: peers.rotated_us(calls()))
-        except Exception as error:  # Operands that do not fit, or an operator that is not known here.
+        except Exception as error:  # The operands do not fit, or this version of PyTorch lacks the operator.
             peers.answer(item=item, who="PyTorch", error=f"{type(error).__name__}: {str(error)[:300]}")
         peers.answer(done=item + 1)

@@ -1,24 +1,24 @@
-"""What the peer scripts share: the device, the request, and one JSON object a line as the answer.
+"""Code that the peer scripts share: the device, the request, and the answer with one JSON object per line.
 
-`gemmule-bench` writes this file and a script beside it to a temporary folder, and runs the script
-with a request, a JSON file. The script prints lines of three kinds:
+`gemmule-bench` writes this file and a script to a temporary folder, and runs the script
+with a request, which is a JSON file. The script prints lines of three kinds:
 
-    {"item": 3, "who": "torch", "us": 1.25}          what was measured: microseconds
-    {"item": 3, "who": "torch", "error": "..."}      what could not be
-    {"done": 4}                                      so many items of the request are finished
+    {"item": 3, "who": "torch", "us": 1.25}          a measurement in microseconds
+    {"item": 3, "who": "torch", "error": "..."}      a failed measurement
+    {"done": 4}                                      number of items of the request that are finished
 
-With --probe it prints {"device": ..., "torch": ...} and measures nothing. A script that cannot work
-here says why in one sentence on standard error and exits with NO_TORCH or NO_DEVICE.
+With --probe it prints {"device": ..., "torch": ...} and measures nothing. A script that cannot run
+here states the reason in one sentence on standard error, and exits with NO_TORCH or NO_DEVICE.
 """
 import argparse, json, os, statistics, sys
 
 NO_TORCH, NO_DEVICE = 3, 4
 
-# Libraries write to standard output what is no answer; it goes to standard error.
+# Libraries may print to standard output, which is redirected to standard error so that it contains only answers.
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
-# As much as the rotated operands are together at least, in bytes: L2 caches hold 50 or 60 MB.
+# Min size in bytes of all operand sets together. It exceeds L2 caches, which have 50 or 60 MB.
 ROTATED_BYTES = 300_000_000
 MOST_SETS, LAUNCHES, ENOUGH_MS, WARM_UP_MS, REPLAYS = 64, 64, 5.0, 10.0, 20
 
@@ -33,7 +33,7 @@ def answer(**line):
 
 
 def start(description):
-    """The request, with torch imported and its device chosen; ends the process after a probe."""
+    """Returns the request, after importing torch and selecting its device. For a probe, ends the process."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--request", help="a JSON file")
     parser.add_argument("--device", type=int, default=0, help="number of the CUDA device")
@@ -65,13 +65,13 @@ def dtype_of(request):
 
 
 def n_sets(n_bytes):
-    """How many operand sets of so many bytes to rotate over, so that none is in L2 when it is read."""
+    """Returns how many operand sets of this size in bytes are needed, so that none is in L2 when it is read."""
     return max(2, min(MOST_SETS, -(-ROTATED_BYTES // max(n_bytes, 1))))
 
 
 def graph_of(calls):
-    """A CUDA graph of the calls, and their results, after each ran twice beside it: compiling and
-    tuning happen there."""
+    """Returns a CUDA graph of the calls, and their results. Each call first runs twice outside the graph, which
+    includes compilation and tuning."""
     import torch
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -82,14 +82,14 @@ def graph_of(calls):
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        # Kept, so that each call has a result of its own: one that all share would stay in L2.
+        # Keep the results, so that each call has a separate one. A shared result would stay in L2.
         results = [call() for call in calls]
     return graph, results
 
 
 def rotated_us(calls):
-    """Microseconds of one call, each of which works on its own operands: the median over replays of
-    a CUDA graph that goes through all of them, once or several times."""
+    """Returns the microseconds of one call. Each call has its own operands. The time is the median over replays of
+    a CUDA graph that contains all calls, once or several times."""
     import torch
     for call in calls:
         call()
@@ -101,7 +101,7 @@ def rotated_us(calls):
     graph, results = graph_of(calls)
     times, warmed = [], 0.0
     while len(times) < REPLAYS:
-        # One replay ahead, so that the device is busy while the host hands it the events.
+        # Replay once before, so that the device is busy while the host enqueues the events.
         graph.replay(); begin.record(); graph.replay(); end.record(); end.synchronize()
         ms = begin.elapsed_time(end)
         if warmed < WARM_UP_MS:
@@ -112,14 +112,14 @@ def rotated_us(calls):
 
 
 def run(item, who, measure):
-    """Answers with what `measure` gives, or with why it failed."""
+    """Answers with the result of `measure`, or with the reason of its failure."""
     import torch
     try:
         answer(item=item, who=who, us=measure())
     except Exception as error:
         answer(item=item, who=who, error=f"{type(error).__name__}: {str(error)[:300]}")
         try:
-            # A fault of the device ends everything; a kernel that was refused does not.
+            # After a device fault, this fails and ends the script; after a refused kernel, it succeeds.
             torch.cuda.synchronize()
         except Exception as fault:
             give_up(1, f"the device failed in `{who}`: {str(fault)[:300]}")

@@ -226,7 +226,7 @@ fn run_stream(
     batches: &[Batch],
     stream: &mut Stream,
 ) -> Result<(), EngineError> {
-    // Exclude the one-time costs of the process from the first request.
+    // Run two requests first, so that one-time costs of the process are not included.
     for batch in batches.iter().take(2) {
         engine.session_with(choice)?.run(batch)?;
     }

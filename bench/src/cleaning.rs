@@ -1,5 +1,5 @@
-//! TCB, section 4.2.2: use of the KV cache while sequences of random lengths are generated, if
-//! memory is freed when its sequence ends or when the whole batch ends.
+//! TCB, section 4.2.2: use of the KV cache while sequences of random lengths are generated. Memory is freed either when its sequence ends
+//! or when the whole batch ends.
 
 use std::{collections::VecDeque, path::PathBuf, process::ExitCode};
 
@@ -358,17 +358,15 @@ mod tests {
         let [early, batch] = &measured.policies[..] else {
             panic!("two policies")
         };
-        // The tokens of a request do not depend on its memory.
+        // The tokens of a request do not depend on when memory is freed.
         assert_eq!(early.tokens, batch.tokens);
         let lens: Vec<u32> = early.tokens.iter().map(|t| t.len() as u32).collect();
         assert_eq!(lens, measured.new_tokens);
-        // With early freeing, all held bytes belong to unfinished sequences, and they never exceed
-        // the cache.
+        // With early freeing, all held bytes belong to unfinished sequences and never exceed the size of the cache.
         assert_eq!(early.held, early.running);
         assert!(early.held.iter().all(|&bytes| bytes <= measured.cache));
         assert!(batch.used() < 0.9 && early.used() == 1.0);
-        // More than one batch runs if requests are short, and a request starts before the whole
-        // first batch has ended.
+        // More than one batch runs if requests are short, and with early freeing a request starts before the whole first batch has ended.
         let most = early.sequences.iter().max();
         assert!(most > Some(&3), "{most:?}");
         assert!(4 * early.held.len() < 3 * batch.held.len());

@@ -65,7 +65,7 @@ impl PeerVariant {
     }
 }
 
-/// Our result and the peers' on one set.
+/// Our result on one set, and the results of the peers.
 #[derive(Serialize)]
 struct Compared {
     #[serde(flatten)]
@@ -74,7 +74,7 @@ struct Compared {
     peers_ms: BTreeMap<String, f64>,
     /// Time of each peer relative to ours; above 1, ours is faster.
     ratios: BTreeMap<String, f64>,
-    /// Our time relative to that of the GEMMs alone, by cuBLAS.
+    /// Our time relative to the time of the GEMMs alone with cuBLAS.
     time_to_floor: Option<f64>,
     /// Time of the fastest peer that computes the whole encoder, relative to ours.
     best_peer_to_time: Option<f64>,
@@ -114,7 +114,7 @@ struct Lens<'a> {
 pub(crate) fn run(args: Args) -> Outcome {
     let ready = args.ours.prepare()?;
     let engine = &ready.engine;
-    // Checked before anything is timed: an explicit Python without PyTorch is an error.
+    // Check this before anything is timed: an explicit Python without PyTorch is an error.
     let peers = find_peers(&args, engine)?;
     let rows = ready.time(&args.ours)?;
     let mut rows: Vec<Compared> = rows.into_iter().map(Compared::from).collect();
@@ -194,7 +194,7 @@ fn find_peers(args: &Args, engine: &Engine) -> Result<Option<(Peers, serde_json:
     Ok(peers.map(|peers| (peers, config)))
 }
 
-/// Returns the linear layers that a batch of these lengths launches for all of its tokens.
+/// Returns the linear layers that are launched for all tokens of a batch of these lengths.
 fn weights(program: &Program, set: &Set) -> Result<Vec<[u32; 2]>, Report> {
     let batch = Extents::of(&set.lens).into_diagnostic()?;
     let mut all = Vec::new();
@@ -220,7 +220,7 @@ fn lens(set: &Set) -> Lens<'_> {
     }
 }
 
-/// Inserts the peers' times into the rows of their sets.
+/// Adds the peers' times to the rows of their sets.
 fn join(rows: &mut [Compared], times: &[PeerTime]) {
     for time in times {
         if let Some(row) = rows.get_mut(time.item) {
@@ -315,8 +315,7 @@ fn figure(rows: &[Compared], title: String) -> Figure {
     }
 }
 
-/// Draws lines over token counts with the time per token, so that a batch with a bad kernel stands
-/// out.
+/// Draws a line of the time per token over the number of tokens, so that a batch with a slow kernel stands out.
 fn curve(rows: &[Compared], title: String) -> Figure {
     let mut rows: Vec<&Compared> = rows.iter().collect();
     rows.sort_by_key(|row| row.ours.tokens);

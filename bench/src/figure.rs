@@ -20,7 +20,7 @@ use layout::{Layout, TEXT, width_of};
 use palette::{MAX_SERIES, Paint, paint};
 use scale::{floor_125, linear_ticks, log_ticks, number};
 
-/// Maximum value that is drawn. It exceeds any measurement, and sums of it are finite.
+/// Maximum value that is drawn. It exceeds any measurement, and sums of such values are finite.
 const MAX_VALUE: f64 = 1e30;
 /// Maximum ratio of a logarithmic axis; smaller values are drawn at its lower end.
 const MAX_SPAN: f64 = 1e12;
@@ -52,7 +52,7 @@ pub(crate) struct Figure {
     pub log_y: bool,
 }
 
-/// The values of one contender, or of one part of a stack.
+/// The values of one contender, or of one part of a stacked bar.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
     pub name: String,
@@ -153,7 +153,7 @@ impl Figure {
         if self.log_y {
             let positive = self.values().filter(|v| *v > 0.0);
             let least = positive.fold(f64::INFINITY, f64::min);
-            // Below the smallest value, so that the shortest bar is visible.
+            // Start below the smallest value, so that the shortest bar is visible.
             let from = floor_125(least.max(largest / MAX_SPAN) / 1.5);
             let to = largest * 1.2;
             // A label takes about a seventh of the height.
@@ -263,7 +263,7 @@ impl Figure {
         let lower = layout.lower();
         let (from, to) = layout.bar_of(0, 0);
         let widest = self.values().map(|v| width_of(&number(v), TEXT)).max();
-        // Either all bars have labels or none, because some labels would seem more important.
+        // Label all bars or none, because labelled bars would seem more important.
         let look = || match to - from {
             bar if bar >= widest.unwrap_or(0) => Some(Look::below()),
             bar if bar >= layout::TURNED_WIDTH => Some(Look::standing()),
@@ -330,7 +330,7 @@ impl Figure {
                     line(root, run, &paint)?;
                 }
             }
-            // With many points, markers of different lines are at different points.
+            // With many points, each line has markers at only some of its points, which differ between lines.
             let step = points.len().div_ceil(30).max(1);
             for (at, point) in points.iter().enumerate() {
                 if let Some(point) = point.filter(|_| (at + i).is_multiple_of(step)) {

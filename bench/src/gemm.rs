@@ -103,7 +103,7 @@ struct Row {
     dtype: &'static str,
     /// Symbol of a kernel, or `cublasLt`.
     who: String,
-    /// Whether a model launches this kernel here, according to the cost model alone.
+    /// Whether a model launches this kernel for the problem, according to the cost model alone.
     picked: bool,
     us: f64,
     tflops: f64,
@@ -174,8 +174,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     })
 }
 
-/// Returns the GEMM and the kernel that a model launches for it according to the cost model, then
-/// the others.
+/// Returns the GEMM, and the kernels for it. The first is the kernel that a model launches according to the cost model.
 fn kernels(
     size: WeightSize,
     rows: u64,

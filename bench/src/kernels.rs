@@ -94,7 +94,7 @@ pub(crate) fn run(args: Args) -> Outcome {
             .into_diagnostic()
             .wrap_err_with(|| format!("`{}` cannot be created", folder.display()))?;
     }
-    // Checked before anything is timed: an explicit Python without PyTorch is an error.
+    // Check this before anything is timed: an explicit Python without PyTorch is an error.
     let peers = Peers::find(&args.peers, peers::KERNELS, ordinal)?;
     let bars = Bars::new();
     let laps = time(&device, &problems, &bars)?;
@@ -136,9 +136,8 @@ pub(crate) fn run(args: Args) -> Outcome {
 }
 
 impl Args {
-    /// Returns the kernels that a model launches on the device, by the cost model of its card,
-    /// corrected by the given timings. Without a device, returns those of the default card, because
-    /// the problems do not depend on the card.
+    /// Returns the selection of kernels on the device, by the cost model of its card, corrected by the given timings. Without a device,
+    /// returns the selection for the default card, because the problems do not depend on the card.
     fn launched(&self, device: Option<&Device>) -> Result<Launched, Report> {
         let Some(device) = device else {
             let usual = Machine::usual().into_diagnostic()?;
@@ -148,7 +147,7 @@ impl Args {
         Ok(Launched::new(machine, self.timings(device)?))
     }
 
-    /// Returns the timings of the given file, which must be of this device and this NVRTC.
+    /// Returns the timings in the given file, which must be for this device and this NVRTC.
     fn timings(&self, device: &Device) -> Result<Option<Timings>, Report> {
         let Some(file) = &self.timings else {
             return Ok(None);
@@ -178,7 +177,7 @@ impl Args {
     }
 }
 
-/// Returns the error for timings of another card or NVRTC.
+/// Returns the error for timings of another card or another NVRTC.
 fn refusal(found: TimedOn, expected: TimedOn) -> Option<TimingsError> {
     let of_card = TimedOn {
         nvrtc: expected.nvrtc,

@@ -1,25 +1,22 @@
-//! The encoder with the passes enabled one after another (ByteTransformer IV.D, figure 13).
+//! The encoder with passes enabled one after another (ByteTransformer IV.D, figure 13).
 //!
-//! The paper's baseline is its figure 2(a): padded, with the projections of query, key and value
-//! packed into one product, cuBLAS, and a separate kernel for every memory-bound operation. Passes
-//! that the paper's ladder does not name are placed where its text mentions the same work:
+//! The paper's baseline is its figure 2(a): padded, with the projections of query, key and value merged into one product, cuBLAS, and a
+//! separate kernel for every memory-bound operation. The paper's ladder does not name all of our passes. The others are placed where the
+//! paper's text mentions the same work:
 //!
 //! - `merge_projections` in the baseline, which packs the three matrices (III.A);
-//! - `fold_scale` in the baseline, because a batched GEMM applies a factor at no cost, and `fold_soft_cap`, which finds nothing in
-//!   this encoder;
-//! - `fold_head_layout` in the baseline, where the transposes are part of other kernels and need no
-//!   launches. This pass removes them entirely, which favours the baseline;
-//! - `fuse_embedding_layer_norm` with the fusion of LayerNorm, because it is its first instance;
-//! - `fuse_residual` and `fuse_gate` with the other epilogues, although they find nothing to fuse
-//!   in post-norm encoders;
-//! - `fuse_pool_normalize` and `hoist_pooled_token` at the end, because they do not affect hidden
-//!   states.
+//! - `fold_scale` in the baseline, because a batched GEMM applies a factor at no cost;
+//! - `fold_soft_cap` in the baseline, because it finds nothing to fold in this encoder;
+//! - `fold_head_layout` in the baseline, where transposes are part of other kernels and need no launches. This pass removes the transposes
+//!   entirely, which favours the baseline;
+//! - `fuse_embedding_layer_norm` with the fusion of LayerNorm, of which it is the first instance;
+//! - `fuse_residual` and `fuse_gate` with the other epilogues, although they find nothing to fuse in post-norm encoders;
+//! - `fuse_pool_normalize` and `hoist_pooled_token` at the end, because they do not affect hidden states.
 //!
-//! Two rungs differ from the paper's. Its attention without padding still computes padded scores,
-//! because batched GEMMs need a single shape. Here scores are ragged, so this rung saves that work
-//! too, and fused attention saves correspondingly less. The products of unfused attention are
-//! grouped GEMMs instead of cuBLAS's batched ones. They use tensor cores for 16-bit storage. In
-//! f32, where fused attention does not use tensor cores either, each thread computes one result.
+//! Two steps differ from the paper's. The paper's attention without padding still computes padded scores, because batched GEMMs need a
+//! single shape. Here, scores have no padding, so this step saves more, and fused attention saves correspondingly less. The products of
+//! unfused attention are grouped GEMMs instead of cuBLAS's batched GEMMs. They use tensor cores for 16-bit storage. In f32, where fused
+//! attention does not use tensor cores either, each thread computes one result.
 
 use std::process::ExitCode;
 
@@ -95,7 +92,7 @@ const RUNGS: [Rung; 5] = [
 ];
 
 impl Rung {
-    /// Describes the additions of the rung.
+    /// Describes what the step adds.
     fn adds(&self) -> String {
         let padding = match (self.padding, self.passes.is_empty()) {
             (Padding::Kept, _) => "padded",
@@ -109,7 +106,7 @@ impl Rung {
     }
 }
 
-/// Returns the passes that are disabled on the rung at `index`.
+/// Returns the passes that are disabled at step `index`.
 fn without(index: usize) -> Vec<&'static str> {
     let on: Vec<&str> = RUNGS[..=index]
         .iter()
@@ -147,10 +144,10 @@ struct Row {
     launches: usize,
     launches_a_layer: Option<usize>,
     ms: f32,
-    /// Speedups over the previous rung (`step_speedup`) and over the first (`speedup`).
+    /// Speedups relative to the previous step (`step_speedup`) and to the first step (`speedup`).
     step_speedup: f32,
     speedup: f32,
-    /// Similarity of the rung's results to the last rung's, on tokens that are not padding.
+    /// Cosine similarity of the step's results and the last step's results, on tokens that are not padding.
     cosine: f32,
     max_difference: f32,
     agrees: bool,
@@ -197,8 +194,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     })
 }
 
-/// Measures all rungs on one set. Each has a separate session, so that only one holds memory at a
-/// time.
+/// Measures all steps on one set. Each step has a separate session, so that only one session holds memory at a time.
 fn climb(engines: &[Engine], set: &Set, args: &Args) -> Result<Vec<Row>, Report> {
     let mut climbed = Vec::with_capacity(engines.len());
     for engine in engines {
@@ -299,8 +295,7 @@ impl Measured {
         ))
     }
 
-    /// Draws every rung's time relative to the baseline, because the times of the sets differ by a
-    /// factor of a hundred.
+    /// Draws the time of every step relative to the baseline, because the times of the sets differ by a factor of a hundred.
     fn figure(&self, sets: &[Set]) -> Figure {
         let values = |rung: &Rung| -> Vec<Option<f64>> {
             let rows = self.rows.iter().filter(|row| row.rung == rung.name);

@@ -1,5 +1,5 @@
-//! The kernel that a model launches for a single operator: the library's selection for a number of
-//! rows on a card.
+//! Selection of the kernel that a model launches for a single operator, by the number of rows and the card. The library makes the
+//! selection.
 
 use std::cell::RefCell;
 
@@ -39,7 +39,7 @@ impl ChosenBy {
 pub(crate) struct Launched {
     pub(crate) machine: Machine,
     timings: Option<Timings>,
-    /// Sites, each with its kernels by rows.
+    /// Sites, each with its kernels by number of rows.
     known: RefCell<Vec<(Site, Dispatch<KernelSpec>)>>,
 }
 
@@ -53,8 +53,7 @@ impl Launched {
         }
     }
 
-    /// Returns the kernel of an isolated site, which is not in a chain with others, for `rows`
-    /// rows.
+    /// Returns the kernel for `rows` rows of an isolated site, which is not in a chain with other sites.
     ///
     /// # Errors
     /// Returns an error for a site that no kernel supports on the card.

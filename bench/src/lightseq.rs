@@ -1,6 +1,5 @@
-//! LightSeq's figures 4 to 6, from files of results: ours from `gemmule bench generate --json`,
-//! others from `bench/scripts/decode_peers.py`. Both have one object per number of sequences and
-//! length.
+//! LightSeq's figures 4 to 6, drawn from files of results. `gemmule bench generate --json` writes our results, and
+//! `bench/scripts/decode_peers.py` writes those of others. Both write one object per number of sequences and length.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -23,14 +23,13 @@ use gemmule::cli::{say, write_file};
 
 use answers::{printable, probe_line};
 
-/// Code shared by the scripts, written beside each of them so that an installed binary has it.
+/// Code shared by the scripts. It is written next to each script, so that an installed binary includes it.
 const SHARED: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/peers.py"));
 
 /// Selection of the Python that runs the peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// `python3`, if it has PyTorch and PyTorch supports the device. Otherwise there are no peers,
-    /// and a message gives the reason.
+    /// `python3`, if it has PyTorch and PyTorch supports the device. Otherwise there are no peers, and a message states the reason.
     Auto,
     Off,
     /// This Python; an error if it cannot be used.
@@ -105,8 +104,7 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// Probes the chosen Python. With [`Choice::Auto`], a message on standard error gives the
-    /// reason if it cannot be used.
+    /// Probes the chosen Python. With [`Choice::Auto`], a message on standard error states the reason if it cannot be used.
     pub fn find(choice: &Choice, script: Script, device: usize) -> Result<Option<Self>, Report> {
         let python = match choice {
             Choice::Off => return Ok(None),
@@ -140,7 +138,7 @@ impl Peers {
     fn probe(&self) -> Result<String, NoPeers> {
         let (answer, status, stderr) = self.call(&["--probe"], |out| {
             let mut answer = String::new();
-            // Invalid UTF-8 is not a valid response either.
+            // Output with invalid UTF-8 is not a valid response, so the error can be ignored.
             let _ = out.take(1 << 16).read_to_string(&mut answer);
             answer
         })?;
@@ -217,7 +215,7 @@ struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // A process that has ended cannot be killed.
+        // Killing fails only if the process has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

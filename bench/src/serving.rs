@@ -43,8 +43,7 @@ pub(crate) struct Args {
     seed: u64,
 }
 
-/// Reasons why the papers' margins are not reproduced, with costs estimated by the cost model for
-/// an H200.
+/// Reasons why the margins of the papers are not reproduced. Costs were estimated by the cost model for an H200.
 const MARGINS: &str = include_str!("serving_margins.md");
 
 /// Inputs of the figures.
@@ -57,7 +56,7 @@ struct Bench {
 /// A scheduler that measures its own decisions.
 struct Timed {
     inner: Box<dyn Scheduler>,
-    /// Ratio of each decision's time to the time of its batches.
+    /// For each decision, the ratio of its duration to the time of the resulting batches.
     shares: Vec<f64>,
 }
 
@@ -85,8 +84,7 @@ impl Scheduler for Timed {
 /// Result of one simulation.
 struct Point {
     summary: Summary,
-    /// Median ratio of a decision's time to the time of its batches. The median is robust against
-    /// other load on the machine.
+    /// Median ratio of a decision's duration to the time of its batches. The median is robust against other load on the machine.
     overhead: f64,
 }
 
@@ -155,7 +153,7 @@ impl Bench {
             .fold(0.0, f64::max)
     }
 
-    /// Returns a line for each scheduler, over loads relative to the capacity.
+    /// Returns a line for each scheduler, over load as a fraction of the capacity.
     fn by_load(
         &self,
         names: &[(&str, &str)],
@@ -182,7 +180,7 @@ impl Bench {
 /// Loads as fractions of the device's capacity.
 const LOADS: [f64; 12] = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.3];
 
-/// A claim of a paper and the corresponding result, for the page.
+/// A claim of a paper and the corresponding result, for the page of results.
 struct Claim {
     figure: &'static str,
     of: &'static str,
@@ -662,7 +660,7 @@ fn of_tcb(bench: &Bench, page: &mut Page<'_>) -> Result<(), Report> {
         let time = |slots: u32| {
             let slot = 400 / slots;
             let layout = Layout::Rows { length: 400, slot };
-            // The whole row is computed, including the remainder after its slots.
+            // The whole row is computed, including the remainder after its last slot.
             let lens = vec![slot; (rows * slots) as usize];
             bench.time(layout, &lens) * f64::from(400) / f64::from(slot * slots)
         };
@@ -712,7 +710,7 @@ fn of_tcb(bench: &Bench, page: &mut Page<'_>) -> Result<(), Report> {
     )
 }
 
-/// Figure 15: other orders compared with DAS, by rows, variance and length of rows.
+/// Figure 15: other orders compared with DAS, by number of rows, variance of lengths and row length.
 fn of_tcb_schedulers(bench: &Bench, page: &mut Page<'_>, batch: u64) -> Result<(), Report> {
     let orders = [
         ("concat-sjf", "SJF"),
@@ -858,8 +856,7 @@ mod tests {
             );
         }
         assert_eq!(page.matches("![").count(), 14);
-        // TurboTransformers' own saturation points within a tenth: the example's costs were fitted
-        // to them.
+        // TurboTransformers' own saturation points are reproduced within a tenth, because the example's costs were fitted to them.
         assert!(page.contains("| requests/s | naive | no batches | DP | packed |"));
     }
 

@@ -1,5 +1,5 @@
-//! A stream of requests of random lengths, launched kernel by kernel, by CUDA graphs of exact
-//! shapes, and by CUDA graphs of buckets.
+//! A stream of requests of random lengths, launched kernel by kernel, with CUDA graphs for exact shapes, and with CUDA graphs for buckets
+//! of shapes.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -34,7 +34,7 @@ const CHOICES: [(&str, GraphChoice); 3] = [
 #[derive(Serialize)]
 struct Stream {
     graphs: &'static str,
-    /// Time from the batch to the last launch.
+    /// Time from receiving the batch to the last launch.
     host_us: Vec<f32>,
     /// Time from the upload of the ids to the end of the last kernel.
     device_ms: Vec<f32>,
@@ -57,7 +57,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     let requests = &args.requests;
     requests.check(args.model.name(), engine.limits().longest)?;
     let batches = requests.batches(&requests.lens(), &engine.limits())?;
-    // Exclude the one-time costs of the process from the first request.
+    // Run two requests first, so that one-time costs of the process are not included.
     for batch in batches.iter().take(2) {
         engine.session()?.run(batch)?;
     }
@@ -105,7 +105,7 @@ fn stream(
     })
 }
 
-/// Returns the smallest value that a fraction `p` of all values does not exceed.
+/// Returns the quantile `p`: the smallest value that at least a fraction `p` of all values does not exceed.
 fn quantile(values: &[f32], p: f64) -> f32 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f32::total_cmp);

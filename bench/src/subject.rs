@@ -1,5 +1,5 @@
-//! Arguments of benchmarks that compare several programs of one description: the model, the sets of
-//! lengths, the repetitions and the output files.
+//! Arguments of benchmarks that compare several programs of one description: the model, the sets of lengths, the number of repetitions and
+//! the output files.
 
 use std::path::PathBuf;
 
@@ -83,7 +83,7 @@ fn served(mut sets: Vec<Set>, limits: &Limits) -> Result<Vec<Set>, Report> {
     Ok(sets)
 }
 
-/// A model whose outputs and passes are determined by the benchmark.
+/// A model whose outputs and passes are selected by the benchmark.
 #[derive(clap::Args)]
 pub(crate) struct Subject {
     /// A shipped description or the path of a RON file
@@ -112,8 +112,8 @@ pub(crate) struct Subject {
     dtype: Option<DType>,
 }
 
-/// Standard deviation of random weights: twice that of models' initialisation, so that attention
-/// distinguishes keys and a program that attends to wrong keys has different results.
+/// Standard deviation of random weights. It is twice the usual value for initialisation, so that attention distinguishes keys, and a
+/// program that attends to wrong keys produces different results.
 const DEVIATION: f32 = 0.04;
 
 impl Subject {

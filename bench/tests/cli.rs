@@ -1,4 +1,4 @@
-//! The command line as a developer has it, from the arguments to the files that are written.
+//! Tests the command line for developers, from the arguments to the files that are written.
 
 #[path = "../../tests/common/tiny.rs"]
 mod tiny;
@@ -29,7 +29,7 @@ impl Bench {
         said(&self.0, command.args(args))
     }
 
-    /// What a command that succeeds prints.
+    /// Returns the output of a command that succeeds.
     #[track_caller]
     fn ok(&self, args: &[&str]) -> String {
         let (success, out, errors) = self.output(args);
@@ -37,7 +37,7 @@ impl Bench {
         out
     }
 
-    /// What a command that fails says, on one line.
+    /// Returns the error message of a command that fails, on one line.
     #[track_caller]
     fn error(&self, args: &[&str]) -> String {
         let (success, out, errors) = self.output(args);
@@ -51,7 +51,7 @@ impl Bench {
         serde_json::from_str(&text).expect("it is JSON")
     }
 
-    /// What is printed, the JSON and the chart.
+    /// Returns the output, the JSON and the chart.
     #[track_caller]
     fn measure(&self, name: &str) -> (String, Value, String) {
         let files = ["--json", "out.json", "--figure", "out.svg"];
@@ -62,7 +62,7 @@ impl Bench {
     }
 }
 
-/// Times the tiny model by the benchmark of this name.
+/// Returns the arguments for timing the tiny model with the benchmark `name`.
 fn on_cpu(name: &str) -> [&str; 10] {
     [
         name,
@@ -129,8 +129,8 @@ fn the_parts_of_a_run_are_told_apart() {
     assert_eq!(measured.len(), 4);
     for row in measured {
         let number = |value: &Value| value.as_f64().expect("a number");
-        // Steps follow one another, so their times add up to less than the run's. Medians of the
-        // classes and of the whole may come from different runs.
+        // Steps are sequential, so the sum of their times is below the time of the run. The medians of both may be from different runs, so
+        // they are not compared.
         assert!(number(&row["sum_ms"]) > 0.0, "{row}");
         let classes = rows(row, "classes");
         let shares: f64 = classes.iter().map(|c| number(&c["share"])).sum();
@@ -157,8 +157,8 @@ fn the_parts_of_a_run_are_told_apart() {
             )
         })
         .collect();
-    // One layer of width 16: 2·(4·16² + 2·16·32) a token in products with weights, 4·16 a pair in
-    // attention; 15 tokens and 75 pairs padded, 9 and 35 packed.
+    // One layer of width 16. Products with weights have 2·(4·16² + 2·16·32) operations per token, and attention has 4·16 per pair. There
+    // are 15 tokens and 75 pairs with padding, and 9 tokens and 35 pairs without.
     assert_snapshot!(counts.join("\n"), @r#"
     "GEMM" "4096·tokens": 61440 36864 36864
     "attention" "64·pairs": 4800 4800 2240

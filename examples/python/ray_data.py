@@ -14,10 +14,10 @@ MODEL, TEXTS, VECTORS = sys.argv[1:]
 
 
 class Embed:
-    """Loads the model once, and embeds one batch after another."""
+    """Loads the model once, and embeds the batches that the actor receives."""
 
     def __init__(self, threads):
-        # Ray shows an actor only its own GPU.
+        # Ray makes only one GPU visible to an actor.
         self.embedder = Embedder(MODEL, threads=threads)
 
     def __call__(self, batch):
@@ -30,7 +30,7 @@ n_gpus, n_cpus = (int(ray.cluster_resources().get(kind, 0)) for kind in ("GPU", 
 if n_gpus:
     workers, resources, threads = n_gpus, {"num_gpus": 1}, None
 else:
-    # A CPU is left for reading and writing.
+    # Leave one CPU for reading and writing.
     workers, share = 2, max(0.25, (n_cpus - 1) / 2)
     resources, threads = {"num_cpus": share}, max(1, int(share))
 pool = ray.data.ActorPoolStrategy(size=workers)

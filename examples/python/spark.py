@@ -1,4 +1,4 @@
-"""Embeds the column `text` of Parquet files with Spark: each task has a model, on its GPU or on its CPUs.
+"""Embeds the column `text` of Parquet files with Spark. Each task loads a model on its GPU or on its CPUs.
 
     pip install pyspark pandas pyarrow
     spark-submit spark.py sentence-transformers/all-MiniLM-L6-v2 texts.parquet vectors
@@ -18,7 +18,7 @@ MODEL, TEXTS, VECTORS = sys.argv[1:]
 
 @pandas_udf(ArrayType(FloatType()))
 def embed(batches: Iterator[pd.Series]) -> Iterator[pd.Series]:
-    """Loads the model once for each partition."""
+    """Loads the model once per partition."""
     from gemmule import Embedder
 
     task = TaskContext.get()

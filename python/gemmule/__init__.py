@@ -1,4 +1,4 @@
-"""Embeddings, reranking, text generation and translation with transformers of Hugging Face folders, on CUDA devices and CPUs.
+"""Embeddings, reranking, text generation and translation with transformers from Hugging Face, on CUDA devices and CPUs.
 
     >>> from gemmule import Embedder
     >>> Embedder("BAAI/bge-small-en-v1.5").encode(["It rained.", "The rain came down."]).shape
@@ -8,7 +8,7 @@
 from . import _nvrtc
 from ._errors import ComputeError, FileError, GemmuleError, InputError
 
-# Before the first use of a device.
+# Select NVRTC before a device is used.
 _nvrtc.choose()
 
 from ._gemmule import (  # noqa: E402

@@ -46,7 +46,7 @@ class _Ranked(TypedDict):
     text: NotRequired[str]
 
 class _Options(TypedDict, total=False):
-    """Options of generation. None, and an option that is left out, is the value of the folder's generation_config.json."""
+    """Generation options. An option that is None or left out has the value of the folder's generation_config.json."""
 
     max_new_tokens: int | None
     min_new_tokens: int | None
@@ -68,7 +68,7 @@ class _Options(TypedDict, total=False):
 
 @final
 class Embedder:
-    """Embeds texts, as `SentenceTransformer` does.
+    """Embeds texts, like `SentenceTransformer`.
 
     Several threads may use one object at once.
     """
@@ -90,11 +90,11 @@ class Embedder:
             model: A folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION".
             device: "cpu", "cuda" or "cuda:N". None is the first supported CUDA device, or the CPU if there is none.
             dtype: "float32", "float16" or "bfloat16". None is float16 on CUDA and float32 on the CPU.
-            quantize: Stores the weights of linear layers in 8-bit floating point, 8-bit integers or 4-bit integers.
-            dequantize: Dequantize all weights of a quantized checkpoint to `dtype`. By default, weights keep their published values
-                on CUDA where kernels read their format. A CPU always dequantizes them.
-            threads: Number of CPU threads. None is the number that the process may run at once.
-            truncate_dim: Number of values to keep of each vector. None keeps all.
+            quantize: Store the weights of linear layers as 8-bit floating point ("fp8"), or as 8-bit or 4-bit integers ("int8", "int4").
+            dequantize: Dequantize all weights of a quantized checkpoint to `dtype`. By default, CUDA devices keep the
+                published values if kernels support their format. The CPU always dequantizes them.
+            threads: Number of CPU threads. None is the number of CPUs that the process may use.
+            truncate_dim: Number of values of each vector to keep. None keeps all.
 
         Raises:
             InputError: An argument or the contents of the folder cannot be used.
@@ -120,14 +120,14 @@ class Embedder:
         Args:
             sentences: A text, or a list of texts. Texts longer than `max_seq_length` are cut.
             prompt_name: Name of a prompt of the model's folder, which is put before each text.
-            prompt: Text that is put before each text. With neither, the folder's default prompt is used.
-            batch_tokens: Maximum number of tokens that are computed at once; a longer text is a batch of its own. None is
+            prompt: Text that is put before each text. Without `prompt` and `prompt_name`, the folder's default prompt is used.
+            batch_tokens: Maximum number of tokens that are computed at once. A longer text forms a separate batch. None is
                 16,384 on CUDA and 2,048 on the CPU.
             normalize_embeddings: Scale each vector to length 1. Not supported with `to="dlpack"`.
-            normalize: Another name of `normalize_embeddings`.
-            truncate_dim: Number of values to keep of each vector, before it is normalized.
-            to: "numpy" returns a float32 array. "dlpack" returns a `DeviceArray`, which stays on the device in the storage type of
-                the model; its values are not checked for NaN.
+            normalize: Synonym of `normalize_embeddings`.
+            truncate_dim: Number of values of each vector to keep. Vectors are truncated before they are normalized.
+            to: "numpy" returns a float32 array. "dlpack" returns a `DeviceArray`, which stays on the device in the model's storage
+                type. Its values are not checked for NaN.
 
         Returns:
             An array of shape [n, d], or of shape [d] for a single str.
@@ -204,23 +204,23 @@ class Embedder:
 
     @property
     def max_seq_length(self) -> int | None:
-        """Maximum number of tokens of a text, with special tokens; None without a limit."""
+        """Maximum number of tokens of a text, including special tokens; None if there is no limit."""
 
     @property
     def device(self) -> str:
-        """Device that the model runs on, in words."""
+        """Description of the device that the model runs on."""
 
     @property
     def precision(self) -> str:
-        """Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
+        """Precision of products in linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
 
 @final
 class DeviceArray:
     """An array in the memory of the device that computed it.
 
-    `torch.from_dlpack(array)`, `cupy.from_dlpack(array)` and, for one on the CPU, `numpy.from_dlpack(array)` read it without a
-    copy. The memory is freed with the last of the array and what was made from it. The values are complete, so no stream must be
-    waited for.
+    `torch.from_dlpack(array)`, `cupy.from_dlpack(array)` and, for an array on the CPU, `numpy.from_dlpack(array)` read it
+    without a copy. The memory is freed when the array and all views of it are gone. The values are complete, so there is no need to
+    synchronize streams.
     """
 
     def __dlpack__(
@@ -231,20 +231,20 @@ class DeviceArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Return a capsule of DLPack, which shares the memory of the array.
+        """Return a DLPack capsule that shares the memory of the array.
 
         Raises:
-            BufferError: A copy or another device is asked for.
+            BufferError: The consumer requests a copy or another device.
         """
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return (1, 0) for the CPU, and (2, n) for CUDA device n."""
+        """Return the device in DLPack's numbering: (1, 0) for the CPU, (2, n) for CUDA device n."""
 
     def __repr__(self) -> str:
         """Return the shape, the type and the device as text."""
 
     def numpy(self) -> _Floats:
-        """Copy the values to an array of numpy in float32."""
+        """Copy the values to a float32 numpy array."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -252,7 +252,7 @@ class DeviceArray:
 
     @property
     def dtype(self) -> str:
-        """Type of the values: "float32" on the CPU; on CUDA the storage type of the model, "float16", "bfloat16" or "float32"."""
+        """Type of the values: "float32" on the CPU; on CUDA, the model's storage type "float16", "bfloat16" or "float32"."""
 
     @property
     def device(self) -> str:
@@ -262,8 +262,8 @@ class DeviceArray:
 class MultiVectorEncoder:
     """Computes a vector for each token of a text, for late interaction.
 
-    Models are folders of PyLate and of stanford-nlp's ColBERT, and BGE-M3. Names are those of `MultiVectorEncoder` of
-    sentence-transformers, and `is_query` is that of `ColBERT.encode` of PyLate. Several threads may use one object at once.
+    Supported models are folders of PyLate and of stanford-nlp's ColBERT, and BGE-M3. Methods are named as in `MultiVectorEncoder` of
+    sentence-transformers. `is_query` is the argument of PyLate's `ColBERT.encode`. Several threads may use one object at once.
     """
 
     def __new__(
@@ -288,14 +288,14 @@ class MultiVectorEncoder:
         prompt: str | None = None,
         batch_tokens: int | None = None,
     ) -> _Floats:
-        """Compute the vectors of the tokens of queries or of documents.
+        """Compute the token vectors of queries or of documents.
 
         Args:
             sentences: A text, or a list of texts. Texts longer than `query_length` or `document_length` are cut.
-            is_query: Whether the texts are queries. The folder says how queries are padded, and which tokens of documents have no
-                vector.
+            is_query: Whether the texts are queries. The folder determines how queries are padded, and which tokens of documents have
+                no vector.
             prompt_name: Name of a prompt of the model's folder, which is put before each text.
-            prompt: Text that is put before each text. With neither, the folder's default prompt is used.
+            prompt: Text that is put before each text. Without `prompt` and `prompt_name`, the folder's default prompt is used.
             batch_tokens: See `Embedder.encode`.
 
         Returns:
@@ -314,7 +314,7 @@ class MultiVectorEncoder:
     ) -> list[_Floats]: ...
     @overload
     def encode_query(self, sentences: str, *, batch_tokens: int | None = None) -> _Floats:
-        """Compute the vectors of queries: `encode` with the prompt `query`, if the model's folder defines it.
+        """Compute the token vectors of queries: `encode` with the prompt `query`, if the model's folder defines it.
 
         Returns:
             A list of float32 arrays of shape [tokens, d], or one array for a single str.
@@ -324,8 +324,8 @@ class MultiVectorEncoder:
     def encode_query(self, sentences: _Texts, *, batch_tokens: int | None = None) -> list[_Floats]: ...
     @overload
     def encode_document(self, sentences: str, *, batch_tokens: int | None = None) -> _Floats:
-        """Compute the vectors of documents: `encode` with `is_query=False` and the first of the prompts `document`, `passage` and
-        `corpus` that the folder defines.
+        """Compute the token vectors of documents: `encode` with `is_query=False` and the first of the prompts `document`,
+        `passage` and `corpus` that the folder defines.
 
         Returns:
             A list of float32 arrays of shape [tokens, d], or one array for a single str.
@@ -334,12 +334,14 @@ class MultiVectorEncoder:
     @overload
     def encode_document(self, sentences: _Texts, *, batch_tokens: int | None = None) -> list[_Floats]: ...
     def similarity(self, queries: _Floats | Iterable[_Floats], documents: _Floats | Iterable[_Floats]) -> _Floats:
-        """Score documents for queries (MaxSim): for each vector of a query the maximum product with a vector of the document,
-        summed. The sum of BGE-M3 is divided by the number of the query's vectors, as by FlagEmbedding.
+        """Score documents for queries (MaxSim).
+
+        Each vector of a query contributes its maximum product with a vector of the document. The score is the sum of these
+        products. For BGE-M3, it is their mean, as in FlagEmbedding.
 
         Args:
-            queries: Arrays of shape [tokens, d], or one such array.
-            documents: Likewise.
+            queries: Arrays of shape [tokens, d], or a single array of this shape.
+            documents: Arrays of shape [tokens, d], or a single array of this shape.
 
         Returns:
             A float32 array of shape [queries, documents], computed on the CPU.
@@ -354,11 +356,11 @@ class MultiVectorEncoder:
         *,
         batch_tokens: int | None = None,
     ) -> list[_Ranked]:
-        """Rank documents for a query, the best first, with the prompts of `encode_query` and `encode_document`.
+        """Rank documents for a query, best first, with the prompts of `encode_query` and `encode_document`.
 
         Returns:
-            The best `top_k` documents, or all: dicts with `corpus_id`, the index of the document, `score`, and with
-            `return_documents` its `text`.
+            The best `top_k` documents, or all: dicts with `corpus_id` (the index of the document), `score` and, with
+            `return_documents`, `text`.
         """
 
     @property
@@ -367,23 +369,23 @@ class MultiVectorEncoder:
 
     @property
     def query_length(self) -> int | None:
-        """Maximum number of tokens of a query, with special tokens; None without a limit."""
+        """Maximum number of tokens of a query, including special tokens; None if there is no limit."""
 
     @property
     def document_length(self) -> int | None:
-        """Maximum number of tokens of a document, with special tokens; None without a limit."""
+        """Maximum number of tokens of a document, including special tokens; None if there is no limit."""
 
     @property
     def device(self) -> str:
-        """Device that the model runs on, in words."""
+        """Description of the device that the model runs on."""
 
     @property
     def precision(self) -> str:
-        """Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
+        """Precision of products in linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
 
 @final
 class Reranker:
-    """Scores pairs of a query and a document, as `CrossEncoder` does, or with a late-interaction model.
+    """Scores pairs of a query and a document, like `CrossEncoder`, or with a late-interaction model.
 
     Several threads may use one object at once.
     """
@@ -417,9 +419,9 @@ class Reranker:
             batch_tokens: See `Embedder.encode`.
 
         Returns:
-            A float32 array of shape [n], or [n, labels] for a model with several labels. The result of a single pair has no
-            first dimension. A score is the logit after the activation that the folder chooses, by default a sigmoid for one
-            label. That of a late-interaction model is described at `MultiVectorEncoder.similarity`.
+            A float32 array of shape [n], or [n, labels] for a model with several labels. For a single pair, the first dimension is
+            dropped. A score is the logit after the folder's activation, which by default is a sigmoid if there is one label.
+            `MultiVectorEncoder.similarity` describes the scores of late-interaction models.
         """
 
     def rank(
@@ -433,24 +435,24 @@ class Reranker:
         prompt: str | None = None,
         batch_tokens: int | None = None,
     ) -> list[_Ranked]:
-        """Rank documents for a query, the best first.
+        """Rank documents for a query, best first.
 
         Returns:
-            The best `top_k` documents, or all: dicts with `corpus_id`, the index of the document, `score`, and with
-            `return_documents` its `text`.
+            The best `top_k` documents, or all: dicts with `corpus_id` (the index of the document), `score` and, with
+            `return_documents`, `text`.
         """
 
     @property
     def max_seq_length(self) -> int | None:
-        """Maximum number of tokens of a pair, with special tokens; None without a limit."""
+        """Maximum number of tokens of a pair, including special tokens; None if there is no limit."""
 
     @property
     def device(self) -> str:
-        """Device that the model runs on, in words."""
+        """Description of the device that the model runs on."""
 
     @property
     def precision(self) -> str:
-        """Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
+        """Precision of products in linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
 
 @final
 class Generator:
@@ -473,8 +475,8 @@ class Generator:
         """Load a model.
 
         Args:
-            kv_dtype: Format of the KV cache: "fp8" stores keys and values in 8-bit floating point (E4M3). "auto" or None is the
-                type of the activations.
+            kv_dtype: Format of the KV cache. "fp8" stores keys and values in 8-bit floating point (E4M3). "auto" and None select
+                the type of the activations.
             model, device, dtype, quantize, dequantize, threads: See `Embedder`.
         """
 
@@ -485,20 +487,20 @@ class Generator:
         """Continue prompts. The prompt is not part of the result.
 
         Args:
-            prompts: A prompt, or a list of prompts. As many as the memory allows are computed at once.
+            prompts: A prompt, or a list of prompts. Memory limits how many are computed at once.
             stream: Return an iterator over the parts of the text of a single prompt.
-            max_new_tokens: Maximum number of new tokens. By default all that the model has positions for.
+            max_new_tokens: Maximum number of new tokens. The default limit is the number of positions of the model.
             min_new_tokens: Minimum number of new tokens.
-            do_sample: Sample instead of taking the most probable token. The next four options imply it.
-            temperature, top_k, top_p, min_p: Parameters of sampling.
-            seed: Seed of sampling, 0 by default. Equal seeds give equal texts.
-            num_beams: Number of beams of beam search; 1 for none.
-            num_beam_groups, diversity_penalty: Parameters of diverse beam search, whose groups of beams avoid each other's tokens.
-            length_penalty, early_stopping: Parameters of beam search.
-            repetition_penalty: Makes tokens that occurred less probable if above 1.
-            no_repeat_ngram_size: Length of sequences of tokens that must not occur twice.
+            do_sample: Sample instead of taking the most probable token. The next four options imply `do_sample`.
+            temperature, top_k, top_p, min_p: Sampling parameters.
+            seed: Random seed for sampling, 0 by default. The same seed produces the same text.
+            num_beams: Number of beams; 1 disables beam search.
+            num_beam_groups, diversity_penalty: Parameters of diverse beam search, in which groups of beams avoid each other's tokens.
+            length_penalty, early_stopping: Beam search parameters.
+            repetition_penalty: Values above 1 make tokens that already occurred less probable.
+            no_repeat_ngram_size: Length of token sequences that must not occur twice.
             forced_bos_token: The first new token, as written in the folder's files.
-            stop_strings: Texts that end the result, which does not contain them.
+            stop_strings: Strings that end the generation. The result does not contain them.
 
         Returns:
             A str for a str, a list of str for a list, or an iterator of str.
@@ -522,13 +524,13 @@ class Generator:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[_Options],
     ) -> str:
-        """Reply to a conversation, written by the model's chat template.
+        """Reply to a conversation that is formatted with the model's chat template.
 
         Args:
             messages: Dicts with `role` ("system", "user", "assistant", …) and `content`.
             stream: Return an iterator over the parts of the reply.
-            tools: Tools that the model may call, as dicts of JSON.
-            chat_template_kwargs: Other variables of the template, such as {"enable_thinking": False}.
+            tools: Tools that the model may call, as JSON dicts.
+            chat_template_kwargs: Additional variables for the template, such as {"enable_thinking": False}.
             options: See `generate`.
 
         Returns:
@@ -547,7 +549,7 @@ class Generator:
     ) -> TextStream: ...
     @property
     def device(self) -> str:
-        """Device that the model runs on, in words."""
+        """Description of the device that the model runs on."""
 
     @property
     def kv_dtype(self) -> str:
@@ -555,16 +557,16 @@ class Generator:
 
     @property
     def precision(self) -> str:
-        """Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
+        """Precision of products in linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
 
 @final
 class TextStream:
-    """Iterator over the parts of a generated text. Together they are the text that `generate` returns."""
+    """Iterator over the parts of a generated text. Concatenated, they are the text that `generate` returns."""
 
     def __iter__(self) -> TextStream: ...
     def __next__(self) -> str: ...
     def close(self) -> None:
-        """End the generation and free its memory. So does deleting the iterator."""
+        """End the generation and free its memory. Deleting the iterator has the same effect."""
 
 @final
 class Translator:
@@ -587,8 +589,8 @@ class Translator:
         """Load a model.
 
         Args:
-            kv_dtype: Format of the KV cache: "fp8" stores keys and values in 8-bit floating point (E4M3). "auto" or None is the
-                type of the activations.
+            kv_dtype: Format of the KV cache. "fp8" stores keys and values in 8-bit floating point (E4M3). "auto" and None select
+                the type of the activations.
             model, device, dtype, quantize, dequantize, threads: See `Embedder`.
         """
 
@@ -600,11 +602,11 @@ class Translator:
 
         Args:
             texts: A text, or a list of texts.
-            max_new_tokens: Maximum number of new tokens. By default twice the tokens of the text plus 16, and at most the
-                limit of the folder.
-            source_lang: Language of the texts, by its name in the model's tokenizer, such as "de" or "deu_Latn". None is that of
-                the model's folder.
-            target_lang: Language of the translations, likewise.
+            max_new_tokens: Maximum number of new tokens. The default is twice the number of tokens of the text, plus 16, limited by
+                the folder's maximum.
+            source_lang: Language of the texts, as named by the model's tokenizer, such as "de" or "deu_Latn". None selects the
+                default of the model's folder.
+            target_lang: Language of the translations, in the same format.
             options: See `Generator.generate`.
 
         Returns:
@@ -617,7 +619,7 @@ class Translator:
     ) -> list[str]: ...
     @property
     def device(self) -> str:
-        """Device that the model runs on, in words."""
+        """Description of the device that the model runs on."""
 
     @property
     def kv_dtype(self) -> str:
@@ -625,7 +627,7 @@ class Translator:
 
     @property
     def precision(self) -> str:
-        """Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
+        """Precision of products in linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
 
 @final
 class Engine:
@@ -648,7 +650,7 @@ class Engine:
         """Load a model.
 
         Args:
-            outputs: Names of the outputs to compute. None are those that the model's folder is for.
+            outputs: Names of the outputs to compute. None selects the default outputs of the model's folder.
 
         The other arguments are those of `Embedder`.
         """
@@ -671,11 +673,11 @@ class Engine:
             prompt_name: Name of a prompt of the model's folder, which is put before each text.
             prompt: Text that is put before each text.
             to: "numpy" returns float32 arrays. "dlpack" returns a `DeviceArray` for each output, which stays on the device in the
-                storage type of the model; its values are not checked for NaN.
+                model's storage type. Its values are not checked for NaN.
 
         Returns:
             The outputs by name: arrays of shape [batch, width], or [tokens, width] with the tokens of all inputs one
-            after another, without padding. `lengths` is an int64 array of numpy of shape [batch] with the number of tokens of each
+            after another, without padding. `lengths` is an int64 numpy array of shape [batch] with the number of tokens of each
             input.
         """
 
@@ -704,8 +706,8 @@ class Engine:
 
     @property
     def device(self) -> str:
-        """Device that the model runs on, in words."""
+        """Description of the device that the model runs on."""
 
     @property
     def precision(self) -> str:
-        """Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""
+        """Precision of products in linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4"."""

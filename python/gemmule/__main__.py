@@ -1,4 +1,4 @@
-"""`python -m gemmule` is the command `gemmule`."""
+"""Runs the command `gemmule` as `python -m gemmule`."""
 
 from ._command import main
 

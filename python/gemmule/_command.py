@@ -8,6 +8,6 @@ from ._gemmule import _run_command
 
 def main() -> None:
     """Run the command line with the arguments of this process, and exit."""
-    # Ctrl-C ends the command at once, and not only when it returns to Python.
+    # Let Ctrl-C end the command at once, rather than when it returns to Python.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(_run_command(["gemmule", *sys.argv[1:]]))

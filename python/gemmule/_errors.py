@@ -1,4 +1,4 @@
-"""Exceptions. All are subclasses of `GemmuleError`, and of the built-in exception of their kind."""
+"""Exceptions of gemmule. Each is a subclass of `GemmuleError` and of a built-in exception."""
 
 
 class GemmuleError(Exception):

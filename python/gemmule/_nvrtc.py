@@ -21,6 +21,6 @@ def folder() -> Optional[Path]:
 
 
 def choose() -> None:
-    """Set GEMMULE_NVRTC to the wheel's folder, unless it is set."""
+    """Set GEMMULE_NVRTC to the wheel's folder, unless it is already set."""
     if not os.environ.get("GEMMULE_NVRTC") and (found := folder()):
         os.environ["GEMMULE_NVRTC"] = str(found)

@@ -11,12 +11,12 @@ pub struct Rows {
     /// Values in row-major order.
     pub values: Vec<f32>,
     pub n_rows: usize,
-    /// Dimensions of a row; empty for one value.
+    /// Dimensions of a row; empty if a row is a single value.
     pub row: Vec<usize>,
 }
 
 impl Rows {
-    /// Returns an array of shape `[n, …]`, or that of the only row if the argument was a single input.
+    /// Returns an array of shape `[n, …]`. For a single input, returns its row without the first dimension.
     pub fn into_array(self, py: Python<'_>, is_single: bool) -> Result<Bound<'_, PyArrayDyn<f32>>> {
         let mut shape = self.row;
         if !is_single {
@@ -26,7 +26,7 @@ impl Rows {
     }
 }
 
-/// Moves the values of an output into an array of its shape.
+/// Moves the values of an output to an array of the same shape.
 pub fn of_output(py: Python<'_>, output: Output) -> Result<Bound<'_, PyArrayDyn<f32>>> {
     let shape = output.shape.iter().map(|&n| n as usize).collect();
     array(py, output.values, shape)

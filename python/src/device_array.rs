@@ -14,8 +14,8 @@ use crate::{
 
 /// An array in the memory of the device that computed it.
 ///
-/// `torch.from_dlpack(array)`, `cupy.from_dlpack(array)` and, for one on the CPU, `numpy.from_dlpack(array)` read it without a copy.
-/// The memory is freed with the last of the array and what was made from it. The values are complete: no stream must be waited for.
+/// `torch.from_dlpack(array)`, `cupy.from_dlpack(array)` and, for an array on the CPU, `numpy.from_dlpack(array)` read it without a copy.
+/// The memory is freed when the array and all views of it are gone. The values are complete, so there is no need to synchronize streams.
 #[pyclass(frozen, module = "gemmule")]
 pub struct DeviceArray {
     output: Arc<DeviceOutput>,
@@ -32,10 +32,10 @@ pub enum Target {
 }
 
 impl Target {
-    /// Reads the argument `to`.
+    /// Parses the argument `to`.
     ///
     /// # Errors
-    /// Unknown names.
+    /// Returns an error for an unknown name.
     pub fn new(name: &str) -> Result<Self> {
         match name {
             "numpy" => Ok(Self::Numpy),
@@ -48,7 +48,7 @@ impl Target {
 }
 
 impl DeviceArray {
-    /// Creates an array with the dimensions of an output, or those of its only row if the argument was a single input.
+    /// Creates an array with the dimensions of an output. For a single input, the first dimension is dropped.
     pub fn new(output: DeviceOutput, is_single: bool) -> Self {
         let shape = match is_single {
             true => output.shape.get(1..).unwrap_or_default().to_vec(),
@@ -63,7 +63,7 @@ impl DeviceArray {
 
 #[pymethods]
 impl DeviceArray {
-    /// Return a capsule of DLPack, which shares the memory of the array. `torch.from_dlpack` calls this.
+    /// Return a DLPack capsule that shares the memory of the array. `torch.from_dlpack` calls this.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -73,7 +73,7 @@ impl DeviceArray {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> Result<Bound<'py, PyAny>> {
-        // The values are complete, so a stream of the consumer has nothing to wait for.
+        // The values are complete, so the consumer's stream does not need to wait.
         let _ = stream;
         let own = dlpack::device(&self.output)?;
         if let Some(asked) = dl_device.filter(|&asked| asked != own) {
@@ -91,12 +91,12 @@ impl DeviceArray {
         dlpack::capsule(py, &self.output, &self.shape, is_versioned)
     }
 
-    /// Return the device of the array as DLPack numbers it: (1, 0) for the CPU, (2, n) for CUDA device n.
+    /// Return the array's device in DLPack's numbering: (1, 0) for the CPU, (2, n) for CUDA device n.
     fn __dlpack_device__(&self) -> Result<(i32, i32)> {
         dlpack::device(&self.output)
     }
 
-    /// Copy the values to a numpy array in float32.
+    /// Copy the values to a float32 numpy array.
     fn numpy<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyArrayDyn<f32>>> {
         let mut output = py.detach(|| self.output.to_output())?;
         output.shape.clone_from(&self.shape);
@@ -109,7 +109,7 @@ impl DeviceArray {
         Ok(PyTuple::new(py, &self.shape)?)
     }
 
-    /// Type of the values: "float32" on the CPU; on CUDA the storage type of the model, "float16", "bfloat16" or "float32".
+    /// Type of the values: "float32" on the CPU; on CUDA, the model's storage type "float16", "bfloat16" or "float32".
     #[getter]
     fn dtype(&self) -> &'static str {
         dlpack::type_name(self.output.element)

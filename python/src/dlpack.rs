@@ -1,4 +1,4 @@
-//! The structures of DLPack, by which array libraries exchange memory, and the capsules that hold them
+//! The structures of DLPack, with which array libraries exchange memory, and the capsules that hold them
 //! (<https://dmlc.github.io/dlpack/latest/>).
 
 use std::{
@@ -19,9 +19,9 @@ const CUDA: i32 = 2;
 const INT: u8 = 0;
 const FLOAT: u8 = 2;
 const BFLOAT: u8 = 4;
-/// The version of the structures below, and the first one that has [`Versioned`].
+/// Version of the structures below, which is the first version with [`Versioned`].
 const VERSION: Version = Version { major: 1, minor: 0 };
-/// Names of capsules. A consumer renames the capsule and then owns its structure.
+/// Names of capsules. A consumer renames the capsule, and then owns its structure.
 const NAME: &CStr = c"dltensor";
 const NAME_VERSIONED: &CStr = c"dltensor_versioned";
 
@@ -74,7 +74,7 @@ struct Versioned {
     tensor: Tensor,
 }
 
-/// A structure with all that it points to. The structure is first, so that its address is that of the owner.
+/// A structure and all data that it points to. The structure is the first field, so that both have the same address.
 #[repr(C)]
 struct Owner<M> {
     managed: M,
@@ -125,21 +125,21 @@ impl Managed for Versioned {
     }
 }
 
-/// Frees a structure of [`capsule`] and its share of the values.
+/// Frees a structure that [`capsule`] created, and releases its reference to the values.
 ///
 /// # Safety
-/// `managed` is the structure of an [`Owner`], and is not used afterwards.
+/// `managed` must be the structure of an [`Owner`], and must not be used afterwards.
 unsafe extern "C" fn delete<M>(managed: *mut M) {
-    // SAFETY: the structure is the first field of an owner that a box allocated, and this is called once for it.
+    // SAFETY: the structure is the first field of an `Owner` in a box, and this is called once for it.
     drop(unsafe { Box::from_raw(managed.cast::<Owner<M>>()) });
 }
 
-/// Frees the structure of a capsule that no consumer has taken.
+/// Frees a capsule's structure if no consumer has taken it.
 ///
 /// # Safety
-/// Python calls this once with a capsule of [`new_capsule`].
+/// Must be called once, with a capsule of [`new_capsule`]. Python does this.
 unsafe extern "C" fn destroy<M: Managed>(capsule: *mut ffi::PyObject) {
-    // SAFETY: `capsule` is a capsule. If it still has its name, no consumer has taken the structure, and the capsule owns it.
+    // SAFETY: `capsule` is a capsule. If it still has its original name, no consumer has taken the structure, so the capsule owns it.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) == 0 {
             return;
@@ -151,7 +151,7 @@ unsafe extern "C" fn destroy<M: Managed>(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// Returns the type and the number of the device of an output, as `__dlpack_device__` does.
+/// Returns the device type and number of an output, as `__dlpack_device__` does.
 pub fn device(output: &DeviceOutput) -> Result<(i32, i32)> {
     Ok(match output.cuda_device() {
         None => (CPU, 0),
@@ -159,14 +159,13 @@ pub fn device(output: &DeviceOutput) -> Result<(i32, i32)> {
     })
 }
 
-/// Creates a capsule that shares the memory of an output, which is seen in these dimensions. `versioned` chooses the structure of
-/// DLPack 1.0.
+/// Creates a capsule that shares the memory of an output, with the given dimensions. `versioned` selects the structure of DLPack 1.0.
 ///
 /// # Errors
-/// An output of a type that DLPack lacks.
+/// Returns an error for an element type that DLPack does not have.
 ///
 /// # Panics
-/// If the dimensions have more values than the output.
+/// Panics if the dimensions have more values than the output.
 pub fn capsule<'py>(
     py: Python<'py>,
     output: &Arc<DeviceOutput>,
@@ -209,7 +208,7 @@ fn new_capsule<'py, M: Managed>(
         _output: Arc::clone(output),
     }));
     let managed = owner.cast::<M>();
-    // SAFETY: the pointer is not null, the name lives as long as the program, and `destroy` frees what no consumer takes.
+    // SAFETY: the pointer is not null, the name is static, and `destroy` frees the structure if no consumer takes it.
     let capsule = unsafe {
         let capsule = ffi::PyCapsule_New(managed.cast(), M::NAME.as_ptr(), Some(destroy::<M>));
         Bound::from_owned_ptr_or_err(py, capsule)
@@ -221,7 +220,7 @@ fn new_capsule<'py, M: Managed>(
     Ok(capsule?)
 }
 
-/// Returns the name of a type in numpy and torch.
+/// Returns the name of an element type in numpy and torch.
 pub fn type_name(element: Element) -> &'static str {
     match element {
         Element::Value(DType::F32) => "float32",

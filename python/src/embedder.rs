@@ -19,16 +19,16 @@ use crate::{
 /// Embeds texts, as `SentenceTransformer` does.
 ///
 /// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or
-/// "cuda:N", and `dtype` "float32", "float16" or "bfloat16"; by default the first CUDA device in float16, or the CPU in float32.
-/// `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits, and `dequantize=True` dequantizes those of
-/// a quantized checkpoint. Several threads may use one object at once.
+/// "cuda:N". `dtype` is "float32", "float16" or "bfloat16". The default is the first CUDA device with float16, or the CPU with
+/// float32. `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits. `dequantize=True` dequantizes
+/// the weights of a quantized checkpoint. Several threads may use one object at once.
 #[pyclass(frozen, module = "gemmule")]
 pub struct Embedder {
     model: TextModel,
     truncate_dim: Option<usize>,
 }
 
-/// Form of the vectors of a call.
+/// How the vectors of a call are returned.
 struct Form {
     /// Whether vectors are scaled to length 1.
     normalize: bool,
@@ -69,12 +69,12 @@ impl Embedder {
 
     /// Embed texts.
     ///
-    /// Returns a float32 array of shape [n, d], or of shape [d] for a single str. Texts that are longer than the model's maximum
-    /// are cut. The result of a text does not depend on the other texts, except for rounding.
+    /// Returns a float32 array of shape [n, d], or of shape [d] for a single str. Texts that are longer than the model's maximum are cut.
+    /// The result of a text does not depend on the other texts, except for rounding.
     ///
-    /// `prompt`, or the folder's prompt `prompt_name`, is put before each text. `batch_tokens` limits the tokens that are
-    /// computed at once. `normalize_embeddings`, or `normalize`, scales each vector to length 1. `truncate_dim` keeps the first
-    /// values. With `to="dlpack"`, the result is a `DeviceArray`, which stays on the device, in the storage type of the model.
+    /// `prompt`, or the folder's prompt `prompt_name`, is put before each text. `batch_tokens` limits the tokens that are computed at once.
+    /// `normalize_embeddings`, or `normalize`, scales each vector to length 1. `truncate_dim` keeps only the first values of each vector.
+    /// With `to="dlpack"`, the result is a `DeviceArray`, which stays on the device in the model's storage type.
     #[pyo3(signature = (sentences, *, prompt_name=None, prompt=None, batch_tokens=None, normalize_embeddings=false, normalize=false, truncate_dim=None, to="numpy"))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn encode<'py>(
@@ -124,7 +124,7 @@ impl Embedder {
         )
     }
 
-    /// Embed documents: `encode` with the prompt `document`, `passage` or `corpus`, the first that the model's folder defines.
+    /// Embed documents: `encode` with the first of the prompts `document`, `passage` and `corpus` that the model's folder defines.
     ///
     /// Returns a float32 array of shape [n, d], or of shape [d] for a single str.
     #[pyo3(signature = (sentences, *, batch_tokens=None, normalize_embeddings=false, truncate_dim=None, to="numpy"))]
@@ -160,13 +160,13 @@ impl Embedder {
         self.model.encoder.max_tokens()
     }
 
-    /// Device that the model runs on, in words.
+    /// Description of the device that the model runs on.
     #[getter]
     fn device(&self) -> String {
         self.model.engine.device().to_string()
     }
 
-    /// Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4".
+    /// Precision of products in linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4".
     #[getter]
     fn precision(&self) -> &'static str {
         self.model.engine.precision().name()
@@ -219,7 +219,7 @@ impl Embedder {
     }
 }
 
-/// Returns the output of vectors of texts, unless the modules of the folder compute another one.
+/// Returns the name of the embedding output. Returns an error if the modules of the folder compute another output.
 fn embedded(folder: &Folder) -> Result<&'static str> {
     let found = match folder.modules().and_then(computed) {
         None | Some(EMBEDDING) => return Ok(EMBEDDING),
@@ -239,7 +239,7 @@ fn embedded(folder: &Folder) -> Result<&'static str> {
 }
 
 impl Form {
-    /// Returns the number of values of a vector that has `own`.
+    /// Returns the number of values to keep of a vector with `own` values.
     fn width(&self, own: usize) -> Result<usize> {
         match self.n_values {
             Some(n) if n == 0 || n > own => Err(Error::Input(format!(
@@ -251,7 +251,7 @@ impl Form {
     }
 }
 
-/// Keeps the first `n` values of each row.
+/// Keeps only the first `n` values of each row.
 fn truncated(rows: Rows, n: usize) -> Rows {
     let width = rows.row.iter().product();
     let kept = rows.values.chunks_exact(width).flat_map(|row| &row[..n]);
@@ -262,7 +262,7 @@ fn truncated(rows: Rows, n: usize) -> Rows {
     }
 }
 
-/// Scales each row to length 1. A row of zeros stays one.
+/// Scales each row to length 1. A row of zeros is unchanged.
 fn normalize_rows(rows: &mut Rows) {
     let width = rows.row.iter().product::<usize>().max(1);
     for row in rows.values.chunks_exact_mut(width) {

@@ -21,15 +21,15 @@ use crate::{
     text_model::{Sessions, folder, prompt},
 };
 
-/// Key of the number of tokens of each input, next to the outputs.
+/// Key of the token counts in the dict of outputs.
 const LENGTHS: &str = "lengths";
 
 /// Runs a model and returns its outputs by name.
 ///
 /// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or
-/// "cuda:N", and `dtype` "float32", "float16" or "bfloat16"; by default the first CUDA device in float16, or the CPU in float32.
-/// `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits, and `dequantize=True` dequantizes those of
-/// a quantized checkpoint. Several threads may use one object at once.
+/// "cuda:N". `dtype` is "float32", "float16" or "bfloat16". The default is the first CUDA device with float16, or the CPU with
+/// float32. `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits. `dequantize=True` dequantizes
+/// the weights of a quantized checkpoint. Several threads may use one object at once.
 #[pyclass(frozen, module = "gemmule")]
 pub struct Engine {
     engine: gemmule::Engine,
@@ -94,9 +94,9 @@ impl Engine {
 
     /// Run inputs as one batch: a list of texts, of pairs of texts, or of lists of token ids.
     ///
-    /// Returns a dict of the outputs by name, as float32 arrays of shape [batch, width], or [tokens, width] with the tokens of
-    /// all inputs one after another. `lengths` is an int64 array of shape [batch] with the number of tokens of each input. With
-    /// `to="dlpack"`, the outputs are `DeviceArray`s, which stay on the device and are not checked for NaN values.
+    /// Returns a dict of the outputs by name. These are float32 arrays of shape [batch, width], or [tokens, width] with the tokens of all
+    /// inputs one after another. `lengths` is an int64 array of shape [batch] with the number of tokens of each input. With `to="dlpack"`,
+    /// the outputs are `DeviceArray`s, which stay on the device and are not checked for NaN values.
     #[pyo3(signature = (inputs, *, outputs=None, prompt_name=None, prompt=None, to="numpy"))]
     fn run<'py>(
         &self,
@@ -175,13 +175,13 @@ impl Engine {
         outputs.map(|(name, _)| name.as_str()).collect()
     }
 
-    /// Device that the model runs on, in words.
+    /// Description of the device that the model runs on.
     #[getter]
     fn device(&self) -> String {
         self.engine.device().to_string()
     }
 
-    /// Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4".
+    /// Precision of products in linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4".
     #[getter]
     fn precision(&self) -> &'static str {
         self.engine.precision().name()
@@ -226,7 +226,7 @@ impl Engine {
     }
 }
 
-/// Returns the outputs of these names, or all.
+/// Returns the outputs with these names, or all outputs.
 fn chosen_of(run: Vec<DeviceOutput>, names: Option<Vec<String>>) -> Result<Vec<DeviceOutput>> {
     let Some(names) = names else {
         return Ok(run);

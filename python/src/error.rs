@@ -1,4 +1,4 @@
-//! Errors, and the exceptions that they become.
+//! Errors, and their conversion to Python exceptions.
 
 use std::error::Error as _;
 
@@ -21,13 +21,13 @@ mod exceptions {
 #[derive(Debug)]
 pub enum Error {
     Engine(Box<EngineError>),
-    /// An error of one of several inputs, with the name of the input.
+    /// An error about one of several inputs, with the name of the input.
     Of(String, Box<EngineError>),
     /// An argument that cannot be used.
     Input(String),
-    /// A process without the threads that compute.
+    /// A forked process, which lacks the compute threads.
     Process,
-    /// An exception of Python, such as `KeyboardInterrupt`.
+    /// A Python exception, such as `KeyboardInterrupt`.
     Python(PyErr),
 }
 
@@ -92,7 +92,7 @@ fn raised(error: &EngineError, text: String) -> PyErr {
     }
 }
 
-/// Returns the text of an error with those of its causes.
+/// Returns the text of an error, followed by the texts of its causes.
 fn described(error: &EngineError) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -113,7 +113,7 @@ enum Kind {
     Input,
     /// Files and models that are missing or cannot be read, and errors of the hub.
     File,
-    /// Errors of a device, of memory or of the computation.
+    /// Errors of a device, of memory or of a computation.
     Compute,
 }
 
@@ -148,7 +148,7 @@ fn of_checkpoint(error: &CheckpointError) -> Kind {
     }
 }
 
-/// Replaces the index of a text that was tokenized on its own.
+/// Sets the index of the text in an error of a text that was tokenized separately.
 pub fn of_text(error: TextError, index: usize) -> TextError {
     match error {
         TextError::Text { problem, .. } => TextError::Text { index, problem },

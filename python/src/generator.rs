@@ -23,22 +23,22 @@ use crate::{
 /// Generates text: after a prompt, or as a reply in a conversation.
 ///
 /// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or
-/// "cuda:N", and `dtype` "float32", "float16" or "bfloat16"; by default the first CUDA device in float16, or the CPU in float32.
-/// `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits, and `dequantize=True` dequantizes those of
-/// a quantized checkpoint. `kv_dtype="fp8"` stores keys and values in 8 bits. Several threads may use one object at once.
+/// "cuda:N". `dtype` is "float32", "float16" or "bfloat16". The default is the first CUDA device with float16, or the CPU with
+/// float32. `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits. `dequantize=True` dequantizes
+/// the weights of a quantized checkpoint. `kv_dtype="fp8"` stores keys and values in 8 bits. Several threads may use one object at once.
 #[pyclass(frozen, module = "gemmule")]
 pub struct Generator {
     model: Arc<WritingModel>,
     template: OnceLock<ChatTemplate>,
 }
 
-/// An engine that generates, with the tokenizer of its prompts.
+/// An engine that generates text, with the tokenizer of its prompts.
 pub struct WritingModel {
     pub engine: Engine,
     pub encoder: TextEncoder,
 }
 
-/// The prompts of a call as tokens, and the texts that are generated for them.
+/// The tokens of a call's prompts, and the decoders of their generated texts.
 pub struct Prompts {
     pub ids: Vec<Vec<u32>>,
     pub texts: Vec<StreamDecoder>,
@@ -76,12 +76,12 @@ impl Generator {
 
     /// Continue prompts.
     ///
-    /// Returns the new text without the prompt: a str for a str, a list of str for a list, and with `stream` an iterator over the
+    /// Returns the new text without the prompt: a str for a str, or a list of str for a list. With `stream`, returns an iterator over the
     /// parts of the text of a single prompt.
     ///
-    /// Options, with the names of transformers: max_new_tokens, min_new_tokens, do_sample, temperature, top_k, top_p, min_p,
-    /// seed, num_beams, num_beam_groups, diversity_penalty, length_penalty, early_stopping, repetition_penalty, no_repeat_ngram_size,
-    /// forced_bos_token, stop_strings. One that is left out has the value of the folder's generation_config.json.
+    /// The options have the names of transformers: max_new_tokens, min_new_tokens, do_sample, temperature, top_k, top_p, min_p, seed,
+    /// num_beams, num_beam_groups, diversity_penalty, length_penalty, early_stopping, repetition_penalty, no_repeat_ngram_size,
+    /// forced_bos_token, stop_strings. By default, they have the values of the folder's generation_config.json.
     #[pyo3(signature = (prompts, *, stream=false, **options))]
     fn generate<'py>(
         &self,
@@ -102,10 +102,10 @@ impl Generator {
         self.run(py, prompts, options, stream, is_single)
     }
 
-    /// Reply to a conversation, written by the model's chat template.
+    /// Reply to a conversation that is formatted with the model's chat template.
     ///
-    /// `messages` is a list of dicts with `role` and `content`. Returns the reply as a str, or an iterator over its parts.
-    /// `options` are those of `generate`.
+    /// `messages` is a list of dicts with `role` and `content`. Returns the reply as a str, or an iterator over its parts with `stream`.
+    /// `options` are the options of `generate`.
     #[pyo3(signature = (messages, *, stream=false, tools=None, chat_template_kwargs=None, **options))]
     fn chat<'py>(
         &self,
@@ -138,7 +138,7 @@ impl Generator {
         self.run(py, prompts, options, stream, true)
     }
 
-    /// Device that the model runs on, in words.
+    /// Description of the device that the model runs on.
     #[getter]
     fn device(&self) -> String {
         self.model.engine.device().to_string()
@@ -150,7 +150,7 @@ impl Generator {
         self.model.engine.program().cache_format().to_string()
     }
 
-    /// Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4".
+    /// Precision of products in linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4".
     #[getter]
     fn precision(&self) -> &'static str {
         self.model.engine.precision().name()
@@ -198,10 +198,10 @@ impl Generator {
 }
 
 impl WritingModel {
-    /// Loads a model that generates.
+    /// Loads a model that generates text.
     ///
     /// # Errors
-    /// The errors of [`Loading::load`], and a folder without a tokenizer.
+    /// Returns the errors of [`Loading::load`], and an error if the folder has no tokenizer.
     pub fn load(py: Python<'_>, loading: Loading) -> Result<Self> {
         loading.load(
             py,
@@ -213,10 +213,10 @@ impl WritingModel {
         )
     }
 
-    /// Tokenizes prompts. Signals are handled meanwhile, and the caller does not hold the GIL.
+    /// Tokenizes prompts, and handles signals in the meantime. The caller must not hold the GIL.
     ///
     /// # Errors
-    /// Texts that the tokenizer refuses, and the exception of a signal handler.
+    /// Returns an error for a text that the tokenizer refuses, and the exception of a signal handler.
     pub fn prompts(&self, texts: &[String], pair: &LanguagePair) -> Result<Prompts> {
         let mut signals = Signals::new();
         let mut prompts = Prompts {
@@ -225,7 +225,7 @@ impl WritingModel {
         };
         for (index, text) in texts.iter().enumerate() {
             let ids = self.encoder.source(index, text, pair)?;
-            // Text from a source does not continue the prompt.
+            // With an encoder, the generated text does not continue the prompt.
             prompts.texts.push(match self.engine.has_source() {
                 true => StreamDecoder::default(),
                 false => StreamDecoder::after(&ids, |tokens| self.encoder.decode(tokens))?,
@@ -239,7 +239,7 @@ impl WritingModel {
     /// Runs all requests and returns their texts.
     ///
     /// # Errors
-    /// A request that fails, and the exception of a signal handler.
+    /// Returns the error of a request that fails, and the exception of a signal handler.
     pub fn write(
         &self,
         mut requests: Requests,
@@ -251,7 +251,7 @@ impl WritingModel {
             for (index, step) in requests.step()? {
                 if let Step::Token(id) = step {
                     let text = &mut texts[index];
-                    // Tokens of the same step may follow a stop string.
+                    // Ignore tokens of the same step after a stop string.
                     if text.stopped {
                         continue;
                     }
@@ -285,7 +285,7 @@ fn message(value: &Bound<'_, PyAny>, index: usize) -> Result<Message> {
                     other.kind()
                 )));
             }
-            // The content of a message that calls tools may be missing.
+            // A message that calls tools may have no content.
             None if key == "content" && !fields.is_empty() => {}
             None => {
                 return Err(Error::Input(format!(
@@ -309,7 +309,7 @@ fn fields(name: &str, value: &Bound<'_, PyAny>) -> Result<Vec<(String, Json)>> {
     }
 }
 
-/// Converts a value of Python by its form in JSON.
+/// Converts a Python value through its JSON representation.
 fn json<T: serde::de::DeserializeOwned>(name: &str, value: &Bound<'_, PyAny>) -> Result<T> {
     let dumps = value.py().import("json")?.getattr("dumps")?;
     let dumped = dumps.call1((value,));

@@ -1,8 +1,8 @@
-//! The Python package of gemmule: classes that run a model of a checkpoint folder or of the Hugging Face hub, and return numpy
-//! arrays and strings.
+//! The Python package of gemmule. Its classes run a model from a checkpoint folder or the Hugging Face hub, and return numpy arrays and
+//! strings.
 //!
-//! `gemmule/__init__.py` has the names that users import, and `gemmule/__init__.pyi` their types and documentation of arguments.
-//! All computing happens without the GIL.
+//! `gemmule/__init__.py` defines the public names. `gemmule/__init__.pyi` contains their types and documents their arguments. All
+//! computation happens without the GIL.
 
 mod arguments;
 mod arrays;
@@ -28,7 +28,7 @@ use std::panic;
 
 use pyo3::prelude::*;
 
-/// Silences panics that the library turns into errors. They are raised as exceptions.
+/// Suppresses the messages of panics that the library converts to errors. These are raised as exceptions.
 fn silence_contained_panics() {
     let otherwise = panic::take_hook();
     panic::set_hook(Box::new(move |info| {

@@ -1,4 +1,4 @@
-//! Opens the model that a class is created for.
+//! Loads the model of a class.
 
 use std::{
     num::NonZeroUsize,
@@ -20,7 +20,7 @@ use crate::{
     signals::INTERVAL,
 };
 
-/// A model, and where and how it is computed.
+/// A model, its device and its options.
 pub struct Loading {
     source: Source,
     device: DeviceChoice,
@@ -31,7 +31,7 @@ pub struct Loading {
     threads: Option<NonZeroUsize>,
 }
 
-/// Arguments that classes share, by their names in Python.
+/// Arguments that all classes have, with their Python names.
 #[derive(Default)]
 pub struct Choices<'a> {
     pub device: Option<&'a str>,
@@ -50,10 +50,11 @@ enum Source {
 }
 
 impl Loading {
-    /// Reads the arguments that classes share.
+    /// Parses the arguments that all classes have.
     ///
     /// # Errors
-    /// Unknown devices, types and formats, arguments that contradict each other, and a model that is neither a text nor a path.
+    /// Returns an error for unknown devices, types and formats, for contradictory arguments, and for a model that is neither a text nor a
+    /// path.
     pub fn new(model: &Bound<'_, PyAny>, choices: &Choices<'_>) -> Result<Self> {
         let threads = match choices.threads.map(NonZeroUsize::new) {
             None => None,
@@ -79,11 +80,11 @@ impl Loading {
         })
     }
 
-    /// Fetches and loads the model on a thread of its own, so that Ctrl-C ends the wait. The thread then goes on in the
-    /// background, and its model is dropped.
+    /// Fetches and loads the model on a separate thread, so that Ctrl-C ends the wait. The thread then continues in the background, and its
+    /// model is dropped.
     ///
     /// # Errors
-    /// Errors of the hub, of the folder and of the device, and the exception of a signal handler.
+    /// Returns errors of the hub, the folder and the device, and the exception of a signal handler.
     pub fn load<T: Send + 'static>(
         self,
         py: Python<'_>,
@@ -96,7 +97,7 @@ impl Loading {
             let loaded = self
                 .builder()
                 .and_then(|builder| Ok(set(builder)?.build()?));
-            // The caller may have been interrupted.
+            // Sending fails if the caller was interrupted, which is not an error.
             let _ = sender.send(loaded.and_then(finish));
         };
         let thread = thread::Builder::new().name("load".to_owned()).spawn(load);
@@ -147,7 +148,7 @@ fn threads_error(problem: &str) -> Error {
     .into()
 }
 
-/// Returns the folder or the name on the hub. A folder that exists comes first.
+/// Returns the folder, or the name on the hub. An existing folder takes precedence.
 fn source(model: &Bound<'_, PyAny>) -> Result<Source> {
     if model.is_instance_of::<PyString>() {
         let name = text(model, || "model".to_owned())?;
@@ -166,7 +167,7 @@ fn source(model: &Bound<'_, PyAny>) -> Result<Source> {
     }
 }
 
-/// Reads a type by its name in gemmule, in torch or in numpy.
+/// Parses a type name of gemmule, torch or numpy.
 fn parsed_dtype(name: &str) -> Result<Option<DType>> {
     match name.strip_prefix("torch.").unwrap_or(name) {
         "auto" => Ok(None),

@@ -23,13 +23,13 @@ use crate::{
     text_model::{DOCUMENT, QUERY, TextModel, prompt},
 };
 
-/// Computes a vector for each token of a text, for late interaction, as `MultiVectorEncoder` of sentence-transformers and `ColBERT`
-/// of PyLate do.
+/// Computes a vector for each token of a text, for late interaction, like `MultiVectorEncoder` of sentence-transformers and `ColBERT` of
+/// PyLate.
 ///
 /// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or
-/// "cuda:N", and `dtype` "float32", "float16" or "bfloat16"; by default the first CUDA device in float16, or the CPU in float32.
-/// `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits, and `dequantize=True` dequantizes those of
-/// a quantized checkpoint. Several threads may use one object at once.
+/// "cuda:N". `dtype` is "float32", "float16" or "bfloat16". The default is the first CUDA device with float16, or the CPU with
+/// float32. `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits. `dequantize=True` dequantizes
+/// the weights of a quantized checkpoint. Several threads may use one object at once.
 #[pyclass(frozen, module = "gemmule")]
 pub struct MultiVectorEncoder {
     model: TextModel,
@@ -62,13 +62,12 @@ impl MultiVectorEncoder {
         })
     }
 
-    /// Compute the vectors of the tokens of queries, or of documents with `is_query=False`.
+    /// Compute the token vectors of queries, or of documents with `is_query=False`.
     ///
-    /// Returns a list of float32 arrays of shape [tokens, d], or one array for a single str. Each vector has length 1. Queries are
-    /// padded, and the vectors of some tokens are left out of documents, as the model's folder says.
+    /// Returns a list of float32 arrays of shape [tokens, d], or one array for a single str. Each vector has length 1. The model's folder
+    /// determines how queries are padded, and which tokens of documents have no vector.
     ///
-    /// `prompt`, or the folder's prompt `prompt_name`, is put before each text. `batch_tokens` limits the tokens that are
-    /// computed at once.
+    /// `prompt`, or the folder's prompt `prompt_name`, is put before each text. `batch_tokens` limits the tokens that are computed at once.
     #[pyo3(signature = (sentences, *, is_query=true, prompt_name=None, prompt=None, batch_tokens=None))]
     fn encode<'py>(
         &self,
@@ -87,7 +86,7 @@ impl MultiVectorEncoder {
         self.run(py, sentences, role, chosen, batch_tokens)
     }
 
-    /// Compute the vectors of the tokens of queries: `encode` with the prompt `query`, if the model's folder defines it.
+    /// Compute the token vectors of queries: `encode` with the prompt `query`, if the model's folder defines it.
     ///
     /// Returns a list of float32 arrays of shape [tokens, d], or one array for a single str.
     #[pyo3(signature = (sentences, *, batch_tokens=None))]
@@ -101,8 +100,8 @@ impl MultiVectorEncoder {
         self.run(py, sentences, TextRole::Query, chosen, batch_tokens)
     }
 
-    /// Compute the vectors of the tokens of documents: `encode` with `is_query=False` and the prompt `document`, `passage` or
-    /// `corpus`, the first that the model's folder defines.
+    /// Compute the token vectors of documents: `encode` with `is_query=False` and the first of the prompts `document`, `passage` and
+    /// `corpus` that the model's folder defines.
     ///
     /// Returns a list of float32 arrays of shape [tokens, d], or one array for a single str.
     #[pyo3(signature = (sentences, *, batch_tokens=None))]
@@ -116,9 +115,9 @@ impl MultiVectorEncoder {
         self.run(py, sentences, TextRole::Document, chosen, batch_tokens)
     }
 
-    /// Score documents for queries by the vectors of their tokens (MaxSim), on the CPU.
+    /// Score documents for queries by their token vectors (MaxSim), on the CPU.
     ///
-    /// `queries` and `documents` are lists of arrays of shape [tokens, d], or one such array. Returns a float32 array of shape
+    /// `queries` and `documents` are lists of arrays of shape [tokens, d], or single arrays of this shape. Returns a float32 array of shape
     /// [queries, documents].
     fn similarity<'py>(
         &self,
@@ -133,10 +132,10 @@ impl MultiVectorEncoder {
         Ok(PyArray1::from_vec(py, scores).reshape(IxDyn(&shape))?)
     }
 
-    /// Rank documents for a query, the best first.
+    /// Rank documents for a query, best first.
     ///
-    /// Returns a list of dicts with `corpus_id`, the index of the document, `score`, and with `return_documents` its `text`. Texts
-    /// have the prompts of `encode_query` and `encode_document`.
+    /// Returns a list of dicts with `corpus_id` (the index of the document), `score` and, with `return_documents`, `text`. The prompts of
+    /// `encode_query` and `encode_document` are used.
     #[pyo3(signature = (query, documents, top_k=None, return_documents=false, *, batch_tokens=None))]
     fn rank<'py>(
         &self,
@@ -179,13 +178,13 @@ impl MultiVectorEncoder {
         self.length(TextRole::Document)
     }
 
-    /// Device that the model runs on, in words.
+    /// Description of the device that the model runs on.
     #[getter]
     fn device(&self) -> String {
         self.model.engine.device().to_string()
     }
 
-    /// Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4".
+    /// Precision of products in linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4".
     #[getter]
     fn precision(&self) -> &'static str {
         self.model.engine.precision().name()
@@ -247,7 +246,7 @@ impl MultiVectorEncoder {
     }
 }
 
-/// Copies the vectors of several texts, or of one.
+/// Copies the token vectors of several texts, or of one text.
 fn matrices(value: &Bound<'_, PyAny>, name: &str) -> Result<Vec<TokenVectors>> {
     let numpy = value.py().import("numpy")?;
     let matrix = |value: &Bound<'_, PyAny>, name: &str| -> Result<TokenVectors> {

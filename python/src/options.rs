@@ -1,4 +1,4 @@
-//! Options of generation, with the names that they have in transformers.
+//! Generation options, with the names of transformers.
 
 use gemmule::{
     generate::{MAX_TOKENS, SamplingParams, generation_config_of},
@@ -15,7 +15,7 @@ use crate::{
 const NAMES: &str = "max_new_tokens, min_new_tokens, do_sample, temperature, top_k, top_p, min_p, seed, num_beams, \
     num_beam_groups, diversity_penalty, length_penalty, early_stopping, repetition_penalty, no_repeat_ngram_size, forced_bos_token, stop_strings";
 
-/// Options of a call; `None` is the value of the folder's generation_config.json.
+/// Options of a call. `None` selects the value of the folder's generation_config.json.
 #[derive(Default)]
 pub struct Options {
     pub max_new_tokens: Option<usize>,
@@ -33,16 +33,16 @@ pub struct Options {
     early_stopping: Option<EarlyStopping>,
     repetition_penalty: Option<f32>,
     no_repeat_ngram_size: Option<usize>,
-    /// The forced first token, as written in the folder's files.
+    /// The first new token, as written in the folder's files.
     forced_bos_token: Option<String>,
     pub stop_strings: Vec<String>,
 }
 
 impl Options {
-    /// Reads the keywords of a call.
+    /// Parses the keyword arguments of a call.
     ///
     /// # Errors
-    /// Unknown names, and values of a wrong type or size.
+    /// Returns an error for unknown names, and for values with a wrong type or out of range.
     pub fn new(keywords: Option<&Bound<'_, PyDict>>) -> Result<Self> {
         let mut options = Self::default();
         for (name, value) in keywords.into_iter().flatten() {
@@ -84,10 +84,10 @@ impl Options {
         Ok(options)
     }
 
-    /// Returns the settings of the tokenizer's folder, changed by these options.
+    /// Returns the generation settings of the folder, with these options applied.
     ///
     /// # Errors
-    /// A folder with settings that are not supported, and options that contradict each other.
+    /// Returns an error for unsupported settings of the folder, and for contradictory options.
     pub fn params(&self, encoder: &TextEncoder) -> Result<SamplingParams> {
         let mut params = generation_config_of(encoder.folder().files())?;
         let rules = &mut params.rules;
@@ -111,7 +111,7 @@ impl Options {
         Ok(params)
     }
 
-    /// Enables sampling if `do_sample` or a parameter of sampling is given.
+    /// Enables sampling if `do_sample` or a sampling parameter is given.
     fn choose_sampling(&self, params: &mut SamplingParams) -> Result<()> {
         let parameters = [
             ("temperature", self.temperature.is_some()),
@@ -198,7 +198,7 @@ impl Value<'_, '_> {
         )))
     }
 
-    /// Returns a number of tokens or beams.
+    /// Returns an option's value as a number of tokens or beams.
     fn count(&self) -> Result<usize> {
         let n: i128 = self.value.extract().map_err(|_| self.wrong("int"))?;
         let n = usize::try_from(n).ok().filter(|&n| n <= MAX_TOKENS);

@@ -1,4 +1,4 @@
-//! Requests of generation, run step by step so that signals are handled between the steps.
+//! Generation requests. They run step by step, so that signals can be handled between steps.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -14,27 +14,27 @@ use crate::{
     process,
 };
 
-/// Requests of one call. Each is admitted when the KV cache has room.
+/// The requests of one call. A request is admitted when the KV cache has room for it.
 pub struct Requests {
     generator: Generator,
     waiting: VecDeque<(usize, Request)>,
     running: HashMap<Ticket, usize>,
-    /// Number of each request in the caller's list, for error messages.
+    /// Index of each request in the caller's list, for error messages.
     numbers: Vec<usize>,
 }
 
-/// A result of a step, for one request.
+/// The result of a step for one request.
 pub enum Step {
     Token(u32),
     Done,
 }
 
 impl Requests {
-    /// Creates a generator with room for as many requests as run at once. Each request comes with its number in the caller's
-    /// list. `options` are checked for all requests, and their number of new tokens is the maximum of all.
+    /// Creates a generator with a KV cache for as many of the requests as can run at once. Each request has its index in the caller's list.
+    /// `options` are checked once for all requests, and their number of new tokens is the maximum over the requests.
     ///
     /// # Errors
-    /// Options that are invalid for every prompt, and memory that cannot be allocated.
+    /// Returns an error if the options are invalid for every prompt, or if memory cannot be allocated.
     pub fn new(
         engine: &Engine,
         requests: Vec<(usize, Request)>,
@@ -60,7 +60,7 @@ impl Requests {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
-    /// Ends a request before its own end.
+    /// Ends a request early.
     pub fn stop(&mut self, index: usize) {
         let found = self.running.iter().find(|&(_, &running)| running == index);
         if let Some(ticket) = found.map(|(&ticket, _)| ticket) {
@@ -72,7 +72,7 @@ impl Requests {
     /// Admits requests, computes one step, and returns its results with the indices of their requests.
     ///
     /// # Errors
-    /// A request that is refused or fails, and a step that fails as a whole.
+    /// Returns an error if a request is refused or fails, or if the whole step fails.
     pub fn step(&mut self) -> Result<Vec<(usize, Step)>> {
         process::check()?;
         while let Some((index, request)) = self.waiting.front() {

@@ -24,12 +24,12 @@ use crate::{
     text_model::{TextModel, prompt},
 };
 
-/// Scores pairs of a query and a document, as `CrossEncoder` does, or by the vectors of their tokens (late interaction).
+/// Scores pairs of a query and a document, like `CrossEncoder`, or with the token vectors of a late-interaction model.
 ///
 /// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or
-/// "cuda:N", and `dtype` "float32", "float16" or "bfloat16"; by default the first CUDA device in float16, or the CPU in float32.
-/// `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits, and `dequantize=True` dequantizes those of
-/// a quantized checkpoint. Several threads may use one object at once.
+/// "cuda:N". `dtype` is "float32", "float16" or "bfloat16". The default is the first CUDA device with float16, or the CPU with
+/// float32. `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits. `dequantize=True` dequantizes
+/// the weights of a quantized checkpoint. Several threads may use one object at once.
 #[pyclass(frozen, module = "gemmule")]
 pub struct Reranker {
     model: TextModel,
@@ -64,8 +64,8 @@ impl Reranker {
 
     /// Score pairs of a query and a document.
     ///
-    /// Returns a float32 array of shape [n], or of shape [n, labels] for a model with several labels. The scores of a single pair
-    /// have no first dimension. `prompt`, or the folder's prompt `prompt_name`, is put before each query.
+    /// Returns a float32 array of shape [n], or of shape [n, labels] for a model with several labels. For a single pair, the first
+    /// dimension is dropped. `prompt`, or the folder's prompt `prompt_name`, is put before each query.
     #[pyo3(signature = (pairs, *, prompt_name=None, prompt=None, batch_tokens=None))]
     fn predict<'py>(
         &self,
@@ -81,9 +81,9 @@ impl Reranker {
         rows.into_array(py, is_single)
     }
 
-    /// Rank documents for a query, the best first.
+    /// Rank documents for a query, best first.
     ///
-    /// Returns a list of dicts with `corpus_id`, the index of the document, `score`, and with `return_documents` its `text`.
+    /// Returns a list of dicts with `corpus_id` (the index of the document), `score` and, with `return_documents`, `text`.
     #[pyo3(signature = (query, documents, top_k=None, return_documents=false, *, prompt_name=None, prompt=None, batch_tokens=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn rank<'py>(
@@ -122,13 +122,13 @@ impl Reranker {
         self.model.encoder.max_tokens()
     }
 
-    /// Device that the model runs on, in words.
+    /// Description of the device that the model runs on.
     #[getter]
     fn device(&self) -> String {
         self.model.engine.device().to_string()
     }
 
-    /// Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4".
+    /// Precision of products in linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4".
     #[getter]
     fn precision(&self) -> &'static str {
         self.model.engine.precision().name()
@@ -152,7 +152,7 @@ impl Reranker {
         self.model.rows(py, inputs, prompt, batch_tokens, output)
     }
 
-    /// Scores pairs by the vectors of their tokens. The prompt is that of the queries; equal queries are computed once.
+    /// Scores pairs by their token vectors. The prompt applies to the queries. Equal queries are computed once.
     fn late_scores(
         &self,
         py: Python<'_>,
@@ -199,7 +199,7 @@ impl Reranker {
     }
 }
 
-/// Returns the output that scores are computed from: the vectors of tokens of a late-interaction model or of BGE-M3, whose folder has
+/// Returns the output from which scores are computed. It is the token vectors for a late-interaction model and for BGE-M3, whose folder has
 /// a layer for them, and otherwise the logits of a cross-encoder.
 fn scored(folder: &Folder) -> Result<&'static str> {
     let layers = ["colbert_linear.safetensors", "colbert_linear.pt"];
@@ -211,8 +211,8 @@ fn scored(folder: &Folder) -> Result<&'static str> {
     })
 }
 
-/// Returns the best `top_k` documents as dicts. Documents of equal scores stay in order. `documents` are their texts, if they are
-/// returned.
+/// Returns the best `top_k` documents as dicts. Documents with equal scores keep their order. `documents` contains the texts if they are to
+/// be returned.
 pub fn ranked<'py>(
     py: Python<'py>,
     scores: &[f32],
@@ -234,7 +234,7 @@ pub fn ranked<'py>(
     entries.collect()
 }
 
-/// Copies a list of pairs, or one pair. A tuple or list of two texts is one pair, as for `CrossEncoder`.
+/// Copies a list of pairs, or a single pair. A tuple or list of two texts is a single pair, as for `CrossEncoder`.
 fn pairs_of(value: &Bound<'_, PyAny>) -> Result<(Vec<(String, String)>, bool)> {
     let first = value.get_item(0);
     if !value.is_instance_of::<PyString>()

@@ -1,4 +1,4 @@
-//! Signals, such as that of Ctrl-C, while a call computes without the GIL.
+//! Handling of signals, such as Ctrl-C, while a call computes without the GIL.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +6,10 @@ use pyo3::prelude::*;
 
 use crate::error::Result;
 
-/// Interval of the checks. Taking the GIL for each token would slow down generation beside other threads.
+/// Interval between checks. Acquiring the GIL for each token would slow down generation if other threads use Python.
 pub const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Runs Python's signal handlers from time to time.
+/// Runs Python's signal handlers at intervals.
 pub struct Signals {
     checked: Instant,
 }
@@ -21,16 +21,15 @@ impl Signals {
         }
     }
 
-    /// Runs the handlers of signals that arrived, if the last check is at least [`INTERVAL`] ago. The caller does not hold the
-    /// GIL.
+    /// Runs the handlers of pending signals if at least [`INTERVAL`] has passed since the last check. The caller must not hold the GIL.
     ///
     /// # Errors
-    /// The exception of a handler, usually `KeyboardInterrupt`.
+    /// Returns the exception of a handler, usually `KeyboardInterrupt`.
     pub fn check(&mut self) -> Result<()> {
         if self.checked.elapsed() < INTERVAL {
             return Ok(());
         }
-        // `None` while the interpreter shuts down, and other threads end.
+        // `None` while the interpreter shuts down, which also ends other threads.
         let checked = Python::try_attach(|py| py.check_signals());
         self.checked = Instant::now();
         Ok(checked.unwrap_or(Ok(()))?)

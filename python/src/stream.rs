@@ -1,4 +1,4 @@
-//! `TextStream`: an iterator over the parts of a text that is being generated.
+//! `TextStream`: an iterator over the parts of a text during generation.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,7 +12,7 @@ use crate::{
     signals::Signals,
 };
 
-/// Iterator over the parts of a generated text, as str. Together they are the text that `generate` returns.
+/// Iterator over the parts of a generated text, as str. Concatenated, they are the text that `generate` returns.
 #[pyclass(frozen, module = "gemmule")]
 pub struct TextStream {
     model: Arc<WritingModel>,
@@ -60,7 +60,7 @@ impl TextStream {
 }
 
 impl TextStream {
-    /// Computes steps until there is a part that later tokens cannot change.
+    /// Computes steps until a part of the text is final, because later tokens cannot change it.
     fn next(&self) -> Result<Option<String>> {
         let mut signals = Signals::new();
         let mut guard = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -98,7 +98,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns the part that has not been returned yet, if there is any.
+    /// Returns the final text that has not been returned yet, if there is any.
     fn part(&mut self, stops: &[String], is_done: bool) -> Option<String> {
         let end = match is_done {
             true => self.text.text.len(),

@@ -20,14 +20,14 @@ use crate::{
     signals::Signals,
 };
 
-/// Name of the prompt for queries.
+/// Names of prompts for queries, in order of preference.
 pub const QUERY: [&str; 1] = ["query"];
 /// Names of the prompts for documents, in order of preference, as in sentence-transformers.
 pub const DOCUMENT: [&str; 3] = ["document", "passage", "corpus"];
 
-/// Default maximum number of tokens of a batch on a CUDA device.
+/// Default maximum number of tokens per batch on a CUDA device.
 const BATCH_TOKENS: usize = 16_384;
-/// The same on a CPU, which gains nothing from larger batches. Signals are handled between batches.
+/// Default maximum number of tokens per batch on a CPU, where larger batches are not faster. Signals are handled between batches.
 const BATCH_TOKENS_ON_CPU: usize = 2048;
 
 /// Number of inputs that are tokenized between checks for signals.
@@ -40,7 +40,7 @@ pub struct TextModel {
     sessions: Sessions,
 }
 
-/// Sessions that no call uses. A new session allocates memory, and captures CUDA graphs on a device.
+/// Sessions that are not in use. Creating a session allocates memory and, on a CUDA device, captures CUDA graphs.
 #[derive(Default)]
 pub struct Sessions(Mutex<Vec<Session>>);
 
@@ -48,7 +48,7 @@ impl Sessions {
     /// Calls `f` with a session that no other call uses.
     ///
     /// # Errors
-    /// A session that cannot be created, and the errors of `f`.
+    /// Returns an error if a session cannot be created, and the errors of `f`.
     pub fn with<T>(&self, engine: &Engine, f: impl FnOnce(&mut Session) -> Result<T>) -> Result<T> {
         process::check()?;
         let free = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -64,10 +64,10 @@ impl Sessions {
 }
 
 impl TextModel {
-    /// Loads a model that computes one output, whose name `output` returns for the model's folder.
+    /// Loads a model that computes one output. `output` returns the name of this output for the model's folder.
     ///
     /// # Errors
-    /// The errors of [`Loading::load`] and of `output`, and a folder without a tokenizer.
+    /// Returns the errors of [`Loading::load`] and of `output`, and an error if the folder has no tokenizer.
     pub fn load(
         py: Python<'_>,
         loading: Loading,
@@ -91,11 +91,12 @@ impl TextModel {
         )
     }
 
-    /// Computes the result of each input, in batches of similar lengths, and returns them in the order of the inputs. `output`
+    /// Computes the result of each input, in batches of similar lengths, and returns the results in the order of the inputs. `output`
     /// returns the results of a batch, with a row for each sequence. `batch_tokens` limits the tokens of a batch.
     ///
     /// # Errors
-    /// Inputs that the tokenizer refuses, unknown prompts, batches that fail, and the exception of a signal handler.
+    /// Returns an error for inputs that the tokenizer refuses, unknown prompts and batches that fail, and the exception of a signal
+    /// handler.
     pub fn rows<'a>(
         &self,
         py: Python<'_>,
@@ -133,11 +134,11 @@ impl TextModel {
         })
     }
 
-    /// Computes an output with a row for each input, like [`rows`](Self::rows), and leaves it on the device. `width` returns the
-    /// number of values to keep of each row.
+    /// Computes an output with a row for each input, like [`rows`](Self::rows), but leaves it on the device. `width` returns the number of
+    /// values to keep of each row.
     ///
     /// # Errors
-    /// The errors of [`rows`](Self::rows) and of `width`. Values that are not finite are no error.
+    /// Returns the errors of [`rows`](Self::rows) and of `width`. Values that are not finite are not an error.
     pub fn device_rows<'a>(
         &self,
         py: Python<'_>,
@@ -176,10 +177,10 @@ impl TextModel {
         })
     }
 
-    /// Computes the vectors of the tokens of queries or documents, for late interaction.
+    /// Computes the token vectors of queries or documents, for late interaction.
     ///
     /// # Errors
-    /// The errors of [`rows`](Self::rows).
+    /// Returns the errors of [`rows`](Self::rows).
     pub fn token_vectors(
         &self,
         py: Python<'_>,
@@ -207,7 +208,7 @@ impl TextModel {
         })
     }
 
-    /// Calls `run` for each batch of similar lengths, with the indices of its sequences.
+    /// Calls `run` for each batch, with the indices of its sequences. A batch has sequences of similar lengths.
     fn each_batch(
         &self,
         encoded: &[Encoded],
@@ -225,8 +226,7 @@ impl TextModel {
         })
     }
 
-    /// Calls `take` with the outputs of each batch of similar lengths and the indices of its sequences, while the device computes the
-    /// next batch.
+    /// Calls `take` with the outputs of each batch and the indices of its sequences, while the device computes the next batch.
     fn each_output(
         &self,
         encoded: &[Encoded],
@@ -247,10 +247,10 @@ impl TextModel {
         last.map_or(Ok(()), take)
     }
 
-    /// Returns the first of the names that is a prompt of the folder, or the folder's default.
+    /// Returns the first of the names that is a prompt of the folder, or else the folder's default.
     ///
     /// # Errors
-    /// A folder with another pipeline for the texts of the first name, which every folder knows.
+    /// Returns an error if the first name selects a route of a Router that is not loaded.
     pub fn prompt_of(&self, names: &[&str]) -> Result<Prompt<'_>> {
         let folder = self.encoder.folder();
         if let Some(&first) = names.first() {
@@ -293,10 +293,10 @@ fn encoded<I: Sync>(
     Ok(encoded)
 }
 
-/// Returns the folder of an engine that was built from one.
+/// Returns the folder from which an engine was built.
 ///
 /// # Errors
-/// An engine that was built otherwise.
+/// Returns an error if the engine was not built from a folder.
 pub fn folder(engine: &Engine) -> Result<Folder> {
     match engine.folder() {
         Some(folder) => Ok(folder.clone()),
@@ -304,10 +304,10 @@ pub fn folder(engine: &Engine) -> Result<Folder> {
     }
 }
 
-/// Returns the prompt that two arguments choose.
+/// Returns the prompt that the two arguments select.
 ///
 /// # Errors
-/// Both arguments at once.
+/// Returns an error if both arguments are given.
 pub fn prompt<'a>(name: Option<&'a str>, text: Option<&'a str>) -> Result<Prompt<'a>> {
     match (name, text) {
         (None, None) => Ok(Prompt::Default),
@@ -325,7 +325,8 @@ fn no_room(n: usize) -> Error {
     )))
 }
 
-/// Returns the indices of the sequences of each batch, the longest first, so that a batch that needs too much memory fails early.
+/// Returns the indices of the sequences of each batch. The longest sequences come first, so that a batch that needs too much memory fails
+/// early.
 fn batches(encoded: &[Encoded], batch_tokens: usize) -> Vec<Vec<usize>> {
     let length = |index: usize| encoded[index].ids.len();
     let mut order: Vec<usize> = (0..encoded.len()).collect();

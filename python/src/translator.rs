@@ -18,9 +18,9 @@ use crate::{
 /// Translates texts.
 ///
 /// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or
-/// "cuda:N", and `dtype` "float32", "float16" or "bfloat16"; by default the first CUDA device in float16, or the CPU in float32.
-/// `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits, and `dequantize=True` dequantizes those of
-/// a quantized checkpoint. `kv_dtype="fp8"` stores keys and values in 8 bits. Several threads may use one object at once.
+/// "cuda:N". `dtype` is "float32", "float16" or "bfloat16". The default is the first CUDA device with float16, or the CPU with
+/// float32. `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits. `dequantize=True` dequantizes
+/// the weights of a quantized checkpoint. `kv_dtype="fp8"` stores keys and values in 8 bits. Several threads may use one object at once.
 #[pyclass(frozen, module = "gemmule")]
 pub struct Translator {
     model: WritingModel,
@@ -61,9 +61,9 @@ impl Translator {
 
     /// Translate texts.
     ///
-    /// Returns a str for a str, and a list of str for a list. A blank text has an empty translation. `source_lang` and
-    /// `target_lang` are names of languages in the model's tokenizer, and by default those of its folder. `options` are those of
-    /// `Generator.generate`; `max_new_tokens` is by default twice the tokens of the text plus 16.
+    /// Returns a str for a str, and a list of str for a list. A blank text has an empty translation. `source_lang` and `target_lang` are
+    /// language names of the model's tokenizer; the defaults are those of its folder. `options` are the options of `Generator.generate`.
+    /// The default of `max_new_tokens` is twice the number of tokens of the text, plus 16.
     #[pyo3(signature = (texts, *, source_lang=None, target_lang=None, **options))]
     fn translate<'py>(
         &self,
@@ -83,7 +83,7 @@ impl Translator {
         }
     }
 
-    /// Device that the model runs on, in words.
+    /// Description of the device that the model runs on.
     #[getter]
     fn device(&self) -> String {
         self.model.engine.device().to_string()
@@ -95,7 +95,7 @@ impl Translator {
         self.model.engine.program().cache_format().to_string()
     }
 
-    /// Precision of the products of linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4".
+    /// Precision of products in linear layers: "f32", "f16", "bf16", "fp8", "int8" or "int4".
     #[getter]
     fn precision(&self) -> &'static str {
         self.model.engine.precision().name()
@@ -129,7 +129,7 @@ impl Translator {
             params.rules.forced_first = Some(language);
         }
         params.decoder_start = pair.decoder_start.or(params.decoder_start);
-        // The first position is that of the start token.
+        // The start token takes one position.
         let positions = self.model.engine.limits().longest;
         let most = positions.map_or(usize::MAX, |n| n.saturating_sub(1) as usize);
         let requests = sources.into_iter().map(|(at, prompt)| {

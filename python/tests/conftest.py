@@ -1,4 +1,4 @@
-"""Folders of models, and the results of other implementations on them, which the Rust tests use, too."""
+"""Model folders and reference results of other implementations. The Rust tests use them, too."""
 
 import json
 import os
@@ -14,7 +14,7 @@ CHECKPOINTS = ROOT / "tests/checkpoints"
 
 
 def checkpoint(name):
-    """A small folder. `scripts/folders.py`, `train_writer.py` and `train_translator.py` make them."""
+    """A small model folder, made by `scripts/folders.py`, `train_writer.py` or `train_translator.py`."""
     return CHECKPOINTS / name
 
 
@@ -24,7 +24,7 @@ def runs(name):
 
 
 def written(name, file="written.json"):
-    """Prompts or sources, and the texts of transformers."""
+    """Prompts or source texts, and the results of transformers."""
     return json.loads((checkpoint(name) / file).read_text())
 
 

@@ -1,4 +1,4 @@
-"""The examples for Ray Data and Spark. Each is skipped without its package, which `make test-python` does not install."""
+"""The examples for Ray Data and Spark. A test is skipped if its package is missing; `make test-python` does not install them."""
 
 import importlib.util
 import os
@@ -38,7 +38,7 @@ def run(tmp_path, minilm, command, **variables):
 
 @pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="ray is not installed")
 def test_ray_data(tmp_path, minilm):
-    # Without GPUs, whose results are rounded to float16. Workers usually run at a low priority, and starve on a busy machine.
+    # Hide GPUs, because their results are rounded to float16. Workers usually run at a low priority, and would starve on a busy machine.
     variables = {"CUDA_VISIBLE_DEVICES": "", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     run(tmp_path, minilm, [sys.executable, ROOT / "examples/python/ray_data.py"], **variables)
 

@@ -1,4 +1,4 @@
-"""Arrays that stay on their device, here the CPU. `scripts/dlpack_on_cuda.py` checks a GPU with torch."""
+"""Arrays that stay on their device, which is the CPU here. `scripts/dlpack_on_cuda.py` checks a GPU with torch."""
 
 import gc
 
@@ -29,7 +29,7 @@ def test_vectors_are_shared_without_a_copy(embedder):
     assert copy.ctypes.data != views[0].ctypes.data
     for found in (*views, copy):
         np.testing.assert_allclose(found, expected, atol=2e-6)
-    # The views own the memory, too.
+    # The views keep the memory alive.
     del array
     gc.collect()
     noise = [np.full(expected.shape, 7, np.float32) for _ in range(20)]
@@ -65,7 +65,7 @@ def test_both_structures_of_dlpack_are_offered(embedder):
             array.__dlpack__(**options)
 
     class Old:
-        """A producer as numpy knew it before DLPack 1.0."""
+        """A producer with the protocol before DLPack 1.0."""
 
         def __dlpack__(self, **_):
             return array.__dlpack__()
@@ -113,7 +113,7 @@ def test_memory_is_freed_with_the_last_view():
         n_bytes = 400 * 60 * 32 * 4
         for nth in range(100):
             array = engine.run(ids, to="dlpack")["last_hidden_state"]
-            # A capsule that nobody takes, and one that numpy does.
+            # One capsule that is never consumed, and one that numpy consumes.
             array.__dlpack__(max_version=(1, 0))
             assert np.from_dlpack(array).nbytes == n_bytes
             if nth == 20:

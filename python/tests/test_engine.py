@@ -25,7 +25,7 @@ def test_outputs_are_returned_by_name(engine):
     assert hidden.shape == (lengths.sum(), 32) and hidden.dtype == np.float32
     expected = np.array(run["values"], np.float32).reshape(run["shape"])
     np.testing.assert_allclose(outputs["sentence_embedding"], expected, atol=1e-5)
-    # The tokens of each text lie one after another.
+    # The tokens of a text are contiguous.
     parts = np.split(hidden, np.cumsum(lengths)[:-1])
     means = np.stack([part.mean(axis=0) for part in parts])
     means /= np.linalg.norm(means, axis=1, keepdims=True)

@@ -46,7 +46,7 @@ def test_a_stream_can_be_left(writer):
     assert next(stream) == first
     del stream
     gc.collect()
-    # The model lives as long as a stream needs it.
+    # The stream keeps the model alive.
     stream = Generator(checkpoint("writer"), device="cpu").generate(PROMPT, stream=True, max_new_tokens=9)
     gc.collect()
     assert "".join(stream) == writer.generate(PROMPT, max_new_tokens=9)
@@ -57,7 +57,7 @@ def test_sampling_depends_on_the_seed_alone(writer):
     one = writer.generate(PROMPT, seed=1, **sample)
     assert one == writer.generate([PROMPT, "One"], seed=1, **sample)[0]
     assert one != writer.generate(PROMPT, seed=2, **sample)
-    # A parameter of sampling implies it.
+    # A sampling parameter implies `do_sample`.
     assert one == writer.generate(PROMPT, seed=1, temperature=1.5, top_k=0, max_new_tokens=40)
     assert writer.generate(PROMPT, seed=1, max_new_tokens=40) == writer.generate(PROMPT, seed=2, max_new_tokens=40)
     assert writer.generate(PROMPT, temperature=5.0, top_k=1, max_new_tokens=40) == writer.generate(
@@ -166,7 +166,7 @@ def test_groups_of_beams_differ(writer):
     greedy = writer.generate("Ben", max_new_tokens=24)
     together = writer.generate("Ben", num_beams=4, max_new_tokens=24)
     assert together != greedy
-    # The first of as many groups as beams is a greedy search, and the others keep away from its tokens.
+    # With one beam per group, the first group is a greedy search, and the other groups avoid its tokens.
     apart = {"num_beams": 4, "num_beam_groups": 4, "diversity_penalty": 5.0}
     assert writer.generate("Ben", max_new_tokens=24, **apart) == greedy
 
@@ -176,7 +176,7 @@ def test_a_cache_in_fp8_is_rounded(writer, translator):
     rounded = Generator(checkpoint("writer"), device="cpu", kv_dtype="fp8")
     assert rounded.kv_dtype == "e4m3"
     prompts = ["One cold morning Ben walked to the f", "Lily was bored, so", "The"]
-    # The trained model is sure of its words. Drawn from flatter probabilities, rounding changes some.
+    # The trained model is confident, so rounding does not change its texts. With a high temperature, rounding changes some tokens.
     assert rounded.generate(prompts) == writer.generate(prompts)
     plain, drawn = (model.generate(prompts, max_new_tokens=60, temperature=3.0) for model in (writer, rounded))
     assert plain != drawn

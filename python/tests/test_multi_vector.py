@@ -1,4 +1,4 @@
-"""Late interaction. The references are of PyLate, and for BGE-M3 of FlagEmbedding."""
+"""Late interaction. The references are from PyLate, and for BGE-M3 from FlagEmbedding."""
 
 import json
 
@@ -35,7 +35,7 @@ def test_vectors_and_scores_are_those_of_pylate(name):
     scores = encoder.similarity(encoder.encode(queries), encoder.encode(documents, is_query=False))
     assert scores.dtype == np.float32 and scores.shape == (len(queries), len(documents))
     np.testing.assert_allclose(scores, want["scores"], atol=1e-4)
-    # A reranker scores by the same vectors.
+    # A reranker computes scores from the same vectors.
     reranker = Reranker(checkpoint(name), device="cpu")
     pairs = [(query, document) for document in documents for query in queries]
     found = reranker.predict(pairs)

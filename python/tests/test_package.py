@@ -64,7 +64,7 @@ def test_the_examples_run():
 
 
 def test_nvrtc_of_the_wheel_is_found(tmp_path):
-    """A folder on the path as pip installs the wheel `nvidia-cuda-nvrtc`."""
+    """A folder on the path with the layout of the installed wheel `nvidia-cuda-nvrtc`."""
     library = tmp_path / "nvidia/cu13/lib/libnvrtc.so.13"
     library.parent.mkdir(parents=True)
     library.touch()

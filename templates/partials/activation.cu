@@ -1,5 +1,5 @@
-// Activations of f32 values. PRECISE selects the built-in functions, for f32 outputs. Otherwise outputs are rounded to 16 bits, for
-// which approximations suffice.
+// Activations of f32 values. PRECISE selects the built-in functions, for f32 outputs. Otherwise outputs are rounded to 16 bits, for which
+// approximations are sufficient.
 constexpr bool PRECISE = {{ precise }};
 
 // max(x, 0) that propagates NaN, like the other activations.
@@ -15,12 +15,12 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-// Both GELUs are x·P(x) with P(-t) = 1 - P(t), so that x·P(x) = max(x, 0) - t·P(-t) with t = |x|. log2 P(-t) is smooth, and is
-// approximated by a polynomial in the form with the fewest multiply-adds (each takes an issue slot from concurrent MMAs). The
-// approximation is minimax in units of max(ulp of an f16 result, 2^-16). This preserves the relative accuracy of results above
-// 2^-6, including negative ones, for which 1 + erf or 1 + tanh would cancel. Both polynomials decrease monotonically for large t, so
-// no clamp is needed. An infinite x gives NaN. Rounded to f16, results of at least 2^-6 have an error of at most 0.68 ulp, and
-// smaller ones of at most 6.5e-6.
+// Both GELUs are x·P(x) with P(-t) = 1 - P(t). Therefore x·P(x) = max(x, 0) - t·P(-t) with t = |x|. log2 P(-t) is smooth. It is
+// approximated by a polynomial in the form with the fewest multiply-adds, because each of them takes an issue slot from concurrent MMAs.
+// The approximation is minimax in units of max(ulp of an f16 result, 2^-16). This preserves the relative accuracy of results above 2^-6,
+// including negative ones, for which 1 + erf or 1 + tanh would cancel. Both polynomials decrease monotonically for large t, so no clamp is
+// needed. An infinite x gives NaN. After rounding to f16, results of at least 2^-6 have an error of at most 0.68 ulp, and smaller results
+// have an error of at most 6.5e-6.
 //
 // GELU, P(-t) = erfc(t/√2)/2: error of at most 0.18 such units.
 __device__ __forceinline__ float gelu_exact(float x) {

@@ -6,7 +6,7 @@ __device__ __forceinline__ unsigned int shared_address(const void* pointer) {
     return address;
 }
 
-// Copies BYTES bytes, to which both addresses are aligned. If not `inside`, writes zeros and reads nothing. cp.async copies at least 4
+// Copies BYTES bytes. Both addresses are aligned to BYTES. If not `inside`, writes zeros and reads nothing. cp.async copies at least 4
 // bytes, so 2 bytes are copied synchronously.
 template <int BYTES>
 __device__ __forceinline__ void copy_async(unsigned int to, const void* from, bool inside) {
@@ -23,12 +23,12 @@ __device__ __forceinline__ void copy_async(unsigned int to, const void* from, bo
     }
 }
 
-// Commits this thread's copies as a group, which may be empty.
+// Commits this thread's copies as a group. The group may be empty.
 __device__ __forceinline__ void copy_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits until at most PENDING of this thread's newest groups are in flight.
+// Waits until at most the last PENDING groups of this thread are in flight.
 template <int PENDING> __device__ __forceinline__ void copy_wait() {
     asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
 }

@@ -3,11 +3,11 @@
 {% endif %}// Effect of a key's distance from its query (key position minus query position) on the score of a head{% if capped %}, after its soft cap{% endif %}.
 class ByDistance {
 public:
-{% if bias == "table" %}    // Takes the biases of all heads.
+{% if bias == "table" %}    // Receives the biases of all heads.
     __device__ __forceinline__ ByDistance(const {{ storage }}* biases, unsigned int head)
         : of_head(biases + static_cast<unsigned long long>(head) * (2 * REACH + 1) + REACH) {}
 
-{% elif bias == "slopes" %}    // Takes the slopes of all heads.
+{% elif bias == "slopes" %}    // Receives the slopes of all heads.
     __device__ __forceinline__ ByDistance(const {{ storage }}* slopes, unsigned int head) : slope(-LOG2_E * to_float(slopes[head])) {}
 
 {% endif %}    // Returns the score of a key{% if adjusts %}, times log2(e){% endif %}; −∞ for keys that are not attended to.

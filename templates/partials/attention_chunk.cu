@@ -1,4 +1,4 @@
-// Starts copying (cp.async) the first `bytes` of 16 bytes. The others become zeros and are not read. Both addresses are multiples
+// Starts copying (cp.async) the first `bytes` of 16 bytes. The remaining bytes become zeros and are not read. Both addresses are multiples
 // of 16.
 __device__ __forceinline__ void copy_bytes(unsigned int to, const Element* from, unsigned int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");

@@ -2,8 +2,8 @@ __device__ __forceinline__ unsigned int shared_address(const void* pointer) {
     return static_cast<unsigned int>(__cvta_generic_to_shared(pointer));
 }
 
-// Starts copying (cp.async) rows first .. first + rows of a sequence whose row 0 is at `source`. Rows from `length` on become zeros.
-// `source` itself is always readable; it replaces addresses that are not read.
+// Starts copying (cp.async) rows first .. first + rows of a sequence whose row 0 is at `source`. Rows from `length` on become zeros. For
+// these, the copy uses the address `source`, which is always valid, but does not read it.
 template <unsigned long long STRIDE>
 __device__ __forceinline__ void copy_rows(unsigned int to, const Element* source,
                                           unsigned int first, unsigned int rows,
@@ -24,7 +24,7 @@ __device__ __forceinline__ void commit_copies() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits until at most PENDING of this thread's committed groups are in flight.
+// Waits until at most the last PENDING committed groups of this thread are in flight.
 template <int PENDING> __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }

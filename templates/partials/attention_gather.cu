@@ -2,18 +2,18 @@ constexpr unsigned int GATHER_WARPS = 4 / PIPELINES;               // producer w
 constexpr unsigned int GATHERERS = GATHER_WARPS * 32;
 constexpr unsigned int ROW_CHUNKS = HEAD / 8;                      // 16-byte chunks per row
 constexpr unsigned int PASS = 32 / ROW_CHUNKS;                     // rows that a warp copies at once
-constexpr unsigned int WARP_ROWS = KEYS / GATHER_WARPS;            // neighbouring rows of a tile that a warp copies
+constexpr unsigned int WARP_ROWS = KEYS / GATHER_WARPS;            // consecutive rows of a tile that a warp copies
 static_assert(KEYS % GATHER_WARPS == 0 && WARP_ROWS % PASS == 0 && WARP_ROWS <= 32, "a lane for each row's slot");
 static_assert(STRIDE % HEAD == 0, "rows of a cache have numbers");
 static_assert(STAGES > 2, "a consumer needs the next stage's keys before it empties a stage, while one is on its way");
 
-// Raises the expected transaction bytes of the current phase, without an arrival.
+// Raises the expected transaction bytes of the current phase without arriving.
 __device__ __forceinline__ void barrier_expect(unsigned int barrier, unsigned int bytes) {
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Waits for this thread's copies except the last PENDING groups, and arrives at the full barrier of stage `at`. WGMMA reads through the
-// async proxy, so a thread has to fence its copies first and cannot use cp.async.mbarrier.arrive.
+// Waits for this thread's copies except the last PENDING groups, and arrives at the full barriers of stage `at`. WGMMA reads through the
+// async proxy, so a thread has to fence its copies before it arrives, and cannot use cp.async.mbarrier.arrive.
 template <int PENDING> __device__ __forceinline__ void arrive_full(const SharedStorage& smem, unsigned int at) {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
     fence_for_copies();
@@ -21,8 +21,8 @@ template <int PENDING> __device__ __forceinline__ void arrive_full(const SharedS
     barrier_arrive(smem.full_values(at));
 }
 
-// The producer warps of a pipeline: they load Q with TMA, and gather rows of K and V by their slots in the cache. Rows past the last
-// key become zeros.
+// The producer warps of a pipeline. They load Q with TMA, and gather rows of K and V by their slots in the cache. Rows past the last key
+// become zeros.
 __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorMap& q, const Element* keys,
                                         const Element* values, const int* slots, const int* slot_starts,
                                         const int* key_lens, TileScheduler& scheduler, PersistentSchedule& schedule) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorM
         tile.keys = tile.length == 0 ? 0 : __ldg(key_lens + tile.sequence);
         const int* own = slots + (tile.length == 0 ? 0 : __ldg(slot_starts + tile.sequence)) + warp_row;
         const unsigned int n_keys = tile.keys_of(ROWS);
-        // Index of the cache row, counted for the head, that lane l copies as the l-th of the warp's rows.
+        // Index of the cache row that lane l copies as the l-th of the warp's rows. Indices count rows of HEAD elements.
         const auto row_from = [&](unsigned int key) {
             if (lane >= WARP_ROWS || key + warp_row + lane >= n_keys) return NONE;
             const unsigned int slot = __ldg(own + key + lane);
@@ -62,9 +62,9 @@ __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorM
             }
         }
         __syncwarp();
-        unsigned int on_its_way = 0;  // the previous stage, which is in flight
+        unsigned int on_its_way = 0;  // index of the previous stage, whose copies are in flight
         for (unsigned int key = 0; key < n_keys; key += KEYS) {
-            const unsigned int next_rows = row_from(key + KEYS);  // available when the next stage is empty
+            const unsigned int next_rows = row_from(key + KEYS);  // loaded early, so that it is available when the next stage is empty
             if (key > 0) barrier_wait(smem.empty(stage.index), stage.phase ^ 1);
 #pragma unroll 2
             for (unsigned int i = 0; i < WARP_ROWS; i += PASS) {

@@ -1,21 +1,22 @@
-// Layout of the scores and of the softmax partials of a batch. `pairs` is the sum of squared lengths of the preceding sequences, and
-// `tokens` the sum of their lengths. The sums over the whole batch are the stride of a head. Quotients of sums instead of sums
-// of quotients leave gaps between sequences, but need no prefix sum: a sequence of n tokens has room for at least n rows.
+// Layout of the scores and the softmax partials of a batch. `pairs` is the sum of the squared lengths of the preceding sequences, and
+// `tokens` is the sum of their lengths. The start computed from the sums of the whole batch is the stride of a head. A start is computed
+// from a quotient of sums rather than a sum of quotients. This leaves gaps between sequences, but needs no prefix sum: a sequence of n
+// tokens has room for at least n rows.
 {% include "partials/attention_key_tiles.cu" %}
 
-// Row pitch of n scores. Each row starts at a multiple of 16 bytes.
+// Row pitch of n scores. Each row starts at a multiple of 8 scores (16 bytes).
 __device__ __forceinline__ unsigned int score_pitch(unsigned int n) { return (n + 7) / 8 * 8; }
 
 __device__ __forceinline__ unsigned long long score_start(unsigned long long pairs, unsigned long long tokens) {
     return pairs / 8 * 8 + tokens * 8;
 }
 
-// A row has a partial (row maximum, row sum) for each key tile.
+// A row has one partial (row maximum and row sum) per key tile.
 __device__ __forceinline__ unsigned long long partial_start(unsigned long long pairs, unsigned long long tokens) {
     return pairs / KEY_TILE + tokens;
 }
 
-// Index of the first score of a head and sequence; partials_of is the equivalent for partials.
+// Index of the first score of a head and sequence. partials_of returns the same for partials.
 __device__ __forceinline__ unsigned long long scores_of(unsigned int head, unsigned int sequence, unsigned int batch,
                                                         const int* __restrict__ cu_lens,
                                                         const long long* __restrict__ pair_offsets) {

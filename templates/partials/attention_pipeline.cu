@@ -1,10 +1,10 @@
 {% include "partials/attention_wgmma_tile.cu" -%}
-constexpr unsigned int ARRIVALS = {{ arrivals }};  // of producer threads, at a full barrier
+constexpr unsigned int ARRIVALS = {{ arrivals }};  // arrivals of producer threads at a full barrier
 constexpr unsigned int RECORD = {{ record }};  // bytes of the tile record that the scheduler passes to consumers
 constexpr unsigned int ONES_BYTES = ONES ? 16 * ROW_BYTES : 0;
 
-// Shared memory and barriers of a pipeline. A K/V stage has a full barrier for its keys, one for its values, and an empty barrier. A Q
-// stage has an empty barrier and the scheduler's tile. Its queries arrive with the first keys.
+// Shared memory and barriers of a pipeline. A K/V stage has a full barrier for its keys, another for its values, and an empty barrier. A Q
+// stage has an empty barrier and the scheduler's tile. The queries arrive with the first keys, on the same barrier.
 struct SharedStorage {
     static constexpr unsigned int TENSOR_BYTES = Q_STAGES * CONSUMERS * Q_BYTES + STAGES * 2 * TILE_BYTES;
     static constexpr unsigned int BARRIER_BYTES = (Q_STAGES * (RECORD + 8) + STAGES * 24 + 15) / 16 * 16;
@@ -48,7 +48,7 @@ struct SharedStorage {
     }
 };
 
-// Stage index and phase parity in a ring of COUNT stages.
+// Stage index and phase parity of a ring with COUNT stages.
 template <unsigned int COUNT> struct PipelineState {
     unsigned int index = 0, phase = 0;
     __device__ __forceinline__ void advance() {

@@ -1,9 +1,9 @@
-// Tiles of a pipeline: every PIPELINES · gridDim.x-th one, alternately from the front and from the back of a round, so that no
-// pipeline gets the longest sequence of every round.
+// Tiles of a pipeline: every PIPELINES · gridDim.x-th tile. Rounds are traversed alternately forwards and backwards, so that no pipeline
+// gets the longest sequence of every round.
 struct PersistentSchedule {
     unsigned int pipeline, pipelines, end, from = 0;
     bool backwards = false;
-{% if causal %}    unsigned int past = 0;  // keys before the sequence of this lane's number, in a batch of at most 32
+{% if causal %}    unsigned int past = 0;  // keys before the sequence with this lane's index, in a batch of at most 32
 {% endif %}
     __device__ __forceinline__ PersistentSchedule(unsigned int tokens, unsigned int batch, unsigned int pipeline)
         : pipeline(pipeline * gridDim.x + blockIdx.x), pipelines(PIPELINES * gridDim.x),

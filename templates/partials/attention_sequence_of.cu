@@ -1,4 +1,4 @@
-// Binary search: index of the last of `n` ascending starts (the first is 0) that is at or before `position`.
+// Binary search: index of the last of `n` ascending starts that is at or before `position`. The first start is 0.
 template <typename Index>
 __device__ __forceinline__ unsigned int sequence_of(const Index* __restrict__ starts, unsigned int n,
                                                     unsigned long long position) {

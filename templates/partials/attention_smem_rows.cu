@@ -1,5 +1,5 @@
-// Rows of a head in shared memory: ROW_CHUNKS chunks of 16 bytes, of which the first HEAD_CHUNKS are copied and the rest are zeros,
-// plus one chunk of padding. With an odd number of chunks in PITCH, ldmatrix reads eight rows without bank conflicts.
+// Rows of a head in shared memory. A row has ROW_CHUNKS chunks of 16 bytes, plus one chunk of padding. The first HEAD_CHUNKS chunks are
+// copied, and the others are zeros. PITCH is an odd number of chunks, so ldmatrix reads eight rows without bank conflicts.
 constexpr unsigned int PER_CHUNK = 16 / sizeof(Element);
 constexpr unsigned int HEAD_CHUNKS = HEAD / PER_CHUNK;
 constexpr unsigned int ROW_CHUNKS = ROW / PER_CHUNK;

@@ -8,7 +8,7 @@ struct Tile {
 {% endif %}
     __device__ __forceinline__ unsigned int all_keys() const { return {% if cached %}keys{% else %}length{% endif %}; }
 
-    // Number of keys before query `row` (relative to the sequence) that it attends to.
+    // Number of keys that precede query `row` (relative to the sequence) and that it attends to.
     __device__ __forceinline__ unsigned int keys_before(unsigned int row) const { return all_keys() - length + row; }
 
     // Number of keys that the first `rows` queries of the tile attend to.
@@ -17,13 +17,13 @@ struct Tile {
     }
 };
 
-// Maps a tile index to a query tile of the batch; every warp searches on its own. In a batch of at most 32 sequences, each lane
-// has one sequence and counts the tiles before it: indices have no gaps, and the longest sequence may come first.
-// Larger batches are numbered as in partials/attention_tile.cu: sequence b begins at start(b) / ROWS + b.
+// Maps a tile index to a query tile of the batch. Every warp searches separately. In a batch of at most 32 sequences, each lane has one
+// sequence and counts the tiles before it. Indices then have no gaps, and the longest sequence may come first. Larger batches are numbered
+// as in partials/attention_tile.cu: sequence b begins at start(b) / ROWS + b.
 //
-// This code runs before griddepcontrol.wait. Offsets are batch data. A run's first kernel begins after their upload, and a later
-// kernel's CTAs begin once all CTAs of its predecessor have begun, hence later still. The next run's upload begins after this
-// run's last kernel, which waited for all kernels before it.
+// This code runs before griddepcontrol.wait, and reads offsets, which are batch data. This is safe for two reasons. The first kernel of a
+// run begins after the upload of the offsets, and the CTAs of a later kernel begin only after all CTAs of the preceding kernel have begun.
+// The next run's upload begins after this run's last kernel, which has waited for all kernels before it.
 class TileScheduler {
 public:
     __device__ __forceinline__ TileScheduler(const int* __restrict__ cu_lens, unsigned int batch)
@@ -31,13 +31,13 @@ public:
         if (batch <= 32) load_lengths(0, batch);
     }
 {% if causal %}
-    // Like `at`, for tiles in descending order of their keys, so that a grid's last round consists of short tiles. `past` is the number
-    // of keys before this lane's sequence.
+    // Like `at`, but with tiles in descending order of their number of keys, so that the last round of a grid consists of short tiles.
+    // `past` is the number of keys before this lane's sequence.
     __device__ __forceinline__ Tile by_keys(unsigned int index, unsigned int past) {
         if (batch > 32) return at(index);
         constexpr unsigned int ALL = 0xffffffff;
         const unsigned int tile_index = index / HEADS;
-        // Keys of this lane's tiles, in steps of ROWS: one tile has `least`, the next has one more.
+        // Numbers of keys of this lane's tiles, in steps of ROWS. They are consecutive, starting with `least`.
         const unsigned int least = past / ROWS, tiles = tiles_of(length), end = least + tiles;
         const auto with_at_least = [&](unsigned int steps) {
             return __reduce_add_sync(ALL, min(tiles, end - min(end, steps)));
@@ -51,7 +51,7 @@ public:
             if (with_at_least(middle) > tile_index) steps = middle; else more = middle;
         }
         const unsigned int nth = tile_index - with_at_least(steps + 1);
-        const bool owns = steps - least < tiles;  // unsigned: fewer steps than `least` wrap
+        const bool owns = steps - least < tiles;  // unsigned: the difference wraps if `steps` is below `least`
         const unsigned int owners = __ballot_sync(ALL, owns), before_lane = (1u << threadIdx.x % 32) - 1;
         const unsigned int owner_lane = __ffs(__ballot_sync(ALL, owns && __popc(owners & before_lane) == nth)) - 1;
         tile.start = __shfl_sync(ALL, start, owner_lane);
@@ -74,10 +74,10 @@ public:
         before -= own;
     }
 
-    // Longest processing time first, so that the tail of the grid is short.
+    // Sorts sequences by longest processing time first, so that the tail of the grid is short.
     __device__ __forceinline__ void longest_first() {
         if (batch > 32) return;
-        // One branch-free comparison orders by length, then by position.
+        // A single branch-free comparison orders by length, then by position.
         const unsigned int key = length * 32 + 31 - threadIdx.x % 32;
         before = 0;
 #pragma unroll 4
@@ -100,11 +100,11 @@ public:
         }
     }
 
-    // Tile `index / HEADS` for head `index % HEADS`.
+    // Returns tile `index / HEADS` of head `index % HEADS`.
     __device__ __forceinline__ Tile at(unsigned int index) {
         const unsigned int tile_index = index / HEADS;
         if (batch > 32) narrow(tile_index);
-        // Unsigned: an index before the sequence's first tile wraps beyond its last tile.
+        // Unsigned: an index before the sequence's first tile wraps to an index after its last tile.
         const unsigned int owners = __ballot_sync(0xffffffff, tile_index - before < tiles_of(length));
         const unsigned int owner_lane = owners == 0 ? 0 : __ffs(owners) - 1;
         Tile tile;
@@ -120,7 +120,7 @@ public:
 private:
     const int* __restrict__ cu_lens;
     unsigned int batch;
-    unsigned int start, length, before;  // this lane's sequence: first token, tokens, and tiles before its first
+    unsigned int start, length, before;  // this lane's sequence: first token, number of tokens, number of tiles in preceding sequences
 {% if cached %}    unsigned int first_sequence;         // sequence of lane 0
 {% endif %}
     static __device__ __forceinline__ unsigned int tiles_of(unsigned int length) { return (length + ROWS - 1) / ROWS; }
@@ -133,7 +133,7 @@ private:
 {% if cached %}        first_sequence = sequence;
 {% endif %}    }
 
-    // Narrows the batch down to 32 sequences, one of which has the tile.
+    // Narrows the batch down to 32 sequences that contain the tile.
     __device__ __forceinline__ void narrow(unsigned int index) {
         const unsigned int lane = threadIdx.x % 32;
         unsigned int sequence = 0, span = batch;

@@ -1,8 +1,8 @@
-// Problem visitor of a grouped GEMM whose problems are the heads of all sequences. CTAs are persistent and take every gridDim.x-th
-// tile. The 32 lanes of a warp find the CTA's next 32 tiles at once and return them one by one (ByteTransformer, figure 7). All
-// warps of a CTA see the same tiles.
+// Problem visitor of a grouped GEMM whose problems are the heads of all sequences. CTAs are persistent and process every gridDim.x-th tile.
+// The 32 lanes of a warp find the next 32 tiles of the CTA at once and return them one by one (ByteTransformer, figure 7). All warps of a
+// CTA find the same tiles.
 constexpr unsigned int HEADS = {{ heads }};
-constexpr bool TILE_KEYS = {{ tile_keys }};  // whether a tile is ROWS queries by KEY_TILE keys instead of by all keys
+constexpr bool TILE_KEYS = {{ tile_keys }};  // whether a tile has KEY_TILE keys rather than all keys
 
 constexpr unsigned int ALL = 0xffffffffu;
 
@@ -30,7 +30,7 @@ private:
     using Count = unsigned long long;
 
     unsigned int visited = 0;  // number of tiles returned so far
-    Tile ahead;                // this lane's tile; its sequence is `batch` if there is none
+    Tile ahead;                // this lane's tile; its sequence is `batch` if there is no tile
 
     static __device__ __forceinline__ Count tiles_of_head(unsigned int length) {
         const Count rows = (length + ROWS - 1) / ROWS;
@@ -54,7 +54,7 @@ private:
             }
             inclusive += before;
             const Count end = __shfl_sync(ALL, inclusive, 31);
-            // Binary search over the lanes: all sequences before the owner end at or before `number`.
+            // Binary search over the lanes for the tile's sequence. The tiles of all sequences before it end at or before `number`.
             unsigned int owner = 0;
 #pragma unroll
             for (unsigned int step = 16; step > 0; step /= 2) {

@@ -1,8 +1,8 @@
-// WGMMAs of attention: 64 queries by KEYS, and by HEAD. Warp w of a warpgroup has rows 16w to 16w + 15. Lane l holds acc[4j + e] for
-// row l / 4 + e / 2 · 8 and column 8j + l % 4 · 2 + e % 2.
+// WGMMAs of attention for 64 queries: q · kᵀ with KEYS columns, and p · v with HEAD columns. Warp w of a warpgroup has rows 16w to 16w +
+// 15. Lane l holds acc[4j + e] for row l / 4 + e / 2 · 8 and column 8j + l % 4 · 2 + e % 2.
 
-// Descriptor of rows of COLUMNS elements in shared memory, swizzled according to their length in bytes. `next_box` is the stride
-// to the next COLUMNS columns, for an operand whose columns are the N extent.
+// Descriptor of rows of COLUMNS elements in shared memory. The swizzle depends on their length in bytes. `next_box` is the stride to the
+// next COLUMNS columns, for an operand whose columns are the N dimension.
 __device__ __forceinline__ unsigned long long smem_descriptor(unsigned int address, unsigned int next_box) {
     constexpr unsigned long long SWIZZLE = COLUMNS == 64 ? 1 : 2, EIGHT_ROWS = 8 * ROW_BYTES >> 4;
     return SWIZZLE << 62 | EIGHT_ROWS << 32 | (next_box >> 4 << 16 | address >> 4);  // shared addresses have 18 bits
@@ -16,7 +16,7 @@ __device__ __forceinline__ unsigned int swizzled(unsigned int row, unsigned int 
     return (chunk / PER_ROW * N + row) * ROW_BYTES + (chunk % PER_ROW ^ mask) * 16;
 }
 
-// TMA load of a head's rows from `row` on. Its boxes, from index `box` on, are stored one after another in shared memory.
+// TMA load of a head's rows from `row` on. The boxes of the head begin at index `box`, and are stored one after another in shared memory.
 __device__ __forceinline__ void load_boxes(unsigned int to, const TensorMap& from, int box, int row,
                                            unsigned int barrier) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -37,7 +37,7 @@ __device__ __forceinline__ void wgmma_ss(float (&acc)[SCORES], unsigned long lon
                  : "l"(queries), "l"(keys), "r"(accumulate));
 }
 
-// acc = p · v, or acc += p · v if `accumulate`, over 16 keys. P is in registers, V in shared memory with keys as rows.
+// acc = p · v, or acc += p · v if `accumulate`, over 16 keys. P is in registers. V is in shared memory, with one key per row.
 __device__ __forceinline__ void wgmma_rs(float (&acc)[ACC], const unsigned int (&p)[4], unsigned long long values,
                                          int accumulate) {
     asm volatile("{\n"
@@ -51,7 +51,7 @@ __device__ __forceinline__ void wgmma_rs(float (&acc)[ACC], const unsigned int (
                  : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(values), "r"(accumulate));
 }
 
-// Keeps the compiler from moving reads of WGMMA results before the wait for them (CUTLASS: warpgroup_fence_operand).
+// Prevents the compiler from moving reads of WGMMA results before the wait for them (CUTLASS: warpgroup_fence_operand).
 template <int N> __device__ __forceinline__ void warpgroup_fence_operand(float (&acc)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(acc[i])::"memory");
@@ -83,7 +83,7 @@ __device__ __forceinline__ void write_e4m3_chunk(unsigned char* to, const unsign
     return y;
 }
 
-// Has an error of at most 1 ulp.
+// Reciprocal with an error of at most 1 ulp.
 __device__ __forceinline__ float reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

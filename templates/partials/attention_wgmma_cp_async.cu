@@ -1,8 +1,8 @@
-// Loads by all 128 threads of a CTA (cp.async). Unlike TMA boxes, they write zeros for rows past the sequence's end, so that no tail of
-// V has to be cleared, and the first load does not wait for a tensor map.
+// Loads by all 128 threads of a CTA (cp.async). Unlike TMA boxes, they write zeros for rows past the sequence's end, so the tail of V does
+// not have to be cleared. The first load does not wait for a tensor map.
 
-// Copies N rows, `stride` elements apart, to swizzled rows in shared memory. Rows from `valid` on become zeros. The loop order gives a
-// thread the same chunk of each of its rows, so that its addresses differ by constants.
+// Copies N rows, `stride` elements apart, to swizzled rows in shared memory. Rows from `valid` on become zeros. In this loop order, a
+// thread copies the same chunk of each of its rows, so that its addresses differ by constants.
 template <unsigned int N>
 __device__ __forceinline__ void copy_rows(unsigned int to, const Element* from, unsigned int stride, unsigned int valid) {
     constexpr unsigned int CHUNKS = ROW_BYTES / 16;  // 16-byte chunks of a row in a box

@@ -7,13 +7,14 @@
             int n_taken = 0;
             for (int other = 0; other < first; ++other) n_taken += state[other / of_group * of_group] != DONE && token[other] == id;
             if (n_taken > 0 && !is_forced) {
-                // The rules are applied before the diversity penalty, so a token scaled by the repetition penalty loses the same multiple of it.
+                // The rules are applied before the diversity penalty. For a token scaled by the repetition penalty, the diversity penalty
+                // is scaled by the same factor.
                 bool is_there = false;
                 const int* there = tokens_before + start_of[beam];
                 for (int j = 0; request.repetition_penalty != 1.0f && j < n_known; ++j) is_there |= there[j] == id;
                 x -= n_taken * request.diversity * (is_there ? request.repetition_penalty : 1.0f);
             }
-            // 28 bits suffice for a token of any vocabulary.
+            // 28 bits are enough for the token ids of any vocabulary.
             const unsigned int lower = static_cast<unsigned int>(beam) << 28 | static_cast<unsigned int>(id);
             numbers[n_ahead[beam] - begin + i] = static_cast<unsigned long long>(key_of(x + running[beam])) << 32 | (0xffffffffu - lower);
         }

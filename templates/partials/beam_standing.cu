@@ -1,4 +1,4 @@
-        // Determines the beams that continue, the sequences that end now, and the best of these and of those that ended before.
+        // Determines the beams that continue, the sequences that end now, and the best of all sequences that have ended.
         const int m = min(n_kept, n_all);
         int n_ended = 0;
         for (int i = 0; i < of_group; ++i) n_ended += ended[first + i] != 0;
@@ -12,7 +12,8 @@
         if (thread < m) {
             bool just_ended = (ends[thread] || is_last) && thread < of_group;
             if (request.n_groups > 1 && !ends[thread]) {
-                // In the last step with several groups, continuing beams end too, unless the group is already full without them.
+                // In the last step with several groups, beams that continue also end, unless enough sequences of the group end without
+                // them.
                 int n_full = n_ended, n_open = 0;
                 for (int i = 0; i < min(m, of_group); ++i) n_full += ends[i];
                 for (int i = 0; i < thread; ++i) n_open += !ends[i];
@@ -75,7 +76,7 @@
                 are_all_ended &= next_ended[i] != 0;
                 worst = fminf(worst, next_best[i]);
             }
-            // With several groups, the best candidate counts even if it ends.
+            // With several groups, the score of the best candidate counts even if this candidate ends.
             const float possible = (request.n_groups > 1 ? kept_score[0] : running[first]) / norms[1];
             bool is_beaten = true, goes_on = false;
             for (int i = 0; i < of_group; ++i) {

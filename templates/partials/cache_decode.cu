@@ -1,5 +1,6 @@
 {%- set pair = "f16" %}{% if storage == "bf16" %}{% set pair = "bf16" %}{% endif -%}
-// Conversion of a cache's E4M3 elements to {{ pair }}, which represents all of them. `low` has the first two of four, and `high` the others.
+// Converts four E4M3 elements of a cache to {{ pair }}, which represents them exactly. `low` receives the first two elements, and `high`
+// the others.
 __device__ __forceinline__ void unpack_e4m3(unsigned int word, unsigned int& low, unsigned int& high) {
 #if __CUDA_ARCH__ >= 890
     asm("{\n"
@@ -17,16 +18,16 @@ __device__ __forceinline__ void unpack_e4m3(unsigned int word, unsigned int& low
     }
 {%- endif %}
 #else
-    // Each element is in the upper byte of a half. An addition carries from the exponent and mantissa of NaN only, which then gets
-    // the exponent of NaN.
+    // Each element is in the upper byte of a half. The addition carries only for a NaN, whose exponent and mantissa are all ones. It then
+    // sets the exponent of a NaN.
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const unsigned int bits = __byte_perm(word, 0, i == 0 ? 0x1404 : 0x3424), sign = bits & 0x80008000;
 {%- if pair == "f16" %}
-        // The bits of E4M3 in an f16 are the value times 2⁻⁸.
+        // The bits of an E4M3 value, read as an f16, are the value times 2⁻⁸.
         const unsigned int magnitude = bits >> 1 & 0x3f803f80, nan = (magnitude + 0x00800080) & 0x40004000;
 {%- else %}
-        // The bits of E4M3 in a bf16 are the value times 2⁻¹²⁰.
+        // The bits of an E4M3 value, read as a bf16, are the value times 2⁻¹²⁰.
         const unsigned int magnitude = bits >> 4 & 0x07f007f0, nan = ((magnitude + 0x00100010) & 0x08000800) * 15;
 {%- endif %}
         unsigned int& to = i == 0 ? low : high;

@@ -1,6 +1,6 @@
     if (fits) {
         const unsigned int n = n_found;
-        // Each candidate is compared with all others by several neighbouring lanes. The first of them keeps the result.
+        // Several neighbouring lanes compare a candidate with all others. The first of these lanes keeps the result.
         const unsigned int lookers = lookers_of(n), nth_looker = thread % lookers;
         Mass own = 0;
 #pragma unroll
@@ -12,14 +12,14 @@
             for (unsigned int j = nth_looker; j < n; j += lookers) greater += keys[j] > key;
             greater = sum_of_lookers(greater, lookers);
             if (at >= n || nth_looker > 0) continue;
-            // Candidates equal to the k-th largest are kept.
+            // All candidates equal to the k-th largest are kept.
             masses[at] = top_k == 0 || greater < top_k ? mass_of(probability(of_key(key))) : 0;
             own += masses[at];
         }
         own = all_reduce<Added>(own, parts);
         if (top_k > 0 || n_forced > 0) all = own;
         const Mass needed = is_nucleus ? static_cast<Mass>(static_cast<double>(request.top_p) * static_cast<double>(all)) : 0;
-        // If the candidates have less mass, the nucleus extends beyond them.
+        // If the candidates have less mass than needed, the nucleus contains further tokens.
         fits = own >= needed;
         if (fits) {
             Mass kept = 0, stays[PASSES] = {};

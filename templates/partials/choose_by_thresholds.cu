@@ -1,7 +1,7 @@
     // Finds thresholds in passes over the row.
     unsigned int least = KEY_OF_NOTHING + 1;
     if (top_k > 0) least = max(least, threshold_of(from, ruled, [](unsigned int, float) { return Mass(1); }, top_k, parts));
-    Mass n_ties = ~Mass(0);  // number of tokens at `least` that are kept, lowest ids first
+    Mass n_ties = ~Mass(0);  // max number of tokens at `least` to keep, lowest ids first
     if (is_nucleus) {
         const unsigned int lowest = least;
         auto weigh = [&](unsigned int key, float x) { return key >= lowest ? mass_of(probability(x)) : 0; };
@@ -22,7 +22,7 @@
         const Mass each_tie = max(mass_of(probability(of_key(least))), Mass(1));
         n_ties = above < needed ? (needed - above + each_tie - 1) / each_tie : 0;
     }
-    // Each warp has a range of neighbouring tokens, so that the mass before its range is known.
+    // Each warp has a range of consecutive tokens, so that the mass before its range is known.
     constexpr unsigned int RANGE = (VOCABULARY + WARPS - 1) / WARPS;
     const unsigned int begin = warp * RANGE, end = min(begin + RANGE, VOCABULARY);
     const Mass tie = mass_of(probability(of_key(least)));

@@ -1,7 +1,7 @@
 // CTAs of a cluster and distributed shared memory (PTX ISA 8: mapa, st.async, barrier.cluster).
 
 {% include "partials/cluster_barrier.cu" %}
-// Stores 16 bytes in a CTA of the cluster. The barrier, in the same CTA, counts them as transaction bytes.
+// Stores 16 bytes in a CTA of the cluster. A barrier in the same CTA counts them as transaction bytes.
 __device__ __forceinline__ void store_remote(unsigned int to, float a, float b, float c, float d, unsigned int barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], { %1, %2, %3, %4 }, [%5];" ::"r"(to),
                  "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
@@ -26,13 +26,13 @@ __device__ __forceinline__ void barrier_wait_for_cluster(unsigned int barrier, u
                  : "memory");
 }
 
-// Arrives at a barrier of another CTA of the cluster. There is no explicit `.release.cluster`: it would compile to a device-wide
-// fence, and no writes need to be visible.
+// Arrives at a barrier of another CTA of the cluster. The instruction has no explicit `.release.cluster`, which would compile to a
+// device-wide fence: no writes need to be visible.
 __device__ __forceinline__ void barrier_arrive_remote(unsigned int barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// TMA multicast: like load_box, to the same address in every CTA of `cta_mask`. Each CTA's own barrier counts the bytes.
+// TMA multicast: like load_box, but to the same address in every CTA of `cta_mask`. The barrier of each CTA counts the bytes.
 __device__ __forceinline__ void load_box_multicast(unsigned int to, const TensorMap& from, int column, int row,
                                                  unsigned int barrier, unsigned short cta_mask) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"

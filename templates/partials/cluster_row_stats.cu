@@ -1,4 +1,4 @@
-        // Cluster reduction of row statistics, which uses local variables of the including tile loop. Partials are sent to all CTAs.
+        // Reduces row statistics over the cluster. Uses local variables of the including tile loop. Partials are sent to all CTAs.
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
@@ -12,7 +12,7 @@
                 }
             }
         }
-        // The residual's stages are released only now, after its values were used, because an arrival does not wait for loads.
+        // Release the residual's stages only after its values have been used, because an arrival does not wait for loads.
 #pragma unroll
         for (int i = 0; i < RESIDUAL_STAGES; ++i) {
             release(stage);

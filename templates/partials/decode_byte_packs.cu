@@ -1,19 +1,19 @@
-// A pack has 8 elements. Let g = lane / 4 and c = lane % 4. A lane reads a pack at a time: every fourth one of keys g and g + 8 of a tile,
-// and every eighth one of values 2c, 2c + 1, 2c + 8 and 2c + 9. It copies neighbouring packs, and neighbouring lanes copy neighbouring
-// bytes: requests for parts of several L2 lines would halve the DRAM throughput.
+// A pack has 8 elements. Let g = lane / 4 and c = lane % 4. A lane reads one pack at a time: every fourth pack of keys g and g + 8 of a
+// tile, and every eighth pack of values 2c, 2c + 1, 2c + 8 and 2c + 9. A lane copies contiguous packs, and neighbouring lanes copy adjacent
+// bytes, because requests for parts of several L2 lines would halve the DRAM throughput.
 constexpr unsigned int PACK = 8;
 constexpr unsigned int PACKS = HEAD / PACK;
 constexpr unsigned int KEY_PACKS = (PACKS + 3) / 4, VALUE_PACKS = (PACKS + 7) / 8;
 constexpr unsigned int PACK_BYTES = 32 * 8;                        // per warp
 constexpr unsigned int COPY = HEAD % 16 == 0 ? 16 : 8;             // bytes that a lane copies at a time
-constexpr unsigned int COPIES = KEY_PACKS * 4 * PACK / COPY;       // per row. Packs of keys after the row become zeros
+constexpr unsigned int COPIES = KEY_PACKS * 4 * PACK / COPY;       // copies per row; packs beyond the end of a key's row become zeros
 constexpr unsigned int VALUES_AT = 2 * KEY_PACKS * PACK_BYTES;
 constexpr unsigned int STAGE_BYTES = VALUES_AT + 4 * VALUE_PACKS * PACK_BYTES;
-constexpr unsigned int UNITS = ROWS * HEAD / 4;  // groups of neighbouring outputs that a thread reduces
+constexpr unsigned int UNITS = ROWS * HEAD / 4;  // groups of four adjacent outputs, each reduced by one thread
 static_assert(HEAD % PACK == 0, "rows are whole packs");
 
-// Shared-memory offsets of the i-th pack of a key, and of a pack of the `row`-th row of packs of values, of lane 4g + c. The packs of
-// one copy are neighbours. The 16 lanes that read at once read from all banks.
+// Shared-memory offsets, for lane 4g + c, of the i-th pack of a key, and of a pack in the `row`-th row of packs of values. The packs of one
+// copy are adjacent. The 16 lanes that read at once access all banks.
 __device__ __forceinline__ unsigned int key_place(unsigned int g, unsigned int c, unsigned int i) {
     return ((g ^ (i % 2 * 2 + i / 2 % 2)) * 4 + c) * 8;
 }
@@ -25,10 +25,10 @@ __device__ __forceinline__ unsigned int value_place(unsigned int g, unsigned int
 {% include "partials/cache_decode.cu" %}
 {%- if appends %}
 {% include "partials/cache_encode.cu" %}
-// A pack of the projection's row in E4M3.
+// Converts a pack of the projection's row to E4M3.
 __device__ __forceinline__ uint2 pack_in_e4m3(const T* from) {
     unsigned int words[4];
-    // Not ld.global.nc, which might be moved above griddepcontrol.wait.
+    // Do not use ld.global.nc, which may be moved before griddepcontrol.wait.
     asm volatile("ld.global.v4.u32 { %0, %1, %2, %3 }, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(from) : "memory");
     float value[8];

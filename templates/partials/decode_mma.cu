@@ -18,9 +18,9 @@ __device__ __forceinline__ void load_shared(unsigned int (&to)[4], unsigned int 
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
 {% endif %}
-// Up to eight query heads per warp. The rows of the MMAs are keys, and then columns of the values; their columns are heads. A lane's packs
-// of 8 elements are used as elements 2c, 2c + 1, 2c + 8 and 2c + 9 of two products each, in queries as in keys. This is valid because
-// the order of a dot product's terms does not matter.
+// Up to eight query heads per warp. The rows of the MMAs are keys, and later columns of the values; the columns of the MMAs are heads. A
+// lane's packs of 8 elements are used as elements 2c, 2c + 1, 2c + 8 and 2c + 9 of two products, both for queries and for keys. This is
+// valid because the order of a dot product's terms does not matter.
 class Heads {
 public:
 {% if bias != "none" %}    __device__ __forceinline__ Heads(const T* queries, unsigned int rows, const T* biases, unsigned int first_head)
@@ -32,7 +32,7 @@ public:
         for (unsigned int i = 0; i < KEY_PACKS; ++i) {
             q[i][0] = q[i][1] = q[i][2] = q[i][3] = 0;
             if (g < rows && i * 4 + c < PACKS) {
-                // Not ld.global.nc, which might be moved above griddepcontrol.wait.
+                // Do not use ld.global.nc, which may be moved before griddepcontrol.wait.
                 asm volatile("ld.global.v4.u32 { %0, %1, %2, %3 }, [%4];"
                              : "=r"(q[i][0]), "=r"(q[i][1]), "=r"(q[i][2]), "=r"(q[i][3])
                              : "l"(queries + g * HEAD + (i * 4 + c) * PACK) : "memory");
@@ -47,7 +47,8 @@ public:
         for (unsigned int i = 0; i < VALUE_PACKS * 16; ++i) o[i / 4][i % 4] = 0.0f;
     }
 
-    // Adds the tile at `stage`, whose first n > 0 keys exist{% if adjusts %}; `distance` is that of the first key from the query{% endif %}.
+    // Adds the tile at `stage`. Only its first n > 0 keys exist{% if adjusts %}. `distance` is the distance of the first key from the
+    // query{% endif %}.
     __device__ __forceinline__ void add(unsigned int stage, unsigned int n{% if adjusts %}, int distance{% endif %}) {
 {% if e4m3 %}        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
         const unsigned int values[2] = {stage + VALUES_AT + value_place(g, c, 0), stage + VALUES_AT + value_place(g, c, 1)};
@@ -121,8 +122,8 @@ public:
     }
 
 private:
-{% if adjusts %}    ByDistance by_distance[2];  // of heads 2c and 2c + 1
+{% if adjusts %}    ByDistance by_distance[2];  // for heads 2c and 2c + 1
 {% endif %}    unsigned int q[KEY_PACKS][4];
-    float row_max[2], row_sum[2];  // of heads 2c and 2c + 1; the maxima are scaled, the sums are over the lane's keys
+    float row_max[2], row_sum[2];  // for heads 2c and 2c + 1; the maxima are scaled, the sums are over the lane's keys
     float o[VALUE_PACKS * 4][4];   // columns 2e and 2e + 1 of the lane's packs, each for heads 2c and 2c + 1
 };

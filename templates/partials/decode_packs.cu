@@ -1,16 +1,16 @@
-// A lane reads 16 bytes at a time. Let g = lane / 4 and c = lane % 4. The lane holds every fourth pack of keys g and g + 8 of a tile,
-// and every eighth pack of values 2c, 2c + 1, 2c + 8 and 2c + 9. The hardware serves eight lanes at once, so eight lanes copy 128
-// neighbouring bytes, an L2 line: requests for parts of several lines would halve the DRAM throughput.
+// A lane reads 16 bytes at a time. Let g = lane / 4 and c = lane % 4. The lane holds every fourth pack of keys g and g + 8 of a tile, and
+// every eighth pack of values 2c, 2c + 1, 2c + 8 and 2c + 9. The hardware serves eight lanes at once. These copy 128 contiguous bytes,
+// which are an L2 line, because requests for parts of several lines would halve the DRAM throughput.
 constexpr unsigned int PACK = 16 / sizeof(T);
 constexpr unsigned int PACKS = HEAD / PACK;
 constexpr unsigned int KEY_PACKS = (PACKS + 3) / 4, VALUE_PACKS = (PACKS + 7) / 8;
 constexpr unsigned int PACK_BYTES = 32 * 16;  // per warp
 constexpr unsigned int VALUES_AT = 2 * KEY_PACKS * PACK_BYTES;
 constexpr unsigned int STAGE_BYTES = VALUES_AT + 4 * VALUE_PACKS * PACK_BYTES;
-constexpr unsigned int UNITS = ROWS * HEAD / 4;  // groups of neighbouring outputs that a thread reduces
+constexpr unsigned int UNITS = ROWS * HEAD / 4;  // groups of four adjacent outputs, each reduced by one thread
 static_assert(HEAD % 8 == 0, "rows are whole packs");
 
-// Shared-memory offsets of the i-th pack of a key, and of any pack of a value, of lane 4g + c. They avoid bank conflicts both among the
+// Shared-memory offsets, for lane 4g + c, of the i-th pack of a key, and of any pack of a value. They avoid bank conflicts both among the
 // eight lanes that copy a line and among the eight lanes that read at once.
 __device__ __forceinline__ unsigned int key_place(unsigned int g, unsigned int c, unsigned int i) {
     return ((g ^ i % 2) * 4 + c) * 16;

@@ -1,11 +1,11 @@
-// A warp's tiles of a CTA's keys from `first` to `end`: every WARPS-th pair of tiles.
+// The tiles of a warp: every WARPS-th pair of tiles of the CTA's keys from `first` to `end`.
 class Tiles {
 public:
     __device__ __forceinline__ Tiles(const int* own, unsigned int kv_head, unsigned int first, unsigned int end,
                                      unsigned int shared{% if appends %}, unsigned int newest, const T* newest_key{% endif %})
         : own(own), kv_head(kv_head), first(first), end(end), shared(shared){% if appends %}, newest(newest), newest_key(newest_key){% endif %} {
         const unsigned int left = first < end ? end - first : 0, pairs = (left + STRIDE_OF_WARPS - 1) / STRIDE_OF_WARPS;
-        const unsigned int last = left - (pairs - 1) * STRIDE_OF_WARPS;  // keys from the last pair on
+        const unsigned int last = left - (pairs - 1) * STRIDE_OF_WARPS;  // number of keys from the last pair on
         n = pairs == 0 ? 0 : pairs * 2 - (last <= TILE);
         load_slots(0);
     }
@@ -14,7 +14,7 @@ public:
         return first + tile / 2 * STRIDE_OF_WARPS + tile % 2 * TILE;
     }
 
-    // Starts copying a tile. Tiles must be copied in order. Keys from the end on are zeros.
+    // Starts copying a tile. Tiles must be copied in order. Keys from `end` on become zeros.
     __device__ __forceinline__ void copy(unsigned int tile, const {% if e4m3 %}unsigned char* keys, const unsigned char{% else %}T* keys, const T{% endif %}* values) {
         if (tile % 2 == 0) {
             slots = next_slots;
@@ -70,9 +70,9 @@ public:
 private:
     const int* own;
     unsigned int kv_head, first, end, shared;
-    unsigned int slots, next_slots;  // of the lane's key in a pair of tiles
+    unsigned int slots, next_slots;  // slot of the lane's key in a pair of tiles
 {% if appends %}    unsigned int newest;    // index of the token's own key
-    const T* newest_key;    // of the key head; its value follows
+    const T* newest_key;    // row of the key head; the value follows its key
 {% endif %}
     __device__ __forceinline__ void load_slots(unsigned int pair) {
         const unsigned int key = first + pair * STRIDE_OF_WARPS + threadIdx.x % 32;

@@ -16,7 +16,7 @@ constexpr int M_TILES = ROWS / 64;
 constexpr int ACCUMULATORS = COLUMNS / 2;  // registers per thread for one m64 MMA
 constexpr int K_TILES = (K + BLOCK_K - 1) / BLOCK_K;
 constexpr unsigned int X_BYTES = BLOCK_M * 128, STAGE_BYTES = X_BYTES + BLOCK_N * 128;
-// The residual of a tile follows the last k tile through the pipeline, as boxes of 32 columns.
+// The residual of a tile follows the last k tile through the pipeline, in boxes of 32 columns.
 constexpr int BOXES = BLOCK_N / 32;
 constexpr unsigned int BOX_BYTES = BLOCK_M * 64;
 constexpr int BOXES_PER_STAGE = STAGE_BYTES / BOX_BYTES < BOXES ? STAGE_BYTES / BOX_BYTES : BOXES;
@@ -25,9 +25,9 @@ constexpr int STEPS = K_TILES + RESIDUAL_STAGES;
 static_assert(ROWS % 64 == 0 && COLUMNS % 32 == 0 && COLUMNS <= 256, "a warpgroup's tile is a whole number of MMAs");
 static_assert(RESIDUAL_STAGES < STAGES, "all of the residual is resident while the last MMAs still read one stage");
 
-// acc += x · weightᵀ. If `accumulate` is 0, acc is overwritten. The weight's rows are in shared memory in order RowOrder::Quads, so
-// that lane l of warp w holds 8 neighbouring columns of each 32: acc[16g + 4j + e] is in row 16w + l / 4 + e / 2 · 8 and column
-// 32g + l % 4 · 8 + 2j + e % 2.
+// acc += x · weightᵀ. If `accumulate` is 0, acc is overwritten. The weight's rows are in shared memory in the order RowOrder::Quads, so
+// that lane l of warp w holds 8 neighbouring columns of each 32: acc[16g + 4j + e] is in row 16w + l / 4 + e / 2 · 8 and column 32g + l % 4
+// · 8 + 2j + e % 2.
 __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], unsigned long long x,
                                              unsigned long long weight, int accumulate) {
     asm volatile("{\n"

@@ -1,10 +1,10 @@
-    // Epilogue of gemm_mma, on its accumulators c and tile coordinates: bias, activation and rounding in registers. Neighbouring lanes
-    // exchange pairs of two n8 tiles, so that each lane stores 8 bytes and a warp whole 32-byte sectors.
+    // Epilogue of gemm_mma, which uses its accumulators c and tile coordinates. Applies bias, activation and rounding in registers.
+    // Neighbouring lanes exchange pairs of two n8 tiles, so that each lane stores 8 bytes and a warp stores whole 32-byte sectors.
     const int odd = lane % 2;
 #pragma unroll
     for (int j = 0; j < N_TILES; j += 2) {
         const int column = block_n + warp_n + j * 8;
-        const int mine = column + lane % 4 * 2;  // and mine + 1, mine + 8, mine + 9
+        const int mine = column + lane % 4 * 2;  // the other columns are mine + 1, mine + 8, mine + 9
         float lane_bias[4] = {};
 {% if bias %}
 #pragma unroll

@@ -14,8 +14,8 @@ __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], unsign
 }
 {%- endif %}
 
-// Like load_box, for a whole warp, of which one lane issues the copy. Arguments that are equal in all lanes stay in uniform registers.
-// In a branch for one lane, each copy would be a loop over lanes.
+// Like load_box, for a whole warp; one lane issues the copy. Arguments that are equal in all lanes stay in uniform registers. If only one
+// lane took a branch with the copies, the compiler would turn each copy into a loop over lanes.
 __device__ __forceinline__ void warp_load_box(unsigned int to, const TensorMap& from, int column, int row, unsigned int barrier) {
     asm volatile("{\n"
                  ".reg .pred elected;\n"
@@ -27,7 +27,7 @@ __device__ __forceinline__ void warp_load_box(unsigned int to, const TensorMap& 
 }
 {%- if gated and not packed %}
 
-// Like warp_load_box, for eight rows of the first half of a matrix alternating with the same eight rows of the second half.
+// Like warp_load_box, but alternates eight rows of the first half of a matrix with the corresponding eight rows of the second half.
 __device__ __forceinline__ void warp_load_halves(unsigned int to, const TensorMap& from, int column, int eight_rows, unsigned int barrier) {
     asm volatile("{\n"
                  ".reg .pred elected;\n"
@@ -40,7 +40,7 @@ __device__ __forceinline__ void warp_load_halves(unsigned int to, const TensorMa
 {%- endif %}
 {%- if normed %}
 
-// Volatile, because read-only loads (ld.global.nc) may be moved above griddepcontrol.wait.
+// Volatile, because the compiler may move read-only loads (ld.global.nc) before griddepcontrol.wait.
 __device__ __forceinline__ float2 load_row_stats(const float* from) {
     float2 to;
     asm volatile("ld.global.v2.f32 { %0, %1 }, [%2];" : "=f"(to.x), "=f"(to.y) : "l"(from) : "memory");
@@ -49,7 +49,7 @@ __device__ __forceinline__ float2 load_row_stats(const float* from) {
 constexpr int STATS_WARPS = (ROWS + 63) / 64;
 {%- endif %}
 
-// Stores columns `column` and `column + 1` of a row, which may not be aligned to 4 bytes.
+// Stores columns `column` and `column + 1` of a row. They may not be aligned to 4 bytes.
 __device__ __forceinline__ void store_two(T* to, int column, unsigned int pair) {
     if constexpr (N % 2 == 0) {
         if (column < N) *reinterpret_cast<unsigned int*>(to) = pair;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void store_two(T* to, int column, unsigned int pair) 
 }
 {%- if to_e4m3 %}
 
-// Two results times `factor` in E4M3, each in the low byte of 16 bits. Magnitudes above 448 become 448.
+// Multiplies two results by `factor` and converts them to E4M3. Each is in the low byte of 16 bits. Magnitudes above 448 become 448.
 __device__ __forceinline__ unsigned int pack_result(float a, float b, float factor) {
     unsigned short pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b * factor), "f"(a * factor));
@@ -93,7 +93,8 @@ __device__ __forceinline__ void load_four(float (&to)[4], unsigned int from) {
 
 __device__ __forceinline__ void consumers_sync() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }
 
-// Arrives without release, which would wait for loads in flight. Only barriers were written, and fence_barriers() covers them.
+// Arrives without release semantics, which would wait for loads in flight. Only barriers were written, and fence_barriers() makes them
+// visible.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

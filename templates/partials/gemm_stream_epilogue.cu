@@ -56,7 +56,8 @@
 {%- endif %}
             }
 {%- if emits %}
-            // Butterfly over the eight lanes with one column each. A lane first sends half of its sums, so that it ends with one.
+            // Butterfly reduction over the eight lanes that hold one column each. In each step a lane sends half of its sums, so that it
+            // ends with one sum.
             const bool square_sum = lane & 16, second = lane & 8;
             float partial[2];
 #pragma unroll

@@ -1,11 +1,12 @@
-    // All tiles of a CTA have the same rows: it computes one tile, or the number of CTAs is a multiple of the number of row tiles.
+    // All tiles of a CTA have the same rows: either the CTA computes one tile, or the number of CTAs is a multiple of the number of row
+    // tiles.
     if (warp > CONSUMERS / 32) {
         __syncthreads();
         if (SPLITS > 1 && !ALIASED) cluster_arrive_relaxed();
         if (EARLY) griddepcontrol_launch_dependents();
         griddepcontrol_wait();
         if (!EARLY) griddepcontrol_launch_dependents();
-        // Four lanes per row, because all loads of a warp are in flight at once.
+        // Use four lanes per row, so that all loads of a warp are in flight at once.
         constexpr int LANES = 4, PARTS = (K_STEPS + LANES - 1) / LANES;
 #pragma unroll 2
         for (int from = (warp - CONSUMERS / 32 - 1) * 8; from < ROWS; from += STATS_WARPS * 8) {
@@ -23,7 +24,7 @@
                 sum += __shfl_xor_sync(0xffffffff, sum, offset);
                 square_sum += __shfl_xor_sync(0xffffffff, square_sum, offset);
             }
-            // E[s²] − mean² loses fewer digits to cancellation than the rounding of rows to 16 bits does.
+            // The cancellation in E[s²] − mean² loses fewer digits than the rounding of rows to 16 bits.
             const float mean = {% if centred %}sum * (1.0f / K){% else %}0.0f{% endif %};
             const float variance = fmaxf(fmaf(square_sum, 1.0f / K, -mean * mean), 0.0f);
             const float rstd = rsqrtf(variance + {{ eps }});

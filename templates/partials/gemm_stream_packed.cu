@@ -5,7 +5,7 @@ constexpr unsigned int VALUE_BYTES = 2 * BLOCK_N * ROW_BYTES;
 constexpr unsigned int STAGE_BYTES = X_BYTES + (VALUE_BYTES + SCALES * BLOCK_N * 4 + 1023) / 1024 * 1024;
 constexpr size_t ALL_VALUES = static_cast<size_t>(K_STAGES) * 2 * PADDED_ROWS * ROW_BYTES;  // bytes before the scales of the weight
 
-// Copies bytes in multiples of 16 from global to shared memory, like warp_load_box.
+// Copies bytes from global to shared memory, like warp_load_box. The size is a multiple of 16.
 __device__ __forceinline__ void warp_copy_bulk(unsigned int to, const unsigned char* from, unsigned int bytes, unsigned int barrier) {
     asm volatile("{\n"
                  ".reg .pred elected;\n"
@@ -27,7 +27,7 @@ __device__ __forceinline__ void load_matrices(unsigned int (&to)[4], unsigned in
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(row) : "memory");
 }
 
-// acc += weight · xᵀ, an m16n8k16 MMA of a warp, with the layout of an octet of warpgroup_mma.
+// acc += weight · xᵀ, an m16n8k16 MMA of a warp. The accumulators have the layout of an octet of warpgroup_mma.
 __device__ __forceinline__ void warp_mma(float* acc, const unsigned int (&weight)[4], unsigned int x_low, unsigned int x_high) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.{{ storage }}.{{ storage }}.f32 "
                  "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"

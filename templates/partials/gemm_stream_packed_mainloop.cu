@@ -13,7 +13,7 @@
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
 {%- if gated %}
-                    const int row = half * (BLOCK_N / 2) + warp * 8 + lane / 4;  // of the first half, or of the second
+                    const int row = half * (BLOCK_N / 2) + warp * 8 + lane / 4;  // row of the first or the second half of the weight
 {%- else %}
                     const int row = warp * 16 + half * 8 + lane / 4;
 {%- endif %}
@@ -38,7 +38,7 @@
                 warpgroup_commit();
                 warpgroup_wait<1>();
             }
-            // The MMAs of the previous step are done, and its stage is free. All lanes arrive, because each has read from it.
+            // The MMAs of the previous step are complete, so its stage is free. All lanes arrive, because each lane has read from it.
             if (refills && step >= LAG) barrier_arrive(empty + (stage >= LAG ? stage - LAG : stage - LAG + STAGES) * 8);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }

@@ -4,12 +4,12 @@
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             barrier_wait(full + stage * 8, parity);
-            // The MMAs of the previous step have been issued, so its reads of shared memory are done, and its stage is free.
-            // All lanes arrive, because each has read from it.
+            // The MMAs of the previous step have been issued, so its reads of shared memory are complete and its stage is free. All lanes
+            // arrive, because each lane has read from it.
             if (refills && step >= LAG) barrier_arrive(empty + (stage >= LAG ? stage - LAG : stage - LAG + STAGES) * 8);
             const unsigned int x_rows = ring + stage * STAGE_BYTES, values = x_rows + X_BYTES;
 {%- if gated %}
-            const int first_row = warp * 8 + lane / 4, half_rows = BLOCK_N / 2;  // of the first half, and from there to the second
+            const int first_row = warp * 8 + lane / 4, half_rows = BLOCK_N / 2;  // row of the first half, and distance to the second half
 {%- else %}
             const int first_row = warp * 16 + lane / 4, half_rows = 8;
 {%- endif %}
@@ -44,7 +44,7 @@
                             unpack_weight(word_of(words[half], pair * 2 + odd){% if group > 0 %}, scale[half]{% endif %}, fragments[odd][half], fragments[odd][half + 2]);
 #pragma unroll
                     for (int octet = 0; octet < MMA_N / 8; ++octet) {
-                        // Chunks of 16 bytes of a row are swizzled by TMA.
+                        // TMA swizzles the 16-byte chunks of a row.
                         unsigned int tokens[4];
                         load_matrices(tokens, x_rows + block * (X_BYTES / 2) + octet * 1024 + lane % 8 * 128 + ((pair * 4 + lane / 8) ^ (lane % 8)) * 16);
 #pragma unroll

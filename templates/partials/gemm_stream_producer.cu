@@ -1,5 +1,5 @@
     if (warp == CONSUMERS / 32) {
-        // Next places to load, of the weight and of x. x follows the weight.
+        // Next positions to load, of the weight and of x. The position of x follows that of the weight.
         struct Place { int tile, step; };
         Place at = {first_tile, 0}, of_x = at;
         const auto advance = [&](Place& place) {
@@ -41,7 +41,7 @@
             }
         }
         __syncwarp();
-        // The ring's first weights do not depend on the previous kernel.
+        // The first weights of the ring do not depend on the previous kernel.
 #pragma unroll 1
         for (int stage = 0; stage < STAGES; ++stage)
             if (at.tile < tiles) load_weight(stage);

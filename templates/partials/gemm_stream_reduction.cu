@@ -8,7 +8,7 @@
 {%- endif %}
             }
         } else {
-            // Each CTA sends its accumulators to the CTAs that finish them. These sum them in the order of K.
+            // Each CTA sends its accumulators to the CTAs that finish them. The receiving CTA adds them in the order of K.
 #pragma unroll
             for (int octet = 0; octet < OCTETS; ++octet) {
                 const unsigned int partial = partials + (octet / SPLITS * SPLITS + rank) * PARTIAL_BYTES + threadIdx.x * 16;
@@ -36,7 +36,7 @@
             }
 {%- endif %}
 #pragma unroll{% if not residual %} 1{% endif %}
-            for (int i = 0; i < OWNED; ++i) {{ "{" }}{% if residual %}  // unrolled, as residuals are registers{% endif %}
+            for (int i = 0; i < OWNED; ++i) {{ "{" }}{% if residual %}  // unrolled, because residuals are in registers{% endif %}
                 if (i * SPLITS + static_cast<int>(rank) >= octets) break;
                 float sum[4] = {};
 #pragma unroll

@@ -1,9 +1,9 @@
 // Hopper's TMA, mbarriers and warpgroup MMAs (PTX ISA 8: cp.async.bulk.tensor, mbarrier, wgmma).
 
-// A tensor map encoded by the host: address, extents, and the box that one copy moves.
+// A tensor map encoded by the host. It contains the address, the extents, and the box that one copy transfers.
 struct alignas(64) TensorMap { unsigned long long opaque[16]; };
 
-// Fetches a tensor map, so that the first copy does not wait for it.
+// Prefetches a tensor map, so that the first copy does not wait for it.
 __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
@@ -12,7 +12,7 @@ __device__ __forceinline__ unsigned int shared_address(const void* pointer) {
     return static_cast<unsigned int>(__cvta_generic_to_shared(pointer));
 }
 
-// Initialises an mbarrier whose phase completes with `arrivals` arrivals and all transaction bytes expected.
+// Initialises an mbarrier. A phase completes after `arrivals` arrivals and all expected transaction bytes.
 __device__ __forceinline__ void barrier_init(unsigned int barrier, unsigned int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -26,7 +26,7 @@ __device__ __forceinline__ void barrier_arrive_expecting(unsigned int barrier, u
                  : "memory");
 }
 
-// Waits until the phase of this parity is complete. The barrier may be at most one phase ahead of the waiter.
+// Waits until the phase with this parity is complete. The barrier may be at most one phase ahead of the waiting thread.
 __device__ __forceinline__ void barrier_wait(unsigned int barrier, unsigned int parity) {
     asm volatile("{\n"
                  ".reg .pred done;\n"
@@ -67,7 +67,7 @@ template <int PENDING> __device__ __forceinline__ void wait_for_stores() {
 // Makes earlier generic-proxy writes to shared memory visible to the async proxy (TMA, wgmma).
 __device__ __forceinline__ void fence_for_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Synchronises a warpgroup on a named barrier; barrier 0 is that of __syncthreads.
+// Synchronises a warpgroup on a named barrier. Barrier 0 is used by __syncthreads.
 __device__ __forceinline__ void warpgroup_sync(int barrier) {
     asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
 }
@@ -86,8 +86,8 @@ template <int PENDING> __device__ __forceinline__ void warpgroup_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// wgmma descriptor of a K-major operand: rows of 64 16-bit elements with the 128-byte swizzle. Eight rows are 1024 bytes, the
-// alignment of `address`. A step of 16 elements along k adds 2.
+// wgmma descriptor of a K-major operand: rows of 64 16-bit elements with the 128-byte swizzle. `address` is aligned to eight rows, which
+// are 1024 bytes. A step of 16 elements along k adds 2 to the descriptor.
 __device__ __forceinline__ unsigned long long matrix_descriptor(unsigned int address) {
     constexpr unsigned long long SWIZZLE_128 = 1ull << 62, EIGHT_ROWS = 1024 >> 4;
     return SWIZZLE_128 | EIGHT_ROWS << 32 | 1ull << 16 | (address & 0x3ffff) >> 4;

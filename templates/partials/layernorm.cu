@@ -1,4 +1,4 @@
-// Whether the variance is computed by a second reduction, of deviations from the mean.
+// Whether the variance is computed by a second reduction, over the deviations from the mean.
 constexpr bool TWO_PASS = {{ two_pass }};
 
 // Subtracts `origin` from each row, and returns this thread's partial sums of the differences and of their squares.
@@ -20,7 +20,7 @@ __device__ __forceinline__ void subtract_and_sum(
     }
 }
 
-// Row statistics. Subtracts an origin from each row. `mean` is the mean of the remainder, or 0 if the origin is the mean.
+// Row statistics. Subtracts an origin from each row. `mean` is the mean of the differences. It is 0 if the origin is the mean.
 __device__ __forceinline__ void row_statistics(
     float (&value)[X][PACKS_PER_THREAD][N], const float (&first_element)[X], float (&mean)[X], float (&variance)[X]) {
     float sums[X], squares[X];
@@ -39,8 +39,8 @@ __device__ __forceinline__ void row_statistics(
 #pragma unroll
         for (int i = 0; i < X; ++i) variance[i] = squares[i] * (1.0f / WIDTH);
     } else {
-        // One reduction of x − s and (x − s)², with s the row's first element. The variance does not depend on s, and unlike in
-        // E(x²) − E(x)² nothing cancels if the mean is large. In a team of one warp, lane 0 holds s.
+        // A single reduction of x − s and (x − s)², where s is the first element of the row. The variance does not depend on s. Unlike in
+        // E(x²) − E(x)², nothing cancels if the mean is large. In a team of one warp, lane 0 holds s.
         float origin[X];
 #pragma unroll
         for (int i = 0; i < X; ++i) {
@@ -62,11 +62,12 @@ __device__ __forceinline__ void row_statistics(
     }
 }
 
-// Writes LayerNorm of the X rows from `first` on{% if to_e4m3 %}, and `factor` times that in E4M3{% endif %}. Results that are not `kept` are evicted first from L2.
+// Writes LayerNorm of the X rows from `first` on{% if to_e4m3 %}, and `factor` times the result in E4M3{% endif %}. Results that are not
+// `kept` are the first to be evicted from L2.
 __device__ __forceinline__ void store_layernorm(
     float (&value)[X][PACKS_PER_THREAD][N], const float (&first_element)[X], const T* gamma, const T* beta, float eps, {% if to_e4m3 %}unsigned char* converted, float factor, {% endif %}{% if keeps %}T* out,{% endif %}
     unsigned int first, unsigned int rows, bool kept = true) {
-    // Loaded before the reduction, which hides their latency.
+    // Load these before the reduction, which hides their latency.
     Pack<T, N> scale[PACKS_PER_THREAD], shift[PACKS_PER_THREAD];
 #pragma unroll
     for (int h = 0; h < PACKS_PER_THREAD; ++h) {

@@ -1,4 +1,4 @@
-    // Finds the best token of each group of a row's logits with all CTAs of the row. The CTA that arrives last continues.
+    // Finds the best token of each group of a row's logits. All CTAs of the row take part, and the CTA that arrives last continues.
     const unsigned int row = blockIdx.y, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const float infinite = __int_as_float(0x7f800000);
     const Request& request = reinterpret_cast<const Request*>(requests)[row];
@@ -9,7 +9,7 @@
     const int *forced_first = suppressed_first + request.n_suppressed_first, *forced_last = forced_first + request.n_forced_first;
     const bool is_first = n_known == request.n_prompt, is_last = n_known + 1 == request.most;
 
-    // Builds the bitmaps from data that is available before the logits.
+    // Builds the bitmaps from data that is available before the logits are computed.
     const bool penalises = n_known > 0 && request.repetition_penalty != 1.0f;
     const bool no_end = n_known < request.least && request.n_end > 0;
     const bool forbids = n_known > 0 && (request.ngram > 0 || no_end || request.n_suppressed > 0 || (is_first && request.n_suppressed_first > 0));
@@ -53,7 +53,8 @@
     const T* from = logits + static_cast<unsigned long long>(row) * VOCABULARY;
     auto ruled = [&](unsigned int id, float x) {
 {% if beams %}
-        // Known tokens are penalised by their log-probability, which is not known yet, so they are evaluated separately.
+        // The penalty of known tokens applies to their log-probability, which is not available yet. They are therefore evaluated
+        // separately.
         if (penalises && seen[id / 32] >> id % 32 & 1u) return -infinite;
 {% else %}
         if (penalises && seen[id / 32] >> id % 32 & 1u) {
@@ -74,7 +75,7 @@
 {% endif %}
 
     // Finds the best token of each group of this CTA. Sums of exponentials are relative to the largest logit so far. If the CTA has more
-    // warps than pieces, several warps share the accesses to a piece, and the first of them merges their results.
+    // warps than pieces, several warps share a piece, and the first of them merges their results.
     constexpr unsigned int AT_ONCE = N > 1 ? 16 / N : {% if beams %}6{% else %}8{% endif %};  // accesses in flight, as many as registers allow
     const unsigned int n_pieces = (PIECES - blockIdx.x + gridDim.x - 1) / gridDim.x;
     const unsigned int sharers = max(1u, WARPS / n_pieces), share = warp % sharers;
@@ -94,7 +95,7 @@
         const unsigned int piece = nth * gridDim.x + blockIdx.x;
         const unsigned int begin = piece * PIECE + lane * N, first_access = share * accesses, end = min(PACKS, first_access + accesses);
         unsigned int best_id = begin + first_access * 32 * N, wrong_id = VOCABULARY;
-        // A group without tokens is below all others.
+        // A group without tokens ranks below all others.
         const bool is_empty = first_access >= end || best_id >= VOCABULARY;
         float2 raw = {-infinite, 0.0f};  // the maximum, and the sum
         float top = -infinite, sum = 0.0f;
@@ -113,7 +114,7 @@
                 is_wrong |= !(x[i] < infinite);
             }
             if (is_wrong) {
-                // Later reads of a row with invalid logits do not matter.
+                // Invalid values stay in `x`. The row is reported as invalid, so results computed from them are not used.
 #pragma unroll
                 for (unsigned int i = 0; i < AT_ONCE * N; ++i) {
                     if (!(x[i] < infinite)) wrong_id = min(wrong_id, first_of(i / N) + i % N);
@@ -139,7 +140,7 @@
             unsigned int at = AT_ONCE * N;
 #pragma unroll
             for (unsigned int i = 0; i < AT_ONCE * N; ++i) {
-                // If logits are equal, the lower id is kept.
+                // For equal logits, the lower id is kept.
                 if (x[i] > top) top = x[i], at = i;
             }
             if (at < AT_ONCE * N) best_id = begin + (k + at / N) * 32 * N + at % N;
@@ -182,7 +183,7 @@
     __threadfence();
     __syncthreads();
     if (thread == 0) {
-        // Counts up from -1. The last CTA resets the counter.
+        // The counter starts at -1. The last CTA resets it.
         const unsigned int arrived = atomicAdd(reinterpret_cast<unsigned int*>(n_arrived + row), 1u) + 2u;
         is_last_cta = arrived == gridDim.x;
         if (is_last_cta) n_arrived[row] = -1;

@@ -8,13 +8,13 @@ constexpr unsigned int N = {{ vector }};                            // logits pe
 constexpr unsigned int WORDS = (VOCABULARY + 31) / 32;              // of a bitmap
 constexpr unsigned int MOST_GROUPS = {{ most_groups }};
 constexpr unsigned int PACKS = {{ packs }};                          // accesses of a lane to its group
-// A warp reads a piece of the row at once. Each of its lanes has a group: every 32nd access of the piece.
+// A warp reads one piece of the row at a time. Each lane has a group of the piece, which consists of every 32nd access.
 constexpr unsigned int PIECE = 32 * N * PACKS, PIECES = (VOCABULARY + PIECE - 1) / PIECE, GROUPS = 32 * PIECES;
 constexpr unsigned int MOST_CANDIDATES = {{ most_candidates }};
-constexpr unsigned int MOST_K = MOST_GROUPS / 2;                    // max k that groups can bound
+constexpr unsigned int MOST_K = MOST_GROUPS / 2;                    // max k for which the group maxima give a bound
 constexpr unsigned int ALL_LANES = 0xffffffffu;
 
-// Maps floats to integers in the same order; -0 maps like 0.
+// Maps floats to integers in the same order. -0 is mapped like 0.
 __device__ __forceinline__ unsigned int key_of(float x) {
     const unsigned int bits = __float_as_uint(x + 0.0f);
     return bits ^ (static_cast<unsigned int>(static_cast<int>(bits) >> 31) | 0x80000000u);
@@ -32,7 +32,7 @@ struct Added {
     static __device__ __forceinline__ Mass of(Mass a, Mass b) { return a + b; }
 };
 
-// Reduces over the CTA. Every thread gets the result.
+// Reduces over the CTA. Every thread receives the result.
 template <typename Op> __device__ __forceinline__ Mass all_reduce(Mass value, Mass* parts) {
     for (int offset = 16; offset > 0; offset /= 2) value = Op::of(value, __shfl_xor_sync(ALL_LANES, value, offset));
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
@@ -52,7 +52,7 @@ __device__ __forceinline__ Mass sum_up_to_lane(Mass value) {
     return value;
 }
 
-// Calls `visit(id, logit)` for each token of the thread.
+// Calls `visit(id, logit)` for each token that this thread handles.
 template <typename Visit> __device__ __forceinline__ void each(const T* row, Visit visit) {
 #pragma unroll 4
     for (unsigned int i = threadIdx.x * N; i < VOCABULARY; i += THREADS * N) {
@@ -62,7 +62,8 @@ template <typename Visit> __device__ __forceinline__ void each(const T* row, Vis
     }
 }
 
-// Returns the largest key such that the tokens at or above it weigh at least `needed` in total. `weigh(key, logit)` is a token's weight.
+// Returns the largest key for which the tokens with this key or a larger one have a total weight of at least `needed`. `weigh(key, logit)`
+// is the weight of a token.
 template <typename Ruled, typename Weigh>
 __device__ unsigned int threshold_of(const T* row, Ruled ruled, Weigh weigh, Mass needed, Mass* parts) {
     unsigned int threshold = 0;
@@ -84,21 +85,22 @@ __device__ unsigned int threshold_of(const T* row, Ruled ruled, Weigh weigh, Mas
     return threshold;
 }
 
-// Number of neighbouring lanes, a power of two, that compare each of `n` items with all others: as many as there are threads for.
+// Number of neighbouring lanes that compare each of `n` items with all others. It is the largest power of two, up to 8, for which there are
+// enough threads.
 __device__ __forceinline__ unsigned int lookers_of(unsigned int n) {
     unsigned int lookers = 1;
     while (lookers < 8 && 2 * lookers * n <= THREADS) lookers *= 2;
     return lookers;
 }
 
-// Sum over the lanes of an item. All lanes of a warp must call it.
+// Sum over the lanes that share an item. All lanes of a warp must call this function.
 template <typename Value> __device__ __forceinline__ Value sum_of_lookers(Value value, unsigned int lookers) {
     for (unsigned int offset = lookers / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(ALL_LANES, value, offset);
     return value;
 }
 
-// Returns the k-th largest of the maxima of at least 2k merged groups, or 0. It is a lower bound of the k-th largest logit. Every thread
-// gets the result. `merged` has room for 4k, and `found` must be 0.
+// Returns the k-th largest of the maxima of at least 2k merged groups, or 0. The result is a lower bound of the k-th largest logit. Every
+// thread receives the result. `merged` has room for 4k elements, and `found` must be 0.
 __device__ __forceinline__ unsigned int kth_of_maxima(const unsigned int* bests, unsigned int k, unsigned int* merged, unsigned int* found) {
     unsigned int n = 64;
     while (n < 2 * k) n *= 2;

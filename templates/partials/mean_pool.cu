@@ -1,9 +1,9 @@
-// Mean over a sequence's tokens with one CTA.
+// Mean over the tokens of a sequence, computed by one CTA.
 {% include "partials/pool_groups.cu" %}
-// Whether this thread has results after `mean_pool`.
+// Whether this thread receives results from `mean_pool`.
 __device__ __forceinline__ bool in_first_group() { return threadIdx.x < GROUP; }
 
-// `mean` is complete in the first group, and 0 in the others.
+// `mean` receives the complete mean in the first group, and 0 in the others.
 __device__ __forceinline__ void mean_pool(
     float (&mean)[PACKS_PER_THREAD][N], const T* x, const int* cu_lens, unsigned int sequence) {
     const int begin = cu_lens[sequence], end = cu_lens[sequence + 1];

@@ -1,4 +1,4 @@
-// Streaming accesses for data that is not reused soon. They leave the caches to other data.
+// Streaming accesses for data that is not reused soon. They do not displace other data from the caches.
 template <int N, typename T> __device__ __forceinline__ Pack<T, N> load_pack_once(const T* from) {
     if constexpr (sizeof(Pack<T, N>) == 16) {
         Pack<T, N> pack;
@@ -11,7 +11,7 @@ template <int N, typename T> __device__ __forceinline__ Pack<T, N> load_pack_onc
     }
 }
 
-// Cache-streaming store (st.global.cs), evicted first from L2.
+// Cache-streaming store (st.global.cs). The data is the first to be evicted from L2.
 template <int N, typename T> __device__ __forceinline__ void store_pack_once(T* to, const Pack<T, N>& pack) {
     using Word = typename Bits<N * sizeof(T)>::Type;
     __stcs(reinterpret_cast<Word*>(to), *reinterpret_cast<const Word*>(&pack));

@@ -1,17 +1,17 @@
-// A low-bit weight, packed for MMAs: blocks of 64 columns, each with a row of ROW_BYTES bytes for every row of the weight. Lane t of
-// four has a quarter of a row: the columns 16s + 2t, + 1, + 8 and + 9 of MMA s, for s from 0 to 3.
+// A low-bit weight, packed for MMAs. It is stored in blocks of 64 columns. A block has ROW_BYTES bytes for every row of the weight. Lane t
+// of four has a quarter of a row: columns 16s + 2t, 16s + 2t + 1, 16s + 2t + 8 and 16s + 2t + 9 for MMA s, with s from 0 to 3.
 constexpr int ROW_BYTES = {% if packed == "int4" %}32{% else %}64{% endif %};
-constexpr int LANE_WORDS = ROW_BYTES / 16;  // words of a lane in a row of a block
+constexpr int LANE_WORDS = ROW_BYTES / 16;  // words per lane in a row of a block
 {%- if group > 0 %}
 constexpr int GROUP = {{ group }};  // columns that share a scale
 {%- endif %}
 {%- if packed == "int4" %}
 
-// The scale of a group, and minus its zero point and the base of its integers, in both halves of a register.
+// The scale of a group, and minus the sum of its zero point and the base of its integers, in both halves of a register.
 {%- if warp_mma %} The scale is applied to sums.{% endif %}
 struct Scale { {% if warp_mma %}float factor; unsigned int{% else %}unsigned int factor,{% endif %} minus_zero{% if storage == "f16" %}, minus_high{% endif %}; };
 
-// `word` is the scale, an f16, and the zero point, an integer.
+// `word` contains the scale as an f16, and the zero point as an integer.
 __device__ __forceinline__ Scale scale_of(unsigned int word) {
     const unsigned int zero = __byte_perm(word, 0, 0x3232);
 {%- if warp_mma or storage == "bf16" %}
@@ -31,7 +31,7 @@ __device__ __forceinline__ Scale scale_of(unsigned int word) {
 {%- endif %}
 }
 
-// a · b + c in both halves.
+// Computes a · b + c in both halves.
 __device__ __forceinline__ unsigned int fma_pair(unsigned int a, unsigned int b, unsigned int c) {
     unsigned int y;
     asm("fma.rn.{{ storage }}x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
@@ -45,15 +45,15 @@ __device__ __forceinline__ unsigned int masked_or(unsigned int a, unsigned int m
     return y;
 }
 
-// Columns 2t and 2t + 1 in low, 2t + 8 and 2t + 9 in high, of an MMA whose integers are nibbles 0, 1, 4 and 5 of `word`.
+// Unpacks columns 2t and 2t + 1 to `low`, and 2t + 8 and 2t + 9 to `high`, for an MMA whose integers are nibbles 0, 1, 4 and 5 of `word`.
 __device__ __forceinline__ void unpack_weight(unsigned int word, const Scale& scale, unsigned int& low, unsigned int& high) {
     constexpr unsigned int ONE = {% if storage == "f16" %}0x3c003c00{% else %}0x3f803f80{% endif %};
 {%- if storage == "f16" %}
-    // Below the exponent of 1024, a nibble counts 1, and the next nibble 16.
+    // In the mantissa of 1024, a nibble has the unit 1, and the next nibble has the unit 16.
     low = fma_pair(masked_or(word, 0x000f000f, 0x64006400), ONE, scale.minus_zero);
     high = fma_pair(masked_or(word, 0x00f000f0, 0x64006400), 0x2c002c00, scale.minus_high);
 {%- else %}
-    // Below the exponent of 128, a nibble counts 1.
+    // In the mantissa of 128, a nibble has the unit 1.
     low = fma_pair(masked_or(word, 0x000f000f, 0x43004300), ONE, scale.minus_zero);
     high = fma_pair(masked_or(word >> 4, 0x000f000f, 0x43004300), ONE, scale.minus_zero);
 {%- endif %}
@@ -63,7 +63,7 @@ __device__ __forceinline__ void unpack_weight(unsigned int word, const Scale& sc
 {%- endif %}
 }
 
-// The word of MMA s of a block, shifted so that its integers are nibbles 0, 1, 4 and 5.
+// Returns the word of MMA s of a block, shifted so that its integers are nibbles 0, 1, 4 and 5.
 __device__ __forceinline__ unsigned int word_of(const unsigned int (&words)[LANE_WORDS], int s) {
     return words[s / 2] >> s % 2 * 8;
 }
@@ -75,14 +75,14 @@ __device__ __forceinline__ unsigned int word_of(const unsigned int (&words)[LANE
 // The scale of a group{% if warp_mma %}, which is applied to sums{% else %}, in both halves of a register{% endif %}.
 struct Scale { {% if warp_mma %}float{% else %}unsigned int{% endif %} factor; };
 
-// `word` is the scale, an f32.
+// `word` contains the scale as an f32.
 __device__ __forceinline__ Scale scale_of(unsigned int word) {
     const float factor = __uint_as_float(word){% if storage == "f16" and not hopper %} * 256.0f{% endif %};
     return { {% if warp_mma %}factor{% else %}pack_pair<{{ storage }}>(factor, factor){% endif %} };
 }
 {%- endif %}
 
-// Columns 2t and 2t + 1 in low, 2t + 8 and 2t + 9 in high, of an MMA whose values are the bytes of `word`.
+// Unpacks columns 2t and 2t + 1 to `low`, and 2t + 8 and 2t + 9 to `high`, for an MMA whose values are the bytes of `word`.
 __device__ __forceinline__ void unpack_weight(unsigned int word, {% if group > 0 %}const Scale& scale, {% endif %}unsigned int& low, unsigned int& high) {
 {%- if storage == "f16" and hopper %}
     asm("{\n"
@@ -92,14 +92,14 @@ __device__ __forceinline__ void unpack_weight(unsigned int word, {% if group > 0
         "cvt.rn.f16x2.e4m3x2 %1, b;\n"
         "}" : "=r"(low), "=r"(high) : "r"(word));
 {%- else %}
-    // Each value in the upper byte of a half.
+    // Move each value to the upper byte of a half.
     const unsigned int bits[2] = { __byte_perm(word, 0, 0x1404), __byte_perm(word, 0, 0x3424) };
 {%- if storage == "f16" %}
-    // The bits of E4M3 in an f16 are the value times 2⁻⁸. The scale has the factor 2⁸.
+    // The bits of an E4M3 value, read as an f16, are the value times 2⁻⁸. The scale includes the factor 2⁸.
     low = (bits[0] & 0x80008000) | (bits[0] >> 1 & 0x3f803f80);
     high = (bits[1] & 0x80008000) | (bits[1] >> 1 & 0x3f803f80);
 {%- else %}
-    // The bits of E4M3 in a bf16 are the value times 2⁻¹²⁰.
+    // The bits of an E4M3 value, read as a bf16, are the value times 2⁻¹²⁰.
     low = (bits[0] & 0x80008000) | (bits[0] >> 4 & 0x07f007f0);
     high = (bits[1] & 0x80008000) | (bits[1] >> 4 & 0x07f007f0);
     asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(low) : "r"(0x7b807b80), "r"(0x80008000));
@@ -112,14 +112,15 @@ __device__ __forceinline__ void unpack_weight(unsigned int word, {% if group > 0
 {%- endif %}
 }
 {%- else %}
-// Columns 2t and 2t + 1 in low, 2t + 8 and 2t + 9 in high, of an MMA whose values are the bytes of `word`: 0 and 2, then 1 and 3.
+// Unpacks columns 2t and 2t + 1 to `low`, and 2t + 8 and 2t + 9 to `high`, for an MMA whose values are the bytes of `word`: bytes 0 and 2,
+// then 1 and 3.
 __device__ __forceinline__ void unpack_weight(unsigned int word, unsigned int& low, unsigned int& high) {
 {%- if storage == "f16" %}
-    // A byte below the exponent of 1024 is 1024 plus the integer plus 128.
+    // A byte in the mantissa of 1024 represents 1024 plus 128 plus the integer.
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(low) : "r"(__byte_perm(word, 0x64646464, 0x4240)), "r"(0xe480e480));
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(high) : "r"(__byte_perm(word, 0x64646464, 0x4341)), "r"(0xe480e480));
 {%- else %}
-    // A byte below the exponent of 2²³ is 2²³ plus the integer plus 128.
+    // A byte in the mantissa of 2²³ represents 2²³ plus 128 plus the integer.
     const auto integer = [&](int byte) { return __uint_as_float(__byte_perm(word, 0x4b000000, 0x7440 + byte)) - 8388736.0f; };
     low = pack_pair<bf16>(integer(0), integer(2));
     high = pack_pair<bf16>(integer(1), integer(3));
@@ -128,11 +129,11 @@ __device__ __forceinline__ void unpack_weight(unsigned int word, unsigned int& l
 {%- endif %}
 {%- if group == 0 %}
 
-// The factor of a row's sums.
+// The factor by which the sums of a row are multiplied.
 __device__ __forceinline__ float row_factor(float scale) { return scale{% if packed == "e4m3" and storage == "f16" and not hopper %} * 256.0f{% endif %}; }
 {%- endif %}
 
-// The word of MMA s of a block.
+// Returns the word of MMA s of a block.
 __device__ __forceinline__ unsigned int word_of(const unsigned int (&words)[LANE_WORDS], int s) { return words[s]; }
 {%- endif %}
 

@@ -1,4 +1,4 @@
-// A group of threads covers a row of WIDTH elements; the CTA has GROUPS groups.
+// A group of threads handles a row of WIDTH elements. The CTA has GROUPS groups.
 using T = {{ storage }};
 constexpr int WIDTH = {{ width }};
 constexpr int N = {{ vector }};  // elements per pack; a pack is one access
@@ -8,12 +8,12 @@ constexpr int GROUP = PACKS < THREADS ? PACKS : THREADS;  // threads per group
 constexpr int GROUPS = THREADS / GROUP;
 constexpr int PACKS_PER_THREAD = (PACKS + GROUP - 1) / GROUP;  // packs of a row per thread
 
-// Whether this thread's pack `h` exists. Only the last one may not.
+// Whether pack `h` of this thread exists. Only its last pack may not exist.
 __device__ __forceinline__ bool has_pack(int h) {
     return (h + 1) * GROUP <= PACKS || h * GROUP + static_cast<int>(threadIdx.x % GROUP) < PACKS;
 }
 
-// First column of this thread's pack `h`, or of the row's last pack if pack `h` does not exist.
+// First column of pack `h` of this thread, or of the row's last pack if pack `h` does not exist.
 __device__ __forceinline__ int pack_column(int h) {
     const int pack = h * GROUP + static_cast<int>(threadIdx.x % GROUP);
     return (has_pack(h) ? pack : PACKS - 1) * N;

@@ -1,4 +1,5 @@
-    // Each group sums every GROUPS-th row from `begin` to `end`{% if by_position %}, times its position from 1 on{% endif %}. The first group adds the partial sums.
+    // Each group sums every GROUPS-th row from `begin` to `end`{% if by_position %}, times its position, which counts from 1{% endif %}.
+    // The first group adds up the partial sums.
     if (group < GROUPS) {
 #pragma unroll 4
         for (int t = begin + group; t < end; t += GROUPS) {
@@ -14,7 +15,7 @@
             }
         }
     }
-    if constexpr (GROUPS > 1) {  // in this case a thread has one pack
+    if constexpr (GROUPS > 1) {  // each thread has one pack in this case
         __shared__ float partial[GROUPS][N][GROUP];
         if (group < GROUPS) {
 #pragma unroll

@@ -1,6 +1,6 @@
 {% include "partials/quantize.cu" %}
 
-// Rounds values times `factor` to E4M3.
+// Multiplies values by `factor` and rounds them to E4M3.
 template <int N> __device__ __forceinline__ Pack<unsigned char, N> to_e4m3_pack(const float (&value)[N], float factor) {
     static_assert(N % 4 == 0, "a conversion fills a word");
     Pack<unsigned char, N> pack;

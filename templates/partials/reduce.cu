@@ -6,12 +6,12 @@ struct Sum {
     static __device__ __forceinline__ float of(float a, float b) { return a + b; }
 };
 struct Max {
-    // Finite, so that the difference of two identities is not NaN.
+    // Finite, because the difference of two infinite identities would be NaN.
     static constexpr float IDENTITY = -3.4028235e38f;
     static __device__ __forceinline__ float of(float a, float b) { return fmaxf(a, b); }
 };
 
-// Every lane gets all X results over the LANES lanes (a power of two) of its team. The X shuffles of a step are issued back to back,
+// Every lane receives all X results over the LANES lanes (a power of two) of its team. The X shuffles of a step are issued back to back,
 // which hides their latency.
 template <typename Op, int LANES = 32, int X> __device__ __forceinline__ void warp_all_reduce_xelem(float (&value)[X]) {
 #pragma unroll
@@ -24,8 +24,8 @@ template <typename Op, int LANES = 32, int X> __device__ __forceinline__ void wa
     }
 }
 
-// Like above, over a team of WARPS warps (the whole CTA if WARPS > 1), with one exchange through shared memory for all X values
-// (`blockReduce_XElem`). Each warp then reduces the partial results on its own.
+// Like warp_all_reduce_xelem, but over a team of WARPS warps, which is the whole CTA if WARPS > 1. All X values are exchanged through
+// shared memory at once (`blockReduce_XElem`). Each warp then reduces the partial results separately.
 template <typename Op, int WARPS, int LANES = 32, int X>
 __device__ __forceinline__ void team_all_reduce_xelem(float (&value)[X]) {
     warp_all_reduce_xelem<Op, LANES>(value);

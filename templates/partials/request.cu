@@ -9,7 +9,7 @@ struct Request {
     float top_p, min_p;
     unsigned int seed[2];
     float repetition_penalty;
-    int ngram;  // no n-gram of this length occurs twice; 0 for no limit
+    int ngram;  // length of n-grams that must not occur twice; 0 for no limit
     // Number of beams of the request (0 without beam search), number of beam groups, and index of this row's beam.
     int n_beams, n_groups, beam;
     unsigned int n_candidates;  // max candidates of a row
@@ -20,7 +20,7 @@ struct Request {
     int ids[{{ width }} - 24];
 };
 constexpr int SAMPLES = 1, LOG_PROBABILITY = 2, RENORMALIZES = 4;  // flags
-constexpr int STOP_WHEN_FULL = 1, STOP_WHEN_BEATEN = 2;  // early stopping of a search; 0 is a heuristic between the two
+constexpr int STOP_WHEN_FULL = 1, STOP_WHEN_BEATEN = 2;  // early stopping of a beam search; 0 selects a heuristic between the two
 
 // Outcomes other than a token.
 constexpr int IDLE = -1, NOT_A_NUMBER = -2, NO_TOKEN = -3, FOUND = -4;

@@ -1,5 +1,5 @@
-// Mean and variance of rows of N columns that are spread over the registers of PARTIALS warpgroups of a cluster, COLUMNS columns in
-// each, combined as in Chan, Golub and LeVeque (1979). Uses the size constants of the including kernel.
+// Mean and variance of rows of N columns. A row is distributed over the registers of PARTIALS warpgroups of a cluster, with COLUMNS columns
+// in each. Statistics are combined as in Chan, Golub and LeVeque (1979). Uses the size constants of the including kernel.
 
 // Sum over the four lanes that share a row of accumulators.
 __device__ __forceinline__ float quad_sum(float value) {
@@ -9,8 +9,8 @@ __device__ __forceinline__ float quad_sum(float value) {
 
 struct RowStats { float mean, m2; };  // m2 = Σ (value − mean)²
 
-// Statistics over this warpgroup's columns for row `half` of the two that a thread has in an m64 MMA. Two passes are affordable,
-// because the values are in registers.
+// Statistics over this warpgroup's columns for row `half` of the two rows that a thread has in an m64 MMA. Two passes are cheap, because
+// the values are in registers.
 __device__ __forceinline__ RowStats row_stats_of(const float (&acc)[ACCUMULATORS], int half) {
     float sum = 0.0f, m2 = 0.0f;
 #pragma unroll

@@ -1,8 +1,8 @@
-// Rows of WIDTH elements in registers: a team of WARPS warps has X rows, and each thread every TEAM-th pack of each.
+// Rows of WIDTH elements in registers. A team of WARPS warps has X rows, and a thread has every TEAM-th pack of each row.
 using T = {{ storage }};
 constexpr int WIDTH = {{ width }};
 constexpr int N = {{ vector }};  // elements per pack; a pack is one access
-constexpr int X = {{ x_rows }};  // rows per team, whose reductions interleave
+constexpr int X = {{ x_rows }};  // rows per team; their reductions are interleaved
 constexpr int WARPS = {{ warps_per_row }};
 constexpr int TEAM = 32 * WARPS;
 constexpr int TEAMS = {{ threads }} / TEAM;
@@ -18,12 +18,12 @@ __device__ __forceinline__ unsigned long long row_start(unsigned int row, unsign
     return static_cast<unsigned long long>(min(row, rows - 1)) * WIDTH;
 }
 
-// Whether this thread's pack `h` exists. Only the last one may not.
+// Whether pack `h` of this thread exists. Only its last pack may not exist.
 __device__ __forceinline__ bool has_pack(int h) {
     return (h + 1) * TEAM <= PACKS || h * TEAM + static_cast<int>(threadIdx.x % TEAM) < PACKS;
 }
 
-// First column of this thread's pack `h`, or of the row's last pack if pack `h` does not exist.
+// First column of pack `h` of this thread, or of the row's last pack if pack `h` does not exist.
 __device__ __forceinline__ int pack_column(int h) {
     const int pack = h * TEAM + static_cast<int>(threadIdx.x % TEAM);
     return (has_pack(h) ? pack : PACKS - 1) * N;

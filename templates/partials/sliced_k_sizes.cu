@@ -1,19 +1,20 @@
-// Sliced-K: the first consumer warpgroup has the first half of a CTA's steps of k, the second one the rest. Weights arrive before x and
-// move on to registers: a 64×64 MMA with both operands in shared memory uses all of its bandwidth, which would delay the loads of x.
+// Sliced-K: the first consumer warpgroup has the first half of a CTA's steps along k, and the second warpgroup has the second half. Weights
+// arrive before x and are moved to registers. A 64×64 MMA with both operands in shared memory would use all of its bandwidth, which would
+// delay the loads of x.
 constexpr int WARPGROUP_STEPS = (STEPS + 1) / 2;  // max steps of a warpgroup
 constexpr int RESIDENT = WARPGROUP_STEPS < {{ max_resident }} ? WARPGROUP_STEPS : {{ max_resident }};  // last steps, with weights in registers
-constexpr int FROM_SHARED = WARPGROUP_STEPS - RESIDENT;  // first steps, with weights in shared memory
+constexpr int FROM_SHARED = WARPGROUP_STEPS - RESIDENT;  // first steps, whose weights remain in shared memory
 constexpr bool EVEN = K_STEPS % (2 * SPLITS) == 0;       // all warpgroups have the same number of steps
 constexpr int ROW_OCTETS = ROWS / 8, HALF = (ROW_OCTETS + 1) / 2;  // octets of tokens, and octets that a warpgroup finishes
-constexpr int EXCHANGED = HALF + (TOKENS - ROWS) / 8;              // octets whose accumulators it sends to the other warpgroup
+constexpr int EXCHANGED = HALF + (TOKENS - ROWS) / 8;              // octets whose accumulators a warpgroup sends to the other one
 constexpr int PRODUCER_WARP = 8;
-// Steps whose weights x does not overwrite. Weights of later steps are in the second warpgroup's registers before x is loaded.
+// Steps whose weights are not overwritten by x. The weights of later steps are in the second warpgroup's registers before x is loaded.
 constexpr int UNALIASED_STEPS = {{ unaliased_steps }};
 static_assert(K_STEPS / SPLITS / 2 * WEIGHT_BYTES >= EXCHANGED * PARTIAL_BYTES, "accumulators are exchanged where weights were");
 static_assert(UNALIASED_STEPS == STEPS || (UNALIASED_STEPS - WARPGROUP_STEPS >= FROM_SHARED && (UNALIASED_STEPS - WARPGROUP_STEPS) * WEIGHT_BYTES >= EXCHANGED * PARTIAL_BYTES),
               "x overwrites only weights that are in registers, and not where accumulators are exchanged");
 
-// Like above, with the weights as A fragments in registers.
+// Like the wgmma above, but with the weights as A fragments in registers.
 __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], const unsigned int (&weight)[4],
                                              unsigned long long x, int accumulate) {
     asm volatile("{\n"
@@ -42,7 +43,7 @@ __device__ __forceinline__ void load_four(float (&to)[4], unsigned int from) {
                  : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3]) : "r"(from) : "memory");
 }
 
-// Named barriers of THREADS threads: bar.sync waits for all of them, bar.arrive does not wait.
+// Named barriers of THREADS threads. bar.sync waits for all of them; bar.arrive does not wait.
 template <int THREADS> __device__ __forceinline__ void named_barrier_sync(int barrier) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
 }

@@ -1,4 +1,4 @@
-    // Weights of this warpgroup's last RESIDENT steps move to registers as they arrive. Uses variables of sliced_k_prologue.
+    // The weights of this warpgroup's last RESIDENT steps are moved to registers as they arrive. Uses variables of sliced_k_prologue.
     const int begin = is_first ? 0 : first_steps, own = is_first ? first_steps : steps - first_steps;
     unsigned int resident[RESIDENT][BLOCK_K / 16][4];
 #pragma unroll
@@ -11,4 +11,4 @@
         for (int k = 0; k < BLOCK_K / 16; ++k)
             load_matrices(resident[i][k], weights + step * WEIGHT_BYTES + at * 128 + ((k * 2 + lane / 16) ^ at % 8) * 16);
     }
-    if (UNALIASED_STEPS < STEPS && !is_first) named_barrier_arrive<{{ threads }} - 128>(7);  // x may overwrite these weights now
+    if (UNALIASED_STEPS < STEPS && !is_first) named_barrier_arrive<{{ threads }} - 128>(7);  // from now on, x may overwrite these weights

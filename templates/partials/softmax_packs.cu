@@ -4,19 +4,19 @@ constexpr float SCALE_LOG2 = {{ scale_log2 }};  // scale · log2(e), not 0
 // Number of elements in the row's first pack that precede the row.
 __device__ __forceinline__ unsigned int before(const Row& row) { return row.start % N; }
 
-// Number of packs that the first `n` elements of a row touch, starting with the pack in which the row starts.
+// Number of packs that contain any of the first `n` elements of a row.
 __device__ __forceinline__ unsigned int packs(const Row& row, unsigned int n) { return (before(row) + n + N - 1) / N; }
 
 // Whether a whole pack is within the first `n` elements of the row.
 __device__ __forceinline__ bool inside(const Row& row, unsigned int pack, unsigned int n) {
-    const unsigned int key = pack * N - before(row);  // key of the pack's first element: wraps below 0
+    const unsigned int key = pack * N - before(row);  // key of the pack's first element; wraps if it would be negative
     return key < n && key + N <= n;
 }
 
-// Score of a masked key. Scaled, it is −∞, and its exponential is 0.
+// Score of a masked key. Its scaled value is −∞, whose exponential is 0.
 __device__ __forceinline__ float masked_score() { return __int_as_float(SCALE_LOG2 < 0 ? 0x7f800000 : 0xff800000); }
 
-// Scores of a pack, with `masked_score` outside the row's valid keys. Only packs at the row's ends contain such elements.
+// Returns the scores of a pack, with `masked_score` outside the row's valid keys. Only packs at the ends of the row contain such elements.
 __device__ __forceinline__ void to_scores(float (&value)[N], const Pack<T, N>& raw, const Row& row, unsigned int pack) {
 #pragma unroll
     for (int j = 0; j < N; ++j) value[j] = to_float(raw.at[j]);
@@ -29,7 +29,7 @@ __device__ __forceinline__ void to_scores(float (&value)[N], const Pack<T, N>& r
     }
 }
 
-// Tree reduction of a pack. Operations of a level are independent of each other.
+// Tree reduction of a pack. Operations on the same level are independent of each other.
 template <typename Op> __device__ __forceinline__ float reduce_pack(const float (&value)[N]) {
     float part[N];
 #pragma unroll
@@ -42,8 +42,8 @@ template <typename Op> __device__ __forceinline__ float reduce_pack(const float 
     return part[0];
 }
 
-// Maximum of the scaled scores of a pack, without the factor |SCALE_LOG2|. Scaling and subtracting the maximum are then one fma. Its
-// rounding of the shift is common to a row and cancels in the quotient.
+// Maximum of the scaled scores of a pack, divided by |SCALE_LOG2|. Scaling and subtracting the maximum are then one fma. The rounding error
+// of the shift is the same for a whole row and cancels in the quotient.
 __device__ __forceinline__ float pack_max(const float (&value)[N]) {
     float part[N];
 #pragma unroll
@@ -51,20 +51,20 @@ __device__ __forceinline__ float pack_max(const float (&value)[N]) {
     return reduce_pack<Max>(part);
 }
 
-// Shift that is added to scaled scores, so that the largest becomes 0. Finite even for a row without valid keys.
+// Shift that is added to scaled scores, so that the largest score becomes 0. It is finite even for a row without valid keys.
 __device__ __forceinline__ float shift_of(float row_max) {
     return fminf(SCALE_LOG2 < 0 ? row_max * SCALE_LOG2 : -row_max * SCALE_LOG2, -Max::IDENTITY);
 }
 
-// Stores 16 bytes at once. From C++ the compiler generates four stores, because next to the branch for edges it does not recognise
-// that the elements are adjacent.
+// Stores 16 bytes in one instruction. For a C++ assignment, the compiler generates four stores, because next to the branch for the ends of
+// a row it does not recognise that the elements are adjacent.
 __device__ __forceinline__ void store_16_bytes(T* to, const Pack<T, N>& pack) {
     const unsigned int* word = reinterpret_cast<const unsigned int*>(&pack);
     asm volatile("st.global.v4.b32 [%0], { %1, %2, %3, %4 };"
                  :: "l"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]));
 }
 
-// Stores the elements of a pack that belong to the row, and not those of its neighbours.
+// Stores only those elements of a pack that belong to the row.
 __device__ __forceinline__ void store_keys(T* out, const float (&value)[N], const Row& row, unsigned int pack) {
     T* to = out + row.start - before(row) + static_cast<unsigned long long>(pack) * N;
     if (inside(row, pack, row.length)) {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void store_keys(T* out, const float (&value)[N], cons
     }
 }
 
-// 2^x with an error of at most 2 ulp. Flushed to 0 below 2^−126, far below any probability that storage can hold.
+// 2^x with an error of at most 2 ulp. Results below 2^−126 become 0. This is far below any probability that the storage type can hold.
 __device__ __forceinline__ float exp2_approximate(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

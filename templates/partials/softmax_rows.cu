@@ -1,4 +1,4 @@
-// Ragged rows of scores, and the search for them.
+// Rows of scores with different lengths, and the search for them.
 using T = {{ storage }};
 constexpr int N = {{ vector }};  // elements of a 16-byte pack
 constexpr bool MASKED = {{ masked }};
@@ -6,15 +6,15 @@ constexpr bool MASKED = {{ masked }};
 // Scores of one query of one head.
 struct Row {
     unsigned long long start;  // index of the first score
-    unsigned int length;       // keys; 0 past the last query
-    unsigned int valid;        // leading keys that are not masked
+    unsigned int length;       // number of keys; 0 past the last query
+    unsigned int valid;        // number of leading keys that are not masked
 };
 
-// Finds the rows of queries first + x · TEAMS + team, x < X, of head blockIdx.y. `first` is uniform over the warp, which has TEAMS
+// Finds the rows of queries first + x · TEAMS + team, for x < X, of head blockIdx.y. `first` is uniform over the warp, which has TEAMS
 // teams.
 //
-// If all sequences have the same length, offsets are computed. Otherwise the warp narrows the batch by 32 probes at a time, until its
-// lanes hold a window of sequences that contains all of its rows. This takes one round of loads for up to 32 sequences.
+// If all sequences have the same length, offsets are computed. Otherwise the warp narrows the batch with 32 probes at a time, until its
+// lanes hold a window of sequences that contains all of its rows. For up to 32 sequences, this takes one round of loads.
 template <int X, int TEAMS>
 __device__ __forceinline__ void find_rows(
     Row (&row)[X], unsigned int first, unsigned int team, const int* cu_lens, const long long* pair_offsets,

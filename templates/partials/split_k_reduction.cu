@@ -6,7 +6,7 @@
             if (octet < octets) epilogue(octet, sum{% if residual %}, residuals[octet]{% endif %});
         }
     } else {
-        // Each CTA sends its accumulators to the CTAs that finish them. These sum them in the order of K.
+        // Each CTA sends its accumulators to the CTAs that finish them. The receiving CTA adds them in the order of K.
 #pragma unroll
         for (int octet = 0; octet < OCTETS; ++octet) {
             const unsigned int partial = partials + (octet / SPLITS * SPLITS + rank) * PARTIAL_BYTES + threadIdx.x * 16;

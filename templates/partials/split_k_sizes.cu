@@ -1,5 +1,5 @@
 constexpr int TOKENS = {{ tokens }};  // rows of x per tile
-constexpr int SPLITS = {{ splits }};  // CTAs per cluster, which split K
+constexpr int SPLITS = {{ splits }};  // CTAs of a cluster, which share the work along K
 
 constexpr int BLOCK_N = 64, BLOCK_K = 64;
 constexpr int K_STEPS = (K + BLOCK_K - 1) / BLOCK_K;

@@ -1,5 +1,5 @@
-// Output tile of this CTA with grouped rasterisation: CTAs that run at the same time take GROUP_M row tiles times a few column tiles,
-// so that both operands are reused in L2.
+// Returns the output tile of this CTA with grouped rasterisation. CTAs that run at the same time process GROUP_M row tiles and a few column
+// tiles, so that both operands are reused in L2.
 struct TileIndex { unsigned int m, n; };
 
 template <unsigned int TILES_N, unsigned int GROUP_M>

@@ -1,5 +1,5 @@
 {% include "partials/dependent.cu" %}
-// Storage types. No header is included: conversions are single PTX instructions.
+// Storage types. No header is included, because each conversion is a single PTX instruction.
 struct alignas(2) f16 { unsigned short bits; };
 struct alignas(2) bf16 { unsigned short bits; };
 
@@ -26,7 +26,7 @@ template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) {
     return y;
 }
 
-// Two neighbouring elements in one register. The one at the lower address is in the lower half.
+// Packs two neighbouring elements in a register. The element at the lower address is in the lower half.
 template <typename T> __device__ __forceinline__ unsigned int pack_pair(float low, float high);
 template <> __device__ __forceinline__ unsigned int pack_pair<f16>(float low, float high) {
     unsigned int y;
@@ -39,7 +39,7 @@ template <> __device__ __forceinline__ unsigned int pack_pair<bf16>(float low, f
     return y;
 }
 
-// 16 bytes as one access, and the elements in it.
+// 16 bytes that are accessed at once, and their elements.
 template <typename T> struct alignas(16) Vector {
     static constexpr int N = 16 / sizeof(T);
     T at[N];

@@ -7,7 +7,7 @@ template <> struct Bits<4> { using Type = unsigned int; };
 template <> struct Bits<8> { using Type = uint2; };
 template <> struct Bits<16> { using Type = uint4; };
 
-// Loads through the read-only path (ld.global.nc), so only data that the kernel does not write.
+// Loads through the read-only path (ld.global.nc). The kernel must not write this data.
 template <int N, typename T> __device__ __forceinline__ Pack<T, N> load_pack(const T* from) {
     using Word = typename Bits<N * sizeof(T)>::Type;
     Pack<T, N> pack;
@@ -20,7 +20,7 @@ template <int N, typename T> __device__ __forceinline__ void store_pack(T* to, c
     *reinterpret_cast<Word*>(to) = *reinterpret_cast<const Word*>(&pack);
 }
 
-// Rounds to storage, two 16-bit elements per conversion.
+// Rounds to the storage type. A conversion handles two 16-bit elements.
 template <typename T, int N> __device__ __forceinline__ Pack<T, N> to_pack(const float (&value)[N]) {
     Pack<T, N> pack;
     if constexpr (sizeof(T) == 2 && N % 2 == 0) {

@@ -18,7 +18,7 @@ __device__ __forceinline__ void scale_tile(float (&acc)[M_TILES][ACCUMULATORS], 
 }
 {% else %}struct TileScale { float at[(BLOCK_N + 127) / 128]; };  // of a thread
 
-// Loads the scales of a tile's columns, of which each thread of a warpgroup has every 128th.
+// Loads the scales of a tile's columns. Each thread of a warpgroup has every 128th scale.
 __device__ __forceinline__ TileScale load_tile_scale(const float* scale, unsigned int tile_n) {
     TileScale of;
 #pragma unroll

@@ -1,6 +1,6 @@
-// Epilogue stores from registers directly to global memory, without staging, fence or TMA. The weight's rows are in shared memory in
-// order RowOrder::Quads, so that lane l holds 8 neighbouring columns (16 bytes) of each 32, in rows l / 4 and l / 4 + 8 of its warp's
-// 16 rows, and four lanes write 64 bytes of a row.
+// Epilogue that stores from registers directly to global memory, without staging, fence or TMA. The weight's rows are in shared memory in
+// the order RowOrder::Quads. A lane l therefore holds 8 neighbouring columns (16 bytes) of each 32, in rows l / 4 and l / 4 + 8 of its
+// warp's 16 rows, and four lanes write 64 bytes of a row.
 constexpr unsigned int EPILOGUE_BYTES = 0;
 
 {% if gated %}__device__ __forceinline__ void load_rows(unsigned int to, const TensorMap& weight, int column, int row,
@@ -11,7 +11,7 @@ constexpr unsigned int EPILOGUE_BYTES = 0;
                  : "memory");
 }
 
-// Loads rows of both halves of the weight, one after the other.
+// Loads rows of the first half of the weight, and then rows of the second half.
 __device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& weight, int column, int row,
                                             unsigned int barrier) {
     load_rows(to, weight, column, row, barrier);
@@ -37,7 +37,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULAT
     T* const first = out + static_cast<unsigned long long>(row) * N + column + lane % 4 * 8;
 {% if gated %}#pragma unroll
     for (int group = 0; group < TILE_N / 32; ++group) {
-        // Read when they are added: registers could not hold both halves.
+        // Read the bias only when it is added, because registers cannot hold that of both halves.
         const float* of_gate = tile_bias + group * 32 + lane % 4 * 8;
         const auto up_of = [&](float sum, int j) { return BIAS ? sum + of_gate[TILE_N + j] : sum; };
         const auto gate_of = [&](float sum, int j) { return epilogue(sum, BIAS ? of_gate[j] : 0.0f); };

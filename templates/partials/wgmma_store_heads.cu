@@ -1,12 +1,13 @@
 constexpr unsigned int HEADS = {{ heads }}, KV_HEADS = {{ kv_heads }};
-constexpr int HEAD = {{ head }}, PAIRS = {{ pairs }};  // columns per head, and rotated pairs of columns
+constexpr int HEAD = {{ head }}, PAIRS = {{ pairs }};  // columns per head, and rotated pairs of columns per head
 constexpr unsigned int Q_FROM = {{ q_from }}, K_FROM = {{ k_from }};  // first columns
 __constant__ float FREQUENCIES[PAIRS] = { {{ frequencies }} };
 
-// Sine and cosine of an angle in radians, as exact as its f32 value. Whole turns, fewer than 2^22, are subtracted in two steps, of which
-// the second corrects the rounding of 2π to f32. For the remainder, the hardware's approximations have an error of at most 2^-20.
+// Sine and cosine of an angle in radians. The angle's f32 value is treated as exact. Whole turns, fewer than 2^22, are subtracted in two
+// steps; the second step corrects the rounding of 2π to f32. For the remainder, the hardware's approximations have an error of at most
+// 2^-20.
 __device__ __forceinline__ void sine_cosine(float radians, float& sine, float& cosine) {
-    constexpr float WHOLE = 12582912.0f;  // added and subtracted, it rounds to the next integer
+    constexpr float WHOLE = 12582912.0f;  // adding and subtracting it rounds to the nearest integer
     const float turns = __fadd_rn(fmaf(radians, 0.15915494f, WHOLE), -WHOLE);
     const float rest = fmaf(turns, 1.7484556e-7f, fmaf(turns, -6.2831855f, radians));
     sine = __sinf(rest) * {{ factor }}, cosine = __cosf(rest) * {{ factor }};
@@ -15,7 +16,7 @@ __device__ __forceinline__ void sine_cosine(float radians, float& sine, float& c
 __device__ __forceinline__ bool is_query(unsigned int column) { return column - Q_FROM < HEADS * HEAD; }
 __device__ __forceinline__ bool is_key(unsigned int column) { return column - K_FROM < KV_HEADS * HEAD; }
 
-// Positions of a thread's rows, from `row` on, loaded before the products after which they are needed.
+// Positions of a thread's rows, from `row` on. They are loaded before the mainloop, and used after it.
 struct RowData { int position[M_TILES * 2]; };
 __device__ __forceinline__ RowData load_row_data(const int* positions, unsigned int row, unsigned int rows) {
     RowData data = {};
@@ -27,8 +28,8 @@ __device__ __forceinline__ RowData load_row_data(const int* positions, unsigned 
     return data;
 }
 
-// Stores this warp's 16 rows of each 64 of the tile, from (row, column) on. tile_bias is read if BIAS. Heads of queries and of keys are
-// rotated by their row's position. A lane holds the 8 columns from lane % 4 · 8 on of each 32, and therefore both columns of a pair.
+// Stores this warp's 16 rows of each 64 of the tile, from (row, column) on. tile_bias is read if BIAS. Heads of queries and keys are
+// rotated by the position of their row. A lane holds 8 columns of each 32, from lane % 4 · 8 on, and therefore both columns of a pair.
 __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULATORS], const float* tile_bias, const RowData& data, T* out, T* queries,
                                            T* keys, unsigned int row, unsigned int column, unsigned int rows) {
     constexpr int TILE_HEADS = TILE_N / HEAD;

@@ -1,6 +1,6 @@
-// Epilogue stores of swap-AB, from registers directly to global memory. The weight's rows are in shared memory in order
-// RowOrder::Fours, so that a lane holds 4 neighbouring columns of out (8 bytes) of its warp's 32, in two of each 8 rows, and eight
-// lanes write 64 bytes of a row.
+// Epilogue of swap-AB that stores from registers directly to global memory. The weight's rows are in shared memory in the order
+// RowOrder::Fours. A lane therefore holds 4 neighbouring columns of out (8 bytes) of its warp's 32, in two of each 8 rows, and eight lanes
+// write 64 bytes of a row.
 constexpr unsigned int EPILOGUE_BYTES = 0;
 static_assert(!COOPERATIVE && BLOCK_N == 128, "one consumer warpgroup has four warps of 32 columns");
 
@@ -12,7 +12,7 @@ __device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& we
                  : "memory");
 }
 
-// Bias of a lane's columns in the storage type, because a conversion before the mainloop would wait for the load.
+// Bias of a lane's columns in the storage type. A conversion before the mainloop would wait for the load.
 struct alignas(8) TileBias { T at[4]; };
 __device__ __forceinline__ TileBias load_tile_bias(const T* bias, unsigned int column) {
     if (N % BLOCK_N != 0 && column >= N) return {};

@@ -1,5 +1,5 @@
-// Epilogue stores through shared memory with TMA, if N or BLOCK_N is not a multiple of 32. A warp stages subtiles of 16 rows by
-// SUBTILE_N columns and stores each as BOXES boxes.
+// Epilogue that stores through shared memory with TMA, used if N or BLOCK_N is not a multiple of 32. A warp stages subtiles of 16 rows by
+// SUBTILE_N columns, and stores each as BOXES boxes.
 constexpr int SUBTILE_N = {{ subtile }}, BOXES = {{ boxes }}, BOX = SUBTILE_N / BOXES;  // columns
 constexpr int SUBTILES = BLOCK_N / SUBTILE_N;
 constexpr unsigned int SUBTILE_BYTES = 16 * SUBTILE_N * 2, BOX_BYTES = SUBTILE_BYTES / BOXES;
@@ -7,9 +7,9 @@ constexpr int BUFFERS = {{ buffers }};  // subtiles in flight to global memory p
 constexpr unsigned int EPILOGUE_BYTES = 8 * BUFFERS * SUBTILE_BYTES;
 static_assert(BLOCK_N % SUBTILE_N == 0 && SUBTILE_N % 16 == 0, "a tile is a whole number of subtiles");
 
-// Byte offset, within a subtile, of a lane's row for stmatrix: lanes 0 to 15 have rows 0 to 15 of the 8 columns j, lanes 16 to 31 those
-// of j + 1. A single box of 64 columns has the 128-byte swizzle. Rows of one of two boxes are an odd number of 16-byte chunks, so that
-// eight rows are free of bank conflicts without a swizzle.
+// Byte offset, within a subtile, of a lane's row for stmatrix. Lanes 0 to 15 have rows 0 to 15 of column group j, which has 8 columns.
+// Lanes 16 to 31 have rows 0 to 15 of group j + 1. A single box of 64 columns has the 128-byte swizzle. If there are two boxes, a row of a box is
+// an odd number of 16-byte chunks, so eight rows are free of bank conflicts without a swizzle.
 __device__ __forceinline__ unsigned int stmatrix_offset(int lane, int j) {
     const int row = lane % 16;
     if constexpr (BOXES == 1) return row * 128 + ((j + lane / 16) ^ row % 8) * 16;
@@ -37,7 +37,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULAT
     for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
         for (int subtile = 0; subtile < SUBTILES; ++subtile) {
-            unsigned int pair[SUBTILE_N / 8][2];  // of rows 0 to 7 and 8 to 15
+            unsigned int pair[SUBTILE_N / 8][2];  // for rows 0 to 7 and 8 to 15
 #pragma unroll
             for (int j = 0; j < SUBTILE_N / 8; ++j) {
                 float2 accumulate = {};

@@ -7,18 +7,18 @@ pub(super) const TEXT: i32 = 13;
 pub(super) const TITLE: i32 = 16;
 pub(super) const TITLE_LINE: i32 = 22;
 pub(super) const MARGIN: i32 = 14;
-/// Width of the numbers at the value axis.
+/// Width of the numbers next to the value axis.
 pub(super) const TICK_WIDTH: i32 = 56;
 /// Width of a legend's sample, including the space before the name.
 pub(super) const KEY_WIDTH: i32 = 32;
-/// Width from which a bar has room for vertical text.
+/// Min width of a bar that has room for vertical text.
 pub(super) const TURNED_WIDTH: i32 = 14;
 
 /// Mean width of a sans-serif letter, as a fraction of its height; a high estimate.
 const LETTER: f64 = 0.6;
 const PLOT_HEIGHT: i32 = 340;
-/// Minimum and maximum width inside the axes. A figure with many groups exceeds the maximum if bars
-/// of the minimum width need it.
+/// Minimum and maximum width inside the axes. A figure with many groups exceeds the maximum if its bars would otherwise be narrower than
+/// the minimum width of a bar.
 const MIN_WIDTH: i32 = 620;
 const MAX_WIDTH: i32 = 1200;
 const MIN_BAR: i32 = 5;
@@ -73,7 +73,7 @@ impl Layout {
             }
         };
         let slot = least_slot.max(MIN_WIDTH / n_groups).max(1);
-        // If labels need wider slots than bars, at least half the gap remains.
+        // If labels need wider slots than bars, at least half of the gap remains.
         let bar = ((slot - GROUP_GAP / 2) / n_bars).min(widest_bar);
         let labels = figure.groups.iter().map(|g| width_of(&shown(g), TEXT));
         let longest = labels.max().unwrap_or(0);
@@ -135,8 +135,7 @@ impl Layout {
     }
 }
 
-/// Returns the positions of the legend's entries, in lines from `left` to `right`, and the total
-/// height.
+/// Returns the positions of the legend's entries, in lines from `left` to `right`, and the total height of the lines.
 fn legend(figure: &Figure, left: i32, right: i32, top: i32) -> (Vec<(i32, i32)>, i32) {
     let (mut x, mut y) = (left, top);
     let mut places = Vec::new();
@@ -174,7 +173,7 @@ fn shown_up_to(text: &str, most: usize) -> String {
     shown
 }
 
-/// Breaks a text into lines of at most `width`, except for longer words.
+/// Breaks a text into lines of at most `width`. Only a longer word exceeds it.
 fn wrap(text: &str, width: i32) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

@@ -34,8 +34,8 @@ const FEW: [&str; 3] = ["b16_m128", "b16_m512", "b16_m1024"];
 /// Heads and head size: BERT-base, MiniLM, BERT-large.
 const HEADS: [(u32, u32); 3] = [(12, 64), (12, 32), (16, 64)];
 
-/// Heads, key heads, head size, and whether attention is causal, for sequences of one length. For
-/// each length, the number of sequences is such that there are 8,192 tokens.
+/// Heads, key heads, head size, and whether attention is causal, for sequences of equal length. The number of sequences is chosen so that
+/// there are 8,192 tokens.
 const EQUAL: [(u32, u32, u32, bool); 6] = [
     (8, 8, 128, false),
     (8, 8, 128, true),
@@ -47,7 +47,7 @@ const EQUAL: [(u32, u32, u32, bool); 6] = [
 const EQUAL_LENGTHS: [u32; 4] = [512, 1024, 2048, 4096];
 const EQUAL_TOKENS: u32 = 8192;
 
-/// Returns every head shape on every set for the user's sets; otherwise the default choice of both.
+/// Returns every head shape on every set if the user gives sets, and otherwise a default selection of both.
 pub(super) fn problems(
     dtype: DType,
     machine: &Machine,
@@ -112,8 +112,8 @@ fn problem(
     })
 }
 
-/// Returns the kernel that a model launches, then the other kernels for these lengths: the smallest
-/// short kernel, warpgroup MMA, online, grouped, and unfused attention.
+/// Returns the kernel that a model launches for these lengths, followed by the alternatives: the smallest short kernel, warpgroup MMA,
+/// online, grouped, and unfused attention.
 fn contenders(
     machine: &Machine,
     of: AttentionProblem,
@@ -131,7 +131,7 @@ fn contenders(
         ..
     } = of;
     let attention = Attention(MhaOnline { of, dtype });
-    // One tensor contains the columns of all three, like the output of the merged projection.
+    // One tensor contains the columns of Q, K and V, like the output of the merged projection.
     let merged = |chain: Chain| chain.sharing(&["q", "k", "v"], "qkv");
     let longest = set.longest();
     let batch = Extents::of(&set.lens).into_diagnostic()?;
@@ -162,8 +162,7 @@ fn contenders(
         ("mha_wgmma", wgmma),
         ("mha_online", Some(attention.0.clone().into())),
     ];
-    // A kernel of the same name differs only in its tile, and the pick has the best tile for these
-    // rows.
+    // Skip a kernel with the same name: it differs only in its tile, and the selected kernel has the best tile for these rows.
     for (name, kernel) in alone
         .into_iter()
         .filter(|(name, _)| *name != label(&picked))

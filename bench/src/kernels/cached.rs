@@ -1,4 +1,4 @@
-//! Attention to a KV cache: decode steps of one token per sequence, and pieces of prompts.
+//! Attention to a KV cache: decode steps with one token per sequence, and parts of prompts.
 
 use gemmule::{
     DType,
@@ -20,7 +20,7 @@ use crate::launched::ChosenBy;
 
 /// Heads, key heads and head size: GPT-2, Qwen3-0.6B, Llama-3.2-1B, Llama-3-8B.
 const HEADS: [(u32, u32, u32); 4] = [(12, 12, 64), (16, 8, 128), (32, 8, 64), (32, 8, 128)];
-/// Sequences, new tokens of each, and keys of each including the new ones.
+/// Number of sequences, number of new tokens of each, and number of keys of each, which includes the new tokens.
 const SHAPES: [(u32, u32, u32); 15] = [
     (1, 1, 96),
     (32, 1, 96),
@@ -82,8 +82,7 @@ pub(super) fn problems(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, 
     .collect()
 }
 
-/// Returns the kernel that a model launches, then the others; the general kernel only if it is fast
-/// enough.
+/// Returns the kernel that a model launches, followed by the others. The general kernel is included only if it is fast enough.
 fn contenders(plain: &MhaCached, machine: &Machine, batch: &Extents) -> Option<Vec<Contender>> {
     let dispatch = CachedAttention(plain.clone()).by_length(machine);
     let picked = dispatch.at(batch)?.clone();

@@ -1,5 +1,4 @@
-//! GEMMs alone, and with bias and GELU in the epilogue or in separate kernels (ByteTransformer,
-//! figure 10).
+//! GEMMs alone, and GEMMs with bias and GELU, either in the epilogue or in separate kernels (ByteTransformer, figure 10).
 
 use gemmule::{
     DType,
@@ -29,7 +28,7 @@ const SIZES: [(u32, u32); 8] = [
     (4096, 1024),
     (1024, 4096),
 ];
-/// Outputs and inputs of the weights before the activation.
+/// Outputs and inputs of the weight that precedes the activation.
 const INNER: [(u32, u32); 2] = [(3072, 768), (4096, 1024)];
 
 pub(super) fn problems(dtype: DType, launched: &Launched) -> Result<Vec<Problem>, Report> {
@@ -64,7 +63,7 @@ struct Gemms<'a> {
 }
 
 impl Gemms<'_> {
-    /// Returns the contenders with GELU; the first is what a model launches.
+    /// Returns the contenders with GELU. The first is the kernel that a model launches.
     fn with_gelu(self, rows: u32, n: u32, k: u32) -> Result<Vec<Contender>, Report> {
         let dtype = self.dtype;
         let activation = Activation::GeluExact;

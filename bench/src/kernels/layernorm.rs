@@ -1,5 +1,5 @@
-//! LayerNorm alone (TurboTransformers, figure 5), and with the preceding bias and residual in one
-//! kernel or in three (ByteTransformer, figure 9).
+//! LayerNorm alone (TurboTransformers, figure 5), and LayerNorm after a bias and a residual, computed by one kernel or by three
+//! (ByteTransformer, figure 9).
 
 use gemmule::{
     DType,
@@ -17,10 +17,10 @@ use super::problem::{Contender, Problem, Task, variants};
 use crate::launched::{ChosenBy, Launched};
 
 const EPS: f32 = 1e-12;
-/// Numbers of tokens in figure 5, with a width of 768. The last one is three times as large as L2.
+/// Numbers of tokens in figure 5, with a width of 768. The data of the last one is three times as large as L2.
 const ALONE: [u32; 8] = [10, 100, 200, 500, 2000, 10_000, 16_384, 65_536];
 const WIDTHS: [u32; 2] = [768, 1024];
-/// Tokens of single sequences, of packed batches, and of one that exceeds L2.
+/// Numbers of tokens of single sequences, of packed batches, and of a batch that exceeds L2.
 const ROWS: [u32; 9] = [10, 40, 128, 500, 1229, 2458, 4915, 9830, 32_768];
 
 pub(super) fn problems(dtype: DType, launched: &Launched) -> Result<Vec<Problem>, Report> {
@@ -43,9 +43,8 @@ pub(super) fn problems(dtype: DType, launched: &Launched) -> Result<Vec<Problem>
     alone.chain(WIDTHS.into_iter().flat_map(of_width)).collect()
 }
 
-/// Returns the kernel that a model launches, then the same number of warps with other numbers of
-/// rows X (`warpAllReduce_XElem`) or the smallest larger team that holds them, and the two-pass
-/// variance.
+/// Returns the kernel that a model launches, followed by variants: the same number of warps with other numbers of rows X
+/// (`warpAllReduce_XElem`) or the smallest larger team that can hold them, and the two-pass variance.
 fn alone(
     launched: &Launched,
     rows: u32,
@@ -135,7 +134,7 @@ fn without_variants(kernel: &KernelSpec) -> Report {
     )
 }
 
-/// Returns the variants to compare with a pick: rows per team, and the variance.
+/// Returns the variants that are compared with the selected kernel. They differ in the rows per team and in the variance.
 fn choices(
     picked: Teams,
     width: u32,

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::launched::ChosenBy;
 
-/// Number of heads in the softmax problems and in most others.
+/// Number of heads in the softmax problems and in most attention problems.
 pub(super) const HEADS: u32 = 12;
 
 /// A task of one shape, with its contenders.
@@ -20,15 +20,14 @@ pub(super) struct Problem {
     pub task: Task,
     /// The sequences that the kernels run on.
     pub case: Case,
-    /// Contenders. The first is what a model launches; the others' results are compared with its
-    /// result.
+    /// Contenders. The first is the kernel that a model launches, and its result is the reference for the others.
     pub contenders: Vec<Contender>,
 }
 
-/// Launches of ours that compute a task.
+/// Launches of our kernels that compute a task.
 #[derive(Clone, Debug)]
 pub(super) struct Contender {
-    /// Description of the computation, the same for every shape; launches are separated by commas.
+    /// Description of the computation, which is the same for every shape. Launches are separated by commas.
     pub label: &'static str,
     pub chain: Chain,
     /// Whether a model launches this.
@@ -57,7 +56,7 @@ impl Contender {
     }
 }
 
-/// Returns the kernel for a size, from several with maximum sizes.
+/// Returns the kernel for a size. Each of the given kernels has a maximum size.
 pub(super) fn by_limit<K>(variants: Vec<(Option<u64>, K)>, size: u32) -> K {
     let (_, kernel) = variants
         .into_iter()
@@ -66,7 +65,7 @@ pub(super) fn by_limit<K>(variants: Vec<(Option<u64>, K)>, size: u32) -> K {
     kernel
 }
 
-/// Returns the pick, and those of the other kernels that exist and differ from it.
+/// Returns the selected kernel, and the other kernels that exist and differ from it.
 pub(super) fn variants<K: Clone + PartialEq + Into<KernelSpec>>(
     (label, by): (&'static str, ChosenBy),
     picked: &K,
@@ -112,8 +111,7 @@ pub(super) enum Task {
         causal: bool,
         lens: Vec<u32>,
     },
-    /// Attention to `keys` keys per sequence; the last `new` belong to the queries and the others
-    /// are cached.
+    /// Attention to `keys` keys per sequence. The last `new` keys are those of the queries' tokens, and the others are cached.
     CachedAttention {
         heads: u32,
         kv_heads: u32,
@@ -137,8 +135,7 @@ pub(super) enum Task {
 /// Minimum work of a task, for any implementation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Work {
-    /// Bytes of operands read once and results written once; vectors of the width of a row are not
-    /// counted.
+    /// Bytes of operands that are read once and results that are written once. Vectors with the width of a row are not counted.
     Bytes(f64),
     /// Operations on valid tokens; a multiply-add counts as two.
     Flop(f64),

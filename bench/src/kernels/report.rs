@@ -15,9 +15,8 @@ use crate::{
     peers::PeerTime,
 };
 
-/// Allowed difference of unfused kernels, in units in the last place of 1, for each launch except
-/// the last. Every such launch rounds its result once more than the fused kernel. Values are at
-/// most 4, and so is the effect of their rounding.
+/// Allowed difference per launch of unfused kernels except the last, in ulps of 1. Each of these launches rounds its result, which the
+/// fused kernel does not. Values are at most 4, which also bounds the effect of the rounding.
 const ALLOWED_IN_PIECES: f32 = 4.0;
 /// Maximum length in the figure of short sequences (ByteTransformer III.E).
 const SHORT: u32 = 384;
@@ -28,7 +27,7 @@ pub(super) struct Row {
     pub op: &'static str,
     pub shape: String,
     pub who: String,
-    /// Whether this is a peer, not one of our kernels.
+    /// Whether this is a peer rather than one of our kernels.
     pub peer: bool,
     pub us: f64,
     pub rate: f64,
@@ -39,7 +38,7 @@ pub(super) struct Row {
     pub chosen_by: Option<ChosenBy>,
     /// Time of the best peer relative to this one.
     pub ratio_to_best_peer: Option<f64>,
-    /// Difference from the picked variant's result; unknown for peers, which use other inputs.
+    /// Difference from the result of the selected kernel; unknown for peers, which use other inputs.
     pub max_difference: Option<f32>,
     pub agrees: Option<bool>,
     /// Index of the problem.
@@ -99,15 +98,14 @@ pub(super) fn rows(
     rows
 }
 
-/// Returns the allowed difference between several launches and one, in addition to the kernel's
-/// tolerance.
+/// Returns the difference that is allowed for several launches compared with one, in addition to the kernel's tolerance.
 fn of_pieces(contender: &Contender, dtype: DType) -> f32 {
     let unit = dtype.epsilon();
     let rounded = contender.chain.launches.len().saturating_sub(1);
     ALLOWED_IN_PIECES * unit * rounded as f32
 }
 
-/// Prints one line per problem, or one per row.
+/// Prints a line per problem, or a line per row if `all` is set.
 pub(super) fn show(rows: &[Row], all: bool) -> Result<(), Report> {
     let text = if all { every_row(rows) } else { summary(rows) };
     print(&format!("{text}\n"))?;
@@ -164,7 +162,7 @@ fn every_row(rows: &[Row]) -> comfy_table::Table {
     shown
 }
 
-/// Returns the picked variant, the fastest other variant and the fastest peer for every problem.
+/// Returns the selected kernel, the fastest other variant and the fastest peer for every problem.
 fn summary(rows: &[Row]) -> comfy_table::Table {
     let mut shown = table(&[
         "op", "shape", "picked", "by", "us", "rate", "", "other", "us", "peer", "us", "ratio",
@@ -326,8 +324,7 @@ pub(super) fn figures(
         .collect()
 }
 
-/// Returns a series for each of our variants, those with X first, then for each peer in order of
-/// appearance.
+/// Returns a series for each of our variants, variants with X first, followed by a series for each peer in order of appearance.
 fn series(rows: &[Row], groups: &[usize], time: bool) -> Vec<Series> {
     let shown = || rows.iter().filter(|r| groups.contains(&r.problem));
     let mut names: Vec<(bool, &str)> = Vec::new();
@@ -336,7 +333,7 @@ fn series(rows: &[Row], groups: &[usize], time: bool) -> Vec<Series> {
             names.push((row.peer, &row.who));
         }
     }
-    // Sorted by X, whichever variant was picked for the first shape.
+    // Sort by X, so that the order does not depend on which variant was selected for the first shape.
     names.sort_by_key(|&(peer, who)| (peer, !who.starts_with("X="), who.strip_prefix("X=")));
     names
         .into_iter()

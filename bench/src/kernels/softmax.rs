@@ -11,7 +11,7 @@ use gemmule::{
 use super::problem::{Contender, HEADS, Problem, Task, by_limit, variants};
 use crate::launched::ChosenBy;
 
-/// Numbers of sequences and their length.
+/// Number of sequences, and their length.
 const SHAPES: [(u32, u32); 7] = [
     (1, 10),
     (1, 100),
@@ -35,9 +35,8 @@ pub(super) fn problems(dtype: DType) -> Vec<Problem> {
     SHAPES.into_iter().map(problem).collect()
 }
 
-/// Returns the kernel that a model launches, then the same team of lanes with other numbers of rows
-/// X (`warpAllReduce_XElem`) or the smallest larger team that holds them, one block per row, and
-/// the form for any length.
+/// Returns the kernel that a model launches, followed by variants: the same team of lanes with other numbers of rows X
+/// (`warpAllReduce_XElem`) or the smallest larger team that can hold them, one block per row, and the form for any length.
 fn contenders(length: u32, dtype: DType) -> Vec<Contender> {
     let picked = by_limit(AttentionSoftmax::new(HEADS, 1.0, dtype).by_length(), length);
     let candidates = picked.candidates();

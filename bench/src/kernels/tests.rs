@@ -63,7 +63,7 @@ fn work_is_the_minimum_of_an_operator() {
     };
     // 4·(100 + 400)·768: only pairs within a sequence.
     assert_eq!(attention(false).work(f16), Work::Flop(1_536_000.0));
-    // Causal: 55 and 210 pairs of a token and itself or an earlier one.
+    // Causal attention has 55 and 210 pairs, because a token attends only to itself and to earlier tokens.
     assert_eq!(attention(true).work(f16), Work::Flop(814_080.0));
     let cached = |new| Task::CachedAttention {
         heads: 4,
@@ -73,7 +73,7 @@ fn work_is_the_minimum_of_an_operator() {
         new,
         keys: 10,
     };
-    // Keys and values of both key heads; and 8 + 9 + 10 pairs for each head.
+    // Bytes are the keys and values of both key heads. There are 8 + 9 + 10 pairs for each head.
     assert_eq!(cached(1).work(f16), Work::Bytes(15_360.0));
     assert_eq!(cached(3).work(f16), Work::Flop(4.0 * 3.0 * 27.0 * 256.0));
     let gemm = Task::GemmBiasGelu {
@@ -194,7 +194,7 @@ fn only_chooses_families_and_an_unknown_word_names_the_known_ones() {
 fn requests_that_cannot_be_timed_give_the_reason() {
     let error = run(args(&["--device", "cpu", "--peers", "off"])).unwrap_err();
     assert!(error.to_string().contains("--device cuda:N"), "{error}");
-    // More devices than any machine has.
+    // No machine has this many devices.
     let error = run(args(&["--device", "cuda:4096", "--peers", "off"])).unwrap_err();
     assert!(!error.to_string().is_empty());
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 /// Maximum length of a line, and maximum number of remarks.
 const MAX_LINE: u64 = 4096;
 const MAX_REMARKS: usize = 50;
-/// Maximum time in microseconds. No operator or encoder takes an hour.
+/// Maximum time in microseconds, which is one hour. No operator or encoder takes that long.
 const MAX_US: f64 = 3.6e9;
 
 /// Results of the peers.
@@ -132,8 +132,7 @@ pub(super) fn probe_line(text: &str) -> Option<String> {
     Some(format!("PyTorch {torch} on {device}"))
 }
 
-/// Prepares another program's text for a terminal: one line without control characters, truncated
-/// if it is long.
+/// Prepares the output of another program for a terminal: one line without control characters, truncated if it is long.
 pub(super) fn printable(text: &str) -> String {
     const MAX: usize = 400;
     let clean = |c: char| if c.is_control() { ' ' } else { c };

@@ -1,4 +1,4 @@
-//! Embeds the column `text` of a file by the lengths of words, without a model, and prints how fast it went:
+//! Embeds the column `text` of a file without a model, and prints the speed. A vector holds the lengths of the words.
 //!
 //! ```sh
 //! cargo run --release -p gemmule-corpus --example lengths -- corpus.jsonl vectors.parquet
@@ -11,7 +11,7 @@ use gemmule_corpus::{Column, Function, Hooks, Job, Keep, Kind, Results, Texts, V
 /// Number of values of a vector.
 const WIDTH: usize = 384;
 
-/// Returns the lengths of the first words.
+/// Returns a vector of the lengths of the first words.
 fn vector(text: &str) -> Vec<f32> {
     let mut vector: Vec<f32> = text
         .split(' ')

@@ -108,7 +108,7 @@ pub enum CorpusError {
         action: &'static str,
         source: io::Error,
     },
-    /// A run that stopped before its end.
+    /// A run that stopped before its end and can be resumed.
     #[error(
         "{error}; {rows} rows are finished and kept in `{partial}`, and the same command goes on after them"
     )]

@@ -13,18 +13,18 @@ use crate::{Column, CorpusError, Kind};
 #[derive(Clone, Debug)]
 pub struct Job {
     pub input: PathBuf,
-    /// Format of the input. `None` chooses it by the ending of the name.
+    /// Format of the input. `None` selects it by the file extension.
     pub input_format: Option<InputFormat>,
-    /// Columns or fields with the texts, at least one. Plain lines have a single text, whatever it is called here.
+    /// Columns or fields with the texts, at least one. For plain lines there is one text, and its name here is arbitrary.
     pub columns: Vec<String>,
     pub output: PathBuf,
-    /// Format of the output. `None` chooses it by the ending of the name.
+    /// Format of the output. `None` selects it by the file extension.
     pub output_format: Option<OutputFormat>,
     /// Columns of the input that are copied to the output.
     pub keep: Keep,
-    /// Type of the values of vectors. It concerns no other column.
+    /// Storage type of the values of vectors. Other columns are not affected.
     pub vectors: Vectors,
-    /// Whether an output that exists is replaced, and an interrupted run with other options discarded.
+    /// Whether to replace an existing output, and to discard an interrupted run with other options.
     pub overwrite: bool,
     /// Name of the output's column with the row number.
     pub row_column: String,
@@ -34,8 +34,7 @@ pub struct Job {
 /// Limits that bound memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Max number of rows of a window. A run resumes after its last finished window, so a slow model needs smaller
-    /// windows.
+    /// Max number of rows of a window. A run resumes after its last finished window, so a slow model benefits from smaller windows.
     pub window_rows: usize,
     /// Number of bytes of texts and kept columns after which a window ends.
     pub window_bytes: usize,
@@ -90,21 +89,21 @@ pub enum OutputFormat {
     Jsonl,
 }
 
-/// Types of the values of vectors.
+/// Storage types for the values of vectors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Vectors {
     #[default]
     F32,
     F16,
-    /// Integers from -127 to 127 and a scale for each vector, in the column `scale`. A value is its integer times the scale,
-    /// the largest magnitude of the vector divided by 127.
+    /// Integers from -127 to 127, and a scale for each vector in the column `scale`: the vector's largest magnitude divided by 127. A value
+    /// is its integer times the scale.
     Int8,
-    /// A bit for each value, 1 if the value is positive. 8 values are a byte, the first one in its highest bit, as with
-    /// `ubinary` of sentence-transformers. The last byte is filled with zeros.
+    /// One bit per value, which is 1 if the value is positive. A byte holds 8 values, the first one in its highest bit, like `ubinary` of
+    /// sentence-transformers. The last byte is padded with zeros.
     Binary,
 }
 
-/// Name of the column with the scales of [`Vectors::Int8`]. It has a scale, or a list of scales for several vectors.
+/// Name of the column with the scales of [`Vectors::Int8`]: one scale per row, or a list of scales if a row has several vectors.
 pub(crate) const SCALE: &str = "scale";
 
 impl Job {
@@ -124,21 +123,21 @@ impl Job {
         }
     }
 
-    /// Returns the folder of the unfinished output: the output's name with `.partial`.
+    /// Returns the folder of the unfinished output: the path of the output with `.partial` appended.
     pub fn partial(&self) -> PathBuf {
         beside(&self.output, ".partial")
     }
 
-    /// Returns the file of refused rows: the output's name with `.errors.jsonl`.
+    /// Returns the file that lists refused rows: the path of the output with `.errors.jsonl` appended.
     pub fn errors(&self) -> PathBuf {
         beside(&self.output, ".errors.jsonl")
     }
 
-    /// Checks the options for a model that computes these columns, as [`run`](crate::run) does. A program may check them
-    /// before it loads the model, when the widths of vectors are not known. Any width is then as good as another.
+    /// Checks the options for a model that computes these columns, as [`run`](crate::run) does. A program may call this before it loads the
+    /// model. The widths of vectors are not known then, and any width may be given.
     ///
     /// # Errors
-    /// Returns an error for contradictory options, and for a format of the output that cannot hold the columns.
+    /// Returns an error for contradictory options, and for an output format that cannot hold the columns.
     pub fn check(&self, columns: &[Column]) -> Result<(), CorpusError> {
         self.checked(columns).map(drop)
     }
@@ -219,7 +218,7 @@ impl Job {
         })
     }
 
-    /// Checks that an array of NumPy can hold the columns.
+    /// Checks that a NumPy array can hold the columns.
     fn check_array(&self, columns: &[Column]) -> Result<(), CorpusError> {
         let problem = match columns {
             [column] => match column.kind {
@@ -263,7 +262,7 @@ impl Job {
     }
 }
 
-/// Returns a name that is there twice.
+/// Returns a name that occurs twice.
 fn twice(names: &[String]) -> Option<&str> {
     let again = |(at, name): &(usize, &String)| names[..*at].contains(name);
     let found = names.iter().enumerate().find(again);
@@ -275,7 +274,7 @@ fn quoted(names: &[String]) -> String {
     quoted.join(", ")
 }
 
-/// A job whose options are checked.
+/// A job whose options have been checked.
 #[derive(Clone)]
 pub(crate) struct Checked<'j> {
     pub job: &'j Job,
@@ -286,7 +285,7 @@ pub(crate) struct Checked<'j> {
 }
 
 impl Checked<'_> {
-    /// Returns every option that changes a byte of the output, for the journal.
+    /// Returns all options that affect the bytes of the output, for the journal.
     pub fn options(&self) -> BTreeMap<String, String> {
         let job = self.job;
         let keep = match &job.keep {
@@ -310,14 +309,14 @@ impl Checked<'_> {
     }
 }
 
-/// Returns the path with `ending` after its last name.
+/// Appends `ending` to the last component of the path.
 fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(ending);
     path.with_file_name(name)
 }
 
-/// Returns the ending of a file's name in lower case, without `.gz`.
+/// Returns the extension of a file in lower case, ignoring `.gz`.
 fn extension(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let name = name.to_lowercase();
@@ -327,7 +326,7 @@ fn extension(path: &Path) -> String {
         .to_owned()
 }
 
-/// Implements `Display` and `FromStr` by a table of names. The first name of a value is displayed.
+/// Implements `Display` and `FromStr` with a table of names. `Display` uses the first name of a value.
 macro_rules! names {
     ($type:ident, $list:literal, $($value:ident => $name:literal),+) => {
         impl fmt::Display for $type {
@@ -337,7 +336,7 @@ macro_rules! names {
         }
 
         impl $type {
-            /// Returns the name that [`FromStr`] reads.
+            /// Returns the name of the value, which [`FromStr`] parses.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$value => $name),+

@@ -1,4 +1,4 @@
-//! The journal of finished windows: a line for each, with a checksum.
+//! The journal of finished windows. Each line is a record with a checksum.
 
 use std::{
     collections::BTreeMap,
@@ -11,16 +11,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CorpusError, input::Inferred, output::Placed, window::Position};
 
-/// Max number of bytes of a journal that is read.
+/// Max size in bytes of a journal that is read.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// Number of hexadecimal digits of a line's checksum, which a space follows.
+/// Number of hexadecimal digits of the checksum that starts a line. A space follows it.
 const DIGITS: usize = 8;
 
 /// A line of a journal.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Record {
-    /// The identity of the run: every option and property that changes a byte of the output.
+    /// The identity of the run: all options and properties that affect the bytes of the output.
     Run(BTreeMap<String, String>),
     Window(Entry),
     /// The output is complete.
@@ -30,20 +30,20 @@ pub(crate) enum Record {
     },
 }
 
-/// A finished window. Counts and sizes are those of all windows up to it.
+/// A finished window. Counts and sizes are cumulative, up to the end of this window.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Entry {
     pub end: Position,
-    /// Number of bytes of the output.
+    /// Size of the output in bytes.
     pub data: u64,
-    /// Number of bytes of the list of refused rows.
+    /// Size of the list of refused rows in bytes.
     pub errors: u64,
     pub refused: u64,
     pub tokens: Option<u64>,
     /// First byte of the window in the output.
     pub at: u64,
     pub note: String,
-    /// Types of kept columns, in the first window.
+    /// Types of the kept columns; only the first window has them.
     pub inferred: Option<Inferred>,
 }
 
@@ -55,11 +55,11 @@ pub(crate) struct State {
     pub last: Entry,
     pub parts: Vec<Placed>,
     pub inferred: Option<Inferred>,
-    /// Number of bytes of the output, if it is complete.
+    /// Size of the output in bytes; `None` until it is complete.
     pub complete: Option<u64>,
 }
 
-/// A journal that is open for more lines.
+/// A journal that is open for appending.
 pub(crate) struct Journal {
     path: PathBuf,
     file: File,
@@ -98,7 +98,7 @@ impl Journal {
         }
         let rest = &content[valid..];
         let feed = rest.iter().position(|&b| b == b'\n');
-        // A crash can damage the last line alone.
+        // A crash can damage only the last line.
         if feed.is_some_and(|feed| feed + 1 < rest.len()) {
             let problem = format!("its journal is damaged after {valid} bytes");
             return Err(damaged(problem));
@@ -108,7 +108,7 @@ impl Journal {
         Ok((Self { path, file }, state))
     }
 
-    /// Appends a line, and waits until the disk has it.
+    /// Appends a line and syncs it to disk.
     pub fn append(&mut self, record: &Record) -> Result<(), CorpusError> {
         let failed = CorpusError::io(&self.path, "written");
         let text = serde_json::to_string(record).map_err(|e| failed(e.into()))?;
@@ -118,7 +118,7 @@ impl Journal {
     }
 }
 
-/// Returns the record of a line, unless the line is cut or damaged.
+/// Returns the record of a line; `None` if the line is truncated or damaged.
 fn parse(line: &[u8]) -> Option<Record> {
     let line = std::str::from_utf8(line.strip_suffix(b"\n")?).ok()?;
     let (checksum, text) = (line.get(..DIGITS)?, line.get(DIGITS + 1..)?);

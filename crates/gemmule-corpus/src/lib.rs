@@ -56,22 +56,21 @@
 //!
 //! # Refused rows
 //!
-//! A row is refused if it is damaged, lacks a text or is longer than [`Limits::row_bytes`], or if the model refuses its
-//! texts or returns values that are not finite. [`Job::errors`] lists refused rows: each line is an object with the
-//! members `row` and `reason`. An input whose first window has no row with texts is an error.
+//! A row is refused if it is damaged, lacks a text or is longer than [`Limits::row_bytes`]. It is also refused if the model refuses its
+//! texts or returns values that are not finite. [`Job::errors`] lists refused rows: each line is an object with the members `row` and
+//! `reason`. If no row of the first window has texts, the run fails.
 //!
 //! # Interrupted runs
 //!
-//! A run writes to the folder [`Job::partial`] and moves the output to its place at the end. It writes each window to
-//! the disk while the next one is computed. If a run was killed and is started again, it resumes after its last
-//! finished window. Its output is byte for byte that of an uninterrupted run. It requires the same input, options and
-//! [`Model::identity`]; see [`CorpusError::Differs`]. A run locks the folder, so two runs never write the same
-//! output.
+//! A run writes to the folder [`Job::partial`] and moves the output to its final path at the end. It writes each window to disk while the
+//! next one is computed. If a run is killed, the same command resumes after the last finished window. The output is then byte for byte that
+//! of an uninterrupted run. Resuming requires the same input, options and [`Model::identity`]; see [`CorpusError::Differs`]. A run locks
+//! the folder, so two runs never write the same output.
 //!
 //! # Memory
 //!
-//! Up to five windows are in memory: one is read, two are computed, one is finished, and one is written. A window has up to
-//! [`Limits::window_rows`] rows and ends after [`Limits::window_bytes`]. A page of Parquet is decoded whole.
+//! Up to five windows are in memory: one is read, two are computed, one is being finished, and one is written. A window has at most
+//! [`Limits::window_rows`] rows, and ends once it has [`Limits::window_bytes`] bytes. A page of a Parquet file is decoded as a whole.
 
 mod error;
 mod input;

@@ -11,10 +11,10 @@ use crate::CorpusError;
 /// Max number of bytes of the holder's name.
 const MAX_HOLDER: u64 = 64;
 
-/// Number of attempts, as another run may remove the file between its opening and locking.
+/// Number of attempts to take the lock. Another run may remove the file after it is opened and before it is locked.
 const ATTEMPTS: usize = 8;
 
-/// A lock that is held until it is dropped. The file has the number of the process that holds it.
+/// A lock that is held until it is dropped. The file contains the process ID of the holder.
 pub(crate) struct Lock {
     pub path: PathBuf,
     file: File,
@@ -22,7 +22,8 @@ pub(crate) struct Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // A process that another thread is just starting has a copy of this file, and would hold the lock after it is closed here.
+        // Unlock explicitly. A child process that another thread is just starting inherits the file and would keep the lock after it is
+        // closed here.
         let _ = self.file.unlock();
     }
 }
@@ -31,7 +32,7 @@ impl Lock {
     /// Creates the folder and takes its lock.
     ///
     /// # Errors
-    /// Returns an error if another run has the lock.
+    /// Returns an error if another run holds the lock.
     pub fn take(folder: &Path, output: &Path) -> Result<Self, CorpusError> {
         let path = folder.join("lock");
         let failed = CorpusError::io(&path, "locked");
@@ -74,7 +75,7 @@ impl Lock {
     }
 }
 
-/// Returns the name of the process that holds the lock.
+/// Returns the process ID of the lock's holder.
 fn holder(file: &File) -> String {
     let mut text = String::new();
     let read = file.take(MAX_HOLDER).read_to_string(&mut text);
@@ -84,7 +85,7 @@ fn holder(file: &File) -> String {
     }
 }
 
-/// Checks whether an open file is still the one at a path.
+/// Checks whether a path still refers to an open file.
 fn is_at(file: &File, path: &Path) -> bool {
     #[cfg(unix)]
     {
@@ -96,7 +97,7 @@ fn is_at(file: &File, path: &Path) -> bool {
     }
     #[cfg(not(unix))]
     {
-        // An open file cannot be removed.
+        // On these systems an open file cannot be removed.
         file.metadata().is_ok() && path.exists()
     }
 }

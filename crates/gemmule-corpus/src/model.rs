@@ -4,7 +4,7 @@ use std::{collections::VecDeque, error::Error, fmt};
 
 use crate::Vectors;
 
-/// An error of a model that stops a run.
+/// An error of a model, which stops the run.
 pub type ModelError = Box<dyn Error + Send + Sync>;
 
 /// The texts of a row, one for each of [`Job::columns`](crate::Job::columns).
@@ -12,7 +12,7 @@ pub type Texts = Vec<String>;
 
 /// Computes values from the texts of rows. [`run`](crate::run) calls it from one thread.
 pub trait Model {
-    /// Returns a text that changes with everything that changes a value: model, revision, precision, prompt, truncation.
+    /// Returns a string that differs whenever a value may differ: it covers the model, revision, precision, prompt and truncation.
     ///
     /// An interrupted run resumes only with the same identity.
     fn identity(&self) -> String;
@@ -20,26 +20,26 @@ pub trait Model {
     /// Returns the columns that the model computes, at least one, in the order of the output.
     fn columns(&self) -> Vec<Column>;
 
-    /// Begins a window: rows in the order of the input. The model may sort them by length and split them into batches.
+    /// Begins a window. The rows are in the order of the input; the model may sort them by length and split them into batches.
     ///
-    /// A run begins the next window before it finishes this one, so a model that computes on threads of its own always has
-    /// work. Up to two windows are begun and not finished. [`finish`](Self::finish) returns the errors of a window.
+    /// A run begins the next window before it finishes this one, so a model that computes on its own threads always has work. Up to two
+    /// windows are in progress. [`finish`](Self::finish) returns the errors of a window.
     fn begin(&mut self, rows: Vec<Texts>);
 
-    /// Waits for the window that was begun first of those that are not finished, and returns its results.
+    /// Waits for the oldest window that is in progress, and returns its results.
     ///
     /// # Errors
-    /// Returns an error for a failure that is not due to a single row. It stops the run; finished windows are kept.
+    /// Returns an error for a failure that is not due to a single row. The error stops the run; finished windows are kept.
     fn finish(&mut self) -> Result<Results, ModelError>;
 }
 
 /// The results of a window.
 #[derive(Clone, Debug, Default)]
 pub struct Results {
-    /// For each row in order, a value for each of [`Model::columns`], or the reason why the row has none, such as "the text
-    /// has 600 tokens, and the model takes up to 512".
+    /// For each row in order, a value for each of [`Model::columns`], or the reason why the row is refused, such as "the text has 600
+    /// tokens, and the model takes up to 512".
     pub rows: Vec<Result<Vec<Value>, String>>,
-    /// Number of tokens of all texts, if it is known.
+    /// Number of tokens of all texts, if known.
     pub tokens: Option<u64>,
 }
 
@@ -71,14 +71,14 @@ impl Column {
 /// | `Records` | [`Value::Records`] | list of structs | array of objects | no |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A vector with this number of values.
+    /// A vector of this width.
     Vector(usize),
-    /// Vectors with this number of values each. Their number differs between rows.
+    /// A list of vectors of this width. The number of vectors differs between rows.
     Vectors(usize),
     Number,
     Integer,
     Text,
-    /// Records with these fields, which are numbers, integers or texts. Their number differs between rows.
+    /// A list of records with these fields, which are numbers, integers or texts. The number of records differs between rows.
     Records(Vec<Column>),
 }
 
@@ -128,7 +128,7 @@ impl Kind {
         }
     }
 
-    /// Returns why a model cannot compute this kind, if it cannot.
+    /// Returns the reason why a model cannot compute this kind; `None` if it can.
     fn problem(&self) -> Option<String> {
         match self {
             Self::Vector(width) | Self::Vectors(width) => {
@@ -158,7 +158,7 @@ pub(crate) fn fit(columns: &[Column], row: &[Value]) -> bool {
     columns.len() == row.len() && pairs.all(|(column, value)| column.kind.fits(value))
 }
 
-/// Returns why columns cannot be computed, if they cannot.
+/// Returns the reason why the columns cannot be computed; `None` if they can.
 pub(crate) fn problem(columns: &[Column]) -> Option<String> {
     match columns.is_empty() {
         true => Some("it computes no column".to_owned()),
@@ -166,7 +166,7 @@ pub(crate) fn problem(columns: &[Column]) -> Option<String> {
     }
 }
 
-/// Returns the reason why a value cannot be written, if it cannot.
+/// Returns the reason why a value cannot be written; `None` if it can.
 pub(crate) fn unwritable(value: &Value, vectors: Vectors) -> Option<String> {
     let finite = |value: &f32| {
         let is_bad = !value.is_finite();
@@ -192,7 +192,7 @@ pub(crate) fn unwritable(value: &Value, vectors: Vectors) -> Option<String> {
     }
 }
 
-/// A model that calls a function for each window when it is finished.
+/// A model that computes each window by calling a function in [`Model::finish`].
 #[derive(Clone, Debug)]
 pub struct Function<F> {
     identity: String,
@@ -205,8 +205,8 @@ impl<F> Function<F>
 where
     F: FnMut(&[Texts]) -> Result<Results, ModelError>,
 {
-    /// Creates a model with an [identity](Model::identity) and [columns](Model::columns). `compute` returns the results of a
-    /// window, see [`Model::finish`].
+    /// Creates a model with an [identity](Model::identity) and [columns](Model::columns). `compute` returns the results of a window, as
+    /// [`Model::finish`] does.
     pub fn new(identity: impl Into<String>, columns: Vec<Column>, compute: F) -> Self {
         Self {
             identity: identity.into(),

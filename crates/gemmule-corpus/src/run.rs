@@ -1,4 +1,4 @@
-//! A run: a thread reads windows, the calling thread passes them to the model, and a thread writes their results.
+//! A run. A thread reads windows, the calling thread passes them to the model, and another thread writes the results.
 
 use std::{
     any::Any,
@@ -24,13 +24,13 @@ use crate::{
     window::{Kept, Position, Row, Window},
 };
 
-/// Max number of windows that the model has begun and not finished.
+/// Max number of windows that the model has in progress.
 const BEGUN: usize = 2;
 
-/// Max number of bytes of a reason in the list of refused rows.
+/// Max length in bytes of a reason in the list of refused rows.
 const MAX_REASON: usize = 1000;
 
-/// The result of a run that is complete.
+/// The result of a completed run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Number of rows of the input.
@@ -41,45 +41,45 @@ pub struct Report {
     pub refused: u64,
     /// Number of rows that earlier, interrupted runs finished.
     pub resumed: u64,
-    /// Number of tokens, if the model gave it for each window.
+    /// Number of tokens, if the model returned it for each window.
     pub tokens: Option<u64>,
     pub output: PathBuf,
-    /// List of refused rows, if there are any.
+    /// The list of refused rows, if there are any.
     pub errors: Option<PathBuf>,
 }
 
 /// The state of a run after a window is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Number of rows that are computed or refused, including those of earlier runs.
+    /// Number of rows that are computed or refused, including rows of earlier runs.
     pub rows: u64,
     /// Number of rows of the input, if its format states it.
     pub total_rows: Option<u64>,
-    /// Number of decompressed bytes that were read; 0 for Parquet.
+    /// Number of decompressed bytes that have been read; 0 for Parquet.
     pub bytes: u64,
-    /// Number of bytes of the input, if it is not compressed and not Parquet.
+    /// Size of the input in bytes, if it is not compressed and not Parquet.
     pub total_bytes: Option<u64>,
     /// Number of rows that are refused.
     pub refused: u64,
-    /// Number of tokens, if the model gave it for each window.
+    /// Number of tokens, if the model returned it for each window.
     pub tokens: Option<u64>,
 }
 
-/// A callback and a flag that a run uses between windows.
+/// A progress callback and a cancellation flag.
 #[derive(Default)]
 pub struct Hooks<'h> {
     /// Called after each window.
     pub progress: Option<&'h mut dyn FnMut(&Progress)>,
-    /// Set to stop the run. Windows that are finished are written first.
+    /// Set to stop the run. Windows that are already computed are written first.
     pub cancel: Option<&'h AtomicBool>,
 }
 
-/// Computes the values of a file's rows, and writes them. An interrupted run resumes where it stopped.
+/// Computes values for the rows of a file, and writes them. An interrupted run resumes where it stopped.
 ///
 /// # Errors
-/// Returns an error for contradictory options, an input that cannot be read, an output that exists, that another run writes or
-/// whose format cannot hold the columns, a failure of the model, a full disk or cancellation. See [`CorpusError::Stopped`] for the errors after
-/// which the same command resumes the run.
+/// Returns an error if options contradict each other or the input cannot be read, if the output exists, is being written by another run or
+/// has a format that cannot hold the columns, if the model fails, the disk is full or the run is canceled. After [`CorpusError::Stopped`],
+/// the same command resumes the run.
 pub fn run(job: &Job, model: &mut dyn Model, hooks: Hooks<'_>) -> Result<Report, CorpusError> {
     let columns = model.columns();
     if let Some(problem) = problem(&columns) {
@@ -118,7 +118,7 @@ pub fn run(job: &Job, model: &mut dyn Model, hooks: Hooks<'_>) -> Result<Report,
     store.publish()
 }
 
-/// Returns the error of a run, with the number of finished rows if it can be resumed.
+/// Wraps the error of a run. If the run can be resumed, the result states the number of finished rows.
 fn stopped(error: CorpusError, store: &Store, job: &Job) -> CorpusError {
     match error {
         CorpusError::InputChanged { .. } => error,
@@ -131,7 +131,7 @@ fn stopped(error: CorpusError, store: &Store, job: &Job) -> CorpusError {
     }
 }
 
-/// Computes the rows that are left, and completes the data.
+/// Computes the remaining rows and completes the output file.
 fn finish(
     checked: &Checked<'_>,
     model: &mut dyn Model,
@@ -187,7 +187,7 @@ fn finish(
     };
     if let Some(first) = first {
         thread::scope(|scope| {
-            // No window waits between the threads: the model has the next one, and a crash would lose a waiting result.
+            // The channels have no buffer: the model already has the next window, and a crash would lose a result that waits.
             let (to_compute, windows) = sync_channel(0);
             let (to_write, batches) = sync_channel(0);
             scope.spawn(move || read(checked, source.as_mut(), &to_compute));
@@ -196,7 +196,7 @@ fn finish(
             let written = writer
                 .join()
                 .unwrap_or_else(|panic| Err(panicked("writer", &panic)));
-            // This thread stops without an error if the writer fails.
+            // If the writer fails, the calling thread stops without an error, so return the writer's error.
             written.and(computed)
         })?;
     }
@@ -213,7 +213,7 @@ fn finish(
     store.complete(&head, &tail)
 }
 
-/// Reads windows until the end of the input, an error, or the receiver is gone.
+/// Reads windows until the input ends, an error occurs, or the receiver is dropped.
 fn read(
     checked: &Checked<'_>,
     source: &mut dyn Source,
@@ -231,26 +231,26 @@ fn read(
     }
 }
 
-/// The part of a run on the calling thread.
+/// The part of a run that is executed on the calling thread.
 struct Computing<'r> {
     job: &'r Job,
     model: &'r mut dyn Model,
     columns: Vec<Column>,
-    /// Windows that the model has begun, in order.
+    /// Windows that the model has in progress, oldest first.
     begun: VecDeque<Begun>,
     progress: Progress,
 }
 
-/// A window that the model has begun.
+/// A window that the model has in progress.
 struct Begun {
     first: u64,
-    /// For each row, nothing if the model has its texts, or the reason why it is refused.
+    /// For each row, `Ok` if its texts were passed to the model, or the reason why it is refused.
     rows: Vec<Result<(), String>>,
     kept: Kept,
     end: Position,
 }
 
-/// A window that is computed, and the counts up to it.
+/// A computed window, with the counts up to its end.
 struct Done {
     batch: Batch,
     end: Position,
@@ -267,7 +267,7 @@ impl Computing<'_> {
         hooks: &mut Hooks<'_>,
     ) -> Result<(), CorpusError> {
         let mut windows = std::iter::once(Ok(first)).chain(windows).fuse();
-        // An error of the reader is returned after the windows before it are computed.
+        // An error of the reader is returned after the preceding windows are computed.
         let mut end = Ok(());
         loop {
             if hooks
@@ -318,7 +318,7 @@ impl Computing<'_> {
         });
     }
 
-    /// Waits for the results of the window that was begun first.
+    /// Waits for the results of the oldest window in progress.
     fn finish(&mut self, window: Begun) -> Result<Done, CorpusError> {
         let Begun {
             first,
@@ -385,7 +385,7 @@ impl Computing<'_> {
     }
 }
 
-/// The part of a run that writes.
+/// The part of a run that writes results.
 struct Writing<'r> {
     encoder: &'r dyn Encoder,
     head: &'r [u8],
@@ -440,7 +440,7 @@ fn refused(batch: &Batch) -> Vec<u8> {
     lines
 }
 
-/// Calls a function that decodes or encodes, and returns its panic as an error.
+/// Calls a function that encodes or decodes, and converts a panic to an error.
 fn contain<T>(
     thread: &'static str,
     call: impl FnOnce() -> Result<T, CorpusError>,
@@ -448,7 +448,7 @@ fn contain<T>(
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(panicked(thread, &panic)))
 }
 
-/// Calls a function that reads, and returns its panic as an error of the input.
+/// Calls a function that reads the input, and converts a panic to an input error.
 fn contain_reader<T>(
     checked: &Checked<'_>,
     call: impl FnOnce() -> Result<T, CorpusError>,

@@ -40,7 +40,7 @@ pub(crate) struct Store {
 /// The result of opening a folder.
 pub(crate) enum Opened {
     Unfinished(Box<Store>),
-    /// An earlier run finished the output and stopped before it removed the folder, which is removed now.
+    /// An earlier run published the output, but was interrupted before it removed the folder. The folder is now removed.
     Published(Report),
 }
 
@@ -91,8 +91,8 @@ impl Store {
     /// Opens the folder of a job's output, and resumes from its contents or starts over.
     ///
     /// # Errors
-    /// Returns an error if the output exists, if another run writes it, or if an interrupted run has another identity.
-    /// With [`Job::overwrite`], only the second case is an error.
+    /// Returns an error if the output exists, if another run is writing it, or if an interrupted run has another identity. With
+    /// [`Job::overwrite`], only a concurrent run is an error.
     pub fn open(job: &Job, identity: BTreeMap<String, String>) -> Result<Opened, CorpusError> {
         let folder = job.partial();
         let exists = || CorpusError::Exists {
@@ -109,7 +109,7 @@ impl Store {
         let data = folder.join("data");
         let difference = differences(&state, &identity);
         if state.complete.is_some() && !is_there(&data) {
-            // A run moved the output to its place, and was interrupted before it removed the folder.
+            // A run published the output, and was interrupted before it removed the folder.
             if difference.is_none() && is_there(&job.output) {
                 let report = report(job, &state.last, state.last.end.row);
                 remove(&folder, &lock);
@@ -160,12 +160,12 @@ impl Store {
         Journal::open(folder)
     }
 
-    /// Cuts the files to the end of the last finished window.
+    /// Truncates the files to the end of the last finished window.
     fn cut(&mut self) -> Result<(), CorpusError> {
         let last = &self.state.last;
         let data = self.state.complete.unwrap_or(last.data);
         let mut sizes = vec![(&mut self.data, data)];
-        // The list of a complete output may be at its place already.
+        // For a complete output, the list of refused rows may already be published.
         if self.state.complete.is_none() {
             sizes.push((&mut self.errors, last.errors));
         }
@@ -194,7 +194,7 @@ impl Store {
         self.state.last.end.row
     }
 
-    /// Writes a window, and waits until the disk has it. Sizes of `entry` are set here.
+    /// Appends a window and syncs it to disk. Sets the sizes in `entry`.
     pub fn append(
         &mut self,
         head: &[u8],
@@ -241,7 +241,7 @@ impl Store {
         Ok(())
     }
 
-    /// Moves complete files to their places, and removes the folder.
+    /// Moves the complete files to their final paths, and removes the folder.
     pub fn publish(self) -> Result<Report, CorpusError> {
         let job = &self.job;
         if !job.overwrite && is_there(&job.output) {
@@ -249,7 +249,7 @@ impl Store {
                 output: job.output.clone(),
             });
         }
-        // Move the list first, so that an output never exists without its list.
+        // Move the list of refused rows first, so that an output never exists without its list.
         if self.state.last.refused == 0 {
             remove_file(&job.errors())?;
         } else if self.errors.len()? > 0 {
@@ -282,7 +282,7 @@ fn report(job: &Job, last: &Entry, resumed: u64) -> Report {
     }
 }
 
-/// Lists options that differ from those of an interrupted run. `None` means that there is no such run, or no difference.
+/// Lists the options that differ from an interrupted run. Returns `None` if there is no such run or no difference.
 fn differences(state: &State, identity: &BTreeMap<String, String>) -> Option<String> {
     let before = state.identity.as_ref()?;
     let names: std::collections::BTreeSet<&String> = before.keys().chain(identity.keys()).collect();
@@ -305,7 +305,7 @@ fn differences(state: &State, identity: &BTreeMap<String, String>) -> Option<Str
     (!found.is_empty()).then(|| found.join("; "))
 }
 
-/// Checks whether there is something at a path, a broken link too.
+/// Checks whether a path exists, even as a broken link.
 fn is_there(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
@@ -323,8 +323,7 @@ fn rename(from: &Path, to: &Path) -> Result<(), CorpusError> {
     fs::rename(from, to).map_err(CorpusError::io(to, "replaced"))
 }
 
-/// Removes the store's files and the folder, and nothing else. The files are no longer needed, so failures are not
-/// errors.
+/// Removes only the store's files and the folder. Failures are ignored, because the files are no longer needed.
 fn remove(folder: &Path, lock: &Lock) {
     for name in ["data", "errors", "journal"] {
         let _ = fs::remove_file(folder.join(name));

@@ -1,4 +1,4 @@
-//! Windows of rows, which are read, computed and written at once.
+//! Windows of rows. The rows of a window are read, computed and written together.
 
 use arrow_array::ArrayRef;
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,7 @@ pub(crate) fn bytes(row: &Row) -> usize {
 pub(crate) struct Position {
     /// Number of rows before.
     pub row: u64,
-    /// Number of decompressed bytes before it; 0 for Parquet.
+    /// Number of decompressed bytes before this position; 0 for Parquet.
     pub byte: u64,
 }
 
@@ -33,10 +33,10 @@ pub(crate) struct Window {
     pub end: Position,
 }
 
-/// The kept columns of a window. Each has a value for each row, refused rows too.
+/// The kept columns of a window. They have values for all rows, including refused ones.
 #[derive(Debug)]
 pub(crate) enum Kept {
     Columns(Vec<ArrayRef>),
-    /// The members of a JSON object as text: `"id":1,"title":"a"`. They go from JSONL to JSONL as they are.
+    /// The members of a JSON object as text: `"id":1,"title":"a"`. They are copied from JSONL to JSONL unchanged.
     Members(Vec<String>),
 }

@@ -1,4 +1,4 @@
-//! Each input format and each output format.
+//! Tests each input format and each output format.
 
 mod common;
 
@@ -20,7 +20,7 @@ use proptest::prelude::*;
 
 const TEXTS: [&str; 5] = ["one", "two words", "", "Grüße", "last"];
 
-/// Checks that an output of Parquet or Arrow has the vectors of texts.
+/// Checks that a Parquet or Arrow output contains the vectors of the texts.
 fn check_table(batches: &[RecordBatch], rows: &[i64], texts: &[&str]) {
     let (mut found_rows, mut found) = (Vec::new(), Vec::new());
     for batch in batches {
@@ -240,7 +240,7 @@ fn fields_of_json_lines() {
     assert_eq!(batches[0]["s"].as_string::<i32>().value(0), "x");
     assert_eq!(batches[0]["j"].as_string::<i32>().value(0), "[1]");
     assert_eq!(batches[0]["j"].as_string::<i32>().value(1), "\"y\"");
-    // JSON to JSON keeps any value as it is.
+    // From JSON to JSON, any value is copied unchanged.
     job.output = place.path("out.jsonl");
     let report = embed(&job).expect("embedded");
     assert_eq!(report.written, 5);
@@ -305,7 +305,7 @@ fn types_of_vectors() {
                         assert!((f32::from(*value) * scale - expected).abs() <= 0.5001 * scale);
                     }
                 }
-                // 3, -43.25, 0.5, 0 or more.
+                // The signs of 3, −43.25, 0.5, and a last value that may be positive.
                 _ => {
                     let last = u8::from(expected[3] > 0.0) << 4;
                     assert_eq!(
@@ -384,7 +384,7 @@ fn empty_inputs() {
     assert_eq!(place.names(), ["in.csv"]);
 }
 
-/// Gives each pair of texts a value of each kind: as many vectors and records as the first text has bytes.
+/// Returns a value of each kind for a pair of texts. The numbers of vectors and records are the length of the first text in bytes.
 fn values(texts: &Texts) -> Vec<Value> {
     let (n, m) = (texts[0].len(), texts[1].len());
     let record = |at: usize| {
@@ -549,7 +549,7 @@ fn columns_of_pairs_that_are_missing_or_no_strings() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Any characters go through each input and output.
+    /// Any character is preserved by each input and output format.
     #[test]
     fn texts_of_any_characters(
         texts in prop::collection::vec(any::<String>(), 1..20),

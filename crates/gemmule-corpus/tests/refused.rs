@@ -116,7 +116,7 @@ fn bad_records_of_csv() {
     for ((_, reason), part) in reasons.iter().zip(parts) {
         assert!(reason.contains(part), "{reason}: {part}");
     }
-    // Before another quote, a record without an end swallows lines up to the limit alone.
+    // A record with an unclosed quote swallows lines only up to the limit, even if another quote follows.
     let lines = "7,x\n".repeat(1000);
     let content = format!("id,text\n1,good\n2,\"open\n{lines}9,\"shut\n10,good\n");
     let mut job = place.job("b.csv", content, "b.jsonl");
@@ -180,7 +180,7 @@ fn cut_and_damaged_parquet() {
             "{len}"
         );
     }
-    // Each flipped byte gives an error or an output.
+    // Flipping any single byte results in an error or an output.
     let (mut n_errors, mut n_outputs) = (0, 0);
     for at in (0..whole.len()).step_by(whole.len() / 150) {
         let mut damaged = whole.clone();

@@ -1,4 +1,4 @@
-//! Runs that are interrupted, and runs that meet.
+//! Interrupted runs and concurrent runs.
 
 mod common;
 
@@ -39,7 +39,7 @@ fn job(place: &Place, output: &str) -> Job {
     job
 }
 
-/// Writes rows of another format for the rows of [`lines`].
+/// Writes the rows of [`lines`] in the given format.
 fn input(place: &Place, format: &str) -> Job {
     let rows = || lines(100);
     let rows = rows();
@@ -106,7 +106,7 @@ fn input(place: &Place, format: &str) -> Job {
     job
 }
 
-/// Interrupts a job after each number of windows, goes on, and compares all with a run at once.
+/// Interrupts a job after each number of windows, resumes it, and compares the output with that of an uninterrupted run.
 fn check_resumed(job: &Job) {
     let mut whole = Known::new();
     let report = run(job, &mut whole, Hooks::default()).expect("embedded");
@@ -135,7 +135,7 @@ fn check_resumed(job: &Job) {
             (resumed.tokens, resumed.refused),
             (report.tokens, report.refused)
         );
-        // No text is embedded twice, and none is left out.
+        // Every text is embedded exactly once.
         assert_eq!([failing.texts, last.texts].concat(), whole.texts);
         assert!(
             fs::read(&job.output).expect("read") == expected,
@@ -168,7 +168,7 @@ fn a_failure_after_each_window_of_each_input() {
     }
 }
 
-/// The part of the next test that is killed. It runs in a process of its own.
+/// The process that the next test kills.
 #[test]
 fn child() {
     let Ok(folder) = std::env::var("GEMMULE_CORPUS_TEST") else {
@@ -227,7 +227,7 @@ fn processes_that_are_killed() {
             std::thread::sleep(std::time::Duration::from_millis(40 + 7 * (n_killed % 5)));
             child.kill().expect("killed");
             let status = child.wait().expect("waited");
-            // A child may be killed after it moved the output to its place.
+            // The child may be killed after it published the output.
             if job.output.exists() {
                 break;
             }
@@ -253,7 +253,7 @@ fn a_full_disk() {
     embed(&job).expect("embedded");
     let expected = fs::read(&job.output).expect("read");
     fs::remove_file(&job.output).expect("removed");
-    // A limit on the size of files, in blocks of 512 bytes, stands for a full disk.
+    // A file size limit, in blocks of 512 bytes, simulates a full disk.
     let full = child_of(&job, 0, "trap '' XFSZ; ulimit -f 6;")
         .output()
         .expect("run");
@@ -279,7 +279,7 @@ fn a_crash_at_each_step_of_the_end() {
         let data = fs::read(&job.output).expect("read");
         let errors = fs::read(job.errors()).expect("read");
         fs::remove_file(&job.output).expect("removed");
-        // Stop before the output is moved to its place: a folder is there.
+        // A folder at the output's path makes publishing fail.
         fs::create_dir(&job.output).expect("created");
         fs::write(job.output.join("file"), "").expect("written");
         job.overwrite = true;
@@ -301,7 +301,7 @@ fn a_crash_at_each_step_of_the_end() {
         assert_eq!(again, report);
         assert!(!job.partial().exists());
         assert!(matches!(embed(&job), Err(CorpusError::Exists { .. })));
-        // The output is gone, so the journal is of no use.
+        // The output no longer exists, so the journal cannot be used.
         fs::create_dir(job.partial()).expect("created");
         fs::write(&saved[0].1, &saved[0].0).expect("written");
         fs::remove_file(&job.output).expect("removed");
@@ -370,7 +370,7 @@ fn options_that_changed() {
     fs::write(&job.input, lines(101)).expect("written");
     let error = differing(&job, &mut Known::new());
     assert!(error.contains("size of the input"), "{error}");
-    // The same size and another time.
+    // The size is the same, and the modification time differs.
     fs::write(&job.input, lines(100)).expect("written");
     let error = differing(&job, &mut Known::new());
     assert!(error.contains("modification time"), "{error}");
@@ -380,7 +380,7 @@ fn options_that_changed() {
         .expect("opened");
     file.set_modified(before).expect("set");
     assert_eq!(embed(&job).expect("resumed").resumed, 30);
-    // An output that exists is replaced only on demand, and then an interrupted run with it goes on.
+    // An existing output is replaced only with `overwrite`. The interrupted run then resumes.
     assert!(matches!(embed(&job), Err(CorpusError::Exists { .. })));
     let mut other = job.clone();
     other.overwrite = true;
@@ -495,7 +495,7 @@ fn broken_models_and_inputs() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Windows have every row once and in order, within their limits, wherever a run stops.
+    /// Windows contain every row once and in order, and respect their limits, wherever a run stops.
     #[test]
     fn windows(
         texts in prop::collection::vec("[a-z]{0,12}", 0..60),

@@ -1,4 +1,4 @@
-//! Softmax of attention scores between matrix products, and the effect of positions on scores.
+//! Softmax of attention scores between matrix products, and position-dependent changes to scores.
 
 use std::ops::Range;
 
@@ -9,25 +9,23 @@ use crate::simd::{self, Capped, Running, Times, Weight};
 
 pub use crate::fused_attention::{Attend, Scratch};
 
-/// Maximum number of queries per task and of keys per tile. The scores of a tile stay in the L2 cache, whatever the length of the
-/// sequence. Fused attention asserts that the number of queries is a multiple of its panels on every instruction set: 48, 32, 16
-/// or 12 queries, and 2.
+/// Maximum number of queries per task and of keys per tile. The scores of a tile fit the L2 cache for any sequence length. Fused attention
+/// asserts that the number of queries is a multiple of its panel sizes on every instruction set: 48, 32, 16 or 12 queries, and 2.
 pub const MAX_QUERIES: usize = 240;
 pub const MAX_KEYS: usize = 256;
 
-/// Effects on the scores of one head: a soft cap, which keys a query attends to, and the biases of scores, which are added after the
-/// cap.
+/// Changes to the scores of one head: a soft cap, a mask, and biases, which are added after the cap.
 pub trait Positions: Sync {
     /// Range of keys, out of `n_keys`, that the query at position `query` attends to. Neither end decreases with the query.
     fn seen(&self, query: usize, n_keys: usize) -> Range<usize>;
 
-    /// Bound of the scores, which become `cap · tanh(score / cap)`.
+    /// Bound of the soft cap `cap · tanh(score / cap)`, if there is one.
     fn cap(&self) -> Option<f32>;
 
     fn has_biases(&self) -> bool;
 
-    /// Adds `factor` times the biases of `keys` to the scores of a query. The first score is that of the first key, and scores
-    /// are `stride` apart.
+    /// Adds `factor` times the biases of `keys` to the scores of a query. `scores` starts with the score of the first key. Consecutive
+    /// scores are `stride` apart.
     fn add_biases(
         &self,
         query: usize,
@@ -45,7 +43,7 @@ pub struct SoftmaxRows<'a> {
     pub len: usize,
     /// From 1 to `len`.
     pub valid: usize,
-    /// Query of the first row, if attention is causal.
+    /// Query index of the first row; `None` if attention is not causal.
     pub causal: Option<usize>,
     pub scale: f32,
 }
@@ -66,19 +64,19 @@ impl WithSimd for SoftmaxRows<'_> {
     }
 }
 
-/// Applies one step of the online softmax to each row of scores, which becomes its numerators.
+/// Applies one step of the online softmax to each row of scores, which is replaced by its numerators.
 pub struct OnlineSoftmax<'a> {
     pub rows: &'a mut [f32],
     /// Row length, not 0.
     pub len: usize,
-    /// Which keys each row attends to, and the biases of their scores.
+    /// Mask and biases of the scores.
     pub positions: &'a dyn Positions,
     /// Query of the first row, key of the first column, and number of keys of the sequence.
     pub query: usize,
     pub key: usize,
     pub n_keys: usize,
     pub running: &'a mut [Running],
-    /// Receives the factors for the results of the previous steps.
+    /// Receives the factors that rescale the results of the previous steps.
     pub corrections: &'a mut [f32],
 }
 
@@ -131,22 +129,22 @@ impl WithSimd for ScaleRows<'_> {
     fn with_simd<S: Simd>(self, simd: S) {
         for (i, &by) in self.by.iter().enumerate() {
             let start = self.at + i * self.stride;
-            // SAFETY: rows of the block, which only this task writes.
+            // SAFETY: only this task writes these rows of the block.
             let row = unsafe { self.out.slice(start..start + self.cols) };
             simd::map_in_place(simd, Times(by), row);
         }
     }
 }
 
-/// Computes the maximum and the sum of exponentials of each tile of keys of each row. The padding up to the pitch becomes 0.
+/// Computes the maximum and the sum of exponentials for each tile of keys in each row. Sets the padding between `len` and `pitch` to 0.
 pub struct PartialReductions<'a> {
     pub rows: &'a mut [f32],
     /// Row length. Neither `len` nor `pitch` is 0.
     pub len: usize,
     pub pitch: usize,
-    /// Scratch memory for a tile, as long as a tile.
+    /// Scratch memory for one tile. Its length is the tile size.
     pub numerators: &'a mut [f32],
-    /// A pair for each tile of each row.
+    /// A maximum and a sum for each tile of each row.
     pub partials: &'a mut [f32],
 }
 
@@ -171,7 +169,7 @@ impl WithSimd for PartialReductions<'_> {
     }
 }
 
-/// Computes `exp(score − maximum) / sum` for some keys of each row.
+/// Computes `exp(score − maximum) / sum` for a range of keys in each row.
 pub struct Probabilities<'a> {
     /// Rows of scores, `pitch` apart.
     pub scores: &'a [f32],
@@ -206,7 +204,7 @@ impl ScaleRows<'_> {
     /// Runs with the widest vectors of this machine.
     ///
     /// # Safety
-    /// Nothing else may read or write the rows of the block in the meantime.
+    /// While this runs, nothing else may read or write the rows of the block.
     pub unsafe fn run(self) {
         simd::dispatch(self);
     }

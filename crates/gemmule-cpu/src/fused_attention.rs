@@ -1,9 +1,8 @@
-//! Fused attention. A few queries, one per SIMD lane, are processed against one block of keys after another, so that scores stay
-//! in the L1 cache and sums in registers. The loops are those of FlashAttention (Dao et al. 2022, algorithm 1), adapted to CPU
-//! caches.
+//! Fused attention. A few queries, one per SIMD lane, are processed against one block of keys after another. Scores then stay in the L1
+//! cache, and sums in registers. The loops are those of FlashAttention (Dao et al. 2022, algorithm 1), adapted to CPU caches.
 //!
-//! Scores are transposed, with one row per key. The softmax then needs no sums across lanes, and only queries (once) and results
-//! are transposed.
+//! Scores are transposed, with one row per key, so the softmax needs no sums across lanes. Only queries and results are transposed, once
+//! each.
 
 use std::{iter::zip, ops::Range};
 
@@ -17,16 +16,16 @@ use crate::{
     simd::{self, Capped, exp2_of_negative},
 };
 
-/// Number of keys in a block. Their scores with three vectors of queries fit the L1 cache.
+/// Number of keys in a block. Their scores for three vectors of queries fit the L1 cache.
 const KEYS: usize = 128;
 
-/// Scratch memory of a task, for its queries and one block of keys, independent of the length of a sequence.
+/// Scratch memory of a task for its queries and one block of keys. Its size does not depend on the sequence length.
 #[derive(Default)]
 pub struct Scratch {
-    /// `[keys, head]`, contiguous. In the input, the rows of one head are far apart.
+    /// `[keys, head]`, contiguous. In the input, the rows of a head are far apart.
     keys: Vec<f32>,
     values: Vec<f32>,
-    /// `[keys, queries]` of a panel: scores, later the weights of the values.
+    /// Scores of a panel, `[keys, queries]`. They are later replaced by the weights of the values.
     scores: Lines,
     /// Scaled and transposed queries of every panel: `[head, queries]`.
     transposed_queries: Lines,
@@ -49,7 +48,7 @@ pub struct Attend<'a, 'b> {
     /// Number of rows.
     pub len: usize,
     pub queries: Range<usize>,
-    /// Which keys the queries attend to, and the biases of their scores.
+    /// Mask and biases of the scores.
     pub positions: &'a dyn Positions,
     pub scratch: &'b mut Scratch,
     pub out: SharedOut<'a>,
@@ -58,12 +57,12 @@ pub struct Attend<'a, 'b> {
     pub stride: usize,
 }
 
-/// Operation on a panel. A panel has as many queries as there are registers for their sums, one query per lane.
+/// Operation on a panel. The number of queries of a panel is the number of lanes in the registers for their sums.
 #[derive(Clone, Copy)]
 enum Step {
     /// Scale and transpose the queries.
     Transpose,
-    /// Process the queries against the gathered keys.
+    /// Process the queries against the gathered keys and values.
     Process { first: usize, end: usize },
     /// Write the results.
     Finish,
@@ -73,7 +72,7 @@ impl Attend<'_, '_> {
     /// Computes and writes the results of the queries.
     ///
     /// # Safety
-    /// Nothing else may read or write the columns of the head in the rows of the queries in the meantime.
+    /// While this runs, nothing else may read or write the columns of the head in the rows of the queries.
     pub unsafe fn run(self) {
         simd::dispatch(self);
     }
@@ -87,7 +86,7 @@ impl WithSimd for Attend<'_, '_> {
         self.begin(S::F32_LANES);
         self.panels(simd, Step::Transpose);
         let seen = self.seen(&self.queries);
-        // Blocks start at multiples of `KEYS`, so that the bits of a row do not depend on the partition into blocks of queries.
+        // Blocks start at multiples of `KEYS`, so that the bits of a row do not depend on how queries are split into blocks.
         for key in (seen.start / KEYS * KEYS..seen.end).step_by(KEYS) {
             let (first, end) = (key.max(seen.start), seen.end.min(key + KEYS));
             self.gather(first..end);
@@ -98,13 +97,13 @@ impl WithSimd for Attend<'_, '_> {
 }
 
 impl Attend<'_, '_> {
-    /// Range of keys that any of the queries attends to. Later queries reach further.
+    /// Range of keys that at least one of the queries attends to. The range of a later query neither starts nor ends earlier.
     fn seen(&self, queries: &Range<usize>) -> Range<usize> {
         let of = |query| self.positions.seen(query, self.len);
         of(queries.start).start..of(queries.end - 1).end
     }
 
-    /// Initializes the sums, for whole vectors of queries.
+    /// Initializes the sums for whole vectors of queries.
     fn begin(&mut self, lanes: usize) {
         let (head, scratch) = (self.head, &mut *self.scratch);
         let cols = self.queries.len().next_multiple_of(lanes);
@@ -124,7 +123,7 @@ impl Attend<'_, '_> {
         let many = S::REGISTER_COUNT >= 32;
         let most = const {
             let most = S::F32_LANES * if S::REGISTER_COUNT >= 32 { 3 } else { 2 };
-            // Blocks of queries are a multiple of the panel size, except the last block of a sequence.
+            // The panel size divides the size of every block of queries except the last one of a sequence.
             assert!(MAX_QUERIES.is_multiple_of(most));
             most
         };
@@ -161,7 +160,7 @@ impl Attend<'_, '_> {
         }
     }
 
-    /// Scales and transposes queries. Scores are exponents of two.
+    /// Scales and transposes queries. The scale includes log₂ e, because the softmax uses base 2.
     #[inline(always)]
     fn transpose<S: Simd, const N: usize>(&mut self, queries: Range<usize>) {
         let (head, cols) = (self.head, N * S::F32_LANES);
@@ -177,7 +176,7 @@ impl Attend<'_, '_> {
         }
     }
 
-    /// Copies rows of keys and values into contiguous memory.
+    /// Copies rows of keys and values to contiguous memory.
     fn gather(&mut self, rows: Range<usize>) {
         let Scratch { keys, values, .. } = &mut *self.scratch;
         for (to, from) in [(keys, self.k), (values, self.v)] {
@@ -188,7 +187,7 @@ impl Attend<'_, '_> {
         }
     }
 
-    /// Adds the contribution of a block of keys to the sums. `first` is the first gathered key.
+    /// Adds the contribution of a block of keys to the sums. `first` is the index of the first gathered key.
     #[inline(always)]
     fn process<S: Simd, const M: usize, const N: usize>(
         &mut self,
@@ -218,7 +217,7 @@ impl Attend<'_, '_> {
         let scores = scores.room(block.len() * cols);
         let tiles = scores.chunks_mut(M * cols).zip(k.chunks(M * head));
         for (scores, k) in tiles {
-            // The last key is recomputed in the remaining rows of the tile, without being stored.
+            // The remaining rows of the tile recompute the last key, and their results are not stored.
             let last = k.len() / head - 1;
             let mut rows: [&[f32]; M] = [&[]; M];
             for (i, row) in rows.iter_mut().enumerate() {
@@ -237,7 +236,7 @@ impl Attend<'_, '_> {
             n_keys: self.len,
         };
         if let Some(cap) = self.positions.cap() {
-            // Scores are exponents of two, and so is the cap.
+            // Scores are in base 2, and so is the cap.
             let cap = Capped::new(cap * std::f32::consts::LOG2_E);
             simd::map_in_place(simd, cap, scores);
         }
@@ -279,7 +278,7 @@ impl Attend<'_, '_> {
         let sums = &sums.all::<f32>()[at * head..][..head * cols];
         for (lane, query) in queries.enumerate() {
             let factor = match max[lane] == f32::NEG_INFINITY {
-                // The softmax of such scores is undefined: their difference from the maximum is NaN.
+                // The softmax of these scores is undefined: their difference from the maximum is NaN.
                 true => f32::NAN,
                 false => 1.0 / total[lane],
             };
@@ -293,7 +292,7 @@ impl Attend<'_, '_> {
     }
 }
 
-/// Effect of positions on scores with a row for each key of a block and a column for each query.
+/// Mask and biases for scores with a row for each key of a block and a column for each query.
 struct Seen<'a> {
     positions: &'a dyn Positions,
     queries: &'a Range<usize>,
@@ -302,7 +301,7 @@ struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    /// Adds biases to scores, which are exponents of two.
+    /// Adds biases to scores, which are in base 2.
     fn add_biases(&self, cols: usize, scores: &mut [f32]) {
         if !self.positions.has_biases() {
             return;
@@ -319,7 +318,7 @@ impl Seen<'_> {
         }
     }
 
-    /// Returns whether a query does not attend to a key of the block. Later queries reach further on both sides.
+    /// Returns whether some query does not attend to some key of the block. Only the first and the last query need to be checked.
     fn is_masked(&self) -> bool {
         let of = |query| self.positions.seen(query, self.n_keys);
         let (first, last) = (of(self.queries.start), of(self.queries.end - 1));
@@ -370,7 +369,7 @@ fn accumulate<S: Simd, const M: usize, const N: usize>(
     }
 }
 
-/// Online softmax of columns of scores with base 2 (Milakov and Gimelshein, algorithm 3).
+/// Online softmax of columns of scores in base 2 (Milakov and Gimelshein, algorithm 3).
 struct Softmax<V, const N: usize> {
     /// Maximum score of each column so far, and the sum of `2^(score − max)`.
     max: [V; N],
@@ -378,8 +377,8 @@ struct Softmax<V, const N: usize> {
 }
 
 impl<V: Copy, const N: usize> Softmax<V, N> {
-    /// Processes further rows, which become `2^(score − max)`. Returns the factors that rescale the previous sums to the new
-    /// maxima.
+    /// Processes further rows of scores and replaces them by `2^(score − max)`. Returns the factors that rescale the previous sums to the
+    /// new maxima.
     #[inline(always)]
     fn step<S: Simd<f32s = V>>(&mut self, simd: S, scores: &mut [f32]) -> [V; N] {
         let scores = vectors_mut::<S, N>(scores);
@@ -392,13 +391,13 @@ impl<V: Copy, const N: usize> Softmax<V, N> {
         let mut base = self.max;
         let mut corrections = self.max;
         for j in 0..N {
-            // A column without scores so far has no maximum to subtract.
+            // A column whose scores are all −∞ so far has no maximum to subtract.
             let nothing = simd.equal_f32s(base[j], simd.splat_f32s(f32::NEG_INFINITY));
             base[j] = simd.select_f32s(nothing, simd.splat_f32s(0.0), base[j]);
             corrections[j] = exp2_of_negative(simd, simd.sub_f32s(before[j], base[j]));
             self.total[j] = simd.mul_f32s(self.total[j], corrections[j]);
         }
-        // Process one vector of columns at a time: the exponential and two further sums would not fit 16 registers.
+        // Process one vector of columns at a time, because the exponential and two further sums would not fit 16 registers.
         for j in 0..N {
             let mut total = self.total[j];
             for scores in scores.iter_mut() {

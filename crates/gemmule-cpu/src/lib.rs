@@ -1,11 +1,11 @@
 //! CPU arithmetic of gemmule: matrix products, linear layers, attention and row-wise operations on f32 slices.
 //!
-//! This crate holds every inner loop of the CPU executor, and nothing else. It is compiled as one unit with full optimization,
-//! because code that is generic over an instruction set must be inlined into the function that enables the set. The rest of
-//! gemmule can then be compiled without optimization across units, which takes half the time.
+//! This crate contains exactly the inner loops of the CPU executor. It is compiled as one codegen unit with full optimization, because code
+//! that is generic over an instruction set must be inlined into the function that enables the set. The rest of gemmule can then be compiled
+//! without optimization across units, which takes half the time.
 //!
-//! Nothing public is generic over an instruction set, so all of it is compiled here. Slices must have the lengths that their
-//! documentation says; otherwise functions panic.
+//! No public item is generic over an instruction set, so all code is compiled here. Functions panic if slices do not have the documented
+//! lengths.
 
 mod fused_attention;
 mod lines;
@@ -20,7 +20,7 @@ pub mod rows;
 
 pub use simd::{Activation, Running};
 
-/// Gives operations a method that runs them with the widest vectors of this machine.
+/// Adds a method to operations that runs them with the widest vectors of this machine.
 macro_rules! runs {
     ($($name:ident),*) => {$(
         impl $name<'_> {

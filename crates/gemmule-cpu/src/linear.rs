@@ -1,8 +1,8 @@
-//! Linear layers: `act(x · weightᵀ + bias) + residual`, computed on the threads of the pool. The epilogue is applied to a block
-//! of the result while it is in cache.
+//! Linear layers: `act(x · weightᵀ + bias) + residual`, computed on the thread pool. The epilogue is applied to each block of the result
+//! while the block is in cache.
 //!
-//! A weight is packed for the instruction set of the CPU once, when a model is loaded. Every format sums a row's products in an
-//! order that does not depend on the other rows.
+//! Each weight is packed for the CPU's instruction set when a model is loaded. In every format, the summation order of a row does not
+//! depend on the other rows.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -27,7 +27,7 @@ use crate::{
     simd::{self, Activation, Pointwise, with_activation},
 };
 
-/// A weight `[n, k]` in the format of its matrix multiplication.
+/// A weight `[n, k]`, packed for one of the matrix multiplications.
 pub struct PackedWeight {
     n: usize,
     k: usize,
@@ -41,13 +41,12 @@ enum Form {
     Int8(int8::Int8),
 }
 
-/// Precision of the products in linear layers on the CPU. Products are summed in f32 or exactly, and all other computation is in
-/// f32.
+/// Precision of products in linear layers on the CPU. Products are summed in f32, or exactly for integers. All other computation is in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum MatmulPrecision {
     #[default]
     F32,
-    /// Rounds both factors to bf16. Only some CPUs support it.
+    /// Rounds both factors to bf16. Only some CPUs support this precision.
     Bf16,
     /// Quantizes both factors to 8-bit integers, symmetrically around 0. A weight has one scale per output row, computed at load
     /// time. An activation has one scale per row, computed at run time.
@@ -103,7 +102,7 @@ impl PackedWeight {
         Self { n, k, form }
     }
 
-    /// Packs like [`MatmulPrecision::Int8`] on a CPU for which this crate has no format of its own.
+    /// Packs like [`MatmulPrecision::Int8`] on a CPU without AVX-512 VNNI, which uses the format of `rten-gemm`.
     #[doc(hidden)]
     pub fn int8_of_crate(weight: &[f32], n: usize, k: usize) -> Self {
         let form = Form::Int8(int8::Int8::for_crate(weight, n, k));
@@ -131,7 +130,7 @@ impl PackedWeight {
     }
 }
 
-/// Weight of a linear layer as an operand.
+/// Weight operand of a linear layer.
 #[derive(Clone, Copy, Debug)]
 pub enum Weight<'a> {
     /// Row-major, as stored.
@@ -144,11 +143,11 @@ pub enum Weight<'a> {
 pub struct Finish<'a> {
     pub bias: Option<&'a [f32]>,
     pub activation: Option<Activation>,
-    /// Tensor of the same size as the result.
+    /// Tensor of the same shape as the result.
     pub residual: Option<&'a [f32]>,
 }
 
-/// A linear layer for all rows of a batch: `x [rows, k]` and a non-empty `out [rows, n]`.
+/// A linear layer for all rows of a batch. `x` is `[rows, k]`, and `out` is `[rows, n]` and not empty.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear<'a> {
     pub x: &'a [f32],
@@ -157,7 +156,7 @@ pub struct Linear<'a> {
     pub finish: Finish<'a>,
 }
 
-/// Partition of a result into blocks.
+/// Partition of the result into blocks.
 #[derive(Clone, Copy)]
 struct Cut {
     rows: usize,
@@ -190,7 +189,7 @@ impl Linear<'_> {
     pub fn run(&self, weight: Weight<'_>, out: &mut [f32]) {
         match weight {
             Weight::Rows(weight) => Panels::new(weight, self.n, self.k).multiply(self, out),
-            // A weight without columns has no packed data.
+            // If k is 0, the weight has no packed data.
             Weight::Packed(_) if self.k == 0 => Panels::new(&[], self.n, 0).multiply(self, out),
             Weight::Packed(packed) => match &packed.form {
                 Form::F32(panels) => panels.multiply(self, out),
@@ -201,8 +200,8 @@ impl Linear<'_> {
         }
     }
 
-    /// Calls `part` for one chunk of rows after another, with the chunk's layer, number of rows and part of the result. Chunks
-    /// limit the memory for quantized activations, whatever the batch.
+    /// Calls `part` for each chunk of rows in turn, with the chunk's layer, number of rows and part of the result. Chunks limit the memory
+    /// for quantized activations at any batch size.
     fn by_chunks(&self, out: &mut [f32], part: impl Fn(&Linear<'_>, usize, &mut [f32])) {
         const ROWS: usize = 4096;
         let (n, k) = (self.n, self.k);
@@ -221,7 +220,7 @@ impl Linear<'_> {
         }
     }
 
-    /// Applies `make` to the activations of each row of blocks.
+    /// Applies `make` to the activations of each block of rows.
     fn of_rows<T: Send>(
         &self,
         rows: usize,
@@ -239,10 +238,10 @@ impl Linear<'_> {
         }
     }
 
-    /// Partitions a result of `rows` rows into blocks of at most the given numbers of rows and columns.
+    /// Partitions a result of `rows` rows into blocks with at most the given numbers of rows and columns.
     fn cut(&self, rows: usize, [max_rows, cols]: [usize; 2]) -> Cut {
-        /// Number of multiplications below which one thread is faster than several. With few rows, reading the weight takes as
-        /// long as the products of four rows.
+        /// Number of multiplications below which one thread is faster than several. With few rows, reading the weight takes as long as the
+        /// products of four rows.
         const MIN_PARALLEL: usize = 1 << 18;
         /// Minimum number of rows per block; smaller blocks take longer per row.
         const MIN_ROWS: usize = 32;
@@ -250,7 +249,7 @@ impl Linear<'_> {
             true => 1,
             false => rayon::current_num_threads(),
         };
-        // Use a few blocks per thread, so that the other threads can take over the work of a late one.
+        // Use a few blocks per thread, so that other threads can take over blocks of a slow one.
         let over_rows = match threads {
             1 => 1,
             _ => (4 * threads).div_ceil(self.n.div_ceil(cols)),
@@ -265,8 +264,8 @@ impl Linear<'_> {
         }
     }
 
-    /// Calls `multiply`, which writes the products of a block, and applies the epilogue, for all blocks of the result. Blocks of
-    /// the same rows are consecutive, so that these rows stay in cache.
+    /// Calls `multiply`, which writes the products of a block, and applies the epilogue, for all blocks of the result. Blocks of the same
+    /// rows are processed consecutively, so that these rows stay in cache.
     fn blocks(
         &self,
         out: &mut [f32],
@@ -318,7 +317,7 @@ impl<F: Pointwise> WithSimd for ApplyEpilogue<'_, F> {
         let of = self.linear.finish;
         for row in 0..self.block.rows {
             let start = self.linear.at(self.block) + row * self.linear.n;
-            // SAFETY: a row of the block, which only this task writes.
+            // SAFETY: only this task writes this row of the block.
             let row = unsafe { self.out.slice(start..start + cols) };
             match of.bias {
                 Some(bias) => simd::add_map_in_place(simd, self.f, &bias[col..][..cols], row),

@@ -1,4 +1,4 @@
-//! Memory aligned to cache lines. A vector that crosses two lines costs two loads.
+//! Memory aligned to cache lines. A vector that crosses a line boundary costs two loads.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 #[repr(C, align(64))]
 struct Line([u32; 16]);
 
-/// Numbers that start at a cache line.
+/// A buffer of numbers that starts at a cache line.
 #[derive(Default)]
 pub(crate) struct Lines(Vec<Line>);
 
@@ -16,7 +16,7 @@ impl Lines {
         Self(vec![Line::zeroed(); lines::<T>(len)])
     }
 
-    /// Returns room for `len` numbers with arbitrary contents.
+    /// Returns a buffer for `len` numbers, with arbitrary contents.
     pub fn room<T: Pod>(&mut self, len: usize) -> &mut [T] {
         let lines = lines::<T>(len);
         if self.0.len() < lines {

@@ -8,15 +8,15 @@ use crate::parallel::{self, SharedOut};
 use crate::product::{Into, Operand, multiply};
 use crate::runs;
 
-/// Rows of documents in one product with the query. The products of a block stay in the L2 cache.
+/// Number of document rows that are multiplied by the query at once. The products of a block stay in the L2 cache.
 const BLOCK: usize = 256;
 
-/// Scores documents for a query: for each row of the query the max product with a row of the document, summed over the query's rows in
-/// f32. A document without rows scores 0.
+/// Scores documents for a query. For each row of the query, the max product with a row of the document is added to the score, in f32. A
+/// document without rows scores 0.
 ///
 /// # Panics
-/// If the slices are not whole rows of `width`, `ends` decreases or does not end with the last row, or `out` has another length than
-/// `ends`.
+/// Panics if a slice is not whole rows of `width`, if `ends` decreases or does not end with the last row, or if `out` and `ends` differ in
+/// length.
 pub struct MaxSim<'a> {
     /// Rows of the query, `[rows, width]`.
     pub query: &'a [f32],
@@ -24,7 +24,7 @@ pub struct MaxSim<'a> {
     pub documents: &'a [f32],
     /// Number of columns, not 0.
     pub width: usize,
-    /// Number of rows up to the end of each document.
+    /// For each document, the number of rows up to its end.
     pub ends: &'a [usize],
     /// Receives the score of each document.
     pub out: &'a mut [f32],
@@ -60,7 +60,7 @@ impl MaxSim<'_> {
             out.fill(0.0);
             return;
         }
-        // Each task has consecutive documents of about a block of rows.
+        // Each task has consecutive documents with about `BLOCK` rows in total.
         let mut tasks = Vec::new();
         let (mut first, mut from) = (0, 0);
         for (at, &end) in ends.iter().enumerate() {
@@ -73,7 +73,7 @@ impl MaxSim<'_> {
         let work = n_queries.saturating_mul(documents.len());
         parallel::with_scratch(tasks.len(), work, &|scratch: &mut Scratch, i| {
             let (members, rows) = tasks[i].clone();
-            // SAFETY: each task has its own documents.
+            // SAFETY: no two tasks have the same document.
             let scores = unsafe { scores.slice(members.clone()) };
             let Scratch { products, largest } = scratch;
             largest.clear();
@@ -85,7 +85,7 @@ impl MaxSim<'_> {
                 products.resize(n * n_queries, 0.0);
                 let to = SharedOut::new(products);
                 let queries = rows_from(query, width, 0).transposed();
-                // SAFETY: the products belong to this task.
+                // SAFETY: only this task accesses its products.
                 unsafe {
                     multiply(
                         (n, n_queries, width),
@@ -121,7 +121,7 @@ fn rows_from(data: &[f32], width: usize, row: usize) -> Operand<'_> {
     }
 }
 
-/// Writes the scores of the documents that end at `row`.
+/// Writes the scores of the documents whose rows end at `row`.
 fn finish<'s>(
     ends: &mut std::iter::Peekable<impl Iterator<Item = (usize, &'s mut f32)>>,
     row: usize,
@@ -137,7 +137,7 @@ fn finish<'s>(
     }
 }
 
-/// Takes the max of each column of rows into `largest`.
+/// Updates `largest` with the max of each column of the rows.
 struct Largest<'a> {
     rows: &'a [f32],
     largest: &'a mut [f32],
@@ -170,7 +170,7 @@ impl WithSimd for Largest<'_> {
 mod tests {
     use super::*;
 
-    /// Values of few bits, so that products and sums are exact.
+    /// Values with few significant bits, so that products and sums are exact.
     fn values(n: usize, seed: usize) -> Vec<f32> {
         let value = |i: usize| ((i * 37 + seed * 11) % 17) as f32 - 8.0;
         (0..n).map(value).collect()

@@ -1,21 +1,21 @@
-//! Partitioning of work for the thread pool of the caller.
+//! Partitioning of work for the caller's thread pool.
 //!
-//! The bodies are trait objects, so that the code of the thread pool is compiled once rather than for every caller. They are
-//! called for blocks of rows or whole tasks, never for an element.
+//! The bodies are trait objects, so that the code of the thread pool is compiled once rather than for every caller. A body is called for
+//! blocks of rows or whole tasks, never for single elements.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use rayon::prelude::*;
 
-/// Number of elements of pointwise work below which waking another thread costs more than it saves.
+/// Number of elements of pointwise work below which waking another thread takes longer than it saves.
 const MIN_ELEMENTS: usize = 16 * 1024;
 
 /// Number of multiplications below which one thread is faster than several.
 pub const MIN_MULTIPLICATIONS: usize = 1 << 17;
 
-/// Calls `body(first_row, rows)` on blocks of whole rows of `out`, in parallel if there are enough of them. `out` is a whole
-/// number of rows. Nothing is called if it is empty.
+/// Calls `body(first_row, rows)` on blocks of whole rows of `out`, in parallel if there are enough of them. The length of `out` is a
+/// multiple of `width`. If `out` is empty, `body` is not called.
 pub fn for_row_blocks(out: &mut [f32], width: usize, body: &(dyn Fn(usize, &mut [f32]) + Sync)) {
     if out.is_empty() {
         return;
@@ -24,7 +24,7 @@ pub fn for_row_blocks(out: &mut [f32], width: usize, body: &(dyn Fn(usize, &mut 
     if threads == 1 || out.len() < 2 * MIN_ELEMENTS {
         return body(0, out);
     }
-    // Use a few blocks per thread, so that the other threads can take over the work of a late one.
+    // Use a few blocks per thread, so that other threads can take over blocks of a slow one.
     let rows = out.len() / width;
     let block = rows.div_ceil(4 * threads).max(MIN_ELEMENTS.div_ceil(width));
     out.par_chunks_mut(block * width)
@@ -32,8 +32,8 @@ pub fn for_row_blocks(out: &mut [f32], width: usize, body: &(dyn Fn(usize, &mut 
         .for_each(|(i, rows)| body(i * block, rows));
 }
 
-/// Calls `body` with scratch memory and every number below `n`, in parallel if there are enough multiplications (`work`). Scratch
-/// memory is reused for the tasks of a thread, with its previous contents.
+/// Calls `body` with scratch memory and every number below `n`, in parallel if there are enough multiplications (`work`). Tasks of a thread
+/// share scratch memory, which contains the data of the previous task.
 pub fn with_scratch<Scratch: Default>(
     n: usize,
     work: usize,
@@ -47,7 +47,7 @@ pub fn with_scratch<Scratch: Default>(
     (0..n).into_par_iter().for_each_init(Scratch::default, body);
 }
 
-/// A slice that several tasks write to. Each task has its own elements, which need not be contiguous.
+/// A slice that several tasks write to. Each task writes only its own elements, which need not be contiguous.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedOut<'a> {
     start: *mut f32,
@@ -55,8 +55,8 @@ pub struct SharedOut<'a> {
     borrow: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: this is a `&mut [f32]` whose elements are accessed through `slice` and `block`. Their callers guarantee that no two
-// tasks access the same element.
+// SAFETY: this is a `&mut [f32]` whose elements are accessed only through `slice` and `block`. Callers of these functions guarantee that no
+// two tasks access the same element.
 unsafe impl Send for SharedOut<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for SharedOut<'_> {}
@@ -84,7 +84,7 @@ impl<'a> SharedOut<'a> {
             range.start <= range.end && range.end <= self.len,
             "kernels write within the length that was checked"
         );
-        // SAFETY: in bounds by the assertion, exclusive by the caller's promise.
+        // SAFETY: the assertion ensures that the range is in bounds, and the caller guarantees exclusive access.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 

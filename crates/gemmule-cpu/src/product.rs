@@ -1,4 +1,4 @@
-//! Matrix products on the calling thread: of strided matrices, and of register tiles.
+//! Matrix products on the calling thread: products of strided matrices, and of register tiles.
 
 use gemm_common::Parallelism;
 use gemm_f32::gemm::f32::get_gemm_fn;
@@ -15,7 +15,7 @@ pub struct Operand<'a> {
 }
 
 impl<'a> Operand<'a> {
-    /// Returns the transpose, which has the same elements.
+    /// Returns the transpose, which refers to the same elements.
     #[inline]
     #[must_use]
     pub fn transposed(self) -> Operand<'a> {
@@ -38,7 +38,7 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// Treatment of the previous contents of the output block in [`multiply`].
+/// Determines what [`multiply`] does with the previous contents of the output block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Into {
     Overwrite,
@@ -50,7 +50,7 @@ pub enum Into {
 ///
 /// # Safety
 ///
-/// Nothing else may read or write the block in the meantime.
+/// While this runs, nothing else may read or write the block.
 #[expect(clippy::too_many_arguments, reason = "a GEMM has this many sizes")]
 pub unsafe fn multiply(
     (m, n, k): (usize, usize, usize),
@@ -65,9 +65,9 @@ pub unsafe fn multiply(
     a.check(m, k);
     b.check(k, n);
     let dst = out.block(at, m, n, stride);
-    // The micro-kernel writes columns, so it computes the transpose: outᵀ = bᵀ · aᵀ, with `n` rows of `m` columns.
-    // SAFETY: the checks above ensure that the operands and the block are in bounds. The caller guarantees exclusive access to
-    // the block. Strides of slices in memory fit an isize.
+    // The micro-kernel writes columns, so this computes the transpose: outᵀ = bᵀ · aᵀ, with `n` rows of `m` columns.
+    // SAFETY: the checks above ensure that the operands and the block are in bounds. The caller guarantees exclusive access to the block.
+    // Strides of slices in memory fit an isize.
     unsafe {
         get_gemm_fn()(
             n,
@@ -93,7 +93,7 @@ pub unsafe fn multiply(
     }
 }
 
-/// Adds products to a register tile of sums: `M` rows, each with one element per row of `b`, times `b`. Products are added in the
+/// Adds the product of `M` rows and `b` to a register tile of sums. Each row has one element per row of `b`. Products are added in the
 /// order of the elements.
 #[inline(always)]
 pub(crate) fn add_products<S: Simd, const M: usize, const N: usize>(
@@ -105,8 +105,8 @@ pub(crate) fn add_products<S: Simd, const M: usize, const N: usize>(
     add_products_ahead::<S, M, N, 0>(simd, rows, b, sums, &[]);
 }
 
-/// Like [`add_products`], and prefetches `ahead` in the meantime: `AHEAD` cache lines per element, evenly distributed. If `ahead`
-/// has fewer lines, some are requested twice; if it has more, the rest is skipped.
+/// Like [`add_products`], but also prefetches `ahead`: `AHEAD` cache lines per element, evenly distributed. If `ahead` has fewer lines,
+/// some are requested twice; if it has more, the last ones are skipped.
 #[inline(always)]
 pub(crate) fn add_products_ahead<S: Simd, const M: usize, const N: usize, const AHEAD: usize>(
     simd: S,
@@ -115,12 +115,12 @@ pub(crate) fn add_products_ahead<S: Simd, const M: usize, const N: usize, const 
     sums: &mut [[S::f32s; N]; M],
     ahead: &[f32],
 ) {
-    // Use loops rather than closures: a closure is compiled for the base instruction set unless it happens to be inlined.
+    // Use loops rather than closures: a closure that is not inlined is compiled for the base instruction set.
     for row in &mut rows {
         *row = &row[..b.len()];
     }
-    // Sum in a copy, and without checks in the loop: a path that panics would keep the sums in memory rather than in registers,
-    // which doubled the time.
+    // Sum in a local copy, and without checks in the loop. A path that panics would keep the sums in memory rather than in registers, which
+    // doubled the time.
     let mut own = *sums;
     // Use a single loop without branches: a second loop for elements without a prefetch doubled the time.
     let request = Requests::of(ahead, AHEAD * b.len());
@@ -143,7 +143,7 @@ pub(crate) fn add_products_ahead<S: Simd, const M: usize, const N: usize, const 
 #[derive(Clone, Copy)]
 struct Requests {
     from: *const f32,
-    /// Cache lines between one request and the next, in units of `1 / (1 << SHIFT)`.
+    /// Cache lines from one request to the next, in units of `1 / (1 << SHIFT)`.
     step: usize,
 }
 

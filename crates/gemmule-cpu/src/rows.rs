@@ -6,7 +6,7 @@ use pulp::{Simd, WithSimd};
 
 use crate::simd::{self, Activation, Capped, Pointwise, Running, Times, with_activation};
 
-/// Computes `out = a + b` in rows as long as `b`, which is not empty.
+/// Computes `out = a + b`, where `b` is added to every row. `b` is not empty.
 pub struct AddRows<'a> {
     pub a: &'a [f32],
     pub b: &'a [f32],
@@ -32,7 +32,7 @@ pub fn multiply_elements(a: &[f32], b: &[f32], out: &mut [f32]) {
     }
 }
 
-/// RMSNorm of rows as long as `gamma`, which is not empty.
+/// RMSNorm of rows. `gamma` is as long as a row and not empty.
 pub struct RmsRows<'a> {
     pub x: &'a [f32],
     pub gamma: &'a [f32],
@@ -96,7 +96,7 @@ pub fn soft_cap(cap: f32, x: &[f32], out: &mut [f32]) {
     simd::dispatch(Map { f, x, out });
 }
 
-/// Terms that are summed into a row before it is normalized.
+/// Terms that are added up to a row before it is normalized.
 #[derive(Clone, Copy)]
 pub enum Sum<'a> {
     /// Row `i` of each tensor, and a bias.
@@ -105,14 +105,14 @@ pub enum Sum<'a> {
         x: &'a [f32],
         residual: Option<&'a [f32]>,
     },
-    /// One row of each table, selected by the table's id for token `i`.
+    /// For token `i`, one row of each table, selected by the table's id for the token.
     Tables(&'a [Lookup<'a>]),
 }
 
-/// A table, and ids that are all within it.
+/// A table, and ids that are all valid rows of it.
 pub struct Lookup<'a> {
     pub ids: &'a [i32],
-    /// Added to ids. The sums are at least 0.
+    /// Added to each id. The sum is not negative.
     pub offset: usize,
     pub rows: &'a [f32],
 }
@@ -126,8 +126,8 @@ impl<'a> Lookup<'a> {
     }
 }
 
-/// LayerNorm of a sum of rows, for the rows from `first` on. The sum is computed in place of the result, so it is in the L1 cache
-/// for the later passes.
+/// LayerNorm of a sum of rows, for the rows from `first` on. The sum is stored in the result and normalized in place, so it is in the L1
+/// cache for the later passes.
 pub struct NormalizeSum<'a> {
     pub sum: Sum<'a>,
     pub gamma: &'a [f32],
@@ -187,7 +187,7 @@ impl WithSimd for LogSum<'_> {
     }
 }
 
-/// Rows of a sequence that are pooled to one.
+/// Rows of a sequence that are pooled to one row.
 #[derive(Clone, Copy, Debug)]
 pub struct Pooled {
     pub start: usize,
@@ -195,7 +195,8 @@ pub struct Pooled {
     pub len: usize,
 }
 
-/// Computes the mean of the rows of each sequence, and divides it by its length if `normalize` has a lower bound for that.
+/// Computes the mean of the rows of each sequence. If `normalize` is set, divides the mean by its length, or by `normalize` if that is
+/// larger.
 pub struct MeanRows<'a> {
     pub x: &'a [f32],
     pub sequences: &'a [Pooled],

@@ -1,8 +1,8 @@
 //! Vector arithmetic on slices for any instruction set.
 //!
-//! The crate is compiled for the base instruction set of its architecture. Hot loops are therefore written against
-//! [`pulp::Simd`], and [`dispatch`] selects the instruction set at run time. Everything generic over `S` is `inline(always)`:
-//! only code that is inlined into the dispatched function may use its instructions.
+//! The crate is compiled for the base instruction set of its architecture. Hot loops are therefore written against [`pulp::Simd`], and
+//! [`dispatch`] selects the instruction set at run time. Everything generic over `S` is `inline(always)`: only code that is inlined into
+//! the dispatched function may use its instruction set.
 
 use std::iter::zip;
 
@@ -20,7 +20,7 @@ pub(crate) fn dispatch<Op: WithSimd>(op: Op) -> Op::Output {
 /// exponent bits.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
-    // Adding this constant leaves the nearest integer in the low bits of the mantissa.
+    // Adding this constant rounds to the nearest integer, which is then in the low bits of the mantissa.
     const ROUND: f32 = 12_582_912.0;
     let x = clamp(simd, x, -87.3, 88.3);
     let shifted = simd.mul_add_e_f32s(
@@ -57,7 +57,7 @@ pub(crate) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 /// Uses a polynomial for the fraction of `x` between −½ and ½, times `2ⁿ` assembled from exponent bits.
 #[inline(always)]
 pub(crate) fn exp2_of_negative<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
-    // Adding this constant leaves the nearest integer, with the exponent bias, in the low bits of the mantissa.
+    // Adding this constant rounds to the nearest integer. The integer plus the exponent bias is then in the low bits of the mantissa.
     const ROUND: f32 = 12_582_912.0 + 127.0;
     let low = simd.splat_f32s(-126.0);
     let x = simd.select_f32s(simd.less_than_f32s(x, low), low, x);
@@ -77,7 +77,7 @@ pub(crate) fn exp2_of_negative<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
         ],
     );
     let power = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
-    // Multiply rather than add exponent bits, which would turn some NaNs into numbers.
+    // Use a multiplication. Adding to the exponent bits would turn some NaNs into numbers.
     simd.mul_f32s(mantissa, simd.transmute_f32s_u32s(power))
 }
 
@@ -139,8 +139,8 @@ pub(crate) fn erf<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     simd.div_f32s(simd.mul_f32s(x, p), q)
 }
 
-/// Computes `x·Φ(x)`. The absolute error is at most 1e-6 for `|x| ≤ 8` (2e-6 without fused multiply-add). Further out the result
-/// is exactly 0 or `x`.
+/// Computes `x·Φ(x)`. The absolute error is at most 1e-6 for `|x| ≤ 8` (2e-6 without fused multiply-add). For larger `|x|` the result is
+/// exactly 0 or `x`.
 #[inline(always)]
 fn gelu_exact<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let half = simd.splat_f32s(0.5);
@@ -166,8 +166,8 @@ fn gelu_tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     saturate(simd, x, simd.mul_add_e_f32s(half_x, tanh, half_x))
 }
 
-/// Replaces GELU by its limits beyond ±5.66, where the difference is below 5e-8. A rounding error of the bounded function would
-/// otherwise be multiplied by a large `x`.
+/// Replaces GELU by its limits beyond ±5.66, where the difference is below 5e-8. This avoids multiplying a rounding error of the bounded
+/// function by a large `x`.
 #[inline(always)]
 fn saturate<S: Simd>(simd: S, x: S::f32s, gelu: S::f32s) -> S::f32s {
     let low = simd.less_than_f32s(x, simd.splat_f32s(-5.66));
@@ -194,7 +194,7 @@ fn polynomial<S: Simd, const N: usize>(simd: S, x: S::f32s, coefficients: &[f32;
     sum
 }
 
-/// A function of one value, for vectors of any width.
+/// A function of one value, implemented for vectors of any width.
 pub(crate) trait Pointwise: Copy {
     fn apply<S: Simd>(self, simd: S, x: S::f32s) -> S::f32s;
 }
@@ -228,7 +228,7 @@ pointwise! {
         let power = exp(simd, simd.mul_f32s(x, simd.splat_f32s(-1.702)));
         simd.div_f32s(x, simd.add_f32s(one, power))
     };
-    /// Computed element by element: its users have only one row per sequence.
+    /// Computed element by element, because it is applied to only one row per sequence.
     Log1pRelu(simd, x) = {
         let zero = simd.splat_f32s(0.0);
         let mut positive = simd.select_f32s(simd.less_than_f32s(x, zero), zero, x);
@@ -310,7 +310,7 @@ pub enum Activation {
     Log1pRelu,
 }
 
-/// Calls `$go` with the [`Pointwise`] of an activation, or with [`Identity`] without one, so that the selection is made once
+/// Calls `$go` with the [`Pointwise`] function of an activation, or with [`Identity`] if there is none. The function is thus selected once
 /// rather than per element.
 macro_rules! with_activation {
     ($activation:expr, $f:ident => $go:expr) => {
@@ -461,8 +461,8 @@ fn reduce<S: Simd>(simd: S, sums: [S::f32s; 4]) -> f32 {
     simd.reduce_sum_f32s(simd.add_f32s(simd.add_f32s(a, b), simd.add_f32s(c, d)))
 }
 
-/// Replaces `row` by its LayerNorm with the biased variance. A second pass sums the variance around the mean, which avoids
-/// cancellation for rows far from zero.
+/// Replaces `row` by its LayerNorm with the biased variance. The variance is computed in a second pass around the mean, which avoids
+/// cancellation if the mean is far from zero.
 #[inline(always)]
 pub(crate) fn normalize<S: Simd>(simd: S, row: &mut [f32], gamma: &[f32], beta: &[f32], eps: f32) {
     let n = row.len() as f32;
@@ -482,7 +482,7 @@ pub(crate) fn normalize<S: Simd>(simd: S, row: &mut [f32], gamma: &[f32], beta: 
     }
 }
 
-/// Maximum scaled score of a row so far, and the sum of `e^(score − max)`.
+/// Running maximum of a row's scaled scores, and the sum of `e^(score − max)`.
 #[derive(Clone, Copy, Debug)]
 pub struct Running {
     pub max: f32,

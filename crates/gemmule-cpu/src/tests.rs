@@ -42,7 +42,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| f64::from(x)).collect()
 }
 
-/// `erf` by the series whose terms all have the same sign, to avoid cancellation.
+/// Computes `erf` by the series whose terms all have the same sign, which avoids cancellation.
 fn erf(x: f64) -> f64 {
     if x.abs() >= 6.0 {
         return x.signum();
@@ -114,7 +114,7 @@ impl Pointwise for Exp2OfNegative {
     }
 }
 
-/// Quiet and signalling NaNs of both signs, some with bits that could be mistaken for a part of an exponent.
+/// Quiet and signaling NaNs of both signs. Some of their mantissa bits look like exponent bits.
 fn nans() -> Vec<f32> {
     let payloads = (0..10).map(|bit| 1 << bit).chain([0x1ff, 0x20_0000]);
     let bits = payloads.flat_map(|payload| [0x7fc0_0000 | payload, 0x7f80_0000 | payload]);
@@ -178,7 +178,7 @@ fn activations_are_near_their_definitions_on_every_instruction_set() {
     fn check(f: impl Pointwise, definition: fn(f64) -> f64) {
         let x: Vec<f32> = (-8000..=8000).map(|i| i as f32 / 1000.0).collect();
         for (set, got) in on_every_instruction_set(Mapped(f, &x)) {
-            // Without fused multiply-add, each step of a polynomial rounds twice.
+            // Without fused multiply-add, each step of a polynomial is rounded twice.
             let bound = if set == "scalar" { 2e-6 } else { 1e-6 };
             for (&x, &got) in x.iter().zip(&got) {
                 let want = definition(f64::from(x));
@@ -193,7 +193,7 @@ fn activations_are_near_their_definitions_on_every_instruction_set() {
     check(Silu, |x| x / (1.0 + (-x).exp()));
 }
 
-/// Numerators of a row that is processed in two parts and rescaled to one maximum, divided by their sum.
+/// Softmax numerators of a row that is processed in two parts and rescaled to a common maximum, divided by their sum.
 #[derive(Clone)]
 struct SoftmaxInTwo<'a>(&'a [f32], usize);
 
@@ -281,7 +281,7 @@ fn normalize_is_its_definition_on_every_instruction_set() {
     }
 }
 
-/// Products of a linear layer with the panels of an instruction set.
+/// Products of a linear layer, computed with the panels of an instruction set.
 #[derive(Clone)]
 struct Products<'a> {
     x: &'a [f32],
@@ -326,12 +326,12 @@ fn panels_give_the_product_on_every_instruction_set() {
     }
 }
 
-/// Bias by the distance of a key from its query.
+/// Bias that depends on the distance between a key and its query.
 #[derive(Clone, Copy)]
 enum Bias<'a> {
-    /// Biases at distances −reach to reach. Keys farther away use the outermost value on their side.
+    /// Biases for the distances −reach to reach. Larger distances use the outermost value on their side.
     Table(&'a [f32]),
-    /// A slope that is multiplied by the distance and subtracted.
+    /// The bias is minus this slope times the distance.
     Slope(f32),
 }
 
@@ -459,7 +459,7 @@ impl Attention<'_> {
     }
 }
 
-/// Both sides of the boundaries of vectors, panels and blocks of keys, and heads that are not whole tiles.
+/// Tests sizes on both sides of the boundaries of vectors, panels and blocks of keys, and head sizes that are not whole tiles.
 #[test]
 fn attention_is_its_definition_on_every_instruction_set() {
     let windows = [None, Some(0), Some(5), Some(140)];
@@ -487,7 +487,7 @@ fn attention_is_its_definition_on_every_instruction_set() {
     }
 }
 
-/// A query with huge or tiny scores compared with its neighbours in the vector keeps its own scale.
+/// The scores of a query do not affect the other queries in its vector, even if they are much larger or smaller.
 #[test]
 fn attention_to_huge_scores_neither_overflows_nor_vanishes() {
     let (len, head) = (200, 8);
@@ -543,7 +543,7 @@ fn attention_with_position_biases_is_its_definition_on_every_instruction_set() {
     }
 }
 
-/// Queries that see a NaN, or whose scores are undefined, have NaN results, and no other queries do.
+/// The results are NaN exactly for queries that see a NaN or have undefined scores.
 #[test]
 fn attention_to_nan_gives_nan() {
     let (len, head) = (300, 8);
@@ -574,7 +574,7 @@ fn attention_to_nan_gives_nan() {
             check(&q, &with, &v, &|_| true);
         }
     }
-    // The definition is undefined if all scores are −∞, but not if a single score is.
+    // The definition is undefined if all scores are −∞, but well-defined if only one is.
     let mut endless = k.clone();
     endless
         .chunks_exact_mut(head)

@@ -1,4 +1,4 @@
-//! The folders of a model in the cache.
+//! The folder of a model in the cache.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -19,7 +19,7 @@ const MAX_DEPTH: usize = 16;
 /// Content of CACHEDIR.TAG, which makes backup programs skip the cache.
 const TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n# This is a cache of models from the Hugging Face hub.\n";
 
-/// Returns the names of the models of which a cache has snapshots, sorted.
+/// Returns the names of the models with snapshots in the cache, sorted.
 pub(crate) fn models(cache: &Path) -> Vec<String> {
     let entries = fs::read_dir(cache).into_iter().flatten().flatten();
     let models = entries.filter_map(|entry| {
@@ -66,7 +66,7 @@ impl<'h> Repo<'h> {
         self.root.join("blobs").join(hash.hex())
     }
 
-    /// Returns the file that holds a blob until it is complete.
+    /// Returns the path of a blob's incomplete file.
     pub(crate) fn incomplete(&self, hash: &Hash) -> PathBuf {
         let name = format!("{}.incomplete", hash.hex());
         self.root.join("blobs").join(name)
@@ -76,7 +76,7 @@ impl<'h> Repo<'h> {
         self.root.join("snapshots").join(commit)
     }
 
-    /// Returns the commit to which a revision pointed when it was last fetched.
+    /// Returns the commit of a revision as of its last fetch.
     pub(crate) fn commit(&self, id: &ModelId) -> Option<String> {
         if let Some(commit) = id.commit() {
             return Some(commit.to_owned());
@@ -105,7 +105,7 @@ impl<'h> Repo<'h> {
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt as _;
-            // The umask decides whether other users may share the cache.
+            // Let the umask decide whether other users may share the cache.
             unfinished.permissions(fs::Permissions::from_mode(0o666));
         }
         let mut unfinished = unfinished.tempfile_in(folder).map_err(&failed)?;
@@ -114,7 +114,7 @@ impl<'h> Repo<'h> {
         Ok(())
     }
 
-    /// Returns the names of the model's files at a commit: all of them if the cache has a list, else those that were fetched.
+    /// Returns the names of the model's files at a commit: all names if the cache has a list, else the names of the fetched files.
     pub(crate) fn names(&self, commit: &str) -> Vec<String> {
         let list = self.root.join("trees").join(format!("{commit}.json"));
         if let Ok(file) = File::open(list) {
@@ -130,13 +130,13 @@ impl<'h> Repo<'h> {
         names
     }
 
-    /// Links a name of the snapshot to a blob.
+    /// Links a name in the snapshot to a blob.
     pub(crate) fn link(&self, commit: &str, name: &str, hash: &Hash) -> Result<(), HubError> {
         let link = self.snapshot(commit).join(name);
         let failed = HubError::io(&link, "linked");
         let folder = link.parent().unwrap_or(&self.root);
         fs::create_dir_all(folder).map_err(&failed)?;
-        // The link is made elsewhere and renamed, so that no reader finds its place empty.
+        // Create the link elsewhere and rename it, so that readers always find a link at its path.
         let depth = name.split('/').count() + 1;
         let target = format!("{}blobs/{}", "../".repeat(depth), hash.hex());
         if fs::read_link(&link).is_ok_and(|found| found == Path::new(&target)) {
@@ -147,7 +147,7 @@ impl<'h> Repo<'h> {
         let made = aside.path().join("link");
         match symlink(Path::new(&target), &made) {
             Ok(()) => {}
-            // The file system has no links.
+            // The file system does not support links, so copy the blob.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -161,13 +161,13 @@ impl<'h> Repo<'h> {
         fs::rename(&made, &link).map_err(&failed)
     }
 
-    /// Locks a blob against other processes and threads. `waiting` is called if another one holds the lock.
+    /// Locks a blob against other processes and threads. `waiting` is called if the lock is held elsewhere.
     pub(crate) fn lock(&self, hash: &Hash, waiting: impl FnOnce()) -> Result<Lock, HubError> {
         let path = self.locks.join(format!("{}.lock", hash.hex()));
         let failed = HubError::io(&path, "locked");
         let mut options = File::options();
         let file = match options.create(true).truncate(false).write(true).open(&path) {
-            // Another user of the cache has made the file. Reading it is enough for a lock.
+            // Another user created the file. Read access is sufficient for locking.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => File::open(&path),
             opened => opened,
         };
@@ -184,7 +184,7 @@ impl<'h> Repo<'h> {
     }
 }
 
-/// A lock, which ends on drop. Its file stays, like those of `huggingface_hub`.
+/// A lock that is released on drop. The lock file remains, as with `huggingface_hub`.
 pub(crate) struct Lock {
     _file: File,
 }

@@ -1,4 +1,4 @@
-//! Settings from the variables of `huggingface_hub`.
+//! Settings from the environment variables of `huggingface_hub`.
 
 use std::{
     cell::RefCell,
@@ -14,7 +14,7 @@ use crate::{ENDPOINT, Hub, HubError, Network, Proxies, Token};
 const MAX_TOKEN: u64 = 64 << 10;
 
 impl Hub {
-    /// Reads the settings from the variables of `huggingface_hub`.
+    /// Reads the settings from the environment variables of `huggingface_hub`.
     ///
     /// - The cache: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `XDG_CACHE_HOME/huggingface/hub`, else `~/.cache/huggingface/hub`.
     /// - The token: `HF_TOKEN`, else the file `HF_TOKEN_PATH`, else `token` in `HF_HOME`.
@@ -40,7 +40,7 @@ impl Hub {
         }
     }
 
-    /// Like [`from_env`](Self::from_env), with the variables that a function returns. An empty value counts as unset.
+    /// Like [`from_env`](Self::from_env), but reads variables with a function. An empty value counts as unset.
     ///
     /// # Errors
     /// Returns the errors of [`from_env`](Self::from_env).
@@ -87,7 +87,7 @@ fn is_true(value: &str) -> bool {
     ["1", "ON", "YES", "TRUE"].contains(&value.as_str())
 }
 
-/// Returns the path, with the home folder for a `~` at its beginning.
+/// Returns the path with a leading `~` replaced by the home folder.
 fn expanded(path: &str, home: Option<&Path>) -> PathBuf {
     match (path.strip_prefix('~'), home) {
         (Some(""), Some(home)) => home.to_owned(),

@@ -137,7 +137,7 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// Whether the hub could not be reached, rather than responded with an error.
+    /// Whether the hub could not be reached. An error response does not count.
     pub(crate) fn is_network(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::TooManyRequests { .. } => true,

@@ -26,13 +26,13 @@ const IN_PART: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'~');
 const IN_PATH: &AsciiSet = &IN_PART.remove(b'/');
 
-/// Number of bytes after which a broken connection does not count as a failed attempt.
+/// Number of received bytes after which a broken connection does not count as a failed attempt.
 const PROGRESS: u64 = 1 << 20;
 
-/// Size of the pieces that are read at once.
+/// Size of the read buffer in bytes.
 const PIECE: usize = 256 << 10;
 
-/// Escapes one part of the path of a URL.
+/// Escapes one component of a URL's path.
 pub(crate) fn escaped(part: &str) -> String {
     utf8_percent_encode(part, IN_PART).to_string()
 }
@@ -49,17 +49,17 @@ pub(crate) struct Fetch<'a> {
     pub(crate) progress: Progress<'a>,
 }
 
-/// A file that holds the first bytes of a blob.
+/// A file with the first bytes of a blob.
 struct Partial {
     file: File,
     hasher: Hasher,
     have: u64,
-    /// Whether some bytes are from an earlier connection.
+    /// Whether some of the bytes were received by an earlier connection.
     resumed: bool,
 }
 
 impl Fetch<'_> {
-    /// Fetches a file and links it. `received` is called with the change of the number of bytes.
+    /// Fetches a file and links it. `received` is called with each change of the number of received bytes.
     pub(crate) fn file(&self, listed: &Listed, received: &dyn Fn(i64)) -> Result<(), HubError> {
         let name = &listed.name;
         let Some(contents) = &listed.contents else {
@@ -98,7 +98,7 @@ impl Fetch<'_> {
             } = partial;
             let found = hasher.finish();
             if found == contents.hash {
-                // After a loss of power, a blob has its contents or does not exist.
+                // Sync the file, so that a blob is complete or missing after a power failure.
                 file.sync_data().map_err(&failed)?;
                 let blob = self.repo.blob(&contents.hash);
                 return fs::rename(&path, &blob).map_err(HubError::io(&blob, "written"));
@@ -111,7 +111,7 @@ impl Fetch<'_> {
                     found: found.to_string(),
                 });
             }
-            // The first part belongs to another download or another response: start again.
+            // The stored bytes belong to another download or response: start again.
             received(-signed(contents.size));
             partial = Partial {
                 file,
@@ -123,7 +123,7 @@ impl Fetch<'_> {
         }
     }
 
-    /// Fetches the bytes that are missing.
+    /// Fetches the missing bytes.
     fn rest(
         &self,
         name: &str,
@@ -164,7 +164,7 @@ impl Fetch<'_> {
         partial: &mut Partial,
         received: &dyn Fn(i64),
     ) -> Result<(), Failure> {
-        // The URL names a commit, so its contents never change, and `If-Range` is not needed. The hash is verified at the end.
+        // The URL names a commit, so its contents never change and `If-Range` is not needed. The hash is verified at the end.
         let response = self.client.get(url, partial.have)?;
         let size = contents.size;
         let continues = response.status() == StatusCode::PARTIAL_CONTENT
@@ -246,7 +246,7 @@ impl Fetch<'_> {
         })
     }
 
-    /// Returns the error of writing a blob, `have` bytes of which are stored.
+    /// Returns a function that converts errors of writing a blob, of which `have` bytes are stored.
     fn failed(&self, path: &Path, size: u64, have: u64) -> impl Fn(io::Error) -> HubError + use<> {
         let otherwise = HubError::io(path, "written");
         move |error| match otherwise(error) {
@@ -260,7 +260,7 @@ impl Fetch<'_> {
 }
 
 impl Partial {
-    /// Opens the file of an earlier attempt, or creates one.
+    /// Opens the incomplete file of an earlier attempt, or creates one.
     fn open(path: &Path, contents: &Contents) -> io::Result<Self> {
         let mut options = File::options();
         let options = options.read(true).write(true).create(true).truncate(false);
@@ -315,7 +315,7 @@ pub(crate) fn has_size(path: &Path, size: u64) -> bool {
     fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == size)
 }
 
-/// Whether the body begins at `from` of a file of `size` bytes, according to `Content-Range`.
+/// Whether the body starts at byte `from` of a file of `size` bytes, according to `Content-Range`.
 fn continues(headers: &HeaderMap, from: u64, size: u64) -> bool {
     let range = headers.get(header::CONTENT_RANGE);
     let range = range.and_then(|v| v.to_str().ok()?.strip_prefix("bytes "));

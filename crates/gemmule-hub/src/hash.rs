@@ -36,7 +36,7 @@ impl Hash {
         }
     }
 
-    /// Returns a hasher for a file of `size` bytes that computes a hash of this kind.
+    /// Returns a hasher of this kind for a file of `size` bytes.
     pub(crate) fn hasher(&self, size: u64) -> Hasher {
         match self {
             Self::Sha256(_) => Hasher::Sha256(Sha256::new()),
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn hashes_are_those_of_git_and_sha256sum() {
-        // `printf hello | git hash-object --stdin`, and `printf hello | sha256sum`.
+        // Computed by `printf hello | git hash-object --stdin` and `printf hello | sha256sum`.
         let git = Hash::git("b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0").unwrap();
         let lfs = Hash::sha256("2CF24DBA5FB0A30E26E83B2AC5B9E29E1B161E5C1FA7425E73043362938B9824");
         for hash in [git, lfs.unwrap()] {

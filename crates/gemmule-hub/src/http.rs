@@ -25,7 +25,7 @@ pub(crate) struct Client<'h> {
 
 /// The failure of one attempt.
 pub(crate) enum Failure {
-    /// Another attempt may succeed, after the pause that the server requests.
+    /// A transient failure. Another attempt may succeed, after the pause that the server requests.
     Passing {
         error: HubError,
         pause: Option<Duration>,
@@ -39,7 +39,7 @@ pub(crate) enum Failure {
 pub(crate) struct Refusal {
     pub(crate) url: String,
     pub(crate) status: u16,
-    /// The hub's name of the error.
+    /// The hub's code for the error.
     pub(crate) code: String,
     pub(crate) message: String,
 }
@@ -59,7 +59,7 @@ impl<'h> Client<'h> {
         let tls = TlsConfig::builder().root_certs(roots(network)?).build();
         let config = Agent::config_builder()
             .http_status_as_error(false)
-            // Redirects are followed here, so that the token stays at the endpoint.
+            // ureq follows no redirects: they are followed here, so that the token is sent only to the endpoint.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .proxy(None)
@@ -76,7 +76,7 @@ impl<'h> Client<'h> {
         })
     }
 
-    /// Sends one GET request and follows redirects. It requests the bytes from `from` on.
+    /// Sends one GET request for the bytes from `from` on, and follows redirects.
     ///
     /// Returns responses with the status 200, 206 and 416.
     pub(crate) fn get(&self, url: &str, from: u64) -> Result<Response<Body>, Failure> {
@@ -118,8 +118,7 @@ impl<'h> Client<'h> {
         sent.map_err(|error| unreachable(uri, &error))
     }
 
-    /// Calls `attempt` until it succeeds, fails for good, or the attempts are used up. `what` names the request in
-    /// messages.
+    /// Calls `attempt` until it succeeds, fails permanently, or no attempts are left. `what` names the request in messages.
     pub(crate) fn retry<T>(
         &self,
         what: &str,
@@ -165,7 +164,7 @@ impl<'n> Retries<'n> {
     /// Waits before the next attempt.
     ///
     /// # Errors
-    /// Returns the failure if no attempt is left, or if the server requests too long a pause.
+    /// Returns the failure if no attempts are left, or if the server requests a pause that is too long.
     pub(crate) fn wait(
         &mut self,
         what: &str,
@@ -190,7 +189,7 @@ impl<'n> Retries<'n> {
     }
 }
 
-/// Returns an expected response, and classifies others as failures.
+/// Returns responses with an expected status, and converts others to failures.
 fn sorted(uri: &Uri, response: Response<Body>) -> Result<Response<Body>, Failure> {
     let status = response.status().as_u16();
     let text = |name: &str| {
@@ -227,7 +226,7 @@ fn sorted(uri: &Uri, response: Response<Body>) -> Result<Response<Body>, Failure
     }
 }
 
-/// Returns the pause that a server requests, by `Retry-After` in seconds or the `t` of the hub's `RateLimit`.
+/// Returns the pause that a server requests: `Retry-After` in seconds, or `t` of the hub's `RateLimit` header.
 fn pause(headers: &HeaderMap) -> Option<Duration> {
     let text = |name: &str| headers.get(name)?.to_str().ok();
     let after = text("retry-after").and_then(|value| value.trim().parse().ok());
@@ -267,7 +266,7 @@ fn next(from: &Uri, headers: &HeaderMap) -> Result<Uri, HubError> {
     }
 }
 
-/// Returns scheme, host and port, which a token is for.
+/// Returns scheme, host and port, to which a token is restricted.
 fn origin(uri: &Uri) -> (Option<&str>, Option<String>, Option<u16>) {
     let default = match uri.scheme_str() {
         Some("http") => Some(80),
@@ -278,7 +277,7 @@ fn origin(uri: &Uri) -> (Option<&str>, Option<String>, Option<u16>) {
     (uri.scheme_str(), host, uri.port_u16().or(default))
 }
 
-/// Returns a URL without its query, which may hold a signature.
+/// Returns a URL without its query, which may contain a signature.
 fn shown(uri: &Uri) -> String {
     let scheme = uri.scheme_str().unwrap_or_default();
     let host = uri.host().unwrap_or_default();
@@ -290,7 +289,7 @@ fn shown(uri: &Uri) -> String {
     )
 }
 
-/// Returns the failure of a request that got no response.
+/// Returns the failure of a request without a response.
 fn unreachable(uri: &Uri, error: &ureq::Error) -> Failure {
     use ureq::Error as E;
     let failed = HubError::Unreachable {
@@ -313,7 +312,7 @@ fn unreachable(uri: &Uri, error: &ureq::Error) -> Failure {
     }
 }
 
-/// Returns the text of an error of a connection.
+/// Returns the description of a connection error.
 pub(crate) fn problem(error: &ureq::Error) -> String {
     match error {
         ureq::Error::HostNotFound => "the name of the host is not known".to_owned(),

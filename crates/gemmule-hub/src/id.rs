@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::HubError;
 
-/// The revision of an id without one.
+/// The default revision.
 const MAIN: &str = "main";
 
 /// Max bytes of each part of a name.
@@ -13,11 +13,11 @@ const MAX_PART: usize = 96;
 /// Max bytes of a revision.
 const MAX_REVISION: usize = 200;
 
-/// Max bytes of the name of a file.
+/// Max bytes of a file name.
 const MAX_FILE: usize = 200;
 
-/// The name of a model, `org/name` or `org/name@revision`. If a repository has several models, each in one file, the
-/// name of a file follows after a colon: `org/name:file`.
+/// The name of a model, `org/name` or `org/name@revision`. If a repository has several models in one file each, a file name follows after a
+/// colon: `org/name:file`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelId {
     org: String,
@@ -93,7 +93,7 @@ impl ModelId {
         Some(self.revision()).filter(|revision| is_commit(revision))
     }
 
-    /// Returns the model of a folder in the cache, which must be the [folder](Self::folder) of a model.
+    /// Returns the model of a cache folder, which must have been named by [`folder`](Self::folder).
     pub(crate) fn of_folder(folder: &str) -> Option<Self> {
         let (org, name) = folder.strip_prefix("models--")?.split_once("--")?;
         let id = Self::parse(&format!("{org}/{name}")).ok()?;
@@ -147,7 +147,7 @@ fn check_part(part: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Checks a revision by the rules of Git for names of references. It is also a path in the cache.
+/// Checks a revision by Git's rules for reference names. The revision is also a path in the cache.
 fn check_revision(revision: &str) -> Result<(), &'static str> {
     let is_bad = |c: char| c.is_control() || c.is_whitespace() || "\\~^:?*[@{}<>|\"'".contains(c);
     if revision.is_empty() {
@@ -166,7 +166,7 @@ fn check_revision(revision: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Checks the name of a file. It is only compared with those that the hub lists.
+/// Checks a file name. It is only compared with names that the hub lists.
 fn check_file(file: &str) -> Result<(), &'static str> {
     if file.is_empty() {
         return Err("there is no name of a file after the `:`");

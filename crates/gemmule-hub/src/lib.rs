@@ -1,7 +1,7 @@
 //! Fetches models from the Hugging Face hub into the cache of Python's `huggingface_hub`.
 //!
-//! [`Hub::snapshot`] returns a folder with the chosen files of a model at one revision. The layout of the cache is that of
-//! `huggingface_hub`, so each finds the files that the other fetched:
+//! [`Hub::snapshot`] returns a folder with the selected files of a model at one revision. The cache has the layout of `huggingface_hub`, so
+//! each library finds the files that the other has fetched:
 //!
 //! ```text
 //! models--org--name/blobs/<hash>                 contents: SHA-256 of files in Git LFS, Git's SHA-1 of the others
@@ -10,8 +10,8 @@
 //! .locks/models--org--name/<hash>.lock           held while a blob is fetched
 //! ```
 //!
-//! The server is not trusted: names of files, sizes and hashes are checked, bodies are limited, and the token is sent to the
-//! endpoint alone. A file is linked only after its hash is verified.
+//! The server is not trusted. File names, sizes and hashes are checked, the size of bodies is limited, and the token is sent only to the
+//! endpoint. A file is linked only after its hash is verified.
 
 mod cache;
 mod env;
@@ -40,13 +40,13 @@ pub const ENDPOINT: &str = "https://huggingface.co";
 /// A hub, and the cache of its files.
 #[derive(Clone, Debug)]
 pub struct Hub {
-    /// URL of the server, without a path after it unless the server is a mirror that needs one.
+    /// URL of the server. Only a mirror may need a path in it.
     pub endpoint: String,
     /// Folder of the cache.
     pub cache: PathBuf,
     /// Access token for private and gated models.
     pub token: Option<Token>,
-    /// Whether to use the cache alone.
+    /// Whether to use only the cache.
     pub offline: bool,
     pub network: Network,
 }
@@ -57,11 +57,11 @@ pub struct Network {
     pub proxies: Proxies,
     /// PEM file of the certificate authorities to trust instead of the built-in ones.
     pub certificates: Option<PathBuf>,
-    /// Time limit for a connection, and for each wait for data.
+    /// Timeout for connecting, and for each wait for data.
     pub timeout: Duration,
-    /// Number of attempts in a row without progress before a request fails.
+    /// Max number of consecutive attempts without progress.
     pub attempts: u32,
-    /// Pause before the second attempt. It doubles with each attempt, up to 16 times.
+    /// Pause before the second attempt. It doubles with each attempt, up to 16 times this value.
     pub pause: Duration,
     /// Max pause that a server may request with `Retry-After`.
     pub max_pause: Duration,
@@ -95,7 +95,7 @@ impl Hub {
         }
     }
 
-    /// Returns the names of the models of which the cache has files, sorted. Folders with other names are left out.
+    /// Returns the names of the models with files in the cache, sorted. Folders with other names are skipped.
     pub fn cached_models(&self) -> Vec<String> {
         cache::models(&self.cache)
     }

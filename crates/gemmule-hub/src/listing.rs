@@ -9,7 +9,7 @@ use crate::{HubError, hash::Hash, id::is_commit};
 /// Max bytes of a list.
 pub(crate) const MAX_BYTES: u64 = 32 << 20;
 
-/// Max bytes of a file's name, and of each folder in it.
+/// Max length in bytes of a file's name, and of each component of its path.
 const MAX_NAME: usize = 1024;
 const MAX_PART: usize = 255;
 
@@ -63,7 +63,7 @@ impl Listing {
     /// Parses the response of `/api/models/…/revision/…?blobs=true`.
     ///
     /// # Errors
-    /// Returns an error if the JSON has another form or [`check_name`] refuses a name.
+    /// Returns an error if the JSON has another structure, or if [`check_name`] refuses a name.
     pub(crate) fn parse(url: &str, bytes: &[u8]) -> Result<Self, HubError> {
         let bad = |problem: String| HubError::BadListing {
             url: url.to_owned(),
@@ -101,7 +101,8 @@ impl Listing {
     }
 }
 
-/// Returns the names in a list of the cache, which newer versions of `huggingface_hub` store; `None` if it has another form.
+/// Returns the names in a file list from the cache, which newer versions of `huggingface_hub` store. Returns `None` if it has another
+/// structure.
 pub(crate) fn cached_names(bytes: &[u8]) -> Option<Vec<String>> {
     #[derive(Deserialize)]
     struct Tree {
@@ -114,7 +115,7 @@ pub(crate) fn cached_names(bytes: &[u8]) -> Option<Vec<String>> {
     is_usable.then_some(names)
 }
 
-/// Refuses names that could be a path outside of the snapshot, or that would confuse a terminal.
+/// Refuses names that could point outside of the snapshot or contain control characters.
 pub(crate) fn check_name(name: &str) -> Result<(), HubError> {
     let bad = |problem| {
         Err(HubError::BadName {

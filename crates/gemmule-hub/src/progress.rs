@@ -2,10 +2,10 @@
 
 use std::{fmt, time::Duration};
 
-/// A callback for events, from several threads.
+/// A callback for events, called from several threads.
 pub type Progress<'a> = &'a (dyn Fn(&Event<'_>) + Sync);
 
-/// An event of a fetch. It displays as a line of text.
+/// An event of a fetch. `Display` formats it as a line of text.
 #[derive(Clone, Debug)]
 pub enum Event<'a> {
     /// Files are about to be fetched.
@@ -14,21 +14,21 @@ pub enum Event<'a> {
         files: usize,
         bytes: u64,
     },
-    /// Number of bytes so far. It can decrease if a file starts again.
+    /// Number of bytes so far. It decreases if a file is started again.
     Received { done: u64, total: u64 },
     /// The files are in the cache.
     Fetched,
-    /// The model has a new name. It is used under the old one.
+    /// The model was renamed. It is used under its old name.
     Renamed { from: &'a str, to: &'a str },
     /// Another process fetches the file.
     Waiting { file: &'a str },
-    /// A request is repeated after a pause.
+    /// A request will be repeated after a pause.
     Retrying {
         what: &'a str,
         problem: &'a str,
         pause: Duration,
     },
-    /// The hub could not be reached, and a snapshot in the cache is used.
+    /// The hub could not be reached, so a snapshot in the cache is used.
     Cached {
         model: &'a str,
         commit: &'a str,

@@ -13,11 +13,11 @@ pub struct Proxies {
 }
 
 impl Proxies {
-    /// Reads `https_proxy`, `http_proxy`, `all_proxy` and `no_proxy`, in lowercase or else in capitals. `variable` returns the
-    /// value of a variable.
+    /// Reads `https_proxy`, `http_proxy`, `all_proxy` and `no_proxy`, in lower case or else in upper case. `variable` returns the value of
+    /// a variable.
     ///
     /// # Errors
-    /// Returns [`HubError::BadProxy`] with the name of a variable that is not the URL of a proxy.
+    /// Returns [`HubError::BadProxy`] with the name of the variable if its value is not the URL of a proxy.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, HubError> {
         let value = |name: &str| {
             let names = [name.to_owned(), name.to_ascii_uppercase()];
@@ -55,7 +55,7 @@ impl Proxies {
     }
 }
 
-/// Whether an entry of `no_proxy` names the host: `*`, the host itself, or a domain that it is in.
+/// Whether an entry of `no_proxy` matches the host: `*`, the host itself, or a domain that contains it.
 fn matches(pattern: &str, host: &str) -> bool {
     let domain = pattern.trim_start_matches('*').trim_start_matches('.');
     let is_under = |host: &str| {

@@ -1,4 +1,4 @@
-//! Fetching the chosen files of a model.
+//! Fetching of selected files of a model.
 
 use std::{
     fs,
@@ -19,12 +19,11 @@ use crate::{
     listing::{self, Listed, Listing},
 };
 
-/// Max number of times that a caller may request more files after it has read some.
+/// Max number of rounds in which a caller may request more files.
 const MAX_ROUNDS: usize = 8;
 
 impl Hub {
-    /// Fetches the files whose names `select` accepts, and returns their folder. Files that are in the cache are not
-    /// fetched.
+    /// Fetches the files whose names `select` accepts, and returns their folder. Files that are already in the cache are not fetched.
     ///
     /// If the hub cannot be reached and the cache has the files, they are used, and `progress` receives
     /// [`Event::Cached`].
@@ -44,10 +43,10 @@ impl Hub {
         self.snapshot_by(id, wanted, progress)
     }
 
-    /// Like [`snapshot`](Self::snapshot), for files that name other files, such as the index of a checkpoint in parts.
+    /// Like [`snapshot`](Self::snapshot), for files that name other files, such as the index of a sharded checkpoint.
     ///
-    /// `wanted` is called with the names of all files of the model and with the folder, and returns names from the list. It is
-    /// called again after they are fetched, until it returns no new ones.
+    /// `wanted` receives the names of all files of the model and the folder, and returns names from this list. After these files are
+    /// fetched, it is called again, until it returns no new names.
     ///
     /// # Errors
     /// See [`HubError`].
@@ -65,7 +64,7 @@ impl Hub {
             Err(error) if error.is_network() => error,
             done => return done,
         };
-        // The snapshot in the cache counts only if it is complete.
+        // Use the snapshot in the cache only if it is complete.
         let (Ok(folder), Some(commit)) = (self.cached(&repo, id, &wanted), repo.commit(id)) else {
             return Err(error);
         };
@@ -77,7 +76,7 @@ impl Hub {
         Ok(folder)
     }
 
-    /// Returns the folder of a snapshot in the cache.
+    /// Returns the folder of a complete snapshot in the cache.
     fn cached(
         &self,
         repo: &Repo<'_>,
@@ -155,7 +154,7 @@ impl Hub {
             }
             self.all(&fetch, &missing)?;
         }
-        // Written last, so that it never names a snapshot that was interrupted.
+        // Store the commit last, so that a reference never names an incomplete snapshot.
         repo.refer(id, &listing.commit)?;
         Ok(folder)
     }
@@ -173,7 +172,7 @@ impl Hub {
             id.repo(),
             escaped(id.revision())
         );
-        // Give up early if the model is in the cache.
+        // Use fewer attempts if the model is in the cache.
         let attempts = match repo.commit(id) {
             Some(commit) if repo.snapshot(&commit).is_dir() => self.network.attempts.min(2),
             _ => self.network.attempts,
@@ -218,7 +217,7 @@ impl Hub {
         Listing::parse(&url, &bytes)
     }
 
-    /// Fetches files, several at a time. The first error ends the others after their files.
+    /// Fetches several files at a time. After an error, files in progress are completed and no others are started.
     fn all(&self, fetch: &Fetch<'_>, files: &[&Listed]) -> Result<(), HubError> {
         let sizes = files.iter().filter_map(|f| Some(f.contents.as_ref()?.size));
         let total = sizes.fold(0, u64::saturating_add);
@@ -268,7 +267,7 @@ impl Hub {
 }
 
 impl Refusal {
-    /// Returns the error of a refused request. `missing` is the error if the requested item does not exist.
+    /// Returns the error for a refused request. `missing` is the error for a requested item that does not exist.
     pub(crate) fn error(
         &self,
         id: &ModelId,
@@ -314,7 +313,7 @@ impl Refusal {
     }
 }
 
-/// Whether a file of the snapshot has its contents. A different size means that the cache is damaged.
+/// Whether a file of the snapshot exists with the expected size. A different size means that the cache is damaged.
 fn is_there(folder: &Path, file: &Listed) -> bool {
     let path = folder.join(&file.name);
     match &file.contents {

@@ -5,8 +5,8 @@ use std::fmt;
 pub struct Token(String);
 
 impl Token {
-    /// Returns the token in `text`, without white space around it; `None` if nothing is left, or if it has characters that a
-    /// header cannot hold.
+    /// Returns the token in `text`, without surrounding white space. Returns `None` if it is empty or has characters that a header cannot
+    /// contain.
     pub fn new(text: &str) -> Option<Self> {
         let text = text.trim();
         let is_plain = !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic());

@@ -1,4 +1,4 @@
-//! Errors of fetching from a hub on this machine.
+//! Tests errors of fetching from a local hub.
 
 mod fixture;
 mod server;
@@ -85,7 +85,7 @@ fn damaged_contents_are_refused() {
     assert!(!is_left);
     let (error, _) = damaged(|bytes| bytes.truncate(5));
     assert!(matches!(error, HubError::Unreachable { .. }), "{error}");
-    // Files outside of Git LFS are verified, too.
+    // The hashes of files outside of Git LFS are verified, too.
     let (server, _) = hub_where(|r| {
         r.target
             .ends_with("/config.json")

@@ -1,4 +1,4 @@
-//! Fetching from a hub on this machine.
+//! Tests fetching from a local hub.
 
 mod fixture;
 mod server;
@@ -50,7 +50,7 @@ fn a_model_is_fetched_into_the_layout_of_python() {
     let left = fs::read_dir(root.join("blobs")).unwrap().flatten();
     let left = left.filter(|e| e.path().extension().is_some()).count();
     assert_eq!(left, 0, "nothing incomplete is left");
-    // The token goes to the hub alone, and the hub gets it each time.
+    // Every request to the hub has the token, and no other request does.
     let token = |r: &Request| r.header("authorization").map(str::to_owned);
     assert!(
         server
@@ -97,7 +97,7 @@ fn offline_uses_the_cache_alone() {
     assert!(matches!(error, HubError::Offline { .. }), "{error}");
     let commit = ModelId::parse(&format!("org/tiny@{COMMIT}")).unwrap();
     assert_eq!(offline.snapshot(&commit, wanted, &|_| ()).unwrap(), found);
-    // A list in the cache names what is missing.
+    // A file list in the cache shows that a file is missing.
     let trees = cache.path().join("models--org--tiny/trees");
     fs::create_dir(&trees).unwrap();
     let tree = r#"{"format_version": 1, "files": {"config.json": {}, "vocab.txt": {}}}"#;
@@ -116,7 +116,7 @@ fn a_cached_snapshot_is_used_if_the_hub_is_gone() {
     let cache = folder();
     let found = fetch(&client(&server.url, &cache)).unwrap();
     let busy = Server::start(|_| Response::new(503, ""));
-    // Nothing listens on the port of a listener that is closed.
+    // The listener is closed, so its port refuses connections.
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let gone = format!("http://{}", closed.local_addr().unwrap());
     drop(closed);
@@ -259,7 +259,7 @@ fn a_renamed_model_is_followed() {
         let to = r.target.replace("org/old", "org/tiny");
         Response::new(307, "").with("Location", format!("{at}{to}"))
     });
-    // The token does not follow to another port.
+    // The token is not sent to another port.
     let hub = Hub {
         endpoint: front.url.clone(),
         token: Token::new("hf_secret"),
@@ -329,7 +329,7 @@ fn threads_fetch_a_file_once() {
     assert_eq!(cdn.requests().len(), 1);
 }
 
-/// Variables for the process that `processes_fetch_a_file_once` starts.
+/// Environment variables of the process that `processes_fetch_a_file_once` starts.
 const CHILD: [&str; 2] = ["GEMMULE_HUB_TEST_ENDPOINT", "GEMMULE_HUB_TEST_CACHE"];
 
 #[test]
@@ -365,7 +365,7 @@ fn processes_fetch_a_file_once() {
         assert!(child.wait().unwrap().success());
     }
     assert_eq!(cdn.requests().len(), 1);
-    // Both have fetched: each requested the list.
+    // Both processes fetched the model: each requested the list.
     let lists = server.requests();
     let lists = lists.iter().filter(|r| r.target.starts_with("/api/"));
     assert_eq!(lists.count(), 2);

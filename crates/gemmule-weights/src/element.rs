@@ -47,7 +47,7 @@ impl Element {
         }
     }
 
-    /// Returns the type of torch's legacy class of storages, such as `FloatStorage`.
+    /// Returns the type of a legacy torch storage class, such as `FloatStorage`.
     pub(crate) fn of_storage(class: &str) -> Option<Self> {
         Some(match class.strip_suffix("Storage")? {
             "Double" => Self::F64,
@@ -94,7 +94,7 @@ impl Element {
     }
 }
 
-/// Writes the name that safetensors gives to the type.
+/// Writes the type's name in safetensors.
 impl fmt::Display for Element {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -1,7 +1,7 @@
 //! Files of llama.cpp (GGUF versions 2 and 3): metadata, and tensors of plain or quantised elements.
 //!
-//! [`Gguf`] reads a file as it is, with the names and settings of llama.cpp. [`folder::Folder`] converts these to the
-//! names and settings of a folder saved by transformers.
+//! [`Gguf`] reads a file with llama.cpp's names and settings. [`folder::Folder`] converts them to the names and settings of a folder saved
+//! by transformers.
 
 mod blocks;
 mod error;
@@ -29,10 +29,10 @@ pub use value::{Array, Value};
 
 use crate::pickle::shown;
 
-/// Number of bytes that are read at once, unless a row is longer.
+/// Number of bytes per read, unless a row is longer.
 const CHUNK: u64 = 1 << 20;
 
-/// A file, or all files of a model that is split into several.
+/// A GGUF file, or all files of a split model.
 #[derive(Debug)]
 pub struct Gguf {
     parts: Vec<Part>,
@@ -52,12 +52,12 @@ struct Part {
 #[derive(Clone, Debug)]
 pub struct Tensor {
     pub name: String,
-    /// Sizes in row-major order, the reverse of the order in the file: the last one is the length of a row.
+    /// Sizes in row-major order, which is the reverse of the order in the file. The last size is the length of a row.
     pub dims: Vec<u64>,
     pub format: Format,
     /// Size in bytes in the file.
     pub bytes: u64,
-    /// Number of the file among those of a split model.
+    /// Index of the file of a split model that contains the tensor.
     part: usize,
     offset: u64,
 }
@@ -75,12 +75,13 @@ impl Tensor {
 }
 
 impl Gguf {
-    /// Opens a file and reads its metadata and list of tensors. No values of tensors are read.
+    /// Opens a file and reads its metadata and list of tensors. No tensor values are read.
     ///
-    /// A model that is split into files `NAME-00001-of-00003.gguf` is opened by the name of any of them. All must be in one folder.
+    /// A model that is split into files `NAME-00001-of-00003.gguf` can be opened by the name of any of its files. All files must be in one
+    /// folder.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read, is damaged, or has a tensor of an unsupported type.
+    /// Returns an error if a file cannot be read, is damaged, or has a tensor of an unsupported type.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
         let path = path.as_ref();
         let (file, header) = open_part(path)?;
@@ -94,7 +95,7 @@ impl Gguf {
             return Ok(gguf);
         };
         let paths = position.paths(path).map_err(at(path))?;
-        // Only the first file has all of the metadata.
+        // Only the first file of a split model has all of the metadata.
         let mut first = None;
         let mut pending = Vec::new();
         for (index, other) in paths.iter().enumerate() {
@@ -174,10 +175,10 @@ impl Gguf {
         self.by_name.get(name).map(|&index| &self.tensors[index])
     }
 
-    /// Reads the elements of a tensor of this file in row-major order, dequantised.
+    /// Dequantises the elements of a tensor, in row-major order.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read or there is no memory for a tensor.
+    /// Returns an error if the file cannot be read or memory runs out.
     pub fn read(&self, tensor: &Tensor) -> Result<Vec<f32>, GgufError> {
         let mut out = self.allocate(tensor, tensor.elements(), 0.0)?;
         let mut filled = 0;
@@ -189,10 +190,10 @@ impl Gguf {
         Ok(out)
     }
 
-    /// Reads the bytes of a tensor of this file as they are stored: elements, or blocks of elements, in row-major order.
+    /// Reads the stored bytes of a tensor: elements, or blocks of elements, in row-major order.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read or there is no memory for a tensor.
+    /// Returns an error if the file cannot be read or memory runs out.
     pub fn read_raw(&self, tensor: &Tensor) -> Result<Vec<u8>, GgufError> {
         let mut out = self.allocate(tensor, tensor.bytes, 0)?;
         let part = &self.parts[tensor.part];
@@ -200,7 +201,7 @@ impl Gguf {
         Ok(out)
     }
 
-    /// Calls `take` with the blocks of a few whole rows at a time, and the number of their elements.
+    /// Calls `take` repeatedly with the blocks of a few whole rows and their number of elements.
     pub(crate) fn each_row(
         &self,
         tensor: &Tensor,
@@ -225,7 +226,7 @@ impl Gguf {
         Ok(())
     }
 
-    /// Returns `n` elements, or an error if there is no memory for them.
+    /// Allocates `n` elements. Returns an error if memory runs out.
     pub(crate) fn allocate<T: Copy>(
         &self,
         tensor: &Tensor,
@@ -245,12 +246,12 @@ impl Gguf {
         Ok(list)
     }
 
-    /// Returns the error that names the first file.
+    /// Returns an error that names the first file.
     pub(crate) fn error(&self, problem: GgufProblem) -> GgufError {
         at(self.path())(problem)
     }
 
-    /// Returns the value of a key as `T`. `expected` describes the type in messages.
+    /// Returns the value of a key, converted to `T`. `expected` describes the type in messages.
     pub(crate) fn value<'g, T>(
         &'g self,
         key: &str,
@@ -285,7 +286,7 @@ fn at_io(path: &Path) -> impl Fn(io::Error) -> GgufError {
     move |error| at(path)(error.into())
 }
 
-/// Fills a buffer from an offset of a file, without a position that threads share.
+/// Fills a buffer from an offset of a file. The file has no shared position, so several threads may read it.
 #[cfg(unix)]
 fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset)

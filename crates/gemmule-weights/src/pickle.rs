@@ -1,7 +1,7 @@
 //! An interpreter for the pickles of state dicts.
 //!
-//! A pickle is a program for a stack machine that can call any function of Python. This interpreter knows the instructions and the
-//! functions that `torch.save` needs for a dictionary of tensors, and refuses all others by name. Its functions only build values.
+//! A pickle is a program for a stack machine that can call any Python function. This interpreter supports only the opcodes and functions
+//! that `torch.save` uses for a dictionary of tensors, and refuses all others by name. The supported functions only build values.
 
 mod opcode;
 mod value;
@@ -11,11 +11,11 @@ use thiserror::Error;
 use value::{Global, Id};
 pub(crate) use value::{Storage, Value, View};
 
-/// Maximum number of values of a pickle, with the items of lists and the uses of the memo. A state dict has about 40 for each tensor.
+/// Maximum number of values of a pickle, including list items and uses of the memo. A state dict has about 40 per tensor.
 const MAX_VALUES: usize = 1 << 22;
-/// Maximum number of open marks, and so of nested tuples and lists that are being built.
+/// Maximum number of open marks, which limits the nesting of tuples and lists under construction.
 const MAX_MARKS: usize = 1 << 10;
-/// Maximum size of a text in bytes.
+/// Maximum size of a string in bytes.
 const MAX_TEXT: usize = 1 << 20;
 
 /// Reason for refusing a pickle.
@@ -98,7 +98,7 @@ impl<'p> Pickle<'p> {
         })
     }
 
-    /// Returns the text of a value; `None` if it is not text.
+    /// Returns the text of a string value; `None` for other values.
     pub(crate) fn text(&self, id: Id) -> Option<&'p str> {
         match &self.values[id] {
             Value::Text(range) => std::str::from_utf8(&self.bytes[range.clone()]).ok(),
@@ -113,11 +113,11 @@ struct Machine<'p> {
     at: usize,
     values: Vec<Value>,
     stack: Vec<Id>,
-    /// Heights of the stack at the marks.
+    /// Stack heights at the marks.
     marks: Vec<usize>,
     /// Values by memo index.
     memo: Vec<Option<Id>>,
-    /// Number of values so far, as [`MAX_VALUES`] counts them.
+    /// Number of values so far, as defined by [`MAX_VALUES`].
     n_values: usize,
 }
 
@@ -247,7 +247,7 @@ impl<'p> Machine<'p> {
                     self.push(value)?;
                 }
                 b'b' => {
-                    // Attributes of an OrderedDict, such as `_metadata`, which has the versions of modules.
+                    // Discard the attributes of an OrderedDict, such as `_metadata` with the versions of modules.
                     self.pop()?;
                     self.dict()?;
                 }
@@ -343,7 +343,7 @@ impl<'p> Machine<'p> {
         Ok(())
     }
 
-    /// Height below which no instruction may pop.
+    /// Height below which the stack may not be popped.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
@@ -458,7 +458,7 @@ impl<'p> Machine<'p> {
             _ => None,
         };
         let value = value.ok_or(wrong)?;
-        // A call copies its argument, so that a short pickle could build a large value.
+        // A call copies its argument. Count the copy, because a short pickle could otherwise build a large value.
         self.count(match &value {
             Value::Tuple(items) => items.len(),
             Value::Dict(pairs) => pairs.len(),
@@ -468,7 +468,7 @@ impl<'p> Machine<'p> {
         Ok(value)
     }
 
-    /// Reads a list of pairs, from which an OrderedDict may be built.
+    /// Reads a list of pairs, the argument of an OrderedDict.
     fn pairs(&self, list: Id) -> Option<Vec<(Id, Id)>> {
         let Value::List(items) = &self.values[list] else {
             return None;
@@ -509,7 +509,7 @@ impl<'p> Machine<'p> {
         };
         let element = match (storage.element, dtype) {
             (Some(element), None) | (None, Some(element)) => element,
-            // The storage of a known type, and the same type again.
+            // The storage has a known type, and the argument repeats it.
             (Some(stored), Some(element)) if stored == element => element,
             _ => return None,
         };

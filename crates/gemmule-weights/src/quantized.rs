@@ -1,9 +1,9 @@
 //! Quantized checkpoints: safetensors whose config.json has a `quantization_config`.
 //!
-//! Such a checkpoint stores a matrix as several tensors: small values, scales, and sometimes zero points and an order
-//! of columns. [`Config::parse`] reads the configuration, [`Config::matrices`] finds the tensors of each matrix and
-//! checks their types and shapes, and [`Matrix::read`] combines them into a [`Quantized`] matrix, whose rows are
-//! dequantized on request. The module knows no container: its callers pass names, types, shapes and bytes.
+//! Such a checkpoint stores a matrix as several tensors: quantized values, scales, and sometimes zero points and an order of columns.
+//! [`Config::parse`] reads the configuration. [`Config::matrices`] finds the tensors of each matrix and checks their types and shapes.
+//! [`Matrix::read`] combines them into a [`Quantized`] matrix, whose rows are dequantized on request. The module does not depend on a file
+//! format: callers pass names, types, shapes and bytes.
 //!
 //! The layouts are those of AutoGPTQ and GPTQModel, AutoAWQ (`gemm`), compressed-tensors, ModelOpt (fp8), and the fp8
 //! checkpoints of transformers. Scales of activations are ignored, because products are computed in floating point.

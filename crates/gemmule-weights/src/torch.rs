@@ -1,7 +1,7 @@
-//! Files of `torch.save` (PyTorch 1.6 and later): a zip archive of a pickle and of one entry for each storage.
+//! Files of `torch.save` (PyTorch 1.6 and later): a zip archive with a pickle and one entry per storage.
 //!
-//! The format is documented in PyTorch's notes on serialization. The pickle of a state dict is interpreted, not executed:
-//! instructions and functions that a dictionary of tensors does not need are refused by name.
+//! The format is documented in PyTorch's notes on serialization. The pickle of a state dict is interpreted, not executed. Opcodes and
+//! functions that a dictionary of tensors does not need are refused by name.
 
 #[cfg(test)]
 mod tests;
@@ -27,13 +27,13 @@ const MAX_PICKLE: u64 = 64 << 20;
 const MAX_ENTRIES: usize = 1 << 20;
 /// First bytes of a zip archive.
 const ZIP: [u8; 4] = *b"PK\x03\x04";
-/// First byte of a pickle, and so of the format before PyTorch 1.6, which is a sequence of pickles.
+/// First byte of a pickle. The format before PyTorch 1.6 also starts with it, because it is a sequence of pickles.
 const PICKLE: u8 = 0x80;
-/// First bytes of the pointer file that Git LFS leaves in place of a file.
+/// First bytes of a Git LFS pointer file, which takes the place of a file that was not fetched.
 const LFS: &[u8] = b"version https://git-lfs";
 /// Maximum size of a tensor's name in bytes.
 const MAX_NAME: usize = 1024;
-/// Keys under which training programs save the state dict of a model.
+/// Keys under which training programs store the state dict of the model.
 const WRAPPERS: [&str; 2] = ["state_dict", "model_state_dict"];
 
 /// Reason for refusing a file.
@@ -94,10 +94,10 @@ impl From<rawzip::Error> for TorchError {
     }
 }
 
-/// Reads the directory of a file: its tensors by name. No values are read.
+/// Reads the directory of a file, and returns its tensors by name. No values are read.
 ///
 /// # Errors
-/// Returns an error if the file is damaged, is not a state dict, or requires more than building tensors.
+/// Returns an error if the file is damaged, is not a state dict, or uses functions that a dictionary of tensors does not need.
 pub fn open(file: &File) -> Result<BTreeMap<String, Tensor>, TorchError> {
     let archive = Archive::open(file)?;
     let prefix = archive.prefix()?;
@@ -137,7 +137,7 @@ pub fn open(file: &File) -> Result<BTreeMap<String, Tensor>, TorchError> {
     Ok(tensors)
 }
 
-/// Returns the dictionary of tensors: the pickle's result, or the part of it that training programs call the model's.
+/// Returns the dictionary of tensors: the pickle's result, or its entry with a key in [`WRAPPERS`].
 fn state_dict<'p>(pickle: &'p Pickle<'_>) -> Result<&'p [(usize, usize)], TorchError> {
     let Value::Dict(root) = &pickle.values[pickle.root] else {
         return Err(TorchError::NoStateDict);
@@ -151,7 +151,7 @@ fn state_dict<'p>(pickle: &'p Pickle<'_>) -> Result<&'p [(usize, usize)], TorchE
     Ok(root)
 }
 
-/// A zip archive whose entries are read only if they are stored without compression.
+/// A zip archive. Only uncompressed entries can be read.
 struct Archive {
     zip: ZipArchive<rawzip::FileReader>,
     entries: HashMap<String, Listed>,
@@ -198,7 +198,7 @@ impl Archive {
         Ok(Self { zip, entries, size })
     }
 
-    /// Returns the folder in the archive that contains `data.pkl`, with its slash.
+    /// Returns the archive's folder that contains `data.pkl`, with a trailing slash.
     fn prefix(&self) -> Result<String, TorchError> {
         let mut pickles = self.entries.keys().filter_map(|name| {
             let prefix = name.strip_suffix("data.pkl")?;

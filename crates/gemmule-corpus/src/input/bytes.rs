@@ -8,7 +8,7 @@ use std::{
 
 use flate2::bufread::MultiGzDecoder;
 
-/// Number of bytes that are read at once.
+/// Size of the read buffer in bytes.
 const BUFFER: usize = 256 << 10;
 
 /// First bytes of gzip.
@@ -20,9 +20,9 @@ const MARK: &[u8] = b"\xef\xbb\xbf";
 /// A stream with its position.
 pub(super) struct Stream {
     reader: Box<dyn BufRead + Send>,
-    /// Number of decompressed bytes that were read.
+    /// Number of decompressed bytes that have been read.
     at: u64,
-    /// Number of bytes of the file, if it is not compressed.
+    /// Size of the file in bytes; `None` if it is compressed.
     size: Option<u64>,
 }
 
@@ -31,12 +31,12 @@ pub(super) struct Stream {
 pub(super) enum Line {
     End,
     Complete,
-    /// The line had this number of bytes, more than the limit. It is not in the buffer.
+    /// A line of this many bytes, which exceeds the limit and is not stored.
     TooLong(u64),
 }
 
 impl Stream {
-    /// Opens a file `from` bytes after its start. A byte order mark at the start is skipped.
+    /// Opens a file at byte `from`. A byte order mark at the start is skipped.
     pub fn open(path: &Path, from: u64) -> io::Result<Self> {
         let mut file = File::open(path)?;
         let size = file.metadata().map(|metadata| metadata.len()).ok();
@@ -73,7 +73,7 @@ impl Stream {
         self.size
     }
 
-    /// Returns bytes that are not consumed. It is empty at the end.
+    /// Returns the buffered bytes that are not consumed, and reads more if there are none. The result is empty at the end.
     pub fn fill(&mut self) -> io::Result<&[u8]> {
         self.reader.fill_buf()
     }
@@ -83,8 +83,7 @@ impl Stream {
         self.at += n as u64;
     }
 
-    /// Reads a line into `line`, without the line feed, or carriage return and line feed, at its
-    /// end.
+    /// Reads a line into `line`, without its line ending (`\n` or `\r\n`).
     pub fn line(&mut self, limit: usize, line: &mut Vec<u8>) -> io::Result<Line> {
         line.clear();
         let began = self.at;

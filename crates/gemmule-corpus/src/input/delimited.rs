@@ -1,4 +1,4 @@
-//! Values that are separated by commas or tabs, with a header.
+//! Comma- or tab-separated values with a header.
 
 use std::{io, path::PathBuf, sync::Arc};
 
@@ -29,7 +29,7 @@ struct Records {
     is_done: bool,
 }
 
-/// The next record of a file.
+/// The result of reading the next record of a file.
 #[derive(Debug, PartialEq, Eq)]
 enum Record {
     End,
@@ -60,7 +60,7 @@ impl Records {
             return Ok(Record::End);
         }
         loop {
-            // A line feed at the end of the file ends a record, unless it is between quotes.
+            // At the end of the file, pass a line feed to the parser. It completes the last record unless a quote is open.
             let input = self.stream.fill()?;
             let is_end = input.is_empty();
             let input = if is_end { b"\n" } else { input };
@@ -93,7 +93,7 @@ impl Records {
                 ReadRecordResult::OutputEndsFull if n < MAX_FIELDS => {
                     self.ends.resize(2 * self.ends.len(), 0);
                 }
-                // The rest of the record is read and not kept.
+                // The rest of a record that exceeds the limit is read and discarded.
                 ReadRecordResult::OutputFull | ReadRecordResult::OutputEndsFull => {
                     is_too_long = true;
                     (used, n) = (0, 0);

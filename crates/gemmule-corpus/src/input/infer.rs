@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::json::type_name;
 
-/// Integers up to this magnitude are exact as floats.
+/// Max magnitude up to which all integers are exact as floats.
 const EXACT: u64 = 1 << 53;
 
 /// The type of a column of JSON values.
@@ -35,7 +35,7 @@ pub(crate) enum Builder {
 }
 
 impl Kind {
-    /// Returns the type that holds all values exactly, JSON text if no other does or there are none.
+    /// Returns the type that holds all values exactly. It is JSON text if there are no values or no other type fits.
     pub fn of<'v>(values: impl Iterator<Item = &'v str> + Clone) -> Self {
         let mut present = values.filter(|raw| *raw != "null").peekable();
         if present.peek().is_none() {
@@ -91,7 +91,7 @@ impl Kind {
 }
 
 impl Builder {
-    /// Appends a value that the type holds, else null.
+    /// Appends a value, or null if the type cannot hold it.
     pub fn push(&mut self, raw: Option<&str>) {
         let raw = raw.filter(|raw| *raw != "null");
         match self {
@@ -113,7 +113,7 @@ impl Builder {
     }
 }
 
-/// Checks whether a number is finite as a float and, if it is an integer, exact.
+/// Checks whether a number is finite as a float, and exact if it is an integer.
 fn is_exact(raw: &str) -> bool {
     match raw.contains(['.', 'e', 'E']) {
         true => raw.parse().is_ok_and(f64::is_finite),
@@ -121,7 +121,7 @@ fn is_exact(raw: &str) -> bool {
     }
 }
 
-/// Returns the value of a JSON string, unless it has half a surrogate pair.
+/// Returns the value of a JSON string; `None` if it has an unpaired surrogate.
 pub(super) fn string(raw: &str) -> Option<String> {
     serde_json::from_str(raw).ok()
 }

@@ -1,4 +1,4 @@
-//! The members of a JSON object that are wanted.
+//! Reading of the requested members of a JSON object.
 
 use std::{collections::HashMap, fmt};
 
@@ -10,13 +10,12 @@ use serde_json::value::RawValue;
 
 use crate::Keep;
 
-/// The wanted members of an object.
+/// The requested members of an object.
 #[derive(Debug, Default)]
 pub(super) struct Members<'l> {
     /// The member of each column of texts.
     pub texts: Vec<Option<&'l RawValue>>,
-    /// Kept members in the order of the object. If several have the same name, the last one counts, at the position of
-    /// the first.
+    /// Kept members in the order of the object. If a name occurs several times, the last value counts, at the position of the first.
     pub kept: Vec<(String, &'l RawValue)>,
 }
 
@@ -35,7 +34,7 @@ impl Chooser<'_> {
         }
     }
 
-    /// Reads a line, and returns its members or the reason why it has none.
+    /// Parses a line. Returns its members, or the reason why it cannot be used.
     pub fn read<'l>(&self, line: &'l str) -> Result<Members<'l>, String> {
         let mut json = serde_json::Deserializer::from_str(line);
         let members = json.deserialize_map(self).and_then(|members| {

@@ -20,10 +20,10 @@ use crate::{
 
 const FORMAT: &str = "JSONL";
 
-/// Max number of kept columns that a first window may have.
+/// Max number of kept columns that are inferred from the first window.
 const MAX_COLUMNS: usize = 4096;
 
-/// Max number of lines that are examined for an error about the first window.
+/// Max number of lines that are examined to explain an error about the first window.
 const EXAMINED: usize = 1000;
 
 /// Objects on lines.
@@ -34,15 +34,15 @@ pub(super) struct Jsonl {
     columns: Vec<String>,
     keep: Keep,
     row: u64,
-    /// Names that kept members may not have.
+    /// Names of the output's own columns, which kept members may not have.
     taken: Vec<String>,
     /// Whether members are copied to the output unchanged.
     is_verbatim: bool,
-    /// The kept columns after the first window.
+    /// The kept columns; `None` before the first window.
     kept: Option<Inferred>,
 }
 
-/// A row whose kept members are JSON text.
+/// A row of a JSONL file. Its kept members are JSON text.
 struct Object {
     texts: Row,
     kept: Vec<(String, String)>,
@@ -87,7 +87,7 @@ impl Jsonl {
         })
     }
 
-    /// Returns the row of a line.
+    /// Parses a line into a row.
     fn parse(&self, line: &[u8]) -> Object {
         let chooser = Chooser {
             columns: &self.columns,
@@ -147,7 +147,7 @@ impl Jsonl {
         Ok(rows)
     }
 
-    /// Checks that the first window has texts.
+    /// Checks that some row of the first window has texts.
     fn check_first(&self, rows: &[Object]) -> Result<(), CorpusError> {
         if rows.is_empty() || rows.iter().any(|row| row.texts.is_ok()) {
             return Ok(());
@@ -165,7 +165,7 @@ impl Jsonl {
         let find = |column: &String| columns.iter().find(|(name, _)| name == column);
         let has_strings =
             |column: &&String| find(column).is_some_and(|(_, k)| k.contains("string"));
-        // With one column, a string that is not valid is the reason, too.
+        // If every column has strings, the reason of the first row explains more, such as an invalid string.
         let Some(column) = self.columns.iter().find(|column| !has_strings(column)) else {
             return without_texts();
         };
@@ -191,7 +191,7 @@ impl Jsonl {
         })
     }
 
-    /// Returns the names and types of the first lines' fields.
+    /// Returns the names of the fields in the first lines, with their types.
     fn examine(&self) -> Result<Vec<(String, String)>, CorpusError> {
         let failed = read_error(&self.path, FORMAT);
         let mut stream = Stream::open(&self.path, 0).map_err(&failed)?;
@@ -226,7 +226,7 @@ impl Jsonl {
         Ok(columns.into_iter().map(join).collect())
     }
 
-    /// Decides the kept columns and their types by the first window.
+    /// Determines the kept columns and their types from the first window.
     fn infer(&self, rows: &[Object]) -> Result<Inferred, CorpusError> {
         let mut values: HashMap<&str, Vec<&str>> = HashMap::new();
         let mut names: Vec<&str> = match &self.keep {
@@ -259,7 +259,7 @@ impl Jsonl {
     }
 }
 
-/// Returns arrays of the kept columns, and refuses rows that do not fit their types.
+/// Returns the kept columns as arrays. Refuses rows whose values do not fit the column types.
 fn arrays(columns: &Inferred, rows: &mut [Object]) -> Kept {
     let mut places = HashMap::new();
     for (place, (name, _)) in columns.iter().enumerate() {
@@ -300,7 +300,7 @@ fn arrays(columns: &Inferred, rows: &mut [Object]) -> Kept {
     )
 }
 
-/// Returns members as the text of an object without its braces.
+/// Returns the kept members of a row as the text of a JSON object, without the braces.
 fn members(row: &Object) -> String {
     let member = |(name, raw): &(String, String)| format!("{}:{raw}", serde_json::json!(name));
     row.kept.iter().map(member).collect::<Vec<_>>().join(",")

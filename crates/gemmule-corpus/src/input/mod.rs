@@ -26,13 +26,13 @@ use crate::{
     window::{Position, Window},
 };
 
-/// Number of bytes at the start of an input that its identity includes.
+/// Number of bytes at the start of an input that are hashed for its identity.
 const HASHED: u64 = 1 << 20;
 
 /// Max number of columns that errors list.
 const LISTED: usize = 50;
 
-/// Kept columns of JSONL input with their types, which the first window decides.
+/// Kept columns of JSONL input with their types, which are inferred from the first window.
 pub(crate) type Inferred = Vec<(String, Kind)>;
 
 /// Reads windows one after another.
@@ -43,10 +43,10 @@ pub(crate) trait Source: Send {
     /// Returns an error if the input cannot be read further, or if no row of the first window has texts.
     fn window(&mut self) -> Result<Option<Window>, CorpusError>;
 
-    /// Returns the kept columns. They are known after the first window.
+    /// Returns the kept columns. They are complete after the first window.
     fn fields(&self) -> Fields;
 
-    /// Returns the types that the first window decided.
+    /// Returns the column types that were inferred from the first window.
     fn inferred(&self) -> Option<Inferred> {
         None
     }
@@ -56,13 +56,13 @@ pub(crate) trait Source: Send {
         None
     }
 
-    /// Returns the number of bytes of the input, if it is not compressed and windows know their position in it.
+    /// Returns the size of the input in bytes, if it is not compressed and windows know their byte position.
     fn total_bytes(&self) -> Option<u64> {
         None
     }
 }
 
-/// Opens the input after its finished windows.
+/// Opens the input and skips the rows of finished windows.
 pub(crate) fn open(
     checked: &Checked<'_>,
     from: Position,
@@ -105,7 +105,7 @@ pub(crate) fn identity(path: &Path) -> Result<[(String, String); 3], CorpusError
     ])
 }
 
-/// Returns the error of a stream of bytes: damaged compression is an error of the input.
+/// Returns a function that converts read errors. A truncated or invalid compressed stream is an error of the input.
 fn read_error(path: &Path, format: &'static str) -> impl Fn(io::Error) -> CorpusError + use<> {
     let path = path.to_owned();
     move |source| match source.kind() {
@@ -123,7 +123,7 @@ fn read_error(path: &Path, format: &'static str) -> impl Fn(io::Error) -> Corpus
     }
 }
 
-/// Returns words for the text of a column: with its name if there are several.
+/// Returns a phrase for the text of a column. It includes the name if there are several columns.
 fn described<T>(columns: &[T], name: &str) -> String {
     match columns.len() {
         1 => "the text".to_owned(),

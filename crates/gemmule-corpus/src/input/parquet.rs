@@ -29,7 +29,7 @@ use crate::{
 
 const FORMAT: &str = "Parquet";
 
-/// Number of bytes of texts and kept columns that are decoded at once, by the average row.
+/// Approximate number of bytes of texts and kept columns that are decoded at once, based on the average row.
 const DECODED: u64 = 4 << 20;
 
 /// Max number of rows that are decoded at once.
@@ -47,18 +47,17 @@ pub(super) struct Parquet {
     row: u64,
 }
 
-/// A column of texts. Its bytes are read without the check of a string column, which fails for all rows of a page if one
-/// is not UTF-8.
+/// A column of texts, read as bytes. A string column would be validated by page: one row that is not UTF-8 would fail all rows of the page.
 struct Texts {
     name: String,
     reader: SerializedFileReader<File>,
     column: usize,
     group: usize,
-    /// Number of rows that are left in the group.
+    /// Number of rows of the current group that have not been read.
     left: u64,
     values: Option<ColumnReaderImpl<ByteArrayType>>,
     n_decoded: usize,
-    /// Texts that are decoded and in no window yet, `None` where they are null.
+    /// Decoded texts that are not in a window yet; `None` for null.
     decoded: VecDeque<Option<ByteArray>>,
 }
 
@@ -68,7 +67,7 @@ struct Columns {
     /// The index of each kept column in the batches.
     order: Vec<usize>,
     batch: RecordBatch,
-    /// Number of rows of the batch that are in windows.
+    /// Number of rows of the batch that are already in windows.
     used: usize,
 }
 
@@ -235,7 +234,7 @@ impl Texts {
         while rows > 0 && self.open()? {
             let n = rows.min(self.left);
             let skipped = match &mut self.values {
-                // A group that is skipped whole is not read.
+                // A row group that is skipped entirely is not read.
                 Some(_) if n == self.left => n,
                 Some(values) => {
                     let n = usize::try_from(n).map_err(|e| e.to_string())?;
@@ -283,7 +282,7 @@ impl Texts {
         Ok(self.decoded.pop_front())
     }
 
-    /// Reads texts, `None` where they are null. There are none at the end.
+    /// Decodes the next texts; `None` for null. The result is empty at the end.
     fn decode(&mut self) -> Result<VecDeque<Option<ByteArray>>, String> {
         if !self.open()? {
             return Ok(VecDeque::new());
@@ -327,7 +326,7 @@ impl Columns {
         }
     }
 
-    /// Returns the number of bytes of the current row.
+    /// Returns the size of the current row in bytes.
     fn row_bytes(&self) -> usize {
         let row = self.used;
         let bytes = |array: &ArrayRef| match array.data_type() {
@@ -356,7 +355,7 @@ fn text(value: Option<ByteArray>, limit: usize, what: &str) -> Result<String, St
     }
 }
 
-/// Checks the compression and the positions of columns. Invalid ones make their reader panic.
+/// Checks the compression and the positions of columns, because the Parquet reader panics on invalid ones.
 fn check_columns(metadata: &ParquetMetaData, roots: &[usize]) -> Result<(), String> {
     let descriptor = metadata.file_metadata().schema_descr();
     for group in metadata.row_groups() {
@@ -390,7 +389,7 @@ fn check_columns(metadata: &ParquetMetaData, roots: &[usize]) -> Result<(), Stri
     Ok(())
 }
 
-/// Returns the number of rows, if the numbers of the row groups are valid.
+/// Returns the number of rows; `None` if the row counts of the groups are invalid.
 fn total(metadata: &ParquetMetaData) -> Option<u64> {
     let rows = metadata
         .row_groups()
@@ -416,7 +415,7 @@ fn batch_rows(metadata: &ParquetMetaData, roots: &[usize], total: u64) -> usize 
     (DECODED / average.max(1)).clamp(1, MAX_DECODED) as usize
 }
 
-/// Returns the leaf of a root column of bytes.
+/// Returns the leaf column of a top-level column of byte strings.
 fn leaf(descriptor: &SchemaDescriptor, root: usize) -> Option<usize> {
     let is_of_root = |leaf: &usize| descriptor.get_column_root_idx(*leaf) == root;
     let leaf = (0..descriptor.num_columns()).find(is_of_root)?;

@@ -1,4 +1,4 @@
-//! Arrow IPC files: the messages of a stream between a magic number and a footer that lists them.
+//! Arrow IPC files: a magic number, the messages of a stream, and a footer that lists the messages.
 
 use arrow_ipc::{
     Block, FooterBuilder, MetadataVersion, convert::IpcSchemaEncoder, writer::StreamWriter,
@@ -10,7 +10,7 @@ use super::{Batch, Encoder as Encodes, Layout, Part, Placed, Tail};
 
 const MAGIC: &[u8] = b"ARROW1";
 
-/// The end of the stream: the marker of a message, and a length of 0.
+/// The end of the stream: the continuation marker of a message and a length of 0.
 const END: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
 
 /// Number of bytes of a message's marker and length.
@@ -30,7 +30,7 @@ impl Encoder {
         }
     }
 
-    /// Returns the writer of a stream, which has written the schema.
+    /// Returns a stream writer whose buffer contains the schema.
     fn stream(&self) -> Result<StreamWriter<Vec<u8>>, String> {
         StreamWriter::try_new(Vec::new(), &self.schema).map_err(|e| e.to_string())
     }

@@ -1,4 +1,4 @@
-//! Computed columns as arrays, and tables with them.
+//! Conversion of computed columns to Arrow arrays and tables.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -13,10 +13,10 @@ use half::f16;
 use super::{Batch, Layout};
 use crate::{Column, Kind, Value, Vectors, job::SCALE, window::Kept};
 
-/// The key of the model's identity in the metadata of tables.
+/// Metadata key of the model's identity in the schema.
 const MODEL: &str = "gemmule:model";
 
-/// Returns the integers of a vector and their scale.
+/// Returns a vector as integers, with their scale.
 pub(super) fn int8(vector: &[f32]) -> (impl Iterator<Item = i8>, f32) {
     let max = vector.iter().fold(0f32, |max, value| max.max(value.abs()));
     let scale = max / 127.0;
@@ -27,7 +27,7 @@ pub(super) fn int8(vector: &[f32]) -> (impl Iterator<Item = i8>, f32) {
     (vector.iter().map(integer), scale)
 }
 
-/// Returns the signs of a vector, 8 in a byte, the first one in the highest bit.
+/// Returns the sign bits of a vector, 8 in a byte, the first one in the highest bit.
 pub(super) fn signs(vector: &[f32]) -> impl Iterator<Item = u8> {
     let byte = |values: &[f32]| {
         let bits = values.iter().enumerate();
@@ -88,7 +88,7 @@ fn scale_type(kind: &Kind) -> Option<DataType> {
     }
 }
 
-/// Returns the vectors of a value, of this width each.
+/// Returns the vectors of a value, each of this width.
 fn vectors_of(value: &Value, width: usize) -> impl Iterator<Item = &[f32]> {
     let values: &[f32] = match value {
         Value::Vector(values) | Value::Vectors(values) => values,
@@ -97,7 +97,7 @@ fn vectors_of(value: &Value, width: usize) -> impl Iterator<Item = &[f32]> {
     values.chunks_exact(width.max(1))
 }
 
-/// Returns vectors as an array of lists of fixed size.
+/// Returns vectors as an array of fixed-size lists.
 fn stored<'v>(
     all: impl Iterator<Item = &'v [f32]>,
     width: usize,
@@ -141,7 +141,7 @@ fn lists(lengths: impl Iterator<Item = usize>, values: ArrayRef) -> Result<Array
     Ok(Arc::new(ListArray::try_new(field, offsets, values, None)?))
 }
 
-/// Returns the values of a column that is no list as an array.
+/// Returns a column of numbers, integers or texts as an array.
 fn scalars<'v>(kind: &Kind, all: impl Iterator<Item = &'v Value>) -> ArrayRef {
     match kind {
         Kind::Number => {
@@ -232,7 +232,7 @@ impl Vectors {
 }
 
 impl Layout {
-    /// Returns the schema of tables: the row number, kept columns, and each computed column with its scales.
+    /// Returns the schema of tables: the row number, the kept columns, and each computed column followed by its scales, if it has any.
     pub fn schema(&self) -> SchemaRef {
         let mut fields = vec![Arc::new(Field::new(&self.row, DataType::Int64, false))];
         fields.extend(self.fields.iter().cloned());
@@ -249,7 +249,7 @@ impl Layout {
         Arc::new(Schema::new_with_metadata(fields, metadata))
     }
 
-    /// Returns the rows with values as a table, unless there are none.
+    /// Returns a table of the rows that are not refused; `None` if there are none.
     pub fn table(&self, batch: &Batch) -> Result<Option<RecordBatch>, String> {
         let written: Vec<&Vec<Value>> = batch.rows.iter().flatten().collect();
         if written.is_empty() {

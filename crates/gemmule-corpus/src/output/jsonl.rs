@@ -25,7 +25,7 @@ pub(super) struct Encoder {
     layout: Layout,
 }
 
-/// Checks whether values of a type can be written.
+/// Checks whether values of an Arrow type can be written.
 pub(super) fn holds(data: &DataType) -> bool {
     use DataType::*;
     matches!(
@@ -45,7 +45,7 @@ pub(super) fn holds(data: &DataType) -> bool {
     )
 }
 
-/// Appends a value as JSON. Floats that are not finite are null.
+/// Appends a value as JSON. NaN and infinities become null.
 fn put(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) -> Result<(), String> {
     serde_json::to_writer(out, value).map_err(|e| e.to_string())
 }
@@ -61,7 +61,7 @@ where
     put(out, &array.as_primitive::<T>().value(row))
 }
 
-/// Appends a value of a column.
+/// Appends a value of a kept column.
 fn cell(out: &mut Vec<u8>, array: &ArrayRef, row: usize) -> Result<(), String> {
     if array.is_null(row) {
         return put(out, &());
@@ -84,7 +84,7 @@ fn cell(out: &mut Vec<u8>, array: &ArrayRef, row: usize) -> Result<(), String> {
     }
 }
 
-/// Appends an array, and its elements by `element`.
+/// Appends an array. `element` appends each of its elements.
 fn array<T>(
     out: &mut Vec<u8>,
     values: impl Iterator<Item = T>,
@@ -106,7 +106,7 @@ fn numbers<T: Serialize>(out: &mut Vec<u8>, values: impl Iterator<Item = T>) -> 
     array(out, values, |out, value| put(out, &value))
 }
 
-/// Appends a vector as an array.
+/// Appends a vector as a JSON array.
 fn vector(out: &mut Vec<u8>, v: &[f32], vectors: Vectors) -> Result<(), String> {
     match vectors {
         Vectors::F32 => numbers(out, v.iter()),
@@ -136,7 +136,7 @@ fn record(out: &mut Vec<u8>, fields: &[Column], values: &[Value]) -> Result<(), 
     Ok(())
 }
 
-/// Appends the members of a computed value: the value, and its scales.
+/// Appends the members of a computed column: the value and, if it has any, the scales.
 fn computed(
     out: &mut Vec<u8>,
     column: &Column,

@@ -1,6 +1,6 @@
 //! Writers of outputs.
 //!
-//! An output grows by the bytes of one window at a time, so an interrupted run resumes after the last finished window.
+//! An output is written window by window, so an interrupted run resumes after the last finished window.
 
 mod arrow;
 mod columns;
@@ -38,14 +38,14 @@ pub(crate) struct Batch {
 #[derive(Debug, Default)]
 pub(crate) struct Part {
     pub bytes: Vec<u8>,
-    /// A text for the end of the file.
+    /// Data of this part for the end of the file, as text.
     pub note: String,
 }
 
 /// A part that is written.
 #[derive(Clone, Debug)]
 pub(crate) struct Placed {
-    /// Its first byte in the file.
+    /// Position of its first byte in the file.
     pub at: u64,
     pub note: String,
 }
@@ -59,14 +59,14 @@ pub(crate) struct Tail {
     pub end: Vec<u8>,
 }
 
-/// Encodes a format. Errors are texts of problems.
+/// Encodes windows in one format. Errors are descriptions of the problem.
 pub(crate) trait Encoder: Send + Sync {
     /// Returns the bytes before the first window.
     fn head(&self) -> Result<Vec<u8>, String>;
 
     fn window(&self, batch: &Batch) -> Result<Part, String>;
 
-    /// Returns the bytes that complete a file of `rows` rows of the input, `at` bytes long so far.
+    /// Returns the bytes that complete a file. `rows` is the number of input rows, and `at` is the current size of the file.
     fn tail(&self, parts: &[Placed], rows: u64, at: u64) -> Result<Tail, String>;
 }
 

@@ -5,14 +5,14 @@ use half::f16;
 use super::{Batch, Encoder as Encodes, Layout, Part, Placed, Tail, columns::signs};
 use crate::{Kind, Value, Vectors};
 
-/// Number of bytes of the header, which holds any number of rows.
+/// Size of the header in bytes, which is enough for any number of rows.
 const HEADER: usize = 128;
 
 /// Magic number and version.
 const START: &[u8] = b"\x93NUMPY\x01\x00";
 
-/// Encodes an array of vectors, `[rows, values]`, or of numbers, `[rows]`. A row that is refused has NaN for each value, or zeros
-/// if the values are bits.
+/// Encodes an array of vectors, `[rows, values]`, or of numbers, `[rows]`. The values of a refused row are NaN, or zeros if values are
+/// stored as bits.
 pub(super) struct Encoder {
     vectors: Vectors,
     /// Number of values of a vector; `None` for numbers.

@@ -1,7 +1,7 @@
-//! Parquet files. A window is a row group, and the footer lists them all.
+//! Parquet files. Each window is a row group, and the footer lists all row groups.
 //!
-//! A window is encoded as a file of its own. Its row group goes to the output, and its footer to the journal. The end of the
-//! output is a footer with the row groups of all footers, moved to their places.
+//! A window is encoded as a separate Parquet file. Its row group is appended to the output, and its footer is stored in the journal. At the
+//! end, a footer with all row groups is written, in which their positions are adjusted.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use crate::{Kind, job::SCALE};
 
 const MAGIC: &[u8] = b"PAR1";
 
-/// Number of bytes of the footer's length and the magic number at the end.
+/// Number of bytes after the footer: its length and the magic number.
 const SUFFIX: usize = 8;
 
 /// Encodes a window as a row group.
@@ -59,7 +59,7 @@ impl Encoder {
                 }
                 Kind::Integer | Kind::Text | Kind::Records(_) => continue,
             };
-            // Vectors do not compress, and their statistics are not useful.
+            // Disable compression, dictionaries and statistics: vectors do not compress, and their statistics are not useful.
             let vector = path(&column.name, levels);
             properties = properties
                 .set_column_compression(vector.clone(), Compression::UNCOMPRESSED)
@@ -75,7 +75,7 @@ impl Encoder {
         }
     }
 
-    /// Returns the bytes of a file with a table, with the schema of Arrow if it is the end of the output.
+    /// Returns a Parquet file with a table. Without a table it is the end of the output, and includes the Arrow schema.
     fn file(&self, table: Option<&RecordBatch>) -> Result<Vec<u8>, String> {
         let options = ArrowWriterOptions::new()
             .with_properties(self.properties.clone())
@@ -89,7 +89,7 @@ impl Encoder {
     }
 }
 
-/// Returns the place of a file's footer and its end.
+/// Returns the start and the end of a file's footer.
 fn footer(file: &[u8]) -> Result<(usize, usize), String> {
     let end = file
         .len()
@@ -111,7 +111,7 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
     text.as_bytes().chunks(2).map(pair).collect()
 }
 
-/// Returns a row group whose bytes are moved by `by`.
+/// Returns the row group with `by` added to its file positions.
 fn moved(group: &RowGroupMetaData, by: i64) -> Result<RowGroupMetaData, String> {
     let column = |column: &ColumnChunkMetaData| {
         let page = column.data_page_offset() + by;

@@ -1,4 +1,4 @@
-//! A model of known vectors, and readers of outputs.
+//! A model with known vectors, and readers of outputs.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::{
@@ -15,10 +15,10 @@ use tempfile::TempDir;
 
 pub const WIDTH: usize = 4;
 
-/// Gives each text the vector of [`vector`], and counts its texts.
+/// A model that returns [`vector`] for each text, and records the texts that it received.
 pub struct Known {
     pub identity: String,
-    /// Number of windows after which it fails.
+    /// Number of windows after which the model fails.
     pub windows: usize,
     pub texts: Vec<String>,
     begun: VecDeque<Vec<Texts>>,
@@ -46,12 +46,12 @@ pub fn vector(text: &str) -> Vec<f32> {
     vec![n, -(sum as f32) / 8.0, 0.5, (sum % 7) as f32 - 3.0]
 }
 
-/// Returns the column of vectors of a width.
+/// Returns a column of vectors of this width.
 pub fn column(width: usize) -> Vec<Column> {
     vec![Column::new("embedding", Kind::Vector(width))]
 }
 
-/// Returns the results of a window: its vectors and no number of tokens.
+/// Returns the results of a window: vectors, without a number of tokens.
 pub fn results(vectors: impl IntoIterator<Item = Vec<f32>>) -> Results {
     let row = |vector| Ok(vec![Value::Vector(vector)]);
     Results {
@@ -101,7 +101,7 @@ pub struct Place {
 
 impl Place {
     pub fn new() -> Self {
-        // A run waits until its files are on the disk. In memory, there is nothing to wait for.
+        // A run syncs its files. In memory, syncing costs nothing.
         let memory = Path::new("/dev/shm");
         let folder = match memory.is_dir() {
             true => tempfile::tempdir_in(memory),
@@ -116,7 +116,7 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// Returns a job on an input with this content.
+    /// Returns a job for an input file with this content.
     pub fn job(&self, input: &str, content: impl AsRef<[u8]>, output: &str) -> Job {
         fs::write(self.path(input), content).expect("written");
         Job::new(self.path(input), self.path(output))

@@ -1,6 +1,5 @@
-//! Products of groups by AMX (Intel's SDM, volume 1, chapter 18). Its tile registers hold 16 rows of 64 bytes. One tile of
-//! activations is multiplied by three tiles of a panel. Panels are stored in the layout that AMX expects: groups of adjacent
-//! elements along k.
+//! Products of groups by AMX (Intel's SDM, volume 1, chapter 18). A tile register holds 16 rows of 64 bytes. One tile of activations is
+//! multiplied by three tiles of a panel. Panels are stored in the layout that AMX expects: groups of adjacent elements along k.
 
 use std::{arch::asm, sync::LazyLock};
 
@@ -8,10 +7,10 @@ use super::groups::{COLS, Group, LANES, TILE_ROWS};
 
 /// Number of groups of a tile along k.
 const DEPTH: usize = 16;
-/// Bytes between consecutive rows of a panel or of sums.
+/// Bytes between consecutive rows of a panel or of the sums.
 const STRIDE: usize = COLS * size_of::<Group>();
 
-/// Returns whether this CPU has the instructions and this process may use them.
+/// Returns whether this CPU has the instructions and the process may use them.
 pub(super) fn is_supported() -> bool {
     static SUPPORTED: LazyLock<bool> = LazyLock::new(|| has_instructions() && is_permitted());
     *SUPPORTED
@@ -52,8 +51,8 @@ struct Shapes {
 }
 
 impl Shapes {
-    /// Registers 0 to 2 hold sums of `rows` rows, register 3 holds `rows` rows of activations of `depth` groups, and registers 4
-    /// to 6 hold `depth` rows of a panel.
+    /// Registers 0 to 2 hold `rows` rows of sums. Register 3 holds `rows` rows of activations with `depth` groups each. Registers 4 to 6
+    /// hold `depth` rows of a panel.
     const fn new(rows: usize, depth: usize) -> Self {
         let mut shapes = Self {
             palette: 1,
@@ -75,7 +74,7 @@ impl Shapes {
     }
 }
 
-/// Defines the products of up to 16 rows with a panel, by an instruction that adds products of groups to 32-bit sums.
+/// Defines the product of up to 16 rows with a panel, by an instruction that adds products of groups to 32-bit sums.
 macro_rules! by_tiles {
     ($name:ident, $sum:ty, $product:literal) => {
         /// Multiplies up to [`TILE_ROWS`] rows of `depth` groups by a panel.
@@ -98,9 +97,9 @@ macro_rules! by_tiles {
                 }
                 let shapes = Shapes::new(rows, depth_of_tile);
                 let (x, panel) = (&x[first..], &panel[first * COLS..]);
-                // SAFETY: the CPU has the instructions. Tiles of activations have `rows` rows, `depth` groups apart. Tiles of the
-                // panel have as many rows as these have groups. Both slices contain all of them, and there are 16 rows of sums.
-                // Nothing else uses tile registers.
+                // SAFETY: the CPU has the instructions. Tiles of activations have `rows` rows, `depth` groups apart. Tiles of the panel
+                // have one row per group of these rows. Both slices contain all of their tiles, and there are 16 rows of sums. Nothing else
+                // uses tile registers.
                 unsafe {
                     asm!(
                         "ldtilecfg [{shapes}]",

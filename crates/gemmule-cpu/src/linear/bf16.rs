@@ -1,5 +1,5 @@
-//! bf16 products, summed in f32 by instructions that multiply pairs: AMX or AVX-512 BF16. A weight is rounded to bf16 at load
-//! time, an activation at run time. Products are summed in the order of k, independent of the other rows.
+//! bf16 products, summed in f32 by instructions that multiply pairs: AMX or AVX-512 BF16. Weights are rounded to bf16 at load time,
+//! activations at run time. Products are summed in the order of k, independent of the other rows.
 
 use std::{
     arch::x86_64::{__m512, __m512bh, __m512i, _mm512_dpbf16_ps},
@@ -62,7 +62,7 @@ impl Bf16 {
                     unsafe { sums_of(x, panel, depth, &mut sums) };
                     for (i, sums) in sums.iter().take(rows).enumerate() {
                         let start = layer.at(block) + (row + i) * n;
-                        // SAFETY: a row of the block, which only this task writes.
+                        // SAFETY: only this task writes this row of the block.
                         let out = unsafe { out.slice(start..start + block.cols) };
                         out.copy_from_slice(&sums[..block.cols]);
                     }
@@ -162,7 +162,7 @@ mod tests {
         [pair << 16, pair & 0xffff_0000].map(f32::from_bits)
     }
 
-    /// Runs on every CPU, because it does not use the instructions.
+    /// Runs on every CPU, because packing does not use the instructions.
     #[test]
     fn a_weight_is_packed_into_panels_of_pairs_and_activations_into_rows_of_pairs() {
         let rounded = |x: f32| half::bf16::from_f32(x).to_f32();
@@ -209,7 +209,7 @@ mod tests {
             }
             let [tiles, vectors] = sums.each_ref().map(|sums| sums[..rows].as_flattened());
             for (&got, &want) in zip(tiles, vectors) {
-                // Factors are at most 75, and sums are rounded at each step.
+                // The factors are at most 75 in magnitude, and the sums are rounded at each step.
                 let most = 75.0 * 75.0 * k as f32 * f32::EPSILON * 4.0;
                 assert!(
                     (got - want).abs() <= most,

@@ -7,7 +7,7 @@ use crate::lines::Lines;
 
 /// Number of lanes of a vector of sums.
 pub(super) const LANES: usize = 16;
-/// Number of vectors of a panel and of rows of a vector tile: as many sums as fit the registers together with the operands.
+/// Number of vectors of a panel and of rows of a vector tile. All of their sums fit the registers together with the operands.
 pub(super) const VECTORS: usize = 3;
 pub(super) const VECTOR_ROWS: usize = 8;
 /// Number of rows of a tile: one AMX tile or two vector tiles.
@@ -25,7 +25,7 @@ pub(super) struct Panels {
 }
 
 impl Panels {
-    /// Packs a weight of `n` rows of `depth` groups. `pack` fills a panel, given its first row of the weight.
+    /// Packs a weight of `n` rows of `depth` groups. `pack` receives the index of a panel's first row in the weight, and fills the panel.
     pub fn new(n: usize, depth: usize, pack: impl Fn(usize, &mut [Group]) + Sync) -> Self {
         let size = COLS * depth;
         let mut groups = Lines::zeros::<Group>(n.div_ceil(COLS) * size);
@@ -46,8 +46,8 @@ impl Panels {
     }
 }
 
-/// Defines `sums_of`, the products of rows with a panel. It uses AMX if available, else an instruction that adds products of
-/// groups to 32-bit sums.
+/// Defines `sums_of`, the products of rows with a panel. It uses AMX if available, else an AVX-512 instruction that adds products of groups
+/// to 32-bit sums.
 macro_rules! tiles {
     ($features:literal, $sum:ty, $amx:path, |$sums:ident, $x:ident, $w:ident| $product:expr) => {
         /// Multiplies up to [`TILE_ROWS`] rows of `depth` groups by a panel.
@@ -88,7 +88,7 @@ macro_rules! tiles {
             }
         }
 
-        /// Like [`by_vectors`], for up to `M` rows. Missing rows repeat the last one.
+        /// Like [`by_vectors`], for up to `M` rows. If there are fewer, the last row is repeated.
         #[target_feature(enable = $features)]
         #[inline]
         fn tile<const M: usize>(
@@ -110,7 +110,7 @@ macro_rules! tiles {
                 let mut w = [_mm512_setzero_si512(); VECTORS];
                 for j in 0..VECTORS {
                     let from = &weights[j * LANES..][..LANES];
-                    // SAFETY: 16 of the 48 groups.
+                    // SAFETY: this reads 16 of the 48 groups.
                     w[j] = unsafe { _mm512_loadu_si512(from.as_ptr().cast()) };
                 }
                 for i in 0..M {
@@ -124,7 +124,7 @@ macro_rules! tiles {
             for i in 0..M {
                 for j in 0..VECTORS {
                     let to = &mut to[i][j * LANES..][..LANES];
-                    // SAFETY: there is room for the 16 lanes of 32 bits.
+                    // SAFETY: the destination has room for 16 lanes of 32 bits.
                     unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), sums[i][j]) };
                 }
             }

@@ -1,9 +1,9 @@
-//! 8-bit integer products. On CPUs with AVX-512 VNNI they use the instructions of `vnni`; on others, the crate `rten-gemm`. A
-//! weight has one scale per row, an activation one per row, and both are symmetric around 0. Sums of products are exact in 32
-//! bits, so the result of a row does not depend on the other rows.
+//! 8-bit integer products. CPUs with AVX-512 VNNI use the instructions in `vnni`; other CPUs use the crate `rten-gemm`. Weights and
+//! activations have one scale per row, and are quantized symmetrically around 0. Sums of products are exact in 32 bits, so the result of a
+//! row does not depend on the other rows.
 //!
-//! `x ≈ sx·q` with `q = round(x / sx)` and `sx = max|x| / 127` per row. The weight is quantized likewise. Then `x · w ≈ sx·sw·Σ
-//! q·p`. The error of one factor is at most half of its scale.
+//! A row is quantized as `x ≈ sx·q` with `q = round(x / sx)` and `sx = max|x| / 127`. The weight is quantized likewise, as `w ≈ sw·p`. Then
+//! `x · w ≈ sx·sw·Σ q·p`. The rounding error of a factor is at most half of its scale.
 
 use std::{
     iter::zip,
@@ -22,14 +22,14 @@ use super::{Block, Linear, SharedOut};
 use crate::lines::Lines;
 use crate::simd;
 
-/// Number of columns of a panel of `rten-gemm`: whole tiles of its kernels.
+/// Number of columns of a panel of `rten-gemm`, a multiple of its tile width.
 const COLS: usize = 96;
-/// Number of rows of a block with `rten-gemm`: its 32-bit sums stay in cache until they are scaled.
+/// Number of rows of a block with `rten-gemm`. The block's 32-bit sums stay in cache until they are scaled.
 const ROWS: usize = 64;
-/// Rows and columns of a block in quads.
+/// Rows and columns of a block if the products are computed in quads.
 #[cfg(target_arch = "x86_64")]
 const QUADS: [usize; 2] = [256, 48];
-/// Offset added to an activation, because the products are of unsigned and signed integers.
+/// Offset that makes activations unsigned, because the instructions multiply unsigned by signed integers.
 const ZERO: i32 = 128;
 
 type Executor = GemmExecutor<u8, i8, i32>;
@@ -38,8 +38,8 @@ thread_local! {
     static EXECUTOR: Executor = Executor::default();
 }
 
-/// Maximum magnitude of a weight's integers. It is smaller if the CPU adds two products in 16 bits, to avoid overflow: 2 · 255 ·
-/// 63 is below 2¹⁵.
+/// Maximum magnitude of a weight's integers. If the CPU adds two products in 16 bits, it is 63 to avoid overflow: 2 · 255 · 63 is below
+/// 2¹⁵.
 pub(super) fn largest() -> i8 {
     match EXECUTOR.with(Executor::may_saturate) {
         true => 63,
@@ -78,7 +78,7 @@ impl Alloc for Counted {
 #[derive(Clone, Copy)]
 struct Column {
     scale: f32,
-    /// The part of the sum that [`ZERO`] contributes.
+    /// The contribution of the offset [`ZERO`] to the sum.
     surplus: i32,
 }
 
@@ -87,19 +87,19 @@ impl Int8 {
         Self::of_form(weight, n, k, Form::new)
     }
 
-    /// Quantizes like on a CPU without AVX-512 VNNI.
+    /// Quantizes as on a CPU without AVX-512 VNNI.
     pub fn for_crate(weight: &[f32], n: usize, k: usize) -> Self {
         Self::of_form(weight, n, k, |integers, _, k| Form::for_crate(integers, k))
     }
 
-    /// Quantizes a weight `[n, k]` and packs its integers with `form`.
+    /// Quantizes a weight `[n, k]`, and packs its integers with `form`.
     fn of_form(
         weight: &[f32],
         n: usize,
         k: usize,
         form: impl FnOnce(&[i8], usize, usize) -> Form,
     ) -> Self {
-        // A weight without columns has nothing to pack.
+        // If k is 0, there is nothing to pack.
         let n = if k == 0 { 0 } else { n };
         let (mut integers, mut scales) = (vec![0_i8; n * k], vec![0.0; n]);
         let rows = COLS * k.max(1);
@@ -206,7 +206,7 @@ impl Int8 {
         });
     }
 
-    /// Converts the sums of a block to numbers. `rows` are the scales of its rows.
+    /// Converts the sums of a block to numbers. `rows` contains the scales of the block's rows.
     fn scale(
         &self,
         layer: &Linear<'_>,
@@ -253,7 +253,7 @@ impl Form {
     }
 }
 
-/// Quantizes `x [rows, k]` to integers, whose rows start `stride` apart. Returns the scales.
+/// Quantizes `x [rows, k]` to integers, in rows that are `stride` apart. Returns the scales.
 fn round(x: &[f32], k: usize, stride: usize, integers: &mut [u8]) -> Vec<f32> {
     let mut scales = vec![0.0; x.len() / k];
     simd::dispatch(Round {
@@ -268,14 +268,14 @@ fn round(x: &[f32], k: usize, stride: usize, integers: &mut [u8]) -> Vec<f32> {
     scales
 }
 
-/// Quantizes rows of `k` numbers to integers of magnitude at most `largest`, and computes their scales.
+/// Quantizes rows of `k` numbers to integers with a magnitude of at most `largest`, and computes their scales.
 struct Round<'a, T, F> {
     x: &'a [f32],
     k: usize,
     /// Distance between rows of integers.
     stride: usize,
     largest: f32,
-    /// Converts an integer, whose low 8 bits are significant, to its storage type.
+    /// Converts an integer to its storage type. Only the low 8 bits are significant.
     integer: F,
     integers: &'a mut [T],
     scales: &'a mut [f32],
@@ -286,7 +286,7 @@ impl<T, F: Fn(i32) -> T> WithSimd for Round<'_, T, F> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        // Adding this constant leaves the nearest integer in the low bits of the mantissa.
+        // Adding this constant rounds to the nearest integer, which is then in the low bits of the mantissa.
         const ROUND: f32 = 12_582_912.0;
         let rows = zip(
             self.x.chunks_exact(self.k),
@@ -302,11 +302,11 @@ impl<T, F: Fn(i32) -> T> WithSimd for Round<'_, T, F> {
     }
 }
 
-/// Converts sums to numbers: a block of the result before the epilogue.
+/// Converts sums to numbers, which are a block of the result before the epilogue.
 struct Scale<'a> {
-    /// Rows of sums, at least as long as the number of columns.
+    /// Rows of sums. Their stride is at least the number of columns.
     sums: &'a [i32],
-    /// Scales by row of the block, which is not empty.
+    /// Scales of the block's rows. The block is not empty.
     rows: &'a [f32],
     columns: &'a [Column],
     out: SharedOut<'a>,
@@ -323,7 +323,7 @@ impl WithSimd for Scale<'_> {
         let pitch = self.sums.len() / self.rows.len();
         for ((i, sums), scale) in zip(self.sums.chunks_exact(pitch).enumerate(), self.rows) {
             let start = self.at + i * self.stride;
-            // SAFETY: a row of the block, which only this task writes.
+            // SAFETY: only this task writes this row of the block.
             let out = unsafe { self.out.slice(start..start + cols) };
             for ((out, sum), column) in zip(zip(out, sums), self.columns) {
                 *out = (sum - column.surplus) as f32 * (scale * column.scale);
@@ -332,9 +332,9 @@ impl WithSimd for Scale<'_> {
     }
 }
 
-/// Returns the maximum magnitude, or NaN if there is a NaN.
+/// Returns the maximum magnitude, or NaN if an element is NaN.
 fn largest_of(x: &[f32]) -> f32 {
-    // Bits without the sign are ordered like magnitudes, and NaN is above infinity.
+    // Without the sign bit, bit patterns are ordered like magnitudes, and NaN is above infinity.
     f32::from_bits(
         x.iter()
             .map(|x| x.to_bits() & 0x7fff_ffff)

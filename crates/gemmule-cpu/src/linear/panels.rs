@@ -1,4 +1,4 @@
-//! f32 weights as panels of columns of the transposed weight, as wide as a register tile of sums.
+//! f32 weights as panels of columns of the transposed weight. A panel is as wide as a register tile of sums.
 //!
 //! Products are summed in the order of k, independent of the other rows, so a row has the same bits in every batch.
 
@@ -12,18 +12,18 @@ use crate::{
     simd,
 };
 
-/// Number of columns of a block: whole panels on every instruction set.
+/// Number of columns of a block, a multiple of the panel width on every instruction set.
 const COLS: usize = 48;
-/// Number of rows of a block. Their part of a panel and their epilogue stay in cache.
+/// Number of rows of a block. The data that the rows need for a part of a panel, and for the epilogue, stays in cache.
 const ROWS: usize = 256;
-/// Maximum length of the part of k that all rows of a block are multiplied by before the next part. That part of a panel stays in
-/// the L2 cache.
+/// Maximum length of a part of k. All rows of a block are multiplied by one part of a panel before the next, so a part stays in the L2
+/// cache.
 const DEPTH: usize = 1024;
-/// The same for fewer than [`FEW`] tiles of rows. These values and [`MANY`] were measured on a Xeon (docs/history, entry 58).
+/// Like [`DEPTH`], for fewer than [`FEW`] tiles of rows. These values and [`MANY`] were measured on a Xeon (docs/history, entry 58).
 const SHORT: usize = 192;
 const FEW: usize = 4;
-/// Number of tiles from which on nothing is prefetched. Larger blocks were no faster with it, because only one of their tiles
-/// waits.
+/// Number of tiles of rows from which on nothing is prefetched. Prefetching did not make larger blocks faster, because only one of their
+/// tiles waits for memory.
 const MANY: usize = 32;
 
 /// A weight `[n, k]` as consecutive panels `[k, columns]`. The last panel is padded with zeros.
@@ -36,7 +36,7 @@ impl Panels {
         Self::of_width(simd::dispatch(PanelCols), weight, n, k)
     }
 
-    /// Packs panels of `cols` columns, the tile width of an instruction set.
+    /// Packs panels of `cols` columns, which is the tile width of an instruction set.
     pub fn of_width(cols: usize, weight: &[f32], n: usize, k: usize) -> Self {
         let mut values = Lines::zeros::<f32>(n.next_multiple_of(cols) * k);
         if k > 0 {
@@ -71,7 +71,7 @@ impl Panels {
 
 #[cfg(test)]
 impl Panels {
-    /// Returns the computation of the products of all rows by one thread.
+    /// Returns a computation of the products of all rows on one thread.
     pub fn block_of<'a>(
         &'a self,
         x: &'a [f32],
@@ -142,7 +142,7 @@ impl Tiles<'_> {
         }
     }
 
-    /// For few rows, where reading the weight is the bottleneck. Each part of a panel prefetches the next part. Parts are short,
+    /// Multiplies few rows, where reading the weight is the bottleneck. Each part of a panel prefetches the next part. Parts are short,
     /// because nothing prefetches the first part of a layer.
     #[inline(always)]
     fn few<S: Simd, const M: usize, const N: usize>(&self, simd: S) {
@@ -168,8 +168,8 @@ impl Tiles<'_> {
         }
     }
 
-    /// For many rows: the parts of a panel are long and prefetch the next panel. A single function for both cases was 5 to 8 %
-    /// slower here.
+    /// Multiplies many rows. The parts of a panel are long and prefetch the next panel. A single function for few and many rows was 5 to 8
+    /// % slower here.
     #[inline(always)]
     fn many<S: Simd, const M: usize, const N: usize>(&self, simd: S, tiles: usize) {
         let (k, cols) = (self.layer.k, N * S::F32_LANES);
@@ -195,7 +195,7 @@ impl Tiles<'_> {
         }
     }
 
-    /// Multiplies up to `M` rows by a panel, starting at a position in k. Missing rows repeat the last row of the block.
+    /// Multiplies up to `M` rows by a panel, starting at a position in k. If there are fewer rows, the last row of the block is repeated.
     /// Prefetches `AHEAD` lines of `ahead` per element of k.
     #[inline(always)]
     fn tile<S: Simd, const M: usize, const N: usize, const AHEAD: usize>(
@@ -216,7 +216,7 @@ impl Tiles<'_> {
         let mut sums = [[simd.splat_f32s(0.0); N]; M];
         let out = |i: usize| {
             let start = layer.at(block) + (row + i) * layer.n + col;
-            // SAFETY: a row of the block, which only this task writes.
+            // SAFETY: only this task writes this row of the block.
             unsafe { self.out.slice(start..start + cols) }
         };
         if from > 0 {
@@ -234,8 +234,8 @@ impl Tiles<'_> {
     }
 }
 
-/// Memory to prefetch while the tiles of a part of a panel are computed, in equal shares. Otherwise the first tile waits for the
-/// L3 cache, because the hardware prefetcher stops at a page boundary.
+/// Memory that the tiles of a part of a panel prefetch in equal shares. Without this, the first tile of the next part waits for the L3
+/// cache, because the hardware prefetcher stops at page boundaries.
 struct Ahead<'a> {
     values: &'a [f32],
     tile: usize,
@@ -260,7 +260,7 @@ impl<'a> Ahead<'a> {
     }
 }
 
-/// Length of the equal parts that k is divided into, at most `most`.
+/// Returns the length of the equal parts into which k is divided. It is at most `most`.
 fn part_of(k: usize, most: usize) -> usize {
     k.div_ceil(k.div_ceil(most).max(1)).max(1)
 }
@@ -270,8 +270,8 @@ fn elements<S: Simd>(vectors: &mut [S::f32s]) -> &mut [f32] {
     bytemuck::cast_slice_mut(vectors)
 }
 
-/// Writes the transpose of `x [n, k]` to `out [k, cols]` in square tiles one cache line wide. Rows a power of two apart would
-/// otherwise evict each other before their lines are used up.
+/// Writes the transpose of `x [n, k]` to `out [k, cols]` in square tiles as wide as a cache line. Without tiles, rows whose distance is a
+/// power of two would evict each other before their lines are used up.
 fn transpose(x: &[f32], k: usize, out: &mut [f32], cols: usize) {
     const TILE: usize = 16;
     let n = x.len() / k;
@@ -281,7 +281,7 @@ fn transpose(x: &[f32], k: usize, out: &mut [f32], cols: usize) {
             let width = TILE.min(k - col);
             let mut tile = [[0.0_f32; TILE]; TILE];
             if (rows, width) == (TILE, TILE) {
-                // The sizes are known to the compiler, which removes all checks and loops.
+                // The compiler knows the sizes, so it removes all checks and unrolls the loops.
                 for i in 0..TILE {
                     let line = &x[(row + i) * k + col..][..TILE];
                     for j in 0..TILE {

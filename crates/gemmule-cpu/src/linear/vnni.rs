@@ -1,5 +1,5 @@
-//! 8-bit products by instructions that multiply quads: AMX or AVX-512 VNNI. They read rows of activations in place and handle any
-//! number of rows.
+//! 8-bit products by instructions that multiply quads: AMX or AVX-512 VNNI. Rows of activations are read in place, and any number of rows
+//! is supported.
 
 use std::{arch::x86_64::_mm512_dpbusd_epi32, iter::zip};
 
@@ -38,8 +38,8 @@ impl Quads {
         self.panels.bytes()
     }
 
-    /// Multiplies rows by the panel that starts at column `col`, a multiple of 48. Calls `store` with the index of the first row
-    /// of a tile and the sums of its rows. The rows of `x` are whole quads.
+    /// Multiplies rows by the panel that starts at column `col`, a multiple of 48. Calls `store` with the index of a tile's first row and
+    /// the sums of its rows. The rows of `x` consist of whole quads.
     pub fn multiply(
         &self,
         x: &Lines,
@@ -83,7 +83,7 @@ tiles!("avx512f,avx512vnni", i32, amx::of_quads, |sums, x, w| {
 mod tests {
     use super::*;
 
-    /// Runs on every CPU, because it does not use the instruction.
+    /// Runs on every CPU, because packing does not use the instruction.
     #[test]
     fn a_weight_is_packed_into_panels_of_quads_padded_with_zeros() {
         for (n, k) in [(1, 1), (48, 4), (50, 7), (97, 12)] {

@@ -1,4 +1,4 @@
-//! A hub on this machine: its API, its files, and another server that holds the files in Git LFS.
+//! A local hub: its API, its files, and a second server that stores the files in Git LFS.
 
 #![allow(dead_code)]
 
@@ -44,7 +44,7 @@ pub struct Response {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
-    /// Number of bytes of the body after which the connection breaks.
+    /// Number of bytes of the body after which the connection is closed.
     pub cut: Option<usize>,
 }
 
@@ -72,7 +72,7 @@ impl Response {
         response.with("X-Error-Message", message)
     }
 
-    /// Returns the bytes, or the requested range.
+    /// Returns the bytes, or the range that the request asks for.
     pub fn ranged(request: &Request, bytes: &[u8]) -> Self {
         match request.from() {
             Some(from) if from >= bytes.len() => {
@@ -167,7 +167,7 @@ fn serve(stream: TcpStream, handler: &Handler, log: &Mutex<Vec<Request>>) -> Opt
     }
 }
 
-/// A server for requests through a proxy: it connects every name to `to`.
+/// Starts a proxy that forwards every host name to `to`.
 pub fn proxy(to: &str) -> Server {
     let to = to.trim_start_matches("http://").to_owned();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -231,7 +231,7 @@ pub fn is_lfs(name: &str) -> bool {
         .any(|end| name.ends_with(end))
 }
 
-/// Returns the name of a file's blob.
+/// Returns the ETag of a file, which is the name of its blob.
 pub fn etag(name: &str, bytes: &[u8]) -> String {
     match is_lfs(name) {
         true => sha256(bytes),
@@ -254,7 +254,7 @@ pub fn listing(model: &str, files: &Files) -> serde_json::Value {
     serde_json::json!({ "_id": "x", "id": model, "sha": COMMIT, "gated": false, "siblings": siblings })
 }
 
-/// Returns the tree of files, which Python's huggingface_hub requests.
+/// Returns the file tree in the form that Python's huggingface_hub requests.
 fn tree(files: &Files) -> serde_json::Value {
     let entries = files.iter().map(|(name, bytes)| {
         let n = bytes.len();
@@ -269,7 +269,7 @@ fn tree(files: &Files) -> serde_json::Value {
     entries.collect()
 }
 
-/// Answers like the hub does for `MODEL` with these files. Files in Git LFS are at `cdn`.
+/// Responds like the hub for `MODEL` with these files. Files in Git LFS are redirected to `cdn`.
 pub fn answer(files: &Files, cdn: &str, request: &Request) -> Response {
     let path = request.target.split('?').next().unwrap_or_default();
     if let Some(rest) = path.strip_prefix(&format!("/api/models/{MODEL}/revision/")) {
@@ -303,20 +303,20 @@ pub fn answer(files: &Files, cdn: &str, request: &Request) -> Response {
     }
 }
 
-/// Answers like the store of Git LFS.
+/// Responds like the Git LFS store.
 pub fn stored(files: &Files, request: &Request) -> Response {
     let path = request.target.split('?').next().unwrap_or_default();
     let found = files
         .values()
         .find(|bytes| path == format!("/blob/{}", sha256(bytes)));
     match found {
-        // The store has tags of its own.
+        // The store uses ETags of its own.
         Some(bytes) => Response::ranged(request, bytes).with("ETag", "\"multipart-7\""),
         None => Response::error(404, "", "not found"),
     }
 }
 
-/// Starts a hub with these files, and the store of those in Git LFS.
+/// Starts a hub with these files, and a store for the files in Git LFS.
 pub fn hub(files: Files) -> (Server, Server) {
     let own = files.clone();
     let cdn = Server::start(move |request| stored(&own, request));
@@ -325,7 +325,7 @@ pub fn hub(files: Files) -> (Server, Server) {
     (hub, cdn)
 }
 
-/// Reads a folder of files, without the folders in it that are links.
+/// Reads the files of a folder. Symbolic links to folders are skipped.
 pub fn files_of(folder: &Path) -> Files {
     let mut files = Files::new();
     read(folder, "", &mut files);

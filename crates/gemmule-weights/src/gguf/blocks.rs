@@ -1,6 +1,6 @@
-//! Arithmetic of the formats: elements of a block as f32.
+//! Dequantisation of blocks to f32.
 //!
-//! Each product and sum is rounded to f32 in the order of the Python package `gguf`, so that results are equal bit for bit.
+//! Each product and sum is rounded to f32 in the same order as in the Python package `gguf`, so that results are bitwise equal.
 
 use half::{bf16, f16};
 
@@ -8,15 +8,15 @@ use super::Format;
 
 /// Elements of the larger blocks.
 const K: usize = 256;
-/// Values of the four bits of IQ4_NL and IQ4_XS.
+/// Values of the 16 codes of IQ4_NL and IQ4_XS.
 const IQ4: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 
-/// Writes the elements of whole blocks to `out`.
+/// Writes the dequantised elements of whole blocks to `out`.
 ///
 /// # Panics
-/// Panics if `blocks` are not whole blocks, or `out` is not as long as their elements.
+/// Panics if `blocks` does not consist of whole blocks, or if `out` does not have the length of their elements.
 pub(super) fn dequantise(format: Format, blocks: &[u8], out: &mut [f32]) {
     match format {
         Format::F32 => each(blocks, out, |block: &[u8; 4], [x]: &mut [f32; 1]| {
@@ -55,17 +55,17 @@ fn each<const B: usize, const N: usize>(
     }
 }
 
-/// Returns the f16 at a byte of a block.
+/// Returns the f16 at byte `at` of a block.
 fn half(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// Returns the four bits of element `i` of 32: the lower halves of 16 bytes, then the upper ones.
+/// Returns the four bits of element `i` of 32. The low nibbles of the 16 bytes come first, then the high ones.
 fn nibble(bytes: &[u8], i: usize) -> u8 {
     (bytes[i % 16] >> (i / 16 * 4)) & 15
 }
 
-/// Returns bit `i` of a sequence of bytes.
+/// Returns bit `i` of a byte sequence.
 fn bit(bytes: &[u8], i: usize) -> u8 {
     (bytes[i / 8] >> (i % 8)) & 1
 }
@@ -107,7 +107,7 @@ fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     }
 }
 
-/// Returns the two bits of element `i` of 256 in 64 bytes: four times 32 elements in each half.
+/// Returns the two bits of element `i` of 256, from 64 bytes. Each half of the bytes holds four runs of 32 elements.
 fn pair(bytes: &[u8], i: usize) -> u8 {
     (bytes[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3
 }
@@ -134,7 +134,7 @@ fn q3_k(block: &[u8; 110], out: &mut [f32; K]) {
     }
 }
 
-/// Returns the scale and the minimum, of six bits each, of group `i` of eight.
+/// Returns the scale and the minimum of group `i` of eight. Both have six bits.
 fn scale_min(scales: &[u8], i: usize) -> (u8, u8) {
     match i {
         0..4 => (scales[i] & 63, scales[4 + i] & 63),
@@ -145,7 +145,8 @@ fn scale_min(scales: &[u8], i: usize) -> (u8, u8) {
     }
 }
 
-/// Returns the four bits of element `i` of 256 in 128 bytes: of each 64 elements, those of 32 are lower halves.
+/// Returns the four bits of element `i` of 256, from 128 bytes. Of each 64 elements, the first 32 are low nibbles and the others high
+/// nibbles.
 fn nibble_of_64(bytes: &[u8], i: usize) -> u8 {
     (bytes[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4)) & 15
 }

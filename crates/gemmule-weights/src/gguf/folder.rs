@@ -1,8 +1,8 @@
-//! Conversion of a file to the contents of a folder saved by transformers: config.json, tokenizer.json,
-//! tokenizer_config.json, generation_config.json, and tensors by their published names.
+//! Conversion of a GGUF file to the contents of a folder saved by transformers: config.json, tokenizer.json, tokenizer_config.json,
+//! generation_config.json, and tensors under their published names.
 //!
-//! The converter of llama.cpp permutes rows, transposes weights and adds 1 to the norms of some architectures.
-//! [`Folder::read`] undoes this.
+//! For some architectures, llama.cpp's converter permutes rows, transposes weights or adds 1 to the weights of norms. [`Folder::read`]
+//! undoes this.
 
 mod arrange;
 mod config;
@@ -24,7 +24,7 @@ use crate::{Element, pickle::shown};
 use arrange::Arrangement;
 use names::Architecture;
 
-/// A file of a known architecture, by the names of transformers.
+/// A GGUF file of a supported architecture, with the names of transformers.
 #[derive(Debug)]
 pub struct Folder {
     gguf: Gguf,
@@ -33,7 +33,7 @@ pub struct Folder {
     weights: BTreeMap<String, Weight>,
 }
 
-/// A tensor by its published name.
+/// A tensor under its published name.
 #[derive(Clone, Debug)]
 pub struct Weight {
     /// Sizes in row-major order.
@@ -50,7 +50,7 @@ impl Weight {
         &self.tensor.name
     }
 
-    /// Returns the type of the elements that [`Folder::read_raw`] reads. `None` if they are quantised or not stored as published.
+    /// Returns the element type of [`Folder::read_raw`]; `None` if the elements are quantised or not stored as published.
     pub fn element(&self) -> Option<Element> {
         match (self.format, self.arrangement) {
             (_, Arrangement::MinusOne) => None,
@@ -63,11 +63,10 @@ impl Weight {
 }
 
 impl Folder {
-    /// Converts the metadata and the names of a file. Reads no values of weights.
+    /// Converts the metadata and the names of a file. Does not read weights.
     ///
     /// # Errors
-    /// Returns an error for an unsupported architecture or tensor, or for metadata that is missing or contradicts the
-    /// tensors.
+    /// Returns an error for an unsupported architecture or tensor, and for metadata that is missing or contradicts the tensors.
     pub fn new(gguf: Gguf) -> Result<Self, GgufError> {
         let known = Self::translate(&gguf);
         let (architecture, config, weights) = known.map_err(|problem| gguf.error(problem))?;
@@ -105,7 +104,7 @@ impl Folder {
         tokenizer::tokenizer(&self.settings()).map_err(|problem| self.gguf.error(problem))
     }
 
-    /// Returns the contents of tokenizer_config.json: special tokens and the template of conversations.
+    /// Returns the contents of tokenizer_config.json: special tokens and the chat template.
     ///
     /// # Errors
     /// Returns an error if the tokenizer is missing or damaged.
@@ -113,7 +112,7 @@ impl Folder {
         tokenizer::tokenizer_config(&self.settings()).map_err(|problem| self.gguf.error(problem))
     }
 
-    /// Returns the contents of generation_config.json: the tokens that begin, end and pad texts.
+    /// Returns the contents of generation_config.json: the tokens that start, end and pad a sequence.
     ///
     /// # Errors
     /// Returns an error if the tokenizer is damaged.
@@ -121,7 +120,7 @@ impl Folder {
         tokenizer::generation_config(&self.settings()).map_err(|problem| self.gguf.error(problem))
     }
 
-    /// Returns the contents of `1_Pooling/config.json` of sentence-transformers; `None` if the file names no kind of pooling.
+    /// Returns the contents of `1_Pooling/config.json` of sentence-transformers; `None` if the file does not name a kind of pooling.
     ///
     /// # Errors
     /// Returns an error for an unsupported kind of pooling.
@@ -146,10 +145,10 @@ impl Folder {
         self.weights.get(name)
     }
 
-    /// Reads the elements of a tensor of this folder in row-major order, as they are published.
+    /// Reads the elements of a tensor in row-major order, in their published arrangement.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read or there is no memory for a tensor.
+    /// Returns an error if the file cannot be read or memory runs out.
     pub fn read(&self, weight: &Weight) -> Result<Vec<f32>, GgufError> {
         let Weight {
             tensor,
@@ -178,7 +177,7 @@ impl Folder {
         Ok(out)
     }
 
-    /// Reads the bytes of a tensor of plain elements of this folder in row-major order; see [`Weight::element`].
+    /// Reads the bytes of a tensor of plain elements in row-major order; see [`Weight::element`].
     ///
     /// # Errors
     /// Returns an error if a tensor is quantised or not stored as published, if the file cannot be read, or if memory
@@ -203,7 +202,7 @@ impl Folder {
         Ok(out)
     }
 
-    /// Reads the elements of `N` bytes of a tensor.
+    /// Reads a tensor whose elements have `N` bytes, and arranges them as published.
     fn rearrange<const N: usize>(&self, weight: &Weight, out: &mut [u8]) -> Result<(), GgufError> {
         let (tensor, out) = (&weight.tensor, out.as_chunks_mut::<N>().0);
         let mut placed = weight.arrangement.place(tensor, out);

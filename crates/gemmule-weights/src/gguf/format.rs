@@ -23,7 +23,7 @@ pub enum Format {
     IQ4XS,
 }
 
-/// Supported types: code in the file, name, elements and bytes of a block.
+/// Supported types: code in the file, name, elements per block and bytes per block.
 const READ: [(u32, Format, &str, u64, u64); 15] = [
     (0, Format::F32, "F32", 1, 4),
     (1, Format::F16, "F16", 1, 2),
@@ -95,7 +95,7 @@ impl Format {
     }
 }
 
-/// Writes the name that ggml gives to the type, such as `Q4_K`.
+/// Writes the type's name in ggml, such as `Q4_K`.
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.row().0)

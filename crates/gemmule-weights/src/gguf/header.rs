@@ -1,7 +1,7 @@
-//! The part of a file before its tensors: metadata and the list of tensors.
+//! The header of a file: metadata and the list of tensors.
 //!
-//! The layout is documented in ggml's description of GGUF. Memory for a list is allocated only after checking that the
-//! file has enough bytes for it.
+//! The layout is documented in ggml's description of GGUF. Before memory for a list is allocated, the list is checked against the size of
+//! the file.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -16,36 +16,36 @@ use super::{
 };
 use crate::pickle::shown;
 
-/// First bytes of the pointer file that Git LFS leaves in place of a file.
+/// First bytes of a Git LFS pointer file, which takes the place of a file that was not fetched.
 const LFS: &[u8] = b"version https://git-lfs";
 /// First bytes of llama.cpp's formats before GGUF: `ggml`, `ggmf`, `ggjt` and `ggla` as little-endian numbers.
 const BEFORE_GGUF: [&[u8; 4]; 4] = [b"lmgg", b"fmgg", b"tjgg", b"algg"];
-/// Maximum size in bytes of the part before the tensors.
+/// Maximum size of the header in bytes.
 const MAX_HEADER: u64 = 128 << 20;
 /// Maximum size of a key or of a tensor's name in bytes.
 const MAX_NAME: u64 = 1024;
 /// Maximum number of dimensions of a tensor.
 const MAX_DIMS: u32 = 4;
-/// Maximum depth of arrays in arrays.
+/// Maximum nesting depth of arrays.
 const MAX_DEPTH: usize = 4;
-/// Alignment of the tensors in files that name none, in bytes.
+/// Default alignment of the tensors in bytes.
 const ALIGNMENT: u64 = 32;
 /// Maximum alignment in bytes.
 const MAX_ALIGNMENT: u64 = 1 << 20;
 
-/// A tensor as the file lists it.
+/// A tensor as listed in the header.
 #[derive(Debug)]
 pub(super) struct Listed {
     pub name: String,
-    /// Sizes in row-major order: the last one is the length of a row.
+    /// Sizes in row-major order. The last size is the length of a row.
     pub dims: Vec<u64>,
     pub format: Format,
-    /// Distance in bytes from the beginning of the file.
+    /// Offset in bytes from the beginning of the file.
     pub offset: u64,
     pub bytes: u64,
 }
 
-/// The part of a file before its tensors.
+/// The header of a file.
 pub(super) struct Header {
     pub metadata: BTreeMap<String, Value>,
     pub tensors: Vec<Listed>,
@@ -55,7 +55,7 @@ impl Header {
     pub(super) fn read(file: &File) -> Result<Self> {
         let size = file.metadata()?.len();
         let mut reader = Reader {
-            // An offset would be that of a clone, too: the caller has not read from the file.
+            // The file is not cloned: a clone would share its offset anyway. The caller has not read from the file, so the offset is 0.
             file: BufReader::new(file),
             left: size.min(MAX_HEADER),
             is_cut: size > MAX_HEADER,
@@ -63,7 +63,7 @@ impl Header {
         check_start(&mut reader)?;
         let n_tensors = reader.u64("the number of tensors")?;
         let n_keys = reader.u64("the number of keys")?;
-        // A key, its type and a value of one byte; a name, no dimension, a type and an offset.
+        // Minimum sizes: a key, its type and a value of one byte; and a name, the number of dimensions (0), a type and an offset.
         reader.check_count("the keys", n_keys, 8 + 4 + 1)?;
         reader.check_count("the list of tensors", n_tensors, 8 + 4 + 4 + 8)?;
         let mut metadata = BTreeMap::new();
@@ -92,7 +92,7 @@ impl Header {
     }
 }
 
-/// Checks the first bytes and the version.
+/// Checks the magic number and the version.
 fn check_start(reader: &mut Reader<'_>) -> Result<()> {
     let start = reader.array::<4>("the first four bytes");
     match start.map_err(|error| match error {
@@ -106,7 +106,7 @@ fn check_start(reader: &mut Reader<'_>) -> Result<()> {
     }
     match reader.u32("the version")? {
         2 | 3 => Ok(()),
-        // The small number of a version, in the other order of bytes.
+        // A small version number with its bytes in the opposite order.
         found if found & 0xffff == 0 && found != 0 => Err(GgufProblem::BigEndian),
         found => Err(GgufProblem::Version { found }),
     }
@@ -130,9 +130,9 @@ fn alignment(metadata: &BTreeMap<String, Value>) -> Result<u64> {
         })
 }
 
-/// Makes offsets relative to the beginning of the file, and checks that the tensors are in the file and do not overlap.
+/// Makes offsets relative to the beginning of the file. Checks that the tensors are within the file and do not overlap.
 fn place(tensors: &mut [Listed], read: u64, alignment: u64, size: u64) -> Result<()> {
-    // The alignment is a power of two, and `read` is at most the size of a file.
+    // This does not overflow: the alignment is a power of two, and `read` is at most the size of a file.
     let start = read.next_multiple_of(alignment);
     let available = size.saturating_sub(start);
     for tensor in tensors.iter_mut() {
@@ -164,17 +164,17 @@ fn place(tensors: &mut [Listed], read: u64, alignment: u64, size: u64) -> Result
     Ok(())
 }
 
-/// Reads numbers and texts, and no byte beyond the file.
+/// Reads numbers and strings within the bounds of the file and of the maximum header size.
 struct Reader<'f> {
     file: BufReader<&'f File>,
-    /// Number of bytes until the end of the file or of the longest part that is read.
+    /// Number of bytes until the end of the file or the maximum header size.
     left: u64,
-    /// Whether the file is longer than the longest part that is read.
+    /// Whether the file is longer than the maximum header size.
     is_cut: bool,
 }
 
 impl Reader<'_> {
-    /// Checks that a number of bytes is there.
+    /// Checks that at least `needed` bytes are left.
     fn check(&self, part: &str, needed: u64) -> Result<()> {
         match needed <= self.left {
             true => Ok(()),
@@ -191,7 +191,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Checks that there is room for `count` items of at least `bytes` bytes each.
+    /// Checks that the remaining bytes can hold `count` items of at least `bytes` bytes each.
     fn check_count(&self, part: &str, count: u64, bytes: u64) -> Result<()> {
         self.check(part, count.saturating_mul(bytes))
     }
@@ -251,7 +251,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads a value of the type with the number `kind`.
+    /// Reads a value of the type with the code `kind`.
     fn value(&mut self, key: &str, kind: u32) -> Result<Value> {
         Ok(match kind {
             0 => Value::U8(u8::from_le_bytes(self.array(key)?)),
@@ -271,7 +271,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Reads an array: the type of its elements, their number, and the elements.
+    /// Reads an array: the element type, the number of elements, and the elements.
     fn list(&mut self, key: &str, depth: usize) -> Result<Array> {
         if depth > MAX_DEPTH {
             let problem = format!("its arrays are nested deeper than {MAX_DEPTH}");
@@ -353,7 +353,7 @@ impl Reader<'_> {
         }
         let bytes = (elements / block).checked_mul(format.block_bytes());
         let bytes = bytes.ok_or_else(too_large)?;
-        // The dequantised tensor has four bytes for each element.
+        // The dequantised tensor needs four bytes per element.
         elements.checked_mul(4).ok_or_else(too_large)?;
         Ok(Listed {
             name,

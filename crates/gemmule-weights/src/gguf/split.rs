@@ -10,20 +10,20 @@ use super::{
     error::{Result, wrong_key},
 };
 
-/// Maximum number of files of a model.
+/// Maximum number of files of a split model.
 const MAX_FILES: u64 = 1000;
 
-/// Place of a file among those of a model, as its metadata says.
+/// Position of a file in a split model, from its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Position {
     /// From 0.
     index: u64,
     count: u64,
-    /// Number of tensors of all files.
+    /// Total number of tensors in all files.
     tensors: Option<u64>,
 }
 
-/// Returns the place of a file; `None` for a model in one file.
+/// Returns the position of a file; `None` for a model in one file.
 pub(super) fn position(metadata: &BTreeMap<String, Value>) -> Result<Option<Position>> {
     let get = |key: &str| match metadata.get(key) {
         None => Ok(None),
@@ -57,7 +57,7 @@ impl Position {
         format!("-{:05}-of-{:05}.gguf", index + 1, self.count)
     }
 
-    /// Returns the paths of all files. `path` is that of the file at this place.
+    /// Returns the paths of all files, given the path of the file at this position.
     pub(super) fn paths(self, path: &Path) -> Result<Vec<PathBuf>> {
         let name = path.file_name().and_then(|name| name.to_str());
         let ending = self.ending(self.index);
@@ -75,7 +75,7 @@ impl Position {
         Ok(paths.collect())
     }
 
-    /// Checks the place of another file of the model.
+    /// Checks the position of another file of the model.
     pub(super) fn check(self, index: usize, found: Option<Self>) -> Result<()> {
         let index = index as u64;
         match found {
@@ -95,7 +95,7 @@ impl Position {
         }
     }
 
-    /// Checks the number of tensors of all files.
+    /// Checks the total number of tensors.
     pub(super) fn check_total(self, found: usize) -> Result<()> {
         match self.tensors {
             Some(expected) if expected != found as u64 => Err(GgufProblem::Split {

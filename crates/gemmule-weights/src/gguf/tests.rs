@@ -1,4 +1,4 @@
-//! Files of `scripts/gguf_files.py`, and damaged copies of them.
+//! Tests with the files of `scripts/gguf_files.py`, and with damaged copies of them.
 
 mod folder;
 mod hostile;

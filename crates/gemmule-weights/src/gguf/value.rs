@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A value of the metadata, with the type that the file gives it.
+/// A metadata value with its type in the file.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Value {
@@ -21,7 +21,7 @@ pub enum Value {
     Array(Array),
 }
 
-/// An array of the metadata. All elements have one type.
+/// A metadata array. All elements have the same type.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Array {
@@ -41,7 +41,7 @@ pub enum Array {
 }
 
 impl Value {
-    /// Returns a non-negative integer of any type.
+    /// Returns the value if it is a non-negative integer of any type.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
             Self::U8(n) => Some(n.into()),
@@ -111,7 +111,7 @@ impl Array {
         self.len() == 0
     }
 
-    /// Returns an element; `None` outside the array.
+    /// Returns an element; `None` if the index is out of range.
     pub fn get(&self, index: usize) -> Option<Value> {
         Some(match self {
             Self::U8(list) => Value::U8(*list.get(index)?),
@@ -150,7 +150,7 @@ impl Array {
     }
 }
 
-/// Writes the type, for messages: `u32`, `array of string`.
+/// Displays a value's type in messages: `u32`, `array of string`.
 pub(super) struct TypeOf<'v>(pub &'v Value);
 
 impl fmt::Display for TypeOf<'_> {

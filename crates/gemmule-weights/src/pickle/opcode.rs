@@ -1,6 +1,6 @@
-//! Names of the instructions of pickles, for messages.
+//! Opcode names for messages.
 
-/// Returns the name that Python's `pickle` module gives to an instruction; `None` if it has none.
+/// Returns the opcode's name in Python's `pickle` module; `None` if the opcode is unknown.
 pub(super) fn name(opcode: u8) -> Option<&'static str> {
     Some(match opcode {
         b'(' => "MARK",

@@ -4,21 +4,20 @@ use std::ops::Range;
 
 use crate::element::Element;
 
-/// Index of a value in `Pickle::values`. Values refer to each other by index, so that no depth of nesting, and no cycle, can
-/// overflow the stack.
+/// Index of a value in `Pickle::values`. Values refer to each other by index, so deep nesting and cycles cannot overflow the stack.
 pub(crate) type Id = usize;
 
-/// A function or class that pickles may name.
+/// A supported function or class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Global {
     OrderedDict,
     RebuildTensor,
-    /// Like `RebuildTensor`, with the type of the elements as an argument.
+    /// Like `RebuildTensor`, but the element type is an argument.
     RebuildTypedTensor,
     RebuildParameter,
     Size,
     Storage(Element),
-    /// A storage of bytes. The type of its elements is an argument of `RebuildTypedTensor`.
+    /// A storage of bytes. Its element type is an argument of `RebuildTypedTensor`.
     UntypedStorage,
     DType(Element),
 }
@@ -29,7 +28,7 @@ impl Global {
             ("collections", "OrderedDict") => Self::OrderedDict,
             ("torch._utils", "_rebuild_tensor_v2") => Self::RebuildTensor,
             ("torch._utils", "_rebuild_tensor_v3") => Self::RebuildTypedTensor,
-            // The state of a parameter is the attributes that a program gave to it.
+            // The state of a parameter holds attributes that a program has set on it.
             ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => {
                 Self::RebuildParameter
             }
@@ -58,10 +57,10 @@ impl Global {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
-    /// A value that no tensor depends on: `None`, a boolean, a real number, or an integer of more than 64 bits.
+    /// A value that no tensor depends on: `None`, a boolean, a real number, or an integer with more than 64 bits.
     Other,
     Int(i64),
-    /// Range of the text in the pickle, which is valid UTF-8.
+    /// Range of the string in the pickle, which is valid UTF-8.
     Text(Range<usize>),
     Tuple(Vec<Id>),
     List(Vec<Id>),
@@ -71,7 +70,7 @@ pub(crate) enum Value {
     Tensor(Box<View>),
 }
 
-/// Elements under a key of the archive.
+/// Elements, stored under a key of the archive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Storage {
     /// `None` for a storage of bytes.
@@ -82,7 +81,7 @@ pub(crate) struct Storage {
     pub(crate) n: i64,
 }
 
-/// A view of a storage, as recorded.
+/// A view of a storage, as stored in the pickle.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct View {
     pub(crate) element: Element,

@@ -11,35 +11,35 @@ use super::{
 };
 use crate::pickle::shown;
 
-/// Keys of config.json with a configuration. The second is used by earlier versions of compressed-tensors.
+/// Keys of config.json that may contain the configuration. Earlier versions of compressed-tensors use the second one.
 const KEYS: [&str; 2] = ["quantization_config", "compression_config"];
 
 /// Parsed `quantization_config`.
 #[derive(Debug)]
 pub struct Config {
     pub(super) method: Method,
-    /// Lists of modules whose weights are not quantized.
+    /// Modules whose weights are not quantized.
     pub(super) skipped: Vec<Modules>,
-    /// Name of the method and its settings, for the log.
+    /// Name and settings of the method, for the log.
     summary: String,
     unknown: Vec<String>,
 }
 
-/// Method of quantization, which determines the tensors of a module.
+/// Quantization method, which determines the tensors of a module.
 #[derive(Debug)]
 pub(super) enum Method {
-    /// `weight` in E4M3, and a scale per tensor, per output or per block.
+    /// `weight` in E4M3, with a scale per tensor, per output or per block.
     Fp8 {
-        /// Sizes of a block that shares a scale.
+        /// Rows and columns of a block that shares a scale.
         block: Option<[u64; 2]>,
     },
     Gptq {
         bits: Bits,
         /// Inputs per group; `None` if all inputs form one group.
         group: Option<u64>,
-        /// Whether groups are given by `g_idx` (`desc_act`).
+        /// Whether `g_idx` lists the group of each input (`desc_act`).
         ordered: bool,
-        /// Whether zero points are stored minus one, as in version 1 of the format.
+        /// Whether zero points are stored minus one, as in version 1 of the GPTQ format.
         less_one: bool,
     },
     Awq {
@@ -63,25 +63,25 @@ impl Bits {
         }
     }
 
-    /// Integers in a word of 32 bits.
+    /// Number of integers in a 32-bit word.
     pub fn per_word(self) -> u64 {
         u64::from(32 / self.count())
     }
 
-    /// Code of the zero of signed integers.
+    /// Code that represents 0 for signed integers.
     pub fn middle(self) -> u16 {
         1 << (self.count() - 1)
     }
 }
 
-/// Modules of compressed-tensors with the same scheme.
+/// Modules of compressed-tensors that share a scheme.
 #[derive(Debug)]
 pub(super) struct Group {
     pub targets: Modules,
     pub scheme: Scheme,
 }
 
-/// Scheme of the weights of a group.
+/// Quantization scheme of a group's weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Scheme {
     /// The weights are not quantized.
@@ -95,7 +95,7 @@ pub(super) enum Scheme {
         bits: Bits,
         scales: Scales,
         symmetric: bool,
-        /// Whether groups are given by `weight_g_idx`.
+        /// Whether `weight_g_idx` lists the group of each input.
         ordered: bool,
     },
 }
@@ -110,7 +110,7 @@ pub(super) enum Scales {
 }
 
 impl Config {
-    /// Parses the quantization of a config.json; `None` if there is none.
+    /// Parses the quantization of config.json; `None` if there is none.
     ///
     /// # Errors
     /// Returns an error for an unsupported method, or for an unknown or contradictory setting.
@@ -178,7 +178,7 @@ impl Config {
         &self.summary
     }
 
-    /// Returns the unknown keys, which are ignored.
+    /// Returns the keys that are unknown and therefore ignored.
     pub fn unknown(&self) -> &[String] {
         &self.unknown
     }
@@ -197,7 +197,7 @@ fn method(found: &str) -> QuantizedError {
     }
 }
 
-/// Keys with lists of modules that are not quantized, as different tools name them.
+/// Keys of different tools for the lists of modules that are not quantized.
 const SKIPPED: [&str; 4] = [
     "modules_to_not_convert",
     "ignored_layers",
@@ -276,7 +276,7 @@ fn modelopt(mut keys: Keys) -> Result<Config> {
     })
 }
 
-/// Reads lists of names with `*` for any text.
+/// Reads lists of names in which `*` matches any text.
 fn skipped_by_wildcards(keys: &mut Keys) -> Result<Vec<Modules>> {
     let mut lists = Vec::new();
     for name in SKIPPED {
@@ -409,7 +409,7 @@ fn gptq(mut keys: Keys) -> Result<Config> {
     })
 }
 
-/// Keys of the calibration and of kernels.
+/// Keys that affect only calibration or kernels.
 const GPTQ_HARMLESS: [&str; 27] = [
     "act_group_aware",
     "backend",

@@ -27,7 +27,7 @@ pub enum QuantizedError {
     /// A key of config.json.
     #[error("its key `{key}` {problem}")]
     Key { key: String, problem: String },
-    /// A tensor of the files of weights.
+    /// A problem with a tensor in the weight files.
     #[error("the tensor `{tensor}` {problem}")]
     Tensor { tensor: String, problem: String },
     #[error(
@@ -37,7 +37,7 @@ pub enum QuantizedError {
 }
 
 impl QuantizedError {
-    /// Returns whether the cause is in config.json rather than in the files of weights.
+    /// Returns whether the cause is in config.json rather than in the weight files.
     pub fn is_of_config(&self) -> bool {
         match self {
             Self::Method { .. } | Self::Key { .. } => true,

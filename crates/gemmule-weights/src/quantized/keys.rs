@@ -1,11 +1,11 @@
-//! Keys of a JSON object, each with its path in config.json for messages.
+//! Keys of a JSON object. Each has its path in config.json for messages.
 
 use serde_json::{Map, Value};
 
 use super::error::{Result, wrong_key};
 use crate::pickle::shown;
 
-/// An object of config.json. Keys are removed when they are read, so that the rest is known at the end.
+/// An object of config.json. Reading a key removes it, so the keys that remain at the end are unknown.
 pub(super) struct Keys {
     path: String,
     map: Map<String, Value>,
@@ -23,20 +23,20 @@ impl Keys {
         }
     }
 
-    /// Returns the path of a key.
+    /// Returns the full path of a key.
     pub fn path(&self, key: &str) -> String {
         format!("{}.{key}", self.path)
     }
 
-    /// Removes a key. A key that is null is absent.
+    /// Removes a key and returns its value. A null value counts as absent.
     pub fn take(&mut self, key: &str) -> Option<Value> {
         self.map.remove(key).filter(|value| !value.is_null())
     }
 
-    /// Removes all names of a key, and returns the first with its value.
+    /// Removes all synonyms of a key. Returns the first one that exists, with its value.
     ///
     /// # Errors
-    /// Returns an error if the names have different values.
+    /// Returns an error if two synonyms have different values.
     fn take_any(&mut self, names: &[&str]) -> Result<Option<(String, Value)>> {
         let mut found: Option<(String, Value)> = None;
         for &name in names {
@@ -82,7 +82,7 @@ impl Keys {
         value.as_bool().ok_or_else(wrong).map(Some)
     }
 
-    /// Removes a text, and returns it in lower case.
+    /// Removes a string, and returns it in lower case.
     pub fn text(&mut self, names: &[&str]) -> Result<Option<String>> {
         match self.take_any(names)? {
             None => Ok(None),
@@ -94,7 +94,7 @@ impl Keys {
         }
     }
 
-    /// Removes a list of texts, with the path of its key.
+    /// Removes a list of strings, and returns it with the path of its key.
     pub fn texts(&mut self, names: &[&str]) -> Result<Option<(String, Vec<String>)>> {
         let Some((key, value)) = self.take_any(names)? else {
             return Ok(None);
@@ -111,7 +111,7 @@ impl Keys {
         Ok(Some((key, texts)))
     }
 
-    /// Removes a pair of positive sizes: a list of two, or a text such as `128x128`.
+    /// Removes a pair of positive sizes: a list of two integers, or a string such as `128x128`.
     pub fn pair(&mut self, key: &str) -> Result<Option<[u64; 2]>> {
         let Some(value) = self.take(key) else {
             return Ok(None);
@@ -148,7 +148,7 @@ impl Keys {
         paths.map(move |(key, value)| (format!("{path}.{key}"), value))
     }
 
-    /// Returns the paths of the remaining keys, except for `harmless` ones, whose values change no weight.
+    /// Returns the paths of the remaining keys, except for `harmless` keys, which affect no weight.
     pub fn unknown(self, harmless: &[&str]) -> Vec<String> {
         let rest = self.map.iter().filter(|(_, value)| !value.is_null());
         let unknown = rest.filter(|(key, _)| !harmless.contains(&key.as_str()));
@@ -156,7 +156,7 @@ impl Keys {
     }
 }
 
-/// Compares values, texts in any case.
+/// Compares values, ignoring the case of strings.
 fn are_equal(a: &Value, b: &Value) -> bool {
     match (a.as_str(), b.as_str()) {
         (Some(a), Some(b)) => a.eq_ignore_ascii_case(b),

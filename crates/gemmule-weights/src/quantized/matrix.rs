@@ -1,4 +1,4 @@
-//! A matrix of a quantized checkpoint, and the tensors that it is stored as.
+//! A matrix of a quantized checkpoint, and the tensors that store it.
 
 use half::{bf16, f16};
 
@@ -11,28 +11,28 @@ use super::{
 };
 use crate::Element;
 
-/// A matrix that is stored as quantized values, scales, and sometimes zero points and an order of columns.
+/// A matrix, stored as quantized values, scales, and sometimes zero points and an order of columns.
 #[derive(Clone, Debug)]
 pub struct Matrix {
-    /// Name of the tensor in the checkpoint that is not quantized, such as `layers.0.fc1.weight`.
+    /// Name of the tensor in the unquantized checkpoint, such as `layers.0.fc1.weight`.
     pub(super) name: String,
     pub(super) dims: [u64; 2],
     pub(super) values: String,
     pub(super) codes: Codes,
     pub(super) scales: Part,
-    /// Rows and columns of the scales of the matrix.
+    /// Number of rows and columns of scales.
     pub(super) grid: [u64; 2],
-    /// Rows and columns of the matrix that share a scale.
+    /// Rows and columns of the block of values that shares a scale.
     pub(super) block: [u64; 2],
     pub(super) zeros: ZeroPoints,
     pub(super) order: Order,
 }
 
-/// A matrix whose groups are runs of neighbouring elements of a row.
+/// Describes a matrix in which contiguous elements of a row share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Runs {
     pub kind: Kind,
-    /// Elements of a row that share a scale.
+    /// Number of contiguous elements of a row that share a scale.
     pub columns: u64,
     /// Type in which the scales are stored.
     pub scales: Element,
@@ -53,7 +53,7 @@ pub enum Kind {
 pub(super) struct Part {
     pub name: String,
     pub element: Element,
-    /// Whether it is stored as the transpose of the grid.
+    /// Whether the tensor is stored as the transpose of the grid.
     pub transposed: bool,
 }
 
@@ -70,12 +70,12 @@ pub(super) enum Codes {
 pub(super) enum Order {
     /// Runs of columns.
     None,
-    /// Runs of columns. A tensor lists them again.
+    /// Runs of columns, which a tensor lists redundantly.
     Runs(String),
-    /// A tensor with the group of each column.
+    /// A tensor lists the group of each column.
     Listed {
         name: String,
-        /// Whether -1 for all columns means runs.
+        /// Whether -1 for all columns means that groups are runs of columns.
         may_be_unset: bool,
     },
 }
@@ -87,18 +87,18 @@ pub(super) enum ZeroPoints {
     One(u16),
     /// Signed integers, one for each scale.
     Signed(String),
-    /// Stored, although the scheme is symmetric: they must be zero.
+    /// The scheme is symmetric, but zero points are stored. They must be zero.
     Symmetric { name: String, zero: u16 },
     Packed {
         name: String,
         packing: Packing,
-        /// Whether they are stored minus one.
+        /// Whether zero points are stored minus one.
         less_one: bool,
     },
 }
 
 impl Matrix {
-    /// Returns the name of the tensor in the checkpoint that is not quantized.
+    /// Returns the name of the tensor in the unquantized checkpoint.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -108,8 +108,8 @@ impl Matrix {
         self.dims
     }
 
-    /// Returns the runs of elements that share a scale. `None` if the columns of a group are listed, and for 8-bit integers with
-    /// zero points.
+    /// Returns the runs of elements that share a scale. Returns `None` if a tensor lists the groups of the columns, and for 8-bit integers
+    /// with zero points.
     pub fn runs_of_rows(&self) -> Option<Runs> {
         match self.order {
             Order::None | Order::Runs(_) => {}
@@ -178,10 +178,11 @@ impl Matrix {
         })
     }
 
-    /// Reads the scale and the zero point of each `width` columns of each row, which must be of one group. The values are not read.
+    /// Reads the scale and the zero point of every `width` columns of each row. These columns must belong to one group. The values are not
+    /// read.
     ///
     /// # Errors
-    /// Returns the errors of [`read`](Self::read), and an error if the columns of the groups are listed.
+    /// Returns the errors of [`read`](Self::read), and an error if a tensor lists the groups of the columns.
     pub fn read_groups<E: From<QuantizedError>>(
         &self,
         width: usize,
@@ -206,7 +207,7 @@ impl Matrix {
         Ok(groups)
     }
 
-    /// Rows that share a row of scales.
+    /// Number of rows that share a row of scales.
     fn block_rows(&self) -> usize {
         self.block[0].min(self.dims[0]) as usize
     }
@@ -239,7 +240,7 @@ impl Matrix {
             }
             Element::F16 => scales.extend(pairs().map(|&b| f16::from_le_bytes(b).to_f32())),
             Element::BF16 => scales.extend(pairs().map(|&b| bf16::from_le_bytes(b).to_f32())),
-            // A power of two by its exponent; 255 is NaN.
+            // A scale is a power of two, stored as its exponent. 255 is NaN.
             Element::F8E8M0 => scales.extend(bytes.iter().map(|&byte| match byte {
                 0 => f32::from_bits(1 << 22),
                 255 => f32::NAN,
@@ -271,7 +272,7 @@ impl Matrix {
         match &self.zeros {
             ZeroPoints::One(zero) => Ok(Zeros::One(*zero)),
             ZeroPoints::Symmetric { name, zero } => {
-                // -0 in E4M3 is also a zero.
+                // 0x80 is -0 in E4M3, which is also zero.
                 if read(name)?.iter().any(|&byte| byte != 0 && byte != 0x80) {
                     let problem = "has values other than 0, but `symmetric` is true; does the config.json belong to this checkpoint?";
                     return Err(wrong_tensor(name, problem).into());
@@ -350,7 +351,7 @@ impl Matrix {
     }
 }
 
-/// Returns an error unless a tensor has one of some shapes.
+/// Returns an error unless a tensor has one of the given shapes.
 pub(super) fn check_dims(
     name: &str,
     info: &Info,
@@ -368,7 +369,7 @@ pub(super) fn check_dims(
     Err(wrong_tensor(name, problem))
 }
 
-/// Returns an error unless a tensor has one of some types.
+/// Returns an error unless a tensor has one of the given types.
 pub(super) fn check_element(
     name: &str,
     info: &Info,

@@ -1,4 +1,4 @@
-//! The tensors of each module: which are quantized, and the matrices that they represent.
+//! The tensors of each module. Determines which modules are quantized, and the matrices that their tensors represent.
 
 mod layouts;
 
@@ -26,7 +26,7 @@ const QZEROS: &str = "qzeros";
 const SCALES: &str = "scales";
 const G_IDX: &str = "g_idx";
 
-/// Last components of the names of tensors with quantized weights. The last line lists those of unsupported layouts.
+/// Suffixes of the names of tensors with quantized weights. The last line is for unsupported layouts.
 const PARTS: [&str; 16] = [
     WEIGHT,
     SCALE,
@@ -46,7 +46,7 @@ const PARTS: [&str; 16] = [
     "absmax",
 ];
 
-/// Last components of the names of tensors that quantize activations, or keys and values.
+/// Suffixes of the names of tensors that quantize activations, keys or values.
 const OF_ACTIVATIONS: [&str; 14] = [
     "activation_scale",
     "input_scale",
@@ -68,13 +68,13 @@ const OF_ACTIVATIONS: [&str; 14] = [
 #[derive(Debug, Default)]
 pub struct Matrices {
     pub matrices: Vec<Matrix>,
-    /// Names of all tensors that the matrices are read from, and of those that quantize activations.
+    /// Names of all tensors that belong to the matrices or quantize activations.
     pub parts: Vec<String>,
-    /// Number of tensors that quantize activations. They are ignored.
+    /// Number of tensors that quantize activations, which are ignored.
     pub of_activations: usize,
 }
 
-/// Tensors of a module by the last component of their names.
+/// Tensors of a module, by the suffix of their names.
 type Parts<'t> = BTreeMap<&'static str, (&'t str, &'t Info)>;
 
 fn by_module<'t>(tensors: &'t BTreeMap<String, Info>) -> BTreeMap<&'t str, Parts<'t>> {
@@ -91,7 +91,7 @@ fn by_module<'t>(tensors: &'t BTreeMap<String, Info>) -> BTreeMap<&'t str, Parts
     modules
 }
 
-/// Returns whether elements of this type are not weights by themselves.
+/// Returns whether elements of this type cannot be used as weights directly.
 fn is_packed(element: Element) -> bool {
     match element {
         Element::F8E4M3
@@ -117,7 +117,7 @@ fn is_packed(element: Element) -> bool {
     }
 }
 
-/// Returns an error if the tensors of a checkpoint without a `quantization_config` are quantized.
+/// Returns an error if a checkpoint without a `quantization_config` has quantized tensors.
 ///
 /// # Errors
 /// Returns [`QuantizedError::Tensor`] with the first such tensor.
@@ -145,12 +145,12 @@ pub fn check_plain(tensors: &BTreeMap<String, Info>) -> Result<()> {
 }
 
 impl Config {
-    /// Finds the matrices of a checkpoint by the names, types and shapes of its tensors. `read` returns the bytes of a tensor; only
-    /// shapes are read.
+    /// Finds the matrices of a checkpoint by the names, types and shapes of its tensors. `read` returns the bytes of a tensor. It is called
+    /// only for tensors that contain shapes.
     ///
     /// # Errors
-    /// Returns the errors of `read`, and an error if a tensor is missing, superfluous, or differs in type or shape from
-    /// the configuration.
+    /// Returns the errors of `read`. Returns an error if a tensor is missing, superfluous, or contradicts the configuration in type or
+    /// shape.
     pub fn matrices<E: From<QuantizedError>>(
         &self,
         tensors: &BTreeMap<String, Info>,
@@ -257,8 +257,7 @@ impl Config {
         }
     }
 
-    /// Returns the scheme of a module, with the key of its targets. Exact names take precedence over patterns, and
-    /// patterns over classes.
+    /// Returns the scheme of a module, with the key of its targets. Exact names take precedence over patterns, and patterns over classes.
     fn scheme(&self, module: &str) -> Result<(&str, &Scheme)> {
         let Method::Compressed(groups) = &self.method else {
             let problem = "has no groups";
@@ -293,7 +292,7 @@ impl Config {
     }
 }
 
-/// Reads the sizes of a matrix.
+/// Reads the shape of a matrix from a tensor.
 fn shape(name: &str, element: Element, bytes: &[u8]) -> Result<[u64; 2]> {
     let sizes: Vec<i64> = match element {
         Element::I64 => {

@@ -1,4 +1,4 @@
-//! Names of modules in the lists of a configuration.
+//! Module names in the lists of a configuration.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use fancy_regex::Regex;
 use super::error::{Result, wrong_key};
 use crate::pickle::shown;
 
-/// Maximum number of entries of a list that are not plain names of modules.
+/// Maximum number of list entries that are not plain module names.
 const MAX_PATTERNS: usize = 1024;
 /// Maximum size of a regular expression in bytes.
 const MAX_PATTERN: usize = 1024;
@@ -21,7 +21,7 @@ pub(super) struct Modules {
     patterns: Vec<Regex>,
     /// Whether the class `Linear` is listed.
     linear: bool,
-    /// Whether a name also matches the modules below it, and the end of a name.
+    /// Whether a name may be any run of components of a module's name.
     parts: bool,
 }
 
@@ -51,7 +51,7 @@ impl Modules {
         Ok(modules)
     }
 
-    /// Parses a list of names of modules, or of parts of names, such as `lm_head`.
+    /// Parses a list of module names, or of components of names, such as `lm_head`.
     pub fn parts(key: String, texts: Vec<String>) -> Result<Self> {
         Ok(Self {
             key,
@@ -61,7 +61,7 @@ impl Modules {
         })
     }
 
-    /// Adds a regular expression that matches from the start of a name.
+    /// Adds a regular expression that is matched at the start of a name.
     pub fn add_pattern(&mut self, key: &str, pattern: &str) -> Result<()> {
         self.patterns.push(regex(key, pattern)?);
         self.key = key.to_owned();
@@ -72,13 +72,13 @@ impl Modules {
         &self.key
     }
 
-    /// Returns the names of classes other than `Linear`, which have no dot and begin with a capital letter.
+    /// Returns a listed class other than `Linear`. Class names have no dot and begin with a capital letter.
     pub fn other_class(&self) -> Option<&str> {
         let mut names = self.exact.iter().map(String::as_str);
         names.find(|name| name.starts_with(|c: char| c.is_ascii_uppercase()) && !name.contains('.'))
     }
 
-    /// Returns how the list names the module, if it does.
+    /// Returns how the list matches the module; `None` if it does not.
     pub fn find(&self, module: &str) -> Result<Option<Match>> {
         if self.exact.contains(module) || (self.parts && self.has_part(module)) {
             return Ok(Some(Match::Exact));
@@ -123,7 +123,7 @@ fn check_number(key: &str, n: usize) -> Result<()> {
     }
 }
 
-/// Compiles a pattern that matches from the start, like Python's `re.match`.
+/// Compiles a pattern that is matched at the start of a text, like Python's `re.match`.
 fn regex(key: &str, pattern: &str) -> Result<Regex> {
     let wrong = |problem: String| {
         let problem = format!("has the pattern `{}`, {problem}", shown(pattern));

@@ -1,4 +1,4 @@
-//! The error texts of tensors that contradict their configuration or each other.
+//! Tests the errors for tensors that contradict their configuration or each other.
 
 mod settings;
 
@@ -142,7 +142,7 @@ fn packed() -> (Value, Vec<Tensor>) {
     (compressed("pack-quantized", weights), tensors)
 }
 
-/// An order of the inputs for [`packed`].
+/// The tensor that lists the groups of the inputs for [`packed`].
 fn order(groups: [i32; 12]) -> Tensor {
     let bytes: Vec<u8> = groups
         .iter()
@@ -158,7 +158,7 @@ fn each_layout_is_read() {
     type Case<'c> = ((Value, Vec<Tensor>), usize, &'c dyn Fn(usize) -> f32);
     let cases: [Case<'_>; 5] = [
         (gptq(), 128, &alternating(0.0, 1.0)),
-        // Words hold the outputs 0, 2, 4, 6 before 1, 3, 5, 7.
+        // A word holds the outputs in the order 0, 2, 4, 6, 1, 3, 5, 7.
         (awq(), 128, &|at| {
             let output = at / 8 % 8;
             let place = [0, 4, 1, 5, 2, 6, 3, 7][output];
@@ -180,7 +180,7 @@ fn scales_that_are_no_positive_numbers_are_named() {
     for (settings, tensors) in [gptq(), awq(), fp8(), int8(), packed()] {
         let scale = tensors.iter().find(|tensor| tensor.0.contains("scale"));
         let (name, _, dims, bytes) = scale.expect("each has one").clone();
-        // 0, -1, infinity and NaN in f16.
+        // The f16 values 0, -1, infinity and NaN.
         for (half, shown) in [
             (0u16, "0"),
             (0xbc00, "-1"),
@@ -329,7 +329,7 @@ fn sizes_that_do_not_fit_are_refused() {
         &wrong,
         "`x.qweight` has 9 outputs, which is no multiple of the 8 integers",
     );
-    // A matrix without elements has no bytes that bound its sizes.
+    // The sizes of a matrix without elements are not limited by its number of bytes.
     for dims in [&[1 << 40, 0][..], &[0, 1 << 40], &[5], &[1, 2, 3]] {
         let wrong = with(&tensors, tensor("x.qweight", Element::I32, dims));
         refused(&settings, &wrong, "expected a matrix");

@@ -1,17 +1,17 @@
-//! Integers of 4 and 8 bits packed into words of 32 bits.
+//! Unpacking of 4- and 8-bit integers from 32-bit words.
 
 use super::{config::Bits, error::Result, values::room};
 
-/// Rows of words that are unpacked together, so that the written lines stay in the processor's cache.
+/// Number of rows of words that are unpacked together, so that the lines they write stay in cache.
 const TILE: usize = 64;
 
 /// A stored matrix of words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packing {
     pub bits: Bits,
-    /// Axis along which a word holds neighbours.
+    /// Axis along which a word holds neighbouring elements.
     pub axis: Axis,
-    /// Whether a word of eight integers holds them in the order 0, 2, 4, 6, 1, 3, 5, 7.
+    /// Whether a word of eight integers holds elements in the order 0, 2, 4, 6, 1, 3, 5, 7.
     pub interleaved: bool,
     /// Whether the stored matrix is the transpose of the unpacked one.
     pub transposed: bool,
@@ -23,13 +23,13 @@ pub(super) enum Axis {
     Columns,
 }
 
-/// Order of neighbours in a word.
+/// Order of the elements in a word.
 const PLAIN: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
-/// The same in a word of AWQ.
+/// Order of the elements in a word of AWQ.
 const INTERLEAVED: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 impl Packing {
-    /// Returns the shape of the words of a matrix `[rows, columns]`.
+    /// Returns the shape in words of a matrix `[rows, columns]`.
     pub fn stored(self, [rows, columns]: [u64; 2]) -> [u64; 2] {
         let [rows, columns] = match self.transposed {
             true => [columns, rows],
@@ -42,10 +42,10 @@ impl Packing {
         }
     }
 
-    /// Unpacks the words of a matrix `[rows, columns]`, little-endian. Integers beyond its sizes are ignored.
+    /// Unpacks the little-endian words of a matrix `[rows, columns]`. Integers beyond these sizes are ignored.
     ///
     /// # Panics
-    /// Panics if the bytes are not those of a matrix of the [`stored`](Self::stored) shape.
+    /// Panics if `words` does not have the [`stored`](Self::stored) shape.
     pub fn unpack(self, name: &str, words: &[u8], [rows, columns]: [usize; 2]) -> Result<Vec<u8>> {
         let [height, width] = self
             .stored([rows as u64, columns as u64])
@@ -60,7 +60,7 @@ impl Packing {
             false => PLAIN,
         };
         let mask = u32::MAX >> (32 - self.bits.count());
-        // Distances of neighbours in the unpacked matrix, along the axes of the stored one.
+        // Strides of the unpacked matrix along the axes of the stored one.
         let (down, along) = match self.transposed {
             true => (1, columns),
             false => (columns, 1),
@@ -114,7 +114,7 @@ mod tests {
         ] {
             for axis in [Axis::Rows, Axis::Columns] {
                 for transposed in [false, true] {
-                    // More rows than a tile has words, and sizes that fill no word.
+                    // Sizes beyond one tile, and sizes that are not a multiple of a word.
                     for [rows, columns] in [[3, 5], [8, 16], [67, 9], [7, 601]] {
                         let packing = Packing {
                             bits,
@@ -129,7 +129,7 @@ mod tests {
         }
     }
 
-    /// Packs by the definition, with a word addressed by the place of each integer.
+    /// Packs by definition: computes the word of each integer from its position.
     fn check(packing: Packing, [rows, columns]: [usize; 2]) {
         let n = packing.bits.per_word() as usize;
         let width = packing.bits.count() as usize;

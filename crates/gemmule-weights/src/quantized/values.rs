@@ -1,4 +1,4 @@
-//! A quantized matrix in memory, and the real numbers that it represents.
+//! A quantized matrix in memory, and its dequantization.
 
 use super::error::{QuantizedError, Result};
 
@@ -10,14 +10,14 @@ pub struct Quantized {
     pub rows: usize,
     pub columns: usize,
     pub values: Values,
-    /// Scales in row-major order: a row for each `block_rows` rows of the matrix, and a column for each group of columns.
+    /// Scales in row-major order. There is a row for every `block_rows` rows of the matrix, and a column for each group of columns.
     pub scales: Vec<f32>,
-    /// Rows that share a row of `scales`.
+    /// Number of rows that share a row of `scales`.
     pub block_rows: usize,
     pub columns_by_group: Groups,
 }
 
-/// Codes in row-major order, one in a byte.
+/// Codes in row-major order, one per byte.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Values {
     E4M3(Vec<u8>),
@@ -29,7 +29,7 @@ pub enum Values {
 pub enum Zeros {
     /// The same for all groups.
     One(u16),
-    /// One for each scale, in the same order.
+    /// One zero point per scale, in the same order.
     Each(Vec<u16>),
 }
 
@@ -43,7 +43,7 @@ impl Zeros {
     }
 }
 
-/// Assignment of columns to columns of the scales.
+/// Assignment of columns to groups, which are the columns of the scales.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Groups {
     /// Runs of this many columns.
@@ -58,10 +58,10 @@ impl Quantized {
         self.scales.len() / self.rows.div_ceil(self.block_rows)
     }
 
-    /// Writes the real numbers of a row.
+    /// Writes the dequantized values of a row.
     ///
     /// # Panics
-    /// Panics if the row does not exist, or `out` is not of `columns` elements.
+    /// Panics if the row does not exist, or if `out` does not have `columns` elements.
     pub fn row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.columns);
         let n_groups = self.n_groups();
@@ -109,7 +109,7 @@ impl Quantized {
         }
     }
 
-    /// Returns all real numbers in row-major order. `name` is that of the matrix, for messages.
+    /// Returns all dequantized values in row-major order. `name` is the name of the matrix in messages.
     ///
     /// # Errors
     /// Returns [`QuantizedError::Memory`].
@@ -124,7 +124,7 @@ impl Quantized {
     }
 }
 
-/// Returns the difference of a code and a zero point, which both have at most 9 bits.
+/// Returns the difference of a code and a zero point, both of which have at most 9 bits.
 fn difference(code: u8, zero: u16) -> i16 {
     i16::from(code) - zero as i16
 }

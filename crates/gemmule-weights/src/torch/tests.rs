@@ -1,11 +1,11 @@
-//! Archives written by hand. The files of PyTorch itself are read in gemmule's `tests/models/torch.rs`.
+//! Tests with handwritten archives. gemmule's `tests/models/torch.rs` reads files written by PyTorch.
 
 use std::io::Write;
 
 use super::{Tensor, TorchError, open};
 use crate::Element;
 
-/// Writes an archive of `(name, contents)`.
+/// Writes an archive with entries `(name, contents)`.
 fn written(entries: &[(&str, &[u8])]) -> Vec<u8> {
     let mut archive = rawzip::ZipArchiveWriter::new(Vec::new());
     for (name, contents) in entries {
@@ -28,7 +28,7 @@ fn of_bytes(bytes: &[u8]) -> Result<Vec<(String, Tensor)>, TorchError> {
     Ok(open(&file)?.into_iter().collect())
 }
 
-/// The instructions of a dictionary with one tensor `w` of f32, with these sizes, strides and offset, in a storage of `n` elements.
+/// Returns a pickle of a dictionary with one f32 tensor `w`, with these sizes, strides and offset, in a storage of `n` elements.
 fn pickled(n: u8, offset: u8, dims: &[u8], strides: &[u8]) -> Vec<u8> {
     let mut pickle =
         b"\x80\x02}q\x00X\x01\x00\x00\x00wctorch._utils\n_rebuild_tensor_v2\n(".to_vec();
@@ -130,20 +130,20 @@ fn views_that_leave_their_storage_are_refused() {
         with_views(-1, &[6], &[1]),
         "the tensor `w`: its offset is -1; expected at least 0"
     );
-    // One element that is repeated without end.
+    // A single element, repeated by a stride of 0.
     assert_eq!(
         with_views(0, &[1 << 20, 1 << 20], &[0, 0]),
         "the tensor `w`: it is a view of sizes [1048576, 1048576] and strides [0, 0], which takes 4398046511104 bytes to gather, above the limit of 1073741824; save it with Tensor.contiguous()"
     );
 }
 
-/// Appends the instruction for an integer.
+/// Appends the opcode for an integer.
 fn integer(pickle: &mut Vec<u8>, n: i64) {
     pickle.extend([0x8a, 8]);
     pickle.extend(n.to_le_bytes());
 }
 
-/// Returns the instructions for the storage `0` of a class with `n` elements.
+/// Returns the opcodes for storage `0`, of a class, with `n` elements.
 fn storage(class: &[u8], n: i64) -> Vec<u8> {
     let mut pickle = b"(X\x07\x00\x00\x00storage".to_vec();
     pickle.extend(class);
@@ -163,7 +163,7 @@ fn views_of_any_strides_are_gathered() {
         let n = (tensor.bytes.end - tensor.bytes.start) as usize;
         let mut out = Vec::new();
         tensor.gather(&span[..n], &mut out);
-        // An element is known by its first byte.
+        // The first byte identifies an element.
         let first = |element: &[u8; 4]| element[0] / 4;
         out.as_chunks::<4>()
             .0
@@ -193,7 +193,7 @@ fn types_that_only_newer_files_have_are_named() {
     assert_eq!(found[0].1.bytes.end - found[0].1.bytes.start, 4);
     let found = typed(b"ctorch\nbfloat16\n", 24).expect("it is valid");
     assert_eq!(found[0].1.element, Element::BF16);
-    // The number of elements of a storage of bytes is that of its bytes.
+    // For a storage of bytes, the number of elements is the number of bytes.
     let short = typed(b"ctorch\nfloat32\n", 16).expect_err("it is refused");
     assert_eq!(
         short.to_string(),
@@ -283,7 +283,7 @@ fn other_functions_and_instructions_are_refused_by_name() {
 
 #[test]
 fn nesting_cycles_and_copies_are_bounded() {
-    // Tuples within tuples, a list that contains itself, and a value that is recalled without end.
+    // Nested tuples, a list that contains itself, and a value that is recalled again and again.
     let mut nested = b"\x80\x02)".to_vec();
     nested.extend(std::iter::repeat_n(0x85, 1 << 20));
     nested.push(b'.');
@@ -298,7 +298,7 @@ fn nesting_cycles_and_copies_are_bounded() {
         large
     );
     assert_eq!(refused(b"\x80\x02}r\xff\xff\xff\xff."), large);
-    // A large tuple or list that is copied by each of many calls.
+    // Many calls that each copy a large tuple or list.
     for (function, open, close, item) in [
         (&b"ctorch\nSize\n"[..], &b"("[..], b't', b'N'),
         (b"ccollections\nOrderedDict\n", b"](", b'e', b'0'),
@@ -327,7 +327,7 @@ fn nesting_cycles_and_copies_are_bounded() {
         refused(long),
         "the pickle has a text of 4294967295 bytes, above the limit of 1048576; expected a dictionary of tensors"
     );
-    // Names in messages are short and have no control characters.
+    // Names in messages are truncated and have no control characters.
     let mut named = b"\x80\x02X\x00\x04\x00\x00\x1b[31m".to_vec();
     named.extend([b'a'; 1024 - 5]);
     named.extend(b"X\x01\x00\x00\x00b\x93.");

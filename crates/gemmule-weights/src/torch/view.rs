@@ -1,10 +1,10 @@
-//! Views of storages: where the elements of a tensor are in the file.
+//! Views of storages: the position of a tensor's elements in the file.
 
 use std::ops::Range;
 
 use crate::{Element, pickle::View};
 
-/// Maximum size in bytes of a tensor that is not stored in row-major order, and of the range of the file that it is gathered from.
+/// Maximum size in bytes of a tensor that is not in row-major order, and of the file range from which it is gathered.
 const MAX_GATHERED: u64 = 1 << 30;
 
 /// A tensor of a file.
@@ -12,9 +12,9 @@ const MAX_GATHERED: u64 = 1 << 30;
 pub struct Tensor {
     pub element: Element,
     pub dims: Vec<u64>,
-    /// Range of the file from the first byte of its elements to the last one.
+    /// Range of the file from the first byte of the tensor's elements to the last.
     pub bytes: Range<u64>,
-    /// Distance in elements between neighbours along each dimension; `None` for row-major order without gaps.
+    /// Strides in elements; `None` for row-major order without gaps.
     pub(super) strides: Option<Vec<u64>>,
 }
 
@@ -24,10 +24,10 @@ impl Tensor {
         self.strides.is_none()
     }
 
-    /// Appends the elements in row-major order to `out`. `span` is the contents of the range `bytes` of the file.
+    /// Appends the elements in row-major order to `out`. `span` contains the bytes of the file range `bytes`.
     ///
     /// # Panics
-    /// Panics if `span` is not as long as the range.
+    /// Panics if `span` does not have the length of `bytes`.
     pub fn gather(&self, span: &[u8], out: &mut Vec<u8>) {
         assert_eq!(span.len() as u64, self.bytes.end - self.bytes.start);
         let Some(strides) = &self.strides else {
@@ -60,7 +60,7 @@ fn gather<const N: usize>(span: &[u8], dims: &[u64], strides: &[u64], out: &mut 
 }
 
 impl Tensor {
-    /// Returns the tensor of a view. `storage` is the range of its storage in the file.
+    /// Returns the tensor for a view. `storage` is the file range of the view's storage.
     pub(super) fn place(view: &View, storage: &Range<u64>) -> Result<Self, String> {
         let View {
             element,
@@ -84,7 +84,7 @@ impl Tensor {
                 strides.len()
             ));
         }
-        // The number of elements of a storage of bytes is that of bytes.
+        // For a storage of bytes, the number of elements is the number of bytes.
         let (unit, n) = match view.storage.element {
             Some(_) => (bytes, size("number of stored elements", view.storage.n)?),
             None => (1, size("number of stored bytes", view.storage.n)?),
@@ -120,7 +120,7 @@ impl Tensor {
             ));
         }
         is_row_major |= elements == 0;
-        // The range is within the storage, but a stride of 0 repeats elements.
+        // The range is within the storage, but a stride of 0 repeats elements, so the tensor may be larger.
         let size = elements.checked_mul(bytes).ok_or_else(too_large)?;
         if !is_row_major && size.max(span * bytes) > MAX_GATHERED {
             return Err(format!(

@@ -2,23 +2,23 @@
 
 use super::super::Tensor;
 
-/// Difference between a tensor as it is published and as it is stored.
+/// Difference between the published and the stored form of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrangement {
     None,
-    /// The stored tensor is one more than the published one.
+    /// Each stored value is the published value plus one.
     MinusOne,
     /// The stored matrix is the transpose of the published one.
     Transposed,
-    /// Rotary embeddings rotate pairs of neighbouring rows of a head in the stored tensor, and pairs from both halves
-    /// of the head in the published one.
+    /// Rotary embeddings rotate pairs of rows within a head. A pair consists of neighbouring rows in the stored tensor, and of rows from
+    /// both halves of the head in the published tensor.
     Halves {
         heads: u64,
     },
 }
 
 impl Arrangement {
-    /// Returns the sizes of the published tensor. The error describes the sizes expected of the stored one.
+    /// Returns the sizes of the published tensor. The error describes the expected sizes of the stored tensor.
     pub(super) fn dims(self, stored: &[u64]) -> Result<Vec<u64>, String> {
         match self {
             Self::None | Self::MinusOne => Ok(stored.to_vec()),
@@ -35,9 +35,9 @@ impl Arrangement {
         }
     }
 
-    /// Returns the published positions of rows that are read in the order of the file.
+    /// Returns a writer that puts rows, read in the order of the file, at their published positions in `out`.
     pub(super) fn place<'o, T>(self, tensor: &Tensor, out: &'o mut [T]) -> Placed<'o, T> {
-        // A vector of biases is permuted by elements.
+        // A bias vector is permuted element by element.
         let (rows, row) = match (self, tensor.dims.as_slice()) {
             (Self::Halves { .. }, &[rows]) => (rows, 1),
             (_, dims) => (dims.iter().rev().skip(1).product(), tensor.row()),
@@ -52,18 +52,18 @@ impl Arrangement {
     }
 }
 
-/// Published positions of the rows of a tensor. In a tensor of one dimension, each element is a row.
+/// Writer that puts the rows of a tensor at their published positions. In a tensor of one dimension, each element may be a row.
 pub(super) struct Placed<'o, T> {
     arrangement: Arrangement,
     rows: usize,
-    /// Number of elements of a row that is placed.
+    /// Number of elements that are placed together.
     row: usize,
     next: usize,
     out: &'o mut [T],
 }
 
 impl<T: Copy> Placed<'_, T> {
-    /// Returns the place of the next row; `None` if its elements have separate places.
+    /// Returns the position of the next row; `None` if its elements do not stay together.
     pub(super) fn next_row(&mut self) -> Option<&mut [T]> {
         let at = match self.arrangement {
             Arrangement::None | Arrangement::MinusOne => self.next,
@@ -75,7 +75,7 @@ impl<T: Copy> Placed<'_, T> {
         self.out.get_mut(at * self.row..(at + 1) * self.row)
     }
 
-    /// Places the elements of the next row separately.
+    /// Places each element of the next row separately.
     pub(super) fn next_column(&mut self, elements: &[T]) {
         match self.arrangement {
             Arrangement::Halves { heads } => {
@@ -94,7 +94,7 @@ impl<T: Copy> Placed<'_, T> {
         }
     }
 
-    /// Returns the published place of a stored row of a tensor of a number of heads.
+    /// Returns the published position of a stored row in a tensor of `heads` heads.
     fn published(&self, stored: usize, heads: u64) -> usize {
         let head = self.rows / heads as usize;
         let (first, i) = (stored / head * head, stored % head);

@@ -10,7 +10,7 @@ use super::{
     wrong_key, wrong_tensor,
 };
 
-/// Settings that would change results and that no supported architecture has.
+/// Settings that change results and that no supported architecture has.
 const UNREAD: [&str; 10] = [
     "expert_count",
     "logit_scale",
@@ -23,11 +23,11 @@ const UNREAD: [&str; 10] = [
     "attn_logit_softcapping",
     "rope.dimension_sections",
 ];
-/// Base of the rotary frequencies in files that name none.
+/// Default base of the rotary frequencies.
 const THETA: f64 = 10000.0;
-/// Gemma 3: every sixth layer attends to all tokens, in files that name no other number.
+/// Gemma 3: by default, every sixth layer attends to all tokens.
 const PATTERN: u64 = 6;
-/// Gemma 3: number of layers of the largest model, which scales queries by the width of the model.
+/// Gemma 3: number of layers of the largest model. This model scales queries by its width.
 const LAYERS_OF_27B: u64 = 62;
 
 /// Numbers that all architectures have.
@@ -128,7 +128,7 @@ fn head(settings: &Settings<'_>, sizes: &Sizes) -> Result<u64> {
     Ok(head)
 }
 
-/// Returns the config.json of a decoder with rotary embeddings.
+/// Returns the config.json of a decoder with rotary positions.
 fn rotary(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
     let head = head(settings, sizes)?;
     let kv_heads = settings
@@ -161,7 +161,7 @@ fn rotary(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
     if let Some(scaling) = rope::scaling(settings, theta, rotated, sizes.positions)? {
         config["rope_scaling"] = scaling;
     }
-    // Other models have biases in some parts only, which no key states.
+    // Biases in only some parts of a model cannot be expressed by a key, so check that no other model has biases.
     if !["qwen2", "phi3"].contains(&settings.architecture.name) {
         let attention = ["attn_q", "attn_k", "attn_v", "attn_output"];
         config["attention_bias"] = biases(settings, &attention)?.into();
@@ -200,7 +200,7 @@ fn decoder(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
     Ok(config)
 }
 
-/// Returns whether parts of the first layer have biases: all or none.
+/// Returns whether the given parts of the first layer have biases. Either all or none of them must have one.
 fn biases(settings: &Settings<'_>, parts: &[&str]) -> Result<bool> {
     let name = |part: &str| format!("blk.0.{part}.bias");
     let has = |part: &&&str| settings.has(&name(part));
@@ -228,7 +228,7 @@ fn gemma3(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
     config["hidden_activation"] = "gelu_pytorch_tanh".into();
     let local = settings.real("rope.freq_base_swa")?.unwrap_or(THETA);
     config["rope_local_base_freq"] = local.into();
-    // No key of a file has the number, and llama.cpp selects it like this.
+    // No key of a GGUF file has this number. Like llama.cpp, derive it from the number of layers.
     config["query_pre_attn_scalar"] = match sizes.layers {
         LAYERS_OF_27B => (sizes.hidden / sizes.heads).into(),
         _ => config["head_dim"].clone(),
@@ -268,7 +268,7 @@ fn gemma3(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
     Ok(config)
 }
 
-/// Returns for each layer of Gemma 3 whether it attends to a window of tokens.
+/// Returns for each layer of Gemma 3 whether its attention is limited to a window.
 fn local_layers(settings: &Settings<'_>, layers: u64) -> Result<Vec<bool>> {
     const KEY: &str = "attention.sliding_window_pattern";
     let key = settings.key(KEY);
@@ -309,7 +309,7 @@ fn gpt2(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
     }))
 }
 
-/// Checks that the tokenizer is BERT's, since related models have the same architecture name.
+/// Checks that the tokenizer is BERT's, because related models use the same architecture name.
 fn check_bert(settings: &Settings<'_>) -> Result<()> {
     const KEY: &str = "tokenizer.ggml.model";
     let unsupported = |problem: String| Err(GgufProblem::Unsupported { problem });
@@ -348,7 +348,7 @@ fn bert(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
     }))
 }
 
-/// Returns the config.json of nomic-embed-text, with the keys of its published code.
+/// Returns the config.json of nomic-embed-text, with the keys of the published model code.
 fn nomic_bert(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
     check_bert(settings)?;
     Ok(json!({

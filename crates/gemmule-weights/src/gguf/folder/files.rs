@@ -1,4 +1,4 @@
-//! The JSON files of a folder, by name.
+//! JSON files of the folder.
 
 use serde_json::{Value as Json, json};
 
@@ -6,7 +6,7 @@ use super::{super::GgufError, Folder};
 
 const MODULES: &str = "modules.json";
 const POOLING: &str = "1_Pooling/config.json";
-/// Folders of the linear layers after the pooling, and their weights.
+/// Folders of the linear layers after pooling, and the names of their weights.
 const DENSE: [(&str, &str); 2] = [
     ("2_Dense", "2_Dense/linear.weight"),
     ("3_Dense", "3_Dense/linear.weight"),
@@ -16,7 +16,7 @@ impl Folder {
     /// Returns the contents of a JSON file; `None` if the folder has no file of this name.
     ///
     /// The folder has config.json, generation_config.json, tokenizer.json and tokenizer_config.json. If the metadata names a kind of
-    /// pooling, it also has the files of sentence-transformers. They normalise embeddings, as llama.cpp does.
+    /// pooling, it also has the files of sentence-transformers, which normalise embeddings like llama.cpp.
     ///
     /// # Errors
     /// Returns an error if metadata is missing, unsupported or damaged.
@@ -32,7 +32,7 @@ impl Folder {
         }
     }
 
-    /// Returns modules.json: the model, the pooling, linear layers if the file has any, and the normalisation.
+    /// Returns modules.json: the model, the pooling, linear layers if the file has any, and normalisation.
     fn modules(&self) -> Json {
         let dense = DENSE.iter().filter(|(_, weight)| self.has(weight));
         let dense = dense.map(|&(folder, _)| (folder, "Dense"));
@@ -47,7 +47,7 @@ impl Folder {
         .collect()
     }
 
-    /// Returns the settings of a linear layer after the pooling.
+    /// Returns the settings of a linear layer after pooling.
     fn dense_config(&self, name: &str) -> Option<Json> {
         let folder = name.strip_suffix("/config.json")?;
         let (_, weight) = DENSE.iter().find(|&&(known, _)| known == folder)?;

@@ -9,7 +9,7 @@ use super::{
     shown, wrong_key, wrong_tensor,
 };
 
-/// Group of architectures whose config.json has the same keys.
+/// Architectures whose config.json files have the same keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     /// Llama and its relatives.
@@ -29,11 +29,11 @@ pub(super) struct Architecture {
     pub model_type: &'static str,
     pub class: &'static str,
     pub family: Family,
-    /// Names of tensors outside the layers, without `.weight` and `.bias`: stored and published.
+    /// Stored and published names of the tensors outside the layers, without `.weight` and `.bias`.
     outside: &'static [(&'static str, &'static str)],
-    /// Published name before the number of a layer.
+    /// Published prefix of the names of a layer's tensors, before the layer number.
     layers: &'static str,
-    /// Names of the tensors of a layer.
+    /// Stored and published names of the tensors of a layer.
     inside: &'static [(&'static str, &'static str)],
 }
 
@@ -200,7 +200,7 @@ const ARCHITECTURES: [Architecture; 11] = [
         outside: &[
             ("token_embd", "embed_tokens"),
             ("output_norm", "norm"),
-            // Layers of sentence-transformers, in folders of their own.
+            // Linear layers of sentence-transformers, which have separate folders.
             ("dense_2", "2_Dense/linear"),
             ("dense_3", "3_Dense/linear"),
         ],
@@ -263,7 +263,7 @@ impl Architecture {
     }
 }
 
-/// Returns whether a tensor is part of config.json.
+/// Returns whether the information of a tensor is published in config.json.
 fn is_setting(architecture: &Architecture, name: &str) -> bool {
     match architecture.name {
         "llama" => name == "rope_freqs.weight",
@@ -272,7 +272,7 @@ fn is_setting(architecture: &Architecture, name: &str) -> bool {
     }
 }
 
-/// Returns all tensors by their published names.
+/// Returns all tensors under their published names.
 pub(super) fn weights(settings: &Settings<'_>) -> Result<BTreeMap<String, Weight>> {
     let architecture = settings.architecture;
     let heads = settings.count("attention.head_count")?;
@@ -322,7 +322,7 @@ pub(super) fn weights(settings: &Settings<'_>) -> Result<BTreeMap<String, Weight
     Ok(weights)
 }
 
-/// A published name, and the parts of the stored one.
+/// A published name, and the components of the stored name.
 struct Published<'n> {
     name: String,
     part: &'n str,
@@ -354,7 +354,7 @@ fn published<'n>(
     };
     let (index, part) = inside.split_once('.')?;
     let number: u64 = index.parse().ok()?;
-    // Refuse other spellings of the number, such as leading zeros.
+    // Refuse layer numbers that are spelled differently, such as with leading zeros.
     if number >= layers || number.to_string() != index {
         return None;
     }
@@ -363,7 +363,7 @@ fn published<'n>(
     Some(Published { name, part, ending })
 }
 
-/// Checks that a number of layers is possible.
+/// Checks that the number of layers is plausible.
 pub(super) fn check_layers(settings: &Settings<'_>, layers: u64) -> Result<()> {
     let tensors = settings.gguf.tensors().len();
     match layers <= tensors as u64 {

@@ -10,13 +10,13 @@ use super::{
     shown, wrong_key, wrong_tensor,
 };
 
-/// Scaling of Llama 3.1 and later, of which a file has only the resulting factors: `low_freq_factor`, `high_freq_factor` and
-/// `original_max_position_embeddings`. The converter of llama.cpp uses the same numbers for all models that name no others.
+/// Scaling of Llama 3.1 and later: `low_freq_factor`, `high_freq_factor` and `original_max_position_embeddings`. A GGUF file contains only
+/// the resulting factors. llama.cpp's converter uses these numbers for all models that do not specify them.
 const LLAMA3: (f64, f64, f64) = (1.0, 4.0, 8192.0);
-/// Maximum relative difference between factors that are stored as f32 and computed.
+/// Maximum relative difference between factors stored as f32 and computed factors.
 const TOLERANCE: f64 = 1e-4;
 
-/// Returns the value of `rope_scaling`; `None` if positions are not scaled. `head` is the number of rotated columns of a head.
+/// Returns the value of `rope_scaling`; `None` if positions are not scaled. `head` is the number of rotated columns per head.
 pub(super) fn scaling(
     settings: &Settings<'_>,
     theta: f64,
@@ -81,7 +81,7 @@ fn yarn(settings: &Settings<'_>, factor: f64) -> Result<Json> {
             scaling[published] = value.into();
         }
     }
-    // llama.cpp multiplies the factor that follows from the scaling.
+    // llama.cpp multiplies this factor by the one that results from the scaling.
     if let Some(attention) = settings
         .real("rope.scaling.attn_factor")?
         .filter(|&x| x != 1.0)
@@ -91,7 +91,7 @@ fn yarn(settings: &Settings<'_>, factor: f64) -> Result<Json> {
     Ok(scaling)
 }
 
-/// Returns the factors of a tensor with one for each pair of rotated columns.
+/// Returns the factors in a tensor, one for each pair of rotated columns.
 fn factors(settings: &Settings<'_>, name: &str, head: u64) -> Result<Vec<f32>> {
     let tensor = settings
         .gguf

@@ -6,7 +6,7 @@ use super::{
     wrong_key,
 };
 
-/// The metadata of a file, by keys without the name of the architecture.
+/// The metadata of a file. Keys are given without the prefix of the architecture.
 #[derive(Clone, Copy)]
 pub(super) struct Settings<'g> {
     pub gguf: &'g Gguf,
@@ -14,7 +14,7 @@ pub(super) struct Settings<'g> {
 }
 
 impl<'g> Settings<'g> {
-    /// Returns a key with the name of the architecture.
+    /// Returns a key with the architecture's prefix.
     pub(super) fn key(&self, key: &str) -> String {
         format!("{}.{key}", self.architecture.name)
     }
@@ -51,7 +51,7 @@ impl<'g> Settings<'g> {
         self.gguf.value(&self.key(key), "a string", Value::as_str)
     }
 
-    /// Returns an integer that must be there and more than 0.
+    /// Returns an integer that must exist and be positive.
     pub(super) fn count(&self, key: &str) -> Result<u64> {
         match self.integer(key)? {
             Some(0) => Err(wrong_key(&self.key(key), "it is 0; expected at least 1")),
@@ -67,7 +67,7 @@ impl<'g> Settings<'g> {
         }
     }
 
-    /// Returns a real number that must be there.
+    /// Returns a real number that must exist.
     pub(super) fn number(&self, key: &str) -> Result<f64> {
         self.real(key)?.ok_or_else(|| GgufProblem::NoKey {
             key: self.key(key),
@@ -80,7 +80,7 @@ impl<'g> Settings<'g> {
         self.gguf.tensor(tensor).is_some()
     }
 
-    /// Returns the number of rows of a tensor that must be there.
+    /// Returns the number of rows of a tensor that must exist.
     pub(super) fn rows(&self, tensor: &str) -> Result<u64> {
         let found = self.gguf.tensor(tensor);
         match found.map(|tensor| tensor.dims.as_slice()) {
@@ -97,7 +97,7 @@ impl<'g> Settings<'g> {
     }
 }
 
-/// Returns the number with the shortest decimal form that is this f32: 1e-5 rather than 9.99999974737875e-6.
+/// Returns the number with the shortest decimal form that rounds to this f32: 1e-5 rather than 9.99999974737875e-6.
 pub(super) fn decimal(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(f64::from(x))
 }

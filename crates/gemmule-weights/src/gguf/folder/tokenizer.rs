@@ -15,7 +15,7 @@ use vocabulary::{Kind, Vocabulary};
 
 /// Supported kinds of tokenizers.
 const MODELS: &str = "bert, gpt2 or llama";
-/// Tokens that end a text or a turn. llama.cpp stops at them in files that name no end tokens.
+/// Tokens that end a text or a turn. llama.cpp stops at them if a file names no end tokens.
 const ENDINGS: [&str; 9] = [
     "<|eot_id|>",
     "<|eom_id|>",
@@ -28,7 +28,7 @@ const ENDINGS: [&str; 9] = [
     "_<EOT>",
 ];
 
-/// Special tokens of Phi-3 that do not take the spaces after them.
+/// Special tokens of Phi-3 that do not include the spaces after them.
 const PHI3_PLAIN: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
 fn problem(problem: impl Into<String>) -> GgufProblem {
@@ -69,8 +69,8 @@ pub(super) fn tokenizer(settings: &Settings<'_>) -> Result<Json> {
     Ok(tokenizer)
 }
 
-/// Returns the tokens that are found in a text before it is split. Phi-3's include the spaces after them, which no key
-/// of a file states.
+/// Returns the tokens that are matched before a text is split. Tokens of Phi-3 include the spaces after them, which no key of a GGUF file
+/// states.
 fn added_tokens(vocabulary: &Vocabulary<'_>, is_phi3: bool) -> Json {
     let added = vocabulary.tokens.iter().zip(&vocabulary.kinds).enumerate();
     added
@@ -127,7 +127,7 @@ pub(super) fn tokenizer_config(settings: &Settings<'_>) -> Result<Json> {
     Ok(config.into())
 }
 
-/// Returns the template of conversations: a text, or a list of objects if there are several.
+/// Returns the chat template as a string, or a list of objects if there are several templates.
 fn chat_template(settings: &Settings<'_>) -> Result<Option<Json>> {
     const KEY: &str = "tokenizer.chat_template";
     let gguf = settings.gguf;

@@ -1,4 +1,4 @@
-//! Small models of each architecture against the settings and tensors that transformers has.
+//! Compares small models of each architecture with the settings and tensors of transformers.
 
 use serde_json::{Value as Json, json};
 
@@ -133,7 +133,7 @@ fn files_are_those_of_sentence_transformers() {
     assert_eq!(json("bert", "modules.json"), Some(expected));
 }
 
-/// Returns the error for a file in which one text is replaced by another one of the same length.
+/// Returns the error for a copy of a file in which a string is replaced by another one of the same length.
 #[track_caller]
 fn error_with(model: &str, from: &str, to: &str) -> String {
     assert_eq!(from.len(), to.len());

@@ -3,7 +3,7 @@
 use super::{error_of, fixture, open_bytes};
 use crate::gguf::folder::Folder;
 
-/// Writes the parts of a header.
+/// Writes the parts of a GGUF header.
 #[derive(Default)]
 struct Writer(Vec<u8>);
 
@@ -30,7 +30,7 @@ impl Writer {
         self
     }
 
-    /// Writes an entry of the list of tensors.
+    /// Writes an entry of the tensor list.
     fn tensor(&mut self, name: &str, dims: &[u64], kind: u32, offset: u64) -> &mut Self {
         self.text(name).u32(dims.len() as u32);
         for &dim in dims {
@@ -39,7 +39,7 @@ impl Writer {
         self.u32(kind).u64(offset)
     }
 
-    /// Pads to the alignment, and adds bytes of tensors.
+    /// Pads to the alignment, and appends the tensor data.
     fn error(&mut self, tensors: usize) -> String {
         let len = self.0.len().next_multiple_of(32) + tensors;
         self.0.resize(len, 0);
@@ -233,7 +233,7 @@ fn bounds_the_ways_to_make_up_tokens() {
     for key in ["unknown_token_id", "bos_token_id"] {
         writer.text(&format!("tokenizer.ggml.{key}")).u32(4).u32(0);
     }
-    // Each token is made up of two others wherever it is split.
+    // Each token can be formed from two others at any split position.
     writer.text("tokenizer.ggml.tokens").u32(9).u32(8).u64(1024);
     for len in 1..=1024 {
         writer.text(&"a".repeat(len));

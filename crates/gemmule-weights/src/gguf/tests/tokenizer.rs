@@ -1,4 +1,4 @@
-//! Tokenizers of files against the numbers of tokens that their originals give.
+//! Compares the tokenizers of GGUF files with the token ids of the original tokenizers.
 
 use std::str::FromStr;
 
@@ -42,7 +42,7 @@ fn tokens_are_those_of_the_original_tokenizers() {
         let tokenizer = tokenizer(&folder);
         let mut compared = 0;
         for (text, ids) in &expected {
-            // The original has no answer to some.
+            // The original returned no ids for some texts.
             if ids.is_empty() && !text.is_empty() {
                 continue;
             }
@@ -124,7 +124,7 @@ fn special_tokens_and_templates_are_settings() {
     );
     let generation = folder("llama").generation_config().expect("settings");
     assert_eq!(generation, json!({"bos_token_id": 1, "eos_token_id": 2}));
-    // The file has three templates, and three tokens that end a text.
+    // The file has three templates and three end tokens.
     let templates = folder("templates");
     assert_eq!(
         templates.tokenizer_config().expect("settings")["chat_template"],
@@ -151,7 +151,7 @@ fn tokens_of_phi_3_take_the_spaces_after_them() {
     assert_eq!(strips, ["</s>", "<|user|>"]);
 }
 
-/// Returns the error for a file in which one text is replaced by another one of the same length.
+/// Returns the error for a copy of a file in which a string is replaced by another one of the same length.
 fn error_with(name: &str, from: &[u8], to: &[u8]) -> String {
     assert_eq!(from.len(), to.len());
     let mut bytes = std::fs::read(fixture(&format!("tokenizer-{name}.gguf"))).expect("a file");
@@ -164,7 +164,7 @@ fn error_with(name: &str, from: &[u8], to: &[u8]) -> String {
     error.to_string()
 }
 
-/// Returns the bytes of a text after its length, as files have them.
+/// Encodes a string as in GGUF files: its length, then its bytes.
 fn text(text: &str) -> Vec<u8> {
     let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
     bytes.extend(text.as_bytes());
@@ -266,7 +266,7 @@ fn refuses_unknown_tokenizers_by_name() {
 fn no_damaged_tokenizer_panics() {
     for name in ["gpt-2", "llama", "bert", "templates"] {
         let bytes = std::fs::read(fixture(&format!("tokenizer-{name}.gguf"))).expect("a file");
-        // The last part is the table of the model.
+        // Leave out the second half of the file, which contains the embedding table.
         for at in (0..bytes.len() / 2).step_by(7) {
             let mut bytes = bytes.clone();
             bytes[at] ^= 0x15;

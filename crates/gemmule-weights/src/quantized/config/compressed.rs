@@ -1,4 +1,4 @@
-//! The configuration of compressed-tensors: groups of modules, each with the scheme of its weights.
+//! The configuration of compressed-tensors: groups of modules, each with the quantization scheme of its weights.
 
 use super::{
     super::{
@@ -26,7 +26,7 @@ pub(super) fn parse(mut keys: Keys) -> Result<Config> {
     }
     let path = keys.path("format");
     let format = keys.text(&["format"])?;
-    // Each group of a mixture has its own format.
+    // With mixed precision, each group has its own format.
     let format = format.filter(|format| format != "mixed-precision");
     check_format(&path, format.as_deref())?;
     if let Some(mut sparsity) = sparsity {
@@ -96,7 +96,7 @@ fn check_format(path: &str, format: Option<&str>) -> Result<()> {
     }
 }
 
-/// Parses a group, with the text that describes it in the log.
+/// Parses a group. Also returns its description for the log.
 fn group(mut keys: Keys, outer: Option<&str>) -> Result<(Group, String)> {
     let path = keys.path("format");
     let own = keys.text(&["format"])?;

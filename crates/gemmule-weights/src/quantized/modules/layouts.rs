@@ -38,7 +38,7 @@ impl<'t> Module<'t> {
         })
     }
 
-    /// Returns an error if the module has a tensor that the layout does not know.
+    /// Returns an error if the module has a tensor that is not part of the layout.
     pub fn check_parts(&self, layout: &str, known: &[&str]) -> Result<()> {
         let mut parts = self.parts.iter();
         match parts.find(|(part, _)| !known.contains(part)) {
@@ -53,7 +53,7 @@ impl<'t> Module<'t> {
         }
     }
 
-    /// Checks that a tensor is a matrix with elements, and returns its sizes.
+    /// Checks that a tensor is a non-empty matrix, and returns its sizes.
     fn sizes(&self, name: &str, info: &Info) -> Result<[u64; 2]> {
         match info.dims.as_slice() {
             &[rows, columns] if rows > 0 && columns > 0 => Ok([rows, columns]),
@@ -66,7 +66,7 @@ impl<'t> Module<'t> {
         }
     }
 
-    /// Returns the grid of scales and the block of values of each, after checking the shape of the scales.
+    /// Checks the shape of the scales. Returns the shape of their grid and the block of values that shares a scale.
     fn grid(
         &self,
         (name, info): (&str, &Info),
@@ -96,7 +96,7 @@ impl<'t> Module<'t> {
         Ok((grid, block))
     }
 
-    /// Weights in E4M3. Without `scales`, the shape of the scales determines which values share a scale.
+    /// Returns a matrix of weights in E4M3. If `scales` is `None`, the shape of the scale tensor determines which values share a scale.
     pub fn fp8(&self, scale: &str, scales: Option<Scales>) -> Result<Matrix> {
         let (values, info) = self.part(WEIGHT)?;
         check_element(values, info, &[Element::F8E4M3])?;
@@ -115,7 +115,7 @@ impl<'t> Module<'t> {
                 }
             }
         };
-        // Values of E4M3 have no zero points, but may be stored with zeros.
+        // E4M3 values have no zero points, but some files contain zero points that are all 0.
         let zeros = match self.find(ZERO_POINT) {
             None => ZeroPoints::One(0),
             Some((name, info)) => {
@@ -144,7 +144,7 @@ impl<'t> Module<'t> {
         format!("{}.{WEIGHT}", self.module)
     }
 
-    /// Integers of 8 bits in `weight`.
+    /// Returns a matrix of 8-bit integers, stored in `weight`.
     pub fn int8(&self, scales: Scales, symmetric: bool) -> Result<Matrix> {
         self.check_parts("int8", &[WEIGHT, SCALE, ZERO_POINT])?;
         let (values, info) = self.part(WEIGHT)?;
@@ -167,7 +167,7 @@ impl<'t> Module<'t> {
         })
     }
 
-    /// Zero points of signed integers in the shape of the scales.
+    /// Returns the zero points of signed integers, which have the shape of the scales.
     fn zeros_like(&self, scale: &Info, symmetric: bool, zero: u16) -> Result<ZeroPoints> {
         let found = match symmetric {
             true => self.find(ZERO_POINT),
@@ -185,7 +185,7 @@ impl<'t> Module<'t> {
         })
     }
 
-    /// Integers of compressed-tensors in words along the inputs.
+    /// Returns a matrix of integers in the format of compressed-tensors, packed into words along the inputs.
     pub fn packed(
         &self,
         bits: Bits,
@@ -260,7 +260,7 @@ impl<'t> Module<'t> {
         })
     }
 
-    /// Checks the list of the group of each input.
+    /// Checks the tensor that lists the group of each input.
     fn order(&self, (name, info): (&str, &Info), columns: u64) -> Result<String> {
         check_element(name, info, &[Element::I32])?;
         check_dims(name, info, &[&[columns]])?;
@@ -300,7 +300,7 @@ impl<'t> Module<'t> {
         self.transposed(Bits::Four, Axis::Columns, group, false, true)
     }
 
-    /// Weights of GPTQ and AWQ, which are stored as `[inputs, outputs]`: words along `axis`, and zero points along the outputs.
+    /// Returns a matrix of GPTQ or AWQ, stored as `[inputs, outputs]`. Words are packed along `axis`, and zero points along the outputs.
     fn transposed(
         &self,
         bits: Bits,

@@ -1,4 +1,4 @@
-//! The error texts of unsupported configurations.
+//! Tests the errors for unsupported configurations.
 
 use super::*;
 

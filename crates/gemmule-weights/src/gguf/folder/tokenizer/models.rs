@@ -1,4 +1,4 @@
-//! Kinds of tokenizers: byte pair encoding of bytes, of SentencePiece, and WordPiece.
+//! Tokenizer models: byte-level BPE, SentencePiece BPE, and WordPiece.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -9,16 +9,16 @@ use super::{
     vocabulary::{Kind, Vocabulary},
 };
 
-/// Character in the place of a space in tokens of SentencePiece, and before a token of BERT that begins a word.
+/// Character that replaces a space in SentencePiece tokens and marks the start of a word in the stored tokens of BERT.
 const SPACE: char = '▁';
-/// Maximum number of characters of a word that WordPiece splits.
+/// Maximum number of characters of a word; WordPiece treats longer words as unknown.
 const MAX_WORD: u64 = 100;
-/// Maximum number of pairs of tokens that make up a third one. Gemma 3 has half a million.
+/// Maximum number of merges. Gemma 3 has half a million.
 const MAX_MERGES: usize = 4 << 20;
-/// Maximum size of these pairs in bytes.
+/// Maximum size of the merges in bytes.
 const MAX_MERGE_BYTES: usize = 256 << 20;
 
-/// Returns the ids of tokens by their published text. `text` converts the stored text of a token to it.
+/// Maps the published text of each token to its id. `text` converts the stored text to the published one.
 fn vocab(
     vocabulary: &Vocabulary<'_>,
     text: impl Fn(&str, Kind) -> String,
@@ -40,7 +40,7 @@ fn as_stored(token: &str, _: Kind) -> String {
     token.to_owned()
 }
 
-/// Returns a byte pair encoding of bytes, as GPT-2 has.
+/// Returns a byte-level BPE model like that of GPT-2.
 pub(super) fn byte_pairs(vocabulary: &Vocabulary<'_>) -> Result<Json> {
     let before = before(vocabulary)?;
     let mut merges = Vec::new();
@@ -90,7 +90,7 @@ pub(super) fn byte_pairs(vocabulary: &Vocabulary<'_>) -> Result<Json> {
     }))
 }
 
-/// Returns a byte pair encoding of SentencePiece, as Llama and Gemma have. Scores give the order of merges.
+/// Returns a SentencePiece BPE model like those of Llama and Gemma. Scores determine the order of merges.
 pub(super) fn sentencepiece(vocabulary: &Vocabulary<'_>) -> Result<Json> {
     let unknown = vocabulary.need(vocabulary.unknown()?, "token for unknown characters")?;
     let adds_space = vocabulary.adds_space()?;
@@ -131,8 +131,8 @@ pub(super) fn sentencepiece(vocabulary: &Vocabulary<'_>) -> Result<Json> {
     }))
 }
 
-/// Returns all pairs of tokens that make up a third one, highest score first. Gemma's published merges are in the order
-/// of its tokens instead of its scores.
+/// Returns all pairs of tokens that form another token, highest score first. Gemma's published merges are in the order of its tokens
+/// instead.
 fn merges_by_score(vocabulary: &Vocabulary<'_>) -> Result<Vec<Json>> {
     let scores = vocabulary.scores()?;
     let is_gemma = matches!(
@@ -174,14 +174,14 @@ fn merges_by_score(vocabulary: &Vocabulary<'_>) -> Result<Vec<Json>> {
     Ok(merges.into_iter().map(pair).collect())
 }
 
-/// Returns the WordPiece of BERT. A file marks the tokens that begin words, and a published vocabulary the other ones.
+/// Returns the WordPiece model of BERT. In a GGUF file, tokens that begin a word are marked; in a published vocabulary, all other tokens
+/// are.
 pub(super) fn wordpiece(vocabulary: &Vocabulary<'_>) -> Result<Json> {
     let unknown = vocabulary.first_unknown()?;
     let (cls, sep) = (vocabulary.cls()?, vocabulary.sep()?);
     let cls = vocabulary.need(cls, "token that begins a text")?;
     let sep = vocabulary.need(sep, "token that ends a text")?;
-    // A file does not state whether texts are lowercased. A vocabulary for texts that are not has tokens with capital
-    // letters.
+    // A GGUF file does not state whether texts are lowercased. If they are not, the vocabulary has tokens with capital letters.
     let has_capitals = vocabulary
         .tokens
         .iter()

@@ -1,4 +1,4 @@
-//! Parts of tokenizer.json around the model.
+//! Parts of tokenizer.json other than the model.
 
 use serde_json::{Value as Json, json};
 
@@ -8,27 +8,27 @@ use super::{
     vocabulary::Vocabulary,
 };
 
-/// Way in which a byte pair encoding splits texts.
+/// Splitting of texts before byte pair encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Split {
     /// By the expression of GPT-2.
     Gpt2,
-    /// By single digits, then by the expression of GPT-2.
+    /// By single digits, then by the regular expression of GPT-2.
     Digits,
-    /// By expressions, one after the other.
+    /// By several regular expressions in turn.
     Expressions(&'static [&'static str]),
 }
 
-/// Properties of the tokenizers with one value of `tokenizer.ggml.pre`.
+/// Properties of the tokenizers that share a value of `tokenizer.ggml.pre`.
 #[derive(Clone, Copy)]
 struct Pre {
     names: &'static [&'static str],
     split: Split,
-    /// Whether texts are normalised to composed characters.
+    /// Whether texts are normalised to composed characters (NFC).
     composes: bool,
-    /// Whether a part of a text that is itself a token is used without merges.
+    /// Whether a part of the split text that is a token is used without merges.
     ignores_merges: bool,
-    /// Whether a text begins with a token if the file does not state it.
+    /// Whether a text begins with the BOS token by default.
     adds_bos: bool,
 }
 
@@ -36,7 +36,7 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// llama.cpp splits like this if it does not know the tokenizer.
+/// Default of llama.cpp for unknown tokenizers.
 const DEFAULT: &[&str] = &[
     r"[\p{P}\$\+<=>\^~\|]+",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
@@ -125,19 +125,19 @@ fn find(name: &str) -> Option<&'static Pre> {
     PRE.iter().find(|pre| pre.names.contains(&name))
 }
 
-/// Returns whether texts begin with a token if a file does not state it.
+/// Returns whether texts begin with the BOS token by default.
 pub(super) fn adds_bos(name: &str) -> bool {
     find(name).is_some_and(|pre| pre.adds_bos)
 }
 
-/// The parts before a byte pair encoding.
+/// The parts of tokenizer.json that are applied before byte pair encoding.
 pub(super) struct Before {
     pub normalizer: Json,
     pub pre_tokenizer: Json,
     pub ignores_merges: bool,
 }
 
-/// Returns the parts before a byte pair encoding.
+/// Returns the parts that are applied before byte pair encoding.
 pub(super) fn before(vocabulary: &Vocabulary<'_>) -> Result<Before> {
     let known = || {
         let names: Vec<_> = PRE.iter().flat_map(|pre| pre.names).copied().collect();
@@ -195,7 +195,7 @@ pub(super) fn before(vocabulary: &Vocabulary<'_>) -> Result<Before> {
     })
 }
 
-/// Returns the part that puts tokens before and after a text, and between two texts; `None` if it puts none.
+/// Returns the part that adds tokens before, after and between texts; `None` if none are added.
 pub(super) fn around(vocabulary: &Vocabulary<'_>) -> Result<Option<Json>> {
     let token = |adds: bool, id: Option<usize>, name: &str| match adds {
         true => vocabulary.need(id, name).map(Some),
@@ -233,7 +233,7 @@ pub(super) fn special(vocabulary: &Vocabulary<'_>, id: usize, segment: u64) -> J
     json!({"SpecialToken": {"id": vocabulary.tokens[id], "type_id": segment}})
 }
 
-/// Returns the part that puts special tokens around texts.
+/// Returns the part that adds special tokens to texts.
 pub(super) fn template(
     vocabulary: &Vocabulary<'_>,
     single: Vec<Json>,

@@ -1,4 +1,4 @@
-//! Tokens with their kinds and numbers.
+//! Tokens with their kinds and ids.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use super::{
     problem,
 };
 
-/// Maximum size of a token in bytes. All splits of a token are tried, so their number must be bounded.
+/// Maximum size of a token in bytes. All splits of a token are tried, so its size must be bounded.
 const MAX_TOKEN: usize = 1024;
 
 /// Kind of a token.
@@ -24,7 +24,7 @@ pub(super) enum Kind {
     /// It is never split.
     UserDefined,
     Unused,
-    /// A byte, for characters that are not tokens.
+    /// A single byte, used for characters that are not tokens.
     Byte,
 }
 
@@ -83,7 +83,7 @@ impl<'g> Vocabulary<'g> {
         })
     }
 
-    /// Returns the number of a special token, by the end of its key.
+    /// Returns the id of a special token. `key` is the suffix of its metadata key.
     pub(super) fn special(&self, key: &str) -> Result<Option<usize>> {
         let key = format!("tokenizer.ggml.{key}");
         let value = self
@@ -118,7 +118,7 @@ impl<'g> Vocabulary<'g> {
         self.special("eos_token_id")
     }
 
-    /// Returns the first of the keys that is there, or else the token with a text.
+    /// Returns the token of the first key that exists, or else the token `text`.
     fn first(&self, keys: &[&str], text: &str) -> Result<Option<usize>> {
         for key in keys {
             if let Some(id) = self.special(key)? {
@@ -128,12 +128,12 @@ impl<'g> Vocabulary<'g> {
         Ok(self.ids.get(text).copied())
     }
 
-    /// Returns the token that begins a text of BERT.
+    /// Returns BERT's token at the start of a text.
     pub(super) fn cls(&self) -> Result<Option<usize>> {
         self.first(&["cls_token_id", "bos_token_id"], "[CLS]")
     }
 
-    /// Returns the token that ends a text of BERT. The key has the spelling of the format.
+    /// Returns BERT's token at the end of a text. The misspelled key is part of the GGUF format.
     pub(super) fn sep(&self) -> Result<Option<usize>> {
         self.first(&["seperator_token_id", "eos_token_id"], "[SEP]")
     }
@@ -143,20 +143,20 @@ impl<'g> Vocabulary<'g> {
         Ok(known.or_else(|| self.kinds.iter().position(|&kind| kind == Kind::Unknown)))
     }
 
-    /// Returns the token of BERT for words that cannot be split into tokens.
+    /// Returns BERT's token for words that cannot be split into tokens.
     pub(super) fn first_unknown(&self) -> Result<usize> {
         let id = self.unknown()?.or_else(|| self.ids.get("[UNK]").copied());
         self.need(id, "token for unknown words")
     }
 
-    /// Returns the name of the way in which texts are split.
+    /// Returns the name of the pre-tokenizer.
     pub(super) fn pre(&self) -> Result<Option<&'g str>> {
         self.settings
             .gguf
             .value("tokenizer.ggml.pre", "a string", Value::as_str)
     }
 
-    /// Returns whether a token is put before a text. Files that do not state this are read as llama.cpp reads them.
+    /// Returns whether the BOS token is added. Files that do not state this are handled like in llama.cpp.
     pub(super) fn adds_bos(&self) -> Result<bool> {
         if let Some(adds) = self.flag("add_bos_token")? {
             return Ok(adds);
@@ -213,7 +213,7 @@ impl<'g> Vocabulary<'g> {
         check_len(key, found, self.tokens.len())
     }
 
-    /// Returns a token that must be there. `name` describes it in messages.
+    /// Returns the id of a required token. `name` describes it in messages.
     pub(super) fn need(&self, id: Option<usize>, name: &str) -> Result<usize> {
         id.ok_or_else(|| {
             problem(format!(
@@ -233,7 +233,7 @@ fn check_len(key: &str, found: usize, tokens: usize) -> Result<()> {
     }
 }
 
-/// Returns the kinds of the tokens. Without any in the file, all are normal.
+/// Returns the kinds of the tokens. If the file has none, all tokens are normal.
 fn kinds(settings: &Settings<'_>, tokens: usize) -> Result<Vec<Kind>> {
     const KEY: &str = "tokenizer.ggml.token_type";
     let found = settings.gguf.value(KEY, "an array of integers", |value| {
