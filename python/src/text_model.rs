@@ -4,17 +4,16 @@ use std::sync::{Mutex, PoisonError};
 
 use gemmule::{
     Batch, DeviceOutput, Engine, EngineError, Output, Outputs, Session, TextError,
-    engine::{DeviceName, Pending},
+    engine::DeviceName,
     heads::TokenVectors,
     model::TOKEN_VECTORS,
     text::{Encoded, Folder, Input, Prompt, TextEncoder, TextRole},
 };
 use pyo3::Python;
-use rayon::prelude::*;
 
 use crate::{
     arrays::Rows,
-    error::{Error, Result, of_text},
+    error::{Error, Result},
     loading::Loading,
     process,
     signals::Signals,
@@ -29,9 +28,6 @@ pub const DOCUMENT: [&str; 3] = ["document", "passage", "corpus"];
 const BATCH_TOKENS: usize = 16_384;
 /// Default maximum number of tokens per batch on a CPU, where larger batches are not faster. Signals are handled between batches.
 const BATCH_TOKENS_ON_CPU: usize = 2048;
-
-/// Number of inputs that are tokenized between checks for signals.
-const TOKENIZED_AT_ONCE: usize = 256;
 
 /// An engine with its tokenizer and sessions. Several threads may use it at once.
 pub struct TextModel {
@@ -110,7 +106,7 @@ impl TextModel {
             let mut signals = Signals::new();
             let inputs: Vec<Input<'_>> = inputs.collect();
             let encode = |&input: &Input<'_>| self.encoder.encode_one(input, prompt);
-            let encoded = encoded(&inputs, encode, &mut signals)?;
+            let encoded = self.encoded(&inputs, encode, &mut signals)?;
             let mut rows = Rows {
                 values: Vec::new(),
                 n_rows: encoded.len(),
@@ -152,27 +148,25 @@ impl TextModel {
             let mut signals = Signals::new();
             let inputs: Vec<Input<'_>> = inputs.collect();
             let encode = |&input: &Input<'_>| self.encoder.encode_one(input, prompt);
-            let encoded = encoded(&inputs, encode, &mut signals)?;
+            let encoded = self.encoded(&inputs, encode, &mut signals)?;
             let mut rows: Option<DeviceOutput> = None;
-            self.each_batch(
-                &encoded,
-                batch_tokens,
-                &mut signals,
-                |session, batch, at| {
-                    for output in session.run_on_device(batch)? {
-                        let all = match &mut rows {
-                            Some(rows) => rows,
-                            none => {
-                                let own = output.shape[1..].iter().product::<u64>() as usize;
-                                let (n, width) = (encoded.len() as u64, width(own)? as u64);
-                                none.insert(output.with_rows(n, width)?)
-                            }
-                        };
-                        all.set_rows(&output, at)?;
-                    }
-                    Ok(())
-                },
-            )?;
+            let run = |session: &mut Session, batch: &Batch, at: &[usize]| {
+                for output in session.run_on_device(batch)? {
+                    let all = match &mut rows {
+                        Some(rows) => rows,
+                        none => {
+                            let own = output.shape[1..].iter().product::<u64>() as usize;
+                            let (n, width) = (encoded.len() as u64, width(own)? as u64);
+                            none.insert(output.with_rows(n, width)?)
+                        }
+                    };
+                    all.set_rows(&output, at)?;
+                }
+                Ok(())
+            };
+            self.sessions.with(&self.engine, |session| {
+                session.each_batch(&encoded, batch_tokens, run, || signals.check())
+            })?;
             rows.ok_or_else(|| Error::Input("there are no inputs".to_owned()))
         })
     }
@@ -194,7 +188,7 @@ impl TextModel {
             let mut signals = Signals::new();
             let side = self.encoder.cut_side();
             let encode = |text: &String| self.encoder.encode_as(role, text, prompt, side);
-            let encoded = encoded(texts, encode, &mut signals)?;
+            let encoded = self.encoded(texts, encode, &mut signals)?;
             let mut vectors = vec![TokenVectors::default(); texts.len()];
             self.each_output(&encoded, batch_tokens, &mut signals, |outputs, at| {
                 for (nth, &index) in at.iter().enumerate() {
@@ -208,22 +202,15 @@ impl TextModel {
         })
     }
 
-    /// Calls `run` for each batch, with the indices of its sequences. A batch has sequences of similar lengths.
-    fn each_batch(
+    /// Tokenizes inputs on all threads.
+    fn encoded<I: Sync>(
         &self,
-        encoded: &[Encoded],
-        batch_tokens: usize,
+        inputs: &[I],
+        encode: impl Fn(&I) -> std::result::Result<Encoded, TextError> + Sync,
         signals: &mut Signals,
-        mut run: impl FnMut(&mut Session, &Batch, &[usize]) -> Result<()>,
-    ) -> Result<()> {
-        self.sessions.with(&self.engine, |session| {
-            for indices in batches(encoded, batch_tokens) {
-                let sequences = indices.iter().map(|&index| &encoded[index]);
-                run(session, &Encoded::batch(sequences)?, &indices)?;
-                signals.check()?;
-            }
-            Ok(())
-        })
+    ) -> Result<Vec<Encoded>> {
+        process::check()?;
+        self.engine.encode_all(inputs, encode, || signals.check())
     }
 
     /// Calls `take` with the outputs of each batch and the indices of its sequences, while the device computes the next batch.
@@ -232,19 +219,11 @@ impl TextModel {
         encoded: &[Encoded],
         batch_tokens: usize,
         signals: &mut Signals,
-        mut take: impl FnMut(&Outputs, &[usize]) -> Result<()>,
+        take: impl FnMut(&Outputs, &[usize]) -> Result<()>,
     ) -> Result<()> {
-        let mut take = |(pending, at): (Pending, Vec<usize>)| {
-            let outputs = pending.wait()?;
-            outputs.check_finite()?;
-            take(&outputs, &at)
-        };
-        let mut last: Option<(Pending, Vec<usize>)> = None;
-        self.each_batch(encoded, batch_tokens, signals, |session, batch, at| {
-            let next = (session.submit(batch)?, at.to_vec());
-            last.replace(next).map_or(Ok(()), &mut take)
-        })?;
-        last.map_or(Ok(()), take)
+        self.sessions.with(&self.engine, |session| {
+            session.each_output(encoded, batch_tokens, take, || signals.check())
+        })
     }
 
     /// Returns the first of the names that is a prompt of the folder, or else the folder's default.
@@ -272,25 +251,6 @@ impl TextModel {
             (None, DeviceName::Cuda(_)) => Ok(BATCH_TOKENS),
         }
     }
-}
-
-/// Tokenizes inputs on all threads.
-fn encoded<I: Sync>(
-    inputs: &[I],
-    encode: impl Fn(&I) -> std::result::Result<Encoded, TextError> + Sync,
-    signals: &mut Signals,
-) -> Result<Vec<Encoded>> {
-    process::check()?;
-    let mut encoded = Vec::with_capacity(inputs.len());
-    for piece in inputs.chunks(TOKENIZED_AT_ONCE) {
-        let ones: Vec<_> = piece.par_iter().map(&encode).collect();
-        for one in ones {
-            let index = encoded.len();
-            encoded.push(one.map_err(|e| of_text(e, index))?);
-        }
-        signals.check()?;
-    }
-    Ok(encoded)
 }
 
 /// Returns the folder from which an engine was built.
@@ -323,25 +283,4 @@ fn no_room(n: usize) -> Error {
     Error::Python(pyo3::exceptions::PyMemoryError::new_err(format!(
         "there is no memory for the {n} values of the result; call with fewer texts"
     )))
-}
-
-/// Returns the indices of the sequences of each batch. The longest sequences come first, so that a batch that needs too much memory fails
-/// early.
-fn batches(encoded: &[Encoded], batch_tokens: usize) -> Vec<Vec<usize>> {
-    let length = |index: usize| encoded[index].ids.len();
-    let mut order: Vec<usize> = (0..encoded.len()).collect();
-    order.sort_by_key(|&index| std::cmp::Reverse(length(index)));
-    let mut batches: Vec<Vec<usize>> = Vec::new();
-    let mut tokens = 0;
-    for index in order {
-        tokens += length(index);
-        match batches.last_mut() {
-            Some(batch) if tokens <= batch_tokens => batch.push(index),
-            _ => {
-                batches.push(vec![index]);
-                tokens = length(index);
-            }
-        }
-    }
-    batches
 }

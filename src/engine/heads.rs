@@ -1,6 +1,6 @@
 //! Methods of [`Engine`] that run task heads: classification, entity recognition, masked tokens and question answering.
 
-use super::{Engine, EngineError, texts::batches_of_texts};
+use super::{Engine, EngineError, Outputs};
 use crate::{
     engine::LOGITS,
     heads::{
@@ -25,11 +25,12 @@ impl Engine {
         texts: &[S],
     ) -> Result<Vec<Vec<LabelScore>>, EngineError> {
         let encoder = self.text_encoder()?;
-        let inputs = texts.iter().enumerate().map(|(index, text)| {
-            let encoded = encoder.encode_one(Input::Text(text.as_ref()), Prompt::Default);
-            encoded.map_err(|error| error.of_text(index))
-        });
-        let inputs: Vec<Encoded> = inputs.collect::<Result<_, _>>()?;
+        let inputs: Vec<Input<'_>> = texts
+            .iter()
+            .map(|text| Input::Text(text.as_ref()))
+            .collect();
+        let encode = |&input: &Input<'_>| encoder.encode_one(input, Prompt::Default);
+        let inputs = self.encode_all::<_, EngineError>(&inputs, encode, || Ok(()))?;
         let inputs: Vec<&Encoded> = inputs.iter().collect();
         let rows = self.head(&inputs, LOGITS, BATCH_TOKENS, |_, logits| logits.to_vec())?;
         let scored = rows.into_iter().map(|mut scores| {
@@ -157,17 +158,15 @@ impl Engine {
                 tracing::warn!("text {index} is cut to {n} tokens, the checkpoint's maximum");
             }
         }
-        let mut session = self.session()?;
         let mut rows: Vec<Option<T>> = inputs.iter().map(|_| None).collect();
-        let lens: Vec<usize> = inputs.iter().map(|input| input.ids.len()).collect();
-        for batch in batches_of_texts(&lens, batch_tokens) {
-            let sequences = batch.iter().map(|&index| inputs[index]);
-            let outputs = session.run(&Encoded::batch(sequences)?)?;
-            outputs.check_finite()?;
+        let take = |outputs: &Outputs, batch: &[usize]| {
             for (at, &index) in batch.iter().enumerate() {
                 rows[index] = Some(row(index, outputs.sequence(output, at)?));
             }
-        }
+            Ok(())
+        };
+        let mut session = self.session()?;
+        session.each_output::<EngineError>(inputs, batch_tokens, take, || Ok(()))?;
         Ok(rows.into_iter().flatten().collect())
     }
 }

@@ -4,7 +4,6 @@ use super::{Engine, EngineError, heads::BATCH_TOKENS};
 use crate::{
     heads::{TokenVectors, max_sim},
     model::TOKEN_VECTORS,
-    runtime::{LoadedModel, cpu::Threads},
     text::{Encoded, Prompt, TextRole},
 };
 
@@ -23,12 +22,10 @@ impl Engine {
         texts: &[S],
     ) -> Result<Vec<TokenVectors>, EngineError> {
         let encoder = self.text_encoder()?;
-        let encoded = texts.iter().enumerate().map(|(index, text)| {
-            let (text, side) = (text.as_ref(), encoder.cut_side());
-            let encoded = encoder.encode_as(role, text, Prompt::Default, side);
-            encoded.map_err(|error| error.of_text(index))
-        });
-        let inputs: Vec<Encoded> = encoded.collect::<Result<_, _>>()?;
+        let side = encoder.cut_side();
+        let encode = |text: &&str| encoder.encode_as(role, text, Prompt::Default, side);
+        let texts: Vec<&str> = texts.iter().map(AsRef::as_ref).collect();
+        let inputs = self.encode_all::<_, EngineError>(&texts, encode, || Ok(()))?;
         let inputs: Vec<&Encoded> = inputs.iter().collect();
         self.head(&inputs, TOKEN_VECTORS, BATCH_TOKENS, |index, rows| {
             TokenVectors::of(encoder, role, &inputs[index].ids, rows)
@@ -55,11 +52,7 @@ impl Engine {
             });
         }
         let score = self.text_encoder()?.folder().late_score();
-        let run = || max_sim(query, documents, score);
-        match &self.model {
-            LoadedModel::Cpu(model) => Ok(model.threads().run(run)),
-            LoadedModel::Cuda(_) => Ok(Threads::usual()?.run(run)),
-        }
+        self.on_threads(|| max_sim(query, documents, score))
     }
 
     /// Returns whether the engine computes token vectors for late interaction.

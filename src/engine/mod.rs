@@ -16,6 +16,7 @@
 //! ```
 
 mod artifact;
+mod batches;
 mod builder;
 mod compile;
 mod device;

@@ -7,7 +7,7 @@ use crate::{
     Outputs,
     generate::generation_config_of,
     model::EMBEDDING,
-    text::{Encoded, Folder, Input, Prompt, StreamDecoder, TextEncoder, TextError},
+    text::{Folder, Input, Prompt, StreamDecoder, TextEncoder, TextError},
 };
 
 /// Maximum number of tokens of a batch; more texts are split into several batches.
@@ -98,22 +98,18 @@ impl Engine {
         row: impl Fn(&Outputs, usize) -> Result<T, EngineError>,
     ) -> Result<Vec<T>, EngineError> {
         let encoder = self.text_encoder()?;
-        let encoded = inputs.enumerate().map(|(index, input)| {
-            let encoded = encoder.encode_one(input, Prompt::Default);
-            encoded.map_err(|e| e.of_text(index))
-        });
-        let encoded: Vec<Encoded> = encoded.collect::<Result<_, _>>()?;
-        let mut session = self.session()?;
+        let inputs: Vec<Input<'_>> = inputs.collect();
+        let encode = |&input: &Input<'_>| encoder.encode_one(input, Prompt::Default);
+        let encoded = self.encode_all::<_, EngineError>(&inputs, encode, || Ok(()))?;
         let mut rows: Vec<Option<T>> = encoded.iter().map(|_| None).collect();
-        let lens: Vec<usize> = encoded.iter().map(|own| own.ids.len()).collect();
-        for batch in batches_of_texts(&lens, BATCH_TOKENS) {
-            let sequences = batch.iter().map(|&index| &encoded[index]);
-            let outputs = session.run(&Encoded::batch(sequences)?)?;
-            outputs.check_finite()?;
+        let take = |outputs: &Outputs, batch: &[usize]| {
             for (at, &index) in batch.iter().enumerate() {
-                rows[index] = Some(row(&outputs, at)?);
+                rows[index] = Some(row(outputs, at)?);
             }
-        }
+            Ok(())
+        };
+        let mut session = self.session()?;
+        session.each_output::<EngineError>(&encoded, BATCH_TOKENS, take, || Ok(()))?;
         Ok(rows.into_iter().flatten().collect())
     }
 
@@ -136,38 +132,5 @@ impl Engine {
                 Ok(cell.get_or_init(|| encoder))
             }
         }
-    }
-}
-
-/// Sorts sequences by length and splits them into batches of up to `max_tokens`. Returns the indices of the sequences of each batch.
-pub(super) fn batches_of_texts(lens: &[usize], max_tokens: usize) -> Vec<Vec<usize>> {
-    let length = |index: usize| lens[index];
-    let mut order: Vec<usize> = (0..lens.len()).collect();
-    order.sort_by_key(|&index| length(index));
-    let mut batches: Vec<Vec<usize>> = Vec::new();
-    let mut tokens = 0;
-    for index in order {
-        tokens += length(index);
-        match batches.last_mut() {
-            Some(batch) if tokens <= max_tokens => batch.push(index),
-            _ => {
-                batches.push(vec![index]);
-                tokens = length(index);
-            }
-        }
-    }
-    batches
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn batches_hold_every_sequence_once_within_their_tokens() {
-        let lengths = [9_000, 3, 16_384, 8_000, 1, 20_000];
-        let expected = vec![vec![4, 1, 3], vec![0], vec![2], vec![5]];
-        assert_eq!(batches_of_texts(&lengths, 16_384), expected);
-        assert!(batches_of_texts(&[], 16_384).is_empty());
     }
 }
