@@ -157,7 +157,7 @@ fn a_closed_or_full_standard_error_changes_no_exit_code() {
                 .contains("sentence_embedding")
         );
     }
-    // A warning goes there too.
+    // A warning is also written to standard error.
     let mut tensors = tiny_tensors(DType::F32);
     let table = "embeddings.word_embeddings.weight";
     let tensor = tensors.get_mut(table).expect("it is there");

@@ -203,7 +203,7 @@ fn draws_are_instead_of_the_beams_of_a_folder() {
     }
 }
 
-/// The tokens of a text.
+/// Returns the tokens of a text.
 fn tokens_of(text: &str) -> Vec<u32> {
     let folder = Folder::open(Path::new(FOLDER)).expect("a folder");
     let encoder = TextEncoder::for_prompts(folder).expect("a tokenizer");
@@ -636,7 +636,7 @@ fn every_setting_of_a_folder_gives_the_tokens_of_transformers_or_is_refused_by_n
                 }
                 (Ok(got), Some(want), _) => assert_eq!(got, want, "{name}, {settings}"),
                 (Ok(_), None, Some(without)) => assert_eq!(got, without, "{name}, {settings}"),
-                // Draws are not compared.
+                // Random draws are not compared.
                 (Ok(_), None, None) => {}
             }
         }

@@ -19,7 +19,7 @@ pub enum Stored {
     Q8,
 }
 
-/// A file in the making.
+/// Builder of a GGUF file.
 #[derive(Default)]
 pub struct Gguf {
     n_keys: u64,

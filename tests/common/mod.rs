@@ -1,4 +1,4 @@
-//! What the integration tests share.
+//! Helpers that the integration tests share.
 #![allow(dead_code, reason = "each folder of tests is a crate and uses a part")]
 
 pub mod gguf;
@@ -54,13 +54,13 @@ pub fn usual() -> Machine {
     Machine::usual().expect("the cards are described")
 }
 
-/// A card with them.
+/// Returns a card with Hopper's instructions.
 pub fn hopper() -> Machine {
     let found = Machine::of_capability((9, 0)).expect("the cards are described");
     found.expect("one has Hopper's instructions")
 }
 
-/// For [`usual`] cards.
+/// Returns options for the card of [`usual`].
 pub fn options(dtype: DType) -> CompileOptions {
     CompileOptions::new(dtype, usual())
 }
@@ -143,7 +143,7 @@ pub fn write_tensors(file: &Path, tensors: &Tensors) {
 }
 
 impl Folder {
-    /// With config.json and model.safetensors.
+    /// Creates a folder with config.json and model.safetensors.
     pub fn whole(tensors: &Tensors) -> Self {
         let folder = Self::new();
         folder.write("config.json", tiny_config().to_string());

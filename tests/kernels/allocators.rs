@@ -41,7 +41,7 @@ fn batch(lens: &[u32]) -> Batch {
     Batch::from_sequences(&lens.iter().map(|&n| ids(n)).collect::<Vec<_>>()).expect("a batch")
 }
 
-/// The bits of all outputs.
+/// Returns the bits of all outputs.
 fn bits(session: &mut Session, lens: &[u32]) -> Vec<u32> {
     let outputs = session.run(&batch(lens)).expect("it runs");
     outputs

@@ -136,7 +136,7 @@ fn warpgroup_attention_is_for_hopper_and_its_head_sizes() {
     assert_snapshot!(compiled(&options).err().unwrap(), @"`layer.0.context` cannot be wgmma attention: warpgroup attention is for cards of compute capability 9.0, and not all targets are; use the online kernel");
     options.machine = hopper();
     assert_snapshot!(compiled(&options).err().unwrap(), @"`layer.0.context` cannot be wgmma attention: the head size is 16; warpgroup attention takes 32, 64, 96 and 128, use the online kernel");
-    // Two heads of 32.
+    // The config has two heads of width 32.
     let mut wide = config();
     wide["hidden_size"] = json!(64);
     let program = |options: &CompileOptions| {
@@ -158,7 +158,7 @@ fn warpgroup_attention_is_for_hopper_and_its_head_sizes() {
 
 #[test]
 fn few_tokens_have_a_kernel_of_their_own_on_hopper() {
-    // Two heads of 32.
+    // The config has two heads of width 32.
     let mut wide = config();
     wide["hidden_size"] = json!(64);
     let launched = |change: &dyn Fn(&mut CompileOptions), lens: &[u32]| -> String {

@@ -84,7 +84,7 @@ fn padded(lens: &[u32]) -> Batch {
     Batch::from_padded(&ids, &mask, width as usize).expect("a batch")
 }
 
-/// The bits of all outputs.
+/// Returns the bits of all outputs.
 fn bits(session: &mut Session, lens: &[u32]) -> Vec<u32> {
     bits_of(session, &batch(lens))
 }
@@ -261,7 +261,7 @@ fn a_replayed_graph_gives_the_bits_of_the_first_launch() {
     let engine = small_engine();
     for lens in [&[1][..], &[300, 2, 80], &[512; 16]] {
         let mut session = engine.session().expect("a session");
-        // Launched, and captured meanwhile; replayed.
+        // The first run launches and captures, later runs replay.
         let first = bits(&mut session, lens);
         for run in 1..5 {
             assert!(bits(&mut session, lens) == first, "run {run} of {lens:?}");
@@ -448,7 +448,7 @@ fn models_are_loaded_and_generators_grow_while_graphs_are_captured() {
     });
 }
 
-/// Whole numbers from a seed.
+/// Returns a pseudorandom integer.
 fn draw(state: &mut u64, from: u32, to: u32) -> u32 {
     *state = state
         .wrapping_mul(6364136223846793005)

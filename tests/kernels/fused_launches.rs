@@ -364,7 +364,7 @@ fn keys_and_values_are_appended_by_one_launch_where_they_come_of_one_projection(
         assert_eq!(appends(&apart, 1), [4, 0], "{model}");
         let invariant = program(&|options| options.invariant = true);
         assert_eq!(appends(&invariant, 1), appends(&invariant, 2), "{model}");
-        // GPT-2 stores one projection.
+        // GPT-2 stores a single projection matrix.
         let stacked = if model == "gpt2" { together } else { [4, 0] };
         let apart = program(&|o| o.without = ["merge_projections".to_owned()].into());
         assert_eq!(appends(&apart, 2), stacked, "{model}");

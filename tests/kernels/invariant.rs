@@ -125,7 +125,7 @@ fn every_step_has_one_kernel_for_all_batches() {
 #[test]
 fn attention_by_warpgroup_products_is_one_kernel_of_an_invariant_program() {
     let bert = description("bert").expect("it is shipped");
-    // Two heads of 32.
+    // The config has two heads of width 32.
     let mut config = tiny_config();
     (config["hidden_size"], config["num_attention_heads"]) = (json!(64), json!(2));
     config["max_position_embeddings"] = json!(512); // short sequences have other kernels than long ones
@@ -210,7 +210,7 @@ fn an_artifact_says_whether_it_is_invariant() {
     let read = Artifact::read(&file).expect("it is sound");
     assert!(read.program.invariant && read == artifact);
 
-    // One that only says so.
+    // An artifact that claims to be invariant, but is not.
     let mut hostile = Artifact::of(tiny_compiled(DType::F32), Vec::new());
     hostile.program.invariant = true;
     hostile.write(&file).expect("it is written");

@@ -31,7 +31,7 @@ fn on() -> TimedOn {
     }
 }
 
-/// A shipped encoder.
+/// Compiles a shipped encoder.
 fn encoder(machine: Machine) -> Compiled {
     let (_, model, config) = shipped_configs().expect("they are shipped").remove(0);
     let options = CompileOptions::new(DType::F16, machine);
@@ -224,7 +224,7 @@ fn timings_of_another_card_or_nvrtc_are_refused() {
     assert_snapshot!(refused(&named("h200"), Some((12, 8))), @"the timings in `[dir]/timings.ron` are not valid: they were measured with NVRTC 13.0, and this is 12.8; measure again with `gemmule tune`, or omit the file");
     assert_snapshot!(refused(&named("a100"), None), @"the timings in `[dir]/timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure again with `gemmule tune`, or omit the file");
     assert_snapshot!(refused(&named("h100_sxm"), None), @"the timings in `[dir]/timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for h100_sxm (capability 9.0, 132 SMs); measure again with `gemmule tune`, or omit the file");
-    // A part of the card.
+    // A partition of the card, with fewer SMs.
     assert_snapshot!(refused(&named("h200").with_sms(60), None), @"the timings in `[dir]/timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for h200 (capability 9.0, 60 SMs); measure again with `gemmule tune`, or omit the file");
     // Timings of a card without a description are accepted for all cards of its capability.
     let unknown = TimedOn {
@@ -319,7 +319,7 @@ fn processes_that_write_at_once_leave_a_whole_file() {
     {
         match read_timings(&file) {
             Ok(_) => n_read += 1,
-            // Before the first was written.
+            // The first file has not been written yet.
             Err(EngineError::Read { .. }) if n_read == 0 => {}
             Err(error) => panic!("{error}"),
         }

@@ -30,7 +30,7 @@ const SHARDS: [&str; 2] = [
     "model-00002-of-00002.safetensors",
 ];
 
-/// The tensors of two shards.
+/// Returns the tensors of two shards.
 fn halves() -> [Tensors; 2] {
     let (mut first, mut second) = (tiny_tensors(DType::F32), Tensors::new());
     let names: Vec<String> = first.keys().skip(5).cloned().collect();
@@ -221,7 +221,7 @@ fn tensors_that_no_output_reads_are_warned_about() {
             "bert.embeddings.position_ids",
             "cls.seq_relationship.weight",
             "cls.predictions.decoder.weight",
-            // Read by nothing.
+            // Tensors that nothing reads.
             "encoder.layer.0.attention.self.query_norm.weight",
             "encoder.layer.0.attention.self.key_norm.weight",
         ] {

@@ -367,7 +367,7 @@ const PUBLISHED: [(&str, &str); 4] = [
     ),
 ];
 
-/// Other values of a key.
+/// Returns other values of a key.
 fn others(value: &Value) -> Vec<Value> {
     match value {
         Value::Null => vec![true.into(), 2.into()],

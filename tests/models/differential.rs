@@ -100,7 +100,7 @@ fn words(source: &str) -> Vec<&'static str> {
     WORDS.into_iter().filter(|word| has(word)).collect()
 }
 
-/// How often things occurred.
+/// Number of occurrences by name.
 type Counts = BTreeMap<String, usize>;
 
 fn config() -> Value {
@@ -118,7 +118,7 @@ fn config() -> Value {
     })
 }
 
-/// What `gemmule check` does.
+/// Does the same as `gemmule check`.
 fn check(source: &str) -> Result<Compiled, EngineError> {
     let description = Description::parse("random.ron", source)?;
     let compiled = compile(&description, &config(), &crate::common::options(DType::F16))?;

@@ -347,7 +347,7 @@ fn sizes_of_folders_have_a_range() {
     assert_snapshot!(with("st-mean", transformer, json!({"processing_kwargs": {"text": {"max_length": 0}}})), @"`[dir]/sentence_bert_config.json`: `max_length` is 0; expected a whole number from 1 to 16777216");
 }
 
-/// Sentence embeddings of two texts.
+/// Returns the sentence embeddings of two texts.
 fn embeddings(folder: &Folder) -> Vec<f32> {
     let built = Engine::from_checkpoint(folder.path())
         .device(DeviceChoice::Cpu)

@@ -34,7 +34,7 @@ fn config(more: Value) -> Value {
     config
 }
 
-/// The tensors that outputs read.
+/// Returns the tensors that the outputs read.
 fn tensors(model: &str, config: &Value, outputs: &[&str]) -> Tensors {
     let mut options = options(DType::F32);
     options.outputs = Some(outputs.iter().map(|&o| o.to_owned()).collect());

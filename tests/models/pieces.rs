@@ -20,7 +20,7 @@ struct Expected {
 struct Run {
     text: String,
     ids: Vec<u32>,
-    /// Without special tokens.
+    /// Decoded text without special tokens.
     decoded: String,
     whole: String,
 }

@@ -1,4 +1,4 @@
-//! Quantized checkpoints, written by `scripts/quantized_checkpoints.py`.
+//! Tests of quantized checkpoints, written by `scripts/quantized_checkpoints.py`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -158,7 +158,7 @@ fn compare(case: &str, engine: &Engine, ids: &[Vec<u32>], expected: &[f32], boun
     }
 }
 
-/// Models in formats of kernels.
+/// Models whose formats kernels support.
 const KEPT: [(&str, Format); 5] = [
     ("llama-gptq-32", INT4_32),
     ("qwen2-awq-32", INT4_32),

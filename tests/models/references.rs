@@ -10,7 +10,7 @@ use gemmule::{
     text::TextEncoder,
 };
 
-/// As in `scripts/reference.py`.
+/// Same weights as in `scripts/reference.py`.
 const WEIGHTS: RandomWeights = RandomWeights {
     seed: 20,
     deviation: 0.1,

@@ -28,7 +28,7 @@ struct Case {
 #[serde(untagged)]
 enum Changed {
     Results(Results),
-    /// Those of the first case.
+    /// The results of the first case.
     Unchanged(String),
 }
 

@@ -375,7 +375,7 @@ fn each_error_has_its_status_and_says_what_to_do() {
         shown += &format!("{header}\n{status} {text}\n\n");
     }
     insta::assert_snapshot!(shown);
-    // And it still answers.
+    // The server still answers.
     assert_eq!(post(to, "/v1/embeddings", &json!({"input": "x"})).0, 200);
     server.shut_down(Duration::ZERO);
 }
@@ -2063,7 +2063,7 @@ fn poisoned(name: &str, token: u32) -> tempfile::TempDir {
     assert_eq!(table["dtype"], "F16");
     let row = 2 * table["shape"][1].as_u64().unwrap() as usize;
     let at = at + token as usize * row;
-    // A NaN of 16 bits.
+    // An f16 NaN.
     bytes[at..at + 2].copy_from_slice(&0x7e00_u16.to_le_bytes());
     std::fs::write(&file, bytes).unwrap();
     folder
@@ -2757,7 +2757,7 @@ fn tokens_are_weighed_beside_embeddings_where_that_is_asked_for() {
     let mut n_weights = 0;
     for (at, text) in texts.iter().enumerate() {
         let ids = encoder.prompts(&[text]).unwrap().remove(0);
-        // As in FlagEmbedding, the largest weight of each id, without <s>, </s>, <pad> and <unk>.
+        // The largest weight of each id, without <s>, </s>, <pad> and <unk>, like FlagEmbedding.
         let mut expected = std::collections::BTreeMap::<u64, f32>::new();
         for (&id, &weight) in ids.iter().zip(outputs.sequence("sparse", at).unwrap()) {
             if ![0, 1, 2, 3].contains(&id) && weight > 0.0 {

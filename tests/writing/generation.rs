@@ -18,7 +18,7 @@ use gemmule::{
 
 use crate::written::{Stored, all_found, file, request};
 
-/// As in `scripts/reference.py`.
+/// Same weights as in `scripts/reference.py`.
 const WEIGHTS: RandomWeights = RandomWeights {
     seed: 20,
     deviation: 0.1,

@@ -11,7 +11,7 @@ use gemmule::{
 
 use crate::written::{Stored, file, request};
 
-/// As in `scripts/reference.py`.
+/// Same weights as in `scripts/reference.py`.
 const WEIGHTS: RandomWeights = RandomWeights {
     seed: 20,
     deviation: 0.3,
@@ -116,7 +116,7 @@ fn options(kind: &str) -> SamplingParams {
 /// Result of a request: its tokens, the finish reason, and the score of the best beam.
 type Translated = (Vec<u32>, Option<Reason>, Option<f32>);
 
-/// Runs until nothing is left.
+/// Runs until all requests are complete.
 fn drain(generator: &mut Generator) -> BTreeMap<Ticket, Translated> {
     let mut all: BTreeMap<Ticket, Translated> = BTreeMap::new();
     while generator.is_busy() {

@@ -1,4 +1,4 @@
-//! KV caches in E4M3.
+//! Tests of KV caches in E4M3.
 
 use std::collections::BTreeMap;
 
@@ -28,13 +28,13 @@ fn options(max_new_tokens: usize) -> SamplingParams {
             ..Rules::default()
         },
         logits: true,
-        // Of models with a source.
+        // For models with an encoder.
         decoder_start: Some(1),
         ..SamplingParams::default()
     }
 }
 
-/// Prompts of ids below 50.
+/// Returns prompts with ids below 50.
 fn prompts() -> Vec<Vec<u32>> {
     let prompt = |i: u32, n: u32| (0..n).map(|j| (7 * j * j + 3 * i + 11) % 50).collect();
     [(0, 3), (1, 40), (2, 17)].map(|(i, n)| prompt(i, n)).into()

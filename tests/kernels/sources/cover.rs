@@ -67,7 +67,7 @@ fn cover<'a>(candidates: &[&'a Rendering]) -> Vec<&'a Rendering> {
                 new.retain(|pair| !n_chosen_with.contains_key(pair));
             }
             left.retain(|(new, _)| !new.is_empty());
-            // The first of equals.
+            // Ties go to the first one.
             let Some(&(_, best)) = left.iter().min_by_key(|(new, _)| Reverse(new.len())) else {
                 break;
             };
@@ -112,7 +112,7 @@ mod tests {
             rendering("t", "ab", "a b"),
             rendering("t", "abcab", "a b c1 a b"),
             rendering("t", "bca", "b c1 a"),
-            // The numbers differ.
+            // Only the numbers differ.
             rendering("t", "bca2", "b c2 a"),
             rendering("other", "ca", "c a"),
             rendering("partials/p.cu", "ab", "a b"),

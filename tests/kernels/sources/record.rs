@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 pub struct Record {
     /// Version of NVRTC. Another version may refuse a source that this version compiles.
     pub nvrtc: (i32, i32),
-    /// The targets there were.
+    /// The targets for which sources were compiled.
     pub targets: Vec<Target>,
     /// [`digest`] of the input to NVRTC by symbol.
     pub compiled: BTreeMap<String, String>,
@@ -40,7 +40,7 @@ impl Record {
         })
     }
 
-    /// That all of `sources` compiled.
+    /// Returns a record in which all of `sources` have compiled.
     pub fn of(nvrtc: (i32, i32), emitted: &[Emitted], sources: &[Source]) -> Self {
         let compiled = emitted.par_iter().zip(sources);
         Self {
@@ -127,7 +127,7 @@ fn a_digest_is_of_text_targets_and_options() {
         digest(&source("a"), &all, (13, 0)),
         digest(&source("b"), &all, (13, 0)),
         digest(&source("a"), &all[1..], (13, 0)),
-        // Has no option `--minimal`.
+        // This version lacks the option `--minimal`.
         digest(&source("a"), &all, (12, 3)),
     ];
     assert_eq!(BTreeSet::from(digests.clone()).len(), digests.len());

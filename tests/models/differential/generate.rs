@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::common::mates::Numbers;
 
-/// Whose rows a value has.
+/// Kind of the rows of a value.
 #[derive(Clone, Copy, PartialEq)]
 enum Of {
     Tokens,
@@ -14,7 +14,7 @@ enum Of {
 #[derive(Clone, Copy, PartialEq)]
 enum Shape {
     Rows(Of, u32),
-    /// Heads, and elements of each.
+    /// Number and width of the heads.
     Heads(u32, u32),
     Scores(u32),
 }
@@ -106,7 +106,7 @@ impl Writer {
         self.n_names
     }
 
-    /// A statement, and its value.
+    /// Adds a statement, and returns its value.
     fn value(&mut self, op: &str, shape: Shape, size: f32) -> Value {
         let name = format!("v{}", self.fresh());
         self.named(&name, op);
@@ -450,7 +450,7 @@ impl Writer {
         };
         let bias = self.chance(60);
         let same = self.chance(85);
-        // As in most models, queries and keys have the same norms and rotations. All projections come from one matrix.
+        // Like in most models, queries and keys have the same norms and rotations. All projections come from one matrix.
         let stacked = self.chance(20).then(|| {
             let width = (heads + 2 * kv_heads) * head;
             self.linear(x, width, bias)
@@ -744,7 +744,7 @@ impl Writer {
         self.value(&op, Shape::Rows(of, width), size)
     }
 
-    /// An operator on any value.
+    /// Applies a random operator to a random value.
     fn any(&mut self) {
         let Some(x) = self.pick(|_| true) else { return };
         let x = self.tamed(x);
@@ -800,7 +800,7 @@ impl Writer {
         self.ends.push(name);
     }
 
-    /// A statement that cannot be.
+    /// Adds an invalid statement.
     fn wrong(&mut self) {
         let x = self.tokens();
         let (name, width) = (x.name.as_str(), x.width());

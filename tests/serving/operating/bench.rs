@@ -119,7 +119,7 @@ fn a_server_is_asked_by_plan_and_in_turns_and_what_it_did_is_replayed() {
     let (is_well, text) = gemmule(&[&replay[..], &["--scheduler", "no-batch"]].concat());
     assert!(!is_well && text.contains("but the trace has"), "{text}");
 
-    // Nobody is there any more.
+    // The server no longer runs.
     let gone = [
         "bench",
         "serve",

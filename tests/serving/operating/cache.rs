@@ -49,7 +49,7 @@ fn ask(model: &Model, texts: Vec<Text>) -> Vec<Answer> {
     replies.into_iter().map(|r| r.wait().unwrap()).collect()
 }
 
-/// The answers without any cache.
+/// Returns the responses without a cache.
 fn computed() -> Vec<Answer> {
     let model = Model::open(choice("packed")).unwrap();
     ask(&model, texts())
@@ -179,7 +179,7 @@ fn errors_are_not_kept_and_tell_each_its_own_place() {
         }
         assert_eq!(answers[0].as_ref().unwrap(), answers[2].as_ref().unwrap());
     }
-    // One of four is kept.
+    // The cache is full, and keeps one of four responses.
     let weight = cache.bytes(Tier::Memory);
     assert!(weight > 0 && weight < 1_000, "{weight}");
 }
@@ -192,7 +192,7 @@ fn a_file_keeps_answers_over_a_restart_and_within_its_size() {
     let n = expected.len() as u64;
     let (model, cache) = with(&in_file(&file));
     assert_equal(&ask(&model, texts()), &expected);
-    // One process has a file.
+    // Only one process can open a cache file.
     let taken = Cache::open(&in_file(&file)).err().unwrap();
     let taken = format!("{taken}: {:?}", std::error::Error::source(&taken));
     assert!(taken.contains("another process has it open"), "{taken}");

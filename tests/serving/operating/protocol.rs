@@ -156,7 +156,7 @@ fn a_client_that_is_still_sending_reads_why_it_is_refused() {
         let response = response.unwrap_or_else(|e| panic!("{head}: {e}"));
         assert_eq!(response.status, status, "{head}");
     }
-    // Within a bound.
+    // The server discards a body only up to a limit.
     let head = format!("POST /v1/embeddings HTTP/1.1\r\n{key}");
     assert!(send_all(to, &head, 1 << 30).is_err());
     // A client that waits for `100 Continue` gets the refusal instead.
@@ -264,7 +264,7 @@ fn arguments_that_would_close_or_hide_everything_are_refused() {
             .unwrap();
         assert!(!output.status.success());
         let text = String::from_utf8(output.stderr).unwrap();
-        // Long lines are broken.
+        // Joins lines that were broken.
         text.replace('│', " ")
             .split_whitespace()
             .collect::<Vec<_>>()

@@ -1,4 +1,4 @@
-//! A server's trace, asked again.
+//! Tests of the trace of a server, and of its replay.
 
 use std::{fs, thread};
 
