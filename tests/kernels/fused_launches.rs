@@ -149,7 +149,7 @@ fn what_is_not_computed_for_a_batch_takes_no_memory() {
     let n_products = products.count();
     assert_eq!(empty.iter().filter(is_product).count(), n_products);
     assert!(n_products >= 2, "{n_products}");
-    // For few tokens, the three linear layers that read LayerNorm's result store two more tensors each.
+    // Batches of few tokens use two more tensors for each of the three LayerNorms that a linear layer reads.
     let of_few = |name: &&String| name.ends_with(".scaled") || name.ends_with(".row_stats");
     assert_eq!(empty.iter().filter(of_few).count(), 6);
     assert_eq!(empty.len(), n_products + 6);

@@ -179,7 +179,7 @@ fn errors_are_not_kept_and_tell_each_its_own_place() {
         }
         assert_eq!(answers[0].as_ref().unwrap(), answers[2].as_ref().unwrap());
     }
-    // The cache is full, and keeps one of four responses.
+    // Only one response is cached: two inputs are equal, and errors are not cached.
     let weight = cache.bytes(Tier::Memory);
     assert!(weight > 0 && weight < 1_000, "{weight}");
 }
