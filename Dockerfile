@@ -4,8 +4,8 @@
 #   docker run --gpus all --read-only --tmpfs /tmp --volume gemmule-cache:/home/gemmule/.cache \
 #       --publish 8080:8080 gemmule serve --model BAAI/bge-small-en-v1.5 --host 0.0.0.0
 #
-# The image has the binary and NVRTC, and no CUDA toolkit. The driver comes from the host, by the NVIDIA Container Toolkit. Nothing
-# is written outside of /tmp and /home/gemmule/.cache, which holds compiled kernels and models of the hub.
+# The image contains the binary and NVRTC, but no CUDA toolkit. The NVIDIA Container Toolkit provides the host's driver. The server
+# writes only to /tmp and to /home/gemmule/.cache, which holds compiled kernels and models of the hub.
 
 FROM rust:1-slim-bookworm AS build
 WORKDIR /src
@@ -34,7 +34,8 @@ USER 10001:10001
 WORKDIR /home/gemmule
 VOLUME /home/gemmule/.cache
 EXPOSE 8080
-# The image has no client of HTTP. Kubernetes asks by itself (deploy/kubernetes.yaml) and ignores this.
+# bash sends the request, because the image has no HTTP client. Kubernetes ignores HEALTHCHECK and uses its own probes
+# (deploy/kubernetes.yaml).
 HEALTHCHECK --interval=10s --timeout=5s --start-period=5m \
     CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/8080 && printf 'GET /ready HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n' >&3 && read -r _ status _ <&3 && [ \"$status\" = 200 ]"]
 ENTRYPOINT ["gemmule"]

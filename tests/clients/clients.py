@@ -32,7 +32,7 @@ def raises(error, ask):
 
 def official():
     client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
-    # The client asks for base64 unless it is told otherwise.
+    # By default, the client requests base64.
     coded = client.embeddings.create(model=EMBEDDER, input=TEXTS)
     plain = client.embeddings.create(model=EMBEDDER, input=TEXTS, encoding_format="float")
     vectors = np.array([item.embedding for item in plain.data])
@@ -68,7 +68,7 @@ def official():
     assert "".join(part.choices[0].delta.content or "" for part in parts) == content
     assert parts[-1].choices[0].finish_reason == "length"
 
-    # Fields that say nothing of the text, and those of other servers that are off.
+    # Fields that do not affect the text, and fields of other servers with neutral values.
     marks = dict(user="me", metadata={"a": "b"}, store=False, service_tier="auto", safety_identifier="x", prompt_cache_key="y")
     off = dict(top_k=-1, repetition_penalty=1.0, min_p=0, guided_json=None, mirostat=0)
     same = client.chat.completions.create(**asked, **marks, response_format={"type": "text"}, extra_body=off)
@@ -96,7 +96,7 @@ def hugging_face(vectors, content):
     close(one[0], vectors[0])
     scores = client.sentence_similarity(TEXTS[0], TEXTS[1:], model=f"{URL}/similarity")
     close(scores, vectors[1:] @ vectors[0], 1e-5)
-    # The base address: the route that fits the model and the body answers.
+    # The base address forwards to the route that fits the model and the body.
     rows = client.feature_extraction(TEXTS, model=URL, normalize=True, truncate=True, truncation_direction="left")
     close(rows, vectors)
     scores = client.sentence_similarity(TEXTS[0], TEXTS[1:], model=URL)
@@ -111,7 +111,7 @@ def hugging_face(vectors, content):
 
 def langchain(vectors, text, content):
     asked = dict(base_url=f"{URL}/v1", api_key=KEY)
-    # Else it sends the ids of OpenAI's tokenizer, which are of no use to another model; the server's error says so.
+    # Otherwise, the client sends ids of OpenAI's tokenizer. The server's error explains that other models cannot use these.
     embedder = OpenAIEmbeddings(model=EMBEDDER, check_embedding_ctx_length=False, **asked)
     close(embedder.embed_documents(TEXTS), vectors)
     close(embedder.embed_query(TEXTS[2]), vectors[2])

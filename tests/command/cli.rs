@@ -1,4 +1,4 @@
-//! The command line as a user has it: every subcommand, and what it says when something is wrong.
+//! Tests of the command line: every subcommand, and its error messages.
 
 use std::{
     path::{Path, PathBuf},
@@ -13,7 +13,7 @@ use crate::common::{
 use gemmule::DType;
 use insta::assert_snapshot;
 
-/// A tiny checkpoint with its config, and a place for files.
+/// A folder with a tiny checkpoint, its config.json and other files.
 struct Cli(Folder);
 
 impl Cli {
@@ -25,14 +25,14 @@ impl Cli {
         self.output_with(args, &[])
     }
 
-    /// With these variables, too; an empty one counts as not set.
+    /// Runs the command with additional environment variables. An empty value counts as not set.
     fn output_with(&self, args: &[&str], variables: &[(&str, &str)]) -> (bool, String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gemmule"));
         let command = with_nvrtc(&mut command).args(args);
         said(&self.0, command.envs(variables.iter().copied()))
     }
 
-    /// What a command that succeeds prints.
+    /// Returns the output of a command that succeeds.
     #[track_caller]
     fn ok(&self, args: &[&str]) -> String {
         let (success, out, errors) = self.output(args);
@@ -40,7 +40,7 @@ impl Cli {
         out
     }
 
-    /// What a command that fails says, on one line.
+    /// Returns the error of a command that fails, on one line.
     #[track_caller]
     fn error(&self, args: &[&str]) -> String {
         let (success, out, errors) = self.output(args);
@@ -48,7 +48,7 @@ impl Cli {
         on_one_line(&errors)
     }
 
-    /// Runs the tiny model on a file of ids.
+    /// Returns the error of running the tiny model on a file of ids.
     #[track_caller]
     fn ids_error(&self, ids: &str) -> String {
         self.0.write("ids.json", ids);
@@ -210,7 +210,7 @@ fn the_launches_of_a_batch_are_explained() {
     );
     assert!(fused.contains(" µs\n"), "{fused}");
     let (separate, n_separate) = explain(&["--lengths", "7,9", "--no-fused-launches"]);
-    // The embeddings, seven launches for each of twelve layers, and the pool.
+    // One launch for the embeddings, seven for each of the twelve layers, and one for the pooling.
     assert_eq!(n_separate, 2 + 7 * 12, "{separate}");
     assert!(n_fused < n_separate, "{fused}");
 }
@@ -232,7 +232,7 @@ fn the_stages_are_shown() {
             "--output",
             "pooler_output",
         ]);
-    // Passes for models that write, and for caps of scores.
+    // Models that use the passes for text generation and for soft caps of scores.
     for (name, config) in [("qwen3", "qwen3_h192a6"), ("gemma2", "gemma2_head24")] {
         let references = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/references");
         let config = format!("{references}/{config}.json");
@@ -261,7 +261,7 @@ fn a_plan_is_shown_and_drawn() {
         "plan.svg",
     ];
     assert_snapshot!("plan", cli.ok(&args));
-    // The plan of the exact lengths, as the CPU makes it.
+    // A plan for the exact lengths, as on the CPU.
     let exact = cli.ok(&[&args[..], &["--exact"]].concat());
     assert!(exact.contains("87 tokens in 3 sequences, f16\nchunks:"));
     let svg = std::fs::read_to_string(cli.0.file("plan.svg")).expect("it was drawn");
@@ -387,7 +387,7 @@ fn an_encoder_is_timed_on_the_sets_that_it_serves() {
     );
     assert!(rows[0]["ms"].as_f64().is_some_and(|ms| ms > 0.0));
     assert_snapshot!(cli.error(&[&encoder[..], &["--sets", "raged"]].concat()), @"× there is no set `raged` (did you mean `ragged`?); there are ragged, long");
-    // Peers and figures are the other program's.
+    // Comparisons with peers and figures belong to `gemmule-bench`.
     assert!(
         cli.error(&[&encoder[..], &["--peers"]].concat())
             .contains("unexpected argument '--peers'")
@@ -597,8 +597,8 @@ fn shells_and_man_know_all_commands() {
     );
 }
 
-/// What an archive or a repository could bring with it is not run: a library where this project keeps
-/// its own, and an interpreter.
+/// Checks that gemmule runs no libraries or interpreters that an archive or a repository could bring: a library in `.gemmule`, or an
+/// interpreter in the current folder.
 #[cfg(unix)]
 #[test]
 fn nothing_of_the_current_folder_is_run() {
@@ -634,7 +634,7 @@ fn nothing_of_the_current_folder_is_run() {
     VIRTUAL_ENV, .gemmule/venv: not searched, because a relative path depends on the current folder; make it absolute
     ");
     assert!(!out.contains("[dir]"), "{out}");
-    // The driver is found by the same path.
+    // The driver is searched in the same path.
     cli.0.write("ids.json", "[[1, 2]]");
     let run = ["run", "bert", "--weights", ".", "--device", "cuda"];
     let run = [&run[..], &["--ids", "ids.json"]].concat();
@@ -654,7 +654,7 @@ fn the_doctor_names_a_cache_that_others_may_write_to() {
     std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o1777)).expect("ours");
     let cache = cli.0.file("cache").display().to_string();
     let (_, out, _) = cli.output_with(&["doctor"], &[("GEMMULE_CACHE", &cache)]);
-    // The third column of the row, which is broken into lines.
+    // Text of the third column of the table's row, which spans several lines.
     let rows = out.lines().skip_while(|line| !line.starts_with("│ cache"));
     let rows = rows.take_while(|line| !line.starts_with("│ CPU"));
     let advice: Vec<&str> = rows
@@ -688,7 +688,7 @@ fn unknown_names_are_answered_with_known_ones() {
 #[test]
 fn a_text_that_no_kernel_has_is_no_check_of_nothing() {
     let cli = Cli::new();
-    // Before a device is looked for, so that it is told on any machine.
+    // This error precedes the search for a device, so it appears on any machine.
     let error = cli.error(&["kernels", "check", "--only", "layer_norm"]);
     let known = error
         .split("no kernel has `layer_norm` in its symbol; expected a part of one of the ")
@@ -775,7 +775,7 @@ fn a_bad_checkpoint_is_refused_before_anything_else() {
     assert_snapshot!(cli.ids_error("[[1]]"), @r#"× shapes do not match: `layer.0.query_heads` (split_heads): a width of 15 does not divide into 2 heads; operands are `layer.0.query` [tokens, 15] ╭─[bert.ron:83:21] 82 bias: "encoder.layer.{i}.attention.self.value.bias")), 83 Let("query_heads", split_heads(x: "query", heads: "heads")), · ──────┬────── · ╰── computed here 84 Let("key_heads", split_heads(x: "key", heads: "heads")), ╰──── help: `layer.0.query` holds 15 values for each token"#);
 }
 
-/// Timings by which one kernel takes far longer than any other, in a file.
+/// Writes a file of timings in which one kernel takes far longer than all others.
 fn write_timings(cli: &Cli, file: &str, on: &gemmule::engine::TimedOn, kernel: &str) {
     let mut timings = gemmule::select::Timings::default();
     timings.add(kernel, 64, 1e6);
@@ -833,7 +833,7 @@ fn kernels_are_timed_on_a_card_only_and_timings_of_another_are_refused() {
         text.contains("they were measured with NVRTC 1.2, and this is"),
         "{text}"
     );
-    // Whatever is in an artifact was chosen when it was compiled.
+    // The kernels of an artifact were selected when it was compiled.
     let artifact =
         gemmule::engine::Artifact::of(crate::common::tiny_compiled(DType::F32), Vec::new());
     artifact.write(&cli.0.file("tiny")).expect("it is written");
@@ -869,7 +869,7 @@ fn a_card_that_is_named_need_not_be_there_and_must_be_one() {
     }
     assert_snapshot!(emit(&["--card", "h20"]).1, @"× `h20` is not a card that gemmule describes; the nearest is `h200`; expected one of a10, a100, b200, h100_pcie, h100_sxm, h200, l4, l40s, rtx4090, rtx5090");
     assert_snapshot!(emit(&["--card", "h200", "--arch", "sm_80"]).1, @"× the card h200 has compute capability 9.0, and its code does not run on sm_80; omit one of the two help: leave --card or --arch out");
-    // Hopper's instructions are for one target alone.
+    // Code with Hopper's instructions supports only one target.
     let compile = [
         "compile",
         "bert",
@@ -887,7 +887,7 @@ fn a_card_that_is_named_need_not_be_there_and_must_be_one() {
 #[test]
 fn launches_are_those_of_each_operator_where_that_is_asked_for() {
     let cli = Cli::new();
-    // Wide enough for kernels that cover several operators.
+    // These widths are large enough for kernels that cover several operators.
     let config = tiny_config().to_string();
     let wide = config.replace("\"hidden_size\":16", "\"hidden_size\":768");
     let wide = wide.replace("\"intermediate_size\":32", "\"intermediate_size\":3072");
@@ -937,7 +937,7 @@ fn source_is_written_of_the_kernels_that_timings_choose() {
         .iter()
         .map(|kernel| kernel.as_kernel().symbol())
         .collect();
-    // One that serves few rows alone, else it would be kept for others.
+    // Select a kernel that only serves few rows. Any other kernel would be kept for larger batches.
     let few = gemmule::tensor::Extents::of(&[1; 64]).expect("a batch");
     let launched = compiled.program.steps.iter().find_map(|step| {
         let name = &names[*step.dispatch.at(&few)?];
@@ -964,7 +964,7 @@ fn source_is_written_of_the_kernels_that_timings_choose() {
         &["--card", &options.machine.name, "-o", "untimed"],
     ]
     .concat());
-    // Whichever NVRTC they were measured with: no code is made. Without a card they say which.
+    // Without `--arch`, no code is compiled, so timings of any NVRTC are accepted. Without `--card`, the timings determine the card.
     cli.ok(&[&emit[..], &["--timings", "timings.ron", "-o", "timed"]].concat());
     assert_ne!(files("untimed"), files("timed"));
     let other = ["--timings", "timings.ron", "--arch", "sm_80", "-o", "x"];
@@ -1004,7 +1004,7 @@ fn an_invariant_model_gives_a_sequence_the_same_values_in_every_batch() {
     );
 }
 
-/// `gemmule kernels list | head -1` ends without a complaint.
+/// Checks that `gemmule kernels list | head -1` ends without an error message.
 #[test]
 fn a_reader_that_closes_the_pipe_ends_the_program_quietly() {
     let mut program = Command::new(env!("CARGO_BIN_EXE_gemmule"))
@@ -1019,7 +1019,7 @@ fn a_reader_that_closes_the_pipe_ends_the_program_quietly() {
     assert!(output.status.success());
 }
 
-/// A folder that is published with the project's tests.
+/// Returns a folder of `tests/checkpoints`.
 fn published(name: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/checkpoints")
@@ -1035,7 +1035,7 @@ fn every_folder_that_runs_is_sound() {
     for folder in std::fs::read_dir(&folders).expect("it is there") {
         let folder = folder.expect("it is read").path();
         let name = folder.file_name().and_then(|name| name.to_str());
-        // These pool in a way that is refused.
+        // Folders whose pooling is refused.
         if !folder.is_dir() || matches!(name, Some("st-sqrt" | "st-weighted")) {
             continue;
         }
@@ -1074,7 +1074,7 @@ fn a_folder_runs_without_model_and_pairs_are_scored() {
         prompted["lens"],
         run("st-mean", &["--text", "Rain", "--prompt", "find: "])["lens"]
     );
-    // As `CrossEncoder.predict` has it, of one pair and of a file.
+    // The scores are those of `CrossEncoder.predict`, for one pair and for a file.
     let text = std::fs::read_to_string(Path::new(&published("ce-one")).join("expected.json"));
     let expected: serde_json::Value =
         serde_json::from_str(&text.expect("it is there")).expect("JSON");
@@ -1243,7 +1243,7 @@ fn a_check_with_a_folder_looks_at_its_weights_and_at_every_output() {
         error.contains("leaves out `bert.encoder.layer.1."),
         "{error}"
     );
-    // An output of a user's own that does not fit is the description's fault, though it is not the default.
+    // If a shape in a changed description does not fit, the description is at fault, even if the output is not the default.
     let bert = gemmule::model::Description::shipped_source("bert").expect("it is shipped");
     let broken = bert.replace(
         "tanh(x: \"pooler_dense\")",
@@ -1254,7 +1254,7 @@ fn a_check_with_a_folder_looks_at_its_weights_and_at_every_output() {
     assert!(error.contains("pooler_output"), "{error}");
 }
 
-/// Compares the generated table of `docs/models.md`. With `INSTA_UPDATE=always` it is renewed.
+/// Compares the generated table of `docs/models.md`. `INSTA_UPDATE=always` updates it.
 #[test]
 fn the_table_of_models_in_the_documents_is_that_of_the_descriptions() {
     let table = Cli::new().ok(&["models", "--markdown"]);

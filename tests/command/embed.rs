@@ -1,4 +1,4 @@
-//! `gemmule embed` on files of texts.
+//! Tests of `gemmule embed` on files of texts.
 use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
@@ -19,7 +19,7 @@ fn checkpoint() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/st-mean")
 }
 
-/// Runs `gemmule embed` in a folder, with two rows in a window.
+/// Runs `gemmule embed` in a folder, with windows of two rows.
 fn embed(folder: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_gemmule"))
         .arg("embed")
@@ -32,7 +32,7 @@ fn embed(folder: &Path, args: &[&str]) -> Output {
         .expect("it starts")
 }
 
-/// A folder with `corpus.jsonl`: the texts, and a row without one after the first.
+/// Creates a folder with `corpus.jsonl`, which contains the texts and, after the first text, a row without a text.
 fn corpus() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("room for a folder");
     let mut rows: Vec<String> = TEXTS
@@ -69,7 +69,7 @@ fn vectors_are_those_of_the_library_and_bad_rows_are_listed() {
             "id",
         ],
     );
-    // A row without a vector is a failure that the exit code tells.
+    // The exit code reports that a row has no vector.
     assert_eq!(out.status.code(), Some(1), "{out:?}");
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(said.contains("1 rows have no vector"), "{said}");

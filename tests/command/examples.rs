@@ -1,12 +1,11 @@
-//! The programs in `examples/` run and print what they promise. Cargo has built them: it builds
-//! examples for `cargo test`, beside the binaries.
+//! Checks that the programs in `examples/` run and print the expected output. `cargo test` builds the examples.
 
 use std::{
     path::{Path, PathBuf},
     process::Command,
 };
 
-/// The checkpoint of all-MiniLM-L6-v2 that `make setup` installs.
+/// Returns the folder of all-MiniLM-L6-v2, which `make setup` installs.
 fn minilm() -> PathBuf {
     if let Ok(folder) = std::env::var("GEMMULE_CHECKPOINT_MINILM") {
         return folder.into();
@@ -59,7 +58,7 @@ fn a_description_of_ones_own_runs_and_is_explained_once_for_all_layers_that_are_
         String::from_utf8(output.stdout).expect("text")
     };
     let explained = run("explain", &[]);
-    // Of six layers, whatever each attends to.
+    // Attention is fused in all six layers, with and without a window.
     let attention: Vec<&str> = explained
         .lines()
         .filter(|line| line.contains("by fuse_attention"))
@@ -75,7 +74,8 @@ fn a_description_of_ones_own_runs_and_is_explained_once_for_all_layers_that_are_
     assert!(out.contains("sentence_embedding"), "{out}");
 }
 
-/// Two descriptions that differ in five lines, which `docs/describing.md` shows, compute what the descriptions of gemmule compute.
+/// Checks that two descriptions that differ in five lines, as shown in `docs/describing.md`, give the same results as the shipped
+/// descriptions.
 #[test]
 fn qwen2_is_llama_with_five_changed_lines() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -149,7 +149,7 @@ fn sentences_are_embedded_and_the_nearest_is_the_one_that_means_the_same() {
         assert_eq!(sentence, sentences[i]);
         number.parse().expect("a number")
     };
-    // As sentence-transformers has it: 1, about 0.9, about 0.
+    // The similarities are those of sentence-transformers: 1, about 0.9 and about 0.
     assert_eq!(similarity(0), 1.0);
     assert!(similarity(1) > 0.8, "{out}");
     assert!(similarity(2) < 0.3, "{out}");
@@ -177,7 +177,7 @@ fn an_architecture_of_ones_own_is_fused_and_runs() {
     ] {
         assert!(out.contains(part), "no `{part}` in:\n{out}");
     }
-    // What was not asked for is not computed.
+    // Outputs that were not requested are not computed.
     assert!(!out.contains("encoded [8, 64]"), "{out}");
 }
 
@@ -198,7 +198,7 @@ fn prompts_that_wait_for_room_are_written_like_the_others() {
 fn a_file_is_translated() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("lines.txt");
-    // More lines than are read at once.
+    // The file has more lines than are read at once.
     std::fs::write(&file, "42\n300\n".repeat(140)).expect("it is written");
     let file = file.to_str().expect("a plain path");
     let text = example("translate", &["tests/checkpoints/translator", file]);

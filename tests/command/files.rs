@@ -1,4 +1,4 @@
-//! `gemmule rerank`, `gemmule classify` and late interaction on files of texts.
+//! Tests of `gemmule rerank`, `gemmule classify` and late interaction on files of texts.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -35,7 +35,7 @@ fn engine(name: &str, output: Option<&str>) -> Engine {
     engine.build().expect("the checkpoint is valid")
 }
 
-/// A command on a file in a folder, with two rows in a window.
+/// Returns a command that runs on a file in a folder, with windows of two rows.
 fn command(folder: &Path, name: &str, model: &str, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gemmule"));
     command
@@ -56,7 +56,7 @@ fn run(folder: &Path, name: &str, model: &str, args: &[&str]) -> Output {
     output.expect("it starts")
 }
 
-/// Runs a command that fails, and returns its words on one line.
+/// Runs a command that fails, and returns its error on one line.
 fn refusal(folder: &Path, name: &str, model: &str, args: &[&str]) -> String {
     let output = run(folder, name, model, args);
     assert!(!output.status.success(), "{output:?}");
@@ -75,7 +75,8 @@ fn write(folder: &Path, name: &str, rows: impl IntoIterator<Item = Value>) {
     fs::write(folder.join(name), rows.collect::<String>()).expect("room");
 }
 
-/// A folder with `pairs.jsonl`: the pairs with their numbers, and rows without a query and with a number for a document.
+/// Creates a folder with `pairs.jsonl`, which contains numbered pairs, a row without a query, and a row with a number instead of a
+/// document.
 fn pairs() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("room for a folder");
     let pair = |(id, (query, document)): (usize, &(&str, &str))| json!({"id": id, "query": query, "document": document});
@@ -88,7 +89,7 @@ fn pairs() -> tempfile::TempDir {
     folder
 }
 
-/// A folder with `texts.jsonl`.
+/// Creates a folder with `texts.jsonl`.
 fn texts(texts: &[&str]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("room for a folder");
     let rows = texts.iter().map(|text| json!({"text": text}));
@@ -146,7 +147,7 @@ fn a_score_is_a_number_of_an_array_and_columns_have_names() {
     let first = f32::from_le_bytes(bytes[128..132].try_into().expect("4 bytes"));
     let expected = engine("ce-one", None).rerank("the cat", &["a cat sat on the mat"]);
     assert!((first - expected.expect("it is scored")[0]).abs() < 1e-5);
-    // An output is not replaced.
+    // An existing output is not replaced.
     let said = refusal(folder.path(), "rerank", "ce-one", &args);
     assert!(said.contains("`s.npy` exists"), "{said}");
     let args = ["--input", "p.csv", "--output", "t.npy"];
@@ -218,7 +219,7 @@ fn labels_are_those_of_the_library() {
         said.contains("cannot hold several columns (`label`, `score`)"),
         "{said}"
     );
-    // Options of files are not ignored without a file.
+    // Options for files are an error without a file.
     let args = ["--text", "a", "--keep-all"];
     let said = refusal(folder.path(), "classify", "hf-distil-seq", &args);
     assert!(said.contains("--input"), "{said}");
@@ -257,7 +258,7 @@ fn entities_and_any_labels_are_those_of_the_library() {
         "--label",
         "rain",
     ];
-    // Each label is a sequence of its own in batches of one.
+    // With batches of one sequence, each label is in a batch of its own.
     let args = [&args[..], &["--batch-tokens", "8"]].concat();
     let out = run(folder.path(), "classify", "ce-nli", &args);
     assert!(out.status.success(), "{out:?}");
@@ -324,7 +325,7 @@ fn vectors_of_tokens_are_those_of_the_library() {
     ];
     let said = refusal(folder.path(), "embed", "st-mean", &args);
     assert!(said.contains("--role is for models"), "{said}");
-    // BGE-M3 has vectors of tokens beside others.
+    // BGE-M3 computes token vectors in addition to other outputs.
     let args = [
         "--input",
         "texts.jsonl",
@@ -337,7 +338,7 @@ fn vectors_of_tokens_are_those_of_the_library() {
     assert!(out.status.success(), "{out:?}");
 }
 
-/// Texts of several lengths in several windows, some of which are refused.
+/// Writes texts of several lengths, enough for several windows. Some of them are refused.
 fn many(folder: &Path, n: usize) {
     let words = "the cat sat on a mat and the dog ran into the rain";
     let row = |at: usize| match at % 11 {
@@ -369,7 +370,7 @@ fn several_devices_write_what_one_writes() {
         "--keep",
         "id",
     ];
-    // The default of the test would be given twice.
+    // The helper `command` sets `--window-rows`, which may be given only once.
     let start = |devices: &str, output: &str| {
         let out = Command::new(env!("CARGO_BIN_EXE_gemmule"))
             .args(["embed", "--weights"])
@@ -433,7 +434,7 @@ fn texts_that_are_too_long_are_cut_or_refused() {
     assert_eq!(lines(&folder.path().join("v.jsonl")).len(), 1);
 }
 
-/// Kills runs after some windows until one ends, and compares the output with that of a run at once.
+/// Kills runs after some windows until one run finishes, and compares the output with that of an uninterrupted run.
 #[test]
 fn killed_runs_of_scores_and_labels_resume() {
     let folder = tempfile::tempdir().expect("room for a folder");

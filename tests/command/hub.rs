@@ -1,4 +1,4 @@
-//! Models by their names on the hub, which is a server of the test on this machine.
+//! Tests of models by name on the hub, which is a local server of the test.
 
 #[path = "../../crates/gemmule-hub/tests/server/mod.rs"]
 mod server;
@@ -24,7 +24,7 @@ fn checkpoint(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// A hub with one model, and a home folder of a user.
+/// A hub with one model, and a user's home folder.
 struct Hub {
     hub: Server,
     cdn: Server,
@@ -32,7 +32,7 @@ struct Hub {
 }
 
 impl Hub {
-    /// The model has the files of a checkpoint, and these.
+    /// Starts a hub whose model has the files of a checkpoint and additional files.
     fn with(name: &str, more: &[&str]) -> Self {
         let mut files: Files = files_of(&checkpoint(name));
         for name in more {
@@ -52,7 +52,7 @@ impl Hub {
         command
     }
 
-    /// Lets a program use this hub and the user's cache, whatever the environment of the tests.
+    /// Makes a program use this hub and the user's cache, whatever the environment of the tests.
     fn configured(&self, mut command: Command) -> Command {
         for name in [
             "HF_HUB_CACHE",
@@ -74,7 +74,7 @@ impl Hub {
         command
     }
 
-    /// Returns what a command that succeeds prints.
+    /// Returns the output of a command that succeeds.
     #[track_caller]
     fn ok(&self, args: &[&str]) -> String {
         let (success, out, errors) = said(&self.home, &mut self.command(args));
@@ -95,7 +95,7 @@ impl Hub {
         on_one_line(&errors.replace(&self.hub.url, "[hub]"))
     }
 
-    /// Returns the names of the files that were asked for since the last call, sorted.
+    /// Returns the sorted names of the files that were requested since the last call.
     fn fetched(&self) -> Vec<String> {
         let requests = self.hub.requests();
         let names = requests
@@ -109,7 +109,8 @@ impl Hub {
     }
 }
 
-/// A Python with huggingface_hub, which `make test` installs with the clients of the server. Its absence is an error in CI.
+/// Returns a Python with huggingface_hub, which `make test` installs together with the clients of the server. In CI, its absence is an
+/// error.
 fn python() -> Option<PathBuf> {
     let set = std::env::var_os("GEMMULE_CLIENTS").map(PathBuf::from);
     let own = || Path::new(env!("CARGO_MANIFEST_DIR")).join(".gemmule/clients");
@@ -127,7 +128,7 @@ fn python() -> Option<PathBuf> {
 }
 
 impl Hub {
-    /// Runs a script of Python's huggingface_hub, and returns what it prints.
+    /// Runs a Python script that uses huggingface_hub, and returns its output.
     #[track_caller]
     fn python(&self, python: &Path, script: &str) -> String {
         let mut command = self.configured(Command::new(python));
@@ -184,7 +185,7 @@ fn a_model_is_fetched_once_and_then_runs_offline() {
     let folder = checkpoint("st-dense");
     let local = hub.ok(&by(&["--weights", folder.to_str().unwrap()]));
     assert_eq!(outputs(&found), outputs(&local));
-    // A second run asks for the list of files, and one offline for nothing.
+    // A second run only requests the list of files. An offline run requests nothing.
     assert_eq!(outputs(&hub.ok(&by(&[MODEL]))), outputs(&local));
     assert_eq!(hub.hub.requests().len(), 1);
     assert_eq!(hub.fetched(), [""; 0]);
@@ -244,7 +245,7 @@ snapshot_download(model)
 ";
     let said = hub.python(&python, script);
     assert_eq!(said.trim(), format!("{MODEL} {} 12", server::COMMIT));
-    // Online, it fetches the two files that gemmule does not read, in any order.
+    // With access to the hub, it only downloads the two files that gemmule does not read, in any order.
     let requests = [hub.hub.requests(), hub.cdn.requests()].concat();
     let got = requests.iter().filter(|r| r.method == "GET");
     let got = got.filter(|r| !r.target.starts_with("/api/"));
@@ -309,7 +310,7 @@ fn the_library_fetches_a_model() {
         builder.build().unwrap().embed(&["a quick test"]).unwrap()
     };
     assert_eq!(embed(&folder), embed(&checkpoint("st-mean")));
-    // A name of another form is refused before anything is asked for.
+    // A name in another form is refused before any request.
     let error = Engine::from_hub("all-MiniLM-L6-v2").err().unwrap();
     assert!(
         matches!(error, EngineError::Hub(hub::HubError::BadId { .. })),

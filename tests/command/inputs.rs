@@ -1,5 +1,5 @@
-//! Inputs as an attacker or bad luck has them, through the command line: pipes, devices without an end,
-//! names that steer a terminal, limits of the system, a standard error that nobody reads.
+//! Tests of hostile or unusual inputs through the command line: pipes, endless devices, names with terminal escapes, system limits, and a
+//! standard error that nobody reads.
 
 use std::{os::unix::process::ExitStatusExt, process::Command};
 
@@ -8,14 +8,14 @@ use gemmule::DType;
 use insta::assert_snapshot;
 use serde_json::json;
 
-/// What a run in a shell ended with.
+/// Result of a command line in a shell.
 struct Ended {
     code: i32,
     out: String,
     errors: String,
 }
 
-/// A tiny checkpoint, its ids, and a shell in its folder.
+/// A folder with a tiny checkpoint and its ids, in which a shell runs.
 struct Shell(Folder);
 
 impl Shell {
@@ -25,7 +25,7 @@ impl Shell {
         Self(folder)
     }
 
-    /// Runs a line of shell in which `gemmule` is the program.
+    /// Runs a command line in a shell in which `gemmule` is the program.
     #[track_caller]
     fn run(&self, line: &str) -> Ended {
         let output = Command::new("bash")
@@ -63,7 +63,7 @@ impl Shell {
         ended.out
     }
 
-    /// What a line that fails says, on one line.
+    /// Returns the error of a command line that fails, on one line.
     #[track_caller]
     fn error(&self, line: &str) -> String {
         let ended = self.run(line);
@@ -110,7 +110,7 @@ fn files_without_an_end_are_errors() {
     assert_snapshot!(shell.error("gemmule check /dev/zero"), @"× `/dev/zero` is larger than 128 KiB, the size limit of a description; check that it is the right file");
     assert_snapshot!(shell.error("gemmule check bert --config /dev/zero"), @"× `/dev/zero` is larger than 16 MiB, the size limit of a config.json; check that it is the right file");
     assert_snapshot!(shell.error("gemmule emit bert --weights . --timings /dev/zero"), @"× `/dev/zero` is larger than 16 MiB, the size limit of a timings file; check that it is the right file");
-    // Beyond the memory that there is, where the limit is above it.
+    // Memory runs out before the size limit is reached.
     let limited = |line: &str| shell.error(&format!("ulimit -v 700000; {line}"));
     assert_snapshot!(limited(&format!("{RUN} --ids /dev/zero")), @"× `/dev/zero` cannot be read ╰─▶ out of memory");
     assert_snapshot!(limited(&format!("{RUN} --texts-file /dev/zero")), @"× `/dev/zero` cannot be read ╰─▶ out of memory");
@@ -125,7 +125,7 @@ fn weights_that_no_memory_holds_are_an_error() {
     shell.0.write("large.json", config.to_string());
     let run = "gemmule run bert --config large.json --random-weights 1 --device cpu --ids ids.json";
     assert_snapshot!(shell.error(&format!("ulimit -v 1000000; {run}")), @"× out of memory for the tensor `embeddings.word_embeddings.weight`, which takes 1280000000 bytes; are its sizes right? Free memory, or use a smaller model");
-    // 2⁴⁰ elements, the most that a description may have of one.
+    // A tensor of 2⁴⁰ elements, the max in a description.
     config["vocab_size"] = json!(1 << 20);
     config["hidden_size"] = json!(1 << 20);
     shell.0.write("large.json", config.to_string());
@@ -135,7 +135,7 @@ fn weights_that_no_memory_holds_are_an_error() {
 #[test]
 fn threads_that_cannot_start_are_an_error() {
     let shell = Shell::new();
-    // The first stack does not fit, which rayon is told as where there are too many processes.
+    // The stack of the first thread does not fit in memory, which rayon reports like too many processes.
     let limits = "ulimit -v 1000000; RUST_MIN_STACK=100000000000 RAYON_NUM_THREADS=2";
     let line = format!("{limits} {RUN} --ids ids.json");
     assert_snapshot!(shell.error(&line), @"× the threads of the pool cannot be started: Resource temporarily unavailable (os error 11); use fewer (RAYON_NUM_THREADS), or raise the limit on processes (`ulimit -u`) or on memory help: --threads sets their number");
@@ -157,11 +157,11 @@ fn a_closed_or_full_standard_error_changes_no_exit_code() {
                 .contains("sentence_embedding")
         );
     }
-    // A warning goes there too.
+    // A warning is also written to standard error.
     let mut tensors = tiny_tensors(DType::F32);
     let table = "embeddings.word_embeddings.weight";
     let tensor = tensors.get_mut(table).expect("it is there");
-    // The row of token 7, which the batch has not.
+    // This NaN is in the embedding of token 7, which is not in the batch.
     tensor.bytes[7 * 16 * 4..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
     crate::common::write_tensors(&shell.0.file("model.safetensors"), &tensors);
     for to in ["2>&-", "2>/dev/full"] {
@@ -176,7 +176,7 @@ fn values_that_are_no_numbers_are_an_error_in_every_form() {
     let table = tensors
         .get_mut("embeddings.word_embeddings.weight")
         .expect("it is there");
-    // The row of token 19, which the second sequence has.
+    // This NaN is in the embedding of token 19, which is in the second sequence.
     table.bytes[19 * 16 * 4..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
     crate::common::write_tensors(&shell.0.file("model.safetensors"), &tensors);
     let run = format!("{RUN} --ids ids.json 2> >(grep -v WARN >&2)");
@@ -188,7 +188,7 @@ fn values_that_are_no_numbers_are_an_error_in_every_form() {
             .code,
         1
     );
-    // Without that token there is nothing wrong.
+    // Without token 19, all values are finite.
     shell.0.write("ids.json", "[[1, 2, 3]]");
     assert!(
         !shell
@@ -203,7 +203,7 @@ fn what_is_missing_is_said_before_kernels_are_compiled() {
     assert_snapshot!(shell.error(RUN), @"× there is no input; give --text, --texts-file, --pair, --pairs-file or --ids");
     shell.0.write("texts", "\n \n");
     assert_snapshot!(shell.error(&format!("{RUN} --texts-file texts")), @"× `texts` has no text; expected one per line");
-    // Also before weights are looked for.
+    // The missing tokenizer is reported before the missing weights.
     std::fs::remove_file(shell.0.file("model.safetensors")).expect("it was there");
     assert_snapshot!(shell.error(&format!("{RUN} --text a")), @"× `.` has no tokenizer.json; expected one, or a SentencePiece model with the vocab.json of its ids: source.spm, or sentencepiece.bpe.model");
     shell.0.write(
@@ -235,7 +235,7 @@ fn names_do_not_steer_a_terminal() {
     config["hidden_act"] = json!(evil);
     shell.0.write("evil.json", config.to_string());
     assert_snapshot!(shell.error("gemmule check bert --config evil.json"), @r#"× config.json: `hidden_act`: the activation `a\u{1b}[2J\u{9b}31m\u{202e}b` is not known ╭─[bert.ron:52:17] 51 activations: { 52 "act": [Key("hidden_act"), "gelu"], · ────────┬──────── · ╰── config.json gives `a\u{1b}[2J\u{9b}31m\u{202e}b` 53 }, ╰──── help: a different function would change the model; the known ones are `gelu`, `gelu_python`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `tanh`, `silu`, `swish` and `quick_gelu`"#);
-    // A description may spell such a name with escapes: its graph is shown, and an error quotes it escaped.
+    // A description may write such a name with escapes. The graph shows it, and an error quotes it in escaped form.
     let named = include_str!("../../models/bert.ron")
         .replace("\"embeddings.LayerNorm.bias\"", "\"evil\\u{1b}[2J\\u{9b}\"");
     shell.0.write("model.ron", &named);

@@ -1,4 +1,4 @@
-//! The command line, as a user runs it.
+//! Tests of the command line, run as a separate process.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,5 +1,5 @@
-//! The command line on a small Marian model that was trained (`scripts/train_translator.py`): numbers in words, as transformers
-//! writes them.
+//! Tests of the command line with a small trained Marian model that spells out numbers (`scripts/train_translator.py`). The results are
+//! those of transformers.
 
 use std::{
     path::Path,
@@ -32,7 +32,7 @@ fn done(args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// What transformers made of each source.
+/// Returns the stored results of transformers for each source.
 fn written(folder: &str) -> Vec<Value> {
     let file = Path::new(folder).join("written.json");
     let text = std::fs::read_to_string(file).expect("it is there");
@@ -51,7 +51,7 @@ fn tokens_and_scores_are_those_of_transformers() {
     assert_eq!(asked.decoder_start, Some(0));
 }
 
-/// Folders as they are published, of random weights (`scripts/translators.py`).
+/// Checks folders as they are published, with random weights (`scripts/translators.py`).
 #[test]
 fn a_folder_with_sentence_pieces_and_forced_and_bad_words_writes_as_transformers() {
     let asked = writes_as_transformers("tests/checkpoints/hf-marian");
@@ -75,7 +75,7 @@ fn a_folder_with_biases_by_distance_writes_as_transformers() {
     assert_eq!(asked.rules.no_repeat_ngram, 3);
 }
 
-/// Compares what is written with the stored tokens and scores; what the folder asks for.
+/// Compares generated tokens and scores with the stored ones. Returns the generation settings of the folder.
 #[track_caller]
 fn writes_as_transformers(name: &str) -> SamplingParams {
     let engine = Engine::from_checkpoint(name).device(DeviceChoice::Cpu);
@@ -122,7 +122,7 @@ fn a_file_is_translated_line_by_line_in_its_order() {
         .iter()
         .filter_map(|w| w["source"].as_str())
         .collect();
-    // A line without text stays one.
+    // Each line without text results in an empty line.
     std::fs::write(&source, texts.join("\n\n") + "\n").expect("it is written");
     let wanted: Vec<&str> = written.iter().filter_map(|w| w["text"].as_str()).collect();
     let wanted = wanted.join("\n\n") + "\n";
@@ -137,7 +137,7 @@ fn a_file_is_translated_line_by_line_in_its_order() {
         std::fs::read_to_string(&output).expect("it is there"),
         wanted
     );
-    // The language token of other models; here any token may be forced.
+    // Other models force a language token. Here, any token can be forced.
     let forced = done(&[&translate[..], &["--forced-bos", "nine"]].concat());
     assert!(
         forced
@@ -193,7 +193,7 @@ fn what_cannot_be_is_said() {
     assert!(unknown.contains("has no token `__de__`"), "{unknown}");
     let writer = of("tests/checkpoints/writer", &[]);
     assert!(writer.contains("gemmule generate"), "{writer}");
-    // Pieces that are no SentencePiece model.
+    // SentencePiece files without any pieces.
     for file in ["config.json", "generation_config.json", "model.safetensors"] {
         std::fs::copy(Path::new(FOLDER).join(file), folder.path().join(file)).expect("a copy");
     }
@@ -219,7 +219,7 @@ fn a_line_that_is_too_long_fails_alone() {
     assert_eq!(text, "seven\n\nfour thousand two hundred seventeen\n");
     let errors = String::from_utf8(output.stderr).expect("text");
     assert!(errors.contains("line 2 failed: "), "{errors}");
-    // A target that is too long is no fault of a prompt.
+    // A limit of new tokens that is too large is an error of the request, not of a single line.
     let long = ["--max-new", "64"];
     let translate = ["translate", "--weights", FOLDER, "--source-file", source];
     let output = gemmule(&[&translate[..], &long].concat());
@@ -261,7 +261,7 @@ fn options_that_say_nothing_without_another_are_refused() {
 
 #[test]
 fn a_search_stops_as_early_as_it_is_asked_to() {
-    // A penalty by which the longer is the better: only who goes on finds it.
+    // This length penalty favours long hypotheses, so only a search that continues finds the best one.
     let asked = ["--prompt", "9", "--beams", "3", "--length-penalty", "8"];
     let of = |early: &[&str]| {
         let args = ["generate", "--weights", FOLDER];
@@ -274,7 +274,7 @@ fn a_search_stops_as_early_as_it_is_asked_to() {
     assert!(never.starts_with("nine hundred"), "{never}");
 }
 
-/// A copy of a folder with other files.
+/// Copies a folder, and replaces or adds some files.
 fn copy_of(folder: &str, changed: &[(&str, &str)]) -> tempfile::TempDir {
     let copy = tempfile::tempdir().expect("a folder");
     for entry in std::fs::read_dir(folder).expect("the checkpoint") {
@@ -337,7 +337,7 @@ fn a_text_has_as_many_tokens_as_its_folder_allows() {
         let n = text["tokens"].as_array().expect("a list").len();
         (n, text["reason"].as_str().expect("a reason").to_owned())
     };
-    // No token ends a text: the token before the first new one counts, and no more come than there are positions.
+    // `min_new_tokens` prevents the end of a text. The start token counts towards `max_length`, and the model's positions limit the text.
     let of = |more: &str| format!(r#"{{"eos_token_id": 1, "min_new_tokens": 99{more}}}"#);
     assert_eq!(tokens(&of("")), (63, "length".to_owned()));
     assert_eq!(

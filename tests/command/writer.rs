@@ -1,4 +1,4 @@
-//! The command line on a small GPT-2 that was trained (`scripts/train_writer.py`): real text, as transformers writes it.
+//! Tests of the command line with a small trained GPT-2 (`scripts/train_writer.py`). The texts are those of transformers.
 
 use std::{
     ops::ControlFlow,
@@ -49,7 +49,7 @@ fn json(args: &[&str]) -> Value {
     serde_json::from_str(&done(args)).expect("JSON")
 }
 
-/// What transformers made of each prompt.
+/// Returns the stored results of transformers for each prompt.
 fn written() -> Vec<Value> {
     let file = Path::new(FOLDER).join("written.json");
     let text = std::fs::read_to_string(file).expect("it is there");
@@ -60,7 +60,7 @@ fn text<'v>(value: &'v Value, key: &str) -> &'v str {
     value[key].as_str().expect("a text")
 }
 
-/// Each text of an answer beside what transformers made of its prompt.
+/// Pairs each generated text with the stored result of transformers for its prompt.
 fn pairs<'v>(got: &'v Value, want: &'v [Value]) -> impl Iterator<Item = (&'v Value, &'v Value)> {
     let texts = got["texts"].as_array().expect("a list");
     assert_eq!(texts.len(), want.len());
@@ -94,7 +94,7 @@ fn one_call_generates_what_the_command_generates() {
     for one in &written() {
         let prompt = text(one, "prompt");
         let got = engine.generate_text(prompt).expect("it generates");
-        // The folder's limit is 200 new tokens; transformers' text of 60 is its beginning.
+        // The folder allows 200 new tokens. The stored text of 60 tokens is the beginning of the generated text.
         assert!(got.starts_with(text(one, "text")), "{prompt}: {got}");
         let command = json(&["generate", "--prompt", prompt, "--json"]);
         assert_eq!(command["texts"][0]["text"], got, "{prompt}");
@@ -203,14 +203,14 @@ fn draws_are_instead_of_the_beams_of_a_folder() {
     }
 }
 
-/// The tokens of a text.
+/// Returns the tokens of a text.
 fn tokens_of(text: &str) -> Vec<u32> {
     let folder = Folder::open(Path::new(FOLDER)).expect("a folder");
     let encoder = TextEncoder::for_prompts(folder).expect("a tokenizer");
     encoder.prompts(&[text]).expect("ids").remove(0)
 }
 
-/// The tokens that the library writes behind a prompt.
+/// Returns the tokens that the library generates after a prompt.
 fn tokens_by(prompt: &str, change: impl FnOnce(&mut SamplingParams)) -> Vec<u32> {
     let engine = Engine::from_checkpoint(FOLDER).device(DeviceChoice::Cpu);
     let engine = engine.generating().build().expect("it loads");
@@ -222,7 +222,7 @@ fn tokens_by(prompt: &str, change: impl FnOnce(&mut SamplingParams)) -> Vec<u32>
     written.expect("it writes").remove(0).tokens
 }
 
-/// The command line sets what the library is told, and each option changes what is written.
+/// Checks that each option of the command line has the effect of the same setting in the library, and changes the tokens.
 #[test]
 fn each_option_is_the_setting_of_its_name() {
     let prompt = "It";
@@ -486,7 +486,7 @@ fn a_chat_template_writes_the_question_and_the_answer_alone_is_printed() {
         let name = file.file_name().expect("a name");
         std::fs::copy(&file, folder.path().join(name)).expect("it is copied");
     }
-    // A conversation in this template is the text that the checkpoint was asked to go on from.
+    // This template formats a conversation as the plain prompt.
     let template = "{% for message in messages %}{{ message.content }}{% endfor %}";
     let file = folder.path().join("chat_template.jinja");
     std::fs::write(file, template).expect("it is written");
@@ -508,7 +508,7 @@ fn a_chat_template_writes_the_question_and_the_answer_alone_is_printed() {
     assert_eq!(format!("{prompt}{asked}"), plain);
     let streamed = answer(&["generate", "--chat", "--stream", "--prompt", prompt]);
     assert_eq!(streamed, asked);
-    // Values for the template, and its refusal.
+    // A template that reads a value from `--chat-template-kwargs`, and refuses the conversation without it.
     let template = "{% if plain %}{{ messages[0].content }}{% else %}{{ raise_exception('not plain') }}{% endif %}";
     let file = folder.path().join("chat_template.jinja");
     std::fs::write(file, template).expect("it is written");
@@ -537,7 +537,7 @@ fn a_chat_template_writes_the_question_and_the_answer_alone_is_printed() {
     }
 }
 
-/// The changed settings of a case, in a folder with the config.json of a checkpoint.
+/// Creates a folder with the config.json of a checkpoint and the changed settings of a case.
 fn changed(folder: &Path, settings: &Value) -> tempfile::TempDir {
     let changed = tempfile::tempdir().expect("a folder");
     let file = "generation_config.json";
@@ -555,8 +555,8 @@ fn changed(folder: &Path, settings: &Value) -> tempfile::TempDir {
     changed
 }
 
-/// The new tokens of each prompt with each of the settings, or the message of the first refusal. All are written together, and equal
-/// settings once.
+/// Returns the new tokens of each prompt for each of the settings, or the first error. All requests run together, and equal settings run
+/// only once.
 fn tokens_with(
     engine: &Engine,
     prompts: &[Vec<u32>],
@@ -595,7 +595,7 @@ fn tokens_with(
     places.into_iter().map(|place| of_place(place?)).collect()
 }
 
-/// The settings of a folder are changed key by key (`scripts/generation_sweep.py`).
+/// Changes the keys of generation_config.json one by one (`scripts/generation_sweep.py`).
 #[test]
 fn every_setting_of_a_folder_gives_the_tokens_of_transformers_or_is_refused_by_name() {
     let file = std::fs::read_to_string("tests/references/generation_sweep.json");
@@ -615,7 +615,7 @@ fn every_setting_of_a_folder_gives_the_tokens_of_transformers_or_is_refused_by_n
         };
         let settings = cases.iter().map(|case| read(&case["settings"]));
         let mut settings: Vec<Result<SamplingParams, String>> = settings.collect();
-        // Transformers refuses some values that ask for nothing: they give what the file gives without the key.
+        // transformers refuses some values that have no effect. The expected tokens are then those without the key.
         let is_odd = |case: &&Value| case.get("tokens").is_none() && case["draws"] != true;
         settings.extend(cases.iter().filter(is_odd).map(|case| {
             let mut without = case["settings"].clone();
@@ -636,7 +636,7 @@ fn every_setting_of_a_folder_gives_the_tokens_of_transformers_or_is_refused_by_n
                 }
                 (Ok(got), Some(want), _) => assert_eq!(got, want, "{name}, {settings}"),
                 (Ok(_), None, Some(without)) => assert_eq!(got, without, "{name}, {settings}"),
-                // Draws are not compared.
+                // Random draws are not compared.
                 (Ok(_), None, None) => {}
             }
         }

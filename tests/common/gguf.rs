@@ -1,4 +1,4 @@
-//! GGUF files of published folders, as the converter of llama.cpp writes them.
+//! Writes GGUF files for published folders, like the converter of llama.cpp.
 #![allow(
     dead_code,
     reason = "each test file is a crate of its own and uses a part"
@@ -10,16 +10,16 @@ use half::f16;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value as Json;
 
-/// Format of the matrices. Other tensors are F32.
+/// Format of matrices. Other tensors are F32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
     F32,
     F16,
-    /// Blocks of 32 elements. Matrices with rows of another length are F32.
+    /// Blocks of 32 elements. Matrices whose row length is not a multiple of 32 are F32.
     Q8,
 }
 
-/// A file in the making.
+/// Builder of a GGUF file.
 #[derive(Default)]
 pub struct Gguf {
     n_keys: u64,
@@ -143,7 +143,7 @@ fn json(folder: &Path, name: &str) -> Json {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// Adds the tensors of a safetensors file by the names that `stored` gives to the published ones.
+/// Adds the tensors of a safetensors file. `stored` maps published names to names in the GGUF file.
 fn add_tensors(gguf: &mut Gguf, file: &Path, stored: impl Fn(&str) -> Option<String>) {
     let bytes = std::fs::read(file).expect("it is there");
     let tensors = SafeTensors::deserialize(&bytes).expect("it is whole");
@@ -161,14 +161,14 @@ fn add_tensors(gguf: &mut Gguf, file: &Path, stored: impl Fn(&str) -> Option<Str
     }
 }
 
-/// Replaces the published parts of a name by those of llama.cpp.
+/// Replaces parts of a published name with those of llama.cpp.
 fn renamed(name: &str, parts: &[(&str, &str)]) -> String {
     parts
         .iter()
         .fold(name.to_owned(), |name, (from, to)| name.replace(from, to))
 }
 
-/// `tests/checkpoints/st-mean`: BERT with WordPiece, pooled by the mean.
+/// Returns the file of `tests/checkpoints/st-mean`: BERT with WordPiece and mean pooling.
 pub fn bert() -> Gguf {
     const NAMES: [(&str, &str); 11] = [
         ("embeddings.word_embeddings", "token_embd"),
@@ -231,7 +231,7 @@ pub fn bert() -> Gguf {
     add_tensors(&mut gguf, &folder.join("model.safetensors"), |name| {
         let is_read = !name.contains("position_ids") && !name.starts_with("pooler");
         let name = renamed(name, &NAMES);
-        // What is left of the names of a layer.
+        // Replaces the remaining parts of a layer's names.
         let rest = [
             (".output.LayerNorm", ".layer_output_norm"),
             (".output.dense", ".ffn_down"),
@@ -241,7 +241,7 @@ pub fn bert() -> Gguf {
     gguf
 }
 
-/// `tests/checkpoints/writer`: GPT-2 that writes letters. Its tokenizer is one of byte pairs without merges.
+/// Returns the file of `tests/checkpoints/writer`: GPT-2 with letters as tokens. Its tokenizer is a BPE without merges.
 pub fn writer() -> Gguf {
     const NAMES: [(&str, &str); 10] = [
         ("transformer.h.", "blk."),
@@ -306,7 +306,7 @@ pub fn writer() -> Gguf {
     gguf
 }
 
-/// `tests/checkpoints/st-gemma`: Gemma 3 as an encoder, with two linear layers after the pooling. It has no tokenizer.
+/// Returns the file of `tests/checkpoints/st-gemma`: Gemma 3 as an encoder, with two linear layers after the pooling. It has no tokenizer.
 pub fn gemma() -> Gguf {
     const NAMES: [(&str, &str); 15] = [
         ("embed_tokens", "token_embd"),
@@ -338,7 +338,7 @@ pub fn gemma() -> Gguf {
         ("attention.key_length", 16),
         ("attention.value_length", 16),
         ("attention.sliding_window", 12),
-        // Of three layers, the second attends to all tokens.
+        // The second of the three layers attends to all tokens.
         ("attention.sliding_window_pattern", 2),
         ("pooling_type", 1),
     ] {

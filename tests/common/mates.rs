@@ -2,7 +2,7 @@
 
 use gemmule::{Batch, Engine, Session};
 
-/// Numbers from 0 to below a bound, the same in every run.
+/// Generates numbers below a bound, the same in every run.
 pub struct Numbers(pub u64);
 
 impl Numbers {
@@ -17,7 +17,7 @@ impl Numbers {
     }
 }
 
-/// The bits of all that is computed for the sequence at `at`: rows of tokens, and rows of sequences.
+/// Returns the bits of all outputs for the sequence at `at`, whether they have rows of tokens or of sequences.
 fn bits(session: &mut Session, sequences: &[Vec<u32>], at: usize) -> Vec<u32> {
     let batch = Batch::from_sequences(sequences).expect("a batch");
     let outputs = session.run(&batch).expect("it runs");
@@ -37,8 +37,8 @@ fn bits(session: &mut Session, sequences: &[Vec<u32>], at: usize) -> Vec<u32> {
     bits
 }
 
-/// How many of some batches give sequences of these lengths other bits than they have alone: each
-/// first, last and between others, few and many, short and up to `longest`.
+/// Returns the number of batches in which a sequence of one of these lengths has other bits than alone. The sequence is first, last or in
+/// between, and the other sequences vary in number and in length, up to `longest`.
 pub fn n_changed(engine: &Engine, lens: &[u32], longest: u32) -> usize {
     let vocabulary = engine.limits().vocabulary;
     let mut session = engine.session().expect("a session");

@@ -1,4 +1,4 @@
-//! What the integration tests share.
+//! Helpers that the integration tests share.
 #![allow(dead_code, reason = "each folder of tests is a crate and uses a part")]
 
 pub mod gguf;
@@ -22,8 +22,8 @@ use gemmule::{
 
 pub use tiny::{Folder, tiny_config};
 
-/// The variable that chooses NVRTC, and its value in tests: as it is set, else the project's own
-/// environment, which `make setup` installs.
+/// Returns the name of the variable that selects NVRTC, and its value in tests. If it is not set, the value is the project's environment,
+/// which `make setup` installs.
 pub fn chosen_nvrtc() -> (&'static str, Option<PathBuf>) {
     const NAME: &str = "GEMMULE_NVRTC";
     let set = std::env::var_os(NAME).filter(|value| !value.is_empty());
@@ -32,7 +32,7 @@ pub fn chosen_nvrtc() -> (&'static str, Option<PathBuf>) {
     (NAME, value)
 }
 
-/// The NVRTC that [`chosen_nvrtc`] names, or one that is found.
+/// Returns the NVRTC that [`chosen_nvrtc`] names, or else one that is found.
 pub fn nvrtc() -> Nvrtc {
     let surroundings = Surroundings {
         choice: chosen_nvrtc().1,
@@ -41,7 +41,7 @@ pub fn nvrtc() -> Nvrtc {
     Nvrtc::find_in(&surroundings).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Has a process that is started choose the same NVRTC.
+/// Makes a child process use the same NVRTC.
 pub fn with_nvrtc(command: &mut Command) -> &mut Command {
     match chosen_nvrtc() {
         (name, Some(value)) => command.env(name, value),
@@ -49,18 +49,18 @@ pub fn with_nvrtc(command: &mut Command) -> &mut Command {
     }
 }
 
-/// A card without Hopper's instructions: what is compiled for where none is named and none is there.
+/// Returns the default card, which lacks Hopper's instructions. It is used if no card is named and none is present.
 pub fn usual() -> Machine {
     Machine::usual().expect("the cards are described")
 }
 
-/// A card with them.
+/// Returns a card with Hopper's instructions.
 pub fn hopper() -> Machine {
     let found = Machine::of_capability((9, 0)).expect("the cards are described");
     found.expect("one has Hopper's instructions")
 }
 
-/// For [`usual`] cards.
+/// Returns options for the card of [`usual`].
 pub fn options(dtype: DType) -> CompileOptions {
     CompileOptions::new(dtype, usual())
 }
@@ -74,7 +74,7 @@ pub fn tiny_compiled_with(options: &CompileOptions) -> Compiled {
     compile(&bert, &tiny_config(), options).expect("it compiles")
 }
 
-/// A tensor as a safetensors file stores it.
+/// A tensor as stored in a safetensors file.
 #[derive(Clone)]
 pub struct Stored {
     pub dtype: safetensors::Dtype,
@@ -104,12 +104,12 @@ pub const WEIGHTS: RandomWeights = RandomWeights {
     deviation: 0.1,
 };
 
-/// All tensors that the tiny model needs, drawn from [`WEIGHTS`].
+/// Returns all tensors that the tiny model needs, with random values from [`WEIGHTS`].
 pub fn tiny_tensors(dtype: DType) -> Tensors {
     tensors_of(&tiny_compiled(DType::F32), dtype)
 }
 
-/// All tensors that a program reads, drawn from [`WEIGHTS`].
+/// Returns all tensors that a program reads, with random values from [`WEIGHTS`].
 pub fn tensors_of(compiled: &Compiled, dtype: DType) -> Tensors {
     let stored_as = match dtype {
         DType::F16 => safetensors::Dtype::F16,
@@ -143,7 +143,7 @@ pub fn write_tensors(file: &Path, tensors: &Tensors) {
 }
 
 impl Folder {
-    /// With config.json and model.safetensors.
+    /// Creates a folder with config.json and model.safetensors.
     pub fn whole(tensors: &Tensors) -> Self {
         let folder = Self::new();
         folder.write("config.json", tiny_config().to_string());
@@ -151,7 +151,7 @@ impl Folder {
         folder
     }
 
-    /// The whole text of an error and of what caused it, this folder's name taken out.
+    /// Returns the text of an error and its causes, without the name of the folder.
     pub fn text(&self, error: &dyn std::error::Error) -> String {
         let chain = std::iter::successors(Some(error), |e| e.source());
         let lines: Vec<String> = chain.map(ToString::to_string).collect();
@@ -168,7 +168,7 @@ impl Folder {
         self.builder().build()
     }
 
-    /// The error that loading this folder ends with.
+    /// Returns the error of loading this folder.
     #[track_caller]
     pub fn load_error(&self) -> String {
         let error = self.load().err().expect("the checkpoint is bad");
@@ -176,14 +176,14 @@ impl Folder {
     }
 }
 
-/// The tiny model's outputs on a fixed batch.
+/// Runs the tiny model on a fixed batch.
 pub fn run(engine: &Engine) -> Outputs {
     let batch = Batch::from_sequences(&[vec![1, 2, 3], vec![19, 0]]).expect("a batch");
     let mut session = engine.session().expect("a session");
     session.run(&batch).expect("it runs")
 }
 
-/// The largest difference between two runs' sentence embeddings.
+/// Returns the max difference between the sentence embeddings of two runs.
 pub fn difference(a: &Outputs, b: &Outputs) -> f32 {
     let values = |o: &Outputs| {
         o.get("sentence_embedding")

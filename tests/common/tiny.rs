@@ -1,4 +1,4 @@
-//! A tiny model and a folder to run it in: what the tests of all packages share.
+//! A tiny model and a folder to run it in, which the tests of all packages share.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-/// BERT as small as it gets: one layer, two heads of 8.
+/// Returns the config.json of a minimal BERT: one layer, and two heads of width 8.
 pub fn tiny_config() -> Value {
     json!({
         "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1,
@@ -16,7 +16,7 @@ pub fn tiny_config() -> Value {
     })
 }
 
-/// A checkpoint folder that lives as long as the test.
+/// A checkpoint folder that is deleted at the end of the test.
 pub struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -38,14 +38,13 @@ impl Folder {
         file
     }
 
-    /// `text` with this folder's name taken out.
+    /// Returns `text` without the name of this folder.
     pub fn redact(&self, text: &str) -> String {
         text.replace(&self.path().display().to_string(), "[dir]")
     }
 }
 
-/// What a program says when it is run in a folder: whether it succeeded, its output, and its errors, with the folder's name
-/// taken out.
+/// Runs a program in a folder. Returns whether it succeeded, its output and its errors, without the name of the folder.
 pub fn said(folder: &Folder, command: &mut Command) -> (bool, String, String) {
     let output = command
         .current_dir(folder.path())
@@ -62,7 +61,7 @@ pub fn said(folder: &Folder, command: &mut Command) -> (bool, String, String) {
     (output.status.success(), out, errors)
 }
 
-/// An error on one line: miette breaks lines to the width of the terminal, with a bar in front.
+/// Joins the lines of an error: miette breaks lines at the width of the terminal, and puts a bar in front of them.
 pub fn on_one_line(errors: &str) -> String {
     let words = errors.split_whitespace().filter(|w| *w != "│");
     words.collect::<Vec<_>>().join(" ")

@@ -1,8 +1,8 @@
-//! Files of a room do not depend on each other in a circle.
+//! Checks that the files of a room have no cyclic dependencies.
 //!
-//! A file depends on the file that defines a name which it uses; re-exports are followed. Two kinds of use are not counted. A file
-//! may use its parents, since Rust places shared items of a folder in the file above it. And `kernels/spec.rs` lists all kernels,
-//! while each kernel returns examples of itself in terms of that list.
+//! A file depends on each file that defines a name which it uses; re-exports are followed. Two kinds of use do not count. A file may use
+//! its parent modules, because Rust code places shared items of a folder in the file above it. `kernels/spec.rs` lists all kernels, and
+//! each kernel returns examples of itself as entries of that list.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,9 +23,9 @@ type Name = Vec<String>;
 #[derive(Default)]
 struct Source {
     defined: BTreeSet<String>,
-    /// Paths of `use` items as written, with the name that they bind.
+    /// Paths of `use` items as written, with the names that they bind.
     bound: Vec<(String, Name)>,
-    /// Paths as written: of `use` items other than re-exports of own children, and in code.
+    /// Paths as written in code and in `use` items, except for re-exports of child modules.
     used: Vec<Name>,
 }
 
@@ -144,7 +144,7 @@ impl Crate {
         }
     }
 
-    /// Returns a path from the root of the crate; `None` for other crates, and for names that are bound by `use`.
+    /// Returns a path from the root of the crate, or `None` for other crates and for names that `use` binds.
     fn absolute(&self, module: &Name, path: &[String]) -> Option<Name> {
         let mut base = module.clone();
         let mut rest = path;
@@ -168,7 +168,7 @@ impl Crate {
         Some(base)
     }
 
-    /// Returns the file that defines a name, following re-exports.
+    /// Returns the file that defines a name. Follows re-exports.
     fn defining(&self, path: &Name, depth: usize) -> Option<Name> {
         if self.0.contains_key(path) {
             return Some(path.clone());

@@ -1,5 +1,5 @@
-//! The functions of the fuzz targets on their seeds, and on seeds with random changes. `docs/fuzzing.md` says how to run the
-//! targets for longer.
+//! Runs the functions of the fuzz targets on their seeds, and on seeds with random changes. `docs/fuzzing.md` describes longer runs of the
+//! targets.
 
 #[path = "../../fuzz/src/lib.rs"]
 mod targets;
@@ -11,7 +11,7 @@ use gemmule::kernels::trial::uniform;
 /// Changed inputs of a target.
 const CHANGED: u64 = 600;
 
-/// Returns the files that a target starts from.
+/// Returns the initial inputs of a target.
 fn seeds(target: &str) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds");
     let files = fs::read_dir(folder.join(target)).expect("the target has seeds");
@@ -36,7 +36,7 @@ fn change(bytes: &mut Vec<u8>, state: &mut u64) {
     }
 }
 
-/// Runs a target on its seeds and on [`CHANGED`] changed ones.
+/// Runs a target on its seeds and on [`CHANGED`] randomly changed seeds.
 fn run(seeds: &[Vec<u8>], target: impl Fn(&[u8])) {
     assert!(!seeds.is_empty());
     seeds.iter().for_each(|seed| target(seed));

@@ -1,4 +1,4 @@
-//! The structure and the words of the project, and the functions of the fuzz targets.
+//! Tests of the structure and the wording of the project, and of the functions of the fuzz targets.
 
 mod circles;
 mod fuzz;

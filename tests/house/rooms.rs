@@ -1,5 +1,4 @@
-//! The rooms of the crate, in one-way order: a room names only rooms above it. `bench/` is outside of it, and uses
-//! what is public.
+//! Checks that each room of the crate uses only rooms above it. `bench/` is a separate crate, which uses only public items.
 
 use std::{
     fs,
@@ -8,14 +7,14 @@ use std::{
 
 use gemmule::machine::Machine;
 
-/// Top to bottom. `names` and `files` are helpers without dependencies that any room may use.
+/// Rooms from top to bottom. `names` and `files` are helpers without dependencies, which any room may use.
 const ORDER: [&str; 26] = [
     "names", "files", "search", "tensor", "ops", "graph", "model", "passes", "machine", "kernels",
     "plan", "schedule", "simulate", "codegen", "select", "program", "jit", "runtime", "text",
     "heads", "generate", "engine", "measure", "serve", "http", "cli",
 ];
 
-/// Rooms that a room must not name although they are above it.
+/// Rooms above a room that it must not use nevertheless.
 const FORBIDDEN: [(&str, &[&str]); 19] = [
     ("search", &["names", "files"]),
     ("ops", &["names", "files"]),
@@ -90,7 +89,7 @@ fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
     }
 }
 
-/// Rooms that a source names through `crate::`.
+/// Returns the rooms that a source uses through `crate::`.
 fn named(text: &str) -> Vec<String> {
     let mut rooms = Vec::new();
     for (at, _) in text.match_indices("crate::") {
@@ -170,7 +169,7 @@ fn rooms_use_only_rooms_above_them() {
             continue;
         };
         let text = fs::read_to_string(&file).expect("a source file");
-        // Test modules may use what they test with.
+        // Test modules may use any room.
         let text = text.split("#[cfg(test)]").next().unwrap_or_default();
         if inside.iter().any(|p| p == "tests" || p == "tests.rs") {
             continue;
@@ -281,8 +280,8 @@ fn no_source_branches_on_a_family_of_models() {
     }
 }
 
-/// The lines of the arms of every `match` in a source, each with the line on which the `match` begins. Lines inside
-/// nested braces are left out.
+/// Returns the lines of the arms of every `match` in a source, with the line number of the `match`. Lines inside nested braces are left
+/// out.
 fn arms(text: &str) -> Vec<(usize, Vec<&str>)> {
     let mut open: Vec<Option<(usize, Vec<&str>)>> = Vec::new();
     let mut closed = Vec::new();
@@ -303,7 +302,7 @@ fn arms(text: &str) -> Vec<(usize, Vec<&str>)> {
     closed
 }
 
-/// A new storage type must not fall into an arm that was written for others.
+/// Ensures that a new storage type does not fall into an arm that was written for others.
 #[test]
 fn every_match_over_storage_types_names_each_of_them() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -328,7 +327,7 @@ fn every_match_over_storage_types_names_each_of_them() {
     assert!(wrong.is_empty(), "wildcard arms: {}", wrong.join(", "));
 }
 
-/// Phrases that need a second reading. CONTRIBUTING.md says how to write instead.
+/// Phrases that are hard to understand. CONTRIBUTING.md describes how to write instead.
 const PHRASES: [&str; 9] = [
     "// What ",
     "// Of ",
@@ -365,7 +364,7 @@ fn comments_and_texts_are_plain_english() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Whether a name or a number stands in the text as a whole word.
+/// Returns whether the text contains a name or a number as a whole word.
 fn has_word(text: &str, word: &str) -> bool {
     let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '.');
     text.match_indices(word).any(|(at, _)| {
@@ -378,7 +377,8 @@ fn no_card_and_no_number_of_sms_stands_outside_of_the_descriptions_of_cards() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let machines = Machine::all().expect("the descriptions are sound");
     let usual = Machine::usual().expect("it is described");
-    // The usual card serves where no card is known; 128 and 72, which some cards have too, are sizes of many things.
+    // The default card is allowed, because it is used if no card is known. The numbers 128 and 72 are left out, because other sizes have
+    // these values, too.
     let names: Vec<String> = machines
         .iter()
         .filter(|machine| machine.name != usual.name)
@@ -394,7 +394,7 @@ fn no_card_and_no_number_of_sms_stands_outside_of_the_descriptions_of_cards() {
     for (file, text) in code(root) {
         for (n, line) in text.lines().enumerate() {
             n_lines += 1;
-            // A list of lengths may have any number.
+            // A list of lengths may contain any number.
             if line.matches(',').count() > 8 {
                 continue;
             }
@@ -408,7 +408,7 @@ fn no_card_and_no_number_of_sms_stands_outside_of_the_descriptions_of_cards() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Sources and templates, tests and the room of cards apart, without comments.
+/// Returns sources and templates without comments, except for tests and the room of cards.
 fn code(root: &Path) -> Vec<(PathBuf, String)> {
     let mut files = Vec::new();
     sources(&root.join("src"), &mut files);

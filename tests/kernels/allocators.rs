@@ -1,4 +1,4 @@
-//! Every allocator under the CPU executor: the same values, and what each has cost.
+//! Tests of all allocators with the CPU executor: they give the same values, and their costs are measured.
 
 use crate::common::tiny_config;
 use gemmule::{
@@ -41,7 +41,7 @@ fn batch(lens: &[u32]) -> Batch {
     Batch::from_sequences(&lens.iter().map(|&n| ids(n)).collect::<Vec<_>>()).expect("a batch")
 }
 
-/// The bits of all outputs.
+/// Returns the bits of all outputs.
 fn bits(session: &mut Session, lens: &[u32]) -> Vec<u32> {
     let outputs = session.run(&batch(lens)).expect("it runs");
     outputs
@@ -50,7 +50,7 @@ fn bits(session: &mut Session, lens: &[u32]) -> Vec<u32> {
         .collect()
 }
 
-/// A model whose batches need several chunks of the usual size.
+/// Returns a model whose batches need several chunks of the default size.
 fn wide() -> Value {
     let mut config = tiny_config();
     config["hidden_size"] = json!(64);
@@ -74,7 +74,7 @@ fn runs_are_equal_under_all_allocators() {
     ];
     let mut expected: Vec<Vec<u32>> = Vec::new();
     for lens in stream {
-        // A session of its own for each batch, so that nothing is left of the one before.
+        // Each batch runs in a new session, so no state of a previous batch remains.
         expected.push(bits(&mut engine.session().expect("a session"), lens));
     }
     for (name, choice) in choices(600, 6) {
@@ -165,7 +165,7 @@ fn a_batch_beyond_the_declared_maximum_is_an_error_and_the_next_one_runs() {
     assert_eq!(bits(&mut session, &[6, 5]), before);
 }
 
-/// The scores of 8 heads over 2²¹ tokens are 2⁴⁷ bytes, all that a process has addresses for.
+/// The scores of 8 heads over 2²¹ tokens take 2⁴⁷ bytes, which is the size of the whole address space.
 #[test]
 fn a_batch_that_no_memory_holds_leaves_the_session_usable_under_every_allocator() {
     let mut config = tiny_config();

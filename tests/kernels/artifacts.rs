@@ -1,5 +1,5 @@
-//! Compiled models in a file: what was written runs as the model itself does, and whatever is in a
-//! file, reading it ends in an artifact that is sound or in an error.
+//! Tests of compiled models in files: an artifact runs like the model that it was written from, and reading any file returns a valid
+//! artifact or an error.
 
 use std::path::Path;
 
@@ -53,7 +53,7 @@ macro_rules! kernel {
     };
 }
 
-/// The tiny model with code for these targets, and the sources of its kernels.
+/// Returns an artifact of the tiny model with code for these targets, and the sources of its kernels.
 fn with_code(targets: &[Target]) -> (Artifact, Vec<Source>) {
     let compiled = tiny_compiled(DType::F32);
     let sources = emit(&CudaModel::kernels(&compiled.program)).expect("every kernel has source");
@@ -128,7 +128,7 @@ fn code_that_is_not_of_its_kernels_source_is_refused() {
         change(&mut artifact.cubins);
         artifact.write(&file).expect("it is written");
         let text = folder.text(&Artifact::read(&file).expect_err("its code is mixed up"));
-        // Which tiles are chosen is no matter here.
+        // This test does not depend on the choice of tiles.
         let numbered = sources.iter().enumerate();
         numbered.fold(text, |text, (i, source)| {
             text.replace(&format!("`{}`", source.symbol), &format!("[kernel {i}]"))
@@ -138,10 +138,10 @@ fn code_that_is_not_of_its_kernels_source_is_refused() {
     assert!(Artifact::read(&file).expect("it is sound") == artifact);
     let n = sources.len();
 
-    // Another kernel's code, and the same kernel's for another target.
+    // Code of another kernel, and code of the same kernel for another target.
     assert_snapshot!(refused(&|c| c[1].cubin.bytes = c[2].cubin.bytes.clone()), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 1] for sm_80 was not compiled from the kernel's current source; compile the model again");
     assert_snapshot!(refused(&|c| c[1].cubin.bytes = c[1 + n].cubin.bytes.clone()), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 1] for sm_80 was not compiled from the kernel's current source; compile the model again");
-    // Two cubins that changed places under their names, seals and all.
+    // Two cubins are exchanged, including their seals, and keep the symbols of their places.
     assert_snapshot!(refused(&|c| {
         c.swap(1, 2);
         let (a, b) = (c[1].cubin.symbol.clone(), c[2].cubin.symbol.clone());
@@ -151,13 +151,13 @@ fn code_that_is_not_of_its_kernels_source_is_refused() {
     assert_snapshot!(refused(&|c| c[0].cubin.target = Target::Sm90a), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 0] for sm_90a was not compiled from the kernel's current source; compile the model again");
     assert_snapshot!(refused(&|c| c[0].nvrtc = (12, 8)), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 0] for sm_80 was not compiled from the kernel's current source; compile the model again");
     assert_snapshot!(refused(&|c| c[0].cubin.symbol = "other\n".to_owned()), @r"`[dir]/tiny` is not an artifact of this version of gemmule: it has code for `other\n`, which is not one of its kernels; compile the model again");
-    // Sealed as it should be, of a source that is not the kernel's.
+    // The seal is valid, but the source is not that of the kernel.
     assert_snapshot!(refused(&|c| {
         let mut source = sources[3].clone();
         source.text.push(' ');
         c[3] = Sealed::new(c[3].cubin.clone(), &source, c[3].nvrtc);
     }), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 3] for sm_80 was not compiled from the kernel's current source; compile the model again");
-    // A kernel that changed under its code.
+    // The parameters of a kernel change, but its code does not.
     let mut changed = artifact.clone();
     kernel!(&mut changed, BiasResidualLayerNorm).eps *= 2.0;
     changed.write(&file).expect("it is written");
@@ -213,7 +213,7 @@ fn another_storage_type_than_the_artifacts_is_refused() {
     assert_snapshot!(folder.text(&from_file(&file, &folder).err().expect("an error")), @"the CPU executor computes in f32, but the program stores f16; use f32, or a CUDA device");
 }
 
-/// The tiny model with its linear layers in 8-bit integers, without code.
+/// Compiles the tiny model with linear layers in 8-bit integers, without code.
 fn quantized() -> gemmule::engine::Compiled {
     let mut options = crate::common::options(DType::F32);
     options.quantize = Some(Format::INT8);
@@ -318,7 +318,7 @@ fn a_damaged_file_is_refused() {
     assert_eq!(text(), damaged);
 }
 
-/// A file with this body under a digest that fits.
+/// Returns a file with this body and its digest.
 fn sealed(body: &[u8]) -> Vec<u8> {
     [b"GEMMULEC".as_slice(), &Sha256::digest(body), body].concat()
 }
@@ -339,8 +339,7 @@ fn a_body_that_is_no_artifact_is_refused() {
 
 #[test]
 fn stacks_of_weights_do_not_nest() {
-    // A stack of one stack of one stack, and so on: each level takes two bytes, and would take a
-    // frame of the reader's own stack.
+    // Stacks are nested 2²⁰ times. Each level takes two bytes in the file, and a recursive reader would need a stack frame for each.
     let depth = 1 << 20;
     let mut body = postcard::to_stdvec(&("name", DType::F32, [0u8; 0])).expect("plain data");
     body.extend([0]); // No kernels.
@@ -358,7 +357,7 @@ fn stacks_of_weights_do_not_nest() {
     assert!(postcard::from_bytes::<WeightExpr>(&bytes).is_err());
 }
 
-/// The error of an artifact that was made by hand.
+/// Returns the error of an artifact after a manual change.
 fn refused(change: impl FnOnce(&mut Artifact)) -> String {
     let mut artifact = without_code(DType::F32);
     change(&mut artifact);
@@ -366,7 +365,7 @@ fn refused(change: impl FnOnce(&mut Artifact)) -> String {
     let file = folder.file("tiny");
     artifact.write(&file).expect("it is written");
     let text = folder.text(&Artifact::read(&file).expect_err("it is unsound"));
-    // How many kernels are chosen, and which tiles, is no matter here.
+    // This test does not depend on the number of kernels or the choice of tiles.
     let gemms = artifact.program.kernels.iter().map(KernelSpec::as_kernel);
     let text = gemms
         .filter(|kernel| kernel.template().starts_with("gemm_"))
@@ -436,7 +435,7 @@ fn parts_of_batches_that_are_no_partition_are_refused() {
     let rows = |above, up_to| Batches::by_rows(Interval::new(above, up_to));
     let longest = |above, up_to| Batches::by_longest(Interval::new(above, up_to));
     let part = |batches, choice| Entry { batches, choice };
-    // The first linear layer, whose kernel has number 1.
+    // The first linear layer uses kernel number 1.
     let of_step = |at: usize, parts: Vec<Entry<usize>>| {
         refused(|a| a.program.steps[at].dispatch = Dispatch::of(parts))
     };
@@ -445,7 +444,7 @@ fn parts_of_batches_that_are_no_partition_are_refused() {
     assert_snapshot!(refused_with(Vec::new()), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` has kernels for 0 ranges of batches; 1 to 1024 are possible; compile the model again");
     let many = |n: u64| (0..n).map(|i| part(rows(i, Some(i + 1)), 1));
     assert_snapshot!(refused_with(many(1025).collect()), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` has kernels for 1025 ranges of batches; 1 to 1024 are possible; compile the model again");
-    // As many as there may be, but nothing serves what is beyond them.
+    // The number of ranges is the maximum, but no range covers larger batches.
     assert_snapshot!(refused_with(many(1024).collect()), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.context` reads `layer.0.query+key+value`, which is not computed for all its batches; compile the model again");
     assert_snapshot!(refused_with(vec![all(), part(rows(64, Some(64)), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` has a kernel for an empty range of batches (rows 65 to 64); compile the model again");
     assert_snapshot!(refused_with(vec![all(), part(rows(64, Some(8)), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` has a kernel for an empty range of batches (rows 65 to 8); compile the model again");
@@ -455,9 +454,9 @@ fn parts_of_batches_that_are_no_partition_are_refused() {
     assert_snapshot!(refused_with(vec![all(), all()]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` has two kernels for the same batch (any batch; any batch); compile the model again");
     assert_snapshot!(refused_with(vec![part(rows(0, Some(64)), 1), part(rows(65, None), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.context` reads `layer.0.query+key+value`, which is not computed for all its batches; compile the model again");
     assert_snapshot!(refused_with(vec![part(longest(1, None), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.context` reads `layer.0.query+key+value`, which is not computed for all its batches; compile the model again");
-    // Kernels of other parameters than the step has.
+    // The kernel has other parameters than the step.
     assert_snapshot!(refused_with(vec![part(rows(0, Some(64)), 0), part(rows(64, None), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` binds 4 tensors to `embedding_layernorm_f32_w16_token20_type2_position12_eps1em12`, which takes 9; compile the model again");
-    // The step that leaves an output, whose rows are sequences.
+    // The step that computes an output has a row for each sequence.
     assert_snapshot!(refused(|a| {
         let out = a.program.outputs[0].1;
         let step = a.program.steps.iter_mut().find(|s| s.operands.last() == Some(&out));
@@ -471,7 +470,7 @@ fn parts_of_batches_that_are_no_partition_are_refused() {
         let kernel = step.kernels()[0];
         step.dispatch = Dispatch::of(vec![part(rows(0, Some(64)), kernel)]);
     }), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `sentence_embedding` has no kernel for some numbers of batch; compile the model again");
-    // A part of lengths that its kernel does not take.
+    // The range includes lengths that its kernel does not support.
     assert_snapshot!(refused(|a| {
         let is_short = |k: &usize| matches!(a.program.kernels[*k], KernelSpec::MhaShort(_));
         let at = a.program.steps.iter().position(|s| s.dispatch.choices().any(is_short));
@@ -490,7 +489,7 @@ fn limits_that_let_ids_past_a_table_are_refused() {
     assert_snapshot!(refused(|a| a.limits.longest = None), @"`[dir]/tiny` is not an artifact of this version of gemmule: ids of Positions are not limited to the 12 rows of their table; compile the model again");
 }
 
-/// Weights of any tensor that an artifact asks for, as long as a test has memory for it.
+/// A source of random weights for any tensor that an artifact requests, unless it takes too much memory for a test.
 struct Any;
 
 impl WeightSource for Any {
@@ -546,7 +545,7 @@ fn two_thousand_mutations_under_a_fitting_digest_give_an_artifact_that_runs_or_a
                 2 => drop(body.remove(at)),
                 3 => body.insert(at, random(256) as u8),
                 _ => {
-                    // A piece from elsewhere, so that indices and names change places.
+                    // Copies a random piece of the body to another place, so that indices and names are exchanged.
                     let (from, n) = (random(body.len() - 8), 1 + random(8));
                     let at = at.min(body.len() - 8);
                     body.copy_within(from..from + n, at);
@@ -558,18 +557,18 @@ fn two_thousand_mutations_under_a_fitting_digest_give_an_artifact_that_runs_or_a
             continue;
         };
         n_read += 1;
-        // What was read also has source, and runs as far as its weights go.
+        // An artifact that was read has source for its kernels, and runs with random weights.
         emit(&CudaModel::kernels(&artifact.program)).expect("a sound kernel has source");
         n_run += usize::from(ran(artifact, &batch));
     }
-    // Mutated names and lengths leave some sound.
+    // Some mutated names and lengths leave an artifact valid.
     assert!(
         n_read >= 20 && n_run >= 20,
         "{n_read} were read, {n_run} ran"
     );
 }
 
-/// Runs an artifact that was read, on the CPU; an error is as good as a result.
+/// Runs an artifact on the CPU, and returns whether it ran. An error is accepted, too.
 fn ran(artifact: Artifact, batch: &gemmule::Batch) -> bool {
     use gemmule::runtime::cpu::{CpuModel, CpuSession};
     let program = artifact.program;

@@ -1,5 +1,4 @@
-//! Which kernels compute attention, through the API: by name, by ranges of lengths, and what
-//! is said where they cannot.
+//! Tests of the selection of attention kernels through the API: by name, by ranges of lengths, and errors if a kernel cannot be used.
 
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ use gemmule::{
 use insta::assert_snapshot;
 use serde_json::{Value, json};
 
-/// Two heads of 16, and positions for long sequences.
+/// Returns a config with two heads of width 16, and positions for long sequences.
 fn config() -> Value {
     json!({
         "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2,
@@ -121,7 +120,7 @@ fn what_cannot_be_had_is_refused_and_not_replaced() {
     options.attention = AttentionChoice::Grouped;
     options.without.insert("fuse_attention".to_owned());
     assert_snapshot!(compiled(&options).err().unwrap(), @"grouped attention was requested, but `layer.0.probabilities` belongs to attention that was not fused; enable the pass `fuse_attention` (`gemmule explain` shows why it refuses), or choose auto");
-    // Heads of 12 are not fused in the first place.
+    // Attention with heads of width 12 is not fused at all.
     options.without.clear();
     let mut odd = config();
     (odd["hidden_size"], odd["intermediate_size"]) = (json!(24), json!(48));
@@ -137,7 +136,7 @@ fn warpgroup_attention_is_for_hopper_and_its_head_sizes() {
     assert_snapshot!(compiled(&options).err().unwrap(), @"`layer.0.context` cannot be wgmma attention: warpgroup attention is for cards of compute capability 9.0, and not all targets are; use the online kernel");
     options.machine = hopper();
     assert_snapshot!(compiled(&options).err().unwrap(), @"`layer.0.context` cannot be wgmma attention: the head size is 16; warpgroup attention takes 32, 64, 96, 128 and 256, use the online kernel");
-    // Two heads of 32.
+    // The config has two heads of width 32.
     let mut wide = config();
     wide["hidden_size"] = json!(64);
     let program = |options: &CompileOptions| {
@@ -159,7 +158,7 @@ fn warpgroup_attention_is_for_hopper_and_its_head_sizes() {
 
 #[test]
 fn few_tokens_have_a_kernel_of_their_own_on_hopper() {
-    // Two heads of 32.
+    // The config has two heads of width 32.
     let mut wide = config();
     wide["hidden_size"] = json!(64);
     let launched = |change: &dyn Fn(&mut CompileOptions), lens: &[u32]| -> String {
@@ -213,7 +212,7 @@ fn an_artifact_has_its_attention_already() {
     assert_snapshot!(text.replace(&file.display().to_string(), "grouped"), @"the artifact `grouped` already contains its kernels, so online attention cannot be selected; compile the model with it");
 }
 
-/// What a step binds, by the names of tensors that another program has, too.
+/// Returns the operands of a step as indices of the tensors with the same names in another program.
 fn bound(from: &Program, step: &Step, to: &Program) -> Vec<TensorIndex> {
     let index = |&operand: &TensorIndex| {
         let name = &from.tensors[operand].name;
@@ -223,8 +222,8 @@ fn bound(from: &Program, step: &Step, to: &Program) -> Vec<TensorIndex> {
     step.operands.iter().map(index).collect()
 }
 
-/// Grouped attention for lengths of 65 to 256 alone, beside it the short kernels up to 64 and the online one above 256: no
-/// selection makes such a program, and executors run it all the same.
+/// Returns a program with grouped attention for lengths of 65 to 256, the short kernel for shorter and the online kernel for longer
+/// sequences. No selection creates such a program, but executors have to run it.
 fn by_length(dtype: DType) -> Program {
     let of = |attention| {
         let mut options = options(dtype);
@@ -279,7 +278,7 @@ fn by_length(dtype: DType) -> Program {
             };
             program.steps.insert(at + 1, step);
         }
-        // What the two steps read lives as long as they need it, and what comes behind is two steps later.
+        // Extends the lifetimes of the operands to the two new steps, and shifts all later lifetimes by two steps.
         for (index, tensor) in program.tensors.iter_mut().enumerate() {
             if let Storage::Planned { first, last } = &mut tensor.place {
                 let is_read = operands.contains(&index);
@@ -349,7 +348,7 @@ fn ranges_of_lengths_are_steps_that_run_only_then() {
     let maximum = AllocatorChoice::Maximum(Extents::of(&[400, 400]).unwrap());
     for lens in [[20, 3], [64, 1], [65, 9], [256, 256], [257, 2]] {
         let want = run(&online, &lens, &AllocatorChoice::default());
-        // The declared maximum is for online attention, and serves grouped ones as well.
+        // The declared maximum was computed for online attention, but suffices for grouped attention.
         for allocator in [AllocatorChoice::default(), maximum] {
             let got = run(&program, &lens, &allocator);
             for (got, want) in got.iter().zip(&want) {
@@ -381,7 +380,7 @@ fn tensors_of_steps_that_do_not_run_have_no_bytes() {
     }
     for longest in [65u64, 256] {
         let (pairs, tokens) = (longest * longest + 25, longest + 5);
-        // f16 scores, and two f32 a tile and a row, of two heads and two layers.
+        // Two heads and two layers have f16 scores, two f32 values per tile and row, and two f32 values per row.
         let each = 2 * (pairs + 8 * tokens) + 8 * (pairs / 128 + tokens) + 8 * tokens;
         assert_eq!(scores(longest as u32), 4 * each, "{longest}");
     }

@@ -1,4 +1,4 @@
-//! Buckets of the shipped models' batches: the kernels of the batch, and little more memory.
+//! Checks for batches of all shipped models that a bucket launches the kernels of the batch, and takes little more memory.
 
 use crate::common::{hopper, usual};
 use gemmule::{
@@ -13,13 +13,13 @@ use gemmule::{
     tensor::Extents,
 };
 
-/// Every shipped model without and with Hopper's instructions, by length of the longest sequence and grouped, and unfused.
+/// Returns the programs of all shipped models with and without Hopper's instructions, with fused, grouped and unfused attention.
 fn programs() -> Vec<(String, Program)> {
     let all: Vec<String> = passes::all().iter().map(|p| p.name().to_owned()).collect();
     let mut programs = Vec::new();
     for (name, model, config) in shipped_configs().expect("the configs are sound") {
         let model = description(model).expect("it is shipped");
-        // Grouped and short attention is full attention.
+        // Short and grouped attention require attention to all keys.
         let options = CompileOptions::new(DType::F16, usual());
         let compiled = compile(&model, &config, &options).expect("it compiles");
         let mut nodes = compiled.graph.topological().into_iter();
@@ -56,7 +56,7 @@ fn programs() -> Vec<(String, Program)> {
     programs
 }
 
-/// Whether the scores of a program's attention are tensors of it.
+/// Returns whether a program stores the scores of attention in tensors.
 fn stores_scores(name: &str) -> bool {
     name.ends_with("unfused") || name.contains("grouped")
 }
@@ -76,7 +76,7 @@ fn batches() -> Vec<Extents> {
     batches
 }
 
-/// The kernels that a batch is launched with; an error in words.
+/// Returns the kernels that a batch launches, or an error for each step without one.
 fn kernels(program: &Program, batch: &Extents) -> Vec<Result<Option<usize>, String>> {
     let steps = program.steps.iter();
     let launched = steps.map(|step| step.launch(batch).map_err(|e| e.to_string()));
@@ -110,7 +110,7 @@ fn a_bucket_has_the_kernels_of_its_batches_and_is_its_own() {
                 bucket.longest >= batch.longest && bucket.pairs >= batch.pairs,
                 "{name}: {batch:?}"
             );
-            // A sequence that was added would begin with a token that is there.
+            // An added sequence must start at an added token.
             assert!(
                 bucket.batch == batch.batch || bucket.tokens > batch.tokens,
                 "{name}: {batch:?}"
@@ -144,9 +144,9 @@ fn a_bucket_takes_at_most_a_tenth_more_than_its_batch_must() {
                 .expect("as the batch's");
             let plan = ChunkAllocator::default().plan(&usage).expect("a plan");
             let ratio = plan.footprint() as f64 / bound;
-            // The smallest chunk there is takes more than the tensors of few tokens.
+            // For few tokens, the smallest chunk is larger than all tensors together.
             let chunk = ChunkPolicy::default().default_chunk as f64;
-            // Where scores are stored, three large tensors are alive at once, each in a chunk with room to spare.
+            // If scores are stored, three large tensors are alive at the same time, each in a chunk with spare room.
             let most = match stores_scores(&name) {
                 true => 1.20,
                 false => 1.10,

@@ -1,4 +1,4 @@
-//! The catalogue of kernels and their sources, made once for all tests.
+//! The catalogue of kernels with their sources, which all tests share.
 
 use std::sync::LazyLock;
 

@@ -1,7 +1,6 @@
-//! Sessions on a CUDA device: memory that runs out, sessions side by side, allocators, CUDA graphs and
-//! their buckets, invariant programs.
+//! Tests of sessions on a CUDA device: out of memory, concurrent sessions, allocators, CUDA graphs and buckets, invariant programs.
 //!
-//! `cargo test --test kernels device:: -- --ignored` on a machine with a device and NVRTC.
+//! Run them with `cargo test --test kernels device:: -- --ignored` on a machine with a device and NVRTC.
 
 use std::{
     collections::VecDeque,
@@ -25,7 +24,7 @@ use serde_json::{Value, json};
 
 const VOCABULARY: u32 = 1000;
 
-/// The device's memory: tests that need only a little share it, and wait for those that take all of it.
+/// Lock of the device's memory. Tests that need little memory share it; tests that fill the memory hold it exclusively.
 static MEMORY: RwLock<()> = RwLock::new(());
 
 fn some_memory() -> RwLockReadGuard<'static, ()> {
@@ -36,7 +35,7 @@ fn all_memory() -> RwLockWriteGuard<'static, ()> {
     MEMORY.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A small encoder, and one whose intermediate tensors are large.
+/// Returns the config of an encoder with these sizes.
 fn config(hidden: u32, inner: u32, layers: u32, positions: u32) -> Value {
     json!({
         "hidden_size": hidden, "num_attention_heads": hidden / 32, "num_hidden_layers": layers,
@@ -72,7 +71,7 @@ fn batch(lens: &[u32]) -> Batch {
     Batch::from_packed(ids.collect(), lens).expect("a batch")
 }
 
-/// The same sequences, padded to the longest.
+/// Returns a batch with sequences of these lengths, padded to the longest.
 fn padded(lens: &[u32]) -> Batch {
     let width = lens.iter().copied().max().expect("a sequence");
     let mask: Vec<u32> = lens
@@ -85,7 +84,7 @@ fn padded(lens: &[u32]) -> Batch {
     Batch::from_padded(&ids, &mask, width as usize).expect("a batch")
 }
 
-/// The bits of all outputs.
+/// Returns the bits of all outputs.
 fn bits(session: &mut Session, lens: &[u32]) -> Vec<u32> {
     bits_of(session, &batch(lens))
 }
@@ -119,7 +118,7 @@ fn choices(maximum: &[u32]) -> [(&'static str, AllocatorChoice); 6] {
     ]
 }
 
-/// Shapes that come again, so that graphs are captured and replayed while memory moves.
+/// Some shapes occur repeatedly, so graphs are captured and replayed while memory moves.
 const STREAM: [&[u32]; 12] = [
     &[7],
     &[300, 2, 80],
@@ -135,7 +134,7 @@ const STREAM: [&[u32]; 12] = [
     &[7],
 ];
 
-/// The bits of each batch of [`STREAM`], by sessions that run nothing else.
+/// Returns the bits of each batch of [`STREAM`], each computed by a session of its own.
 fn alone(engine: &Engine) -> Vec<Vec<u32>> {
     STREAM
         .iter()
@@ -146,7 +145,7 @@ fn alone(engine: &Engine) -> Vec<Vec<u32>> {
 const LENGTH: u32 = 4096;
 const INNER: u32 = 65_536;
 
-/// What a batch too large for the device fails with, as the driver's numbers make it.
+/// Returns the text and the numbers of the error for a batch that does not fit in the device's memory.
 #[track_caller]
 fn out_of_memory(result: Result<gemmule::Outputs, EngineError>) -> (String, u64, u64, u64) {
     let error = result.expect_err("it does not fit");
@@ -167,7 +166,7 @@ fn a_batch_larger_than_the_device_says_what_fits_and_leaves_the_session_usable()
     let DeviceName::Cuda(info) = engine.device().clone() else {
         panic!("the engine is on a CUDA device");
     };
-    // The widest tensor alone takes twice the device's memory.
+    // The largest tensor alone takes twice the device's memory.
     let bytes_a_sequence = 2 * u64::from(LENGTH) * u64::from(INNER);
     let n_sequences = (2 * info.memory / bytes_a_sequence) as usize + 1;
     let huge = vec![LENGTH; n_sequences];
@@ -201,7 +200,7 @@ fn a_batch_larger_than_the_device_says_what_fits_and_leaves_the_session_usable()
         );
         assert_eq!(session.memory().activations, 0, "{name}");
         assert!(bits(&mut session, &small) == expected, "{name}");
-        // Twice, as the first run makes a graph and the second replays it.
+        // The first run captures a graph, and the second run replays it.
         assert!(bits(&mut session, &small) == expected, "{name}");
         assert!(bits(&mut session, &small) == expected, "{name}");
     }
@@ -262,12 +261,12 @@ fn a_replayed_graph_gives_the_bits_of_the_first_launch() {
     let engine = small_engine();
     for lens in [&[1][..], &[300, 2, 80], &[512; 16]] {
         let mut session = engine.session().expect("a session");
-        // Launched, and captured meanwhile; replayed.
+        // The first run launches and captures, later runs replay.
         let first = bits(&mut session, lens);
         for run in 1..5 {
             assert!(bits(&mut session, lens) == first, "run {run} of {lens:?}");
         }
-        // Other ids under the same graph give other values.
+        // Replaying the same graph with other ids gives other values.
         let n_tokens: u32 = lens.iter().sum();
         let other = Batch::from_packed(vec![3; n_tokens as usize], lens).expect("a batch");
         let values = |session: &mut Session| {
@@ -284,7 +283,7 @@ fn a_replayed_graph_gives_the_bits_of_the_first_launch() {
 #[ignore = "needs a CUDA device"]
 fn batch_mates_do_not_change_a_bit_of_an_invariant_program() {
     let _memory = some_memory();
-    // Sizes for which other programs have several kernels, and a head size of its own kernels each.
+    // Without the mode, these sizes use several kernels. Each storage type has a head size with different attention kernels.
     for (dtype, hidden, inner) in [
         (DType::F16, 768, 3072),
         (DType::BF16, 768, 3072),
@@ -303,8 +302,8 @@ fn batch_mates_do_not_change_a_bit_of_an_invariant_program() {
     }
 }
 
-/// On cards that start a kernel while the one before still runs. A kernel that did not wait where it
-/// must would read what a batch before left in the memory that is used again.
+/// Compares early starts of kernels with plain launches. If a kernel did not wait for the previous kernels, it would read values of an
+/// earlier batch from reused memory.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn kernels_that_begin_early_give_the_bits_of_plain_launches() {
@@ -325,7 +324,7 @@ fn kernels_that_begin_early_give_the_bits_of_plain_launches() {
             .iter()
             .map(|batch| bits_of(&mut plain.session().expect("a session"), batch))
             .collect();
-        // Launched, captured meanwhile, replayed; between runs of other shapes.
+        // Each shape is first launched, then captured, and then replayed, with other shapes in between.
         for round in 0..4 {
             for (batch, expected) in batches.iter().zip(&expected) {
                 let found = bits_of(&mut session, batch);
@@ -336,7 +335,7 @@ fn kernels_that_begin_early_give_the_bits_of_plain_launches() {
                 );
             }
         }
-        // A shape alone, so that nothing else runs between its replays.
+        // Each shape runs alone in a session, so nothing runs between its replays.
         for (batch, expected) in batches.iter().zip(&expected) {
             let mut session = early.session().expect("a session");
             for run in 0..6 {
@@ -354,7 +353,8 @@ fn more_shapes_than_graphs_are_kept_give_the_same_bits_every_time() {
     let _memory = some_memory();
     let engine = small_engine();
     let mut session = engine.session().expect("a session");
-    // 128 graphs are kept: some of these, each the end of its bucket, are pushed out and captured again.
+    // At most 128 graphs are kept, and there are more shapes. Each shape is the largest of its bucket. Some graphs are evicted and captured
+    // again.
     let shapes: Vec<Vec<u32>> = (2..=20u32)
         .flat_map(|eights| (1..=8u32).map(move |n| (8 * eights, n)))
         .map(|(n_tokens, n)| {
@@ -386,7 +386,7 @@ fn models_are_loaded_and_generators_grow_while_graphs_are_captured() {
     let _memory = some_memory();
     let exact = builder(config(128, 512, 3, 512)).graphs(GraphChoice::Exact);
     let engine = exact.build().expect("a device and NVRTC are there");
-    /// Sets what it has, also when a panic drops it: otherwise the other thread would go on for ever.
+    /// Sets the flag when it is dropped, also by a panic. Otherwise, the other thread would never end.
     struct Ends<'a>(&'a AtomicBool);
     impl Drop for Ends<'_> {
         fn drop(&mut self) {
@@ -397,7 +397,7 @@ fn models_are_loaded_and_generators_grow_while_graphs_are_captured() {
     std::thread::scope(|scope| {
         let (engine, ended) = (&engine, &ended);
         let ends = Ends(ended);
-        // Nearly every shape is new, and captured at its second run.
+        // Nearly every shape is new, and is captured at its second run.
         let captures = scope.spawn(move || {
             let mut session = engine.session().expect("a session");
             let mut n = 0;
@@ -422,7 +422,7 @@ fn models_are_loaded_and_generators_grow_while_graphs_are_captured() {
         for _ in 0..20 {
             small_engine();
             let mut generator = writes.generator(64 << 20).expect("a generator");
-            // Each needs a wider table than the one before.
+            // Each request needs a larger table than the previous one.
             for max_new_tokens in [8, 500, 1000, 2000] {
                 let options = SamplingParams {
                     rules: Rules {
@@ -448,7 +448,7 @@ fn models_are_loaded_and_generators_grow_while_graphs_are_captured() {
     });
 }
 
-/// Whole numbers from a seed.
+/// Returns a pseudorandom integer.
 fn draw(state: &mut u64, from: u32, to: u32) -> u32 {
     *state = state
         .wrapping_mul(6364136223846793005)
@@ -456,7 +456,7 @@ fn draw(state: &mut u64, from: u32, to: u32) -> u32 {
     from + ((*state >> 33) % u64::from(to - from + 1)) as u32
 }
 
-/// The bits of batches by a session of buckets, twice over, against those of their exact shapes without graphs.
+/// Runs batches twice in a session with buckets, and compares the bits with those of exact shapes without graphs.
 fn compare_with_exact_shapes(engine: &Engine, batches: &[Batch]) -> gemmule::runtime::GraphUse {
     let mut plain = engine
         .session_replaying(GraphChoice::Off)
@@ -510,7 +510,7 @@ fn batches_of_random_lengths_share_graphs_and_have_the_bits_of_their_exact_shape
         assert!(used.replayed > 40, "{dtype}, {hidden} wide: {used:?}");
         compare_with_exact_shapes(&engine, &wide);
     }
-    // Stored scores have a size for each shape: nothing is shared, and nothing is wrong.
+    // The size of stored scores depends on the exact shape, so batches share no graphs. The results must be the same.
     let engine = builder(config(128, 512, 2, 512))
         .attention(AttentionChoice::Grouped)
         .build()
@@ -523,7 +523,7 @@ fn batches_of_random_lengths_share_graphs_and_have_the_bits_of_their_exact_shape
 #[ignore = "needs a CUDA device"]
 fn buckets_end_where_the_model_does_and_serve_batches_at_their_edges() {
     let _memory = some_memory();
-    // The position table has no row beyond the longest sequence, and the vocabulary's last id is used.
+    // The position table ends at the longest sequence, and the batches use the last id of the vocabulary.
     let engine = engine(config(128, 512, 2, 509));
     let last = |lens: &[u32]| {
         let n_tokens: u32 = lens.iter().sum();
@@ -542,7 +542,7 @@ fn buckets_end_where_the_model_does_and_serve_batches_at_their_edges() {
     batches.push(last(&[64; 33]));
     let used = compare_with_exact_shapes(&engine, &batches);
     assert!(used.replayed > 33, "{used:?}");
-    // The same sequences in a padded form, which has a shape of its own.
+    // The same sequences with padding by the caller, which have a shape of their own.
     for lens in [&[7, 1, 3][..], &[509, 1], &[40; 9]] {
         let batch = padded(lens);
         compare_with_exact_shapes(&engine, &[batch]);
@@ -553,7 +553,7 @@ fn buckets_end_where_the_model_does_and_serve_batches_at_their_edges() {
 #[ignore = "needs a CUDA device"]
 fn a_batch_that_fits_where_its_bucket_does_not_runs() {
     let _memory = all_memory();
-    // Plans of no more than the tensors, so that a bucket of 127 tokens more takes 16 MiB more.
+    // This allocator plans only the memory of the tensors, so a bucket with 127 more tokens takes 16 MiB more.
     let with = |graphs| {
         let builder = builder(config(64, INNER, 1, LENGTH)).graphs(graphs);
         let builder = builder.allocator(AllocatorChoice::Gsoc);
@@ -570,8 +570,8 @@ fn a_batch_that_fits_where_its_bucket_does_not_runs() {
     let (alone, bucket) = (needed(&exact, TOKENS), needed(&buckets, TOKENS));
     assert!(alone + (14 << 20) < bucket, "{alone} and {bucket}");
     let expected = bits_of(&mut exact.session().expect("a session"), &of(TOKENS));
-    // All memory is taken but what the batch needs and 8 MiB: as much as is free beyond that is first guessed,
-    // then corrected by what the guess left.
+    // Another session takes all memory except for the batch's own and 8 MiB. The number of its tokens is first guessed, and then corrected
+    // by the remaining free memory.
     let huge = batch(&vec![LENGTH; 1 << 10]);
     let free = || out_of_memory(exact.session().expect("a session").run(&huge)).2;
     let left = alone + (8 << 20);
@@ -589,14 +589,14 @@ fn a_batch_that_fits_where_its_bucket_does_not_runs() {
         assert!(bits_of(&mut session, &of(TOKENS)) == expected);
         assert_eq!(session.memory().activations, alone);
     }
-    // With the memory given back, the bucket is there again.
+    // After the memory is freed, the bucket fits again.
     drop(other);
     let mut session = buckets.session().expect("a session");
     assert!(bits_of(&mut session, &of(TOKENS)) == expected);
     assert_eq!(session.memory().activations, bucket);
 }
 
-/// The rows of what the encoder gives, and their width.
+/// Returns the rows of the hidden states, and their width.
 fn rows_of(session: &mut Session, batch: &Batch) -> (Vec<f32>, usize) {
     let outputs = session.run(batch).expect("it runs");
     let hidden = outputs.get("last_hidden_state").expect("it was asked for");
@@ -615,7 +615,7 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 #[ignore = "needs a CUDA device"]
 fn sixteen_bits_keep_the_direction_of_every_row_whatever_the_lengths() {
     let _memory = some_memory();
-    // BERT-base's sizes, as which kernels run depends on them and on the lengths.
+    // Uses the sizes of BERT-base, because the choice of kernels depends on the sizes and on the lengths.
     let mut config = config(768, 3072, 12, 512);
     config["num_attention_heads"] = json!(12);
     let of = |dtype: DType| {
@@ -663,7 +663,7 @@ fn all_bits(outputs: &gemmule::Outputs) -> Vec<u32> {
     values.map(|value| value.to_bits()).collect()
 }
 
-/// Batches of random lengths, small ones and large ones, so that memory grows while others are in flight.
+/// Returns small and large batches of random lengths, so that memory grows while other batches are in flight.
 fn random_batches(n: usize) -> Vec<Batch> {
     let mut state = 11;
     let of = |_| {
@@ -692,11 +692,11 @@ fn batches_that_are_submitted_behind_one_another_have_the_bits_of_runs() {
         if name == "chunk" {
             session.reserve(&batches[0].extents()).expect("room");
         }
-        // Twice, so that graphs are captured in both slots, and replayed.
+        // In two rounds, graphs are captured in both slots and then replayed.
         for round in 0..2 {
             let mut in_flight: VecDeque<(usize, Pending)> = VecDeque::new();
             let check = |(at, pending): (usize, Pending)| {
-                // On a thread of its own now and then, which needs the device's context.
+                // Some results are waited for on another thread, which needs the device's context.
                 let outputs = match at % 3 {
                     0 => std::thread::spawn(move || pending.wait()).join(),
                     _ => Ok(pending.wait()),
@@ -710,11 +710,11 @@ fn batches_that_are_submitted_behind_one_another_have_the_bits_of_runs() {
                 }
                 let pending = session.submit(batch).expect("there is a place");
                 match at % 7 {
-                    // Given up while it runs; its place is free.
+                    // Dropping a pending batch frees its slot.
                     5 => drop(pending),
                     _ => in_flight.push_back((at, pending)),
                 }
-                // The one behind is waited for first.
+                // Wait for the later batch first.
                 if at % 11 == 3
                     && let Some(last) = in_flight.pop_back()
                 {
@@ -746,7 +746,7 @@ fn a_third_batch_in_flight_is_refused_and_tickets_outlive_their_session() {
         error.to_string(),
         "the session already has two batches in flight; wait for the ticket of one of them first"
     );
-    // A batch that the model refuses takes no place, and changes nothing.
+    // A batch that the model refuses takes no slot, and has no effect.
     assert!(session.submit(&batch(&[513])).is_err());
     drop(first);
     let third = session.submit(&batch(lens[2])).expect("a place");
@@ -802,7 +802,7 @@ fn a_batch_without_memory_leaves_those_in_flight_whole() {
     }
 }
 
-/// The median, and how long nine of ten take at most.
+/// Returns the median and the 90th percentile.
 fn spread(mut of: Vec<f32>) -> (f32, f32) {
     of.sort_by(f32::total_cmp);
     (of[of.len() / 2], of[of.len() * 9 / 10])
@@ -811,7 +811,7 @@ fn spread(mut of: Vec<f32>) -> (f32, f32) {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn the_device_goes_on_with_the_next_batch_at_once() {
-    // Alone on the device: another test's kernels would lie between.
+    // No other test may use the device, because its kernels would run between the batches.
     let _memory = all_memory();
     let mut config = config(768, 3072, 12, 512);
     config["num_attention_heads"] = json!(12);
@@ -840,7 +840,7 @@ fn the_device_goes_on_with_the_next_batch_at_once() {
             lens.len(),
             lens[0]
         );
-        // What the host does for a batch is behind the one that runs, unless that takes hardly longer.
+        // The host's work for a batch is hidden by the batch that runs, unless that batch is about as short as the work.
         assert!(median < 20.0 || lens.len() == 1, "{median} µs");
     }
 }

@@ -1,6 +1,7 @@
-//! Which kernel serves which batches: a table for each described card and shipped model, so that a change of the selection is
-//! a diff. Those of the cards that the catalogue answers for are kept to be read, and of each other card one; all others are
-//! written to `target/tmp/dispatch` and kept as digests. Renewed by `INSTA_UPDATE=always cargo test --test kernels dispatch::`.
+//! Tests of the dispatch tables, which list the kernel of each batch. There is a table for each described card and shipped model, so that a
+//! change of the kernel selection appears as a diff. The tables of the cards in the catalogue, and one table of each other card, are
+//! snapshots. All other tables are written to `target/tmp/dispatch`, and their digests are snapshots. `INSTA_UPDATE=always cargo test
+//! --test kernels dispatch::` updates the snapshots.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -20,7 +21,7 @@ use gemmule::{
 };
 use sha2::{Digest, Sha256};
 
-/// The launches of a program, each with its parts; those that are alike in several layers are one.
+/// Returns the launches of a program, each with its ranges of batches. Equal launches of several layers are listed once.
 fn table(program: &Program) -> String {
     let mut text = String::new();
     let mut order: Vec<(String, String)> = Vec::new();
@@ -53,7 +54,7 @@ fn table(program: &Program) -> String {
     text
 }
 
-/// Programs of a shipped model by storage type: f32 and f16.
+/// Returns the programs of a shipped model in f16 and f32.
 fn programs(machine: &Machine, model: &str, config: &serde_json::Value) -> [Program; 2] {
     let description = description(model).expect("it is shipped");
     [DType::F16, DType::F32].map(|dtype| {
@@ -63,7 +64,7 @@ fn programs(machine: &Machine, model: &str, config: &serde_json::Value) -> [Prog
     })
 }
 
-/// The program that generates text with a KV cache; `None` for models that do not.
+/// Returns the program that generates text with a KV cache, or `None` for models that do not generate text.
 fn decoding_program(machine: &Machine, model: &str, config: &serde_json::Value) -> Option<Program> {
     let description = description(model).expect("it is shipped");
     let outputs = vec![NEXT_LOGITS.to_owned()];
@@ -102,7 +103,7 @@ fn tables_are_as_reviewed() {
                 settings.bind(|| insta::assert_snapshot!(name.clone(), text));
                 names.insert(format!("{name}.snap"));
             }
-            // The tables of models in parts are long, and of the same kernels.
+            // Tables of models with several parts are left out, because they are long and contain the same kernels.
             let whole = description(name).expect("it is shipped");
             if whole.outputs_without_source() != whole.output_names() {
                 continue;
@@ -143,7 +144,7 @@ fn tables_are_as_reviewed() {
     }
 }
 
-/// What holds of a program on a card, whichever it is. That each value is computed for each batch is `validate`'s to tell.
+/// Checks properties of a program that hold for any card. `validate` checks that each value is computed for each batch.
 fn check(machine: &Machine, program: &Program, what: &str) {
     program
         .validate()
@@ -159,7 +160,7 @@ fn check(machine: &Machine, program: &Program, what: &str) {
             kernel.symbol()
         );
     }
-    // Up to the most tokens of a batch, and at all ends of parts.
+    // Includes the max tokens of a batch and the bounds of all ranges.
     let mut rows = vec![1, 63, 4097, Extents::MAX_TOKENS];
     for step in &program.steps {
         let ends = step
@@ -207,7 +208,7 @@ fn check(machine: &Machine, program: &Program, what: &str) {
     }
 }
 
-/// Kernels whose CTAs stay on their SM and take tile after tile.
+/// Returns whether CTAs of the kernel stay on their SM and process one tile after another.
 fn is_persistent(template: &str) -> bool {
     ["gemm_wgmma", "gemm_residual_norm", "mha_wgmma_persistent"].contains(&template)
 }
@@ -223,7 +224,7 @@ fn every_card_has_a_kernel_that_it_runs_for_every_batch() {
     }
 }
 
-/// Cards that nobody built: what is said of real ones must not hide in numbers.
+/// Checks programs for cards that do not exist, because nothing may depend on the numbers of real cards.
 #[test]
 fn cards_of_one_sm_and_of_ten_thousand_have_programs_too() {
     let (_, description, config) = shipped_configs().expect("they are shipped").remove(0);

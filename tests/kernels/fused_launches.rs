@@ -1,5 +1,5 @@
-//! Linear layers and LayerNorms beside them in fewer launches than operators: for which cards and batches, that each value is
-//! computed once whatever the batch, and that results are the same.
+//! Tests of launches that fuse linear layers with neighbouring LayerNorms: for which cards and batches they are used, that each value is
+//! computed once for every batch, and that the results are the same.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +34,7 @@ fn program_of(model: &str, config: &Value, change: impl Fn(&mut CompileOptions))
     let model = description(model).expect("it is shipped");
     let compiled = compile(&model, config, &options).expect("it compiles");
     compiled.program.validate().expect("it is sound");
-    // A description expects what all passes make of sequences that are whole in a batch.
+    // The expectations of a description are for whole sequences with all passes.
     if !options.cached && options.without.is_empty() {
         let expected = compiled.model.check_expectations(&compiled.graph);
         expected.expect("the graph is as expected");
@@ -42,7 +42,7 @@ fn program_of(model: &str, config: &Value, change: impl Fn(&mut CompileOptions))
     compiled.program
 }
 
-/// Models that write, each with the launches of a layer for few tokens, on Hopper and on any card.
+/// Models that generate text, each with the number of launches of a layer for few tokens: with Hopper's instructions and without.
 const WRITERS: [(&str, [usize; 2]); 3] = [("gpt2", [5, 7]), ("llama", [6, 9]), ("qwen3", [6, 9])];
 
 fn writer(model: &str, layers: u32) -> Value {
@@ -56,7 +56,7 @@ fn writer(model: &str, layers: u32) -> Value {
     })
 }
 
-/// The kernels that a batch of this number of tokens launches.
+/// Returns the kernels that a batch with this number of tokens launches.
 fn launched(program: &Program, tokens: u32) -> Vec<&KernelSpec> {
     let batch = Extents::of(&[tokens]).expect("a batch");
     let steps = program.steps.iter();
@@ -71,7 +71,7 @@ fn fused(kernels: &[&KernelSpec]) -> usize {
     kernels.iter().filter(is_fused).count()
 }
 
-/// Deferred LayerNorms: GEMMs that leave row statistics, each with the GEMM that normalises by them.
+/// Returns the number of deferred LayerNorms. Each consists of a GEMM that writes row statistics and a GEMM that uses them to normalise.
 fn deferred(kernels: &[&KernelSpec]) -> usize {
     let leaves = |k: &&&KernelSpec| matches!(k, KernelSpec::GemmResidualRowStats(_));
     let reads = |k: &&&KernelSpec| matches!(k, KernelSpec::DeferredLayerNormGemm(_));
@@ -92,7 +92,7 @@ fn a_launch_is_saved_wherever_a_pair_is_fused() {
         assert_eq!(kernels.len() + saved, unfused.len(), "{tokens} tokens");
         most = most.max(fused(&kernels));
     }
-    // Behind attention and at the end of each layer.
+    // After attention, and at the end of each layer.
     assert_eq!(most, 4);
 }
 
@@ -107,7 +107,7 @@ fn what_one_of_many_layers_launches_is_compiled_for_fewer_sizes() {
         compiled.program.validate().expect("it is sound");
         compiled.program
     };
-    // The first layer's is behind the embeddings' LayerNorm, with which no launch fuses it.
+    // The QKV projection of the first layer follows the LayerNorm of the embeddings, which no launch fuses with it.
     let first = |program: &Program| {
         let of_tokens = |tokens| {
             let kernels = launched(program, tokens).into_iter();
@@ -115,7 +115,7 @@ fn what_one_of_many_layers_launches_is_compiled_for_fewer_sizes() {
             let found = symbols.find(|symbol| symbol.starts_with("gemm_bias_f16_n2304_"));
             found.expect("every batch has one")
         };
-        // Those of the other layers are then in one launch with LayerNorm.
+        // For these batches, the QKV projections of the other layers are fused with LayerNorm.
         (1..128).map(of_tokens).collect::<BTreeSet<_>>().len()
     };
     let (few, many) = (with_layers(2), with_layers(12));
@@ -126,7 +126,7 @@ fn what_one_of_many_layers_launches_is_compiled_for_fewer_sizes() {
         first(&few)
     );
     assert!(many.kernels.len() < few.kernels.len());
-    // Each takes NVRTC a tenth to four tenths of a second.
+    // NVRTC takes 0.1 to 0.4 seconds for each kernel.
     assert!(many.kernels.len() <= 52, "{}", many.kernels.len());
 }
 
@@ -141,7 +141,7 @@ fn what_is_not_computed_for_a_batch_takes_no_memory() {
         .filter(|(_, record)| record.bytes == 0)
         .map(|((_, tensor), _)| tensor.name.clone())
         .collect();
-    // Each product that other batches have: those of a site that is never by itself are no tensors.
+    // These are the products that only other batches store. A product that is always fused has no tensor.
     let is_product = |name: &&String| name.ends_with(".product");
     let products = program
         .planned()
@@ -149,7 +149,7 @@ fn what_is_not_computed_for_a_batch_takes_no_memory() {
     let n_products = products.count();
     assert_eq!(empty.iter().filter(is_product).count(), n_products);
     assert!(n_products >= 2, "{n_products}");
-    // And what few tokens have beside the rows of the three LayerNorms that a linear layer reads.
+    // Batches of few tokens use two more tensors for each of the three LayerNorms that a linear layer reads.
     let of_few = |name: &&String| name.ends_with(".scaled") || name.ends_with(".row_stats");
     assert_eq!(empty.iter().filter(of_few).count(), 6);
     assert_eq!(empty.len(), n_products + 6);
@@ -160,7 +160,7 @@ fn pairs_are_unfused_where_no_kernel_fuses_them_or_batches_must_not_differ() {
     let all = [
         program(|o| o.machine = usual()),
         program(|o| o.invariant = true),
-        // Without either pass, a sum has a launch of its own.
+        // Without these two passes, a sum has a separate launch.
         program(|o| {
             let passes = ["fuse_bias_residual_layer_norm", "fuse_residual"];
             o.without = passes.map(str::to_owned).into();
@@ -207,7 +207,7 @@ fn few_tokens_are_normalised_by_row_stats_beside_them() {
     for (tokens, expected) in [(1, 3), (9, 3), (64, 3), (128, 3), (129, 0)] {
         let kernels = launched(&program, tokens);
         assert_eq!(deferred(&kernels), expected, "{tokens} tokens");
-        // No kernel reads the rows that only other batches have.
+        // No kernel of this batch reads the rows that only other batches have.
         let batch = Extents::of(&[tokens]).expect("a batch");
         let usage = program.usage(&batch).expect("its sizes fit");
         let records = program.planned().zip(usage);
@@ -238,7 +238,7 @@ fn norms_are_unfused_where_that_is_asked_for() {
     }
 }
 
-/// The same program in f32, which the CPU computes in: kernels of joint launches are for f16 and bf16 on a device.
+/// Converts a program to f32, because kernels of fused launches are for f16 and bf16, and the CPU computes in f32.
 fn in_f32(program: &Program) -> Program {
     let text = ron::to_string(program).expect("plain data");
     ron::from_str(&text.replace("F16", "F32")).expect("a program")
@@ -316,9 +316,9 @@ fn joint_launches_give_the_results_of_launches_for_each_operator() {
     }
 }
 
-/// Compares two sessions on a batch of this number of tokens.
+/// Compares the results of two sessions for a batch with this number of tokens.
 fn assert_same(with: &mut CpuSession, without: &mut CpuSession, tokens: u32) {
-    // As many tokens, in two sequences unless they are few.
+    // The batch has two sequences, or one if there are few tokens.
     let ids: Vec<u32> = (0..tokens).map(|i| (i * 7 + 3) % 20).collect();
     let lens: Vec<u32> = [tokens % 500]
         .into_iter()
@@ -336,7 +336,7 @@ fn assert_same(with: &mut CpuSession, without: &mut CpuSession, tokens: u32) {
     }
 }
 
-/// The numbers of kernels that append this number of tokens to a cache: alone, and together with the preparation of attention.
+/// Returns the number of launches that append this number of tokens to a cache: separately, and fused with the preparation of attention.
 fn appends(program: &Program, tokens: u32) -> [usize; 2] {
     let kernels = launched(program, tokens);
     let count = |is_one: fn(&KernelSpec) -> bool| kernels.iter().filter(|k| is_one(k)).count();
@@ -349,7 +349,7 @@ fn appends(program: &Program, tokens: u32) -> [usize; 2] {
 #[test]
 fn keys_and_values_are_appended_by_one_launch_where_they_come_of_one_projection() {
     for (model, together) in [("gpt2", [2, 0]), ("llama", [0, 2]), ("qwen3", [0, 2])] {
-        // Attention itself adds a single token's as they are.
+        // In GPT-2, the attention kernel itself appends the keys and values of a single token.
         let one = if model == "gpt2" { [0, 0] } else { together };
         let program = |change: &dyn Fn(&mut CompileOptions)| {
             program_of(model, &writer(model, 2), |options| {
@@ -364,7 +364,7 @@ fn keys_and_values_are_appended_by_one_launch_where_they_come_of_one_projection(
         assert_eq!(appends(&apart, 1), [4, 0], "{model}");
         let invariant = program(&|options| options.invariant = true);
         assert_eq!(appends(&invariant, 1), appends(&invariant, 2), "{model}");
-        // GPT-2 stores one projection.
+        // GPT-2 stores a single projection matrix.
         let stacked = if model == "gpt2" { together } else { [4, 0] };
         let apart = program(&|o| o.without = ["merge_projections".to_owned()].into());
         assert_eq!(appends(&apart, 2), stacked, "{model}");
@@ -422,7 +422,7 @@ fn queries_that_are_the_keys_are_computed_once() {
 #[test]
 fn a_launch_that_appends_to_other_heads_than_the_caches_have_is_refused() {
     let mut program = program_of("qwen3", &writer("qwen3", 2), |o| o.cached = true);
-    // The first launch appends four heads; now caches end after two, three and six.
+    // The first launch appends four heads, but the caches now end after two, three and six heads.
     program.caches[1].heads = 1;
     program.caches[2].heads = 3;
     let problem = program.validate().expect_err("refused");

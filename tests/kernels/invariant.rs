@@ -1,4 +1,4 @@
-//! Invariant programs: a sequence gives the same bits alone, first, last, and among any others.
+//! Tests of invariant programs: a sequence has the same bits whether it is alone, first, last, or among other sequences.
 
 use crate::common::{
     Folder, hopper,
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 const VOCABULARY: u32 = 500;
 const LONGEST: u32 = 700;
 
-/// Widths that are multiples of no block or tile, one of them of more depth than a block of a GEMM.
+/// Widths that are not multiples of a block or tile. One of them is deeper than a block of a GEMM.
 fn config() -> Value {
     json!({
         "hidden_size": 72, "num_attention_heads": 3, "num_hidden_layers": 2,
@@ -38,7 +38,7 @@ fn builder() -> Builder {
         .device(DeviceChoice::Cpu)
 }
 
-/// One token, about the rows of tiles and blocks, and beyond a block of queries and of keys.
+/// Lengths of one token, around the number of rows of tiles and blocks, and beyond a block of queries and keys.
 fn n_changed(engine: &Engine) -> usize {
     mates::n_changed(engine, &[1, 7, 63, 64, 65, 130, 600], LONGEST)
 }
@@ -51,13 +51,13 @@ fn batch_mates_do_not_change_a_bit() {
     );
 }
 
-/// Every kernel of the CPU sums a row in an order in which the batch has no part, whatever the mode.
+/// On the CPU, the order of a sum over a row never depends on the batch, with or without the mode.
 #[test]
 fn on_a_cpu_they_do_not_without_the_mode_either() {
     assert_eq!(n_changed(&builder().build().expect("it builds")), 0);
 }
 
-/// Else the tests above show nothing: with padding kept, sums of values run to the longest sequence's end.
+/// Shows that the tests above can fail: if padding is kept, sums of values run to the end of the longest sequence.
 #[test]
 fn where_padding_is_kept_they_do() {
     let builder = builder().padding(Padding::Kept).without(["fuse_attention"]);
@@ -121,14 +121,14 @@ fn every_step_has_one_kernel_for_all_batches() {
     }
 }
 
-/// Only a sequence's own rows have a say in what its weights are rounded by; `tests/kernels/device.rs` compares bits.
+/// The rounding of a sequence's softmax weights depends only on the sequence's own rows. `tests/kernels/device.rs` compares the bits.
 #[test]
 fn attention_by_warpgroup_products_is_one_kernel_of_an_invariant_program() {
     let bert = description("bert").expect("it is shipped");
-    // Two heads of 32.
+    // The config has two heads of width 32.
     let mut config = tiny_config();
     (config["hidden_size"], config["num_attention_heads"]) = (json!(64), json!(2));
-    config["max_position_embeddings"] = json!(512); // short ones have other kernels than long ones
+    config["max_position_embeddings"] = json!(512); // short sequences have other kernels than long ones
     let attention = |invariant, attention| -> Vec<String> {
         let options = CompileOptions {
             invariant,
@@ -191,7 +191,7 @@ fn whatever_timings_say_one_kernel_serves_every_batch() {
             }
         }
         let timed = program(Some(timings));
-        // Those that are said to be slow give way to others.
+        // The program avoids the kernels that are slow according to the timings.
         assert_ne!(timed, untimed);
         let mut steps = timed.steps.iter();
         assert!(steps.all(|s| s.dispatch.covered() == [Batches::ALL]));
@@ -210,14 +210,14 @@ fn an_artifact_says_whether_it_is_invariant() {
     let read = Artifact::read(&file).expect("it is sound");
     assert!(read.program.invariant && read == artifact);
 
-    // One that only says so.
+    // An artifact that claims to be invariant, but is not.
     let mut hostile = Artifact::of(tiny_compiled(DType::F32), Vec::new());
     hostile.program.invariant = true;
     hostile.write(&file).expect("it is written");
     let error = Artifact::read(&file).expect_err("its steps have several kernels");
     assert_snapshot!(folder.text(&error), @"`[dir]/tiny` is not an artifact of this version of gemmule: it is invariant, but which kernel computes `layer.0.query+key+value` depends on the batch; compile the model again");
 
-    // One that is not, and is asked for it.
+    // An artifact that is not invariant is requested to be invariant.
     Artifact::of(tiny_compiled(DType::F32), Vec::new())
         .write(&file)
         .expect("it is written");

@@ -1,4 +1,4 @@
-//! What NVRTC makes of sources, on every target. Needs NVRTC, and no GPU.
+//! Tests of NVRTC's results for sources, on every target. They need NVRTC, but no GPU.
 
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ fn axpy() -> Source {
     )
 }
 
-/// Many live values at few registers.
+/// Returns a kernel with many live values and few registers.
 fn spilling() -> Source {
     source(
         "spilling",
@@ -207,7 +207,7 @@ fn a_symbol_that_is_no_name_is_an_error() {
     }
 }
 
-/// Run by hand: `cargo test --release --test kernels jit_compile:: -- --ignored --nocapture times`.
+/// Run manually: `cargo test --release --test kernels jit_compile:: -- --ignored --nocapture times`.
 #[test]
 #[ignore = "prints times"]
 fn times() {

@@ -1,6 +1,6 @@
-//! The disk cache between processes: started at once, killed, and in bad surroundings.
+//! Tests of the disk cache with several processes: concurrent starts, killed processes, and unusable folders.
 //!
-//! A test starts this same executable again, to run `child` alone with a role in its environment.
+//! A test starts its own executable again with a role in the environment, which runs only `child`.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ const ROLE: &str = "GEMMULE_TEST_ROLE";
 const ROOT: &str = "GEMMULE_TEST_ROOT";
 const N_KERNELS: usize = 8;
 const N_PROCESSES: usize = 6;
-/// Long enough that a writer is easily met in the middle of its work, in bytes.
+/// Size of an entry in bytes. It is large enough that a process is likely to be killed while it writes.
 const LARGE: usize = 16 << 20;
 
 fn sources() -> Vec<Source> {
@@ -26,7 +26,7 @@ fn sources() -> Vec<Source> {
         .collect()
 }
 
-/// A key and a cubin made from a number, without NVRTC.
+/// Returns a key and a cubin that are derived from a number, without NVRTC.
 fn made_up(number: usize) -> (CacheKey, Cubin) {
     let key = CacheKey::new(&number.to_string(), &[], (0, 0), Target::Sm80);
     let bytes = vec![number as u8; LARGE];
@@ -41,7 +41,7 @@ fn made_up(number: usize) -> (CacheKey, Cubin) {
     )
 }
 
-/// This executable again, in a role.
+/// Returns a command that starts this executable in a role.
 fn again(role: &str, root: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     with_nvrtc(&mut command)
@@ -59,7 +59,7 @@ fn again(role: &str, root: &Path) -> Command {
     command
 }
 
-/// What a child told with `say`.
+/// Returns the lines that a child printed with `say`.
 fn said(output: &Output) -> Vec<String> {
     let stdout = String::from_utf8_lossy(&output.stdout);
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -68,7 +68,7 @@ fn said(output: &Output) -> Vec<String> {
         "{}\n{stdout}\n{stderr}",
         output.status
     );
-    // The test harness writes `test child ...` on the same line as the first.
+    // The test harness writes `test child ...` at the beginning of the child's first line.
     stdout
         .lines()
         .filter_map(|line| Some(line.split_once("said: ")?.1.to_owned()))
@@ -109,7 +109,7 @@ fn child() {
     }
 }
 
-/// Compiles all sources and tells a hash of the result and what the cache did.
+/// Compiles all sources, and prints a digest of the result and the statistics of the cache.
 fn compile(jit: &Jit) {
     let cubins = jit
         .compile_all(&sources(), Target::Sm80, &|_, _| ())
@@ -138,7 +138,7 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A process that is killed when the test ends, however it ends.
+/// A process that is killed at the end of the test, even if the test fails.
 struct Killed(Child);
 
 impl Drop for Killed {
@@ -190,7 +190,7 @@ fn a_process_killed_while_it_writes_leaves_whole_entries_only() {
     let root = tempfile::tempdir().unwrap();
     let cache = DiskCache::at(root.path());
     let start = Instant::now();
-    // Until one was met between the creation of a file and its renaming, which is most of the time.
+    // Repeat until a process was killed between creating a file and renaming it. Most of the time is spent there.
     loop {
         let writer = Killed(again("write forever", root.path()).spawn().unwrap());
         wait_until("an entry, and another being written", || {
@@ -217,7 +217,7 @@ fn a_process_killed_while_it_writes_leaves_whole_entries_only() {
         assert!(cubin == expected, "entry {} differs", cubin.symbol);
     }
 
-    // Another process may go on writing, and what was left goes when it is old.
+    // Another process can continue to write, and abandoned files are removed once they are old.
     let (key, cubin) = made_up(5);
     cache.put(&key, &cubin).unwrap();
     assert_eq!(
@@ -285,7 +285,7 @@ fn without_any_folder_for_a_cache_kernels_are_compiled_and_it_is_told() {
     );
 }
 
-/// A file system that refuses new folders also to root.
+/// A file system on which even root cannot create folders.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_cache_in_a_folder_that_nobody_may_write_to_is_told_and_gone_without() {
@@ -304,7 +304,7 @@ fn a_cache_in_a_folder_that_nobody_may_write_to_is_told_and_gone_without() {
     );
 }
 
-/// Another user has filled a folder that all may write to.
+/// Another user has filled a folder to which everyone can write.
 #[cfg(unix)]
 #[test]
 fn a_cache_that_others_may_write_to_is_told_and_gone_without() {

@@ -1,4 +1,4 @@
-//! The ledger of kernels that ran on a GPU: a source that changed since must run again.
+//! Tests of the ledger of kernels that ran on a GPU: a source that has changed must run again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

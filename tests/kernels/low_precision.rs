@@ -1,6 +1,6 @@
-//! Weights of 8 and 4 bits, and KV caches of 8 bits: errors against f32 on a CPU, and agreement of a device with the CPU.
+//! Tests of weights of 8 and 4 bits, and of KV caches of 8 bits: errors relative to f32 on a CPU, and agreement of the device with the CPU.
 //!
-//! `cargo test --test kernels low_precision:: -- --ignored` on a machine with a device and NVRTC.
+//! Run them with `cargo test --test kernels low_precision:: -- --ignored` on a machine with a device and NVRTC.
 
 mod kv_cache;
 mod plain_gpt2;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 const VOCABULARY: u32 = 1000;
 const FORMATS: [Format; 3] = [Format::FP8, Format::INT8, Format::INT4];
 
-/// Widths that are no multiples of a group of 128 columns or of a tile.
+/// Widths that are not multiples of a tile or of a group of 128 columns.
 fn encoder() -> (&'static str, Value, &'static [&'static str]) {
     let config = json!({
         "hidden_size": 168, "num_attention_heads": 7, "num_hidden_layers": 3, "intermediate_size": 456,
@@ -58,7 +58,7 @@ fn values(engine: &Engine, lens: &[u32]) -> Vec<f32> {
     outputs.iter().flat_map(|o| o.values.clone()).collect()
 }
 
-/// The deviation of `got` relative to that of `want` from 0: the root of the mean square of each.
+/// Returns the root mean square of the deviation from `want`, relative to the root mean square of `want`.
 fn error(got: &[f32], want: &[f32]) -> f64 {
     assert_eq!(got.len(), want.len());
     let square = |v: f32| f64::from(v) * f64::from(v);
@@ -100,7 +100,7 @@ fn a_device_refuses_weights_of_few_bits_beside_activations_in_f32() {
         .quantize(Format::INT4)
         .build();
     match built {
-        // Without a device, its absence is reported first.
+        // Without a device, the error is that there is no device.
         Err(EngineError::FormatOfF32 { format }) => assert_eq!(format, Format::INT4),
         Err(error) => assert!(error.to_string().contains("CUDA"), "{error}"),
         Ok(_) => panic!("an engine with int4 weights and f32 activations"),
@@ -125,7 +125,7 @@ fn a_device_computes_what_the_cpu_does() {
                         .expect("an engine");
                     for lens in [&[1][..], &[3, 9], &[5, 1, 130, 40], &[300, 211, 64]] {
                         let error = error(&values(&cuda, lens), &values(&cpu, lens));
-                        // The CPU rounds activations to int8, too.
+                        // The CPU also rounds activations to int8.
                         let bound = match format {
                             Format::INT8 => bound + 4e-2,
                             Format::Plain(_) | Format::Scaled(_) | Format::E4m3 => bound,
@@ -143,7 +143,7 @@ fn a_device_computes_what_the_cpu_does() {
     }
 }
 
-/// Returns a model's config with these sizes in place of its own.
+/// Returns a model whose config has these sizes instead of its own.
 fn resized(
     (model, mut config, outputs): (&'static str, Value, &'static [&'static str]),
     sizes: &[(&str, u32)],
@@ -154,8 +154,8 @@ fn resized(
     (model, config, outputs)
 }
 
-/// On Hopper the inputs of products are in E4M3, too, where widths are multiples of 16. Their error is about as large as that of the
-/// weights, so that both together have at most twice the error.
+/// On Hopper, the inputs of products are also in E4M3 if widths are multiples of 16. Their error is about the same as the error of the
+/// weights, so the sum is at most twice the error.
 #[test]
 #[ignore = "needs a CUDA device with Hopper's instructions and NVRTC"]
 fn products_in_fp8_on_a_device_have_the_error_of_the_format() {
@@ -191,7 +191,8 @@ fn products_in_fp8_on_a_device_have_the_error_of_the_format() {
                         "{} {dtype} {lens:?}: {got:.2e}, weights alone {rounded:.2e}",
                         model.0
                     );
-                    // Without the rounding of inputs, the error would be that of the weights. That of one token varies.
+                    // The error is larger than that of the weights alone, because inputs are rounded, too. The error of a single token
+                    // varies too much for this check.
                     let is_larger = lens.len() == 1 || got > 1.05 * rounded;
                     assert!(
                         is_larger && got < 2.0 * rounded,

@@ -1,5 +1,6 @@
-//! From a program to kernels: sources, dispatch, compilation, the ledger, artifacts and launches. Tests on a device are ignored
-//! by default: `cargo test --test kernels -- --ignored` runs them on a machine with a GPU and NVRTC.
+//! Tests from programs to kernels: sources, dispatch, compilation, the ledger, artifacts and launches.
+//!
+//! Tests on a device are ignored by default. `cargo test --test kernels -- --ignored` runs them on a machine with a GPU and NVRTC.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! Padding kept: other launches, the same results, row by row.
+//! Tests of kept padding: launches differ, but each row of the results is the same.
 
 use crate::common::{WEIGHTS, tiny_config};
 use gemmule::{
@@ -7,7 +7,7 @@ use gemmule::{
 };
 use insta::assert_snapshot;
 
-/// The lengths of the batches that are compared.
+/// Lengths of the batches that are compared.
 const RAGGED: [&[u32]; 6] = [
     &[5, 1, 3],
     &[1, 12],
@@ -17,7 +17,7 @@ const RAGGED: [&[u32]; 6] = [
     &[12, 2, 11, 1],
 ];
 
-/// Values of every layout: by token, by head and token, by head and pair, by sequence.
+/// Values in every layout: per token, per head and token, per head and pair, and per sequence.
 const VALUES: [&str; 6] = [
     "last_hidden_state",
     "pooler_output",
@@ -38,7 +38,7 @@ fn unfused() -> Vec<&'static str> {
     passes::all().iter().map(|p| p.name()).collect()
 }
 
-/// A batch with segment ids and ids that differ, so that no row stands for another.
+/// Returns a batch with segment ids. Adjacent rows have different ids, so that mixed-up rows are detected.
 fn batch(lens: &[u32]) -> Batch {
     let n = lens.iter().sum::<u32>();
     Batch::from_packed((0..n).map(|i| i * 7 % 20).collect(), lens)
@@ -104,11 +104,11 @@ fn an_ordinary_session_takes_no_padding_for_tokens() {
     assert_snapshot!(session.run(&padded).expect_err("it is padded"), @"sequence 2 has 2 tokens and 2 of padding, which this session would treat as tokens; run the batch without `with_padding`, or build the engine with `Padding::Kept`");
     assert!(session.time(&padded, 0, 1).is_err());
     assert!(ordinary.footprint(&padded).is_err());
-    // Where no sequence got any, there is nothing to tell apart.
+    // A batch in which no sequence has padding is accepted.
     let even = batch(&[3, 3]);
     let same = even.with_padding().expect("it fits");
     assert_eq!(run(&ordinary, &same), run(&ordinary, &even));
-    // A session that keeps padding takes it for what it is.
+    // A session that keeps padding accepts a padded batch.
     let keeping = builder("bert")
         .outputs(["last_hidden_state"])
         .without(unfused());
@@ -142,7 +142,7 @@ fn padding_is_computed_and_takes_memory() {
     assert_eq!((tokens(&packed), tokens(&padded)), (14, 36));
     let bytes = |engine: &Engine| engine.footprint(&batch).expect("a size").lower_bound;
     assert!(bytes(&padded) > 2 * bytes(&packed));
-    // Padded by the caller too: only the tokens count.
+    // If the caller padded the batch, too, only its tokens count.
     let ids: Vec<u32> = (0..6).collect();
     let came_padded = Batch::from_padded(&ids, &[1, 1, 1, 1, 0, 0], 3).expect("a batch");
     let same = Batch::from_sequences(&[vec![0, 1, 2], vec![3]]).expect("a batch");
@@ -202,7 +202,7 @@ fn an_artifact_does_not_keep_padding() {
     assert_snapshot!(text.replace(&folder.path().display().to_string(), "[dir]"), @"the artifact `[dir]/tiny` was compiled to run without padding; build the engine from the description to keep padding");
 }
 
-/// Compares outputs that stay on the device with those that come to the host. Later batches do not change the earlier outputs.
+/// Compares outputs that stay on the device with those that are copied to the host. Later batches do not change the earlier outputs.
 fn outputs_stay_on(device: DeviceChoice) {
     let engine = builder("bert")
         .outputs(["last_hidden_state", "pooler_output"])
@@ -213,7 +213,7 @@ fn outputs_stay_on(device: DeviceChoice) {
     let runs = RAGGED.map(|lens| {
         let batch = batch(lens);
         let want = session.run(&batch).expect("it runs");
-        // A device launches a shape first, and replays it later.
+        // On a device, the first run of a shape launches kernels, and a later run replays a graph.
         let got = [(); 3].map(|()| session.run_on_device(&batch).expect("it runs"));
         (want, got)
     });

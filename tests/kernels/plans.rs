@@ -1,5 +1,5 @@
-//! Plans of the shipped models: tensors that live together never share bytes, and the memory is
-//! close to what no plan can do without, at every length.
+//! Tests of memory plans of the shipped models: tensors that are alive at the same time never overlap, and the memory is close to the lower
+//! bound at every length.
 
 use gemmule::{
     DType,

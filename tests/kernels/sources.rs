@@ -1,4 +1,4 @@
-//! The generated CUDA of every kernel that the project answers for.
+//! Tests of the generated CUDA source of every kernel in the catalogue.
 
 mod cover;
 mod partials;
@@ -28,7 +28,7 @@ use rayon::prelude::*;
 use record::{Record, targets};
 use review::review;
 
-/// All sources with their partials marked.
+/// All sources with marked partials.
 static MARKED: LazyLock<Vec<Source>> = LazyLock::new(|| {
     let codegen = Codegen::marking_partials(Marks::DEFAULT).expect("the templates parse");
     let source = |emitted: &Emitted| codegen.source(emitted.kernel.as_kernel());
@@ -36,8 +36,8 @@ static MARKED: LazyLock<Vec<Source>> = LazyLock::new(|| {
     sources.collect()
 });
 
-/// All texts of templates and partials in them, each once. Kernels of `representative()` come before those that only models use, and
-/// then short symbols first: plain kernels in f16.
+/// All different texts of templates and partials in the sources. Kernels of `representative()` come before kernels that only models use.
+/// Within each group, short symbols come first, which belong to plain kernels in f16.
 static RENDERINGS: LazyLock<Vec<Rendering>> = LazyLock::new(|| {
     let representative: HashSet<String> = gemmule::kernels::representative()
         .iter()
@@ -66,7 +66,7 @@ static RENDERINGS: LazyLock<Vec<Rendering>> = LazyLock::new(|| {
         .collect()
 });
 
-/// The reviewed ones by path of their template or partial.
+/// The renderings for review by the path of their template or partial.
 static REVIEWED: LazyLock<BTreeMap<&str, Vec<&Rendering>>> = LazyLock::new(|| chosen(&RENDERINGS));
 
 #[test]
@@ -88,7 +88,7 @@ fn every_source_is_cuda_without_headers_or_directives() {
             let is_word = |&(at, name): &(usize, &str)| {
                 !kernel[..at].ends_with(in_word) && !kernel[at + name.len()..].starts_with(in_word)
             };
-            // The first is in the signature.
+            // The first occurrence is in the signature.
             let mut words = kernel.match_indices(param.name).filter(is_word);
             assert!(
                 words.nth(1).is_some(),
@@ -100,8 +100,8 @@ fn every_source_is_cuda_without_headers_or_directives() {
     }
 }
 
-/// Kernels are started early where the card can: then one that has not waited reads what is not
-/// there yet, and one whose blocks all leave before they wait stands for kernels that still run.
+/// On cards that support it, a kernel may start before the previous one is complete. A kernel that does not wait would read data that is
+/// not written yet. If all CTAs of a kernel exited before the wait, later kernels could start before earlier ones are complete.
 #[test]
 fn every_kernel_waits_for_earlier_ones_before_any_of_its_blocks_can_leave() {
     const WAIT: &str = "griddepcontrol_wait();";
@@ -120,7 +120,7 @@ fn every_kernel_waits_for_earlier_ones_before_any_of_its_blocks_can_leave() {
     }
 }
 
-/// `kernels check` computes references once for each definition.
+/// `kernels check` computes references only once for each definition.
 #[test]
 fn kernels_of_one_definition_have_the_same_parameters_and_cases() {
     let mut by_definition = BTreeMap::new();
@@ -156,7 +156,7 @@ fn rendering_gives_the_same_bytes_every_time() {
     assert_eq!(render(), *SOURCES);
 }
 
-/// The snapshots refer to texts of partials by name.
+/// The snapshots refer to the texts of partials by name.
 #[test]
 fn every_source_consists_of_its_template_and_partials() {
     for (marked, source) in MARKED.iter().zip(SOURCES.iter()) {
@@ -165,7 +165,7 @@ fn every_source_consists_of_its_template_and_partials() {
     }
 }
 
-/// The ledger and the record have the digest of every source, and so cover what its lines have in place of numbers and types.
+/// Numbers and types in lines are not compared. The digests of whole sources in the ledger and the record cover them.
 #[test]
 fn every_line_of_a_source_is_in_a_reviewed_snapshot_with_the_lines_before_and_after_it() {
     const RENEW: &str = "`INSTA_UPDATE=always cargo test --test kernels sources::` renews snapshots; then read the diff";
@@ -194,7 +194,7 @@ fn every_line_of_a_source_is_in_a_reviewed_snapshot_with_the_lines_before_and_af
     assert!(wrong.is_empty(), "{RENEW}:\n{}", wrong.join("\n"));
 }
 
-/// The snapshots in the folder and its folder of partials.
+/// Returns the snapshots in the folder and in its subfolder for partials.
 fn snapshots_in(folder: &Path) -> BTreeSet<PathBuf> {
     let folders = [folder.to_owned(), folder.join("partials")];
     let entries = folders
@@ -222,13 +222,13 @@ fn the_record_of_what_compiled_has_no_source_that_is_gone() {
     );
 }
 
-/// Whether what compiles is to be written into the record.
+/// Returns whether compiled sources are to be written to the record.
 fn is_recording() -> bool {
     std::env::var_os("GEMMULE_RECORD").is_some_and(|value| value == "1")
 }
 
-/// Compiles sources that the record does not have as they are. Also compiles the sources of all snapshots, each for one of its targets in
-/// turn, because a record that was written by hand would fail at any of them.
+/// Compiles sources that are not in the record in their current form. Also compiles the sources of all snapshots, each for one of its
+/// targets in turn, which would reveal a record that was edited by hand.
 #[test]
 fn every_source_compiles_for_every_target_without_spills() {
     let nvrtc = crate::common::nvrtc();
@@ -239,7 +239,7 @@ fn every_source_compiles_for_every_target_without_spills() {
     };
     let missing = record.missing(&now);
     if !is_recording() && !missing.is_empty() {
-        // Also where the test passes: it is why it takes long.
+        // Printed even if the test passes, because it explains why the test takes long.
         let _ = writeln!(
             std::io::stderr(),
             "{} sources are not in snapshots/compiled.ron as they are; every run compiles them until \

@@ -1,4 +1,4 @@
-//! Timings of kernels through the API: what they change, where they are refused, and their files between processes.
+//! Tests of kernel timings through the API: their effects, refused timings, and their files between processes.
 
 use std::{
     path::Path,
@@ -31,7 +31,7 @@ fn on() -> TimedOn {
     }
 }
 
-/// A shipped encoder.
+/// Compiles a shipped encoder.
 fn encoder(machine: Machine) -> Compiled {
     let (_, model, config) = shipped_configs().expect("they are shipped").remove(0);
     let options = CompileOptions::new(DType::F16, machine);
@@ -39,7 +39,7 @@ fn encoder(machine: Machine) -> Compiled {
     compile(&model, &config, &options).expect("it compiles")
 }
 
-/// The launches of a batch of `tokens` tokens, in order.
+/// Returns the launches of a batch of `tokens` tokens, in order.
 fn launched(program: &Program, tokens: u64) -> Vec<&KernelSpec> {
     let batch = Extents {
         tokens,
@@ -56,7 +56,7 @@ fn launched(program: &Program, tokens: u64) -> Vec<&KernelSpec> {
         .collect()
 }
 
-/// The kernels that are chosen by rows have an estimate.
+/// Returns the estimated cycles of a kernel. Kernels that are chosen by rows have an estimate.
 fn cycles(kernel: &KernelSpec, tokens: u64, machine: &Machine) -> Option<f64> {
     kernel.as_kernel().cycles(tokens, machine)
 }
@@ -65,7 +65,7 @@ fn us(cycles: f64, machine: &Machine) -> f64 {
     cycles / f64::from(machine.clock_mhz)
 }
 
-/// The kernel with the largest estimated time for a batch of this number of tokens.
+/// Returns the kernel with the largest estimated time for a batch with this number of tokens.
 fn heaviest(program: &Program, tokens: u64, machine: &Machine) -> (KernelSpec, f64) {
     let all = launched(program, tokens).into_iter();
     let timed = all.filter_map(|kernel| Some((kernel, cycles(kernel, tokens, machine)?)));
@@ -73,7 +73,7 @@ fn heaviest(program: &Program, tokens: u64, machine: &Machine) -> (KernelSpec, f
     (kernel.clone(), cycles)
 }
 
-/// The estimated time of a program's kernels for a batch of this number of tokens.
+/// Returns the estimated time of a program's kernels for a batch with this number of tokens.
 fn estimate(program: &Program, tokens: u64, machine: &Machine) -> f64 {
     let all = launched(program, tokens).into_iter();
     all.filter_map(|kernel| cycles(kernel, tokens, machine))
@@ -101,7 +101,7 @@ fn a_kernel_that_was_slower_than_its_estimate_gives_way_near_the_timed_rows_and_
                 "{tokens} tokens"
             );
         }
-        // An octave away and more, launches are as good as without.
+        // At half and at twice the number of tokens and beyond, launches are as fast as without timings.
         for tokens in (8..=AT / 2)
             .step_by(56)
             .chain((2 * AT..16_384).step_by(192))
@@ -113,7 +113,7 @@ fn a_kernel_that_was_slower_than_its_estimate_gives_way_near_the_timed_rows_and_
             let change = now / before - 1.0;
             assert!(change.abs() < 0.02, "{tokens} tokens: {change}");
         }
-        // The same timings give the same program and source; none give back the model's choice.
+        // The same timings give the same program and source. Without timings, the cost model's choice is restored.
         let again = encoder(machine.clone()).with_timings(Some(timings));
         let again = again.expect("it lowers");
         assert_eq!(again.program, timed);
@@ -191,7 +191,7 @@ fn a_file_that_was_written_is_read_and_one_that_was_changed_is_refused() {
     assert_snapshot!(refused("(format: 2)"), @"the timings in `[dir]/timings.ron` are not valid: their format is 2, this version of gemmule reads format 1; measure again with `gemmule tune`, or omit the file");
     let kernels = text.lines().find(|line| line.contains("kernels:"));
     let kernels = kernels.expect("what they were measured on").to_owned();
-    // The checksum is of what is there, so that another version's file is told apart from a damaged one by format only.
+    // The checksum covers the current contents, so a file of another version differs from a damaged file only by its format.
     assert_snapshot!(refused(&text.replace(&kernels, "    kernels: \"0\",")), @"the timings in `[dir]/timings.ron` are not valid: their checksum does not match: they were damaged, or changed by hand; measure again with `gemmule tune`, or omit the file");
     for end in [0, 1, text.len() / 2, text.len() - 3] {
         let cut = refused(&text[..end]);
@@ -224,9 +224,9 @@ fn timings_of_another_card_or_nvrtc_are_refused() {
     assert_snapshot!(refused(&named("h200"), Some((12, 8))), @"the timings in `[dir]/timings.ron` are not valid: they were measured with NVRTC 13.0, and this is 12.8; measure again with `gemmule tune`, or omit the file");
     assert_snapshot!(refused(&named("a100"), None), @"the timings in `[dir]/timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure again with `gemmule tune`, or omit the file");
     assert_snapshot!(refused(&named("h100_sxm"), None), @"the timings in `[dir]/timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for h100_sxm (capability 9.0, 132 SMs); measure again with `gemmule tune`, or omit the file");
-    // A part of the card.
+    // A partition of the card, with fewer SMs.
     assert_snapshot!(refused(&named("h200").with_sms(60), None), @"the timings in `[dir]/timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for h200 (capability 9.0, 60 SMs); measure again with `gemmule tune`, or omit the file");
-    // Timings of a card without a description of its own are for all of its capability.
+    // Timings of a card without a description are accepted for all cards of its capability.
     let unknown = TimedOn {
         card: "Card".to_owned(),
         ..on()
@@ -286,7 +286,7 @@ fn child() {
         return;
     };
     for number in 0..200 {
-        // The two differ in length, so that a mixture of them does not read.
+        // The files of the two processes differ in length, so that a mixture of them cannot be read.
         let on = TimedOn {
             sms: std::process::id(),
             ..on()
@@ -319,7 +319,7 @@ fn processes_that_write_at_once_leave_a_whole_file() {
     {
         match read_timings(&file) {
             Ok(_) => n_read += 1,
-            // Before the first was written.
+            // The first file has not been written yet.
             Err(EngineError::Read { .. }) if n_read == 0 => {}
             Err(error) => panic!("{error}"),
         }

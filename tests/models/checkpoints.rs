@@ -1,4 +1,4 @@
-//! Checkpoints that load, and every way in which one does not: each error by its full text.
+//! Tests of loading checkpoints. Each error is compared with its full text.
 
 use std::{
     io::Write,
@@ -30,7 +30,7 @@ const SHARDS: [&str; 2] = [
     "model-00002-of-00002.safetensors",
 ];
 
-/// The tensors of two shards.
+/// Returns the tensors of two shards.
 fn halves() -> [Tensors; 2] {
     let (mut first, mut second) = (tiny_tensors(DType::F32), Tensors::new());
     let names: Vec<String> = first.keys().skip(5).cloned().collect();
@@ -41,7 +41,7 @@ fn halves() -> [Tensors; 2] {
     [first, second]
 }
 
-/// An index that names each tensor for the shard that has it, and then what `more` says.
+/// Returns an index that assigns each tensor to its shard, followed by the entries of `more`.
 fn index_of(more: &[(&str, &str)]) -> String {
     let mut map = serde_json::Map::new();
     for (tensors, shard) in halves().iter().zip(SHARDS) {
@@ -54,7 +54,7 @@ fn index_of(more: &[(&str, &str)]) -> String {
     json!({"metadata": {}, "weight_map": map}).to_string()
 }
 
-/// A checkpoint of two shards, changed, with `index` beside them.
+/// Creates a changed checkpoint of two shards with the index file `index`.
 fn sharded_as(index: impl AsRef<[u8]>, change: impl FnOnce(&mut [Tensors; 2])) -> Folder {
     let folder = Folder::new();
     folder.write("config.json", tiny_config().to_string());
@@ -91,7 +91,7 @@ fn half_precision_checkpoints_load() {
     for (dtype, bound) in [(DType::F16, 1e-3), (DType::BF16, 1e-2)] {
         let folder = Folder::whole(&tiny_tensors(dtype));
         let off = difference(&run(&folder.load().expect("it loads")), &direct());
-        // Rounded, so not equal; but the same weights.
+        // The weights are the same except for rounding, so the outputs are similar, but not equal.
         assert!(off > 0.0 && off < bound, "{dtype}: {off}");
     }
 }
@@ -114,7 +114,7 @@ fn a_checkpoint_of_two_shards_loads() {
 
 #[test]
 fn the_index_says_which_shard_a_tensor_is_read_from() {
-    // Both shards have the query; the one that the index does not name holds something else.
+    // Both shards contain the query. The shard that the index does not name has wrong values.
     for (own, other) in [(0, 1), (1, 0)] {
         let folder = sharded_as(index_of(&[(QUERY, SHARDS[own])]), |halves| {
             let tensor = halves[1].remove(QUERY).expect("it is there");
@@ -163,7 +163,7 @@ fn a_file_that_becomes_shorter_is_an_error() {
     let file = folder.file("model.safetensors");
     let handle = std::fs::OpenOptions::new().write(true).open(file);
     let handle = handle.expect("it is there");
-    // To less than a tensor, then to nothing.
+    // Cuts the file by one byte, so that the last tensor is incomplete, and then to nothing.
     let size = handle.metadata().expect("it is open").len();
     let last = tiny_tensors(DType::F32);
     let mut errors = Vec::new();
@@ -180,7 +180,7 @@ fn a_file_that_becomes_shorter_is_an_error() {
     assert_snapshot!(errors[0], @"`[dir]/model.safetensors`: the tensor `encoder.layer.0.output.dense.weight` ended early; was it changed while being read? Load it again");
 }
 
-/// Names that a file brings are shown with their control characters escaped.
+/// Checks that control characters in names from a file are escaped in warnings.
 #[test]
 fn a_warning_shows_no_control_characters_of_a_name() {
     let folder = changed(|t| {
@@ -210,18 +210,18 @@ fn surplus_tensors_do_no_harm() {
     ");
 }
 
-/// Tensors that no output reads may be a part of the model that the description lacks.
+/// A tensor that no output reads may belong to a part of the model that the description lacks.
 #[test]
 fn tensors_that_no_output_reads_are_warned_about() {
     let folder = changed(|t| {
         let tensor = t[QUERY].clone();
         for name in [
-            // Read by other outputs, computed by transformers itself, and of the training.
+            // Tensors that other outputs read, that transformers computes itself, and that only training uses.
             "pooler.dense.weight",
             "bert.embeddings.position_ids",
             "cls.seq_relationship.weight",
             "cls.predictions.decoder.weight",
-            // Read by nothing.
+            // Tensors that nothing reads.
             "encoder.layer.0.attention.self.query_norm.weight",
             "encoder.layer.0.attention.self.key_norm.weight",
         ] {
@@ -259,7 +259,7 @@ fn a_pooling_without_a_list_of_modules_is_warned_about() {
         "1_Pooling/config.json",
         r#"{"pooling_mode_cls_token": true}"#,
     );
-    // The description is chosen by the model's type.
+    // The model's type determines the description.
     let mut config = tiny_config();
     config["model_type"] = "bert".into();
     folder.write("config.json", config.to_string());
@@ -353,7 +353,7 @@ fn a_tensor_of_whole_numbers_is_refused() {
 fn a_file_that_is_not_whole_is_refused() {
     let folder = whole();
     let bytes = std::fs::read(folder.file("model.safetensors")).expect("it was written");
-    // In the length of the header, in the header, and in the data.
+    // The file ends in the length of the header, in the header, and in the data.
     folder.write("model.safetensors", &bytes[..5]);
     assert_snapshot!(folder.load_error(), @"`[dir]/model.safetensors` is not a complete safetensors file: header too small; download it again");
     folder.write("model.safetensors", &bytes[..100]);
@@ -440,7 +440,7 @@ fn a_quantized_checkpoint_is_announced_with_its_layout() {
     ");
 }
 
-/// What `f` returns, and what it logged.
+/// Returns the result of `f` and its log.
 fn logged<T>(level: Level, f: impl FnOnce() -> T) -> (T, String) {
     #[derive(Clone, Default)]
     struct Sink(Arc<Mutex<Vec<u8>>>);

@@ -1,6 +1,6 @@
-//! Every key of every shipped family's config.json, changed: the values are those of transformers, or an error names the key.
+//! Changes every key of the config.json of every shipped family. Either the values are those of transformers, or an error names the key.
 //!
-//! `scripts/config_sweep.py` stores the keys, their values and a few values of each output.
+//! `scripts/config_sweep.py` stores the keys, their values and some values of each output.
 
 use std::{collections::BTreeMap, num::NonZeroUsize, path::Path, sync::OnceLock};
 
@@ -15,7 +15,7 @@ use miette::Diagnostic;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// Values by the name of their output.
+/// Values of each output by its name.
 type Outputs = BTreeMap<String, Vec<f64>>;
 
 #[derive(Deserialize)]
@@ -30,10 +30,10 @@ struct Family {
 #[derive(Deserialize)]
 struct Case {
     key: String,
-    /// The key is removed, where `None`; a null is a value.
+    /// The new value. `None` removes the key, which differs from null.
     #[serde(default, deserialize_with = "some")]
     value: Option<Value>,
-    /// Those of the family's own config.json, where `None`.
+    /// Expected values. `None` stands for the values of the unchanged config.json.
     outputs: Option<Outputs>,
 }
 
@@ -41,7 +41,7 @@ fn some<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Value>, D::E
     Value::deserialize(from).map(Some)
 }
 
-/// The output that stands for what a model writes from a source: tokens and the score of the best beam.
+/// Name of the output with the results of generation from a source: the tokens and the score of the best beam.
 const WRITTEN: &str = "written";
 
 fn families() -> &'static BTreeMap<String, Family> {
@@ -54,7 +54,7 @@ fn families() -> &'static BTreeMap<String, Family> {
 }
 
 impl Family {
-    /// The source of the description, from its file: a change of it compiles nothing.
+    /// Reads the source of the description from its file at run time, so that no test has to be compiled again after a change.
     fn source(&self) -> String {
         let file = format!("models/{}.ron", self.description);
         std::fs::read_to_string(file).expect("the description is there")
@@ -69,7 +69,7 @@ impl Family {
         config.into()
     }
 
-    /// The outputs that one engine computes.
+    /// Returns the outputs that a single engine computes.
     fn plain(&self) -> Vec<&str> {
         let names = self.outputs.keys().map(String::as_str);
         names.filter(|&name| name != WRITTEN).collect()
@@ -97,7 +97,7 @@ impl Family {
         }
     }
 
-    /// What the description computes, in the order and at the rows of `scripts/config_sweep.py`.
+    /// Computes the outputs. The order and the selection of rows are those of `scripts/config_sweep.py`.
     fn run(&self, config: &Value) -> Result<Outputs, EngineError> {
         let mut session = self.engine(config, false)?.session()?;
         let mut found = Outputs::new();
@@ -123,7 +123,7 @@ impl Family {
         Ok(found)
     }
 
-    /// Tokens and the score of the best of two beams.
+    /// Returns the tokens and the score of the best of two beams.
     fn write(&self, config: &Value) -> Result<Vec<f64>, EngineError> {
         let engine = self.engine(config, true)?;
         let mut generator = engine.generator(1 << 20)?;
@@ -155,7 +155,7 @@ impl Family {
         Ok(found)
     }
 
-    /// The graphs of a config.json, from which equal values follow.
+    /// Formats the graphs for a config.json. Equal graphs compute equal values.
     fn graphs(&self, description: &Description, config: &Value) -> Option<String> {
         let mut text = String::new();
         let mut names = self.plain();
@@ -173,7 +173,7 @@ impl Family {
     }
 }
 
-/// Whether all values are as near as two computations in f32 are.
+/// Returns whether all values agree up to the rounding of f32.
 fn are_near(found: &Outputs, expected: &Outputs) -> bool {
     expected.iter().all(|(name, expected)| {
         let found = found.get(name).map(Vec::as_slice).unwrap_or_default();
@@ -182,7 +182,7 @@ fn are_near(found: &Outputs, expected: &Outputs) -> bool {
     })
 }
 
-/// An error with all that is said of it.
+/// Returns the text of an error with its causes and its help.
 fn text(error: &EngineError) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
@@ -263,7 +263,7 @@ macro_rules! sweeps {
             let mut sorted = swept.to_vec();
             sorted.sort_unstable();
             assert_eq!(sorted, stored);
-            // These have no class in transformers: their code is published with their checkpoints, or they are of a paper.
+            // transformers has no classes for these descriptions. They are from papers, or their code is published with their checkpoints.
             let without = ["jina_bert", "vae", "gte", "nomic_bert", "neobert", "static_embedding"];
             let mut described: Vec<&str> = families().values().map(|f| f.description.as_str()).collect();
             described.extend(without);
@@ -338,7 +338,8 @@ sweeps!(
     umt5
 );
 
-/// Keys that published code of these families reads or writes besides those of the stored configurations, with their defaults.
+/// Keys that the published code of these families reads or writes in addition to those of the stored configurations, with their default
+/// values.
 const PUBLISHED: [(&str, &str); 4] = [
     (
         "neobert",
@@ -366,7 +367,7 @@ const PUBLISHED: [(&str, &str); 4] = [
     ),
 ];
 
-/// Other values of a key.
+/// Returns other values of a key.
 fn others(value: &Value) -> Vec<Value> {
     match value {
         Value::Null => vec![true.into(), 2.into()],
@@ -391,8 +392,8 @@ fn others(value: &Value) -> Vec<Value> {
     }
 }
 
-/// No class of transformers computes these families, so nothing tells which keys change their results. The list of the keys
-/// without effect is read by people: they may only be about training, speed, or other outputs.
+/// transformers has no classes for these families, so no reference shows which keys change results. The snapshot lists the keys without
+/// effect for review: they may only concern training, speed, or other outputs.
 #[test]
 fn keys_of_families_with_published_code_change_the_graph_or_are_refused_by_name() {
     let mut report = String::new();

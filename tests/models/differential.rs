@@ -1,4 +1,4 @@
-//! Random descriptions over all operators: what `check` accepts computes the same with and without fusion.
+//! Compiles random descriptions with all operators. If `check` accepts a description, the results with and without fusion must be the same.
 
 mod generate;
 
@@ -20,12 +20,12 @@ use rayon::prelude::*;
 use serde_json::{Value, json};
 
 const GRAPHS: u64 = 500;
-/// How many of [`GRAPHS`] must be accepted, so that most of the test compares.
+/// Min number of [`GRAPHS`] that must be accepted, so that most descriptions are compared.
 const ACCEPTED: usize = 450;
-/// The largest difference, as a share of the largest value of an output.
+/// Max difference relative to the largest value of an output.
 const TOLERANCE: f32 = 1e-4;
 
-/// Every operator of the language, as the unfused graph names it.
+/// Every operator of the language, by its name in the unfused graph.
 const OPERATORS: [&str; 34] = [
     "embedding",
     "linear",
@@ -63,7 +63,7 @@ const OPERATORS: [&str; 34] = [
     "log_probability",
 ];
 
-/// What attributes and statements say, which has no operator of its own, or is in none's name.
+/// Attributes and statements that do not appear in the name of an operator.
 const WORDS: [&str; 22] = [
     "causal: true",
     "window: ",
@@ -89,7 +89,7 @@ const WORDS: [&str; 22] = [
     "\"default\"]",
 ];
 
-/// Which of [`WORDS`] a description has.
+/// Returns the entries of [`WORDS`] that a description contains.
 fn words(source: &str) -> Vec<&'static str> {
     let lines = || source.lines();
     let has = |word: &str| match word {
@@ -100,7 +100,7 @@ fn words(source: &str) -> Vec<&'static str> {
     WORDS.into_iter().filter(|word| has(word)).collect()
 }
 
-/// How often things occurred.
+/// Number of occurrences by name.
 type Counts = BTreeMap<String, usize>;
 
 fn config() -> Value {
@@ -118,7 +118,7 @@ fn config() -> Value {
     })
 }
 
-/// What `gemmule check` does.
+/// Does the same as `gemmule check`.
 fn check(source: &str) -> Result<Compiled, EngineError> {
     let description = Description::parse("random.ron", source)?;
     let compiled = compile(&description, &config(), &crate::common::options(DType::F16))?;
@@ -160,7 +160,7 @@ fn run(source: &str, seed: u64, without: &[&str]) -> Result<Outputs, EngineError
     engine.session()?.run(&batch)
 }
 
-/// What differs between two runs, in words.
+/// Describes the difference between the outputs of two runs, if there is one.
 fn difference(fused: &Outputs, unfused: &Outputs) -> Option<String> {
     for (fused, unfused) in fused.iter().zip(unfused.iter()) {
         let name = &unfused.name;
@@ -171,7 +171,7 @@ fn difference(fused: &Outputs, unfused: &Outputs) -> Option<String> {
         let size = |most: f32, value: &f32| most.max(value.abs());
         let largest = unfused.values.iter().fold(0.1, size);
         for (i, (a, b)) in fused.values.iter().zip(&unfused.values).enumerate() {
-            // Not `>`, which a NaN would pass.
+            // Written without `>`, because a comparison with NaN is false.
             let is_near = (a - b).abs() <= TOLERANCE * largest;
             if !is_near {
                 return Some(format!(
@@ -184,7 +184,7 @@ fn difference(fused: &Outputs, unfused: &Outputs) -> Option<String> {
     (n(fused) != n(unfused)).then(|| "other outputs".to_owned())
 }
 
-/// Why the description was refused, if it was; the error says what went wrong.
+/// Returns the reason if the description is refused. An error means that the test has failed.
 fn examine(source: &str, seed: u64, counts: &mut Counts) -> Result<Option<String>, String> {
     let compiled = match check(source) {
         Ok(compiled) => compiled,

@@ -1,6 +1,6 @@
-//! Checkpoint folders as they are published, against what Hugging Face's transformers, `SentenceTransformer(DIR).encode`
-//! and `CrossEncoder(DIR).predict` give on them. `scripts/folders.py` makes the folders, of random weights, and stores the
-//! results beside them, so that no Python is needed here.
+//! Compares checkpoint folders in their published form with the results of Hugging Face's transformers, `SentenceTransformer(DIR).encode`
+//! and `CrossEncoder(DIR).predict`. `scripts/folders.py` creates the folders with random weights and stores the results in them, so these
+//! tests do not need Python.
 
 mod late;
 
@@ -30,9 +30,9 @@ struct Run {
     values: Vec<f32>,
     ids: Vec<Vec<u32>>,
     types: Option<Vec<Vec<u32>>>,
-    /// What a cross-encoder gives before its activation.
+    /// Logits of a cross-encoder before its activation.
     logits: Option<Vec<f32>>,
-    /// As many of each row are stored.
+    /// Number of stored columns of each row. `None` if all columns are stored.
     columns: Option<usize>,
 }
 
@@ -66,7 +66,7 @@ impl Run {
         }
     }
 
-    /// Runs the folder as it is and compares ids and values.
+    /// Runs the unmodified folder, and compares ids and values.
     #[track_caller]
     fn check(
         &self,
@@ -158,7 +158,7 @@ fn the_one_call_helpers_give_what_sentence_transformers_gives() {
     assert!(error.to_string().contains("sequence_logits"), "{error}");
 }
 
-/// The first columns of each row.
+/// Returns the first columns of each row.
 fn cut(output: &Output, columns: Option<usize>) -> Output {
     let (Some(columns), Some(&width)) = (columns, output.shape.last()) else {
         return output.clone();
@@ -206,7 +206,8 @@ macro_rules! as_published {
 
         #[test]
         fn every_folder_has_a_test() {
-            // Those that write are in `tests/command/writer.rs` and `tests/command/translator.rs`, late interaction is in `late`.
+            // Folders of models that generate text are tested in `tests/command/writer.rs` and `tests/command/translator.rs`, and late
+            // interaction in `late`.
             let refused = [
                 "translator", "writer", "hf-marian", "hf-m2m", "hf-t5",
                 "late-bert", "late-modernbert", "late-attend", "late-plain", "late-stanford",

@@ -1,4 +1,4 @@
-//! Models in files of llama.cpp, against the folders that they are made from.
+//! Compares models in files of llama.cpp with the folders from which they were made.
 
 use std::{collections::HashMap, path::Path};
 
@@ -64,7 +64,7 @@ fn an_embedder_has_the_tokens_and_vectors_of_its_folder() {
             }
         }
     }
-    // The folder has one file, which is the model.
+    // The GGUF file is the only file of the folder.
     let found = engine(folder.path()).embed(&TEXTS).expect("vectors");
     assert_eq!(
         found,
@@ -86,7 +86,7 @@ fn a_writer_writes_what_its_folder_does() {
     let folder = Folder::new();
     for stored in [Stored::F32, Stored::F16] {
         let file = folder.write("writer.gguf", writer().bytes(stored));
-        // The file does not limit the length, as the folder does.
+        // Unlike the folder, the file does not limit the length.
         let (found, expected) = (written(&file), written(&published));
         assert!(expected.len() > 40, "{expected}");
         assert!(found.starts_with(&expected), "{found}\n{expected}");
@@ -123,12 +123,12 @@ fn linear_layers_after_the_pooling_are_those_of_the_file() {
         (vectors(&file), vectors(&checkpoint("st-gemma")));
     assert_eq!(found_shape, shape);
     for (found, expected) in found.iter().zip(&expected) {
-        // One is added to the weights of norms in f32, and taken off again.
+        // The file's norm weights have 1 added in f32, which is subtracted again.
         assert!((found - expected).abs() < 1e-4, "{found}, {expected}");
     }
 }
 
-/// Writes the tensors and settings that transformers has for a file as a folder.
+/// Writes the tensors and settings that transformers has for a GGUF file to a folder.
 fn published(name: &str, fixture: &Path) -> Folder {
     let file = |name: String| Gguf::open(fixture.join(name)).expect("a file");
     let tensors = file(format!("{name}-published.gguf"));
@@ -218,7 +218,7 @@ fn damaged_files_are_errors() {
     for at in (0..whole.len()).step_by(3989) {
         let mut bytes = whole.clone();
         bytes[at] ^= 0x55;
-        // A changed element is no error, and nothing panics.
+        // A changed tensor element is not an error, and no change causes a panic.
         drop(builder(&folder.write("changed.gguf", bytes)).build());
     }
 }

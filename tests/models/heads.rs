@@ -1,4 +1,5 @@
-//! Heads of checkpoints: those that are tied to a table or have values of their own, and those of other tasks than writing.
+//! Tests of heads of checkpoints: heads that are tied to an embedding table or have own weights, and heads of tasks other than text
+//! generation.
 
 mod pipelines;
 
@@ -14,13 +15,13 @@ use gemmule::{
 use insta::assert_snapshot;
 use serde_json::{Value, json};
 
-/// Weights that are wide enough for tokens to differ.
+/// Weights that are large enough to give different results for different tokens.
 const WIDE: RandomWeights = RandomWeights {
     seed: 3,
     deviation: 0.5,
 };
 
-/// Sizes by the keys of all families.
+/// Returns a config.json with the size keys of all families.
 fn config(more: Value) -> Value {
     let mut config = json!({
         "vocab_size": 30, "hidden_size": 16, "n_embd": 16, "dim": 16, "num_attention_heads": 2, "n_head": 2, "n_heads": 2,
@@ -33,7 +34,7 @@ fn config(more: Value) -> Value {
     config
 }
 
-/// The tensors that outputs read.
+/// Returns the tensors that the outputs read.
 fn tensors(model: &str, config: &Value, outputs: &[&str]) -> Tensors {
     let mut options = options(DType::F32);
     options.outputs = Some(outputs.iter().map(|&o| o.to_owned()).collect());
@@ -65,7 +66,7 @@ fn values(engine: &Engine, output: &str) -> Vec<f32> {
         .clone()
 }
 
-/// The description, an output of the head, its tensor, and the table that it is tied to.
+/// Name of a description, an output of its head, the head's tensor, and the table to which it is tied.
 const TIED: [(&str, &str, &str, &str); 10] = [
     (
         "llama",
@@ -136,7 +137,7 @@ fn a_tied_head_with_values_of_its_own_is_read() {
         );
         let expected = engine(&folder(&untied, &all), model, output).expect("it loads");
         assert_eq!(own, values(&expected, output), "{model}");
-        // A copy of the table changes nothing.
+        // A head that equals the table gives the same results as a tied head.
         all.insert(head.to_owned(), all[table].clone());
         let copied = values(
             &engine(&folder(&tied, &all), model, output).expect("it loads"),
@@ -152,7 +153,7 @@ fn a_tied_head_with_values_of_its_own_is_read() {
     }
 }
 
-/// What a description with a tied head alone computes of a head of its own.
+/// Checks that a description whose head can only be tied still uses a head in the checkpoint.
 #[test]
 fn a_head_of_its_own_is_read_where_config_json_can_only_tie_it() {
     let config = config(json!({"tie_word_embeddings": true, "query_pre_attn_scalar": 8}));
@@ -257,7 +258,7 @@ fn heads_of_tasks_are_computed_by_default() {
     }
 }
 
-/// A head's labels are as many as config.json has, whatever the vocabulary.
+/// The number of labels is that of config.json, whatever the size of the vocabulary.
 #[test]
 fn logits_of_tokens_are_those_of_labels_where_a_checkpoint_classifies_tokens() {
     for (model_type, architecture, weight) in [
@@ -282,7 +283,7 @@ fn heads_that_a_description_lacks_are_named() {
         let (description, config) = for_architecture(model_type, architecture);
         assert!(!description.writes(&config), "{architecture}");
         let trunk = description.output_names()[0].to_owned();
-        // Outputs that are asked for are computed.
+        // Outputs that are requested by name are computed.
         description
             .build(&config, Some(&[&trunk]))
             .expect("it has the output");
@@ -310,7 +311,7 @@ fn heads_that_a_description_lacks_are_named() {
     }
 }
 
-/// The error of an engine for text generation from a folder with these outputs' tensors.
+/// Returns the error of an engine for text generation, for a folder with the tensors of these outputs.
 #[track_caller]
 fn refused_generation(description: &str, config: &Value, outputs: &[&str]) -> String {
     let folder = folder(config, &tensors(description, config, outputs));
@@ -333,7 +334,7 @@ fn a_model_without_the_mask_generates_no_text() {
     assert_snapshot!(refused_generation("qwen3", &config, &["sentence_embedding"]), @"config.json: `is_causal` is `false`, but this description is for `true`");
 }
 
-/// Descriptions that write, with sizes whose heads have 12 elements.
+/// Returns models that generate text, with heads of width 12.
 fn writers() -> [(&'static str, Value); 4] {
     let twelve = json!({"head_dim": 12, "hidden_size": 24, "n_embd": 24, "d_model": 24, "d_kv": 12, "num_heads": 2, "d_ff": 20,
         "num_layers": 1, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
@@ -341,7 +342,7 @@ fn writers() -> [(&'static str, Value); 4] {
     ["llama", "qwen3", "gpt2", "t5"].map(|model| (model, config(twelve.clone())))
 }
 
-/// Greedy continuation of a prompt with a KV cache.
+/// Returns the greedy continuation of a prompt, computed with a KV cache.
 fn written(engine: &Engine, prompt: &[u32], n: usize) -> Vec<u32> {
     let mut generator = engine.generator(1 << 20).expect("a generator");
     let rules = Rules {
@@ -367,7 +368,7 @@ fn written(engine: &Engine, prompt: &[u32], n: usize) -> Vec<u32> {
     tokens
 }
 
-/// The continuation by whole sequences, without a cache.
+/// Returns the greedy continuation, computed from whole sequences without a cache.
 fn written_anew(engine: &Engine, prompt: &[u32], n: usize) -> Vec<u32> {
     let mut all = prompt.to_vec();
     for _ in 0..n {
@@ -419,7 +420,7 @@ fn padded_heads_write_what_whole_sequences_say() {
     }
 }
 
-/// Windows hold in steps of one token, too, which read the cache.
+/// Windows also apply to steps of one token, which read the cache.
 #[test]
 fn a_window_writes_what_whole_sequences_say() {
     for (model, window) in [

@@ -1,4 +1,4 @@
-//! Checkpoints, tokenizers and descriptions, compared with the libraries that published them.
+//! Compares checkpoints, tokenizers and descriptions with the libraries that published them.
 
 #[path = "../common/mod.rs"]
 mod common;

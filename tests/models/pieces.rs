@@ -1,5 +1,5 @@
-//! Tokenizers that are SentencePiece models beside a vocab.json, against transformers'. `scripts/pieces.py` makes the files and
-//! stores the ids beside them.
+//! Compares tokenizers that consist of SentencePiece models and a vocab.json with transformers. `scripts/pieces.py` creates the files and
+//! stores the ids.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ struct Expected {
 struct Run {
     text: String,
     ids: Vec<u32>,
-    /// Without special tokens.
+    /// Decoded text without special tokens.
     decoded: String,
     whole: String,
 }
@@ -76,7 +76,7 @@ fn ids_and_texts_are_those_of_transformers() {
     assert!(wrong.is_empty(), "{n} differ\n{}", wrong.join("\n"));
 }
 
-/// The error of a folder of these files.
+/// Returns the error of a folder with these files.
 fn refused(files: &[(&str, &[u8])]) -> String {
     let folder = Folder::new();
     for (name, bytes) in files {
@@ -100,7 +100,7 @@ fn a_tokenizer_that_is_missing_or_not_read_is_said_with_how_to_mend_it() {
     }
 }
 
-/// The files of a folder that is read.
+/// Returns the files of a valid folder.
 fn files(name: &str) -> Vec<(String, Vec<u8>)> {
     let entries = fs::read_dir(folder(name)).expect("the folder is there");
     let paths = entries.map(|entry| entry.expect("an entry").path());
@@ -111,7 +111,7 @@ fn files(name: &str) -> Vec<(String, Vec<u8>)> {
     named.collect()
 }
 
-/// The error of such a folder with one file changed.
+/// Returns the error of such a folder after one file was changed.
 fn changed(of: &str, name: &str, bytes: &[u8]) -> String {
     let all = files(of);
     let mut all: Vec<(&str, &[u8])> = all

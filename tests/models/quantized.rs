@@ -1,4 +1,4 @@
-//! Quantized checkpoints, written by `scripts/quantized_checkpoints.py`.
+//! Tests of quantized checkpoints, written by `scripts/quantized_checkpoints.py`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -58,12 +58,12 @@ fn every_layout_is_read_bitwise_as_its_writers_read_it() {
             .map(|(name, dims, _)| (name.as_str(), dims.as_slice()))
             .collect();
         checkpoint.check(&used).expect("all are there");
-        // Scales and orders are no tensors of their own.
+        // Scales and orders belong to their matrices, so they are not surplus tensors.
         assert_eq!(checkpoint.surplus(&used), Vec::<String>::new(), "{case}");
     }
 }
 
-/// Matrices of the layouts whose values and scales kernels can hold, by format.
+/// Checks matrices whose values and scales kernels support, by format.
 #[test]
 fn matrices_in_formats_of_kernels_keep_their_values() {
     let bytes = std::fs::read(fixtures().join("matrices.safetensors")).expect("it is there");
@@ -79,7 +79,7 @@ fn matrices_in_formats_of_kernels_keep_their_values() {
         kept.entry(Format::Scaled(format).to_string())
             .or_default()
             .insert(full);
-        // Also where only some rows are read, in another order, and together with others.
+        // The values are also kept if only some rows are read, in another order, and together with other matrices.
         let rows = WeightExpr::Rows {
             name: name.to_owned(),
             dims: dims.clone(),
@@ -127,7 +127,7 @@ fn matrices_in_formats_of_kernels_keep_their_values() {
     "#);
 }
 
-/// Returns an engine for a model of the folder, and the logits of transformers for its sequences.
+/// Returns an engine builder for the model of the folder, its sequences, and the logits of transformers.
 fn model(case: &str) -> (Builder, Vec<Vec<u32>>, Vec<f32>) {
     let folder = fixtures().join("models").join(case);
     let text = std::fs::read_to_string(folder.join("expected.json")).expect("results");
@@ -158,7 +158,7 @@ fn compare(case: &str, engine: &Engine, ids: &[Vec<u32>], expected: &[f32], boun
     }
 }
 
-/// Models in formats of kernels.
+/// Models whose formats kernels support.
 const KEPT: [(&str, Format); 5] = [
     ("llama-gptq-32", INT4_32),
     ("qwen2-awq-32", INT4_32),
@@ -188,10 +188,10 @@ fn whole_models_have_the_logits_of_their_dequantized_weights() {
     }
 }
 
-/// Rounding to the format of the checkpoint changes nothing.
+/// Rounding to the format of the checkpoint changes no value.
 #[test]
 fn models_that_are_quantized_to_their_published_format_have_the_same_logits() {
-    // Narrow matrices of checkpoints with blocks of 128 columns have a scale for each row, so that they have another format.
+    // In checkpoints with blocks of 128 columns, matrices with fewer columns have a scale for each row, so their format differs.
     let of_one_format = KEPT.iter().filter(|(_, format)| *format != Format::FP8_128);
     for &(case, format) in of_one_format {
         let (builder, ids, logits) = model(case);
@@ -224,7 +224,7 @@ fn a_device_keeps_published_values() {
 
 const QUERY: &str = "encoder.layer.0.attention.self.query";
 
-/// A checkpoint of BERT whose query has its weight replaced.
+/// Returns a BERT checkpoint in which other tensors replace the query's weight.
 fn with_query(config: Option<Value>, parts: &[(&str, safetensors::Dtype, &[usize])]) -> Folder {
     let mut tensors: Tensors = tiny_tensors(DType::F32);
     tensors.remove(&format!("{QUERY}.weight"));
@@ -290,7 +290,7 @@ fn quantized_tensors_without_a_configuration_are_refused_by_their_name() {
         error.contains("query.qweight` is stored as I32, a part of"),
         "{error}"
     );
-    // Values of a plain type that a scale belongs to.
+    // A plain storage type together with a scale.
     let error = refused(&[
         ("weight", BF16, &[16, 16]),
         ("weight_scale", BF16, &[16, 1]),

@@ -1,6 +1,5 @@
-//! Every shipped model against Hugging Face transformers, whose results are stored small by
-//! `scripts/reference.py`. Weights are drawn from seeds, so no checkpoint is needed, except for
-//! the sentences of all-MiniLM-L6-v2.
+//! Compares every shipped model with Hugging Face transformers. `scripts/reference.py` stores a small part of the results. Weights are
+//! generated from seeds, so no checkpoint is needed, except for the sentences with all-MiniLM-L6-v2.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +10,7 @@ use gemmule::{
     text::TextEncoder,
 };
 
-/// As in `scripts/reference.py`.
+/// Same weights as in `scripts/reference.py`.
 const WEIGHTS: RandomWeights = RandomWeights {
     seed: 20,
     deviation: 0.1,
@@ -21,7 +20,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/references")
 }
 
-/// The checkpoint of all-MiniLM-L6-v2 that `make setup` installs.
+/// Returns the folder of all-MiniLM-L6-v2, which `make setup` installs.
 fn minilm() -> PathBuf {
     let folder = std::env::var("GEMMULE_CHECKPOINT_MINILM")
         .map(PathBuf::from)
@@ -157,7 +156,7 @@ matches_reference! {
     weights_and_vectors_of_tokens_match: "bge_m3_h60a3" is "roberta";
 }
 
-/// A description that is not shipped, as a user writes one.
+/// Checks a description that is not shipped, like one written by a user.
 #[test]
 fn a_description_of_ones_own_matches() {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
@@ -186,7 +185,8 @@ fn a_description_of_ones_own_matches() {
     }
 }
 
-/// No table of positions limits the lengths of models that have none: of 32,768 tokens, what a token sees is what it sees in a short text.
+/// Models without a position table have no length limit. In a text of 32,768 tokens, a token has the same result as in a short text with
+/// everything that it attends to.
 #[test]
 fn texts_are_as_long_as_32768_tokens() {
     const LONG: usize = 32_768;
@@ -219,7 +219,7 @@ fn texts_are_as_long_as_32768_tokens() {
             .extend(more.as_object().expect("an object").clone());
         config
     };
-    // Of causal attention the beginning does not see what follows.
+    // With causal attention, the beginning does not depend on later tokens.
     let config = sizes(serde_json::json!({}));
     let begin = Batch::from_sequences(&[ids[..100].to_vec()]).expect("a batch");
     let (long, short) = (
@@ -235,7 +235,8 @@ fn texts_are_as_long_as_32768_tokens() {
     };
     assert!(off(&long[..800], &short) < 1e-4);
     assert!(long.iter().all(|x| x.is_finite()));
-    // Within windows the end does not see what is before, and turns by distances, whose angles are rounded at far positions.
+    // With windows, the end does not depend on earlier tokens. Rotations depend only on distances, but their angles are rounded at high
+    // positions.
     let near = [
         (
             "modernbert",
@@ -254,13 +255,13 @@ fn texts_are_as_long_as_32768_tokens() {
             run(description, config.clone(), &whole),
             run(description, config, &end),
         );
-        // Two layers reach twenty tokens to either side.
+        // With two layers, a token depends on up to twenty tokens on either side.
         let off = off(&long[(LONG - 50) * 8..], &short[50 * 8..]);
         assert!(off < 2e-2, "{description}: {off}");
     }
 }
 
-/// What the products of linear layers are rounded to, and the bounds that are said of it.
+/// Checks the rounding of linear layers' products against the documented bounds.
 #[test]
 fn rounded_products_are_within_the_bounds_of_their_precision() {
     for format in [Format::Plain(DType::BF16), Format::INT8] {

@@ -1,4 +1,4 @@
-//! tokenizer.json as others may have written it: an error, never a panic.
+//! Tests of unusual tokenizer.json files: they result in an error, never in a panic.
 
 use crate::common::Folder;
 use gemmule::text::{Input, Prompt, TextEncoder};
@@ -18,7 +18,7 @@ fn seed(at: usize) -> Value {
     serde_json::from_str(SEEDS[at]).expect("the seeds are JSON")
 }
 
-/// The error of loading a tokenizer, or of encoding a text with it.
+/// Returns the error of loading a tokenizer, or of encoding a text with it.
 fn error(folder: &Folder, tokenizer: &Value) -> Option<String> {
     folder.write("tokenizer.json", tokenizer.to_string());
     let encoded = TextEncoder::open(folder.path()).and_then(|e| e.encode(&TEXTS[..1]));
@@ -58,7 +58,7 @@ fn sound_tokenizers_encode() {
     }
 }
 
-/// The crate stops at the limit, and where no token stands behind it, what it leaves out is nowhere.
+/// The tokenizers crate stops at the limit. If no token follows, it does not report what it left out.
 #[test]
 fn a_text_that_is_cut_is_said_to_be() {
     let folder = Folder::new();
@@ -87,7 +87,7 @@ fn a_text_that_is_cut_is_said_to_be() {
     }
 }
 
-/// All values inside a value, itself included.
+/// Returns the number of values nested in a value, including itself.
 fn count(value: &Value) -> usize {
     1 + match value {
         Value::Array(items) => items.iter().map(count).sum(),
@@ -96,7 +96,7 @@ fn count(value: &Value) -> usize {
     }
 }
 
-/// The `at`th of them, in the order of [`count`].
+/// Returns the `at`th nested value, in the order of [`count`].
 fn nth<'a>(value: &'a mut Value, at: &mut usize) -> Option<&'a mut Value> {
     if *at == 0 {
         return Some(value);
@@ -166,6 +166,6 @@ fn no_panic_escapes_from_damaged_tokenizers() {
         n_errors += usize::from(!texts.is_empty());
         n_panics += usize::from(texts.iter().any(|text| text.contains("panic")));
     }
-    // The damage is of a kind that the containment is for.
+    // Some damaged files cause panics in the tokenizers crate, which are caught.
     assert!(n_errors > 100 && n_panics > 5, "{n_errors}, {n_panics}");
 }

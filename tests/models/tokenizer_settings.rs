@@ -1,5 +1,5 @@
-//! Settings of tokenizer_config.json against transformers' `AutoTokenizer`, for each kind of tokenizer class. The folders and the
-//! results are from `scripts/tokenizer_settings.py`.
+//! Compares settings of tokenizer_config.json with transformers' `AutoTokenizer`, for each kind of tokenizer class.
+//! `scripts/tokenizer_settings.py` creates the folders and the results.
 
 use std::{fs, path::Path};
 
@@ -20,7 +20,7 @@ struct Expected {
 #[derive(Deserialize)]
 struct Case {
     changes: Map<String, Value>,
-    /// `None` where transformers raises an error.
+    /// `None` if transformers raises an error.
     results: Option<Changed>,
 }
 
@@ -28,7 +28,7 @@ struct Case {
 #[serde(untagged)]
 enum Changed {
     Results(Results),
-    /// Those of the first case.
+    /// The results of the first case.
     Unchanged(String),
 }
 
@@ -40,7 +40,7 @@ struct Results {
     decoded: Option<Vec<String>>,
 }
 
-/// Ids of texts, the encoding of a pair unless the model takes none, and decoded texts.
+/// Ids of texts, the encoding of a pair (`None` if the model has no pairs), and decoded texts.
 type Tokenized = (Vec<Vec<u32>>, Option<Encoded>, Vec<String>);
 
 /// Computes the results of gemmule for a folder.
@@ -77,7 +77,7 @@ fn settings_change_tokens_as_in_transformers_or_are_refused_by_name() {
             serde_json::from_str(&read("tokenizer_config.json")).expect("an object");
         let folder = Folder::new();
         folder.write("tokenizer.json", read("tokenizer.json"));
-        // Without a model type no description is read, which takes longer than all else.
+        // Without a model type, no description is parsed, which would take most of the time.
         folder.write(
             "config.json",
             match name.as_str() {
@@ -119,7 +119,7 @@ fn settings_change_tokens_as_in_transformers_or_are_refused_by_name() {
                 (Some(right), Ok(got)) => (right, got),
             };
             n_applied += usize::from(right != base);
-            // transformers makes a tokenizer of Llama anew also where a folder says nothing of it.
+            // transformers creates the tokenizer of Llama anew, even if the folder has no settings for it.
             if name == "llama-prepended" && key.is_empty() {
                 continue;
             }
@@ -135,7 +135,7 @@ fn settings_change_tokens_as_in_transformers_or_are_refused_by_name() {
             if pair.ids != right.pair {
                 wrong.push(format!("{what}: pair {:?}, not {:?}", pair.ids, right.pair));
             }
-            // transformers leaves segment ids out of many classes' inputs; only what a folder says is followed.
+            // transformers omits segment ids for many classes. gemmule only follows the settings of the folder.
             let types = match (&right.types, key) {
                 (Some(types), _) => types.clone(),
                 (None, "model_input_names") => vec![0; pair.ids.len()],
@@ -162,7 +162,7 @@ struct Arguments {
 #[derive(Deserialize)]
 struct Argument {
     changes: Map<String, Value>,
-    /// `None` where sentence-transformers raises an error.
+    /// `None` if sentence-transformers raises an error.
     ids: Option<Vec<Vec<u32>>>,
 }
 
@@ -212,7 +212,7 @@ fn arguments_of_sentence_transformers_change_tokens_or_are_refused_by_name() {
     assert_snapshot!(refused.join("\n"));
 }
 
-/// A copy of a tokenizer, with other settings.
+/// Returns a copy of a tokenizer with other settings.
 fn with(name: &str, settings: Value) -> Folder {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer_settings");
     let folder = Folder::new();
@@ -229,8 +229,8 @@ fn refused(folder: &Folder) -> String {
     folder.text(&opened.err().expect("it is refused"))
 }
 
-/// A source in the language of a call has the ids that transformers gives it with `src_lang`. The language of a target is the first
-/// token, except for mBART, where it is the start token of the decoder.
+/// A source in a given language has the same ids as in transformers with this `src_lang`. The target language is the first token, or the
+/// decoder's start token in mBART.
 #[test]
 fn languages_of_a_call_are_those_of_the_setting() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer_settings");
@@ -248,7 +248,7 @@ fn languages_of_a_call_are_those_of_the_setting() {
             let pair = encoder.language_pair(Some(&language.to_uppercase()), Some(language));
             let token = encoder.token_id(language);
             if token.is_none() {
-                // transformers uses the unknown token, or fails.
+                // In this case, transformers uses the unknown token, or fails.
                 assert!(pair.is_err());
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Weights in files of PyTorch, written by `scripts/torch_files.py`, and quantized weights.
+//! Tests of weights in PyTorch files, written by `scripts/torch_files.py`, and of quantized weights.
 
 use std::{
     fs::{File, OpenOptions},
@@ -18,7 +18,7 @@ fn tests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
 }
 
-/// A copy of a published folder, in which the files of PyTorch take the place of those of safetensors.
+/// Returns a copy of a published folder with PyTorch files instead of safetensors files.
 fn with_torch(name: &str, files: &[(&str, &str, &str)]) -> Folder {
     fn into(from: &Path, to: &Path) {
         std::fs::create_dir_all(to).expect("room for a folder");
@@ -40,7 +40,7 @@ fn with_torch(name: &str, files: &[(&str, &str, &str)]) -> Folder {
     folder
 }
 
-/// All values of an output for three sequences.
+/// Returns all values of an output for three sequences.
 fn values(folder: &Path, output: &str) -> Vec<f32> {
     let engine = Engine::from_checkpoint(folder)
         .device(DeviceChoice::Cpu)
@@ -156,7 +156,7 @@ fn a_file_that_is_no_state_dict_is_refused_and_nothing_is_executed() {
     insta::assert_snapshot!(refused("with-step.bin"), @"`[dir]/pytorch_model.bin` cannot be read as weights of PyTorch: `step` is no tensor; expected the state dict of a model: torch.save(model.state_dict(), FILE)");
 }
 
-/// Every file, cut at every length and with each byte changed, is read or refused without a panic.
+/// Checks that each file, cut at every length and with each byte changed, is read or refused without a panic.
 #[test]
 fn damaged_files_are_read_or_refused() {
     let folder = Folder::new();
@@ -165,7 +165,7 @@ fn damaged_files_are_read_or_refused() {
         |file: &File| n_refused += usize::from(gemmule_weights::torch::open(file).is_err());
     for name in ["kinds.bin", "sparse_linear.pt"] {
         let bytes = std::fs::read(tests().join("torch").join(name)).expect("it is there");
-        // One file is changed in place, because a file that is written anew waits for the disk.
+        // One file is changed in place, because creating new files is slow.
         let mut file = File::create_new(folder.file(name)).expect("room for a file");
         file.write_all(&bytes).expect("room for a file");
         let file = OpenOptions::new()

@@ -1,5 +1,5 @@
-//! The server under the clients that people have: the packages of `tests/clients/requirements.txt`, which `make test` installs
-//! into an environment of their own.
+//! Tests the server with popular clients: the packages of `tests/clients/requirements.txt`, which `make test` installs into a separate
+//! environment.
 use std::{
     io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
@@ -10,8 +10,8 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A program of the clients' environment, and the folder of the demo's checkpoint. Where they are not installed that is told, and
-/// a failure where a machine tests by itself.
+/// Returns the Python of the clients' environment and the folder of the demo's checkpoint. If one of them is missing, it prints a message,
+/// or panics in CI.
 fn installed() -> Option<(PathBuf, PathBuf)> {
     let set = std::env::var_os("GEMMULE_CLIENTS").map(PathBuf::from);
     let clients = set.unwrap_or_else(|| root().join(".gemmule/clients"));
@@ -27,12 +27,12 @@ fn installed() -> Option<(PathBuf, PathBuf)> {
         "the server was not asked by real clients: {missing}; `make test` installs what they need"
     );
     assert!(std::env::var_os("CI").is_none(), "{said}");
-    // Past the capture of the test's output, which hides what a test says that does not fail.
+    // Bypasses the capture of output, which hides messages of tests that pass.
     let _ = writeln!(std::io::stderr(), "{said}");
     None
 }
 
-/// A server in a process of its own, which ends with this.
+/// A server in a separate process, which is killed on drop.
 struct Served {
     child: Child,
     url: String,
@@ -55,7 +55,7 @@ impl Served {
                 break url.trim().to_owned();
             }
         };
-        // It may say more, and waits for nobody who reads it.
+        // Read further output, so that the server does not block on a full pipe.
         std::thread::spawn(move || lines.lines().count());
         Self { child, url }
     }
@@ -82,7 +82,7 @@ fn the_clients_of_openai_hugging_face_langchain_and_cohere_work_and_the_document
     let Some((python, checkpoint)) = installed() else {
         return;
     };
-    // The small writer, with a template for conversations.
+    // The small text generator with a chat template.
     let folder = tempfile::tempdir().unwrap();
     let writer = folder.path().join("writer");
     std::fs::create_dir(&writer).unwrap();
@@ -121,8 +121,8 @@ fn the_clients_of_openai_hugging_face_langchain_and_cohere_work_and_the_document
             .env("HF_HUB_DISABLE_TELEMETRY", "1")
             .env("LANGSMITH_TRACING", "false"),
     );
-    // What the document allows is answered as it says, and what it forbids is refused. Not all that it allows: how many tokens,
-    // positions and labels a model has stands in no schema.
+    // Checks that the responses match the OpenAPI document, and that invalid requests are refused. Valid requests may be refused as well,
+    // because the schema does not contain a model's numbers of tokens, positions and labels.
     succeeds(
         Command::new(python.with_file_name("st"))
             .arg("--config-file")

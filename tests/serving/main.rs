@@ -1,4 +1,4 @@
-//! The HTTP server, asked by clients.
+//! Tests of the HTTP server through clients.
 
 #[cfg(feature = "server")]
 mod clients;

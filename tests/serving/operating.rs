@@ -1,5 +1,5 @@
-//! Operating a server: traces, the cache of responses, hostile and old clients, drains, and replicas behind a balancer. On the CPU,
-//! with the small checkpoints of `tests/checkpoints`.
+//! Tests of operating a server: traces, the response cache, hostile and old clients, shutdown, and replicas behind a load balancer. They
+//! run on the CPU with the small checkpoints of `tests/checkpoints`.
 mod bench;
 mod cache;
 mod deploy;
@@ -35,7 +35,7 @@ fn checkpoint(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// About what the small models take.
+/// Returns costs of about the size of the small models' costs.
 fn costs() -> CostTable {
     let text = include_str!("../../examples/costs.ron");
     let mut table = CostTable::parse(text).expect("the example is sound");
@@ -86,7 +86,7 @@ fn within(ms: u64) -> Submit {
     }
 }
 
-/// A server in a process of its own.
+/// A server in a separate process.
 struct Serving {
     child: Child,
     to: SocketAddr,
@@ -95,7 +95,7 @@ struct Serving {
 }
 
 impl Serving {
-    /// Starts `gemmule serve` of a small model, after commands of a shell such as `ulimit`.
+    /// Starts `gemmule serve` with a small model, after shell commands such as `ulimit`.
     fn start(before: &str, args: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let table = folder.path().join("costs.ron");
@@ -129,7 +129,7 @@ impl Serving {
         serving
     }
 
-    /// The rest of the first line that has these words.
+    /// Waits for a line with these words, and returns the rest of the line.
     fn hears(&self, words: &str) -> String {
         let began = Instant::now();
         loop {
@@ -143,14 +143,14 @@ impl Serving {
         }
     }
 
-    /// Number of lines that have these words.
+    /// Returns the number of lines with these words.
     fn count(&self, words: &str) -> usize {
         let lines = self.lines.lock().unwrap();
         lines.iter().filter(|line| line.contains(words)).count()
     }
 }
 
-/// A response: its status, its head in lower case, and its body.
+/// A response: its status, its headers in lower case, and its body.
 #[derive(Debug)]
 struct Response {
     status: u16,
@@ -158,7 +158,7 @@ struct Response {
     body: String,
 }
 
-/// Reads a response whose length its head says.
+/// Reads a response with a `content-length`.
 fn read_response(stream: &mut BufReader<TcpStream>) -> io::Result<Response> {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -187,14 +187,14 @@ fn connect(to: SocketAddr) -> BufReader<TcpStream> {
     BufReader::new(stream)
 }
 
-/// Sends the bytes of a request on a new connection, and reads the response.
+/// Sends a request on a new connection, and reads the response.
 fn exchange(to: SocketAddr, request: &str) -> Response {
     let mut stream = connect(to);
     stream.get_mut().write_all(request.as_bytes()).unwrap();
     read_response(&mut stream).unwrap()
 }
 
-/// The text of a request for the embedding of a text.
+/// Returns the text of an HTTP request for the embedding of a text.
 fn embedding(text: &str) -> String {
     let body = serde_json::json!({"input": text}).to_string();
     format!(
@@ -203,13 +203,13 @@ fn embedding(text: &str) -> String {
     )
 }
 
-/// What a test says though it passes.
+/// Prints a line even if the test passes.
 fn say(line: &str) {
-    // Not by a macro, whose text the test harness keeps.
+    // `eprintln!` is not used, because the test harness captures its output.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// A program that is to be found here, as Debian's packages put it.
+/// Returns the path of an installed program. Also searches the folders of Debian's packages.
 fn found(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let usual = ["/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin"].map(PathBuf::from);
@@ -218,7 +218,7 @@ fn found(program: &str) -> Option<PathBuf> {
     Some(folder.join(program))
 }
 
-/// A program that ends with the test.
+/// A process that is killed at the end of the test.
 struct Child(std::process::Child);
 
 impl Child {
@@ -255,8 +255,7 @@ impl Drop for Child {
     }
 }
 
-/// A port for a program that is to listen on it. It is below those that the system gives to connections, of which one might have it
-/// before the program does.
+/// Returns a free port for a program. It is below the range of ephemeral ports, from which the system might assign it to a connection.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = std::process::id() as u16 % 997 * 11;

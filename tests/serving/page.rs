@@ -1,4 +1,4 @@
-//! The status page in a browser: headless Chromium, where there is one.
+//! Tests the status page in headless Chromium, if it is installed.
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
@@ -30,7 +30,7 @@ fn chromium() -> Option<PathBuf> {
 #[test]
 fn a_browser_shows_model_load_and_latency() {
     let Some(chromium) = chromium() else {
-        // Past the capture of the test's output.
+        // Bypasses the capture of the test's output.
         let _ = writeln!(
             std::io::stderr(),
             "the status page was not tried in a browser: there is no chromium on the path"
@@ -106,7 +106,7 @@ fn a_browser_shows_model_load_and_latency() {
     let page = String::from_utf8_lossy(&output.stdout);
     for part in [
         "<span class=\"badge good\" id=\"state\">ready</span>",
-        // A name is a text, whatever is in it.
+        // A model's name is escaped, whatever it contains.
         "a model &lt;b&gt;of&lt;/b&gt; words",
         "embeds texts · f32 on CPU",
         "<h3>Batch fill</h3>",

@@ -1,4 +1,4 @@
-//! The server as its clients see it: real connections to the small checkpoints of `tests/checkpoints`, on the CPU.
+//! Tests of the server through real connections, with the small checkpoints of `tests/checkpoints` on the CPU.
 mod bodies;
 mod heads;
 mod late;
@@ -40,7 +40,7 @@ fn checkpoint(name: &str) -> PathBuf {
 fn costs() -> CostTable {
     let text = include_str!("../../examples/costs.ron");
     let mut table = CostTable::parse(text).expect("the example is sound");
-    // What the small models take: deadlines are then as far off as they look.
+    // These costs are about those of the small models, so deadlines are estimated realistically.
     table.overhead = 100.0;
     for value in table.packed.values.iter_mut().flatten() {
         *value /= 100.0;
@@ -106,7 +106,7 @@ fn connect(to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Status, head and body of an answer, after which the server closes.
+/// Reads the status, the headers and the body of a response, after which the server closes the connection.
 fn read(mut stream: TcpStream) -> (u16, String, String) {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
@@ -189,7 +189,7 @@ fn vectors_are_those_of_a_session_by_bits_alone_and_beside_others() {
             &json!({"input": TEXTS[at]}),
         );
         assert_eq!(&floats(&alone["data"][0]["embedding"]), row);
-        // Token ids are what the text becomes, and base64 holds the same bits.
+        // A request with the token ids of the text, and base64, give the same bits.
         let ids = encoder.encode(&[TEXTS[at]]).unwrap().token_ids();
         let asked = json!({"input": ids, "encoding_format": "base64"});
         let (_, coded) = post(server.address(), "/v1/embeddings", &asked);
@@ -223,7 +223,7 @@ fn ids_that_are_padded_with_the_end_of_a_text_embed_as_without() {
         assert_eq!(status, 200, "{answer}");
         floats(&answer["data"][0]["embedding"])
     };
-    // The config.json has no id of an end, so that the highest id of a sequence is it.
+    // The config.json has no id of an end token, so a sequence ends at its highest id.
     let right = ask(json!([[0, 40, 30, 340]]));
     assert_eq!(ask(json!([[0, 40, 30, 340, 340, 340]])), right);
     assert_ne!(ask(json!([[0, 40, 31, 340, 340, 340]])), right);
@@ -375,7 +375,7 @@ fn each_error_has_its_status_and_says_what_to_do() {
         shown += &format!("{header}\n{status} {text}\n\n");
     }
     insta::assert_snapshot!(shown);
-    // And it still answers.
+    // The server still answers.
     assert_eq!(post(to, "/v1/embeddings", &json!({"input": "x"})).0, 200);
     server.shut_down(Duration::ZERO);
 }
@@ -425,7 +425,7 @@ fn texts_come_whole_and_as_events_and_end_before_a_stop() {
     );
     assert_eq!(stopped["choices"][0]["text"], "ore");
     assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
-    // A seed gives the same draws again.
+    // The same seed gives the same random draws.
     let drawn = json!({"prompt": prompt, "max_tokens": 24, "temperature": 1.5, "seed": 3});
     let first = post(to, "/v1/completions", &drawn).1["choices"].clone();
     assert_eq!(post(to, "/v1/completions", &drawn).1["choices"], first);
@@ -444,7 +444,7 @@ fn several_texts_of_a_prompt_come_with_their_log_probabilities() {
     assert_eq!(status, 200, "{whole}");
     assert_eq!(whole["choices"].as_array().unwrap().len(), 2);
     assert_ne!(whole["choices"][0]["text"], whole["choices"][1]["text"]);
-    // The prompt counts once, and both texts do.
+    // The usage counts the prompt once, and both texts.
     let alone =
         json!({"prompt": prompt, "max_tokens": 12, "temperature": 0.9, "seed": 6, "logprobs": 0});
     let (_, second) = post(to, "/v1/completions", &alone);
@@ -478,7 +478,7 @@ fn several_texts_of_a_prompt_come_with_their_log_probabilities() {
     }
     let only = second["choices"][0]["logprobs"]["top_logprobs"][0].as_object();
     assert_eq!(only.unwrap().len(), 1);
-    // The engine says the same of what it writes.
+    // The engine returns the same tokens and log-probabilities.
     let engine = Engine::from_checkpoint(checkpoint("writer")).device(DeviceChoice::Cpu);
     let engine = engine.invariant(true).generating().build().unwrap();
     let encoder = TextEncoder::open(&checkpoint("writer")).unwrap();
@@ -498,7 +498,7 @@ fn several_texts_of_a_prompt_come_with_their_log_probabilities() {
     let (_, greedy) = post(to, "/v1/completions", &asked);
     let values = floats(&greedy["choices"][0]["logprobs"]["token_logprobs"]);
     assert_eq!(values, written[0].log_probabilities);
-    // Events have the same texts and numbers, by index.
+    // Events contain the same texts and log-probabilities, by index.
     let mut asked = json!({
         "prompt": prompt, "max_tokens": 12, "n": 2, "temperature": 0.9, "seed": 5, "logprobs": 3, "stream": true,
     });
@@ -527,7 +527,7 @@ fn several_texts_of_a_prompt_come_with_their_log_probabilities() {
     server.shut_down(Duration::ZERO);
 }
 
-/// A copy of the small writer with a template for conversations.
+/// Returns a copy of the small text generator with a chat template.
 fn chatting() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(checkpoint("writer")).unwrap() {
@@ -564,7 +564,7 @@ fn conversations_are_answered_with_scores_and_in_several_ways() {
         .collect();
     assert_eq!(text, choices[0]["message"]["content"]);
     for token in content {
-        // The most probable token was taken.
+        // Greedy decoding chose the most probable token.
         assert_eq!(token["top_logprobs"][0]["token"], token["token"]);
         assert_eq!(token["top_logprobs"][0]["logprob"], token["logprob"]);
         assert_eq!(token["top_logprobs"].as_array().unwrap().len(), 2);
@@ -635,7 +635,7 @@ fn tools_are_the_affair_of_templates_that_take_them() {
     server.shut_down(Duration::ZERO);
 }
 
-/// A copy of `ce-qwen`, a small Qwen3 of random weights with 128 positions and no token that ends a text, as a model that writes.
+/// Returns a copy of `ce-qwen` as a text generator: a small Qwen3 with random weights, 128 positions and no end token.
 fn qwen(change: impl FnOnce(&mut Value)) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for name in [
@@ -663,7 +663,7 @@ fn serving_folder(folder: &Path, cache_bytes: Option<u64>) -> Server {
     serving_models(vec![Model::open(choice).unwrap()], quick())
 }
 
-/// Prompt tokens, new tokens, and why it ended.
+/// Returns the number of prompt tokens, the number of new tokens, and the finish reason.
 fn lengths(to: SocketAddr, path: &str, asked: &Value) -> (u64, u64, Value) {
     let (status, told) = post(to, path, asked);
     assert_eq!(status, 200, "{told}");
@@ -686,7 +686,7 @@ fn a_text_without_max_tokens_has_all_positions_that_are_left() {
     assert_eq!((prompt + new, reason), (128, json!("length")));
     server.shut_down(Duration::ZERO);
 
-    // The cache may leave less: one of 64 tokens, of which the last new one takes no place.
+    // The KV cache may be the limit. This one has 64 positions, and the last new token needs none.
     let engine = Engine::from_checkpoint(folder.path()).device(DeviceChoice::Cpu);
     let engine = engine.generating().build().unwrap();
     let mut options = generation_config(folder.path()).unwrap();
@@ -697,7 +697,7 @@ fn a_text_without_max_tokens_has_all_positions_that_are_left() {
     assert_eq!((prompt + new, reason), (65, json!("length")));
     server.shut_down(Duration::ZERO);
 
-    // The folder may ask for fewer, which is no limit of the prompt.
+    // The folder may set a lower limit of new tokens, which does not limit the prompt.
     let file = folder.path().join("generation_config.json");
     std::fs::write(&file, r#"{"max_new_tokens": 7}"#).unwrap();
     let server = serving_folder(folder.path(), None);
@@ -801,7 +801,7 @@ fn what_is_longer_than_the_positions_of_a_rotary_model_is_refused_with_the_figur
             "max_tokens",
             &format!("the prompt's {} tokens and 11 new ones", n - 10),
         );
-        // The default of 16 new tokens is lowered to those that fit.
+        // The default of 16 new tokens is lowered to the remaining positions.
         let asked = json!({"prompt": ids(n - 10)});
         assert_eq!(
             lengths(to, path, &asked),
@@ -838,7 +838,7 @@ fn what_is_longer_than_the_positions_of_a_rotary_model_is_refused_with_the_figur
         );
         server.shut_down(Duration::ZERO);
 
-        // The library says the same of whole texts and of prompts.
+        // The library reports the same limits for whole texts and for prompts.
         let build = || Engine::from_checkpoint(folder.path()).device(DeviceChoice::Cpu);
         let engine = build().generating().build().unwrap();
         let mut options = SamplingParams::default();
@@ -854,7 +854,7 @@ fn what_is_longer_than_the_positions_of_a_rotary_model_is_refused_with_the_figur
         );
         assert_eq!(written[1].tokens.len(), 2);
     }
-    // Encoders with rotary positions, too: ids are not cut.
+    // Encoders with rotary embeddings do not truncate token ids, either.
     let server = serving(&["st-qwen"], quick());
     let to = server.address();
     assert_eq!(
@@ -906,7 +906,7 @@ fn parts_of_characters_have_entries_with_their_bytes() {
                 }
             }
         }
-        // Equal texts have one entry each, as their bytes differ.
+        // Tokens with equal texts have separate entries, because their bytes differ.
         let mut names: Vec<_> = alternatives.iter().map(bytes).collect();
         names.sort();
         names.dedup();
@@ -969,7 +969,7 @@ fn requests_of_clients_that_leave_are_counted() {
             .unwrap();
         n.lines().next().unwrap().parse::<u64>().unwrap()
     };
-    // Texts that end, by their length or by a stop, are none of them.
+    // Texts that end by their length or by a stop string do not count as cancelled.
     let mut asked = json!({"prompt": "rain", "max_tokens": 5});
     assert_eq!(post(to, "/v1/completions", &asked).0, 200);
     asked["stop"] = json!(["a", "e", "i", "o", " ", "\n", "\u{fffd}"]);
@@ -1125,14 +1125,14 @@ fn penalties_and_a_bias_change_what_is_written() {
             .collect::<Vec<String>>()
     };
     let usual = write(json!({}));
-    // What asks for nothing changes nothing.
+    // Neutral values do not change the result.
     let neutral = json!({"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "top_k": -1, "repetition_penalty": 1});
     assert_eq!(write(neutral), usual);
     let mut texts = vec![usual.clone()];
     for penalty in ["frequency_penalty", "presence_penalty"] {
         texts.extend([2, -2].map(|by| write(json!({penalty: by}))));
     }
-    // What was rewarded for each time that it came comes again and again.
+    // A reward for each occurrence repeats the same token.
     let rewarded = &texts[2];
     let last = rewarded.last().unwrap();
     assert!(
@@ -1242,7 +1242,7 @@ fn raw_rows_all_tokens_cosines_and_tokens_are_those_of_the_engine() {
         &json!({"inputs": text, "add_special_tokens": false}),
     );
     assert_eq!(bare[0].as_array().unwrap().len(), cut.len() - 2);
-    // However long a text is, all of its tokens come.
+    // All tokens of a long text are returned.
     let (_, long) = post(to, "/tokenize", &json!({"inputs": "word ".repeat(2000)}));
     assert!(long[0].as_array().unwrap().len() > 2000);
     let ids = encoder.prompts(&["the tower is high"]).unwrap().remove(0);
@@ -1271,7 +1271,7 @@ fn pairs_that_are_conversations_score_as_the_folder_says() {
         run["pairs"].as_array().unwrap(),
         run["values"].as_array().unwrap(),
     );
-    // The first two have one query.
+    // The first two pairs have the same query.
     let asked = json!({"query": pairs[0][0], "texts": [pairs[0][1], pairs[1][1]]});
     let (status, ranked) = post(server.address(), "/rerank", &asked);
     assert_eq!(status, 200, "{ranked}");
@@ -1317,7 +1317,7 @@ fn scores_of_text_embeddings_inference_are_its_own_and_have_the_labels_names() {
         );
     }
     server.shut_down(Duration::ZERO);
-    // Of one label, whose folder lets the logit be the score.
+    // A model with one label, whose folder defines the logit as the score.
     let server = serving(&["ce-identity"], quick());
     let to = server.address();
     let ranked = |raw: bool| {
@@ -1362,7 +1362,7 @@ fn a_connection_may_be_idle_for_longer_than_a_request_may_take_to_come() {
         assert!(answered(&mut stream));
         thread::sleep(Duration::from_millis(700));
     }
-    // Its next request has begun, and does not come.
+    // The next request has begun, but is never completed.
     let began = Instant::now();
     stream.write_all(b"GET /hea").unwrap();
     let mut rest = Vec::new();
@@ -1379,7 +1379,7 @@ fn large_bodies_leave_the_thread_to_others() {
     };
     let server = serving(&["st-mean"], choice);
     let to = server.address();
-    // Read to its end before it is known to be wrong. More inputs than these are refused for their number.
+    // The error is in the last input, so the whole body is read. A list with more inputs would be refused for their number.
     let mut inputs = vec![json!("a".repeat(60)); 100_000];
     inputs.push(json!(true));
     let body = json!({"input": inputs}).to_string();
@@ -1439,7 +1439,7 @@ fn pairs_are_ranked_as_they_score() {
         assert_eq!(ours["index"], jina["index"]);
     }
     assert_eq!(cohere["meta"]["api_version"]["version"], "2");
-    // A document that is cut to a token scores as that token's text does.
+    // A document that is truncated to one token has the same score as the text of that token.
     let text = "tower of stone";
     let (_, cut) = post(
         to,
@@ -1504,13 +1504,13 @@ fn slow_half_closed_and_oversized_clients_do_not_keep_others_waiting() {
         text.contains("the body has more than 65536 bytes; split the request"),
         "{text}"
     );
-    // These have no request to answer, and end.
+    // These connections have no complete request, and are closed.
     for mut stream in [headers, half, junk] {
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
     }
     assert!(began.elapsed() < Duration::from_secs(10));
-    // What is sent in chunks has a limit, too.
+    // The limit also applies to bodies that are sent in chunks.
     let chunk = "x".repeat(1 << 17);
     let text = format!(
         "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n{chunk}\r\n0\r\n\r\n",
@@ -1555,7 +1555,7 @@ fn who_sends_no_more_is_answered_and_who_reads_nothing_is_let_go() {
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
-        // It may be told that the server is still there.
+        // The response may begin with `100 Continue`, with which the server probes the connection.
         let answer = answer.replace("HTTP/1.1 100 Continue\r\n\r\n", "");
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         let end = match body["stream"] == true {
@@ -1564,14 +1564,14 @@ fn who_sends_no_more_is_answered_and_who_reads_nothing_is_let_go() {
         };
         assert!(answer.ends_with(end), "{answer}");
     }
-    // Answers of many megabytes, more than lie between two programs.
+    // Responses of many megabytes, more than the socket buffers hold.
     let mut stream = connect(to);
     let n = 1_000;
     let asked = "GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n".repeat(n);
     stream.write_all(asked.as_bytes()).unwrap();
     let size = get(to, "/openapi.json").1.len();
     assert!(n * size > 20 << 20, "{size}");
-    // It reads none of them until the server has closed, which bytes for it are answered by.
+    // The client reads no response until the server has closed the connection, which makes further writes fail.
     let began = Instant::now();
     while stream.write_all(b"x").is_ok() {
         assert!(began.elapsed() < Duration::from_secs(60));
@@ -1580,7 +1580,7 @@ fn who_sends_no_more_is_answered_and_who_reads_nothing_is_let_go() {
     server.shut_down(Duration::ZERO);
 }
 
-/// A model that writes two texts of 40 tokens at once, while others wait at most so long.
+/// Returns a model that generates two texts of 40 tokens at a time. Other texts wait for at most `queue`.
 fn narrow(queue: Duration) -> Model {
     let choice = ModelChoice {
         cache_bytes: Some(400_000),
@@ -1594,7 +1594,7 @@ fn texts_wait(to: SocketAddr) -> bool {
     !get(to, "/metrics").1.contains(none)
 }
 
-/// Waits until texts of a client do.
+/// Waits until texts of a client are in the queue.
 fn until_texts_wait<T>(to: SocketAddr, client: &thread::JoinHandle<T>) {
     while !texts_wait(to) {
         assert!(!client.is_finished());
@@ -1628,7 +1628,7 @@ fn while_models_are_loaded_probes_are_answered_and_a_signal_ends_it() {
         let port = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = port.local_addr().unwrap();
         drop(port);
-        // What batches cost is measured for seconds.
+        // At the start, the server measures the costs of batches for several seconds.
         let weights = checkpoint("st-mean");
         let mut child = Command::new(env!("CARGO_BIN_EXE_gemmule"))
             .args([
@@ -1692,18 +1692,18 @@ fn a_stream_has_a_deadline_and_texts_that_would_wait_long_are_refused() {
         ),
         "{text}"
     );
-    // The writer's next step forgets texts whose deadline passed; until then they wait.
+    // Texts whose deadline has passed are removed from the queue at the next step.
     while texts_wait(to) {
         thread::sleep(Duration::from_millis(1));
     }
-    // It is known how long texts take: while some wait, others are refused.
+    // The generation rate is known now, so requests are refused while others wait.
     let body = body(false);
     let busy = thread::spawn(move || ask_with(to, "POST", "/v1/completions", "", &body).0);
     until_texts_wait(to, &busy);
     let mut refused = 0;
     while !busy.is_finished() {
         let asked = "{\"prompt\": \"One\", \"max_tokens\": 1}";
-        // A text that is let in before the pace is known must not wait until all others are written.
+        // A request that is admitted before the rate is known must not wait until all other texts are complete.
         let soon = "x-request-timeout-ms: 50\r\n";
         let (status, head, text) = ask_with(to, "POST", "/v1/completions", soon, asked);
         match status {
@@ -1722,7 +1722,7 @@ fn a_stream_has_a_deadline_and_texts_that_would_wait_long_are_refused() {
 #[test]
 fn texts_that_have_room_do_not_wait_however_short_the_queue_may_be() {
     let writer = Model::open(ModelChoice {
-        // Enough for all texts at once.
+        // The cache has room for all texts at once.
         cache_bytes: Some(64 << 20),
         ..choice("writer", false, Duration::ZERO)
     });
@@ -1732,7 +1732,7 @@ fn texts_that_have_room_do_not_wait_however_short_the_queue_may_be() {
         let body = json!({"prompt": "One", "max_tokens": 40, "n": n, "temperature": 1});
         ask_with(to, "POST", "/v1/completions", "", &body.to_string())
     };
-    // One text alone: a step that writes a token of many takes little longer.
+    // The server has only seen a single text. A step with many texts takes little longer.
     assert_eq!(ask(1).0, 200);
     let clients: Vec<_> = (0..24).map(|_| thread::spawn(move || ask(4))).collect();
     for client in clients {
@@ -1885,7 +1885,7 @@ fn keys_let_those_in_who_have_one_and_balancers() {
 fn keys_and_models_are_reloaded_together_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("keys");
-    // The SHA-256 of `secret`, and of `password`.
+    // The SHA-256 digests of `secret` and `password`.
     let secret = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
     let password = "5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8";
     std::fs::write(&file, format!("alice {secret}\n")).unwrap();
@@ -1912,7 +1912,7 @@ fn keys_and_models_are_reloaded_together_or_not_at_all() {
     assert_eq!((status("secret"), status("password")), (200, 401));
     std::fs::write(&file, format!("alice {password}\n")).unwrap();
     assert_eq!((status("secret"), status("password")), (200, 401));
-    // The file of keys is right, and the models cannot be loaded.
+    // The file of keys is valid, but the models cannot be loaded.
     is_broken.store(true, Ordering::Relaxed);
     let (code, told) = post(admin, "/admin/reload", &json!({}));
     let expected = "the reload failed and changed nothing: its folder is gone";
@@ -1944,8 +1944,8 @@ fn a_full_queue_and_a_late_deadline_are_told_at_once() {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = Server::start(socket, models, quick()).unwrap();
     let to = server.address();
-    // A queue of no time takes requests only while nothing waits: the large one asks until it finds that, and while it runs
-    // others are refused.
+    // With a queue limit of zero, requests are admitted only if nothing waits. The large request is repeated until it is admitted. While it
+    // runs, other requests are refused.
     let many: Vec<String> = (0..3_000).map(|i| format!("text {i} of many")).collect();
     let busy = thread::spawn(move || {
         let asked = json!({"input": many});
@@ -1978,7 +1978,7 @@ fn a_full_queue_and_a_late_deadline_are_told_at_once() {
     let counts = get(to, "/metrics").1;
     assert!(counts.contains("gemmule_refused_total{model=\"st-mean\",reason=\"overloaded\"}"));
     server.shut_down(Duration::ZERO);
-    // A deadline that no batch can meet: the first millisecond goes into tokenizing a long list.
+    // No batch can meet this deadline, because tokenizing the long list takes longer than a millisecond.
     let server = serving(&["st-mean"], quick());
     let many: Vec<String> = (0..3_000).map(|i| format!("text {i} of many")).collect();
     let (status, _, text) = ask_with(
@@ -2033,7 +2033,7 @@ fn clients_that_leave_are_forgotten_and_a_drain_answers_all_that_came() {
             thread::spawn(move || read(stream))
         })
         .collect();
-    // The server has seen all of them.
+    // By now, the server has received all requests.
     thread::sleep(Duration::from_millis(100));
     server.shut_down(Duration::ZERO);
     for client in clients {
@@ -2045,7 +2045,7 @@ fn clients_that_leave_are_forgotten_and_a_drain_answers_all_that_came() {
     assert!(TcpStream::connect(to).is_err());
 }
 
-/// A copy of a checkpoint in whose table of words the first number of a token's row is NaN.
+/// Returns a copy of a checkpoint with a NaN in the embedding of a token.
 fn poisoned(name: &str, token: u32) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     copy(&checkpoint(name), folder.path());
@@ -2063,7 +2063,7 @@ fn poisoned(name: &str, token: u32) -> tempfile::TempDir {
     assert_eq!(table["dtype"], "F16");
     let row = 2 * table["shape"][1].as_u64().unwrap() as usize;
     let at = at + token as usize * row;
-    // A NaN of 16 bits.
+    // An f16 NaN.
     bytes[at..at + 2].copy_from_slice(&0x7e00_u16.to_le_bytes());
     std::fs::write(&file, bytes).unwrap();
     folder
@@ -2088,7 +2088,7 @@ fn a_poisonous_member_fails_alone() {
     let encoder = TextEncoder::open(&checkpoint("st-mean")).unwrap();
     let texts = ["a small bird", "the tower is high", "a high tower", "words"];
     let ids = |texts: &[&str]| encoder.prompts(texts).unwrap().concat();
-    // A token that no other text has.
+    // A token that is in no other text.
     let others = [ids(&texts), ids(&["some words"])].concat();
     let own = ids(&["rain"]).into_iter().find(|id| !others.contains(id));
     let folder = poisoned("st-mean", own.unwrap());
@@ -2100,7 +2100,7 @@ fn a_poisonous_member_fails_alone() {
         floats(&post(to, "/v1/embeddings", &json!({"input": text})).1["data"][0]["embedding"])
     };
     let expected: Vec<Vec<f32>> = texts.iter().map(|text| good(text)).collect();
-    // While a large list runs, the others wait for one batch.
+    // While a large list runs, the other requests wait and form one batch.
     let large = thread::spawn(move || {
         post(
             to,
@@ -2144,7 +2144,7 @@ fn a_poisonous_member_fails_alone() {
         tei.2
     );
     assert_eq!(similar.0, 424);
-    // A token's vector is looked at like any other output.
+    // The vectors of tokens are checked for NaN like any other output.
     let (status, _, text) = ask_with(to, "POST", "/embed_all", "", "{\"inputs\": \"rain\"}");
     assert_eq!(status, 424, "{text}");
     server.shut_down(Duration::ZERO);
@@ -2160,7 +2160,7 @@ fn clients_of_a_byte_now_and_then_and_lists_of_any_length_are_answered() {
     let models = vec![model("st-mean", false, Duration::from_secs(60))];
     let server = serving_models(models, choice);
     let to = server.address();
-    // Both would take far longer than they are given.
+    // Both requests take far longer than their time limits.
     let slow = |head: &'static str, rest: &'static str| {
         let mut stream = connect(to);
         stream.write_all(head.as_bytes()).unwrap();
@@ -2213,7 +2213,7 @@ fn every_status_that_the_document_has_is_one_that_is_given() {
     let server = serving(&["st-mean", "ce-one", "writer", "translator"], quick());
     let to = server.address();
     let document: Value = serde_json::from_str(&get(to, "/openapi.json").1).unwrap();
-    // Those that the server gives by itself, whatever the route: other tests see them, of each style of errors.
+    // Errors that the server returns on any route. Other tests cover them in each error format.
     let anywhere: [&str; 9] = [
         "401", "408", "413", "415", "424", "429", "500", "503", "504",
     ];
@@ -2229,7 +2229,7 @@ fn every_status_that_the_document_has_is_one_that_is_given() {
             if path.ends_with("{model}") {
                 seen.push(asked("/v1/models/st-mean", ""));
             }
-            // No model here does all of it, so that one of these bodies is refused by its model.
+            // No model supports all routes, so at least one of these requests is refused by its model.
             for model in ["st-mean", "ce-one", "writer", "translator", "none"] {
                 let mut body = json!({
                     "model": model, "input": "x", "inputs": "x", "prompt": "x", "query": "x", "texts": ["x"], "documents": ["x"],
@@ -2251,8 +2251,8 @@ fn every_status_that_the_document_has_is_one_that_is_given() {
             }
             for status in statuses.keys() {
                 let is_given = seen.contains(status) || anywhere.contains(&status.as_str());
-                // Conversations need a template, and none of these models weighs words, has vectors of tokens or another head. The document has the answers of
-                // `/info` without a model, too.
+                // Conversations need a template, and none of these models has sparse weights, token vectors or another head. The document
+                // also has the responses of `/info` without a model.
                 let unknown = [
                     "/v1/chat/completions",
                     "/embed_sparse",
@@ -2349,7 +2349,7 @@ fn models_are_replaced_without_a_lost_request() {
     let counts = clients.into_iter().map(|client| client.join().unwrap());
     let sum = counts.fold([0, 0], |a, b| [a[0] + b[0], a[1] + b[1]]);
     assert!(sum[0] > 0 && sum[1] > 0, "{sum:?}");
-    // Commands are for those who run the server, on their own socket.
+    // Admin commands are only available on the admin port.
     assert_eq!(post(to, "/admin/reload", &json!({})).0, 404);
     assert_eq!(get(admin, "/admin/reload").0, 405);
     assert_eq!(get(admin, "/v1/models").0, 404);
@@ -2440,7 +2440,7 @@ fn the_status_page_asks_for_counts_that_are_there() {
     server.shut_down(Duration::ZERO);
 }
 
-/// A server in a process of its own, which ends with this.
+/// A server in a separate process, which is killed on drop.
 struct Process {
     child: Child,
     to: SocketAddr,
@@ -2475,7 +2475,7 @@ impl Process {
         process
     }
 
-    /// What stands behind these words in a line, when there is one.
+    /// Waits for a line with these words, and returns the rest of the line.
     fn hears(&self, words: &str) -> String {
         let began = Instant::now();
         loop {
@@ -2549,11 +2549,11 @@ fn a_file_of_models_is_read_again_on_sighup_and_sigterm_loses_no_request() {
         assert!(began.elapsed() < Duration::from_secs(20));
         thread::sleep(Duration::from_millis(10));
     }
-    // What cannot be read leaves all as it was.
+    // If the file of models cannot be read, nothing changes.
     std::fs::write(file, "(models: [\n  (weight: \"x\")])").unwrap();
     let admin = process.hears("commands on http://");
     let admin = admin.trim_end_matches("/admin/reload").parse().unwrap();
-    // The one before may still be ending what it replaced.
+    // The previous reload may still be replacing models.
     let (status, refused) = loop {
         let answer = post(admin, "/admin/reload", &json!({}));
         if answer.0 != 409 {
@@ -2570,7 +2570,7 @@ fn a_file_of_models_is_read_again_on_sighup_and_sigterm_loses_no_request() {
     );
     assert_eq!(names(), ["st-mean", "ce-one"]);
 
-    // Who is let in is answered; who comes too late is told so before it has sent anything.
+    // Admitted requests are answered. A connection that arrives too late gets a response before it sends anything.
     let ask = move |text: &str| {
         let mut stream = TcpStream::connect(to).ok()?;
         stream.write_all(text.as_bytes()).unwrap();
@@ -2586,7 +2586,7 @@ fn a_file_of_models_is_read_again_on_sighup_and_sigterm_loses_no_request() {
                 );
                 let ready = "GET /ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
                 let mut n = 0;
-                // As a balancer does, it sends no more when the server is not ready.
+                // Like a load balancer, the client stops sending when the server is not ready.
                 while ask(ready).is_some_and(|(status, ..)| status == 200) {
                     let Some((status, _, answer)) = ask(&asked) else {
                         break;
@@ -2658,7 +2658,7 @@ fn a_deadline_that_no_batch_meets_and_one_that_passes_are_told_apart_and_writers
         "{told}"
     );
     assert!(told.contains("\"code\":\"deadline_exceeded\""), "{told}");
-    // More texts than ever wait are no matter of time.
+    // A request with more texts than the queue can hold is refused immediately.
     for (prompts, n) in [(1_100, 1), (9, 128)] {
         let many =
             json!({"prompt": vec!["One"; prompts], "n": n, "max_tokens": 40, "temperature": 1});
@@ -2670,7 +2670,7 @@ fn a_deadline_that_no_batch_meets_and_one_that_passes_are_told_apart_and_writers
         );
         assert!(told.contains(&text), "{told}");
     }
-    // Who has gone waits no more.
+    // Requests of disconnected clients leave the queue.
     let began = Instant::now();
     while !get(to, "/metrics")
         .1
@@ -2757,7 +2757,7 @@ fn tokens_are_weighed_beside_embeddings_where_that_is_asked_for() {
     let mut n_weights = 0;
     for (at, text) in texts.iter().enumerate() {
         let ids = encoder.prompts(&[text]).unwrap().remove(0);
-        // As FlagEmbedding has it: the largest of each id, without <s>, </s>, <pad> and <unk>.
+        // The largest weight of each id, without <s>, </s>, <pad> and <unk>, like FlagEmbedding.
         let mut expected = std::collections::BTreeMap::<u64, f32>::new();
         for (&id, &weight) in ids.iter().zip(outputs.sequence("sparse", at).unwrap()) {
             if ![0, 1, 2, 3].contains(&id) && weight > 0.0 {

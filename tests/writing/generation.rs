@@ -1,5 +1,5 @@
-//! Writing with a KV cache: tokens of Hugging Face transformers, and results that do not depend on how a sequence is cut into
-//! steps or on what runs beside it.
+//! Tests of text generation with a KV cache: tokens are those of Hugging Face transformers. Results do not depend on how sequences are
+//! split into steps or on the other sequences.
 
 use std::{
     collections::BTreeMap,
@@ -18,13 +18,13 @@ use gemmule::{
 
 use crate::written::{Stored, all_found, file, request};
 
-/// As in `scripts/reference.py`.
+/// Same weights as in `scripts/reference.py`.
 const WEIGHTS: RandomWeights = RandomWeights {
     seed: 20,
     deviation: 0.1,
 };
 
-/// References by name, and the description that each is of.
+/// References by name, each with its description.
 const MODELS: [(&str, &str); 26] = [
     ("gpt2_h320a5", "gpt2"),
     ("llama_h320a5", "llama"),
@@ -48,7 +48,7 @@ const MODELS: [(&str, &str); 26] = [
     ("gptj_head24", "gptj"),
     ("falcon_head24", "falcon"),
     ("falcon_groups", "falcon"),
-    // A head apart from the words; frequencies that are scaled, and biases.
+    // A separate head, scaled frequencies, and biases.
     ("gpt2_head24", "gpt2"),
     ("llama_head24", "llama"),
     // Heads that a cache pads.
@@ -73,19 +73,19 @@ fn engine_of(device: DeviceChoice, config: PathBuf, description: &str) -> Engine
     builder.generating().build().expect("the model loads")
 }
 
-/// Prompt and tokens of each stored continuation.
+/// Returns the prompt and the tokens of each stored continuation.
 fn stored(name: &str, rules: &str) -> Vec<(Vec<u32>, Vec<u32>)> {
     let stored = Stored::read(&format!("{name}.written.safetensors"));
     let one = |i: usize| {
         let key = |what: &str| format!("{rules}.{i}.{what}");
-        // Where the two best are nearer than f32 in another order, the token is a toss.
+        // If the two best tokens differ by less than the error of f32, either may be chosen.
         let is_clear = stored.real(&key("margin")) > 1e-3;
         is_clear.then(|| (stored.ids(&key("prompt")), stored.ids(&key("tokens"))))
     };
     (0..3).filter_map(one).collect()
 }
 
-/// What the stored beams were searched by, but for the tokens that end sequences.
+/// Returns the settings of the stored beam searches, except for end tokens.
 fn beams(name: &str) -> (Beams, Rules) {
     let rules = Rules {
         max_new_tokens: 16,
@@ -137,7 +137,7 @@ fn beams_on(device: DeviceChoice) {
         let engine = engine_on(device, name, description);
         let mut generator = engine.generator(64 << 20).expect("a generator");
         let mut wanted = BTreeMap::new();
-        // All of them at once, beams of several requests beside each other.
+        // All requests run at once, with the beams of several requests side by side.
         for kind in ["beams", "early", "never"] {
             for i in 0..3 {
                 let stored = Stored::read(&format!("{name}.written.safetensors"));
@@ -215,7 +215,7 @@ fn least_lengths_on(device: DeviceChoice) {
                     continue;
                 }
                 let prompt = stored.ids(&key("prompt"));
-                // The prompt counts in the least length, and not in the fewest new tokens.
+                // `min_length` counts the prompt, `min_new_tokens` does not.
                 let (min_length, min_new_tokens) = match beams {
                     Some(_) => (14, 0),
                     None => (0, 9),
@@ -251,7 +251,7 @@ fn least_lengths_on(device: DeviceChoice) {
         }
     }
     assert!(compared >= 25, "{compared}");
-    // Both would have ended earlier without.
+    // Without these limits, both would have ended earlier.
     assert!(longer.iter().all(|&n| n > 0), "{longer:?}");
 }
 
@@ -270,7 +270,7 @@ fn rules(name: &str) -> Rules {
     }
 }
 
-/// Runs until nothing is left; the tokens and the end of each.
+/// Runs until all requests are complete. Returns the tokens and the finish reason of each.
 fn drain(generator: &mut Generator) -> BTreeMap<Ticket, (Vec<u32>, Option<Reason>)> {
     let mut all: BTreeMap<Ticket, (Vec<u32>, Option<Reason>)> = BTreeMap::new();
     while generator.is_busy() {
@@ -327,7 +327,7 @@ fn greedy_tokens_on(device: DeviceChoice) {
     assert!(compared >= 14, "{compared}");
 }
 
-/// Prompts of these lengths, from a seed.
+/// Returns pseudorandom prompts of these lengths.
 fn prompts(lens: &[usize]) -> Vec<Vec<u32>> {
     let mut state = 1u32;
     let mut next = || {
@@ -338,7 +338,7 @@ fn prompts(lens: &[usize]) -> Vec<Vec<u32>> {
     lens.iter().map(ids).collect::<Vec<_>>()
 }
 
-/// The logits of the next token, of a sequence as a whole in one batch without a cache.
+/// Returns the logits of the next token, computed from the whole sequence without a cache.
 fn whole(engine: &Engine, tokens: &[u32]) -> Vec<f32> {
     let batch = Batch::from_sequences(&[tokens]).expect("a batch");
     let outputs = engine.session().expect("a session").run(&batch);
@@ -386,7 +386,7 @@ fn a_sequence_gives_the_same_however_it_is_cut_into_steps() {
         for step in [1, 7, 64] {
             assert_eq!(of(step), want, "{name}, {step} tokens of prompts a step");
         }
-        // Each token is the best of a batch that has the whole sequence.
+        // Each token is the best according to the logits of the whole sequence.
         for (prompt, (tokens, _)) in prompts.iter().zip(want.values()) {
             let mut all = prompt.clone();
             for &token in tokens.iter().take(3) {
@@ -443,7 +443,7 @@ fn requests_come_and_go_on(device: DeviceChoice) {
                 .admit(request(prompt, &options(i)))
                 .expect("there is room"),
         );
-        // Others are in the middle of theirs when the next one comes.
+        // Earlier requests are still generating when the next one is admitted.
         for _ in 0..3 {
             collect(generator.poll().expect("a step"), &mut all);
         }
@@ -487,7 +487,7 @@ fn memory_of_a_sequence_that_ended_is_used_again_while_others_run() {
         ..SamplingParams::default()
     };
     let prompts = prompts(&[20, 20, 20]);
-    // Room for the long one and one of the short ones.
+    // The cache has room for the long request and one of the short requests.
     let needed = |new| engine.cache_bytes_needed(&[20], &options(new));
     let one = needed(10).expect("it writes");
     let bytes = needed(60).expect("it writes") + one;
@@ -504,7 +504,7 @@ fn memory_of_a_sequence_that_ended_is_used_again_while_others_run() {
     for _ in 0..10 {
         generator.poll().expect("a step");
     }
-    // The second has ended, the first is in the middle.
+    // The second request is complete, and the first is still running.
     generator.admit(third).expect("its memory is free");
     let all = drain(&mut generator);
     assert_eq!(all.len(), 2);
@@ -558,7 +558,7 @@ fn more_prompts_than_there_is_room_for_are_written_one_after_another_and_fail_on
     assert_eq!(written.remove(2).problem, Some(Failure::Refused(long)));
     assert_eq!(written, want);
     assert_eq!(generator.cache_bytes().0, 0);
-    // What is wrong with the options is no fault of a prompt.
+    // Invalid options are an error of the call, not of a single prompt.
     let none = SamplingParams {
         beams: Some(Beams::of(0)),
         ..SamplingParams::default()
@@ -581,7 +581,7 @@ fn a_request_that_is_stopped_computes_nothing_more() {
         .expect("a generator");
     let mut told = [0; 3];
     let requests = all.iter().map(|prompt| request(prompt, &options));
-    // The second at once, the others after five tokens.
+    // The second text is stopped at its first token, the others at their fifth.
     let written = generator.write_all(requests, |index, _| {
         told[index] += 1;
         match told[index] >= [5, 1, 5][index] {
@@ -668,7 +668,7 @@ fn a_step_without_a_token_that_may_come_ends_its_sequence_and_no_other() {
     assert_eq!(drain(&mut generator)[&good].1, Some(Reason::Length));
 }
 
-/// A copy of the checkpoint that writes stories, with something changed.
+/// Returns a modified copy of the checkpoint that generates stories.
 fn writer_with(change: impl FnOnce(&Path)) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for entry in std::fs::read_dir("tests/checkpoints/writer").expect("the checkpoint") {
@@ -682,7 +682,8 @@ fn writer_with(change: impl FnOnce(&Path)) -> tempfile::TempDir {
 
 #[test]
 fn a_logit_that_is_no_number_fails_its_request_and_no_other() {
-    // Behind the last position nothing is written. The one before it is damaged: only who comes there fails, in that step.
+    // A text ends at the last position, whose embedding is not read. The embedding of the position before is damaged, so only a sequence
+    // that reaches it fails, in that step.
     let folder = writer_with(|folder| {
         let file = folder.join("model.safetensors");
         let mut bytes = std::fs::read(&file).expect("weights");
@@ -785,7 +786,7 @@ fn an_engine_that_writes_has_no_sessions_and_one_kernel_of_attention() {
     );
 }
 
-/// How several requests draw, each with other rules.
+/// Returns sampling settings with different rules.
 fn ways_to_draw() -> Vec<SamplingParams> {
     let sampling = |temperature, top_k, top_p, min_p| {
         Some(Sampling {
@@ -824,7 +825,7 @@ fn ways_to_draw() -> Vec<SamplingParams> {
     all[4].rules.forced_first = Some(17);
     (all[5].rules.end, all[5].rules.min_new_tokens) = ((0..400).step_by(4).collect(), 6);
     all[6].rules.forced_last = vec![3];
-    // More ids than a device's loop takes: the host chooses.
+    // The list has more ids than the device loop supports, so the host chooses the tokens.
     all[7].rules.suppressed = (0..500).step_by(2).collect();
     all
 }
@@ -862,7 +863,7 @@ fn many_requests_on_a_device_move_together_and_grow_apart() {
     let prompts = prompts(&lens);
     let options = |i: usize| {
         let mut options = ways[i % 3].clone();
-        // Most end early, so that those that are left move together; two are longer than the others' room.
+        // Most sequences end early, so that the remaining ones are relocated. Two sequences are longer than the initial room.
         options.rules.max_new_tokens = if i % 30 == 20 { 280 } else { 5 + i % 9 };
         options.seed = i as u64;
         options
@@ -874,7 +875,7 @@ fn many_requests_on_a_device_move_together_and_grow_apart() {
         for (i, prompt) in prompts.iter().enumerate() {
             let ticket = generator.admit(request(prompt, &options(i)));
             ticket.expect("there is room");
-            // The last ones come while the others are on their way.
+            // The last requests are admitted while earlier ones are running.
             if i >= 40 {
                 collect(generator.poll().expect("a step"), &mut all);
             }
@@ -895,7 +896,7 @@ fn many_requests_on_a_device_move_together_and_grow_apart() {
 fn sequences_that_come_to_more_keys_than_a_kernel_is_chosen_for_go_on_as_on_a_cpu() {
     let (name, description) = MODELS[2];
     let config = std::fs::read_to_string(file(&format!("{name}.json"))).expect("it is there");
-    // Yarn has `factor` times the original positions.
+    // With YaRN, the number of positions is `factor` times the original number.
     let longer = config.replace(
         "\"original_max_position_embeddings\": 128",
         "\"original_max_position_embeddings\": 512",
@@ -904,7 +905,7 @@ fn sequences_that_come_to_more_keys_than_a_kernel_is_chosen_for_go_on_as_on_a_cp
     let folder = tempfile::tempdir().expect("a folder");
     let config = folder.path().join("config.json");
     std::fs::write(&config, longer).expect("it is written");
-    // Both sides of the number of keys from which on steps of few sequences are split.
+    // Lengths below and above the number of keys from which steps of few sequences are split.
     let prompts = prompts(&[490, 20, 505, 100]);
     let options = SamplingParams {
         rules: Rules {
@@ -925,7 +926,7 @@ fn sequences_that_come_to_more_keys_than_a_kernel_is_chosen_for_go_on_as_on_a_cp
     assert_eq!(tokens(DeviceChoice::Cuda(0)), tokens(DeviceChoice::Cpu));
 }
 
-/// Searches of many kinds, with all that rules can ask of them.
+/// Returns search settings of many kinds with all rules.
 fn ways_to_search() -> Vec<SamplingParams> {
     let of = |n: usize, max_new_tokens: usize| SamplingParams {
         rules: Rules {
@@ -959,7 +960,7 @@ fn ways_to_search() -> Vec<SamplingParams> {
         ..Beams::of(4)
     });
     all[7].rules.suppressed_first = (0..100).collect();
-    // More beams than a device's loop takes: the host searches.
+    // The search has more beams than the device loop supports, so the host searches.
     all[8].beams = Some(Beams::of(17));
     all[9].beams = Some(Beams::of(16));
     all
@@ -974,7 +975,7 @@ fn searches_on_a_device_are_those_of_the_cpu_and_move_and_grow() {
     let prompts = prompts(&lens);
     let options = |i: usize| {
         let mut options = ways[i % ways.len()].clone();
-        // Among beams are single sequences; two searches are longer than the others' room.
+        // Some requests have no beams. Two searches are longer than the initial room.
         if i % 4 == 3 {
             options.beams = None;
         }
@@ -1067,7 +1068,7 @@ fn logits_on(device: DeviceChoice) {
         ..SamplingParams::default()
     };
     let mut generator = engine.generator(16 << 20).expect("a generator");
-    // What the rules forbid has a logit all the same.
+    // A token that the rules forbid still has a logit.
     let best = gemmule::search::greedy(&whole(&fresh, &prompts[0]));
     let asks = generator.admit(request(&prompts[0], &options(true, vec![best])));
     let asks = asks.expect("there is room");
@@ -1104,7 +1105,7 @@ fn logits_on(device: DeviceChoice) {
     assert_eq!(all.len(), prompts[0].len() + 5);
 }
 
-/// Tokens, and the bits of all numbers that came with them: of each token, or of what a search found.
+/// Tokens, and the bits of all numbers: the log-probability of each token, or the scores of the hypotheses.
 type Bits = (Vec<u32>, Vec<(Vec<u32>, u32)>);
 
 fn collect_bits(events: Vec<Event>, into: &mut BTreeMap<Ticket, Bits>) {
@@ -1136,7 +1137,7 @@ fn drain_bits(generator: &mut Generator, into: &mut BTreeMap<Ticket, Bits>) {
     }
 }
 
-/// What a generator that does nothing else writes.
+/// Returns the result of a generator that runs only this request.
 fn written_alone(mut generator: Generator, request: &Request) -> Bits {
     let ticket = generator.admit(request.clone()).expect("there is room");
     let mut all = BTreeMap::new();
@@ -1157,7 +1158,7 @@ fn an_invariant_engine_on_a_cpu_writes_to_the_bit_what_it_writes_alone() {
             .build()
             .expect("the model loads");
         let prompts = prompts(&[5, 40, 3, 70, 12, 33, 1, 90]);
-        // Greedy ones, draws, beams, and beams in groups.
+        // The requests use greedy search, sampling, beams and beam groups.
         let options = |i: usize| SamplingParams {
             rules: Rules {
                 max_new_tokens: 12 + i,
@@ -1183,7 +1184,7 @@ fn an_invariant_engine_on_a_cpu_writes_to_the_bit_what_it_writes_alone() {
             .enumerate()
             .map(|(i, prompt)| written_alone(generator(), &request(prompt, &options(i))))
             .collect();
-        // Prompts are cut, others come while the first are on their way, and one goes in the middle of its tokens.
+        // Prompts are split, some requests are admitted while others run, and one request is cancelled while it generates.
         let mut generator = generator();
         generator.prompt_tokens_per_step(11);
         let mut all = BTreeMap::new();
@@ -1217,8 +1218,8 @@ fn blocks_of_cancelled_requests_are_clean_for_the_next_on_a_device() {
     churn_on(DeviceChoice::Cuda(0), 400);
 }
 
-/// Requests are cancelled at all points of their lives, and others get their blocks at once: what reads prompts, and steps that were on
-/// their way, may still write there on a device.
+/// Cancels requests in all stages, so that other requests reuse their blocks at once. On a device, prompt batches and steps in flight may
+/// still write to these blocks.
 fn churn_on(device: DeviceChoice, n: usize) {
     const LENS: [usize; 8] = [1, 40, 3, 100, 12, 33, 1, 70];
     let (name, description) = MODELS[2];
@@ -1256,7 +1257,7 @@ fn churn_on(device: DeviceChoice, n: usize) {
             written_alone(new_generator(&[kind]), &request)
         })
         .collect();
-    // Room for a few, so that blocks have a new owner as soon as they are free.
+    // The cache has room for a few requests, so that free blocks are reused at once.
     let mut generator = new_generator(&[3, 7, 1]);
     generator.prompt_tokens_per_step(23);
     let mut chance = 1u64;

@@ -1,4 +1,4 @@
-//! Generated and translated text, compared with Hugging Face transformers.
+//! Tests of generated and translated text, compared with Hugging Face transformers.
 
 mod generation;
 mod translation;

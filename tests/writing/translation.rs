@@ -1,4 +1,4 @@
-//! Models that write from a source: encoder states, tokens and scores of Hugging Face transformers.
+//! Tests of models that generate from a source: encoder states, tokens and scores are those of Hugging Face transformers.
 
 use std::{collections::BTreeMap, ops::ControlFlow};
 
@@ -11,13 +11,13 @@ use gemmule::{
 
 use crate::written::{Stored, file, request};
 
-/// As in `scripts/reference.py`.
+/// Same weights as in `scripts/reference.py`.
 const WEIGHTS: RandomWeights = RandomWeights {
     seed: 20,
     deviation: 0.3,
 };
 
-/// References by name, and the description that each is of.
+/// References by name, each with its description.
 const MODELS: [(&str, &str); 7] = [
     ("marian_h64a4", "marian"),
     ("bart_h64a4", "bart"),
@@ -25,7 +25,7 @@ const MODELS: [(&str, &str); 7] = [
     ("m2m_100_h64a4", "m2m_100"),
     ("t5_h64a4", "t5"),
     ("t5_h72a5", "t5"),
-    // Heads of 12, which a cache pads.
+    // Heads of width 12, which a cache pads.
     ("t5_h60a5", "t5"),
 ];
 
@@ -38,7 +38,7 @@ fn engine_on(device: DeviceChoice, name: &str, description: &str) -> Engine {
     builder.generating().build().expect("the model loads")
 }
 
-/// How the stored continuations of a kind were written, but for the tokens that end sequences.
+/// Returns the settings of the stored continuations of a kind, except for end tokens.
 fn options(kind: &str) -> SamplingParams {
     let rules = |max_new_tokens| Rules {
         max_new_tokens,
@@ -78,7 +78,7 @@ fn options(kind: &str) -> SamplingParams {
             },
             ..SamplingParams::default()
         },
-        // The token before the first new one counts.
+        // `min_length` counts the token before the first new one.
         "least_beams" => {
             let rules = Rules {
                 min_length: 14,
@@ -113,10 +113,10 @@ fn options(kind: &str) -> SamplingParams {
     }
 }
 
-/// What a ticket wrote: its tokens, why it ended, and the best beam's score.
+/// Result of a request: its tokens, the finish reason, and the score of the best beam.
 type Translated = (Vec<u32>, Option<Reason>, Option<f32>);
 
-/// Runs until nothing is left.
+/// Runs until all requests are complete.
 fn drain(generator: &mut Generator) -> BTreeMap<Ticket, Translated> {
     let mut all: BTreeMap<Ticket, Translated> = BTreeMap::new();
     while generator.is_busy() {
@@ -144,7 +144,7 @@ fn translations_on_a_device_are_those_of_transformers() {
     translations_on(DeviceChoice::Cuda(0));
 }
 
-/// All kinds of all sources at once, so that sources, steps and beams of several requests run beside each other.
+/// Translates all sources with all kinds of settings at once, so that sources, steps and beams of several requests run side by side.
 fn translations_on(device: DeviceChoice) {
     let mut compared = 0;
     for (name, description) in MODELS {
@@ -159,7 +159,7 @@ fn translations_on(device: DeviceChoice) {
             for i in 0..3 {
                 let key = |what: &str| format!("{kind}.{i}.{what}");
                 let is_beams = ["beams", "early", "never", "least_beams"].contains(&kind);
-                // Where the two best are nearer than f32 in another order, the token is a toss.
+                // If the two best tokens differ by less than the error of f32, either may be chosen.
                 if !is_beams && stored.reals(&key("margin"))[0] < 1e-3 {
                     continue;
                 }
@@ -205,7 +205,7 @@ fn groups_on(device: DeviceChoice) {
         crate::written::compare_groups(name, &engine, |kind, options| SamplingParams {
             rules: Rules {
                 suppressed: vec![1],
-                // What is forced costs nothing, whoever else took it.
+                // A forced token gets no diversity penalty, even if another group chose it.
                 forced_first: (kind == "full").then_some(7),
                 ..options.rules
             },
@@ -363,7 +363,7 @@ fn latents_on(device: DeviceChoice) {
             }
         }
     }
-    // However long a source is, it is kept as one position.
+    // A source of any length takes one position of the cache.
     let engine = engine_on(device, "vae_h64a4", "vae");
     let plain = options("greedy");
     let needed = |n: usize| engine.cache_bytes_needed(&[n], &plain).expect("bytes");
@@ -388,7 +388,7 @@ fn latents_on(device: DeviceChoice) {
     for (ticket, (what, tokens)) in &wanted {
         assert_eq!(&found[ticket].0, tokens, "{what}");
     }
-    // Another seed draws another latent, and so another text.
+    // Another seed draws another latent variable, and so gives another text.
     let write = |seed: u64| {
         let options = SamplingParams {
             seed,

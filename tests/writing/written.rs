@@ -1,4 +1,4 @@
-//! What `scripts/reference.py` stored of models that write, and how searches in groups compare with it.
+//! Reads the results of text generation that `scripts/reference.py` stored, and compares beam searches in groups with them.
 #![allow(
     dead_code,
     reason = "each test file is a crate of its own and uses a part"
@@ -12,7 +12,7 @@ use gemmule::{
     search::{Beams, EarlyStopping, Hypothesis, Rules},
 };
 
-/// A file of references. Tests run in the folder of their package, and on a machine with a device perhaps in a copy of it.
+/// Returns the path of a reference file. It is relative, because tests on a machine with a device may run in a copy of the package.
 pub fn file(name: &str) -> std::path::PathBuf {
     Path::new("tests/references").join(name)
 }
@@ -56,7 +56,7 @@ pub fn request(prompt: &[u32], options: &SamplingParams) -> Request {
     }
 }
 
-/// Runs until nothing is left; what the search of each found.
+/// Runs until all requests are complete. Returns the hypotheses of each.
 pub fn all_found(generator: &mut Generator) -> BTreeMap<Ticket, Vec<Hypothesis>> {
     let mut found = BTreeMap::new();
     while generator.is_busy() {
@@ -71,10 +71,10 @@ pub fn all_found(generator: &mut Generator) -> BTreeMap<Ticket, Vec<Hypothesis>>
     found
 }
 
-/// What the stored searches are called: plain groups, and groups with rules, which come after the diversity.
+/// Names of the stored searches: plain groups, and groups with rules. Rules are applied after the diversity penalty.
 const KINDS: [&str; 4] = ["groups", "ruled", "full", "summed"];
 
-/// What a search of a kind was asked for, but for the tokens that end sequences.
+/// Returns the settings of a stored search, except for end tokens.
 fn asked(kind: &str) -> (Beams, Rules) {
     let of = |n, groups, diversity| Beams {
         groups,
@@ -123,7 +123,7 @@ fn asked(kind: &str) -> (Beams, Rules) {
     }
 }
 
-/// Compares all that a search found, the best first, with what is stored: tokens one behind another, lengths, and scores.
+/// Compares the hypotheses of a search, best first, with the stored ones: concatenated tokens, lengths, and scores.
 fn compare(what: &str, found: &[Hypothesis], tokens: &[u32], lens: &[u32], scores: &[f32]) {
     assert_eq!(found.len(), lens.len(), "{what}");
     let mut rest = tokens;
@@ -136,7 +136,7 @@ fn compare(what: &str, found: &[Hypothesis], tokens: &[u32], lens: &[u32], score
     }
 }
 
-/// Compares the stored searches in groups of a model, all of them at once, with what its engine finds; `more` adds to what was asked.
+/// Runs all stored group searches of a model at once, and compares the results of its engine. `more` changes the settings.
 pub fn compare_groups(
     name: &str,
     engine: &Engine,

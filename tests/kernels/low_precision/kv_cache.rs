@@ -1,4 +1,4 @@
-//! KV caches in E4M3.
+//! Tests of KV caches in E4M3.
 
 use std::collections::BTreeMap;
 
@@ -28,19 +28,19 @@ fn options(max_new_tokens: usize) -> SamplingParams {
             ..Rules::default()
         },
         logits: true,
-        // Of models with a source.
+        // For models with an encoder.
         decoder_start: Some(1),
         ..SamplingParams::default()
     }
 }
 
-/// Prompts of ids below 50.
+/// Returns prompts with ids below 50.
 fn prompts() -> Vec<Vec<u32>> {
     let prompt = |i: u32, n: u32| (0..n).map(|j| (7 * j * j + 3 * i + 11) % 50).collect();
     [(0, 3), (1, 40), (2, 17)].map(|(i, n)| prompt(i, n)).into()
 }
 
-/// New tokens of each request, with the logits of each.
+/// New tokens of each request with their logits.
 type Written = BTreeMap<Ticket, Vec<(u32, Vec<f32>)>>;
 
 fn drain(generator: &mut Generator) -> Written {
@@ -59,7 +59,7 @@ fn drain(generator: &mut Generator) -> Written {
     written
 }
 
-/// Tokens and logits of each prompt, all in one batch.
+/// Returns the tokens and logits of each prompt. All prompts run in one batch.
 fn together(
     engine: &Engine,
     prompts: &[Vec<u32>],
@@ -81,7 +81,7 @@ fn together(
         .collect()
 }
 
-/// Root of the mean square of the difference, relative to that of `want`.
+/// Returns the root mean square of the difference, relative to the root mean square of `want`.
 fn error(got: &[f32], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
     let off: f64 = got
@@ -113,7 +113,7 @@ fn texts_are_those_of_plain_loops_with_rounded_keys_and_values() {
             effect += error(logits, &other[at]);
         }
     }
-    // A value near the middle of two may be rounded to either, but few are.
+    // Values near a midpoint may be rounded in either direction, but there are few such values.
     assert!(off < 0.05 * effect, "{off} of {effect}");
     assert!(written.iter().map(Vec::len).sum::<usize>() > 40);
 }
@@ -147,7 +147,7 @@ fn beams_share_and_reorder_rounded_blocks() {
             options: SamplingParams {
                 logits: false,
                 beams: Some(Beams::of(4)),
-                // More than a block of 32 positions.
+                // The sequence takes more than one block of 32 positions.
                 ..options(40)
             },
         };
@@ -203,7 +203,7 @@ fn a_cache_has_a_quarter_of_the_bytes_of_f32_and_half_of_f16() {
         plain.program().block_bytes(),
         4 * stored.program().block_bytes()
     );
-    // Layers, keys and values, positions, width.
+    // The factors are layers, keys and values, positions, and width.
     assert_eq!(stored.program().block_bytes(), 4 * 2 * 32 * 96);
     let options = SamplingParams {
         logits: false,
@@ -318,7 +318,7 @@ fn unsupported_formats_and_engines_without_a_cache_are_refused() {
     );
 }
 
-/// Models with heads of several sizes and groups, with and without rotation, and one with a source.
+/// Returns models with heads of several sizes and groups, with and without rotation, and one model with an encoder.
 fn random_models() -> Vec<(&'static str, Value)> {
     let gpt2 = |heads: u32, head: u32| {
         json!({
@@ -356,7 +356,7 @@ fn random(name: &str, config: &Value, device: DeviceChoice) -> Builder {
         .generating()
 }
 
-/// Lengths of prompts in pieces of one kernel and of several tiles.
+/// Returns prompts of several lengths, for kernels of one tile and of several tiles.
 fn random_prompts() -> Vec<Vec<u32>> {
     let prompt = |n: u32| (0..n).map(|j| (31 * j + n) % 300).collect();
     [1, 5, 33, 100, 260].map(prompt).into()
@@ -385,8 +385,8 @@ fn a_device_generates_with_a_rounded_cache_what_the_cpu_does() {
         let cpu = random(name, &config, DeviceChoice::Cpu).kv_cache(Format::E4m3);
         let cpu = cpu.build().expect("an engine");
         let want = together(&cpu, &random_prompts(), &options(40));
-        // A key whose error crosses a midpoint of E4M3 is rounded to the other neighbour, which is up to an eighth away. The larger the
-        // errors of the storage type, the more keys and values do.
+        // If the error of a key crosses a midpoint of E4M3, the key is rounded to the other neighbour, which differs by up to an eighth.
+        // The larger the error of the storage type, the more keys and values are rounded differently.
         for (dtype, bound) in [(DType::F32, 1e-2), (DType::F16, 0.1), (DType::BF16, 0.25)] {
             for invariant in [false, true] {
                 let cuda = random(name, &config, DeviceChoice::Cuda(0))
@@ -397,7 +397,7 @@ fn a_device_generates_with_a_rounded_cache_what_the_cpu_does() {
                 let got = together(&cuda, &random_prompts(), &options(40));
                 let mut largest = 0.0f64;
                 for (got, want) in got.iter().zip(&want) {
-                    // Texts are compared up to the first other token, whose logits still follow equal ones.
+                    // Compare up to and including the first token that differs. Its logits still depend only on equal tokens.
                     for ((id, logits), (other, want)) in got.iter().zip(want) {
                         let want: Vec<f64> = want.iter().map(|&v| v.into()).collect();
                         largest = largest.max(error(logits, &want));

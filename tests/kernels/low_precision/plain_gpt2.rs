@@ -1,4 +1,4 @@
-//! GPT-2 as plain loops in f64, with keys and values rounded to E4M3 by a search for the nearest value.
+//! GPT-2 as plain loops in f64. Keys and values are rounded to E4M3 by searching for the nearest value.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub struct PlainGpt2 {
     heads: usize,
     layers: usize,
     vocabulary: usize,
-    /// The values of E4M3 from 0 to 448, or none if keys and values are not rounded.
+    /// The values of E4M3 from 0 to 448. Empty if keys and values are not rounded.
     values: Vec<f64>,
 }
 
@@ -52,7 +52,7 @@ impl PlainGpt2 {
         }
     }
 
-    /// The logits after each of the tokens.
+    /// Returns the logits after each of the tokens.
     pub fn logits(&self, tokens: &[u32]) -> Vec<Vec<f64>> {
         let (width, head) = (self.width, self.width / self.heads);
         let (words, places) = (&self.weights["wte.weight"], &self.weights["wpe.weight"]);
@@ -116,7 +116,7 @@ impl PlainGpt2 {
         rows.iter().map(logits).collect()
     }
 
-    /// The value of E4M3 that is nearest; of two, that with an even mantissa.
+    /// Returns the nearest value of E4M3. Ties go to the value with an even mantissa.
     fn rounded(&self, value: f64) -> f64 {
         let distance = |code: usize| (self.values[code] - value.abs()).abs();
         let mut codes = 0..self.values.len();
@@ -132,7 +132,7 @@ impl PlainGpt2 {
         self.values[nearest].copysign(value)
     }
 
-    /// `x · weight + bias` for a weight `[inputs, outputs]`.
+    /// Returns `x · weight + bias` for a weight of shape `[inputs, outputs]`.
     fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let mut out = self.weights[&format!("{name}.bias")].clone();
         let weight = self.weights[&format!("{name}.weight")].chunks_exact(out.len());

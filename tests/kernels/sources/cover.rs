@@ -1,4 +1,4 @@
-//! Choice of the texts that are reviewed: a few that contain all neighbouring lines of the others.
+//! Chooses the texts that are reviewed: a few texts that contain all neighbouring lines of the others.
 
 use std::{
     cmp::Reverse,
@@ -15,9 +15,9 @@ pub struct Rendering {
     pub text: String,
     /// Symbol of the source.
     pub symbol: &'static str,
-    /// Whether the kernel is only in a shipped model, so that it may change or vanish with the model.
+    /// Whether only a shipped model has the kernel, so that it may change or disappear with the model.
     pub is_of_model: bool,
-    /// Each line of the skeleton with the next one. An empty line precedes the first and follows the last.
+    /// Each line of the skeleton together with the next line. An empty line precedes the first and follows the last.
     pairs: BTreeSet<String>,
 }
 
@@ -36,8 +36,8 @@ impl Rendering {
     }
 }
 
-/// Returns the renderings for review by the path of their template or partial. Those of a path together contain all pairs of
-/// neighbouring lines of all its renderings. Among equals, the choice prefers those that come first in `all`.
+/// Returns the renderings for review by the path of their template or partial. The renderings of a path together contain all pairs of
+/// neighbouring lines of all its renderings. Ties go to the rendering that comes first in `all`.
 pub fn chosen(all: &[Rendering]) -> BTreeMap<&'static str, Vec<&Rendering>> {
     let mut by_path: BTreeMap<&str, Vec<&Rendering>> = BTreeMap::new();
     let mut distinct = HashSet::new();
@@ -52,8 +52,8 @@ pub fn chosen(all: &[Rendering]) -> BTreeMap<&'static str, Vec<&Rendering>> {
         .collect()
 }
 
-/// Greedily chooses candidates that contain the most pairs which no chosen one contains. Chooses among kernels that are only in models
-/// after all others, so that a change of a model does not affect the others.
+/// Greedily chooses the candidate with the most pairs that no chosen rendering contains. Candidates that only models have come after all
+/// others, so that a change of a model does not affect the other choices.
 fn cover<'a>(candidates: &[&'a Rendering]) -> Vec<&'a Rendering> {
     let mut n_chosen_with: HashMap<&String, usize> = HashMap::new();
     let mut all_chosen = Vec::new();
@@ -67,7 +67,7 @@ fn cover<'a>(candidates: &[&'a Rendering]) -> Vec<&'a Rendering> {
                 new.retain(|pair| !n_chosen_with.contains_key(pair));
             }
             left.retain(|(new, _)| !new.is_empty());
-            // The first of equals.
+            // Ties go to the first one.
             let Some(&(_, best)) = left.iter().min_by_key(|(new, _)| Reverse(new.len())) else {
                 break;
             };
@@ -76,7 +76,7 @@ fn cover<'a>(candidates: &[&'a Rendering]) -> Vec<&'a Rendering> {
             }
             chosen.push(best);
         }
-        // Later choices can contain all that an earlier one was chosen for.
+        // Later choices may contain all pairs for which an earlier rendering was chosen.
         chosen.retain(|rendering| {
             let is_needed = rendering.pairs.iter().any(|pair| n_chosen_with[pair] == 1);
             if !is_needed {
@@ -112,7 +112,7 @@ mod tests {
             rendering("t", "ab", "a b"),
             rendering("t", "abcab", "a b c1 a b"),
             rendering("t", "bca", "b c1 a"),
-            // The numbers differ.
+            // Only the numbers differ.
             rendering("t", "bca2", "b c2 a"),
             rendering("other", "ca", "c a"),
             rendering("partials/p.cu", "ab", "a b"),
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(symbols(&all, "partials/q.cu"), ["ab", "bca"]);
     }
 
-    /// `middle` comes first. Then the other two are needed, and contain all its pairs.
+    /// `middle` is chosen first. The other two are then needed, and together contain all pairs of `middle`.
     #[test]
     fn a_choice_that_later_ones_make_redundant_is_dropped() {
         let all = [

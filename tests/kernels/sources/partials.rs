@@ -1,4 +1,4 @@
-//! Sources taken apart into the texts of their template and its partials.
+//! Splits sources into the texts of their template and partials.
 
 use gemmule::codegen::{Marks, tidy};
 
@@ -17,7 +17,7 @@ enum Part<'a> {
 }
 
 impl<'a> Rendered<'a> {
-    /// Takes a marked source of a template apart.
+    /// Splits the marked source of a template.
     pub fn parse(template: &'a str, marked: &'a str, marks: Marks) -> Self {
         let mut open = vec![Rendered {
             name: template,
@@ -48,12 +48,12 @@ impl<'a> Rendered<'a> {
         template
     }
 
-    /// The whole text, as the product renders it.
+    /// Returns the whole text, as the product renders it.
     pub fn text(&self) -> String {
         tidy(&self.joined(&|partial| partial.flat()))
     }
 
-    /// The path and text of the template and of all its partials. In each text, comments stand for the partials of the next level.
+    /// Returns the path and the text of the template and of all its partials. In each text, comments replace the nested partials.
     pub fn parts(&self) -> Vec<(&'a str, String)> {
         let named = self.joined(&|partial| {
             let line_end = if partial.ends_line() { "\n" } else { "" };
@@ -94,7 +94,7 @@ impl<'a> Rendered<'a> {
     }
 }
 
-/// Name of a template or partial: its file name without extensions.
+/// Returns the name of a template or partial: its file name without extensions.
 pub fn stem(name: &str) -> &str {
     let file = name.rsplit('/').next().unwrap_or(name);
     let stem = file.split('.').next().unwrap_or(file);

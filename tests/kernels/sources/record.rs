@@ -1,5 +1,5 @@
-//! The record of what was compiled, `snapshots/compiled.ron`: what NVRTC took once, as it is, need not be compiled by
-//! every run of the tests.
+//! The record of compiled sources, `snapshots/compiled.ron`. Tests do not compile a source again that NVRTC has compiled in its current
+//! form.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,14 +15,14 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// What compiled without spills for every target that has its instructions.
+/// Sources that compiled without spills for every target that has their instructions.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Version of NVRTC: another may refuse what this one took.
+    /// Version of NVRTC. Another version may refuse a source that this version compiles.
     pub nvrtc: (i32, i32),
-    /// The targets there were.
+    /// The targets for which sources were compiled.
     pub targets: Vec<Target>,
-    /// By symbol: [`digest`] of what went to NVRTC.
+    /// [`digest`] of the input to NVRTC by symbol.
     pub compiled: BTreeMap<String, String>,
 }
 
@@ -31,7 +31,7 @@ fn file() -> PathBuf {
 }
 
 impl Record {
-    /// The record, or why it cannot be read.
+    /// Reads the record, or returns the reason why it cannot be read.
     pub fn read() -> Result<Self, String> {
         let text = std::fs::read_to_string(file()).map_err(|e| e.to_string());
         let record = text.and_then(|text| ron::from_str(&text).map_err(|e| e.to_string()));
@@ -40,7 +40,7 @@ impl Record {
         })
     }
 
-    /// That all of `sources` compiled.
+    /// Returns a record in which all of `sources` have compiled.
     pub fn of(nvrtc: (i32, i32), emitted: &[Emitted], sources: &[Source]) -> Self {
         let compiled = emitted.par_iter().zip(sources);
         Self {
@@ -52,7 +52,7 @@ impl Record {
         }
     }
 
-    /// Which of `now` did not compile yet as they are.
+    /// Returns the sources in `now` that have not been compiled in their current form.
     pub fn missing<'a>(&self, now: &'a Record) -> BTreeSet<&'a str> {
         let same_compiler = (self.nvrtc, &self.targets) == (now.nvrtc, &now.targets);
         let compiled =
@@ -75,14 +75,14 @@ impl Record {
     }
 }
 
-/// The targets that have the kernel's instructions.
+/// Returns the targets that have the kernel's instructions.
 pub fn targets(of: &Emitted) -> Vec<Target> {
     let needed = of.kernel.as_kernel().instructions();
     let all = Target::ALL.into_iter();
     all.filter(|target| target.has(needed)).collect()
 }
 
-/// The first 16 hexadecimal digits of the SHA-256 of the input to NVRTC: the canonical text, and the options for each target.
+/// Returns the first 16 hexadecimal digits of the SHA-256 of the input to NVRTC: the canonical text, and the options for each target.
 fn digest(source: &Source, targets: &[Target], nvrtc: (i32, i32)) -> String {
     let mut hash = Sha256::new();
     hash.update(canonical(&source.text));
@@ -127,7 +127,7 @@ fn a_digest_is_of_text_targets_and_options() {
         digest(&source("a"), &all, (13, 0)),
         digest(&source("b"), &all, (13, 0)),
         digest(&source("a"), &all[1..], (13, 0)),
-        // Has no option `--minimal`.
+        // This version lacks the option `--minimal`.
         digest(&source("a"), &all, (12, 3)),
     ];
     assert_eq!(BTreeSet::from(digests.clone()).len(), digests.len());

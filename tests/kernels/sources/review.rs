@@ -1,4 +1,4 @@
-//! The file that shows the chosen renderings of a template or a partial.
+//! Formats the file that shows the chosen renderings of a template or a partial.
 
 use std::fmt::Write;
 
@@ -9,8 +9,8 @@ use super::cover::Rendering;
 /// Lines around a difference.
 const CONTEXT: usize = 2;
 
-/// Returns the first rendering in full, and each other one as its differences from the most similar one before it, or in full if that
-/// is shorter.
+/// Returns the first rendering in full. Each further rendering is shown as its differences from the most similar previous one, or in full
+/// if that is shorter.
 pub fn review(renderings: &[&Rendering]) -> String {
     let [first, others @ ..] = renderings else {
         return String::new();
@@ -38,7 +38,7 @@ pub fn review(renderings: &[&Rendering]) -> String {
     text
 }
 
-/// Returns the most similar one of `shown`, the first of equals, with the differences from it.
+/// Returns the rendering in `shown` that is most similar, with the differences from it. Ties go to the first one.
 fn nearest<'a>(
     rendering: &'a Rendering,
     shown: &[&'a Rendering],

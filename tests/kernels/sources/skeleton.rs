@@ -11,8 +11,8 @@ pub fn skeleton(symbol: &str, text: &str) -> String {
     out
 }
 
-/// `line` with `@` for the symbol, `T` for a storage type, and `#` for a number, also within a word, as in `float4` and
-/// `m64n96k16`. A number that is added from the left goes: expressions of a tensor's place have none where it is 0.
+/// Returns `line` with `@` for the symbol, `T` for a storage type, and `#` for a number, also within a word such as `float4` or
+/// `m64n96k16`. A number on the left of ` + ` is removed, because address expressions omit an offset of 0.
 fn plain(line: &str, symbol: &str) -> String {
     const ADDED: &str = " + ";
     let mut out = String::with_capacity(line.len());
@@ -44,7 +44,7 @@ fn plain(line: &str, symbol: &str) -> String {
     out
 }
 
-/// How many bytes of `text`, which begins with a digit, are a number: `12`, `0.125f`, `1e-12f`, `0xffff`.
+/// Returns the number of bytes of the number at the start of `text`, such as `12`, `0.125f`, `1e-12f` or `0xffff`.
 fn number(text: &str) -> usize {
     let mut end = 0;
     let bytes = text.as_bytes();
@@ -74,11 +74,12 @@ fn push_without_digits(word: &str, out: &mut String) {
     }
 }
 
-/// `line` with one of several equal entries of a list: `{ %0, %1 }` and `{ %0, %1, %2, %3 }` are two lists of registers.
+/// Appends `line`, with one entry for several equal entries of a list. `{ %0, %1 }` and `{ %0, %1, %2, %3 }` are lists of registers that
+/// become equal.
 fn push_without_repeats(line: &str, out: &mut String) {
     let mut last = None;
     for entry in line.split(", ") {
-        // The braces around a list are no part of its first and its last entry.
+        // Ignore the braces around a list when comparing its first and last entry.
         let begin = entry.split(" }").next();
         match last {
             None => out.push_str(entry),

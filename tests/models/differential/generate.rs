@@ -1,10 +1,10 @@
-//! A random description from a seed.
+//! Generates a random description from a seed.
 
 use std::fmt::Write as _;
 
 use crate::common::mates::Numbers;
 
-/// Whose rows a value has.
+/// Kind of the rows of a value.
 #[derive(Clone, Copy, PartialEq)]
 enum Of {
     Tokens,
@@ -14,7 +14,7 @@ enum Of {
 #[derive(Clone, Copy, PartialEq)]
 enum Shape {
     Rows(Of, u32),
-    /// Heads, and elements of each.
+    /// Number and width of the heads.
     Heads(u32, u32),
     Scores(u32),
 }
@@ -23,7 +23,7 @@ enum Shape {
 struct Value {
     name: String,
     shape: Shape,
-    /// About how large its elements are.
+    /// Approximate magnitude of the elements.
     size: f32,
 }
 
@@ -37,12 +37,12 @@ impl Value {
     }
 }
 
-/// Widths of rows: odd and even, with and without a factor of eight.
+/// Widths of rows: odd and even, some of them multiples of eight.
 const WIDTHS: [u32; 8] = [1, 2, 3, 7, 8, 16, 24, 33];
 const HEADS: [u32; 3] = [1, 2, 3];
-/// Heads of queries, and of keys and values that serve groups of them.
+/// Numbers of query heads and of key and value heads. Each key head serves a group of query heads.
 const GROUPS: [(u32, u32); 3] = [(2, 1), (4, 2), (6, 2)];
-/// Keys of config.json that scale the frequencies of rotary positions.
+/// Methods in config.json that scale the frequencies of rotary embeddings.
 const SCALINGS: [&str; 6] = ["default", "linear", "dynamic", "ntk", "llama3", "yarn"];
 const HEAD: [u32; 6] = [1, 2, 3, 5, 8, 16];
 
@@ -50,15 +50,15 @@ struct Writer {
     numbers: Numbers,
     text: String,
     values: Vec<Value>,
-    /// Names of values that no operator reads.
+    /// Names of values that must not be operands.
     ends: Vec<String>,
     n_names: u32,
-    /// Weights that any statement may read: name, dimensions.
+    /// Names and dimensions of weights that any statement may read.
     weights: Vec<(String, Vec<u32>)>,
     in_loop: bool,
 }
 
-/// The source of a model, and whether it is right; few are wrong on purpose.
+/// Returns the source of a model, and whether it is valid. A few models are invalid on purpose.
 pub fn description(seed: u64) -> (String, bool) {
     let mut to = Writer {
         numbers: Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
@@ -106,7 +106,7 @@ impl Writer {
         self.n_names
     }
 
-    /// A statement, and its value.
+    /// Adds a statement, and returns its value.
     fn value(&mut self, op: &str, shape: Shape, size: f32) -> Value {
         let name = format!("v{}", self.fresh());
         self.named(&name, op);
@@ -119,7 +119,7 @@ impl Writer {
         writeln!(self.text, "        Let(\"{name}\", {op}),").expect("a string takes everything");
     }
 
-    /// A value for which `fits` holds, later ones more often.
+    /// Returns a random value for which `fits` holds. Later values are more likely.
     fn pick(&mut self, fits: impl Fn(&Value) -> bool) -> Option<Value> {
         let fitting: Vec<usize> = (0..self.values.len())
             .filter(|&i| fits(&self.values[i]))
@@ -137,7 +137,7 @@ impl Writer {
         self.pick(is_rows).expect("embeddings come first")
     }
 
-    /// The name of a weight, some of them read elsewhere too.
+    /// Returns the name of a weight, sometimes of one that other statements also read.
     fn weight(&mut self, dims: &[u32], kind: &str) -> String {
         let same: Vec<String> = self
             .weights
@@ -157,7 +157,7 @@ impl Writer {
         name
     }
 
-    /// A sum of embeddings, in any order, normalised or not.
+    /// A sum of embeddings in any order, with or without normalization.
     fn embedded(&mut self) {
         let width = self.one_of(&WIDTHS);
         let n = 1 + self.numbers.below(5);
@@ -214,7 +214,7 @@ impl Writer {
         self.tamed(sum)
     }
 
-    /// An activated projection of `x` times another of its projections.
+    /// Multiplies an activated projection of `x` by another projection of `x`.
     fn gated(&mut self, x: &Value, gate: &Value, bias: bool) -> Value {
         let up = self.linear(x, gate.width(), bias);
         let (a, b) = match self.chance(50) {
@@ -240,7 +240,7 @@ impl Writer {
         let (weight, bias) = (self.weight(&dims, "weight"), self.weight(&dims, "bias"));
         let eps = self.one_of(&["0.01", "0.001"]);
         if self.chance(25) {
-            // With 1 added, weights are of another form than those of the other norms.
+            // Weights to which 1 is added are stored differently, so they are not shared with other norms.
             let plus_one = self.chance(50);
             let weight = match plus_one {
                 true => self.weight(&dims, "less_one"),
@@ -261,7 +261,7 @@ impl Writer {
         )
     }
 
-    /// RMSNorm of each of `heads` parts of the rows.
+    /// Applies RMSNorm to each of `heads` parts of the rows.
     fn norm_heads(&mut self, x: &Value, heads: u32) -> Value {
         let plus_one = self.chance(30);
         let kind = if plus_one { "less_one" } else { "weight" };
@@ -273,7 +273,8 @@ impl Writer {
         self.value(&op, x.shape, 1.0)
     }
 
-    /// What turns `columns` of each head, an even number, and scales frequencies in one of the published ways or in none.
+    /// Returns the fields of a rotation of the first `columns` (an even number) columns of each head, sometimes with a scaling of
+    /// frequencies.
     fn turning(&mut self, columns: u32) -> String {
         let theta = self.one_of(&[100, 10_000]);
         let mut fields = format!("width: {columns}, theta: {theta}");
@@ -305,7 +306,7 @@ impl Writer {
         self.value(&format!("same(x: \"{}\")", x.name), x.shape, x.size)
     }
 
-    /// One of two values of the shape of `x`, as the layer's number or config.json says.
+    /// Selects one of two values with the shape of `x` by the layer's number or a key of config.json.
     fn either(&mut self, x: &Value) -> Value {
         let test = match (self.in_loop, self.numbers.below(3)) {
             (true, 0) => "holds: \"i == 0\"",
@@ -331,7 +332,7 @@ impl Writer {
             self.named(&name, &format!("same(x: \"{}\")", y.name));
             self.text.push_str("        ]");
             size = size.max(y.size);
-            // What one body names, what follows need not have.
+            // Later statements must not use the names of one body, because the other body lacks them.
             self.values.truncate(n_values);
             self.weights.truncate(n_weights);
         }
@@ -418,7 +419,7 @@ impl Writer {
         )
     }
 
-    /// Bounds values, from far below their size to far above it.
+    /// Applies a soft cap with a bound far below, near or far above the size of the values.
     fn soft_cap(&mut self, x: &Value) -> Value {
         let cap = self.one_of(&[0.5f32, 2.0, 50.0]);
         let op = format!("soft_cap(x: \"{}\", cap: {cap:?})", x.name);
@@ -437,7 +438,7 @@ impl Writer {
         self.value(&op, x.shape, x.size * factor)
     }
 
-    /// Attention of some rows of tokens, with what may stand between its operators.
+    /// Attention of rows of tokens, optionally with other operators between its own.
     fn attention(&mut self, x: &Value) -> Value {
         let head = self.one_of(&HEAD);
         let (heads, kv_heads) = match self.chance(25) {
@@ -449,7 +450,7 @@ impl Writer {
         };
         let bias = self.chance(60);
         let same = self.chance(85);
-        // As in most models: the same norms and turns of queries and keys, on the way from one matrix.
+        // Like in most models, queries and keys have the same norms and rotations. All projections come from one matrix.
         let stacked = self.chance(20).then(|| {
             let width = (heads + 2 * kv_heads) * head;
             self.linear(x, width, bias)
@@ -490,7 +491,7 @@ impl Writer {
             };
             column += own * head;
             if role < 2 {
-                // Sometimes of one of the two only.
+                // Sometimes, only queries or only keys are normalized.
                 if normed && self.chance(95) {
                     y = self.norm_heads(&y, own);
                 }
@@ -540,7 +541,7 @@ impl Writer {
         self.value(&op, shape, context.size)
     }
 
-    /// Scores with the distances of pairs, of a table as the checkpoint has it or of what is computed of it.
+    /// Scores with a vector for each distance, from a table in the checkpoint or from values computed from such a table.
     fn relative_scores(&mut self, x: &Value, heads: u32, of: &str) -> Value {
         let (span, reach) = self.one_of(&[(1, None), (3, None), (4, Some(9)), (7, Some(12))]);
         let (n, width) = (self.fresh(), x.width());
@@ -570,7 +571,7 @@ impl Writer {
         self.value(&op, Shape::Scores(heads), size)
     }
 
-    /// Further arguments of a softmax over this number of heads; usually none.
+    /// Returns additional arguments of a softmax over this number of heads, usually none.
     fn by_distance(&mut self, heads: u32) -> String {
         let mut fields = String::new();
         if self.chance(15) {
@@ -597,7 +598,7 @@ impl Writer {
         fields
     }
 
-    /// With these chances in a hundred each, a sum with another value of the shape, an activation, and a scale.
+    /// Adds another value, applies an activation, and scales, each with a probability of `percent`.
     fn pointwise(&mut self, mut x: Value, percent: u32) -> Value {
         if self.chance(percent) {
             let shape = x.shape;
@@ -613,7 +614,7 @@ impl Writer {
         x
     }
 
-    /// Attention or a feed-forward part on some rows, then most often the residual and LayerNorm.
+    /// Attention or a feed-forward network, usually followed by the residual and LayerNorm.
     fn block(&mut self) {
         let x = self.tokens();
         let y = self.branch(&x);
@@ -631,7 +632,7 @@ impl Writer {
         }
     }
 
-    /// What is added to `x`, as wide as it is.
+    /// Returns a value to be added to `x`, with the same width.
     fn branch(&mut self, x: &Value) -> Value {
         let bias = self.chance(70);
         let inner = match self.chance(60) {
@@ -649,7 +650,7 @@ impl Writer {
         self.linear(&inner, x.width(), bias)
     }
 
-    /// Layers, each of which gives the next its value.
+    /// A loop of layers. Each layer passes its value to the next one.
     fn repeated(&mut self) {
         let x = self.tokens();
         let n = self.fresh();
@@ -682,7 +683,7 @@ impl Writer {
         self.text.push_str("        ]),\n");
     }
 
-    /// One row for each sequence, and what is made of it.
+    /// Pools rows of tokens to one row for each sequence, and processes the result.
     fn pooled(&mut self) {
         let x = self.tokens();
         let op = self.one_of(&[
@@ -721,7 +722,7 @@ impl Writer {
         }
     }
 
-    /// Values with the rows of `x`, beside it.
+    /// Concatenates `x` with other values of the same rows.
     fn concat(&mut self, x: &Value) -> Value {
         let Shape::Rows(of, mut width) = x.shape else {
             return x.clone();
@@ -743,7 +744,7 @@ impl Writer {
         self.value(&op, Shape::Rows(of, width), size)
     }
 
-    /// An operator on any value.
+    /// Applies a random operator to a random value.
     fn any(&mut self) {
         let Some(x) = self.pick(|_| true) else { return };
         let x = self.tamed(x);
@@ -788,9 +789,9 @@ impl Writer {
         };
     }
 
-    /// What logits of every token say of it.
+    /// Computes the log-probability of each token from logits.
     fn log_probability(&mut self, x: &Value) {
-        // As many as there are ids.
+        // The width is the number of ids.
         let logits = self.linear(x, 16, false);
         let logits = self.tamed(logits);
         let op = format!("log_probability(x: \"{}\")", logits.name);
@@ -799,7 +800,7 @@ impl Writer {
         self.ends.push(name);
     }
 
-    /// A statement that cannot be.
+    /// Adds an invalid statement.
     fn wrong(&mut self) {
         let x = self.tokens();
         let (name, width) = (x.name.as_str(), x.width());
@@ -821,7 +822,7 @@ impl Writer {
         self.value(&op, x.shape, 1.0);
     }
 
-    /// The whole, with some of its values as outputs, the last among them.
+    /// Completes the description. Its outputs are the last value and some other values.
     fn finish(mut self) -> String {
         let last = self.values.last().map(|v| v.name.clone());
         let mut outputs: Vec<String> = last.into_iter().collect();

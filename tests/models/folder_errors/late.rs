@@ -1,4 +1,4 @@
-//! Settings of late interaction that a folder has and that are not computed.
+//! Tests of late-interaction settings that are not supported.
 
 use gemmule::text::{TextEncoder, TextRole};
 use insta::assert_snapshot;
@@ -8,7 +8,7 @@ use super::{Folder, Prompt, change, copy, refused};
 
 const OWN: &str = "config_sentence_transformers.json";
 
-/// Why the tokenizer of a folder with changed settings is not loaded.
+/// Returns the error of loading the tokenizer of a folder with changed settings.
 #[track_caller]
 fn unread(name: &str, file: &str, changes: Value) -> String {
     let folder = copy(name);
@@ -102,7 +102,7 @@ fn a_text_without_a_side_is_refused() {
     assert_snapshot!(folder.text(&engine.embed(&["bread"]).expect_err("refused")), @"`[dir]/config_sentence_transformers.json`: a late-interaction model reads queries and documents differently, and the text is neither; in Rust, use `Engine::token_vectors` or `TextEncoder::encode_as`, and in Python `MultiVectorEncoder`, or give token ids");
 }
 
-/// PyLate cuts a document to its length, and pads a query to it; a null key has the default.
+/// PyLate truncates documents to their length and pads queries to theirs. A null value selects the default.
 #[test]
 fn lengths_without_a_value_have_the_defaults_of_pylate() {
     let folder = copy("late-bert");
@@ -119,7 +119,7 @@ fn lengths_without_a_value_have_the_defaults_of_pylate() {
         (query.ids.len(), query.ids[1], query.attended),
         (32, q, Some(8))
     );
-    // The model has 64 positions, fewer than the default of 180 tokens.
+    // The model has 64 positions, fewer than the default length of 180 tokens.
     let document = encode(TextRole::Document, &"bread ".repeat(99));
     assert_eq!(
         (document.ids.len(), document.ids[1], document.is_cut),

@@ -1,4 +1,4 @@
-//! Late interaction (ColBERT) against PyLate. `scripts/late_interaction.py` makes the folders and their results.
+//! Compares late interaction (ColBERT) with PyLate. `scripts/late_interaction.py` creates the folders and their results.
 
 use gemmule::{
     Batch, DType, DeviceChoice, Engine, Output,
@@ -15,7 +15,7 @@ use super::folder;
 struct Expected {
     queries: Vec<Run>,
     documents: Vec<Run>,
-    /// MaxSim of each query with each document.
+    /// MaxSim score of each query with each document.
     scores: Vec<Vec<f32>>,
 }
 
@@ -81,7 +81,7 @@ fn matches(name: &str) -> usize {
             n_hidden += usize::from(encoded.attended.is_some());
             assert!(role == TextRole::Document || !encoded.is_cut, "{what}");
         }
-        // One batch has texts with and without such tokens.
+        // A batch contains queries with and without tokens that are not attended to.
         let texts: Vec<&str> = runs.iter().map(|run| run.text.as_str()).collect();
         let vectors = engine.token_vectors(role, &texts).expect("vectors");
         for (run, vectors) in runs.iter().zip(&vectors) {
@@ -221,7 +221,7 @@ fn tokens_that_are_not_attended_to_need_a_mask() {
         .expect("it has one");
 }
 
-/// An artifact has the mask of the folder that it was compiled from.
+/// An artifact contains the attention mask of the folder from which it was compiled.
 #[test]
 fn an_artifact_masks_the_expansion_too() {
     let expected = expected("late-bert");

@@ -1,4 +1,4 @@
-//! Results of the pipelines of transformers, from `scripts/heads.py`.
+//! Compares results with those of transformers' pipelines, from `scripts/heads.py`.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ fn engine(folder: &str, output: &str) -> Engine {
     builder.device(DeviceChoice::Cpu).build().expect("it loads")
 }
 
-/// Compares JSON values, whose numbers may differ by rounding.
+/// Compares JSON values. Numbers may differ by rounding.
 #[track_caller]
 fn assert_near(found: &Value, expected: &Value, about: &Value) {
     let is_near = |a: f64, b: f64| (a - b).abs() < 2e-5;

@@ -1,4 +1,4 @@
-//! Answers that are kept: the same bits as computed ones, whatever becomes of where they are kept.
+//! Tests of the response cache: cached responses have the bits of computed ones, even if the storage of the cache is damaged or lost.
 
 use std::{
     fs,
@@ -49,7 +49,7 @@ fn ask(model: &Model, texts: Vec<Text>) -> Vec<Answer> {
     replies.into_iter().map(|r| r.wait().unwrap()).collect()
 }
 
-/// The answers without any cache.
+/// Returns the responses without a cache.
 fn computed() -> Vec<Answer> {
     let model = Model::open(choice("packed")).unwrap();
     ask(&model, texts())
@@ -79,7 +79,7 @@ fn what_is_kept_is_what_was_computed_by_bits() {
     }
     assert_eq!(model.metrics().batch_sequences.load(Ordering::Relaxed), n);
     assert!(cache.bytes(Tier::Memory) > n * 128);
-    // A cache that is too small for all holds what it may, and answers the rest.
+    // A cache that is too small for all responses stays within its size, and all requests are still answered.
     let small = CacheChoice {
         memory_bytes: 2_000,
         ..CacheChoice::default()
@@ -95,7 +95,7 @@ fn what_is_kept_is_what_was_computed_by_bits() {
 fn equal_requests_in_flight_are_computed_once_and_outlive_the_first() {
     let (model, _) = with(&in_memory());
     let service = service(&model);
-    // What is before them keeps the executor busy for a while.
+    // Earlier requests keep the executor busy for a while.
     let busy = service.submit(
         (0..400)
             .map(|i| Text::One(format!("other words {i}")))
@@ -107,7 +107,7 @@ fn equal_requests_in_flight_are_computed_once_and_outlive_the_first() {
     for _ in 0..5 {
         replies.extend(service.submit(equal(), Submit::default()).unwrap());
     }
-    // The first of them leaves, and the others do not notice.
+    // Dropping the reply of the leader and of one follower does not affect the other replies.
     drop(replies.remove(0));
     drop(replies.pop());
     let answers: Vec<Answer> = replies.into_iter().map(|r| r.wait().unwrap()).collect();
@@ -121,7 +121,7 @@ fn equal_requests_in_flight_are_computed_once_and_outlive_the_first() {
     let joined = count(&model, Tier::Memory, Lookup::Joined);
     assert_eq!(joined + count(&model, Tier::Memory, Lookup::Hit), 39);
     assert!(joined > 0);
-    // When all have left, nothing is computed for them.
+    // If all replies are dropped, nothing is computed for them.
     let left = service.submit(
         vec![Text::One("nobody waits".to_owned()); 3],
         within(60_000),
@@ -137,7 +137,7 @@ fn a_request_that_joined_a_hasty_one_is_computed_in_its_own_time() {
     let service = service(&model);
     let text = |i: usize| vec![Text::One(format!("words of number {i}"))];
     for i in 0..200 {
-        // What waits before lets the deadline pass.
+        // The deadline passes while earlier requests are computed.
         let busy = service.submit(
             (0..30)
                 .map(|j| Text::One(format!("before {i} {j}")))
@@ -179,7 +179,7 @@ fn errors_are_not_kept_and_tell_each_its_own_place() {
         }
         assert_eq!(answers[0].as_ref().unwrap(), answers[2].as_ref().unwrap());
     }
-    // One of four is kept.
+    // Only one response is cached: two inputs are equal, and errors are not cached.
     let weight = cache.bytes(Tier::Memory);
     assert!(weight > 0 && weight < 1_000, "{weight}");
 }
@@ -192,7 +192,7 @@ fn a_file_keeps_answers_over_a_restart_and_within_its_size() {
     let n = expected.len() as u64;
     let (model, cache) = with(&in_file(&file));
     assert_equal(&ask(&model, texts()), &expected);
-    // One process has a file.
+    // Only one process can open a cache file.
     let taken = Cache::open(&in_file(&file)).err().unwrap();
     let taken = format!("{taken}: {:?}", std::error::Error::source(&taken));
     assert!(taken.contains("another process has it open"), "{taken}");
@@ -203,7 +203,7 @@ fn a_file_keeps_answers_over_a_restart_and_within_its_size() {
     assert_eq!(model.metrics().batches.load(Ordering::Relaxed), 0);
     assert!(cache.bytes(Tier::File) > n * 128);
     drop((model, cache));
-    // Another model's answers are not these.
+    // The responses of another model are not used.
     let cache = Arc::new(Cache::open(&in_file(&file)).unwrap());
     let other = Model::open(ModelChoice {
         folder: super::checkpoint("st-cls"),
@@ -266,7 +266,7 @@ fn a_damaged_file_gives_no_wrong_answer_and_is_used_again() {
         assert!(hits < n, "{name}");
         assert_eq!(hits > 0, ["torn", "scratched"].contains(&name), "{name}");
         drop((model, cache));
-        // Another process finds all of them.
+        // Another process finds all responses again.
         let (model, cache) = with(&in_file(&file));
         assert_equal(&ask(&model, texts()), &expected);
         assert_eq!(count(&model, Tier::File, Lookup::Hit), n, "{name}");
@@ -311,7 +311,7 @@ fn a_file_never_exceeds_its_size_and_keeps_the_newest_answers() {
         assert_eq!(count(&model, Tier::File, Lookup::Hit), 80, "{round}");
         assert!(cache.bytes(Tier::File) > most / 2);
     }
-    // A smaller size is kept to, too.
+    // Opening the file with a smaller size shrinks it.
     let smaller = CacheChoice {
         file: Some((file.clone(), most / 2)),
         ..CacheChoice::default()
@@ -336,7 +336,7 @@ fn a_full_disk_is_told_and_the_file_is_used_again_when_there_is_room() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("answers.cache");
     let name = file.to_str().unwrap();
-    // No file of this process may be larger, as on a disk without room.
+    // The limit on the file size of this process has the effect of a full disk.
     let args = ["--cache-file", name, "--cache-file-bytes", "1048576"];
     let server = Serving::start("ulimit -S -f 8;", &args);
     let ask = |from: usize, to: usize| {
@@ -356,7 +356,7 @@ fn a_full_disk_is_told_and_the_file_is_used_again_when_there_is_room() {
     assert!(told.starts_with("File too large"), "{told}");
     let full = fs::metadata(&file).unwrap().len();
     assert!((2_000..=8_192).contains(&full), "{full}");
-    // What was written before is still found.
+    // Responses that were written before the failure are still found.
     ask(0, 5);
     assert_eq!(hits(), 5);
     let child = Pid::from_child(&server.child.0);
@@ -377,7 +377,7 @@ fn a_full_disk_is_told_and_the_file_is_used_again_when_there_is_room() {
     assert!(fs::metadata(&file).unwrap().len() > full);
 }
 
-/// A server of Redis's protocol, or nothing where there is none.
+/// Tests with a Redis server. They are skipped if none is installed.
 #[cfg(feature = "shared-cache")]
 mod shared {
     use super::*;
@@ -403,7 +403,7 @@ mod shared {
         }
     }
 
-    /// Asks one text after another until the other server has been found.
+    /// Requests new texts until the Redis server is connected.
     fn is_connected(model: &Model) {
         let began = Instant::now();
         for i in 0.. {
@@ -432,7 +432,7 @@ mod shared {
         let (second, _second_cache) = with(&sharing(&url));
         is_connected(&second);
         std::thread::sleep(Duration::from_millis(50));
-        // One after another, and again: on a busy machine a lookup may take longer than its two milliseconds.
+        // Request the texts one at a time and repeatedly, because on a busy machine a lookup may exceed its limit of two milliseconds.
         let before = second.metrics().batch_sequences.load(Ordering::Relaxed);
         let hits_before = count(&second, Tier::Shared, Lookup::Hit);
         let hits = || count(&second, Tier::Shared, Lookup::Hit) - hits_before;
@@ -451,7 +451,7 @@ mod shared {
         let computed = second.metrics().batch_sequences.load(Ordering::Relaxed) - before;
         assert_eq!(computed, asked - hits());
 
-        // One that does not answer costs no more than its time.
+        // A server that does not respond delays a request only up to the limit of a lookup.
         redis.stop();
         let (third, _third_cache) = with(&sharing(&url));
         let began = Instant::now();

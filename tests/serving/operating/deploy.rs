@@ -1,4 +1,4 @@
-//! Files that others install and deploy from: what they download is pinned, and what they run may do no more than it needs.
+//! Checks the files for installation and deployment: downloads are pinned, and processes have minimal permissions.
 
 use std::{fs, path::Path};
 
@@ -18,7 +18,7 @@ fn packages_are_installed_by_version_and_hash_only() {
         .lines()
         .filter(|line| line.contains("pip") || line.contains("$(PIP)"))
         .filter(|line| !line.starts_with("PIP := "))
-        // The wheel that was built is installed without a registry.
+        // The built wheel is installed without a registry.
         .filter(|line| !line.contains("--no-index"))
         .collect();
     assert_eq!(installs.len(), 4, "{installs:#?}");
@@ -86,7 +86,7 @@ fn the_image_is_that_of_the_pods() {
     assert!(manifest.contains("mountPath: /home/gemmule/.cache }"));
     assert!(image.contains("\nENTRYPOINT [\"gemmule\"]\n"));
     assert!(image.contains("--require-hashes") && image.contains("-r /nvrtc.txt"));
-    // The same NVRTC as the tests use.
+    // The version is the one that the tests use.
     let pin = read("deploy/nvrtc.txt");
     let pin = pin.split_once("nvidia-cuda-nvrtc==").expect("a pin").1;
     let tested = read("scripts/requirements.txt");

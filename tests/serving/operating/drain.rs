@@ -1,4 +1,4 @@
-//! The end of a server whose clients keep their connections.
+//! Tests of shutting down a server whose clients have persistent connections.
 
 use std::{
     io::{self, BufReader, Write},
@@ -18,7 +18,8 @@ fn ask(stream: &mut BufReader<TcpStream>, text: &str) -> io::Result<Response> {
     read_response(stream)
 }
 
-/// Clients send one request after another on kept connections until they are told to close. Returns the number of responses.
+/// Sends requests one after another on persistent connections, until the responses say that the connection is closed. Returns the number of
+/// responses.
 fn hammer(drain_delay: &str, signal: &str, pause: Duration) -> u64 {
     let mut server = Serving::start("", &["--drain-delay-ms", drain_delay]);
     let (to, answered) = (server.to, Arc::new(AtomicU64::new(0)));

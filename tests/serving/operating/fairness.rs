@@ -1,4 +1,5 @@
-//! Admission: a few clients are always let in, and so is a tenant with less than its share beside one that sends too much.
+//! Tests of admission: a small number of clients is always admitted, and so is a tenant with less than its share while another tenant
+//! overloads the server.
 
 use std::{
     io::{Read, Write},
@@ -17,14 +18,14 @@ use serde_json::json;
 
 use super::{choice, costs, say, service};
 
-/// Costs by which one request takes longer than all may wait.
+/// Returns costs with which a single request exceeds the queue limit.
 fn far_too_slow() -> CostTable {
     let mut table = costs();
     table.overhead = 1e7;
     table
 }
 
-/// Refusals of clients that ask again as soon as they have their answer.
+/// Returns the number of refusals for clients that send the next request as soon as they have a response.
 fn refusals(model: &Model, clients: usize, rounds: usize) -> usize {
     let refused = AtomicUsize::new(0);
     let text = "the tower is high and it rains ".repeat(30);
@@ -68,7 +69,7 @@ fn up_to_32_clients_are_never_refused_however_slow_the_device_seems() {
     }
 }
 
-/// The status of an answer on a connection of its own.
+/// Sends a request on a new connection, and returns the status.
 fn ask(to: SocketAddr, key: &str, headers: &str, body: &str) -> u16 {
     let Ok(mut stream) = TcpStream::connect(to) else {
         return 0;
@@ -85,7 +86,7 @@ fn ask(to: SocketAddr, key: &str, headers: &str, body: &str) -> u16 {
     read.ok().and(status).unwrap_or(0)
 }
 
-/// A server of two tenants, `secret` and `password`, of whom nobody may pass the other.
+/// Starts a server with two tenants, whose keys are `secret` and `password`. Neither key has a `max-priority`.
 fn of_two_tenants(model: Model) -> Server {
     let keys = Keys::parse(
         "many 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b\n\
@@ -100,7 +101,7 @@ fn of_two_tenants(model: Model) -> Server {
     Server::start(socket, Models::new(vec![model]), choice).unwrap()
 }
 
-/// Answers and refusals of clients in a time.
+/// Sends requests from several clients for some time. Returns the numbers of successful and refused requests.
 fn load(
     to: SocketAddr,
     clients: usize,
@@ -147,7 +148,7 @@ fn a_tenant_with_few_clients_is_answered_beside_one_with_many() {
     let is_over = AtomicBool::new(false);
     let (few, many) = thread::scope(|scope| {
         let many = scope.spawn(|| {
-            // Its priority does not count, as its key has none.
+            // This priority has no effect, because the key has no `max-priority`.
             let urgent = "x-priority: 255\r\n";
             let time = Duration::from_secs(60);
             load(to, 96, "secret", urgent, 400, time, &is_over)
@@ -162,7 +163,7 @@ fn a_tenant_with_few_clients_is_answered_beside_one_with_many() {
     ));
     assert!(many.1 > 0, "{many:?}");
     assert_eq!(few.1, 0, "{few:?}");
-    // How many answers it has depends on what else the machine does.
+    // The number of responses depends on the other load of the machine.
     assert!(few.0 > 0, "{few:?} of {alone:?}");
     server.shut_down(Duration::ZERO);
 }
@@ -184,7 +185,7 @@ fn a_deadline_counts_from_the_headers_on() {
         (Duration::from_millis(250)..Duration::from_secs(5)).contains(&took),
         "{took:?}"
     );
-    // A body that cannot fit is refused before it comes.
+    // A body that is too large is refused before it is sent.
     let mut stream = TcpStream::connect(server.address()).unwrap();
     let head = "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer secret\r\ncontent-length: 8388609\r\n\r\n";
     stream.write_all(head.as_bytes()).unwrap();

@@ -1,4 +1,5 @@
-//! A server's memory, whatever is sent within the limits of a body: the real process, by what the system says of it.
+//! Tests of a server's memory under any requests within the limit of a body. The memory is that of a real process, as reported by the
+//! system.
 #![cfg(target_os = "linux")]
 
 use std::{
@@ -14,14 +15,14 @@ use serde_json::json;
 
 use super::{Child, checkpoint, free_port, say};
 
-/// The largest body that is read by default.
+/// Max bytes of a request body by default.
 const BODY: usize = 8 << 20;
-/// Memory above that of the idle server, in bytes.
+/// Max bytes above the memory of the idle server while requests run.
 const MAX_PEAK: u64 = 1 << 30;
-/// The same when all requests have ended.
+/// Max bytes above the memory of the idle server after all requests.
 const MAX_KEPT: u64 = 512 << 20;
 
-/// A request at the limit: its path and body, and whether its length is announced.
+/// Requests of max size: their path and body, and the number of requests at the same time.
 struct Sent {
     name: &'static str,
     path: &'static str,
@@ -39,13 +40,13 @@ fn sent(name: &'static str, path: &'static str, body: String, at_once: usize) ->
     }
 }
 
-/// As many copies of a part as fit a body, between what begins and what ends it.
+/// Returns a body of max size: `begin`, as many copies of `part` as fit, and `end`.
 fn filled(begin: &str, part: &str, end: &str) -> String {
     let n = (BODY - begin.len() - end.len()) / part.len();
     format!("{begin}{}{end}", part.repeat(n))
 }
 
-/// A list of copies of a value.
+/// Returns a list of copies of a value.
 fn list(begin: &str, value: &str, end: &str) -> String {
     let begin = format!("{begin}[{value}");
     filled(&begin, &format!(",{value}"), &format!("]{end}"))
@@ -164,7 +165,7 @@ fn all() -> Vec<Sent> {
     ]
 }
 
-/// A figure of a process in bytes, as `/proc` has it in KiB.
+/// Returns a value of `/proc/PID/status` in bytes.
 fn memory(pid: u32, name: &str) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = text.lines().find(|line| line.starts_with(name)).unwrap();
@@ -172,7 +173,7 @@ fn memory(pid: u32, name: &str) -> u64 {
     kib.parse::<u64>().unwrap() << 10
 }
 
-/// The status of an answer, which may come before all of the body was sent.
+/// Sends a request, and returns the status. The response may arrive before the whole body was sent.
 fn ask(port: u16, sent: &Sent) -> u16 {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     let wait = Some(Duration::from_secs(120));
@@ -250,7 +251,7 @@ fn a_server_holds_a_gibibyte_at_most_whatever_is_sent_and_gives_it_back() {
         assert!(peak <= MAX_PEAK, "{name}: {} MiB", peak >> 20);
         answered += statuses.iter().filter(|&&status| status == 200).count();
     }
-    // What is usual has its answer.
+    // Typical requests are answered.
     assert!(answered >= 8, "{answered}");
     let began = Instant::now();
     while memory(pid, "VmRSS:").saturating_sub(idle) > MAX_KEPT {

@@ -1,4 +1,4 @@
-//! Clients that are old, hostile, or still sending, and what is closed to them.
+//! Tests of old clients, hostile clients, clients that are still sending, and files that other users must not read.
 
 use std::{
     fs,
@@ -97,7 +97,7 @@ fn http_1_0_gets_no_interim_response() {
                 "POST /v1/embeddings HTTP/{version}\r\nhost: x\r\nconnection: close\r\n{expect}content-length: {n}\r\n\r\n{body}"
             );
             stream.write_all(head.as_bytes()).unwrap();
-            // A client that has closed its half is probed while its response is computed.
+            // While a response is computed, the server probes a client that has closed its sending half.
             stream.shutdown(std::net::Shutdown::Write).unwrap();
             let mut answer = String::new();
             stream.read_to_string(&mut answer).unwrap();
@@ -125,7 +125,7 @@ fn send_all(to: SocketAddr, head: &str, n: usize) -> std::io::Result<super::Resp
         stream.get_mut().write_all(&piece)?;
     }
     let response = read_response(&mut stream)?;
-    // The connection is closed after it.
+    // The server closes the connection after the response.
     assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0);
     Ok(response)
 }
@@ -156,17 +156,17 @@ fn a_client_that_is_still_sending_reads_why_it_is_refused() {
         let response = response.unwrap_or_else(|e| panic!("{head}: {e}"));
         assert_eq!(response.status, status, "{head}");
     }
-    // Within a bound.
+    // The server discards a body only up to a limit.
     let head = format!("POST /v1/embeddings HTTP/1.1\r\n{key}");
     assert!(send_all(to, &head, 1 << 30).is_err());
-    // A client that waits before it sends is not told to.
+    // A client that waits for `100 Continue` gets the refusal instead.
     let mut stream = connect(to);
     let head = format!("{head}host: x\r\nexpect: 100-continue\r\ncontent-length: 1000000\r\n\r\n");
     stream.get_mut().write_all(head.as_bytes()).unwrap();
     let response = read_response(&mut stream).unwrap();
     assert_eq!(response.status, 413, "{response:?}");
     assert!(response.head.contains("connection: close"));
-    // A client that says that more comes, and sends nothing, is left soon.
+    // If a client announces a body and sends nothing, the server closes the connection soon.
     let began = Instant::now();
     let head =
         format!("POST /v1/embeddings HTTP/1.1\r\n{key}host: x\r\ncontent-length: 1000000\r\n\r\n");
@@ -264,7 +264,7 @@ fn arguments_that_would_close_or_hide_everything_are_refused() {
             .unwrap();
         assert!(!output.status.success());
         let text = String::from_utf8(output.stderr).unwrap();
-        // Long lines are broken.
+        // Joins lines that were broken.
         text.replace('│', " ")
             .split_whitespace()
             .collect::<Vec<_>>()
@@ -298,7 +298,7 @@ fn arguments_that_would_close_or_hide_everything_are_refused() {
 #[test]
 fn a_process_without_descriptors_warns_once_and_goes_on() {
     let server = Serving::start("ulimit -n 64;", &["--drain-delay-ms", "0"]);
-    // Those that are not accepted wait in the queue of the system, which has room for 128.
+    // Connections that are not accepted wait in the backlog of the listening socket, which has room for 128.
     let connections: Vec<TcpStream> = (0..150)
         .map_while(|_| TcpStream::connect(server.to).ok())
         .collect();
@@ -329,7 +329,7 @@ fn files_with_data_of_requests_are_their_owners_alone() {
         let metadata = fs::metadata(folder.path().join(name)).unwrap();
         metadata.permissions().mode() & 0o777
     };
-    // One that is new, and one that others may read until now.
+    // Test new files, and existing files that other users could read before.
     for name in ["old trace", "old cache"] {
         let file = folder.path().join(name);
         fs::write(&file, "").unwrap();

@@ -1,4 +1,4 @@
-//! Replicas behind Debian's HAProxy, as `deploy/haproxy.cfg` has it: one is killed and another drained under load.
+//! Tests of replicas behind Debian's HAProxy with `deploy/haproxy.cfg`. Under load, one replica is killed and another is drained.
 
 use std::{
     fs,
@@ -25,7 +25,7 @@ fn text(number: usize) -> String {
     format!("{}rain {number}", "a ".repeat(number % 5))
 }
 
-/// Vectors as a session computes them.
+/// Returns the vectors that a session computes.
 fn expected() -> Vec<Vec<f32>> {
     let engine = Engine::from_checkpoint(checkpoint("st-mean"))
         .device(DeviceChoice::Cpu)
@@ -45,7 +45,7 @@ fn expected() -> Vec<Vec<f32>> {
     rows.map(<[f32]>::to_vec).collect()
 }
 
-/// A request on a connection that is kept; the id that came back, the status, and the body.
+/// Sends a request on a persistent connection. Returns the request id of the response, the status, and the body.
 fn ask(
     stream: &mut BufReader<TcpStream>,
     id: &str,
@@ -129,12 +129,12 @@ fn every_request_is_answered_once_and_right_while_replicas_are_killed_and_draine
     });
     ports.into_iter().for_each(wait_for_port);
 
-    // The file that is shipped, with the addresses of this machine.
+    // The shipped file, with the addresses of this test.
     let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/haproxy.cfg");
     let front = free_port();
     let mut config = fs::read_to_string(shipped).unwrap();
     config = config.replace("bind :8080", &format!("bind 127.0.0.1:{front}"));
-    // A machine of tests may not have files for as many connections.
+    // The machine may not allow enough open files for the default.
     config = config.replace("maxconn 4000", "maxconn 200");
     for (at, port) in ports.iter().enumerate() {
         let address = format!("10.0.0.{}:8080", at + 1);
@@ -216,7 +216,7 @@ fn every_request_is_answered_once_and_right_while_replicas_are_killed_and_draine
     thread::sleep(Duration::from_millis(1500));
     until(900);
     replicas[1].signal("-TERM");
-    // It answers what it has, and ends by itself.
+    // The replica answers its requests, and then exits.
     let began = Instant::now();
     let status = loop {
         if let Some(status) = replicas[1].0.try_wait().unwrap() {

@@ -1,4 +1,4 @@
-//! A server's trace, asked again.
+//! Tests of the trace of a server, and of its replay.
 
 use std::{fs, thread};
 
@@ -10,7 +10,7 @@ use gemmule::{
 
 use super::{choice, costs, service, within};
 
-/// Requests of several lengths, senders and patience from three threads, of which some leave.
+/// Serves requests of several lengths, classes and deadlines from three threads, some of which are cancelled. Returns the trace.
 fn served(name: &str, max_bytes: u64) -> String {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("trace.jsonl");
@@ -32,7 +32,7 @@ fn served(name: &str, max_bytes: u64) -> String {
                         truncate: true,
                         ..within([3, 40, 60_000][i % 3])
                     };
-                    // Lists go through the pool, and single texts do not.
+                    // Lists are tokenized by the thread pool, single texts are not.
                     let n = if i % 5 == 0 { 8 } else { 1 };
                     let replies = service.submit((0..n).map(|j| text(i + j)).collect(), submit);
                     for (at, reply) in replies.unwrap().into_iter().enumerate() {
@@ -40,14 +40,14 @@ fn served(name: &str, max_bytes: u64) -> String {
                             kept.push(reply);
                         }
                     }
-                    // An answer now and then comes before the next request, so that there are several batches however fast one is.
+                    // Sometimes wait for a response before the next request, so that there are several batches even if batches are fast.
                     if i % 6 == 2 {
                         let last = kept.pop().expect("most are kept");
                         let _ = last.wait();
                     }
                 }
                 for reply in kept {
-                    // A deadline of three milliseconds passes now and then.
+                    // A deadline of three milliseconds is sometimes missed.
                     let _ = reply.wait();
                 }
             });
@@ -71,9 +71,9 @@ fn a_trace_replayed_at_its_times_gives_the_decisions_of_the_server() {
         assert_eq!(replayed.requests, arrived);
         assert_eq!(replayed.decisions, decided);
         assert!(replayed.batches > 3);
-        // It is a load, too, for a simulation.
+        // The trace can also be used as load for a simulation.
         assert_eq!(parse_trace(&text).unwrap().len(), arrived);
-        // Another scheduler decides otherwise, and that is told.
+        // Another scheduler makes other decisions, which is reported.
         let mut other = scheduler("no-batch", &Settings::default()).unwrap();
         let error = replay(&events, &mut *other, &costs()).unwrap_err();
         assert!(matches!(error, ReplayError::Differs { .. }), "{error}");

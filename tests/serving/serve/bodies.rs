@@ -1,4 +1,4 @@
-//! Fields of bodies, their encodings, and what browsers ask before they send them.
+//! Tests of the fields of request bodies, their encodings, and preflight requests of browsers.
 
 use flate2::{Compression, write::GzEncoder};
 use gemmule::http::Origin;
@@ -11,7 +11,7 @@ pub fn is_ok(to: SocketAddr, path: &str, body: &Value) -> Value {
     told
 }
 
-/// A body with the fields of another object beside its own.
+/// Returns a body with additional fields.
 fn with(body: &Value, more: &Value) -> Value {
     let mut body = body.clone();
     for (name, value) in more.as_object().unwrap() {
@@ -59,7 +59,7 @@ fn the_model_of_a_body_is_the_one_that_answers_on_every_route() {
     ];
     for (path, body, [first, second]) in cases {
         let of = |name: &str| is_ok(to, path, &with(&body, &json!({"model": name})));
-        // Without a name the first model that does it answers.
+        // Without a name, the first suitable model is used.
         assert_eq!(is_ok(to, path, &body), of(first), "{path}");
         assert_eq!(
             is_ok(to, path, &with(&body, &json!({"model": null}))),
@@ -80,7 +80,7 @@ fn the_model_of_a_body_is_the_one_that_answers_on_every_route() {
         &json!({"inputs": "x", "model": "none"}),
     );
     assert_eq!(status, 404, "{told}");
-    // A model that does something else.
+    // A model for another task is refused.
     let (status, told) = post(to, "/embed", &json!({"inputs": "x", "model": "writer"}));
     assert_eq!(
         (status, &told["error_type"]),
@@ -90,7 +90,7 @@ fn the_model_of_a_body_is_the_one_that_answers_on_every_route() {
     server.shut_down(Duration::ZERO);
 }
 
-/// The checkpoint `ce-nli`, of three labels, with a `problem_type`.
+/// Returns the checkpoint `ce-nli`, which has three labels, with a `problem_type`.
 fn classifier(problem_type: &str) -> (tempfile::TempDir, ModelChoice) {
     let folder = tempfile::tempdir().unwrap();
     copy(&checkpoint("ce-nli"), folder.path());
@@ -118,7 +118,7 @@ fn predictions_go_through_the_function_of_the_problem_type() {
         let sum: f64 = all.iter().map(|x| x.exp()).sum();
         all.iter().map(|x| x.exp() / sum).collect()
     };
-    // As the pipeline of transformers does for text classification.
+    // The scores are those of transformers' text-classification pipeline.
     for (kind, tei) in [
         ("multi_label_classification", false),
         ("regression", false),
@@ -308,7 +308,7 @@ fn chat_and_rerank_fields_are_named_where_they_are_wrong() {
         shown += &format!("{path} {body}\n{status} {told}\n\n");
     }
     insta::assert_snapshot!(shown);
-    // All documents, as clients of vLLM ask for them.
+    // `top_n: 0` returns all documents, as in clients of vLLM.
     let all = json!({"query": "tower", "documents": ["rain", {"text": "a tower"}], "top_n": 0});
     assert_eq!(
         is_ok(to, "/v1/rerank", &all)["results"]
@@ -363,7 +363,7 @@ fn web_pages_of_allowed_origins_may_read_answers_errors_and_streams() {
         lines(&head, "access-control-allow-methods"),
         ["GET, POST, OPTIONS"]
     );
-    // Another page, a page of another scheme, and a path that is not there.
+    // Another origin, the same host with another scheme, and a path that does not exist.
     for other in ["https://b.example", "http://a.example"] {
         let headers = format!("origin: {other}\r\naccess-control-request-method: POST\r\n");
         let (status, head, body) = ask_with(to, "OPTIONS", "/v1/completions", &headers, "");
@@ -390,7 +390,7 @@ fn web_pages_of_allowed_origins_may_read_answers_errors_and_streams() {
         );
         assert!(lines(&head, "access-control-expose-headers")[0].contains("x-request-id"));
         assert_eq!(lines(&head, "vary"), ["origin"]);
-        // Others are answered, and their pages do not see it.
+        // Requests from other origins are answered, but without the header that lets their pages read the response.
         let (status, head, _) = ask_with(to, "POST", path, "origin: https://b.example\r\n", body);
         assert_eq!(status, right);
         assert!(
@@ -400,7 +400,7 @@ fn web_pages_of_allowed_origins_may_read_answers_errors_and_streams() {
         assert_eq!(lines(&head, "vary"), ["origin"]);
     }
     server.shut_down(Duration::ZERO);
-    // Keys are not asked for before the request itself comes.
+    // A preflight request needs no API key.
     let digest = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
     let keyed = HttpChoice {
         keys: Some(Keys::parse(&format!("me {digest}")).unwrap()),
@@ -424,7 +424,7 @@ fn web_pages_of_allowed_origins_may_read_answers_errors_and_streams() {
         200
     );
     server.shut_down(Duration::ZERO);
-    // Without the option pages get nothing, and are told why.
+    // Without the option, requests from pages are refused, and the error explains why.
     let server = serving(&["writer"], quick());
     let (status, head, body) = ask_with(server.address(), "OPTIONS", "/v1/completions", &asks, "");
     assert_eq!(
@@ -466,7 +466,7 @@ fn gzip_bodies_are_read_within_the_limit_and_other_encodings_are_refused() {
         ("GZIP", gzipped(body.as_bytes())),
         ("x-gzip", gzipped(body.as_bytes())),
         ("identity", body.clone().into_bytes()),
-        // Two members, one after the other, are one text.
+        // Two concatenated gzip members form one body.
         (
             "gzip",
             [
@@ -576,7 +576,7 @@ fn a_text_that_is_too_long_is_cut_where_and_on_the_side_that_is_asked_for() {
     let server = serving(&["st-mean", "ce-one"], quick());
     let to = server.address();
     let info: Value = serde_json::from_str(&get(to, "/info").1).unwrap();
-    // Ids may be as long as the model has positions, texts as long as the folder's `max_seq_length`.
+    // The limit for token ids is the model's number of positions, and the limit for texts is `max_seq_length` of the folder.
     let (positions, limit) = (64, 16);
     assert_eq!(info["max_input_length"], limit);
     let text = (0..2 * positions)
@@ -615,12 +615,12 @@ fn a_text_that_is_too_long_is_cut_where_and_on_the_side_that_is_asked_for() {
         let more = json!({"truncation_direction": side});
         assert_eq!(&cut(cuts.address(), more), vector, "{side}");
     }
-    // Ids are cut as they are.
+    // Token ids are truncated without adding special tokens.
     let more = json!({"inputs": ids, "truncate": true, "truncation_direction": "Left"});
     assert_eq!(cut(to, more), of_ids(ids[ids.len() - positions..].to_vec()));
     let more = json!({"inputs": ids, "truncate": true});
     assert_eq!(cut(to, more), of_ids(ids[..positions].to_vec()));
-    // The request decides whether a text is cut, and the server's option where the request does not.
+    // The request determines whether a text is truncated, or else the option of the server.
     let all = cuts.address();
     for (path, body) in [
         ("/embed", json!({"inputs": text})),
@@ -643,7 +643,7 @@ fn a_text_that_is_too_long_is_cut_where_and_on_the_side_that_is_asked_for() {
         };
         assert_eq!(post(all, path, &with(&body, &never)).0, 413, "{path}");
     }
-    // The longer text of a pair is cut on that side, too.
+    // The longer text of a pair is also truncated on the requested side.
     let pair = |side: &str| {
         let body = json!({
             "query": "tower", "texts": [text], "raw_scores": true, "truncate": true, "truncation_direction": side,

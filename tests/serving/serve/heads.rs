@@ -1,4 +1,4 @@
-//! Routes of heads: their responses are those of the engine, in the form of transformers' pipelines.
+//! Tests of the routes for heads: their responses are those of the engine, in the form of transformers' pipelines.
 
 use gemmule::heads::{
     Aggregation, AnswerOptions, EntityOptions, MASK_LOGITS, MaskOptions, TOKEN_LOGITS,
@@ -33,7 +33,7 @@ fn serving_heads() -> Server {
     serving_models(models.into(), quick())
 }
 
-/// Returns a value as a client reads it. Parsing may round the last digit of a number.
+/// Returns a value as a client parses it, because parsing may round the last digit of a number.
 fn sent(value: Value) -> Value {
     serde_json::from_str(&value.to_string()).unwrap()
 }
@@ -68,7 +68,7 @@ fn tasks_of_heads_are_those_of_the_engine() {
             );
         }
     }
-    // All tokens with all labels, special tokens too. Lists of one text are those of TEI's clients.
+    // The response has all tokens, including special tokens, with all labels. TEI's clients send lists of one text.
     let all = is_ok(to, "/predict_tokens", &json!({"inputs": [["rain"]]}));
     let tokens = all[0].as_array().unwrap();
     assert_eq!(tokens[0]["token"], "[CLS]");
@@ -147,7 +147,7 @@ fn tasks_of_heads_are_those_of_the_engine() {
         "handle_impossible_answer": true,
     });
     assert_eq!(is_ok(to, path, &body), sent(json!(own)));
-    // Equal inputs come from the cache, and requests are counted by route.
+    // Repeated inputs are served from the cache, and requests are counted by route.
     assert_eq!(is_ok(to, path, &body), sent(json!(own)));
     let (_, metrics) = get(to, "/metrics");
     let counted = metrics
@@ -186,7 +186,7 @@ fn requests_that_heads_cannot_answer_are_told_why() {
         refused(tokens, json!({"inputs": "x".repeat(70_000)})),
         "400 text 0 cannot be tokenized: it has 70000 bytes; expected at most 65536, so split it"
     );
-    // A text that is too long is cut if that is asked for.
+    // A text that is too long is truncated on request.
     let long = "rain ".repeat(200);
     let told = refused(tokens, json!({"inputs": long}));
     assert!(

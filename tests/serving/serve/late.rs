@@ -1,10 +1,10 @@
-//! Late interaction: vectors of tokens, and ranks by MaxSim, as PyLate computes them.
+//! Compares late interaction over HTTP (token vectors and MaxSim ranking) with PyLate.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 
 use super::{bodies::is_ok, *};
 
-/// What `scripts/late_interaction.py` stores of PyLate's results.
+/// Returns the results of PyLate that `scripts/late_interaction.py` stored.
 fn expected(name: &str) -> Value {
     let text = std::fs::read_to_string(checkpoint(name).join("expected.json")).unwrap();
     serde_json::from_str(&text).unwrap()
@@ -44,7 +44,7 @@ fn vectors_of_tokens_are_those_of_pylate() {
     let expected = expected("late-bert");
     for (side, input_type) in [("queries", "query"), ("documents", "document")] {
         let runs = &expected[side];
-        // Documents that are too long are cut on request, queries always.
+        // Documents that are too long are truncated on request, queries always.
         let body = json!({"input": texts(runs), "input_type": input_type, "truncate": side == "documents"});
         let told = is_ok(to, "/v1/multi-vector", &body);
         let mut n_tokens = 0;
@@ -72,7 +72,7 @@ fn vectors_of_tokens_are_those_of_pylate() {
             (&told["model"], &told["object"]),
             (&json!("late-bert"), &json!("list"))
         );
-        // TEI's route has the same vectors, and the name of a prompt is the side.
+        // TEI's route returns the same vectors. `prompt_name` distinguishes queries and documents.
         let body = json!({"inputs": texts(runs), "prompt_name": input_type, "truncate": true});
         let all = is_ok(to, "/embed_all", &body);
         for (index, rows) in all.as_array().unwrap().iter().enumerate() {
@@ -91,7 +91,7 @@ fn vectors_of_tokens_have_types_and_dimensions() {
         told["data"][0]["embeddings"].as_array().unwrap().clone()
     };
     let floats_of = |row: &Value| floats(row);
-    // A text is a document by default.
+    // By default, a text is a document.
     let plain = rows(json!({"input": "bread, and rain"}));
     assert_eq!(
         plain,
@@ -212,7 +212,7 @@ fn documents_are_ranked_by_the_vectors_of_their_tokens() {
             );
         }
     }
-    // Each document was computed once, and so was each query.
+    // Each document and each query was computed once.
     let (_, metrics) = get(to, "/metrics");
     let n_computed = documents.len() + expected["queries"].as_array().unwrap().len();
     let line = format!("gemmule_batch_sequences_total{{model=\"late-bert\"}} {n_computed}");
@@ -287,7 +287,7 @@ fn vectors_of_tokens_beside_embeddings() {
         .map(floats)
         .collect();
     close(&rows.concat(), &own[0].values);
-    // One run has all three outputs, which are those of the routes of each.
+    // One run computes all three outputs, which are the same as from the separate routes.
     let whole = |more: Value| {
         let mut body = json!({"input": texts, "model": "st-m3"});
         body.as_object_mut()

@@ -1,4 +1,4 @@
-//! Translations over HTTP: they are those of transformers (`scripts/translations.py`), and of `gemmule translate`.
+//! Compares translations over HTTP with transformers (`scripts/translations.py`) and with `gemmule translate`.
 
 use std::process::Output;
 
@@ -6,7 +6,7 @@ use super::{bodies::is_ok, *};
 
 const PATH: &str = "/v1/translate";
 
-/// Translations of a folder by transformers.
+/// Returns the stored translations of transformers for a folder.
 fn cases(folder: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(checkpoint(folder).join("translations.json")).unwrap();
     serde_json::from_str(&text).unwrap()
@@ -36,7 +36,7 @@ fn documents(folder: &str, source: &str, more: &[&str]) -> Vec<Value> {
         .collect()
 }
 
-/// Returns the texts and scores of a translation, best first.
+/// Returns the texts and scores of all hypotheses, best first.
 fn all_of(translation: &Value) -> (Vec<Value>, Vec<f64>) {
     let others = translation["alternatives"].as_array().unwrap();
     let all = [translation].into_iter().chain(others);
@@ -77,7 +77,7 @@ fn languages_prefixes_and_hypotheses_are_those_of_transformers() {
             let n = case["ids"].as_array().unwrap().len();
             assert_eq!(told["usage"]["prompt_tokens"], n);
             if !is_search {
-                // The same prefix as tokens, with and without that of the language.
+                // The same prefix as tokens, with and without the token of the language.
                 body["target_prefix"] = json!([case["prefix_tokens"]]);
                 assert_eq!(is_ok(to, PATH, &body)["translations"], told["translations"]);
                 if let Some(language) = case["target_lang"].as_str() {
@@ -161,7 +161,7 @@ fn a_batch_is_that_of_the_command_whole_and_as_events() {
     let counts = get(to, "/metrics").1;
     let line = "gemmule_requests_total{route=\"/v1/translate\",code=\"200\",model=\"hf-m2m\"} 2";
     assert!(counts.contains(line), "{counts}");
-    // Greedy search sends each text while it grows.
+    // With greedy search, texts are streamed while they grow.
     let greedy = json!({"text": texts, "num_beams": 1, "stream": true, "max_tokens": 20});
     let (parts, _, usage) = events(to, &greedy);
     assert_eq!(usage, Value::Null);
@@ -252,7 +252,7 @@ fn refusals_of_translations_name_the_field_and_what_is_near() {
     refused(json!({"text": "a", "temperature": 0.5}));
     refused(json!({"text": "a", "target_language": "de"}));
     insta::assert_snapshot!(told);
-    // The texts share the prefix, whose length is checked before that of the translations.
+    // All texts share the prefix. Its length is checked before the lengths of the translations.
     let prefix = "The river ".repeat(10_000);
     let (status, answer) = post(
         to,

@@ -1,4 +1,4 @@
-//! Prompts before texts, and the types and dimensions of vectors.
+//! Tests of prompts, and of the types and dimensions of vectors.
 
 use gemmule::serve::DefaultPrompt;
 
@@ -119,7 +119,7 @@ fn vectors_come_in_the_types_and_dimensions_that_are_asked_for() {
     let to = server.address();
     let vector = |body: Value| is_ok(to, "/v1/embeddings", &body)["data"][0]["embedding"].clone();
     let whole = floats(&vector(json!({"input": "rain"})));
-    // The first values, with length 1 again.
+    // Returns the first values, normalized to length 1.
     let first = |n: usize| -> Vec<f32> {
         let square: f64 = whole[..n].iter().map(|&v| f64::from(v).powi(2)).sum();
         let scaled = whole[..n].iter().map(|&v| f64::from(v) / square.sqrt());
@@ -154,7 +154,7 @@ fn vectors_come_in_the_types_and_dimensions_that_are_asked_for() {
     let byte = bits.fold(0, |byte, (at, &v)| byte | (i64::from(v > 0.0) << (7 - at)));
     assert_eq!(all["ubinary"][0], json!([byte]));
     assert_eq!(all["binary"][0], json!([byte - 128]));
-    // Jina and Voyage have a field for one type. Base64 encodes the bytes of any type.
+    // Jina and Voyage have a field for a single type. Base64 encodes the bytes of any type.
     for of in ["int8", "uint8", "binary", "ubinary", "base64"] {
         for field in ["embedding_type", "output_dtype"] {
             let body = json!({"input": "rain", "dimensions": 5, field: of});
@@ -239,7 +239,7 @@ fn cohere_embeds_by_purpose_and_cuts_as_it_is_told() {
         let body = json!({"model": "st-mean", "texts": ["rain"], "input_type": purpose});
         assert_eq!(embed(body), of(text));
     }
-    // Each request names a purpose, and a model without prompts has none to choose from.
+    // Each request names a purpose. A model without prompts ignores it.
     let plain = json!({"model": "st-cls", "texts": ["rain"]});
     let mut named = plain.clone();
     named["input_type"] = json!("search_query");
@@ -258,7 +258,7 @@ fn cohere_embeds_by_purpose_and_cuts_as_it_is_told() {
         told["message"],
         "`input_type` is `clustering`, and the model's folder has the prompts document, query; leave `input_type` out to take the text as it is"
     );
-    // A text beyond the model's limit is cut at its end by default.
+    // By default, a text that exceeds the model's limit is truncated at its end.
     let long = format!("tower {}", "rain ".repeat(400));
     let cut = |side: Value| {
         post(

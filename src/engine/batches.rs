@@ -1,0 +1,140 @@
+//! Many texts in batches: tokenization on all threads, and batches of similar lengths. The device computes a batch while the caller uses
+//! the results of the previous one.
+
+use std::borrow::Borrow;
+
+use rayon::prelude::*;
+
+use super::{Engine, EngineError, Pending, Session};
+use crate::{
+    Batch, Outputs,
+    runtime::{LoadedModel, cpu::Threads},
+    text::{Encoded, TextError},
+};
+
+/// Number of inputs that are tokenized between two calls of `between`.
+const TOKENIZED_AT_ONCE: usize = 256;
+
+impl Engine {
+    /// Tokenizes inputs on the engine's threads, and returns them in order. Calls `between` after some hundred inputs each; its error
+    /// stops the work.
+    ///
+    /// # Errors
+    /// Returns the error of the first input that is refused, with its index, and the errors of `between`.
+    #[doc(hidden)]
+    pub fn encode_all<I: Sync, E: From<EngineError>>(
+        &self,
+        inputs: &[I],
+        encode: impl Fn(&I) -> Result<Encoded, TextError> + Sync,
+        mut between: impl FnMut() -> Result<(), E>,
+    ) -> Result<Vec<Encoded>, E> {
+        let mut all = Vec::with_capacity(inputs.len());
+        for piece in inputs.chunks(TOKENIZED_AT_ONCE) {
+            let ones = || piece.par_iter().map(&encode).collect::<Vec<_>>();
+            for one in self.on_threads(ones)? {
+                let index = all.len();
+                all.push(one.map_err(|error| EngineError::from(error.of_text(index)))?);
+            }
+            between()?;
+        }
+        Ok(all)
+    }
+
+    /// Calls `work` on the threads of the CPU executor, or of the process if the engine uses a GPU.
+    ///
+    /// # Errors
+    /// Returns an error if threads cannot be started.
+    pub(super) fn on_threads<T: Send>(
+        &self,
+        work: impl FnOnce() -> T + Send,
+    ) -> Result<T, EngineError> {
+        Ok(match &self.model {
+            LoadedModel::Cpu(model) => model.threads().run(work),
+            LoadedModel::Cuda(_) => Threads::usual()?.run(work),
+        })
+    }
+}
+
+impl Session {
+    /// Calls `run` for each batch of texts, with the indices of its sequences, and then `between`. Batches have up to `max_tokens` tokens.
+    ///
+    /// # Errors
+    /// Returns the errors of `run` and of `between`.
+    #[doc(hidden)]
+    pub fn each_batch<E: From<EngineError>>(
+        &mut self,
+        encoded: &[impl Borrow<Encoded>],
+        max_tokens: usize,
+        mut run: impl FnMut(&mut Session, &Batch, &[usize]) -> Result<(), E>,
+        mut between: impl FnMut() -> Result<(), E>,
+    ) -> Result<(), E> {
+        let lens: Vec<usize> = encoded.iter().map(|own| own.borrow().ids.len()).collect();
+        for indices in batches_of_texts(&lens, max_tokens) {
+            let sequences = indices.iter().map(|&index| encoded[index].borrow());
+            let batch = Encoded::batch(sequences).map_err(EngineError::from)?;
+            run(self, &batch, &indices)?;
+            between()?;
+        }
+        Ok(())
+    }
+
+    /// Runs texts in batches of up to `max_tokens` tokens. Calls `take` with the outputs of each batch and the indices of its sequences,
+    /// while the device computes the next batch, and `between` after each batch.
+    ///
+    /// # Errors
+    /// Returns an error if a batch fails or has outputs that are not finite, and the errors of `take` and of `between`.
+    #[doc(hidden)]
+    pub fn each_output<E: From<EngineError>>(
+        &mut self,
+        encoded: &[impl Borrow<Encoded>],
+        max_tokens: usize,
+        mut take: impl FnMut(&Outputs, &[usize]) -> Result<(), E>,
+        between: impl FnMut() -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut take = |(pending, at): (Pending, Vec<usize>)| {
+            let outputs = pending.wait()?;
+            outputs.check_finite()?;
+            take(&outputs, &at)
+        };
+        let mut last: Option<(Pending, Vec<usize>)> = None;
+        let run = |session: &mut Session, batch: &Batch, at: &[usize]| {
+            let next = (session.submit(batch)?, at.to_vec());
+            last.replace(next).map_or(Ok(()), &mut take)
+        };
+        self.each_batch(encoded, max_tokens, run, between)?;
+        last.map_or(Ok(()), take)
+    }
+}
+
+/// Sorts sequences by length, the longest first, and splits them into batches of up to `max_tokens`. A batch that needs too much memory
+/// therefore fails early. Returns the indices of the sequences of each batch.
+fn batches_of_texts(lens: &[usize], max_tokens: usize) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..lens.len()).collect();
+    order.sort_by_key(|&index| std::cmp::Reverse(lens[index]));
+    let mut batches: Vec<Vec<usize>> = Vec::new();
+    let mut tokens = 0;
+    for index in order {
+        tokens += lens[index];
+        match batches.last_mut() {
+            Some(batch) if tokens <= max_tokens => batch.push(index),
+            _ => {
+                batches.push(vec![index]);
+                tokens = lens[index];
+            }
+        }
+    }
+    batches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_hold_every_sequence_once_within_their_tokens() {
+        let lengths = [9_000, 3, 16_384, 8_000, 1, 20_000];
+        let expected = vec![vec![5], vec![2], vec![0], vec![3, 1, 4]];
+        assert_eq!(batches_of_texts(&lengths, 16_384), expected);
+        assert!(batches_of_texts(&[], 16_384).is_empty());
+    }
+}
