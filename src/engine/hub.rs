@@ -167,7 +167,7 @@ fn fetch_checked(
     let trunk = modules(&folder).into_iter().next().unwrap_or_default();
     let is_there = |name: &str| names.contains(&format!("{trunk}{name}").as_str());
     let has_weights = WEIGHTS.iter().any(|name| is_there(name));
-    // The error for an adapter names the model that it belongs to.
+    // An adapter is reported later, by an error that names its base model.
     if files == Files::All && !has_weights && !is_there("adapter_config.json") {
         let is_other = |name: &&&str| ENDINGS.iter().any(|ending| name.ends_with(ending));
         let others = names.iter().filter(is_other).take(3);

@@ -201,8 +201,8 @@ impl Search {
             .find_map(|folder| self.folder(&origin, folder, &in_packages(folder)))
     }
 
-    /// Tries every NVRTC in the folders `within`. If there is none, the log reports them as one
-    /// place, `place`.
+    /// Tries every NVRTC in the folders `within`. If none of the folders contains an NVRTC, the log reports them as a single place,
+    /// `place`.
     fn folder(&mut self, origin: &Origin, place: &Path, within: &[PathBuf]) -> Option<Loaded> {
         if place.is_relative() {
             self.note(origin, place, Outcome::Refused(RELATIVE.to_owned()));

@@ -206,7 +206,7 @@ impl Machine {
         }
     }
 
-    /// Replaces properties of the file by those that the driver reports.
+    /// Replaces the file's properties with those that the driver reports.
     fn with(&self, live: &Live) -> Self {
         let mut machine = self.with_sms(live.sms);
         if machine.capability != live.capability {

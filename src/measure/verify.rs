@@ -1,8 +1,8 @@
 //! Comparison of a model with stored results of another implementation.
 //!
-//! A reference is a safetensors file. For each case it contains `ids` (packed) and `lens`, both I64, and values by name, F32.
-//! If `rows` (I64) is present, values with a row for each token contain only these rows, and their last dimension may be cut.
-//! Several cases are distinguished by a prefix and a dot, such as `tiny.ids`.
+//! A reference is a safetensors file. For each case it contains `ids` (packed) and `lens`, both I64, and values by name, F32. If `rows`
+//! (I64) is present, values with a row for each token contain only these rows, and their last dimension may be truncated. Several cases are
+//! distinguished by a prefix and a dot, such as `tiny.ids`.
 
 use std::{collections::BTreeMap, path::Path};
 

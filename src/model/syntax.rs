@@ -61,7 +61,7 @@ impl Ast {
 pub(super) struct Requirement {
     pub key: At<String>,
     pub is: Vec<serde_json::Value>,
-    /// Value of the model if the key is absent; `None` if any value in `is` is possible.
+    /// Value that the model uses if the key is absent; `None` if any value in `is` is possible.
     pub default: Option<serde_json::Value>,
     /// Another key, with the values for which the requirement applies.
     pub only: Option<(At<String>, Vec<serde_json::Value>)>,

@@ -93,7 +93,7 @@ struct Batch {
     /// Target number of tokens.
     budget: u64,
     bytes: u64,
-    /// Number of tokens that fit the memory for any lengths of the sequences; 0 if unknown.
+    /// Number of tokens that fit the memory regardless of how they are divided into sequences; 0 if unknown.
     roomy: u64,
 }
 

@@ -65,7 +65,7 @@ impl HeadView {
     }
 }
 
-/// Token of a pair whose row of `x` is multiplied by the table's row: the query or the key.
+/// The token of a pair, query or key, whose row of `x` is multiplied by the table's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Side {
     Query,

@@ -482,7 +482,7 @@ fn split_spaces(text: &str, n: usize, from_end: bool) -> Vec<&str> {
     parts
 }
 
-/// Splits lines by Python's rules, which have more line ends than the newline.
+/// Splits lines by Python's rules, by which several characters besides the newline end a line.
 pub fn lines(text: &str, keeps_ends: bool) -> Vec<&str> {
     let (mut parts, mut rest) = (Vec::new(), text);
     while let Some(at) = rest.find(is_line_end) {
@@ -574,7 +574,7 @@ fn is_kind(text: &str, name: &str) -> Result<bool> {
     })
 }
 
-/// Whether all letters of `text` are upper case or lower case.
+/// Returns whether the letters of `text` have the case that the method `name` tests for (`islower`, `isupper`).
 pub fn has_case(text: &str, name: &str) -> Result<bool> {
     is_kind(text, name)
 }
