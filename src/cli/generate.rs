@@ -298,7 +298,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let lens: Vec<usize> = ids.iter().map(Vec::len).collect();
     let cache = engine.cache_bytes_at_most(&lens, &options)?;
     let mut problem: Option<Report> = None;
-    // Only a plain prompt is continued. Text from a source and replies stand alone.
+    // Text that continues a plain prompt is decoded after the prompt. Translations and replies are decoded alone.
     let goes_on = !engine.has_source() && !args.chat;
     let mut texts = vec![StreamDecoder::default(); prompts.len()];
     if goes_on {

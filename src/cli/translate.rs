@@ -34,7 +34,7 @@ pub(super) struct Args {
     /// Language of the texts, as named by the model's tokenizer. By default `src_lang` in tokenizer_config.json
     #[arg(long, value_name = "LANG")]
     source_lang: Option<String>,
-    /// Language of the translations, as named by the model's tokenizer. By default the language that the folder selects
+    /// Language of the translations, as named by the model's tokenizer. By default the language in the settings of the model's folder
     #[arg(long, value_name = "LANG", conflicts_with = "forced_bos")]
     target_lang: Option<String>,
     /// Begin each translation with this text, after the language token

@@ -30,7 +30,7 @@ pub(super) struct Launched {
     pending: Result<Pending, EngineError>,
     members: Vec<(u64, Entry)>,
     estimate: Micros,
-    /// Whether the requests joined another batch. The scheduler state counts both as one batch.
+    /// Whether the requests joined another batch. The scheduler state counts the two batches as one.
     joins: bool,
     launched: Instant,
     /// Permit for the shared device, which is held until the batch is done.
@@ -242,7 +242,7 @@ pub(super) struct Collect {
     pub(super) bytes: u64,
 }
 
-/// Divisor of the memory limit. After a reduction, a lane regains this fraction of the limit with each batch.
+/// After a reduction of its memory limit, a lane regains the full limit divided by this number with each batch.
 pub(super) const RECOVERS: u64 = 256;
 
 impl Weights {
