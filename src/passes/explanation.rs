@@ -203,7 +203,7 @@ fn alike(entries: &[Entry]) -> Vec<Alike<'_>> {
     all.into_iter().map(|(_, alike)| alike).collect()
 }
 
-/// Finds each name in `text` that starts with `prefix` and an index, and replaces the index by the result of `show`.
+/// Finds each name in `text` that starts with `prefix` and an index, and replaces the index with the result of `show`.
 fn indexed(text: &str, prefix: &str, show: impl Fn(u64) -> String) -> String {
     let mut out = String::new();
     let mut rest = text;

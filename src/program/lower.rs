@@ -208,7 +208,7 @@ impl<'a> Lowering<'a> {
         Ok(out)
     }
 
-    /// Returns the batch input that replaces the bounds of sequences, if the node is a value after prompts or the pooling of one.
+    /// Returns the batch input that replaces the sequence bounds, if the node selects the rows after prompts or pools such rows.
     fn pooled(&self, id: NodeId, op: &Op) -> Option<BatchInput> {
         let after = |id: NodeId| *self.graph.op(id) == Op::AfterPrompt;
         match op {
