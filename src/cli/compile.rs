@@ -149,7 +149,7 @@ impl Args {
         }
     }
 
-    /// Returns the targets to include code for: the requested targets, or else that of the named or timed card.
+    /// Returns the targets to include code for: the requested targets, or else the target of the named or timed card.
     fn targets(
         &self,
         device: Option<&Device>,

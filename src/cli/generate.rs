@@ -94,7 +94,7 @@ pub(super) struct Args {
     /// Repetition penalty; a value above 1 makes tokens that have occurred less probable
     #[arg(long, value_name = "R")]
     repetition_penalty: Option<f32>,
-    /// Force this first new token, for example that of a language
+    /// Force this first new token, for example a language token
     #[arg(long, value_name = "TOKEN")]
     forced_bos: Option<String>,
     /// Never repeat a sequence of N tokens

@@ -86,7 +86,7 @@ enum Command {
     Check(check::Args),
     /// Print the graph as described, or after a pass
     Graph(graph::Args),
-    /// Explain which operators are fused, by which rule, what it saves, and why others are not
+    /// Explain which operators are fused, by which rules and with which savings, and why other operators are not fused
     Explain(explain::Args),
     /// Write the CUDA source of a model's kernels
     Emit(emit::Args),

@@ -46,7 +46,7 @@ pub(super) struct Args {
     /// Length penalty: a score is the log-probability divided by the length to this power
     #[arg(long, value_name = "A", allow_hyphen_values = true)]
     length_penalty: Option<f32>,
-    /// Force this first token of each translation, for example that of a language
+    /// Force this first token of each translation, for example a language token
     #[arg(long, value_name = "TOKEN")]
     forced_bos: Option<String>,
     /// Number of translations per text, from the best beams; needs --json

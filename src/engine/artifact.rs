@@ -163,8 +163,8 @@ impl Artifact {
 
     /// Checks that each cubin was compiled from the source that this version of gemmule generates for its kernel.
     ///
-    /// This detects cubins that were mixed up or belong to another version. It does not detect forged ones, because a
-    /// digest can be forged, too. An artifact must be trusted like a program.
+    /// The check detects cubins that were mixed up or belong to another version. It does not detect forged cubins, because a digest can be
+    /// forged, too. An artifact must be trusted like a program.
     fn check_code(&self) -> Result<(), String> {
         if self.cubins.is_empty() {
             return Ok(());

@@ -203,7 +203,7 @@ fn check_config(
 /// The choice among the GGUF files of a repository.
 #[derive(Debug, PartialEq, Eq)]
 enum Gguf<'n> {
-    /// A model, by the name of its first file.
+    /// The selected model, given by the name of its first file.
     Model(&'n str),
     /// No file matches the given name, several match, or there are several files and no name is given. Holds the names of all files.
     Unclear(Vec<&'n str>),

@@ -30,10 +30,9 @@ pub struct Surroundings {
     pub loader_refused: Option<String>,
     /// File names for the loader's own search.
     pub loader_names: Vec<PathBuf>,
-    /// Roots of CUDA toolkits. Relative ones are reported and not searched.
+    /// Roots of CUDA toolkits. Relative paths are reported but not searched.
     pub cuda: Vec<PathBuf>,
-    /// Variables that name Python environments, with their values. Relative ones are reported and
-    /// not searched.
+    /// Variables that name Python environments, with their values. Relative paths are reported but not searched.
     pub environments: Vec<(&'static str, Option<PathBuf>)>,
     /// Absolute path of the Python interpreter.
     pub python: Option<PathBuf>,

@@ -26,7 +26,7 @@ pub struct MmaSync {
     pub l2: f64,
     /// Latency of the barrier and the first fragments of a k-step, if no other CTA on the SM hides it.
     pub barrier: f64,
-    /// Prologue and tail: the time from the launch to the first MMA, plus that of the last stores.
+    /// Prologue and tail: the time from the launch to the first MMA, plus the time of the last stores.
     pub launch: f64,
     /// Epilogue per output: bias, activation, rounding, store.
     pub output: f64,
@@ -130,7 +130,7 @@ pub struct Stream {
     pub l2: f64,
     /// Min cycles of a k-step, due to latency.
     pub step: f64,
-    /// Ratio of an MMA's cycles to those of the tensor cores.
+    /// Factor on the cycles that tensor cores need for an MMA.
     pub mma: f64,
     /// Exponent of the norm that combines the times of memory, L2 and MMAs.
     pub overlap: f64,

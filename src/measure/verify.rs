@@ -24,7 +24,7 @@ pub struct Reference {
 /// A batch with its results.
 #[derive(Clone, Debug)]
 pub struct ReferenceCase {
-    /// The prefix; empty if the file has only one case.
+    /// Prefix of the case's tensors; empty if the file has only one case.
     pub name: String,
     pub batch: Batch,
     /// Rows that are present in values with a row for each token.

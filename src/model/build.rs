@@ -256,8 +256,8 @@ impl<'a> Builder<'a> {
             what: "name",
             name: name.to_owned(),
         };
-        // The name of a value is claimed after those of the weights that it reads, so the order of claims may differ from the order in the
-        // file.
+        // The name of a value is claimed after the names of the weights that it reads, so the order of claims may differ from the order in
+        // the file.
         let (first, again) = match before.start <= place.start {
             true => (&before, place),
             false => (place, &before),

@@ -16,7 +16,7 @@ use serde::{
 
 use super::error::{At, File, ModelError, Problem, suggest};
 
-/// Maximum size of a description in bytes, far above any real one. It bounds the time to read it.
+/// Maximum size of a description in bytes, far above the size of any real description. The limit bounds the time to read a description.
 const MAX_BYTES: usize = 1 << 17;
 
 /// Maximum length of a line in bytes. Errors show the line with a marker below, and the reporter counts columns in 16 bits, with

@@ -241,7 +241,7 @@ impl Published<'_> {
         }
     }
 
-    /// Divides low frequencies by `factor`, keeps high ones and interpolates between them.
+    /// Divides low frequencies by `factor`, keeps high frequencies, and interpolates in between.
     fn llama3(&self, plain: Vec<f64>) -> Result<Vec<f64>, ModelError> {
         let factor = self.above_zero("factor")?;
         let low = self.above_zero("low_freq_factor")?;

@@ -177,7 +177,7 @@ fn alike(entries: &[Entry]) -> Vec<Alike<'_>> {
         | Entry::Quantized { at: name, .. }) = entry;
         let (prefix, index) = iteration(name).unzip();
         let prefix = prefix.unwrap_or_default();
-        // Indices relative to that of the entry.
+        // Formats an index relative to the index of the entry.
         let from = |n: u64| format!("{{{}}}", i128::from(n) - i128::from(index.unwrap_or(0)));
         let general = match index {
             Some(_) => renamed(entry, |name| indexed(name, prefix, from)),

@@ -172,7 +172,7 @@ impl<'a> Lowering<'a> {
         if is_single { DType::F32 } else { self.dtype }.into()
     }
 
-    /// Returns whether a weight is read in its own format. A weight that is only read in other formats is not loaded in this one.
+    /// Returns whether a weight is read in its own format. A weight that is read only in other formats is not loaded in its own format.
     fn is_read(&self, weight: NodeId) -> bool {
         let readers = self.graph.consumers(weight);
         let is_output = self.graph.outputs().iter().any(|&(_, id)| id == weight);

@@ -94,7 +94,7 @@ pub(in crate::http) fn add_event(to: &mut Vec<u8>, value: &impl Serialize) {
 
 struct Stream<E> {
     events: E,
-    /// Unfinished texts by index; `None` for finished ones.
+    /// Unfinished texts by index; `None` for finished texts.
     all: Vec<Option<TokenStream>>,
     n_open: usize,
     /// Number of prompt tokens, and number of tokens of all texts.

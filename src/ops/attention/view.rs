@@ -46,7 +46,7 @@ impl HeadView {
         }
     }
 
-    /// First column of the first head in a token-major view; 0 in a head-major one.
+    /// First column of the first head in a token-major view; 0 in a head-major view.
     pub(crate) fn column(self) -> u32 {
         match self {
             HeadView::HeadMajor => 0,
