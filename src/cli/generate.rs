@@ -298,7 +298,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let lens: Vec<usize> = ids.iter().map(Vec::len).collect();
     let cache = engine.cache_bytes_at_most(&lens, &options)?;
     let mut problem: Option<Report> = None;
-    // Text that continues a plain prompt is decoded after the prompt. Translations and replies are decoded alone.
+    // New text that continues a plain prompt is decoded in the prompt's context. Translations and replies are decoded on their own.
     let goes_on = !engine.has_source() && !args.chat;
     let mut texts = vec![StreamDecoder::default(); prompts.len()];
     if goes_on {

@@ -299,7 +299,7 @@ fn refused(error: &clap::Error) -> ExitCode {
 /// Result of a subcommand: the exit code, or an error, which miette shows.
 pub type Outcome = Result<ExitCode, Report>;
 
-/// The reader of standard output has closed it.
+/// The reader of standard output has closed the pipe.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 #[error("the standard output was closed")]
 struct OutputClosed;

@@ -179,8 +179,7 @@ fn fetch_checked(
     Ok(folder)
 }
 
-/// Checks the config.json of a model, and its quantization. A damaged file is reported later, by the code that reads
-/// it.
+/// Checks the config.json and the quantization of a model. A damaged file is reported later, by the code that reads it.
 fn check_config(
     names: &[&str],
     folder: &Path,

@@ -38,7 +38,7 @@ pub struct CacheChoice {
     pub memory_bytes: u64,
     /// Path and max size in bytes of the cache file.
     pub file: Option<(PathBuf, u64)>,
-    /// URL of a server with Redis's protocol, such as `redis://host:6379/0`. Other gemmule servers may use the same one.
+    /// URL of a server with Redis's protocol, such as `redis://host:6379/0`. Other gemmule servers may share this server.
     #[cfg(feature = "shared-cache")]
     pub shared: Option<String>,
 }

@@ -242,7 +242,7 @@ pub(super) struct Collect {
     pub(super) bytes: u64,
 }
 
-/// After a reduction of its memory limit, a lane regains the full limit divided by this number with each batch.
+/// With each batch after a reduction of its memory limit, a lane regains the full limit divided by this number.
 pub(super) const RECOVERS: u64 = 256;
 
 impl Weights {

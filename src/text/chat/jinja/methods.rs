@@ -530,7 +530,7 @@ pub fn pad(
     let missing = usize::try_from((width - len).max(0)).unwrap_or(usize::MAX);
     let left = match name {
         "ljust" => 0,
-        // If the number of padding characters is odd, Python puts the extra one on the left for an odd width, else on the right.
+        // If the number of padding characters is odd, Python puts the extra character on the left for an odd width, else on the right.
         "center" => missing / 2 + (missing & usize::try_from(width.max(0)).unwrap_or(0) & 1),
         _ => missing,
     };
