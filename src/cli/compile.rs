@@ -58,7 +58,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let jit = Jit::open().into_diagnostic()?;
     let bars = Bars::new();
     let device = args.device()?;
-    // Read the file only once, because it may be a pipe. The tuner reads it itself.
+    // Read the file only once, because it may be a pipe. With a device, the tuner reads the file instead.
     let read = match (&device, &args.tuning.timings) {
         (None, Some(file)) => Some(read_timings(file)?),
         _ => None,

@@ -58,7 +58,8 @@ pub(super) struct Args {
     seed: u64,
 }
 
-/// Every `of`-th kernel, starting with index `first`. Similar kernels take similar times, and this distributes them among the parts.
+/// Every `of`-th kernel, starting with index `first`. Similar kernels take similar times, and this selection distributes them among the
+/// parts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Part {
     first: usize,

@@ -313,7 +313,7 @@ fn say_rendered(text: &str) {
     let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Prints text for people to standard output. Characters that control a terminal are escaped. A closed pipe is returned as an error, with
+/// Prints text for people to standard output. Characters that control a terminal are escaped. For a closed pipe, returns an error with
 /// which the program ends successfully.
 pub fn print(text: &str) -> Result<(), Report> {
     print_raw(&shown::clean(text))

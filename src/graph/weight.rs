@@ -64,7 +64,7 @@ pub enum WeightExpr {
     Scale(Bound),
 }
 
-/// Upper bound on the magnitude of a value that is computed from a norm. It holds for any input of the norm.
+/// Upper bound on the magnitude of a value that is computed from a norm. The bound holds for any input of the norm.
 ///
 /// A normalized row of `n` elements has a Euclidean norm of at most `√n`. By the Cauchy–Schwarz inequality, the magnitude of an output of a
 /// linear layer, for row `w` of the weight, is at most `√n · ‖w ∘ gamma‖ + |w · beta + bias|`.

@@ -43,7 +43,7 @@ impl Pass for FoldHeadLayout {
 }
 
 impl FoldHeadLayout {
-    /// Replaces split heads that scores or a context read with the values from which they were split.
+    /// Removes splits of heads before scores or a context. The operator then reads columns of the unsplit values.
     fn fold_operands(
         &self,
         graph: &mut Graph,

@@ -359,7 +359,7 @@ fn unsupported(graph: &Graph, id: NodeId, op: &Op, problem: String) -> LowerErro
 /// Placeholder for the place of a planned tensor until its steps are known.
 const UNPLACED: Storage = Storage::Planned { first: 0, last: 0 };
 
-/// Returns the rows of a launch that computes a tensor of this shape.
+/// Returns the number of rows of a launch that computes a tensor of this shape.
 fn rows(shape: &Shape) -> Size {
     match shape.0.as_slice() {
         [_, rows] if rows.as_symbol().is_some() => rows.clone(),

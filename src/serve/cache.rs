@@ -1,4 +1,5 @@
-//! Response cache with up to three tiers: memory, a file, and a server that is shared with other servers. It is off by default.
+//! Response cache with up to three tiers: memory, a file, and a cache server that is shared with other gemmule servers. It is off by
+//! default.
 //!
 //! A key is a digest of everything that determines an answer: the model's files and program, and the input as it was sent. A hit therefore
 //! also saves tokenizing. Equal requests join a computation in progress ([`Coalescer`]). Errors are never cached.

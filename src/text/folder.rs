@@ -242,8 +242,8 @@ impl Folder {
         self.late.as_ref()
     }
 
-    /// Returns how the max products of a query's vectors become a score. In a folder with settings for late interaction, it is their sum
-    /// (PyLate). Otherwise, only the description has token vectors, and it is their mean (FlagEmbedding).
+    /// Returns the rule that turns the max products of a query's vectors into a score: the sum in a folder with settings for late
+    /// interaction (PyLate), otherwise the mean. Without such settings, only the description has token vectors (FlagEmbedding).
     pub fn late_score(&self) -> LateScore {
         match &self.late {
             Some(_) => LateScore::Sum,

@@ -387,7 +387,7 @@ impl SentencePiece {
                 },
             },
         };
-        // If several tokens have equal text, the first is kept, which is the folder's own.
+        // If several tokens have equal text, the first is kept, which is the folder's own token.
         specials.sort_by(|a, b| (b.text.len(), &a.text).cmp(&(a.text.len(), &b.text)));
         specials.dedup_by(|later, first| later.text == first.text);
         Ok(Self {

@@ -62,7 +62,7 @@ pub struct Row {
     pub set: String,
     pub tokens: u64,
     pub ms: f64,
-    /// Microseconds that the host takes from the batch to the last enqueued launch.
+    /// Host time in microseconds from receiving the batch to enqueueing the last launch.
     pub host_us: Option<f64>,
     /// Bytes of intermediate tensors.
     #[serde(skip)]

@@ -236,7 +236,7 @@ pub(super) struct Collect {
     pub(super) output: &'static str,
     pub(super) score: Option<crate::text::Score>,
     pub(super) weights: Option<Weights>,
-    /// The mask token, for a model that fills masks. Its answers are the rows of the masks.
+    /// The mask token, for a model that fills masks. The answers of such a model are the rows of the masks.
     pub(super) mask: Option<u32>,
     /// Memory limit of a batch in bytes. If the device runs out of memory, a lower limit applies for a while.
     pub(super) bytes: u64,

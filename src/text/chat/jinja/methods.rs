@@ -482,7 +482,7 @@ fn split_spaces(text: &str, n: usize, from_end: bool) -> Vec<&str> {
     parts
 }
 
-/// Splits lines by Python's rules, by which several characters besides the newline end a line.
+/// Splits lines by Python's rules. Several characters besides the newline end a line.
 pub fn lines(text: &str, keeps_ends: bool) -> Vec<&str> {
     let (mut parts, mut rest) = (Vec::new(), text);
     while let Some(at) = rest.find(is_line_end) {
