@@ -62,7 +62,8 @@ pub(super) fn run(args: Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Compiles for checking the expectations of the layers. If an output needs only one token's row of the last layer, all rows are kept.
+/// Compiles the model to check the expectations of its layers. All rows of the last layer are computed, even if an output needs only one
+/// token's row.
 fn compiled_for(
     args: &Args,
     described: &Description,

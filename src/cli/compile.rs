@@ -58,7 +58,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let jit = Jit::open().into_diagnostic()?;
     let bars = Bars::new();
     let device = args.device()?;
-    // Read the file only once, because it may be a pipe. The tuner reads it itself.
+    // Read the file only once, because it may be a pipe. With a device, the tuner reads the file instead.
     let read = match (&device, &args.tuning.timings) {
         (None, Some(file)) => Some(read_timings(file)?),
         _ => None,
@@ -149,7 +149,7 @@ impl Args {
         }
     }
 
-    /// Returns the targets to include code for: the requested targets, or else that of the named or timed card.
+    /// Returns the targets to include code for: the requested targets, or else the target of the named or timed card.
     fn targets(
         &self,
         device: Option<&Device>,

@@ -94,7 +94,7 @@ pub(super) struct Args {
     /// Repetition penalty; a value above 1 makes tokens that have occurred less probable
     #[arg(long, value_name = "R")]
     repetition_penalty: Option<f32>,
-    /// Force this first new token, for example that of a language
+    /// Force this first new token, for example a language token
     #[arg(long, value_name = "TOKEN")]
     forced_bos: Option<String>,
     /// Never repeat a sequence of N tokens
@@ -298,7 +298,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let lens: Vec<usize> = ids.iter().map(Vec::len).collect();
     let cache = engine.cache_bytes_at_most(&lens, &options)?;
     let mut problem: Option<Report> = None;
-    // Only a plain prompt is continued. Text from a source and replies stand alone.
+    // New text that continues a plain prompt is decoded in the prompt's context. Translations and replies are decoded on their own.
     let goes_on = !engine.has_source() && !args.chat;
     let mut texts = vec![StreamDecoder::default(); prompts.len()];
     if goes_on {

@@ -251,7 +251,7 @@ pub(super) fn role(name: &str) -> Result<TextRole, String> {
     found.ok_or_else(|| "expected query or document".to_owned())
 }
 
-/// Where inputs come from, to name them in messages.
+/// Origin of inputs, to name them in messages.
 pub(super) enum Source {
     /// Arguments of one kind.
     Arguments(&'static str),

@@ -58,7 +58,8 @@ pub(super) struct Args {
     seed: u64,
 }
 
-/// Every `of`-th kernel, starting with index `first`. Similar kernels take similar times, and this distributes them among the parts.
+/// Every `of`-th kernel, starting with index `first`. Similar kernels take similar times, and this selection distributes them among the
+/// parts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Part {
     first: usize,
@@ -218,8 +219,8 @@ fn check(args: Args) -> Outcome {
         let most = args.max_tokens.unwrap_or(u64::MAX);
         Trial::all(kernels[0].as_kernel(), args.seed, most)
     };
-    // Computing references and the host's part of a check takes longer than the kernels. Both therefore run in parallel, for a group of
-    // definitions at a time.
+    // On the host, computing references and comparing results takes longer than the kernels take on the device. This work therefore runs in
+    // parallel, for a group of definitions at a time.
     const GROUP: usize = 32;
     let mut n_done = 0;
     for group in definitions.chunks(GROUP) {

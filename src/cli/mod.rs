@@ -86,7 +86,7 @@ enum Command {
     Check(check::Args),
     /// Print the graph as described, or after a pass
     Graph(graph::Args),
-    /// Explain which operators are fused, by which rule, what it saves, and why others are not
+    /// Explain which operators are fused, by which rules and with which savings, and why other operators are not fused
     Explain(explain::Args),
     /// Write the CUDA source of a model's kernels
     Emit(emit::Args),
@@ -299,7 +299,7 @@ fn refused(error: &clap::Error) -> ExitCode {
 /// Result of a subcommand: the exit code, or an error, which miette shows.
 pub type Outcome = Result<ExitCode, Report>;
 
-/// The reader of standard output has closed it.
+/// The reader of standard output has closed the pipe.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 #[error("the standard output was closed")]
 struct OutputClosed;
@@ -313,7 +313,7 @@ fn say_rendered(text: &str) {
     let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Prints text for people to standard output. Characters that control a terminal are escaped. A closed pipe is returned as an error, with
+/// Prints text for people to standard output. Characters that control a terminal are escaped. For a closed pipe, returns an error with
 /// which the program ends successfully.
 pub fn print(text: &str) -> Result<(), Report> {
     print_raw(&shown::clean(text))

@@ -48,7 +48,7 @@ pub(super) struct Model {
 /// Outputs to compute, and passes to apply.
 #[derive(clap::Args, Clone)]
 pub(super) struct Choices {
-    /// An output to compute (repeat for several); by default those of the description
+    /// An output to compute (repeat for several); by default the outputs of the description
     #[arg(long = "output", value_name = "NAME")]
     outputs: Vec<String>,
     /// Disable a pass (repeat for several)

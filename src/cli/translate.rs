@@ -34,7 +34,7 @@ pub(super) struct Args {
     /// Language of the texts, as named by the model's tokenizer. By default `src_lang` in tokenizer_config.json
     #[arg(long, value_name = "LANG")]
     source_lang: Option<String>,
-    /// Language of the translations, as named by the model's tokenizer. By default the language that the folder selects
+    /// Language of the translations, as named by the model's tokenizer. By default the language in the settings of the model's folder
     #[arg(long, value_name = "LANG", conflicts_with = "forced_bos")]
     target_lang: Option<String>,
     /// Begin each translation with this text, after the language token
@@ -46,7 +46,7 @@ pub(super) struct Args {
     /// Length penalty: a score is the log-probability divided by the length to this power
     #[arg(long, value_name = "A", allow_hyphen_values = true)]
     length_penalty: Option<f32>,
-    /// Force this first token of each translation, for example that of a language
+    /// Force this first token of each translation, for example a language token
     #[arg(long, value_name = "TOKEN")]
     forced_bos: Option<String>,
     /// Number of translations per text, from the best beams; needs --json

@@ -100,8 +100,8 @@ impl Codegen {
         Self::with_marks(None)
     }
 
-    /// Creates an environment whose sources mark the text of each partial, for tests that review
-    /// sources. The reader removes the marks and then [tidies](tidy) the source.
+    /// Creates an environment whose sources mark the text of each partial, for tests that review sources. The test must remove the marks
+    /// and then [tidy](tidy) the source.
     ///
     /// # Errors
     /// Returns an error if a template does not parse.

@@ -40,7 +40,7 @@ pub struct Sealed {
 }
 
 impl Sealed {
-    /// Seals `cubin`, compiled from `source` by NVRTC version `nvrtc`.
+    /// Binds `cubin` to `source`, from which NVRTC version `nvrtc` compiled it.
     pub fn new(cubin: Cubin, source: &Source, nvrtc: (i32, i32)) -> Self {
         let digest = seal(&cubin, source, nvrtc);
         Self {
@@ -50,7 +50,7 @@ impl Sealed {
         }
     }
 
-    /// Seals cubins and their sources, given in the same order.
+    /// Binds cubins to their sources, given in the same order.
     pub fn all(cubins: Vec<Cubin>, sources: &[Source], nvrtc: (i32, i32)) -> Vec<Self> {
         let both = cubins.into_iter().zip(sources);
         both.map(|(cubin, source)| Self::new(cubin, source, nvrtc))
@@ -100,8 +100,8 @@ impl Artifact {
         }
     }
 
-    /// Returns whether a file starts like an artifact of any version. This consumes the first bytes of a pipe;
-    /// [`ModelFile::open`](super::ModelFile::open) does not read a file twice.
+    /// Returns whether a file starts like an artifact of any version. For a pipe, this consumes the first bytes.
+    /// [`ModelFile::open`](super::ModelFile::open) reads a file only once.
     pub fn is_one(file: &Path) -> bool {
         Beginning::open(file, N_FIRST).is_ok_and(|beginning| begins(beginning.bytes()))
     }
@@ -163,8 +163,8 @@ impl Artifact {
 
     /// Checks that each cubin was compiled from the source that this version of gemmule generates for its kernel.
     ///
-    /// This detects cubins that were mixed up or belong to another version. It does not detect forged ones, because a
-    /// digest can be forged, too. An artifact must be trusted like a program.
+    /// The check detects cubins that were mixed up or belong to another version. It does not detect forged cubins, because a digest can be
+    /// forged, too. An artifact must be trusted like a program.
     fn check_code(&self) -> Result<(), String> {
         if self.cubins.is_empty() {
             return Ok(());

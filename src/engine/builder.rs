@@ -196,8 +196,8 @@ impl Builder {
 
     /// Sets the format that the weights of linear layers are stored in. The default is the storage type. On CUDA, weights of a quantized
     /// checkpoint keep their published values instead if kernels support their format. CUDA kernels read [`Format::FP8`], [`Format::INT8`]
-    /// and [`Format::INT4`], with activations in f16 or bf16. A CPU multiplies in int8. For the other two formats, it rounds the weights
-    /// and computes in f32.
+    /// and [`Format::INT4`], with activations in f16 or bf16. With [`Format::INT8`], a CPU multiplies in int8. With the other two formats,
+    /// it rounds the weights and computes in f32.
     pub fn quantize(mut self, format: Format) -> Self {
         self.quantize = Some(format);
         self

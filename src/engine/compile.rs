@@ -44,9 +44,9 @@ pub struct CompileOptions {
     pub attention: AttentionChoice,
     /// The card to compile for.
     pub machine: Machine,
-    /// Uses one kernel for each operator, so that a sequence's results do not depend on the rest of the batch.
+    /// Whether each operator has a single kernel, so that a sequence's results do not depend on the rest of the batch.
     pub invariant: bool,
-    /// Gives every operator its own launch.
+    /// Whether every operator has its own launch.
     pub no_fused_launches: bool,
     /// Whether sequences continue in later batches: the values of `cache` nodes are then kept in a KV cache. Otherwise a batch contains
     /// whole sequences.
@@ -121,7 +121,7 @@ impl Compiled {
     /// # Errors
     /// Returns the error of the first combination that cannot be lowered.
     pub fn check_everywhere(&self) -> Result<(), EngineError> {
-        // Cards that differ in other properties have the same kernels, with other costs.
+        // Cards that differ only in other properties have the same kernels, with other costs.
         let key = |m: &Machine| (m.instructions, m.shared_per_sm, m.shared_per_cta);
         let mut machines: Vec<&Machine> = Vec::new();
         for machine in Machine::all()? {
@@ -264,7 +264,7 @@ fn chosen_outputs<'a>(
     let mut outputs: Vec<&str> = match &options.outputs {
         Some(outputs) => outputs.iter().map(String::as_str).collect(),
         None if !further.is_empty() => Vec::new(),
-        // Intermediates that are not outputs are looked up in the graph of the default outputs.
+        // The graph then has the default outputs. It must contain the intermediates, none of which is an output.
         None => return None,
     };
     for name in further {

@@ -12,7 +12,7 @@ use crate::{
 /// Choice of the device for a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The first CUDA device if the driver reports one that is supported, else the CPU.
+    /// The first CUDA device if the driver reports a supported device, else the CPU.
     #[default]
     Auto,
     Cpu,

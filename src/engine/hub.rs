@@ -167,7 +167,7 @@ fn fetch_checked(
     let trunk = modules(&folder).into_iter().next().unwrap_or_default();
     let is_there = |name: &str| names.contains(&format!("{trunk}{name}").as_str());
     let has_weights = WEIGHTS.iter().any(|name| is_there(name));
-    // The error for an adapter names the model that it belongs to.
+    // An adapter is reported later, by an error that names its base model.
     if files == Files::All && !has_weights && !is_there("adapter_config.json") {
         let is_other = |name: &&&str| ENDINGS.iter().any(|ending| name.ends_with(ending));
         let others = names.iter().filter(is_other).take(3);
@@ -179,8 +179,7 @@ fn fetch_checked(
     Ok(folder)
 }
 
-/// Checks the config.json of a model, and its quantization. A damaged file is reported later, by the code that reads
-/// it.
+/// Checks the config.json and the quantization of a model. A damaged file is reported later, by the code that reads it.
 fn check_config(
     names: &[&str],
     folder: &Path,
@@ -203,7 +202,7 @@ fn check_config(
 /// The choice among the GGUF files of a repository.
 #[derive(Debug, PartialEq, Eq)]
 enum Gguf<'n> {
-    /// A model, by the name of its first file.
+    /// The selected model, given by the name of its first file.
     Model(&'n str),
     /// No file matches the given name, several match, or there are several files and no name is given. Holds the names of all files.
     Unclear(Vec<&'n str>),

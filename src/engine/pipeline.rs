@@ -12,8 +12,8 @@ use crate::Batch;
 const QUEUE: usize = 1;
 
 /// Runs batches on a separate thread, in order of submission. While one batch runs, the next one waits on the CUDA stream or in the queue
-/// of the CPU thread, so the executor is never idle between batches. Further calls of [`submit`](Self::submit) block, even if no results
-/// are taken.
+/// of the CPU thread, so the executor is never idle between batches. Further calls of [`submit`](Self::submit) block until the queue has
+/// room. The pipeline continues even if the caller takes no results.
 pub struct Pipeline {
     /// `None` after shutdown has begun.
     batches: Option<SyncSender<Job>>,
@@ -64,10 +64,7 @@ impl Pipeline {
         }
     }
 
-    /// Waits until the executor has taken all batches, and returns the session.
-    ///
-    /// # Errors
-    /// Returns an error if the thread panicked.
+    /// Waits until all batches have been submitted to the executor, and returns the session.
     pub fn into_session(mut self) -> Result<Session, EngineError> {
         self.batches = None;
         let thread = self.thread.take().ok_or(EngineError::PipelineEnded)?;

@@ -126,7 +126,7 @@ impl Session {
         }
     }
 
-    /// Removes the tokens after each end-of-sequence token. This is an error if an output has a row for each token.
+    /// Removes the tokens after each end-of-sequence token. Such tokens are an error if an output has a row for each token.
     fn ended<'b>(&self, batch: &'b Batch) -> Result<Cow<'b, Batch>, BatchError> {
         let ended = batch.ended(self.limits.end)?;
         let program = self.program();

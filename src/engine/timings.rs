@@ -25,7 +25,7 @@ const FORMAT: u32 = 1;
 const KERNELS: &str = env!("GEMMULE_KERNELS");
 /// Maximum length in bytes of the name of a card or a kernel.
 const MAX_NAME: usize = 512;
-/// Valid range of the microseconds of a launch. It keeps corrected estimates finite and positive.
+/// Valid range for the time of a launch, in microseconds. The range keeps corrected estimates finite and positive.
 const POSSIBLE_US: std::ops::RangeInclusive<f64> = 1e-3..=1e9;
 /// Maximum number of row counts that one kernel was timed at.
 const MAX_TIMED: usize = 256;

@@ -58,7 +58,7 @@ impl TuneMode {
         numbers.map(|tokens| tokens.round() as u64).collect()
     }
 
-    /// Returns the fraction by which a kernel's estimate may exceed the best one. Slower kernels are not timed.
+    /// Returns the fraction by which a kernel's estimate may exceed the best estimate. Slower kernels are not timed.
     fn more(self) -> f64 {
         match self {
             Self::Off | Self::Quick => 0.05,

@@ -91,7 +91,7 @@ pub fn unread(
             n: rest.len() + 1,
         });
     }
-    // Alternative spellings of these names, and tied heads, are known, too.
+    // Alternative spellings of the names in `all`, and tied heads, are known, too.
     let heads = names.ties.keys().map(String::as_str);
     let known = all.iter().map(|&(name, _)| name).chain(heads);
     let known: BTreeSet<String> = known.flat_map(|name| names.spellings(name)).collect();

@@ -112,7 +112,7 @@ pub(crate) fn unfinished_in(folder: &Path) -> Result<tempfile::NamedTempFile, Tr
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(folder)?;
     check_folder(folder)?;
-    // A temporary file is accessible to the user only, and stays so when it is renamed.
+    // Only the user can access a temporary file. Renaming it does not change this.
     Ok(tempfile::Builder::new()
         .prefix(UNFINISHED)
         .tempfile_in(folder)?)

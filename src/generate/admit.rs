@@ -74,7 +74,7 @@ impl Generator {
         if before == 1 {
             options.rules.forced_first = options.rules.forced_first.or(options.forced_bos);
         }
-        // A sequence cannot contain the skipped token, so it must not be generated.
+        // A sequence cannot contain the token without a position, so this token must not be generated.
         options.rules.suppressed.extend(self.limits.skipped);
         let mut blocks = self.blocks.admit(n).map_err(|full| AdmitError::Full {
             missing_bytes: u64::from(full.missing) * self.block_bytes,

@@ -7,8 +7,8 @@ use super::{
 };
 use crate::kernels::{cache::BLOCK, decoding::Advance};
 
-/// Cache size for a request without a limit on new tokens: this number of bytes or the bytes of this number of new tokens, whichever is
-/// more, unless the model has fewer positions.
+/// Cache size for a request without a limit on new tokens: `NO_LIMIT_BYTES`, or the bytes of `NO_LIMIT_TOKENS` new tokens if that is more.
+/// The positions of the model limit both.
 const NO_LIMIT_BYTES: u64 = 1 << 30;
 const NO_LIMIT_TOKENS: usize = 4096;
 

@@ -70,7 +70,7 @@ pub fn generation_config_of(files: &ModelFiles) -> Result<SamplingParams, Genera
     let (config_file, config) = read("config.json")?;
     let mut config = config.unwrap_or_else(|| json!({}));
     if let Some(object) = config.as_object_mut() {
-        // transformers writes this value even if no user set it.
+        // transformers writes a `max_length` of 20 even if no user set it.
         object.retain(|key, value| {
             IN_CONFIG.contains(&key.as_str()) && !(key == "max_length" && value == WRITTEN_LENGTH)
         });

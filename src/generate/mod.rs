@@ -342,7 +342,7 @@ impl Generator {
         let Some(device) = &mut self.device else {
             return Ok(());
         };
-        // This comes first, because later work may reuse the blocks of cancelled sequences.
+        // Clear cancelled sequences first, because later work may reuse their blocks.
         if let Some(cleared) = device.clear()? {
             self.executor.wait_behind(&cleared)?;
         }
@@ -354,7 +354,7 @@ impl Generator {
             self.step(|row| !row.suits_device())?;
         }
         self.run_ahead()?;
-        // This comes after enqueueing steps, so that the device runs the steps while the host launches these kernels.
+        // Read sources and prompts only after steps are enqueued, so that the device runs the steps while the host launches the kernels.
         self.encode()?;
         self.fill_caches()?;
         if self.in_flight() == 0 {

@@ -19,7 +19,7 @@ pub(super) type Advanced = Result<(Vec<Event>, bool), Failure>;
 pub(super) struct Row {
     pub(super) ticket: Ticket,
     n_prompt: usize,
-    /// A single sequence, or one per beam, all of equal length. Beams are created once the prompt is in the cache.
+    /// One sequence, or one per beam; all have the same length. Beams are created once the prompt is in the cache.
     pub(super) lanes: Vec<Lane>,
     /// Number of tokens per lane whose keys and values are in the cache.
     pub(super) cached: usize,
@@ -96,7 +96,7 @@ impl Room {
 }
 
 impl Row {
-    /// Creates a request before its first step. `blocks` must be as many as its [`Room`] counts.
+    /// Creates a request before its first step. `blocks` must contain the number of blocks that its [`Room`] reserves.
     pub(super) fn new(
         ticket: Ticket,
         prompt: Vec<u32>,
@@ -208,8 +208,8 @@ impl Row {
         positions.map(|p| self.own_slot(lane, p)).collect()
     }
 
-    /// Adds a token that the device selected, or the result of its beam search. `wrong` is the beam with a NaN or infinite
-    /// logit, if there is one.
+    /// Adds a token that the device selected, or the result of the device's beam search. `wrong` is the beam with a NaN or infinite logit,
+    /// if there is one.
     pub(super) fn accept_computed(
         &mut self,
         chosen: Chosen,

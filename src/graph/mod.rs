@@ -244,7 +244,7 @@ impl Graph {
         order
     }
 
-    /// Replaces `old` by `new` in all readers and outputs.
+    /// Makes all readers and outputs of `old` use `new` instead.
     pub fn replace(&mut self, old: NodeId, new: NodeId) {
         let edges: Vec<_> = self
             .inner

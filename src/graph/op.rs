@@ -49,8 +49,7 @@ pub enum Op {
         from: u32,
         head: u32,
     },
-    /// `x` → columns from `from` on, `heads` heads of `head` columns, kept for later tokens of the
-    /// sequence.
+    /// `x` → the columns of `heads` heads of `head` columns each, from column `from` on. They are kept for later tokens of the sequence.
     Cache {
         name: String,
         from: u32,
@@ -75,7 +74,8 @@ pub enum Op {
         k: HeadView,
     },
     /// `x, table` → `[heads, pairs]`: `x · table[distance]`, with `x` from the query or the key of the pair (`of`). The distance is the
-    /// key's position minus the query's, and the table is `[2·reach + 1, heads·head]`. Larger distances use the last row on their side.
+    /// key's position minus the query's, and the table is `[2·reach + 1, heads·head]`. Distances beyond `reach` use the last row on their
+    /// side.
     RelativeScores { heads: u32, head: u32, of: Side },
     /// `scores, (bias)` → softmax of `scale · scores + bias` over the keys, or of `cap · tanh(scale · scores / cap) + bias` with a cap. A
     /// causal softmax is over keys up to the query; with a window, the softmax is over keys in the window.

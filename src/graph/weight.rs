@@ -64,7 +64,7 @@ pub enum WeightExpr {
     Scale(Bound),
 }
 
-/// Upper bound on the magnitude of a value that is computed from a norm. It holds for any input of the norm.
+/// Upper bound on the magnitude of a value that is computed from a norm. The bound holds for any input of the norm.
 ///
 /// A normalized row of `n` elements has a Euclidean norm of at most `√n`. By the Cauchy–Schwarz inequality, the magnitude of an output of a
 /// linear layer, for row `w` of the weight, is at most `√n · ‖w ∘ gamma‖ + |w · beta + bias|`.
@@ -324,8 +324,8 @@ impl Positions {
 }
 
 /// Returns the ALiBi slope of a head (Press et al. 2022, section 3, and their code). If the number of heads `n` is a power of two, the
-/// slopes are a geometric sequence with first term and ratio 2^(−8 / n). Other numbers of heads use the slopes of the next smaller power,
-/// and then every other slope of the next larger one.
+/// slopes are a geometric sequence with first term and ratio 2^(−8 / n). Otherwise, the slopes for the next smaller power of two are
+/// followed by every other slope for the next larger power of two.
 pub fn slope(head: u64, heads: u64) -> f64 {
     let power = 1u64 << heads.max(1).ilog2();
     let (nth, of) = match head < power {
@@ -406,7 +406,7 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
     parts.collect()
 }
 
-/// Returns the index, among the stored rows of a part, of a row of [`WeightExpr::Rows`] after its first `interleaved` rows were reordered.
+/// Maps a row of [`WeightExpr::Rows`], whose first `interleaved` rows are reordered, to its index among the stored rows of a part.
 pub fn interleaved_row(row: u64, interleaved: u64) -> u64 {
     let half = interleaved / 2;
     match row {

@@ -74,7 +74,7 @@ impl WeightNames {
     }
 }
 
-/// Returns whether a name matches a pattern, in which a `*` stands for any text.
+/// Returns whether a name matches a pattern, in which a `*` matches any text.
 fn matches(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,

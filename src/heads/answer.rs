@@ -236,7 +236,7 @@ mod tests {
                 .all(|answer| answer.answer.split(' ').count() <= 2),
             "{all:?}"
         );
-        // Logits that peak in the question and at its end give no answer.
+        // Logits that peak at a token of the question and at the last `[SEP]` give no answer.
         assert!(found(&options, [1, 8])[0].score < 0.2);
     }
 

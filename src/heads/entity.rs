@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use super::argmax;
 
-/// Rule by which tokens become entities.
+/// Rule for grouping tokens into entities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Aggregation {
     /// Each token is an entity.

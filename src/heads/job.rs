@@ -161,7 +161,7 @@ impl TokenJob {
             let own = chars.range(token.start, token.end);
             let is_unknown = unknown == Some(token.id);
             let length = |text: &str| text.chars().count();
-            // A token continues a word if its name and its text have different lengths, since the name then has the mark of a continuation.
+            // A token continues a word if its name and its text have different lengths, since the name then includes a continuation mark.
             // In vocabularies without such marks, words end at spaces. These are the rules of transformers.
             let continues = match marks {
                 true => length(&token.name) != length(own),

@@ -1,5 +1,5 @@
-//! Tasks of heads: token classification, masked tokens, zero-shot classification and questions about a text, as in the pipelines of
-//! transformers, and late interaction, as in PyLate.
+//! Tasks of heads. Token classification, masked tokens, zero-shot classification and questions about a text work as in the pipelines of
+//! transformers. Late interaction works as in PyLate.
 //!
 //! A job tokenizes its texts and returns the sequences that a model must compute ([`TokenJob::input`] and so on). It then turns their
 //! logits into results. Jobs do not depend on an engine, so both an engine and a server use them.

@@ -17,7 +17,7 @@ use crate::files::{self, Kind, ReadError};
 pub(super) struct Tenant {
     /// Number of the tenant. Keys with the same name have the same tenant.
     pub number: u32,
-    /// Max priority. A higher `x-priority` is reduced to it.
+    /// Max priority of the tenant's requests. A higher `x-priority` is reduced to this value.
     pub max_priority: u8,
 }
 
@@ -39,7 +39,7 @@ pub struct Keys {
     file: Option<PathBuf>,
 }
 
-/// Error in a file of keys.
+/// Error in a key file.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
     #[error(transparent)]
@@ -94,8 +94,8 @@ impl Keys {
         })
     }
 
-    /// Returns the tenant of the key that a request sends. The key is looked up by its digest, so the duration reveals nothing about valid
-    /// keys.
+    /// Returns the tenant of the key that a request sends. The lookup uses the digest of the key, so its duration reveals nothing about
+    /// valid keys.
     pub(super) fn tenant(&self, headers: &HeaderMap) -> Result<Tenant, Failure> {
         let given = headers
             .get(AUTHORIZATION)

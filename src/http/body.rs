@@ -27,7 +27,7 @@ pub(super) enum Body {
 /// the frame.
 const MAX_FRAME: usize = 64 << 10;
 
-/// A body, with the memory share that is charged to its request.
+/// A body, with the memory share that is charged for its request.
 struct Charged<T>(
     T,
     #[expect(dead_code, reason = "it ends the charge when it is dropped")] Arc<Share>,
@@ -50,7 +50,7 @@ impl Body {
         Self::Whole(Some(Bytes::from(bytes)))
     }
 
-    /// Returns the same body. Its request remains charged until the last byte is sent.
+    /// Returns a body that keeps the request charged until the last byte is sent.
     pub fn holding(self, share: &Arc<Share>) -> Self {
         let share = Arc::clone(share);
         match self {

@@ -21,7 +21,7 @@ pub(super) async fn computed(
     answers(app, service, inputs, submit).await
 }
 
-/// Does the same as [`computed`] if the memory has already been reserved.
+/// Like [`computed`], for a caller that has already reserved the memory.
 pub(super) async fn answers(
     app: &RequestContext<'_>,
     service: &Service,

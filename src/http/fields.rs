@@ -357,7 +357,7 @@ pub(super) const FIELDS: &[Field] = &[
     refused("bad_words", "[[]]"),
     refused("allowed_token_ids", "[[]]"),
     refused("watermark", "[false]"),
-    // Length and end of a text.
+    // Fields for the length and the end of a text.
     refused("max_new_tokens", "[]"),
     refused("max_length", "[]"),
     refused("n_predict", "[]"),

@@ -18,7 +18,7 @@ impl Encoding {
     /// Returns the encoding of a request from its headers.
     ///
     /// # Errors
-    /// Returns an error for an unsupported encoding, or for more than one.
+    /// Returns an error for an unsupported encoding, or for several encodings.
     pub fn from_headers(headers: &HeaderMap) -> Result<Self, Failure> {
         let all = headers.get_all(CONTENT_ENCODING).iter();
         let all: Vec<_> = all

@@ -17,12 +17,12 @@ use crate::serve::{
 
 /// Bytes that a text's tokens and their positions take for each byte of the text, during tokenization.
 const PLACED_BYTE: u64 = 400;
-/// Bytes that a token takes in a JSON response with its scores. Each of its labels takes as many.
+/// Bytes that a token takes in a JSON response with its scores. Each label of the token takes the same number of bytes.
 const TOKEN: u64 = 200;
 /// Max number of tokens per mask, and of answers per question.
 const MAX_TOP_K: i64 = 1000;
 
-/// Reads a text or a list of texts. The flag tells whether it is a list.
+/// Reads a text or a list of texts. The flag is true for a list.
 fn texts(param: &'static str, value: Value) -> Result<(Vec<String>, bool), Failure> {
     let wrong = |what: &str| {
         let problem = format!("`{param}` is {what}; expected a text or a list of texts");

@@ -310,7 +310,7 @@ fn documents(fields: &mut Fields) -> Result<Vec<String>, Failure> {
     list.into_iter().enumerate().map(text).collect()
 }
 
-/// Ranks documents in the format of Jina's API and of version 1 of Cohere's.
+/// Ranks documents in the format of Jina's API and of version 1 of Cohere's API.
 pub(super) async fn rerank(
     app: &RequestContext<'_>,
     mut fields: Fields,

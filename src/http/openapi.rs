@@ -1,7 +1,7 @@
 //! Builds a description of all routes as an OpenAPI 3.1 document. The document is built from `Route::ALL`, so it contains every route.
 //!
-//! The schemas are written by hand, because most bodies are unions (a text, a list, ids) that a derive macro cannot express. Tests
-//! compare the fields of bodies with those that are read, and send requests that the document allows or forbids (schemathesis).
+//! The schemas are written by hand, because most bodies are unions (a text, a list, ids) that a derive macro cannot express. Tests compare
+//! the fields in the schemas with the fields that handlers read, and send requests that the document allows or forbids (schemathesis).
 
 mod generation;
 mod heads;

@@ -148,7 +148,7 @@ impl Fields {
         }
     }
 
-    /// Reads a whole number within a range. JSON does not distinguish whole numbers, and some clients write `4.0`.
+    /// Reads a whole number within a range. Also accepts `4.0`, which some clients write, because JSON has only one type of number.
     pub fn whole(
         &mut self,
         name: &'static str,

@@ -49,7 +49,7 @@ pub struct Server {
     address: SocketAddr,
     /// Set to true to close all connections.
     stop: watch::Sender<bool>,
-    /// Its `recv` returns when all connections have ended. No value is ever sent.
+    /// Channel whose `recv` returns when all connections have ended. No value is ever sent.
     closed: mpsc::Receiver<()>,
     accepting: JoinHandle<()>,
     /// Signal handlers, if they were installed before the first connection was accepted.
@@ -316,7 +316,7 @@ async fn accept(
     let mut failures = Failures::default();
     loop {
         let mut ends = pin!(ends(stopped.clone()));
-        // Accept connections that are already queued, even if the server should stop.
+        // Accept connections that are already queued, even if the server is about to stop.
         let accepted = poll_fn(|context| match listener.poll_accept(context) {
             Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
             Poll::Pending => ends.as_mut().poll(context).map(|()| None),

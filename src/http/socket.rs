@@ -42,8 +42,8 @@ struct Shared {
 
 /// Detects that a client has disconnected while its response is computed.
 ///
-/// A client that closes the connection sends FIN, and so does a client that only closes its sending half and waits for its response. Only
-/// the first answers further bytes with a reset, so [`PROBE`] distinguishes them.
+/// A client that closes the connection sends FIN, and so does a client that only closes its sending half and waits for its response. Only a
+/// client that has closed the connection answers further bytes with a reset, so [`PROBE`] distinguishes the two cases.
 pub(super) struct Watch {
     shared: Arc<Shared>,
     has_ended: bool,

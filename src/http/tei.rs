@@ -103,7 +103,7 @@ pub(super) async fn embed_all(
     let model = app.asks(embedding.or_else(|error| late().map_err(|_| error)))?;
     let wanted = match model.service()?.is_embedding() {
         true => OutputKind::AllTokens,
-        // The prompt's name tells whether the text is a query or a document, like in sentence-transformers.
+        // The name of the prompt determines whether the text is a query or a document, as in sentence-transformers.
         false => OutputKind::vectors(match fields.peek("prompt_name") {
             Some("query") => TextRole::Query,
             _ => TextRole::Document,
@@ -321,8 +321,8 @@ pub(super) async fn decode(app: &RequestContext<'_>, mut fields: Fields) -> Hand
     Ok(json(StatusCode::OK, &texts))
 }
 
-/// Parses `inputs` of `/predict`: a text, `[query, document]`, or a list whose items are lists of one or two texts. The flag tells whether
-/// it is such a list of lists.
+/// Parses `inputs` of `/predict`: a text, `[query, document]`, or a list whose items are lists of one or two texts. The flag is true for
+/// such a list of lists.
 fn predicted(value: &Value) -> Result<(Vec<Text>, bool), Failure> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let one = |value: &Value| -> Option<Text> {

@@ -362,8 +362,7 @@ fn no_body_breaks_a_route() {
             let at = at.index(body.len());
             body[at] = byte;
         }
-        // A valid body gets a response, and an invalid body gets an error. The document lists the
-        // status of both.
+        // A valid body gets a response, and an invalid body gets an error. The OpenAPI document lists the statuses of both responses.
         bodies.post(path, &body);
     });
     for (path, body) in [

@@ -14,7 +14,7 @@ pub(super) enum ValueType {
     Int8,
     /// The integers of `Int8`, plus 128.
     Uint8,
-    /// Eight signs per byte, with the first sign in the highest bit, minus 128.
+    /// Eight signs per byte, with the first sign in the highest bit. 128 is subtracted from each byte.
     Binary,
     /// Eight signs in each byte.
     Ubinary,
@@ -37,7 +37,7 @@ pub(super) fn shown(value: &str) -> String {
     value.chars().take(40).collect()
 }
 
-/// Reads `encoding_format`, which tells whether vectors are encoded in base64.
+/// Reads `encoding_format`, which selects whether vectors are encoded in base64.
 pub(super) fn is_base64(fields: &mut Fields) -> Result<bool, Failure> {
     match fields.text("encoding_format")?.as_deref() {
         None | Some("float") => Ok(false),

@@ -30,10 +30,9 @@ pub struct Surroundings {
     pub loader_refused: Option<String>,
     /// File names for the loader's own search.
     pub loader_names: Vec<PathBuf>,
-    /// Roots of CUDA toolkits. Relative ones are reported and not searched.
+    /// Roots of CUDA toolkits. Relative paths are reported but not searched.
     pub cuda: Vec<PathBuf>,
-    /// Variables that name Python environments, with their values. Relative ones are reported and
-    /// not searched.
+    /// Variables that name Python environments, with their values. Relative paths are reported but not searched.
     pub environments: Vec<(&'static str, Option<PathBuf>)>,
     /// Absolute path of the Python interpreter.
     pub python: Option<PathBuf>,
@@ -201,8 +200,8 @@ impl Search {
             .find_map(|folder| self.folder(&origin, folder, &in_packages(folder)))
     }
 
-    /// Tries every NVRTC in the folders `within`. If there is none, the log reports them as one
-    /// place, `place`.
+    /// Tries every NVRTC in the folders `within`. If none of the folders contains an NVRTC, the log reports them as a single place,
+    /// `place`.
     fn folder(&mut self, origin: &Origin, place: &Path, within: &[PathBuf]) -> Option<Loaded> {
         if place.is_relative() {
             self.note(origin, place, Outcome::Refused(RELATIVE.to_owned()));

@@ -27,10 +27,9 @@ impl CompileReport {
 
 /// Parses the report of the only kernel in a `ptxas -v` log.
 ///
-/// The parser looks for two kinds of lines, with any prefix. `840 bytes stack frame, 912 bytes
-/// spill stores, 1152 bytes spill loads` occurs once for the kernel and once for each function that
-/// was not inlined. `Used 64 registers, used 1 barriers, 2048 bytes smem` occurs only for the
-/// kernel. Returns `None` if either is missing, for example for a unit without a kernel.
+/// The parser looks for two kinds of lines, with any prefix. `840 bytes stack frame, 912 bytes spill stores, 1152 bytes spill loads` occurs
+/// once for the kernel and once for each function that was not inlined. `Used 64 registers, used 1 barriers, 2048 bytes smem` occurs only
+/// for the kernel. Returns `None` if either kind of line is missing, for example for a unit without a kernel.
 pub fn parse_report(log: &str) -> Option<CompileReport> {
     let mut frames = None::<(u32, u32, u32)>;
     let mut used = None::<(u32, u32)>;

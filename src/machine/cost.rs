@@ -26,11 +26,11 @@ pub struct MmaSync {
     pub l2: f64,
     /// Latency of the barrier and the first fragments of a k-step, if no other CTA on the SM hides it.
     pub barrier: f64,
-    /// Prologue and tail: the time from the launch to the first MMA, plus that of the last stores.
+    /// Prologue and tail: the time from the launch to the first MMA, plus the time of the last stores.
     pub launch: f64,
     /// Epilogue per output: bias, activation, rounding, store.
     pub output: f64,
-    /// In f32, the fraction of the work of the faster units that does not overlap with the slowest unit. With tensor cores, all of it
+    /// In f32, fraction of the faster units' work that does not overlap with the work of the slowest unit. With tensor cores, all work
     /// overlaps.
     pub exposed_simt: f64,
 }
@@ -68,7 +68,7 @@ pub struct Wgmma {
     pub activation: f64,
     /// Cycles of an activation with one consumer warpgroup.
     pub activation_by_one: f64,
-    /// Ratio of the store time of one warpgroup to that of two warpgroups, which memory limits.
+    /// Ratio of the store time with one warpgroup to that with two warpgroups, whose stores are limited by memory.
     pub one_warpgroup: f64,
     /// Cycles of an activation that overlaps with the MMAs of another tile and competes with them for registers.
     pub contention: f64,
@@ -81,7 +81,7 @@ pub struct Wgmma {
     pub alone: f64,
     /// Min cycles of a k-step, due to latency, if each SM has a single tile.
     pub alone_step: f64,
-    /// Cycles of a launch without MMAs.
+    /// Cycles of a launch apart from its MMAs.
     pub launch: f64,
     /// Cycles per byte of the first stage, which all SMs load at the same time.
     pub stage_byte: f64,
@@ -130,7 +130,7 @@ pub struct Stream {
     pub l2: f64,
     /// Min cycles of a k-step, due to latency.
     pub step: f64,
-    /// Ratio of an MMA's cycles to those of the tensor cores.
+    /// Factor on the cycles that tensor cores need for an MMA.
     pub mma: f64,
     /// Exponent of the norm that combines the times of memory, L2 and MMAs.
     pub overlap: f64,
@@ -138,7 +138,7 @@ pub struct Stream {
     pub wave: f64,
     /// Fraction of the main loop's time that each wave of clusters after the first adds.
     pub wave_again: f64,
-    /// Cycles if the ring is filled more than once.
+    /// Additional cycles if the ring is filled more than once.
     pub refill: f64,
     /// Cycles each time that the k-steps of a tile fill the ring.
     pub depth: f64,
@@ -166,7 +166,7 @@ pub const SMALL_M: u64 = 128;
 pub struct SmallM {
     /// Cycles of a k-step's MMAs below which latency determines the step's time.
     pub short_mma: f64,
-    /// Additional cycles of each such step after the first `fitted_steps` steps.
+    /// Additional cycles of each k-step with fewer MMA cycles than `short_mma`, after the first `fitted_steps` steps.
     pub wait: f64,
     pub fitted_steps: u32,
 }

@@ -19,8 +19,7 @@ pub use error::MachineError;
 /// Names and contents of the files in `machines/`, as listed by the build script.
 const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/machines.rs"));
 
-/// The card that programs are lowered for if none is named and none is present. It has the oldest capability, so its kernels run on all
-/// cards.
+/// The card that programs are lowered for if no card is named or present. It has the oldest capability, so its kernels run on all cards.
 const DEFAULT: &str = "a100";
 
 /// Instruction set of a kernel.
@@ -108,7 +107,7 @@ pub struct Live {
 pub enum Served {
     /// The file describes the card itself.
     Own,
-    /// The file describes another card of the same capability or of the newest older one.
+    /// The file describes another card of the same capability or of the newest older capability.
     Nearest,
 }
 
@@ -206,7 +205,7 @@ impl Machine {
         }
     }
 
-    /// Replaces properties of the file by those that the driver reports.
+    /// Replaces the file's properties with those that the driver reports.
     fn with(&self, live: &Live) -> Self {
         let mut machine = self.with_sms(live.sms);
         if machine.capability != live.capability {

@@ -1,5 +1,5 @@
-//! The catalogue of tested kernels: those of the shipped models at common published sizes, fused and unfused, in every
-//! storage type, and representative instances for odd sizes.
+//! The catalogue of tested kernels: the kernels of the shipped models at common published sizes, fused and unfused, in every storage type,
+//! and representative instances for odd sizes.
 
 use std::collections::{BTreeMap, BTreeSet};
 

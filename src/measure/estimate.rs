@@ -79,7 +79,7 @@ pub fn estimated_costs(
             per_token,
             per_pair,
         },
-        // CUDA graphs round batches of some thousands of tokens up to this multiple.
+        // CUDA graphs round batches of a few thousand tokens up to a multiple of this number.
         multiple: 64,
     })
 }

@@ -1,8 +1,8 @@
 //! Comparison of a model with stored results of another implementation.
 //!
-//! A reference is a safetensors file. For each case it contains `ids` (packed) and `lens`, both I64, and values by name, F32.
-//! If `rows` (I64) is present, values with a row for each token contain only these rows, and their last dimension may be cut.
-//! Several cases are distinguished by a prefix and a dot, such as `tiny.ids`.
+//! A reference is a safetensors file. For each case it contains `ids` (packed) and `lens`, both I64, and values by name, F32. If `rows`
+//! (I64) is present, values with a row for each token contain only these rows, and their last dimension may be truncated. Several cases are
+//! distinguished by a prefix and a dot, such as `tiny.ids`.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -24,7 +24,7 @@ pub struct Reference {
 /// A batch with its results.
 #[derive(Clone, Debug)]
 pub struct ReferenceCase {
-    /// The prefix; empty if the file has only one case.
+    /// Prefix of the case's tensors; empty if the file has only one case.
     pub name: String,
     pub batch: Batch,
     /// Rows that are present in values with a row for each token.

@@ -256,8 +256,8 @@ impl<'a> Builder<'a> {
             what: "name",
             name: name.to_owned(),
         };
-        // The name of a value is claimed after those of the weights that it reads, so the order of claims may differ from the order in the
-        // file.
+        // The name of a value is claimed after the names of the weights that it reads, so the order of claims may differ from the order in
+        // the file.
         let (first, again) = match before.start <= place.start {
             true => (&before, place),
             false => (place, &before),
@@ -298,7 +298,7 @@ impl<'a> Builder<'a> {
         [rows, width]: [u64; 2],
         (of_rows, place): (&At<Expr>, &At<Expr>),
     ) -> Result<NodeId, ModelError> {
-        // The exponents of the frequencies are divided by `width / 2 − 1`.
+        // The exponents of the frequencies are divided by `width / 2 − 1`, which must not be 0.
         if width < 4 || !width.is_multiple_of(2) {
             let problem = Problem::OutOfRange {
                 what: "the width of a table of sines and cosines".to_owned(),

@@ -40,7 +40,7 @@ enum Relation {
     AtLeast,
 }
 
-/// Spellings of relations. A longer one precedes its prefixes.
+/// Spellings of relations. A longer spelling precedes its prefixes.
 const RELATIONS: [(&str, Relation); 6] = [
     ("==", Relation::Equal),
     ("!=", Relation::NotEqual),

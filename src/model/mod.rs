@@ -394,7 +394,7 @@ pub struct Model {
     pub dims: BTreeMap<String, u64>,
     /// Exclusive upper bound of token ids.
     pub vocab: u32,
-    /// Maximum sequence length, from the position table or the rotary positions; `None` without a limit.
+    /// Maximum sequence length, from the position table or the rotary positions; `None` if there is no limit.
     pub max_positions: Option<u32>,
     /// Exclusive upper bound of type ids; `None` if the model reads none.
     pub type_rows: Option<u32>,

@@ -55,7 +55,7 @@ pub enum Module {
     Truncate { width: u32 },
     /// `ln(1 + max(x, 0))` of the maximum logit of each vocabulary entry; applied a second time if `twice`.
     Splade { folder: String, twice: bool },
-    /// Logit of one token, minus that of another if `no` is given, as the single logit of a sequence.
+    /// Logit of one token, minus the logit of another token if `no` is given, as the single logit of a sequence.
     LogitScore {
         folder: String,
         yes: u32,

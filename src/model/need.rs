@@ -1,4 +1,4 @@
-//! Finds the statements that the requested outputs need, so that config.json is not read for the others.
+//! Finds the statements that the requested outputs need, so that config.json is not read for other statements.
 
 use std::collections::HashSet;
 

@@ -16,11 +16,11 @@ use serde::{
 
 use super::error::{At, File, ModelError, Problem, suggest};
 
-/// Maximum size of a description in bytes, far above any real one. It bounds the time to read it.
+/// Maximum size of a description in bytes, far above the size of any real description. The limit bounds the time to read a description.
 const MAX_BYTES: usize = 1 << 17;
 
-/// Maximum length of a line in bytes. Errors show the line with a marker below, and the reporter counts columns in 16 bits, with
-/// up to four per tab.
+/// Maximum length of a line in bytes. Errors show the line with a marker below, and the reporter counts columns in 16 bits, with up to four
+/// columns per tab.
 const MAX_LINE: usize = 1 << 13;
 
 /// Maximum length of a name, longer than in any real description. Value names inside loops are concatenated once per iteration,

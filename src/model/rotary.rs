@@ -190,7 +190,7 @@ impl Published<'_> {
         }
         let published = self.values.positions(&self.key.span)?;
         match kind {
-            // The key gives the number of positions before scaling.
+            // `max_position_embeddings` is the number of positions before scaling.
             "linear" => {
                 let factor = self.above_zero("factor")?;
                 let positions = published.map(|n| scaled_positions(f64::from(n), factor));
@@ -203,12 +203,12 @@ impl Published<'_> {
                 let positions = scaled_positions(original, self.above_zero("factor")?);
                 Ok((all, attention, Some(positions)))
             }
-            // The key gives the number of positions after scaling.
+            // `max_position_embeddings` is the number of positions after scaling.
             "ntk" => self.ntk(width, theta).map(|all| (all, 1.0, published)),
             "llama3" => self.llama3(plain).map(|all| (all, 1.0, published)),
-            // Sequences of more than the original positions use other frequencies, so cached keys would change.
+            // Sequences with more than the original number of positions use other frequencies, so cached keys would change.
             "longrope" | "su" => self.longrope(plain, published),
-            // Beyond the original positions, frequencies depend on the length of the sequence, so cached keys would change.
+            // Beyond the original number of positions, frequencies depend on the length of the sequence, so cached keys would change.
             "dynamic" => Ok((plain, 1.0, Some(self.trained_positions()?))),
             _ => Ok((plain, 1.0, published)),
         }
@@ -241,7 +241,7 @@ impl Published<'_> {
         }
     }
 
-    /// Divides low frequencies by `factor`, keeps high ones and interpolates between them.
+    /// Divides low frequencies by `factor`, keeps high frequencies, and interpolates in between.
     fn llama3(&self, plain: Vec<f64>) -> Result<Vec<f64>, ModelError> {
         let factor = self.above_zero("factor")?;
         let low = self.above_zero("low_freq_factor")?;

@@ -149,7 +149,7 @@ impl<'a> Names<'a> {
 
     fn body(&mut self, body: &'a [Statement]) -> Result<(), ModelError> {
         self.scopes.push(HashMap::new());
-        // Names that this body defines, including those that nested bodies pass on.
+        // Names that this body defines, including names that nested bodies make visible here.
         let mut given: HashMap<&str, &Range<usize>> = HashMap::new();
         for (i, statement) in body.iter().enumerate() {
             match statement {

@@ -61,7 +61,7 @@ impl Ast {
 pub(super) struct Requirement {
     pub key: At<String>,
     pub is: Vec<serde_json::Value>,
-    /// Value of the model if the key is absent; `None` if any value in `is` is possible.
+    /// Value that the model uses if the key is absent; `None` if any value in `is` is possible.
     pub default: Option<serde_json::Value>,
     /// Another key, with the values for which the requirement applies.
     pub only: Option<(At<String>, Vec<serde_json::Value>)>,
@@ -133,7 +133,7 @@ pub(super) enum Test {
 }
 
 impl When {
-    /// Names that both bodies define, in the order of the first. Later statements may read them.
+    /// Names that both bodies define, in the order of the first body. Later statements may read them.
     pub fn given_by_both(&self) -> Vec<&At<String>> {
         let other: HashSet<&str> = given(&self.otherwise).map(|n| n.value.as_str()).collect();
         let names = given(&self.body);
@@ -507,7 +507,7 @@ enum Part {
     Number(Expr),
 }
 
-/// Maximum length of a name, longer than any published one. A name in a loop is expanded once per iteration.
+/// Maximum length of a name, longer than any published name. A name in a loop is expanded once per iteration.
 const MAX_SPELLING: usize = 256;
 
 impl Spelling {

@@ -2,8 +2,8 @@
 
 use crate::search::Philox;
 
-/// Returns a standard normal number for a column, by the Box-Muller transform of two Philox numbers. It depends only on
-/// the seed and the column, and its Philox counter differs from those used to sample tokens.
+/// Returns a standard normal number for a column, by the Box-Muller transform of two Philox numbers. It depends only on the seed and the
+/// column, and its Philox counter differs from the counters used to sample tokens.
 pub fn noise(seed: u64, column: u32) -> f64 {
     let [radius, angle, ..] = Philox::new(seed).numbers([column / 2, 0, 0, LATENT]);
     let unit = |bits: u32| f64::from(bits) / f64::from(1 << 24);

@@ -177,7 +177,7 @@ fn alike(entries: &[Entry]) -> Vec<Alike<'_>> {
         | Entry::Quantized { at: name, .. }) = entry;
         let (prefix, index) = iteration(name).unzip();
         let prefix = prefix.unwrap_or_default();
-        // Indices relative to that of the entry.
+        // Formats an index relative to the index of the entry.
         let from = |n: u64| format!("{{{}}}", i128::from(n) - i128::from(index.unwrap_or(0)));
         let general = match index {
             Some(_) => renamed(entry, |name| indexed(name, prefix, from)),
@@ -203,7 +203,7 @@ fn alike(entries: &[Entry]) -> Vec<Alike<'_>> {
     all.into_iter().map(|(_, alike)| alike).collect()
 }
 
-/// Finds each name in `text` that starts with `prefix` and an index, and replaces the index by the result of `show`.
+/// Finds each name in `text` that starts with `prefix` and an index, and replaces the index with the result of `show`.
 fn indexed(text: &str, prefix: &str, show: impl Fn(u64) -> String) -> String {
     let mut out = String::new();
     let mut rest = text;

@@ -43,7 +43,7 @@ impl Pass for FoldHeadLayout {
 }
 
 impl FoldHeadLayout {
-    /// Makes scores or a context read the values whose columns the heads of their operands were split from.
+    /// Removes splits of heads before scores or a context. The operator then reads columns of the unsplit values.
     fn fold_operands(
         &self,
         graph: &mut Graph,
@@ -84,7 +84,7 @@ impl FoldHeadLayout {
         Ok(())
     }
 
-    /// Makes an operator that reads columns of its first operand read the value that these columns were sliced from.
+    /// Redirects an operator that reads columns of its first operand to the value from which these columns were sliced.
     fn fold_columns(
         &self,
         graph: &mut Graph,
@@ -167,8 +167,8 @@ impl Split {
         let [mut source] = operands(graph, split)?;
         let mut offset = 0;
         let mut nodes = vec![split];
-        // A slice that is an output or has other readers is kept for them, but reading its source is also correct. The offsets of nested
-        // slices are added.
+        // A slice that is an output or has other readers remains, but this operator can still read the slice's source instead. The offsets
+        // of nested slices are added.
         while let Op::SliceColumns { start, .. } = *graph.op(source) {
             nodes.insert(0, source);
             [source] = operands(graph, source)?;

@@ -8,8 +8,8 @@ use crate::{
     ops::Epilogue,
 };
 
-/// `act(x·Wᵀ + b) = linear{b, act}(x, W, b)`: bias and activation are applied to the accumulators
-/// while they are in registers (ByteTransformer III.C.2). Either may be missing.
+/// `act(x·Wᵀ + b) = linear{b, act}(x, W, b)`: bias and activation are applied to the accumulators while they are in registers
+/// (ByteTransformer III.C.2). The bias or the activation may be missing.
 pub(super) struct FuseBiasActivation;
 
 impl Pass for FuseBiasActivation {
@@ -23,7 +23,7 @@ impl Pass for FuseBiasActivation {
 
     fn run(&self, graph: &mut Graph, report: &mut Report) -> Result<(), GraphError> {
         for id in graph.topological() {
-            // The loop removes readers of the visited node, which are later in the order.
+            // Merging removes readers of a visited node, so later nodes in the order may no longer exist.
             if graph.contains(id)
                 && let Op::Linear { epilogue } = *graph.op(id)
             {

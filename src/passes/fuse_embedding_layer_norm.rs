@@ -69,7 +69,7 @@ struct Sum {
 
 impl Sum {
     /// Collects the tree of additions under `root`, which `reader` reads. Stops when there are too many terms, because a value that is
-    /// repeatedly added to itself has exponentially many.
+    /// repeatedly added to itself has exponentially many terms.
     fn of(graph: &Graph, root: NodeId, reader: NodeId) -> Self {
         let mut sum = Self::default();
         let mut stack = vec![(root, reader)];

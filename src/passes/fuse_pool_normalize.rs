@@ -5,7 +5,7 @@ use super::{
 };
 use crate::graph::{Graph, GraphError, Op};
 
-/// `l2_normalize(mean_pool(x)) = mean_pool_normalize(x)`: a single CTA computes a sequence's mean, so the norm of the mean needs no second
+/// `l2_normalize(mean_pool(x)) = mean_pool_normalize(x)`: a single CTA computes a sequence's mean, so normalizing the mean needs no second
 /// launch.
 pub(super) struct FusePoolNormalize;
 

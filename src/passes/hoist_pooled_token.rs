@@ -14,8 +14,8 @@ use crate::{
 /// `pool(f(x, y, …)) = f(pool(x), pool(y), …)`, where `pool` takes the first or the last token of
 /// each sequence, and `f` computes each row of its result from the same rows of its operands.
 ///
-/// Values of which only the pooled tokens are read are computed only for these tokens. After the last attention of an encoder, linear
-/// layers have `[batch]` rows instead of `[tokens]`, which saves a sixteenth of the multiplications of BERT-base.
+/// If only the pooled tokens of a value are read, the value is computed only for these tokens. After the last attention of an encoder,
+/// linear layers have `[batch]` rows instead of `[tokens]`, which saves a sixteenth of the multiplications of BERT-base.
 pub(super) struct HoistPooledToken;
 
 impl Pass for HoistPooledToken {
@@ -300,7 +300,7 @@ mod tests {
             .unwrap();
             fused.n_launches()
         };
-        // Two pools replace one pool: one of the attention's result and one of the residual.
+        // Two pools replace one pool: one pools the attention's result, the other the residual.
         assert_eq!(n(&[]), n(&[PASS]) + 1);
     }
 

@@ -12,7 +12,7 @@ pub(super) const NAME: &str = "quantize_cache";
 /// Stores every cache in `format`: `attention(q, cache(k), cache(v))` becomes `attention(q, cache(round(k)), cache(round(v)))`. All parts
 /// of a model share blocks, so all caches have the same format.
 ///
-/// This pass changes results, so it is not in [`all`](super::all). It runs after those passes, and only on request.
+/// This pass changes results, so it is not in [`all`](super::all). It runs after all passes of that list, and only on request.
 pub(super) fn run(
     graph: &mut Graph,
     format: Format,

@@ -21,7 +21,7 @@ const WEIGHT: &str = "its weight is";
 ///
 /// With `fp8_inputs`, the inputs of fp8 products are also in E4M3, if a bound of the input is known (`quantize_inputs`).
 ///
-/// This pass changes results, so it is not in [`all`](super::all). It runs after those passes, and only on request.
+/// This pass changes results, so it is not in [`all`](super::all). It runs after all passes of that list, and only on request.
 pub(super) fn run(
     graph: &mut Graph,
     options: &Options,

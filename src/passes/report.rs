@@ -113,7 +113,7 @@ impl Report {
     }
 }
 
-/// Merges `reader` with the operator of its first operand. `op` computes both, and reads the merged operator's first operand.
+/// Merges `reader` with the operator of its first operand. `op` computes both operators, and reads the merged operator's first operand.
 pub(super) fn absorb(
     pass: &'static str,
     graph: &mut Graph,

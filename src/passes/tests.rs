@@ -48,7 +48,7 @@ fn assert_same_values(unfused: &Graph, fused: &Graph) {
         let Some(want) = want.get(name) else { continue };
         assert_eq!(got.len(), want.len(), "`{name}`");
         for (i, (got, want)) in got.iter().zip(want).enumerate() {
-            // `!(… > …)` would accept NaN.
+            // A negated comparison, `!(… > …)`, would accept NaN.
             assert!(
                 (got - want).abs() <= 1e-9 * want.abs().max(1.0),
                 "`{name}`[{i}] is {got}, unfused {want}"

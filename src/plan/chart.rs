@@ -25,7 +25,7 @@ const KEY_COLUMN: f64 = 300.0;
 
 /// Font sizes of labels in rectangles. Smaller text would not be legible.
 const LABEL_SIZES: [f64; 5] = [10.0, 9.0, 8.0, 7.0, 6.0];
-/// Estimate of the mean width of a sans-serif letter, as a fraction of the font size. It is rather too large.
+/// Estimate of the mean width of a sans-serif letter, as a fraction of the font size. It errs on the large side.
 const LETTER: f64 = 0.62;
 
 /// Fill colors that are light enough for black text and distinguishable in grayscale.

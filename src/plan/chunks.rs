@@ -167,7 +167,7 @@ impl ChunkAllocator {
         }
     }
 
-    /// Returns whether all memory must be replaced by less, in addition to the release of idle chunks.
+    /// Returns whether to shrink the total memory, in addition to releasing idle chunks.
     fn must_shrink(&self, excess: Excess, arena: u64) -> bool {
         let in_a_row = excess.n_requests > 0 && excess.n_requests >= self.policy.release_after;
         in_a_row || self.exceeds_keep_limit(self.total_held(), arena)

@@ -15,7 +15,7 @@ pub struct Launches {
     launches: Vec<Launch>,
 }
 
-/// Launches of the same kernel in several iterations of a loop, or a single one.
+/// Launches of the same kernel in several iterations of a loop, or a single launch.
 #[derive(Clone, Debug)]
 struct Launch {
     /// Name of the value up to the iteration's index; the whole name outside of loops.

@@ -172,7 +172,7 @@ impl<'a> Lowering<'a> {
         if is_single { DType::F32 } else { self.dtype }.into()
     }
 
-    /// Returns whether a weight is read in its own format. A weight that is only read in other formats is not loaded in this one.
+    /// Returns whether a weight is read in its own format. A weight that is read only in other formats is not loaded in its own format.
     fn is_read(&self, weight: NodeId) -> bool {
         let readers = self.graph.consumers(weight);
         let is_output = self.graph.outputs().iter().any(|&(_, id)| id == weight);
@@ -208,7 +208,7 @@ impl<'a> Lowering<'a> {
         Ok(out)
     }
 
-    /// Returns the batch input that replaces the bounds of sequences, if the node is a value after prompts or the pooling of one.
+    /// Returns the batch input that replaces the sequence bounds, if the node selects the rows after prompts or pools such rows.
     fn pooled(&self, id: NodeId, op: &Op) -> Option<BatchInput> {
         let after = |id: NodeId| *self.graph.op(id) == Op::AfterPrompt;
         match op {
@@ -359,7 +359,7 @@ fn unsupported(graph: &Graph, id: NodeId, op: &Op, problem: String) -> LowerErro
 /// Placeholder for the place of a planned tensor until its steps are known.
 const UNPLACED: Storage = Storage::Planned { first: 0, last: 0 };
 
-/// Returns the rows of a launch that computes a tensor of this shape.
+/// Returns the number of rows of a launch that computes a tensor of this shape.
 fn rows(shape: &Shape) -> Size {
     match shape.0.as_slice() {
         [_, rows] if rows.as_symbol().is_some() => rows.clone(),

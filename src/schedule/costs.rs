@@ -98,7 +98,7 @@ pub struct CostTable {
     pub overhead: f64,
     #[serde(default)]
     pub bytes: Bytes,
-    /// Multiple to which the number of tokens of a batch is rounded up; 1 without rounding.
+    /// Multiple to which the number of tokens of a batch is rounded up; 1 if it is not rounded.
     #[serde(default = "one")]
     pub multiple: u64,
 }

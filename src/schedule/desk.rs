@@ -131,7 +131,7 @@ impl SchedulerState {
         Ok(decision)
     }
 
-    /// Reports that requests of a lane's running batch have finished. `is_over` tells whether the whole batch has finished.
+    /// Reports that requests of a lane's running batch have finished. `is_over` is whether the whole batch has finished.
     pub fn finished(
         &mut self,
         now: Micros,

@@ -29,8 +29,8 @@ const MIN_BUDGET: u64 = 64;
 const SIZES: std::ops::RangeInclusive<u32> = 0..=44;
 /// Number of tokens that a tenant's deficit gains per turn (the quantum of deficit round robin).
 const QUANTUM: u64 = 512;
-/// Number of requests of a tenant that are searched for one that fits the remaining room of a batch. It is also the maximum number of
-/// urgent requests that are put back in a decision.
+/// Max number of a tenant's requests to search for a request that fits the remaining room of a batch. It is also the max number of urgent
+/// requests that are put back in a decision.
 const LOOK_AHEAD: usize = 64;
 /// Number of times that later requests may overtake a tenant's first request because it does not fit.
 const PASSED_OVER: u8 = 8;
@@ -77,7 +77,7 @@ pub struct Packed {
     /// Running time of a request that runs alone, by its number of tokens. Computed on demand for the current decision; 0 if not yet
     /// computed.
     alone: Vec<u64>,
-    /// Tokens of the requests that arrived and were not refused, and the time during which they arrived, in microseconds. Both decay
+    /// Tokens of the requests that arrived and were not refused, and the time during which they arrived, in microseconds. Both values decay
     /// exponentially with the target latency as the time constant.
     came: (f64, f64),
     /// Time of the last decision.
@@ -93,7 +93,7 @@ struct Batch {
     /// Target number of tokens.
     budget: u64,
     bytes: u64,
-    /// Number of tokens that fit the memory for any lengths of the sequences; 0 if unknown.
+    /// Number of tokens that fit the memory regardless of how they are divided into sequences; 0 if unknown.
     roomy: u64,
 }
 

@@ -113,7 +113,8 @@ impl<'a> Queue<'a> {
         let (first, last) = (waiting.first()?.id, waiting.last()?.id);
         let (before, after) = (id.checked_sub(first)?, last.checked_sub(id)?);
         let n = waiting.len() as u64;
-        // Ids increase by at least one, and usually by exactly one. If all do, the position is computed without reading the request.
+        // Ids increase by at least 1, and usually by exactly 1. If they are consecutive, the position is computed without reading the
+        // request.
         let at = match before + after + 1 == n {
             true => before as usize,
             // The ids have gaps where requests were removed. Assume first that there are no gaps after this id.

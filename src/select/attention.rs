@@ -21,7 +21,7 @@ use crate::{
 /// Max lengths of the short kernel that are used in addition to its largest one. A smaller max length loads and masks fewer keys.
 const SHORT_LENGTHS: [u32; 2] = [64, 128];
 
-/// A fused attention problem. The kernel in it supports every length and card.
+/// A fused attention problem, given as the kernel that supports every length and card.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention(pub MhaOnline);
 
@@ -190,7 +190,7 @@ impl Attention {
     }
 }
 
-/// Max number of coarse tiles per SM with which a finer tile is used, if there is one.
+/// Max number of coarse tiles per SM up to which a finer tile is used instead, if there is one.
 const ROUNDS: u64 = 4;
 
 /// Splits each range with a coarse tile in two: batches with few tiles per SM use a finer tile.

@@ -15,7 +15,7 @@ use crate::{
 const WINDOW: f64 = 0.2;
 /// Assumed seconds per byte for tokenizing, until the pace is measured: WordPiece on one core.
 const BYTE: f64 = 0.5e-6;
-/// Part of a request's time limit that is reserved for sending the response: a divisor of the limit, and an upper bound.
+/// Time that is reserved for sending the response: the request's time limit divided by the first value, at most the second value.
 const RESERVED: (u32, Duration) = (20, Duration::from_millis(50));
 /// Factor by which the lateness of batches decays with each batch.
 const DECAY: f64 = 0.98;
@@ -31,7 +31,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Returns an assumed pace in seconds per unit. Its weight is that of a hundredth of [`WINDOW`].
+    /// Returns an assumed pace in seconds per unit. It weighs as much as measurements over a hundredth of [`WINDOW`].
     pub fn of(seconds: f64) -> Self {
         let of = WINDOW / 100.0;
         Self {
@@ -186,7 +186,7 @@ pub(super) struct Backlog {
     pub tenants: Tenants,
     /// Seconds of a tokenizer thread per byte of text.
     pub tokenizing: Pace,
-    /// Seconds of a device per estimated second.
+    /// Measured seconds of a device per estimated second.
     device: Pace,
     /// Largest recent difference between a batch's time and its estimate. It decays with each batch.
     late: Duration,
@@ -329,7 +329,7 @@ mod tests {
             add(&mut tenants, 1, 1000);
         }
         assert_eq!(ask(&tenants, 1), Err(Duration::from_secs(32)));
-        // Another tenant gets half of the time and half of the requests that are always admitted.
+        // With two tenants, the second one gets half of the time and half of the requests that are always admitted.
         for _ in 0..16 {
             assert_eq!(ask(&tenants, 2), Ok(()));
             add(&mut tenants, 2, 100);

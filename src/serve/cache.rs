@@ -1,4 +1,5 @@
-//! Response cache with up to three tiers: memory, a file, and a server that is shared with other servers. It is off by default.
+//! Response cache with up to three tiers: memory, a file, and a cache server that is shared with other gemmule servers. It is off by
+//! default.
 //!
 //! A key is a digest of everything that determines an answer: the model's files and program, and the input as it was sent. A hit therefore
 //! also saves tokenizing. Equal requests join a computation in progress ([`Coalescer`]). Errors are never cached.
@@ -38,7 +39,7 @@ pub struct CacheChoice {
     pub memory_bytes: u64,
     /// Path and max size in bytes of the cache file.
     pub file: Option<(PathBuf, u64)>,
-    /// URL of a server with Redis's protocol, such as `redis://host:6379/0`. Other servers may use the same one.
+    /// URL of a server with Redis's protocol, such as `redis://host:6379/0`. Other gemmule servers may share this server.
     #[cfg(feature = "shared-cache")]
     pub shared: Option<String>,
 }
@@ -216,7 +217,7 @@ impl Cache {
     }
 }
 
-/// Tier in which a lookup ended that did not find the answer in memory.
+/// Tier in which a lookup ended after a miss in memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Deep {
     File,
@@ -450,7 +451,7 @@ impl<L, F> Coalescer<L, F> {
         let Some(flight) = flights.get_mut(key) else {
             return true;
         };
-        // The computation may be another one, which began after this one had ended.
+        // The key may belong to a newer computation, which began after this one had ended.
         if !Arc::ptr_eq(&flight.lead, lead) {
             return true;
         }
@@ -586,7 +587,7 @@ mod tests {
         assert_eq!(flights.promote(&key, &lead, |&f| f), Some(12));
         assert!(!flights.leave(&key, &lead));
         assert!(flights.leave(&key, &lead));
-        // A new request starts its own computation, whatever followers the first computation had.
+        // A new request starts its own computation, regardless of the followers of the first computation.
         assert_eq!(join(&other, 13), Role::Leader(13));
         assert!(flights.complete(&key, &lead).is_empty());
         assert_eq!(join(&lead, 14), joins(&other));

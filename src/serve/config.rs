@@ -15,7 +15,7 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// Folder of the checkpoint. A relative path is relative to the folder of the file.
+    /// Folder of the checkpoint. A relative path is relative to the folder of `serve.ron`.
     #[serde(default)]
     pub weights: PathBuf,
     /// Name of a model on the Hugging Face hub, instead of a folder: `org/name` or `org/name@revision`.

@@ -384,7 +384,7 @@ impl GenerationService {
         // Check before queueing, so that refused requests do not count as waiting.
         let checked = self.admission.check(&request).map_err(ServeError::from);
         checked.map_err(|error| error.of_source(source.field()))?;
-        // This number is counted as the text's waiting tokens.
+        // The max number of new tokens counts as the text's waiting tokens.
         request.options.rules.max_new_tokens = self.admission.new_tokens(&request);
         request.options.max_length = None;
         let (sender, pieces) = unbounded_channel();

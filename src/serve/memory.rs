@@ -22,7 +22,7 @@ const BODIES: u64 = 96 << 20;
 const VALUES: u64 = 224 << 20;
 /// Max bytes of inputs and answers that are reserved when their requests begin.
 const ANSWERS: u64 = 224 << 20;
-/// Divisor of each limit. Small requests and growing answers may exceed the limit by this fraction.
+/// Small requests and growing answers may exceed each limit by the limit divided by this number.
 const EXTRA: u64 = 4;
 /// Requests up to this size skip the queue, so that larger requests do not block them.
 const SMALL: u64 = 256 << 10;
@@ -209,7 +209,7 @@ impl Ledger {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes memory without waiting, even if others are waiting. The limit may be exceeded by the fraction of [`EXTRA`].
+    /// Takes memory without waiting, even if others are waiting. The limit may be exceeded as described for [`EXTRA`].
     fn try_take(&self, bytes: u64) -> bool {
         let mut taken = self.lock();
         let sum = taken.bytes.saturating_add(bytes);

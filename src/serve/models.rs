@@ -262,7 +262,7 @@ impl Model {
     }
 
     /// Returns the outputs of a folder's model that its service reads, so that batches neither compute nor copy other outputs. Empty if the
-    /// default outputs are the right ones. A model that embeds also has the outputs `also`.
+    /// service reads the default outputs. A model that embeds also has the outputs `also`.
     ///
     /// # Errors
     /// Returns an error if config.json cannot be read, or no bundled description fits it.

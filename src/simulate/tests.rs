@@ -181,8 +181,7 @@ fn the_tcb_papers_order_is_reproduced_and_packed_is_fastest() {
     assert!(concat.answered > ttb.answered && ttb.answered > tnb.answered);
     assert!(concat.utility > ttb.utility && ttb.utility > tnb.utility);
     assert!(slotted.utility > 0.0);
-    // This load is one that the device sustains. At higher loads, DAS responds to more requests
-    // because it drops the long ones.
+    // The device sustains this load. At higher loads, DAS responds to more requests because it drops the long ones.
     load.rate = 1_500.0;
     let arrivals = load.arrivals();
     let [concat, packed] =

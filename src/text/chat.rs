@@ -24,7 +24,7 @@ const LIMITS: Limits = Limits {
 };
 /// Stack size of the thread that parses and renders, sufficient for the maximum depth. Untouched pages take no memory.
 const STACK: usize = 64 << 20;
-/// Template variables with parameters of their own. `kwargs` must not contain them.
+/// Template variables that have separate parameters. `kwargs` must not contain them.
 const RESERVED: [&str; 7] = [
     "messages",
     "conversation",

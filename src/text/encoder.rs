@@ -336,7 +336,7 @@ impl TextEncoder {
         self.unlimited.get_or_init(|| {
             let mut tokenizer = self.tokenizer.clone();
             match &mut tokenizer {
-                // Only setting a limit can fail.
+                // Removing the limit cannot fail; only setting a limit can.
                 Coder::Json(tokenizer, _) => drop(tokenizer.with_truncation(None)),
                 Coder::SentencePiece(pieces) => pieces.limit(None),
             }
@@ -371,7 +371,7 @@ impl TextEncoder {
         )
     }
 
-    /// Tokenizes one input after a prompt. [`Encoded::is_cut`] tells whether it was cut.
+    /// Tokenizes one input after a prompt. [`Encoded::is_cut`] is set if it was cut.
     ///
     /// # Errors
     /// Returns an error if the tokenizer refuses a text or panics on it, and the errors of [`Folder::prompt`].

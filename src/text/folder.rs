@@ -54,11 +54,11 @@ pub struct Folder {
     root: ModelFiles,
     /// Files of the transformer.
     trunk: ModelFiles,
-    /// `None` without config.json, which a compiled model does not need.
+    /// Contents of config.json; `None` if the file is missing, as it may be for a compiled model.
     config: Option<Value>,
-    /// `None` in a folder without `modules.json`, or with the transformer as its only module.
+    /// Modules after the transformer; `None` in a folder without `modules.json`, or if the transformer is the only module.
     modules: Option<Vec<Module>>,
-    /// The loaded pipeline of a Router.
+    /// The pipeline of a Router that was loaded; `None` without a Router.
     route: Option<Route>,
     /// Whether the model is a table with a vector for each token. Its tokenizer adds no special tokens, and tokenizer.json has all settings
     /// of the tokenizer.
@@ -242,8 +242,8 @@ impl Folder {
         self.late.as_ref()
     }
 
-    /// Returns the reduction of a query's max products to a score: their sum (PyLate). It is their mean if the folder has no settings for
-    /// late interaction, and only its description has token vectors (FlagEmbedding).
+    /// Returns the rule that turns the max products of a query's vectors into a score: the sum in a folder with settings for late
+    /// interaction (PyLate), otherwise the mean. Without such settings, only the description has token vectors (FlagEmbedding).
     pub fn late_score(&self) -> LateScore {
         match &self.late {
             Some(_) => LateScore::Sum,
@@ -295,8 +295,8 @@ impl Folder {
         }
     }
 
-    /// Returns the maximum number of tokens of a text, including special tokens; `None` without a limit. `positions` is the
-    /// model's maximum.
+    /// Returns the maximum number of tokens of a text, including special tokens; `None` if there is no limit. `positions` is the model's
+    /// maximum.
     ///
     /// # Errors
     /// Returns an error if `tokenizer_config.json` is not JSON, or if a length is out of range.
@@ -306,7 +306,7 @@ impl Folder {
         }
         let tokenizer = self.tokenizer_config()?;
         let key = "model_max_length";
-        // Tokenizers without a limit are published with 10³⁰.
+        // Published tokenizers without a limit have a maximum length of 10³⁰.
         let is_none = |v: &Value| v.as_f64().is_some_and(|n| n > f64::from(MAX_TOKENS));
         let length = match tokenizer.get(key) {
             Some(v) if is_none(v) => None,

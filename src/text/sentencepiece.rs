@@ -387,7 +387,7 @@ impl SentencePiece {
                 },
             },
         };
-        // If several tokens have equal text, the first is kept, which is the folder's own.
+        // If several tokens have equal text, the first is kept, which is the folder's own token.
         specials.sort_by(|a, b| (b.text.len(), &a.text).cmp(&(a.text.len(), &b.text)));
         specials.dedup_by(|later, first| later.text == first.text);
         Ok(Self {
@@ -462,7 +462,7 @@ impl SentencePiece {
         tokens
     }
 
-    /// Adds the tokens of a text without special tokens, which begins at byte `from` of the whole text.
+    /// Adds the tokens of a text that contains no special tokens. The text begins at byte `from` of the whole text.
     fn cut(&self, text: &str, from: usize, tokens: &mut Vec<(u32, String, (usize, usize))>) {
         let mut skipped = 0;
         let id = |piece: &str| self.id(piece).unwrap_or(self.unknown);

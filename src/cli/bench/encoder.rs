@@ -62,7 +62,7 @@ pub struct Row {
     pub set: String,
     pub tokens: u64,
     pub ms: f64,
-    /// Microseconds that the host takes from the batch to the last enqueued launch.
+    /// Host time in microseconds from receiving the batch to enqueueing the last launch.
     pub host_us: Option<f64>,
     /// Bytes of intermediate tensors.
     #[serde(skip)]
@@ -233,7 +233,8 @@ fn served(sets: Vec<Set>, limit: Option<u32>) -> (Vec<Set>, Vec<String>) {
     (served, skipped.collect())
 }
 
-/// Describes the batch that takes the most time relative to a larger batch; `None` if no batch takes longer than a larger one.
+/// Describes the batch whose time exceeds that of a larger batch by the largest factor; `None` if no batch takes longer than a larger
+/// batch.
 fn slower_than_larger<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Option<String> {
     let rows: Vec<&Row> = rows.into_iter().collect();
     let pairs = rows

@@ -60,7 +60,7 @@ struct Row {
     batch: usize,
     prompt_tokens: usize,
     new: usize,
-    /// Used for beam search. The next two fields are used for sampling.
+    /// Number of beams for beam search. The next two fields are for sampling.
     #[serde(skip_serializing_if = "Option::is_none")]
     beams: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]

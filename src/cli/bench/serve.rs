@@ -101,7 +101,7 @@ struct Counted {
     /// Number of responses by status; status 0 means that there was no response.
     statuses: std::collections::BTreeMap<u16, u64>,
     tokens: u64,
-    /// Number of responses within the measured time, and their tokens, whenever the requests were sent.
+    /// Number of responses within the measured time, and their tokens, regardless of when the requests were sent.
     came: (u64, u64),
     /// Number of responses before their deadlines, and their tokens.
     in_time: (u64, u64),
@@ -386,7 +386,7 @@ fn drive<T: Target>(
     let counted = counted.lock().unwrap_or_else(PoisonError::into_inner);
     let answered = counted.latency.len();
     // In an open loop, responses after the last request count, and so does the time until they arrived. In a closed loop, count the
-    // responses within the measured time, whenever their requests were sent.
+    // responses within the measured time, regardless of when their requests were sent.
     let (n, tokens, seconds) = match args.rate {
         Some(_) => {
             let seconds = counted.last.as_secs_f64().max(args.seconds);

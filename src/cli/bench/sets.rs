@@ -33,7 +33,7 @@ struct Workloads {
 }
 
 impl Set {
-    /// Returns a batch of these lengths with pseudorandom token ids. They are the same at each call.
+    /// Returns a batch of these lengths with pseudorandom token ids. The ids are the same at each call.
     pub fn batch(&self, limits: &Limits) -> Result<Batch, EngineError> {
         let mut state = 1;
         let ids = (0..self.tokens())

@@ -1,4 +1,4 @@
-//! Layout for late-interaction models whose expansion tokens are not attended to.
+//! Batch layout for late-interaction models that pad queries with tokens to which no token attends.
 
 use super::Builder;
 use crate::{
@@ -7,7 +7,8 @@ use crate::{
 };
 
 impl Builder {
-    /// Returns the padding of a program's runs. The program may be from an artifact, so its inputs are examined instead of the options.
+    /// Returns the padding with which a program runs. The program may be from an artifact, so its inputs are examined instead of the
+    /// options.
     pub(super) fn padding_of(&self, program: &Program) -> Padding {
         match self.padding {
             Padding::Removed if program.reads(BatchInput::ValidLens) => Padding::Expanded,

@@ -34,7 +34,7 @@ pub fn write_timings(file: &Path, timings: &Timings, on: &TimedOn) -> Result<(),
 /// NVRTC. The second argument is the result of [`read_timings`].
 ///
 /// # Errors
-/// Returns an error if the timings are of another card or another NVRTC.
+/// Returns an error if the timings are of another card or another NVRTC version.
 pub fn timings_for(
     file: &Path,
     (timings, found): (Timings, TimedOn),
@@ -65,8 +65,8 @@ pub(in crate::engine) fn refused(file: &Path, problem: TimingsError) -> EngineEr
     }
 }
 
-/// Timings stored next to the cubin cache, in one file for each card and NVRTC. Files that another user may have written are
-/// not read.
+/// Timings stored next to the cubin cache, in one file for each card and NVRTC version. Files that another user may have written are not
+/// read.
 pub(in crate::engine) struct Store {
     file: PathBuf,
 }

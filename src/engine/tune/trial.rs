@@ -115,9 +115,9 @@ impl<'a> Trials<'a> {
         Ok(())
     }
 
-    /// Returns the microseconds that a kernel takes in place; `None` if the measurement is implausible. A run with the kernel takes `more`
-    /// microseconds than a run without it. The cost model predicts another difference. The deviation is divided evenly among the launches
-    /// of the kernel, and added to its estimate.
+    /// Returns the microseconds that a kernel takes in place; `None` if the measurement is implausible. `more` is the measured difference
+    /// between a run with the kernel and a run without it. Its deviation from the difference that the cost model predicts is divided evenly
+    /// among the launches of the kernel, and added to the kernel's estimate.
     fn in_place(
         &self,
         kernel: &KernelSpec,
@@ -260,7 +260,7 @@ fn agree(own: &[Output], reference: &[Output], dtype: DType) -> bool {
             of_difference += f64::from(a - b).powi(2);
             of_all += f64::from(b).powi(2);
         }
-        // `!(a > b)` would accept NaN.
+        // A negated comparison, `!(a > b)`, would accept NaN.
         of_difference <= of_all * bound * bound
     })
 }

@@ -14,7 +14,7 @@ pub(super) struct GenerationRequest {
     pub model: Option<String>,
     pub prompt: Value,
     pub messages: Option<Vec<ChatMessage>>,
-    /// Max number of new tokens. -1 allows as many as there are positions left.
+    /// Max number of new tokens. -1 allows as many tokens as there are positions left.
     max_tokens: Option<i64>,
     temperature: Option<f32>,
     top_p: Option<f32>,
@@ -230,7 +230,7 @@ impl GenerationRequest {
 
     pub fn writing(&self, is_chat: bool) -> GenerationParams {
         GenerationParams {
-            // -1 becomes `None`, which allows as many as there are positions left.
+            // -1 becomes `None`, which allows as many tokens as there are positions left.
             max_tokens: self.max_tokens.and_then(|n| usize::try_from(n).ok()),
             default_max_tokens: match self.max_tokens {
                 None => (!is_chat).then_some(DEFAULT_TOKENS),

@@ -43,7 +43,7 @@ pub(in crate::http) trait Events: Send {
 }
 
 /// Streams texts as server-sent events. Waits for the first piece of text before it responds, so that an invalid request gets an error
-/// status. `None` is an empty text.
+/// status. An entry of `all` is `None` if the text is empty.
 pub(in crate::http) async fn streamed(
     events: impl Events + 'static,
     mut all: Vec<Option<TokenStream>>,
@@ -94,7 +94,7 @@ pub(in crate::http) fn add_event(to: &mut Vec<u8>, value: &impl Serialize) {
 
 struct Stream<E> {
     events: E,
-    /// Unfinished texts by index; `None` for finished ones.
+    /// Unfinished texts by index; `None` for finished texts.
     all: Vec<Option<TokenStream>>,
     n_open: usize,
     /// Number of prompt tokens, and number of tokens of all texts.

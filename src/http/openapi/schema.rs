@@ -65,7 +65,7 @@ pub(super) fn direction() -> Value {
     only(json!([null, "Left", "Right", "left", "right"]))
 }
 
-/// Returns the schema of a number of new tokens, or -1 for as many as there are positions left.
+/// Returns the schema of a number of new tokens, or of -1, which allows as many tokens as there are positions left.
 pub(super) fn max_tokens() -> Value {
     json!({"type": ["integer", "null"], "minimum": -1, "not": {"const": 0}})
 }

@@ -18,7 +18,7 @@ const MAX_ELEMENTS: u64 = 1 << 40;
 
 impl Builder<'_> {
     /// Returns the tensor that a linear layer reads. If `pattern` is a table that a head is tied to, and the checkpoint has other values
-    /// for the head, this is the head's own tensor.
+    /// for the head, returns the head's own tensor instead.
     pub(super) fn untied<'p>(
         &mut self,
         pattern: &'p At<Pattern>,

@@ -204,7 +204,7 @@ fn a_key_with_an_index_selects_a_body_and_an_absent_one_uses_the_condition() {
     assert_eq!(kinds(json!(["near", "far"])), ["near", "far"]);
     assert_eq!(kinds(json!(["far", "far"])), ["far", "far"]);
     assert_eq!(kinds(Value::Null), ["far", "near"]);
-    // A list that is too short does not affect later layers.
+    // The list has no entry for layer 1, so the condition `i == 0` decides.
     assert_eq!(kinds(json!(["near"])), ["near", "near"]);
 }
 

@@ -254,7 +254,7 @@ fn family_specific_keys_precede_common_ones() {
         "hidden_dim": 16, "hidden_size": 8, "activation": "relu",
     });
     let model = build("distilbert", &own, None);
-    // Two different values for the same number.
+    // Two keys for the same number have different values.
     let mut other = own.clone();
     other["hidden_size"] = json!(99);
     let distilbert = Description::shipped("distilbert").expect("it is shipped");

@@ -46,7 +46,7 @@ impl HeadView {
         }
     }
 
-    /// First column of the first head in a token-major view; 0 in a head-major one.
+    /// First column of the first head in a token-major view; 0 in a head-major view.
     pub(crate) fn column(self) -> u32 {
         match self {
             HeadView::HeadMajor => 0,
@@ -65,7 +65,7 @@ impl HeadView {
     }
 }
 
-/// Token of a pair whose row of `x` is multiplied by the table's row: the query or the key.
+/// The token of a pair, query or key, whose row of `x` is multiplied by the table's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Side {
     Query,

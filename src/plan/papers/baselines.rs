@@ -197,8 +197,7 @@ impl Allocator for Maximum {
     }
 
     /// # Errors
-    /// Returns an error for a request of another program, or for one that needs more than was
-    /// declared.
+    /// Returns an error for a request of another program, or for a request that needs more memory than was declared.
     fn plan(&mut self, records: &[UsageRecord]) -> Result<Plan, PlanError> {
         check_records(records)?;
         if records.len() != self.declared.len() {

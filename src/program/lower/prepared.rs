@@ -462,7 +462,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Creates the tensors for `id`: those of all values of the launch whose last node is `id`, or else that of the node's own value.
+    /// Creates the tensors for `id`: those of all values of the launch whose last node is `id`, or else the tensor of the node's own value.
     pub(super) fn values_of(&mut self, id: NodeId) {
         let Some(launch) = self.prepared.launches.get(&id) else {
             return self.rows_of(id);

@@ -222,7 +222,7 @@ impl Composed {
         self.gone.insert(entry.1);
     }
 
-    /// Selects the requests to run, in order. The number is limited by the batch size if the layout has one.
+    /// Selects the requests to run, in order. If the layout has a max batch size, this limits the number of requests.
     fn chosen(&mut self, view: &View<'_>, bytes: u64) -> Vec<Chosen> {
         let most = match self.how {
             BatchLayout::Single => 1,

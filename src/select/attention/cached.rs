@@ -15,7 +15,7 @@ const STEPS: Interval = Interval::new(0, Some(1));
 /// Lengths of the longest sequence in a batch with pieces of several tokens.
 const PIECES: Interval = Interval::new(1, None);
 
-/// A problem of attention to a KV cache. The kernel in it supports every shape and card.
+/// A problem of attention to a KV cache, given as the kernel that supports every shape and card.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CachedAttention(pub MhaCached);
 

@@ -45,7 +45,7 @@ fn plain(
     };
     let split_k = GemmSplitK::kernels(problem, machine.instructions);
     let at_once = |kernel: &GemmSplitK| kernel.tile.max_rows_at_once(n, k, machine);
-    // In a ring, MMAs wait for each other. No ring is needed if all operands of a CTA fit in shared memory.
+    // The ring of the streaming GEMM makes MMAs wait for each other. It is not needed if all operands of a CTA fit in shared memory.
     let has_room = split_k
         .iter()
         .any(|kernel| kernel.tile.splits == 1 && at_once(kernel) > 0);

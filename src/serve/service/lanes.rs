@@ -30,7 +30,7 @@ pub(super) struct Launched {
     pending: Result<Pending, EngineError>,
     members: Vec<(u64, Entry)>,
     estimate: Micros,
-    /// Whether the requests joined another batch. The scheduler state counts both as one batch.
+    /// Whether the requests joined another batch. The scheduler state counts the two batches as one.
     joins: bool,
     launched: Instant,
     /// Permit for the shared device, which is held until the batch is done.
@@ -236,13 +236,13 @@ pub(super) struct Collect {
     pub(super) output: &'static str,
     pub(super) score: Option<crate::text::Score>,
     pub(super) weights: Option<Weights>,
-    /// The mask token, for a model that fills masks. Its answers are the rows of the masks.
+    /// The mask token, for a model that fills masks. The answers of such a model are the rows of the masks.
     pub(super) mask: Option<u32>,
     /// Memory limit of a batch in bytes. If the device runs out of memory, a lower limit applies for a while.
     pub(super) bytes: u64,
 }
 
-/// Divisor of the memory limit. After a reduction, a lane regains this fraction of the limit with each batch.
+/// With each batch after a reduction of its memory limit, a lane regains the full limit divided by this number.
 pub(super) const RECOVERS: u64 = 256;
 
 impl Weights {

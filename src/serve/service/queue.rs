@@ -124,8 +124,8 @@ impl Shared {
             deadline: within.map(|w| at.plus(Micros(w.as_micros() as u64))),
             class: submit.class,
             tenant: submit.tenant,
-            // The queue is ordered by this time, so it must be the time of enqueueing. Tokenizing changes the order in which requests were
-            // sent.
+            // The queue is ordered by this time, so it must be the time of enqueueing. Requests may finish tokenizing in a different order
+            // than they were sent.
             ..Waiting::new(encoded.ids.len() as u32, self.now())
         };
         if let Some(trace) = &mut state.trace {

@@ -76,7 +76,7 @@ pub struct LateInteraction {
     pub(in crate::text) lengths: [usize; 2],
     /// Whether queries are padded to the max number of tokens of a query. The vectors of the padding take part in scores.
     pub(in crate::text) expands: bool,
-    /// Whether tokens attend to this padding.
+    /// Whether tokens attend to the padding of queries.
     attends: bool,
     /// Tokens whose vectors are removed from documents.
     pub(in crate::text) skipped: Vec<String>,
@@ -93,7 +93,7 @@ impl LateInteraction {
         self.lengths[role.index()]
     }
 
-    /// Reads PyLate's settings; `None` if no module, no key and not the model type is PyLate's.
+    /// Reads PyLate's settings; `None` if no module, no key and no model type of PyLate is found.
     pub(super) fn read(own: Option<&Json>, listed: &[Entry]) -> Result<Option<Self>, TextError> {
         let has_key = |own: &Json| KEYS.iter().any(|key| own.get(key).is_some());
         let is_type = |own: &Json| {

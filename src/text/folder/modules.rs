@@ -41,7 +41,7 @@ pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, TextError> {
         };
         let known = ["idx", "name", "path", "type", "kwargs"];
         check_known(keys, &known).map_err(|problem| json.problem(problem))?;
-        // Names of arguments that a caller may pass to the module.
+        // `kwargs` names arguments that a caller may pass to the module.
         let is_none = |v: &Value| v.is_null() || v.as_array().is_some_and(Vec::is_empty);
         if let Some(kwargs) = keys.get("kwargs").filter(|v| !is_none(v)) {
             return Err(json.problem(format!(
@@ -112,7 +112,7 @@ pub(super) fn pooling(json: &Json) -> Result<(Vec<Pooling>, bool), TextError> {
     let after_prompt = !json.flag("include_prompt", true)?;
     let by_position = Pooling::Weighted(PoolWeights::Position);
     match after_prompt && modes.contains(&by_position) {
-        // The weights of `weightedmean` are positions that count the tokens of the prompt.
+        // `weightedmean` weights tokens by position, and the positions include the tokens of the prompt.
         true => Err(json.wrong("include_prompt", "true with pooling by `weightedmean`")),
         false => Ok((modes, after_prompt)),
     }

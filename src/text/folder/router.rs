@@ -18,7 +18,7 @@ pub(super) struct Route {
     pub(super) others: Vec<String>,
 }
 
-/// Replaces a Router by the modules of its default route.
+/// Replaces a Router with the modules of its default route.
 ///
 /// # Errors
 /// Returns an error if the router's file is missing or malformed, or if routes depend on more than a task.
@@ -54,7 +54,8 @@ pub(super) fn routed(
     }
     let name = match parameters.text("default_route")? {
         Some(name) => Some(name.to_owned()),
-        // Without a name, the first route in the file is the default. The order of routes is not kept here, so there may be only one.
+        // If the file names no default route, its first route is the default. The parsed routes are not in the order of the file, so this
+        // is supported only for a single route.
         None if parameters.flag("allow_empty_key", true)? && structure.len() == 1 => {
             structure.keys().next().cloned()
         }

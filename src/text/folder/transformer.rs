@@ -146,7 +146,7 @@ impl Transformer {
             file: json.file.clone(),
             value: Value::Object(tokenizer.clone()),
         };
-        // The last one that is set applies.
+        // The last length that is set applies.
         let lengths = [
             json.count("max_seq_length", MAX_TOKENS)?,
             of_tokenizer.count("model_max_length", MAX_TOKENS)?,

@@ -57,7 +57,7 @@ struct Trainer {
     unknown_surface: Option<String>,
 }
 
-/// All flags are true if missing.
+/// Flags that are missing in the file are true.
 #[derive(Clone, PartialEq, Message)]
 struct Normalizer {
     #[prost(bytes = "vec", tag = "2")]

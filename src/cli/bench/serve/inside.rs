@@ -74,7 +74,7 @@ const OFFLINE: f64 = 5.0;
 /// Throughput of the engine alone in tokens per second, or the reason why it was not measured.
 type Offline = Result<f64, String>;
 
-/// Starts a model in this process. Also measures the throughput of its engine alone, on lengths of the same distribution.
+/// Starts a model in this process. Also measures the throughput of its engine alone, on lengths drawn from the same distribution.
 pub(super) fn start(args: &super::Args) -> Result<(Inside, Offline), Report> {
     let inside = &args.inside;
     let folder = inside
@@ -184,7 +184,7 @@ fn lens(args: &super::Args, engine: &Engine) -> Vec<u32> {
     all.iter().map(|w| w.tokens.min(longest)).collect()
 }
 
-/// Returns the tokens per second of batches that run one after another, of the size with the highest throughput.
+/// Returns the tokens per second of consecutive batches, at the batch size with the highest throughput.
 fn offline(
     args: &super::Args,
     engine: &Engine,

@@ -48,7 +48,7 @@ pub enum NodeKind {
         values: Vec<(Target, Expr)>,
         body: Vec<Node>,
     },
-    /// A body with its own scope, such as that of `generation`.
+    /// A body with its own scope, such as the body of a `generation` block.
     Scope(Vec<Node>),
     FilterBlock {
         filters: Vec<Filter>,

@@ -141,7 +141,7 @@ impl<'s> Lexer<'s> {
         let Some(length) = self.rest()[opening..].find("#}") else {
             return self.failed("a comment has no end `#}`");
         };
-        // A sign before `#}` is part of the end.
+        // A sign before `#}` is part of the comment's end.
         let end = opening + length;
         let sign = self.rest()[opening..end].bytes().last().unwrap_or(b' ');
         self.skip(end + 2);

@@ -482,7 +482,7 @@ fn split_spaces(text: &str, n: usize, from_end: bool) -> Vec<&str> {
     parts
 }
 
-/// Splits lines by Python's rules, which have more line ends than the newline.
+/// Splits lines by Python's rules. Several characters besides the newline end a line.
 pub fn lines(text: &str, keeps_ends: bool) -> Vec<&str> {
     let (mut parts, mut rest) = (Vec::new(), text);
     while let Some(at) = rest.find(is_line_end) {
@@ -530,7 +530,7 @@ pub fn pad(
     let missing = usize::try_from((width - len).max(0)).unwrap_or(usize::MAX);
     let left = match name {
         "ljust" => 0,
-        // If the number of padding characters is odd, Python puts the extra one on the left for an odd width, else on the right.
+        // If the number of padding characters is odd, Python puts the extra character on the left for an odd width, else on the right.
         "center" => missing / 2 + (missing & usize::try_from(width.max(0)).unwrap_or(0) & 1),
         _ => missing,
     };
@@ -574,7 +574,7 @@ fn is_kind(text: &str, name: &str) -> Result<bool> {
     })
 }
 
-/// Whether all letters of `text` are upper case or lower case.
+/// Returns whether the letters of `text` have the case that the method `name` tests for (`islower`, `isupper`).
 pub fn has_case(text: &str, name: &str) -> Result<bool> {
     is_kind(text, name)
 }

@@ -159,7 +159,7 @@ impl Parser {
         result
     }
 
-    /// Parses nodes up to a block that begins with one of `ends`, or to the end of the template if `ends` is empty. The name
+    /// Parses nodes up to a block that begins with one of `ends`, or to the end of the template if `ends` is empty. The name of that block
     /// is not consumed.
     fn body(&mut self, ends: &[&str]) -> Result<Vec<Node>> {
         let mut nodes = Vec::new();

@@ -79,7 +79,7 @@ impl Machine<'_> {
     }
 }
 
-/// Returns the result of a test without arguments, if `name` is one.
+/// Returns the result of the test `name`; `None` if there is no such test without arguments.
 fn without_arguments(name: &str, value: &Value) -> Option<Result<bool>> {
     Some(Ok(match name {
         "defined" => !matches!(value, Value::Undefined(_)),
