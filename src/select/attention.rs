@@ -80,6 +80,9 @@ impl Attention {
             if attention.tile.rows > MhaToE4m3::MAX_ROWS {
                 attention.tile = attention.tile.finer(of.head)?;
             }
+            if of.head > MhaToE4m3::MAX_HEAD {
+                return None;
+            }
             Some(KernelSpec::from(MhaToE4m3 { attention }))
         };
         plain

@@ -22,6 +22,13 @@ pub struct MhaToE4m3 {
 impl MhaToE4m3 {
     /// Max queries per tile. With a third consumer warpgroup, no registers would be left for the conversion.
     pub const MAX_ROWS: u32 = 128;
+    /// Max head size. Accumulators of larger heads leave no registers for the conversion.
+    pub const MAX_HEAD: u32 = 128;
+
+    /// Whether consumers have registers for the conversion.
+    fn has_registers(attention: &MhaWgmma) -> bool {
+        attention.tile.rows <= Self::MAX_ROWS && attention.of.head <= Self::MAX_HEAD
+    }
 }
 
 impl Kernel for MhaToE4m3 {
@@ -77,12 +84,14 @@ impl Kernel for MhaToE4m3 {
 
     fn validate(&self) -> Result<(), String> {
         self.attention.validate()?;
-        match self.attention.tile.rows <= Self::MAX_ROWS {
+        match Self::has_registers(&self.attention) {
             true => Ok(()),
             false => Err(format!(
-                "attention in E4M3 with {:?}; expected at most {} queries per tile",
+                "attention in E4M3 with {:?} and heads of {}; expected at most {} queries per tile, and heads of at most {}",
                 self.attention.tile,
-                Self::MAX_ROWS
+                self.attention.of.head,
+                Self::MAX_ROWS,
+                Self::MAX_HEAD
             )),
         }
     }
@@ -117,7 +126,7 @@ impl Kernel for MhaToE4m3 {
     }
 }
 
-/// Every tile of at most [`MhaToE4m3::MAX_ROWS`] queries, in both storage types, full and causal, with and without a position bias.
+/// Every tile that supports the conversion, in both storage types, full and causal, with and without a position bias.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut kernels: Vec<MhaToE4m3> = Vec::new();
     for kernel in super::wgmma::representative() {
@@ -129,7 +138,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
             (a.of.head, a.tile, a.dtype, a.of.causal, a.of.by.is_none())
                 == (b.of.head, b.tile, b.dtype, b.of.causal, b.of.by.is_none())
         };
-        if attention.tile.rows <= MhaToE4m3::MAX_ROWS && kernels.iter().find(is_same).is_none() {
+        if MhaToE4m3::has_registers(&attention) && kernels.iter().find(is_same).is_none() {
             kernels.push(MhaToE4m3 { attention });
         }
     }
