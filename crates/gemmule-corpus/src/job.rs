@@ -15,7 +15,7 @@ pub struct Job {
     pub input: PathBuf,
     /// Format of the input. `None` selects it by the file extension.
     pub input_format: Option<InputFormat>,
-    /// Columns or fields with the texts, at least one. For plain lines there is one text, and its name here is arbitrary.
+    /// Columns or fields with the texts, at least one. In plain lines, there is one text, whose name here is arbitrary.
     pub columns: Vec<String>,
     pub output: PathBuf,
     /// Format of the output. `None` selects it by the file extension.

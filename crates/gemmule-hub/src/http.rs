@@ -156,7 +156,7 @@ impl<'n> Retries<'n> {
         }
     }
 
-    /// Forgets the failures, after progress.
+    /// Resets the number of failed attempts after progress.
     pub(crate) fn renew(&mut self) {
         self.failed = 0;
     }

@@ -22,7 +22,7 @@ const DEPTH: usize = 1024;
 /// Like [`DEPTH`], for fewer than [`FEW`] tiles of rows. These values and [`MANY`] were measured on a Xeon (docs/history, entry 58).
 const SHORT: usize = 192;
 const FEW: usize = 4;
-/// Number of tiles of rows from which on nothing is prefetched. Prefetching did not make larger blocks faster, because only one of their
+/// Number of tiles of rows above which nothing is prefetched. Prefetching did not make larger blocks faster, because only one of their
 /// tiles waits for memory.
 const MANY: usize = 32;
 
