@@ -114,7 +114,7 @@ struct Lens<'a> {
 pub(crate) fn run(args: Args) -> Outcome {
     let ready = args.ours.prepare()?;
     let engine = &ready.engine;
-    // Check this before anything is timed: an explicit Python without PyTorch is an error.
+    // Find PyTorch before anything is timed, because an explicit Python without PyTorch is an error.
     let peers = find_peers(&args, engine)?;
     let rows = ready.time(&args.ours)?;
     let mut rows: Vec<Compared> = rows.into_iter().map(Compared::from).collect();

@@ -14,7 +14,7 @@ const ORDER: [&str; 26] = [
     "heads", "generate", "engine", "measure", "serve", "http", "cli",
 ];
 
-/// Rooms above a room that it must not use nevertheless.
+/// For some rooms, rooms that they must not use even though these are above them.
 const FORBIDDEN: [(&str, &[&str]); 19] = [
     ("search", &["names", "files"]),
     ("ops", &["names", "files"]),

@@ -33,7 +33,7 @@ struct Case {
     /// The new value. `None` removes the key, which differs from null.
     #[serde(default, deserialize_with = "some")]
     value: Option<Value>,
-    /// Expected values. `None` stands for the values of the unchanged config.json.
+    /// Expected values. `None` if they are those of the unchanged config.json.
     outputs: Option<Outputs>,
 }
 

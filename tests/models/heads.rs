@@ -1,5 +1,5 @@
-//! Tests of heads of checkpoints: heads that are tied to an embedding table or have own weights, and heads of tasks other than text
-//! generation.
+//! Tests of heads of checkpoints: heads that are tied to an embedding table or have weights of their own, and heads of tasks other than
+//! text generation.
 
 mod pipelines;
 
