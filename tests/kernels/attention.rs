@@ -181,7 +181,7 @@ fn few_tokens_have_a_kernel_of_their_own_on_hopper() {
     let asked = |lens: &[u32]| launched(&|_| (), lens);
     assert_eq!(asked(&[64]), "mha_split_keys");
     assert_eq!(asked(&[1, 40, 23]), "mha_split_keys");
-    // More tokens, whatever the lengths.
+    // Batches with more tokens, of any lengths.
     for lens in [&[65][..], &[33, 32]] {
         assert_eq!(asked(lens), "mha_wgmma_64x64x5");
     }

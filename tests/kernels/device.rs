@@ -542,7 +542,7 @@ fn buckets_end_where_the_model_does_and_serve_batches_at_their_edges() {
     batches.push(last(&[64; 33]));
     let used = compare_with_exact_shapes(&engine, &batches);
     assert!(used.replayed > 33, "{used:?}");
-    // The same sequences with padding by the caller, which have a shape of their own.
+    // The caller pads the same sequences. These batches have shapes of their own.
     for lens in [&[7, 1, 3][..], &[509, 1], &[40; 9]] {
         let batch = padded(lens);
         compare_with_exact_shapes(&engine, &[batch]);
@@ -570,8 +570,8 @@ fn a_batch_that_fits_where_its_bucket_does_not_runs() {
     let (alone, bucket) = (needed(&exact, TOKENS), needed(&buckets, TOKENS));
     assert!(alone + (14 << 20) < bucket, "{alone} and {bucket}");
     let expected = bits_of(&mut exact.session().expect("a session"), &of(TOKENS));
-    // Another session takes all memory except for the batch's own and 8 MiB. The number of its tokens is first guessed, and then corrected
-    // by the remaining free memory.
+    // Another session takes all memory except for 8 MiB and the memory that the batch needs with exact shapes. The number of its tokens is
+    // first estimated, and then corrected by the amount of free memory.
     let huge = batch(&vec![LENGTH; 1 << 10]);
     let free = || out_of_memory(exact.session().expect("a session").run(&huge)).2;
     let left = alone + (8 << 20);

@@ -92,7 +92,7 @@ fn a_launch_is_saved_wherever_a_pair_is_fused() {
         assert_eq!(kernels.len() + saved, unfused.len(), "{tokens} tokens");
         most = most.max(fused(&kernels));
     }
-    // After attention, and at the end of each layer.
+    // The fused launches of a layer are after attention and at the end of the layer.
     assert_eq!(most, 4);
 }
 

@@ -38,7 +38,7 @@ fn builder() -> Builder {
         .device(DeviceChoice::Cpu)
 }
 
-/// Lengths of one token, around the number of rows of tiles and blocks, and beyond a block of queries and keys.
+/// Uses lengths of one token, lengths around the number of rows of tiles and blocks, and lengths beyond a block of queries or keys.
 fn n_changed(engine: &Engine) -> usize {
     mates::n_changed(engine, &[1, 7, 63, 64, 65, 130, 600], LONGEST)
 }
@@ -57,7 +57,7 @@ fn on_a_cpu_they_do_not_without_the_mode_either() {
     assert_eq!(n_changed(&builder().build().expect("it builds")), 0);
 }
 
-/// Shows that the tests above can fail: if padding is kept, sums of values run to the end of the longest sequence.
+/// Shows that the tests above can fail. If padding is kept, sums over the values include the padding up to the longest sequence.
 #[test]
 fn where_padding_is_kept_they_do() {
     let builder = builder().padding(Padding::Kept).without(["fuse_attention"]);

@@ -88,7 +88,7 @@ fn every_source_is_cuda_without_headers_or_directives() {
             let is_word = |&(at, name): &(usize, &str)| {
                 !kernel[..at].ends_with(in_word) && !kernel[at + name.len()..].starts_with(in_word)
             };
-            // The first occurrence is in the signature.
+            // The first occurrence of the name is in the kernel's signature.
             let mut words = kernel.match_indices(param.name).filter(is_word);
             assert!(
                 words.nth(1).is_some(),

@@ -1,5 +1,5 @@
-//! Tests of a server's memory under any requests within the limit of a body. The memory is that of a real process, as reported by the
-//! system.
+//! Tests of a server's memory under requests whose bodies have the maximum size. The server is a separate process, and the system reports
+//! its memory.
 #![cfg(target_os = "linux")]
 
 use std::{
