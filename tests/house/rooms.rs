@@ -14,7 +14,7 @@ const ORDER: [&str; 26] = [
     "heads", "generate", "engine", "measure", "serve", "http", "cli",
 ];
 
-/// For some rooms, rooms that they must not use even though these are above them.
+/// Exceptions to the order: a room, and the rooms above it that it must not use.
 const FORBIDDEN: [(&str, &[&str]); 19] = [
     ("search", &["names", "files"]),
     ("ops", &["names", "files"]),

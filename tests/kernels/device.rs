@@ -283,7 +283,8 @@ fn a_replayed_graph_gives_the_bits_of_the_first_launch() {
 #[ignore = "needs a CUDA device"]
 fn batch_mates_do_not_change_a_bit_of_an_invariant_program() {
     let _memory = some_memory();
-    // Without the mode, these sizes use several kernels. Each storage type has a head size with different attention kernels.
+    // In a program that is not invariant, these sizes use several kernels. Each storage type has a head size with different attention
+    // kernels.
     for (dtype, hidden, inner) in [
         (DType::F16, 768, 3072),
         (DType::BF16, 768, 3072),

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 const VOCABULARY: u32 = 500;
 const LONGEST: u32 = 700;
 
-/// Widths that are not multiples of a block or tile. One of them is deeper than a block of a GEMM.
+/// Widths that are not multiples of a block or tile. One of them exceeds the depth of a GEMM's blocks.
 fn config() -> Value {
     json!({
         "hidden_size": 72, "num_attention_heads": 3, "num_hidden_layers": 2,
@@ -51,7 +51,7 @@ fn batch_mates_do_not_change_a_bit() {
     );
 }
 
-/// On the CPU, the order of a sum over a row never depends on the batch, with or without the mode.
+/// On the CPU, the order of a sum over a row never depends on the batch, even if the program is not invariant.
 #[test]
 fn on_a_cpu_they_do_not_without_the_mode_either() {
     assert_eq!(n_changed(&builder().build().expect("it builds")), 0);

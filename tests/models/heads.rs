@@ -66,7 +66,7 @@ fn values(engine: &Engine, output: &str) -> Vec<f32> {
         .clone()
 }
 
-/// Name of a description, an output of its head, the head's tensor, and the table to which it is tied.
+/// For each head: a description, an output of the head, the head's tensor, and the table to which the head is tied.
 const TIED: [(&str, &str, &str, &str); 10] = [
     (
         "llama",

@@ -90,7 +90,7 @@ fn within(ms: u64) -> Submit {
 struct Serving {
     child: Child,
     to: SocketAddr,
-    /// Lines of its standard error.
+    /// Lines of the server's standard error.
     lines: Arc<Mutex<Vec<String>>>,
 }
 

@@ -84,7 +84,7 @@ fn picked_norm(
     }
 }
 
-/// Like [`alone`], followed by the unfused kernels.
+/// Like [`alone`], for a LayerNorm with a bias and a residual. The unfused kernels follow.
 fn after_a_gemm(
     launched: &Launched,
     rows: u32,

@@ -133,7 +133,7 @@ impl Job {
         beside(&self.output, ".errors.jsonl")
     }
 
-    /// Checks the options for a model that computes these columns, as [`run`](crate::run) does. A program may call this before it loads the
+    /// Checks the options like [`run`](crate::run), for a model that computes these columns. A program may call this before it loads the
     /// model. The widths of vectors are not known then, and any width may be given.
     ///
     /// # Errors

@@ -264,8 +264,8 @@ impl Linear<'_> {
         }
     }
 
-    /// Calls `multiply`, which writes the products of a block, and applies the epilogue, for all blocks of the result. Blocks of the same
-    /// rows are processed consecutively, so that these rows stay in cache.
+    /// For each block of the result, calls `multiply`, which writes the products, and applies the epilogue. Blocks of the same rows are
+    /// processed consecutively, so that these rows stay in cache.
     fn blocks(
         &self,
         out: &mut [f32],

@@ -1,4 +1,4 @@
-//! Chooses the texts that are reviewed: a few texts that contain all neighbouring lines of the others.
+//! Chooses the texts that are reviewed: a few texts that contain every pair of neighbouring lines of the other texts.
 
 use std::{
     cmp::Reverse,
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(symbols(&all, "partials/q.cu"), ["ab", "bca"]);
     }
 
-    /// `middle` is chosen first. The other two are then needed, and together contain all pairs of `middle`.
+    /// `middle` is chosen first. The other two are then needed. Together they contain all pairs of `middle`, which is dropped.
     #[test]
     fn a_choice_that_later_ones_make_redundant_is_dropped() {
         let all = [

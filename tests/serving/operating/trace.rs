@@ -1,4 +1,4 @@
-//! Tests of the trace of a server, and of its replay.
+//! Tests of a server's trace, and of replaying the trace.
 
 use std::{fs, thread};
 
