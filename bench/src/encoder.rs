@@ -296,7 +296,7 @@ fn shown(rows: &[Compared]) -> comfy_table::Table {
     shown
 }
 
-/// Draws bars by set (figures 10 and 11 of TurboTransformers, 14 of ByteTransformer).
+/// Draws bars by set, as in figures 10 and 11 of TurboTransformers and figure 14 of ByteTransformer.
 fn figure(rows: &[Compared], title: String) -> Figure {
     let ours = rows.iter().map(|r| Some(r.ours.ms)).collect();
     let mut series = vec![Series::new("gemmule", ours)];

@@ -338,8 +338,7 @@ sweeps!(
     umt5
 );
 
-/// Keys that the published code of these families reads or writes in addition to those of the stored configurations, with their default
-/// values.
+/// Keys and default values that the published code of these families reads or writes, in addition to the keys of the stored configurations.
 const PUBLISHED: [(&str, &str); 4] = [
     (
         "neobert",

@@ -273,8 +273,8 @@ impl Writer {
         self.value(&op, x.shape, 1.0)
     }
 
-    /// Returns the fields of a rotation of the first `columns` (an even number) columns of each head, sometimes with a scaling of
-    /// frequencies.
+    /// Returns the fields of a rotation of the first `columns` columns of each head, sometimes with a scaling of frequencies. `columns` is
+    /// even.
     fn turning(&mut self, columns: u32) -> String {
         let theta = self.one_of(&[100, 10_000]);
         let mut fields = format!("width: {columns}, theta: {theta}");

@@ -1,4 +1,4 @@
-//! Tests of the response cache: cached responses have the bits of computed ones, even if the storage of the cache is damaged or lost.
+//! Tests of the response cache: cached responses are bitwise equal to computed ones, even if the storage of the cache is damaged or lost.
 
 use std::{
     fs,

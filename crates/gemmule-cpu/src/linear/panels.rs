@@ -260,7 +260,7 @@ impl<'a> Ahead<'a> {
     }
 }
 
-/// Returns the length of the equal parts into which k is divided. It is at most `most`.
+/// Divides k into equal parts of at most `most`, and returns their length.
 fn part_of(k: usize, most: usize) -> usize {
     k.div_ceil(k.div_ceil(most).max(1)).max(1)
 }
