@@ -22,8 +22,8 @@ const DEPTH: usize = 1024;
 /// Like [`DEPTH`], for fewer than [`FEW`] tiles of rows. These values and [`MANY`] were measured on a Xeon (docs/history, entry 58).
 const SHORT: usize = 192;
 const FEW: usize = 4;
-/// Number of tiles of rows above which nothing is prefetched. Prefetching did not make larger blocks faster, because only one of their
-/// tiles waits for memory.
+/// Minimum number of tiles of rows for which nothing is prefetched. Prefetching did not make larger blocks faster, because only one of
+/// their tiles waits for memory.
 const MANY: usize = 32;
 
 /// A weight `[n, k]` as consecutive panels `[k, columns]`. The last panel is padded with zeros.
