@@ -240,7 +240,7 @@ fn fields_of_json_lines() {
     assert_eq!(batches[0]["s"].as_string::<i32>().value(0), "x");
     assert_eq!(batches[0]["j"].as_string::<i32>().value(0), "[1]");
     assert_eq!(batches[0]["j"].as_string::<i32>().value(1), "\"y\"");
-    // JSONL output contains any JSONL value unchanged.
+    // Any value is copied unchanged from JSONL to JSONL.
     job.output = place.path("out.jsonl");
     let report = embed(&job).expect("embedded");
     assert_eq!(report.written, 5);

@@ -11,8 +11,8 @@ use crate::runs;
 /// Number of document rows that are multiplied by the query at once. The products of a block stay in the L2 cache.
 const BLOCK: usize = 256;
 
-/// Scores documents for a query. The score is the sum, in f32, of the max product of each query row with a row of the document. A document
-/// without rows scores 0.
+/// Scores documents for a query. Each row of the query contributes its max product with a row of the document. The score is the sum of
+/// these products in f32. A document without rows scores 0.
 ///
 /// # Panics
 /// Panics if a slice is not whole rows of `width`, if `ends` decreases or does not end with the last row, or if `out` and `ends` differ in
