@@ -52,7 +52,7 @@ fn decision(c: &mut Criterion) {
             let mut desk = SchedulerState::new(&[u64::MAX], 1);
             let mut next = arrivals.iter().cycle();
             let mut now = Micros(0);
-            // As many requests arrive as leave, as in a service under full load.
+            // Requests arrive at the rate at which they leave, like in a service under full load.
             let mut come = |desk: &mut SchedulerState| {
                 while desk.waiting().len() < WAITING {
                     desk.arrive(*next.next().expect("it goes on"));

@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = generation_config(folder.as_ref())?;
     let ids = encoder.prompts(&prompts)?;
 
-    // Make room for two of the longest prompts. Other prompts wait until a text ends.
+    // Make room for two prompts of the maximum length. Other prompts wait until a text ends.
     let longest = ids.iter().map(Vec::len).max().unwrap_or(1);
     let room = engine.cache_bytes_needed(&[longest, longest], &options)?;
     let mut generator = engine.generator(room)?;

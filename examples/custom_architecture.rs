@@ -31,7 +31,7 @@ Model(
         Let("places", embedding(ids: "positions", rows: "positions", width: "width", table: "places.weight")),
         Let("x", add(a: "words", b: "places")),
         Repeat(times: "layers", index: "i", name: "layer",
-            // One GEMM for Q, K and V, and one kernel for attention.
+            // This expects one GEMM for Q, K and V together, and one kernel for attention.
             expect: {"gemms": 4, "attention": 1},
             body: [
                 Let("normed", layer_norm(x: "x", eps: "eps",

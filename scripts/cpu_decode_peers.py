@@ -21,7 +21,8 @@ PROMPT, NEW = 32, 48
 
 
 def graph(weights, file):
-    """One step of GPT-2 with a past: from ids [1, n] and the keys and values so far to the last token's logits and all keys and values."""
+    """Writes a graph for a step of GPT-2 with a past. Its inputs are ids [1, n] and the previous keys and values. Its outputs are the last
+    token's logits, and all keys and values."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 

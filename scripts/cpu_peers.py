@@ -259,7 +259,7 @@ def spawned(command):
 
 
 def able(names, command):
-    """Returns the names, except for contenders that need instructions that this CPU lacks."""
+    """Returns the names of the contenders whose instructions this CPU has."""
     lacking = []
     for name in names:
         tried = subprocess.run(command(name), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

@@ -190,7 +190,7 @@ def distilbert(tok, **more):
 
 
 def robertas(config, tok, **more):
-    """RoBERTa and models of the same form: two positions more than tokens, and one type."""
+    """RoBERTa and models of the same form, which have two more positions than tokens, and one type."""
     return config(**sizes(tok, max_position_embeddings=POSITIONS + 2, type_vocab_size=1, layer_norm_eps=1e-5, pad_token_id=1,
                           bos_token_id=tok.bos_token_id, eos_token_id=tok.eos_token_id, **more))
 
@@ -356,7 +356,8 @@ OUTPUTS = {
 
 
 def run(folder, *runs):
-    """Runs a model alone: (class, output), the first also on a pair. Every sequence runs separately, so there is no padding."""
+    """Runs a model without sentence-transformers, once for each pair of a class and an output. The first class also runs on a pair of
+    texts. Every sequence runs separately, so there is no padding."""
     tok = tf.AutoTokenizer.from_pretrained(folder)
     out = []
     for cls, output in runs:
@@ -446,7 +447,7 @@ def st_default_prompt(folder):
 
 
 def st_instructor(folder):
-    """Several concatenated poolings that exclude the prompt. For a text without a prompt, they exclude nothing."""
+    """Several concatenated poolings that exclude the prompt. If a text has no prompt, nothing is excluded."""
     tok = roberta_tokenizer()
     pooling = Pooling(HIDDEN, ["cls", "max", "mean_sqrt_len_tokens", "lasttoken"], include_prompt=False)
     sentence(folder, tok, tf.RobertaModel(robertas(tf.RobertaConfig, tok)), pooling, Normalize(), prompts=PROMPTS)
@@ -506,7 +507,8 @@ def st_dense(folder):
 
 
 def st_residual(folder):
-    """The input of a Dense module is added to its result. In the second module, it is first multiplied by a separate matrix."""
+    """The input of each Dense module is added to the module's result. In the second module, the input is first multiplied by a separate
+    matrix."""
     tok = bert_tokenizer()
     first = Dense(HIDDEN, HIDDEN, bias=True, activation_function=torch.nn.Tanh(), use_residual=True)
     second = Dense(HIDDEN, 24, bias=False, activation_function=torch.nn.Identity(), use_residual=True)
@@ -779,7 +781,7 @@ def ce_one(folder):
 
 
 def ce_identity(folder):
-    # The tokenizer has no limit, but the number of positions is one.
+    # The tokenizer has no limit. The number of positions is the limit.
     tok = bert_tokenizer(model_max_length=HUGE)
     save(folder, tok, tf.BertForSequenceClassification(bert(tok, num_labels=1)))
     config = read(folder, "config.json")

@@ -23,7 +23,7 @@ TRANSLATOR = {"prompts": ["4217", "90"], "base": {"max_new_tokens": 24, "num_bea
 
 
 def cases(ids, seq2seq):
-    """Pairs of a key and its values, and whether to run beam search, too. `ids` are ordinary tokens."""
+    """Returns the values of each key, and whether beam search also runs with them. `ids` are ordinary tokens."""
     a, b, c, d = ids
     both = {
         "max_length": [12, 30, 40], "max_new_tokens": [1, 7], "min_length": [0, 20, 40], "min_new_tokens": [0, 10, 24],

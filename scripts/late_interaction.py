@@ -130,7 +130,7 @@ def record(folder, **how):
             run = {"text": text, "ids": ids, "attended": n, "rows": rows.shape[0], "width": rows.shape[1]}
             runs.append((run, rows))
         sides[side] = runs, vectors
-    # One document at a time: PyLate pads several documents, and its padding has products of 0.
+    # Score one document at a time. PyLate pads several documents, and products with its padding are 0.
     scores = [[float(colbert_scores(q[None], d[None])[0, 0]) for d in sides["documents"][1]] for q in sides["queries"][1]]
     lines = ["{", f'"made_with": {json.dumps(MADE_WITH)},']
     for side, (runs, _) in sides.items():

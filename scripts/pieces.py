@@ -76,7 +76,7 @@ def write(value, *path):
 
 
 def texts(n, seed):
-    """The fixed texts, and random texts of words, marks and characters of many scripts."""
+    """Returns the fixed texts, and random texts of words, marks and characters of many scripts."""
     choose = random.Random(seed)
     words = " ".join(LINES).split() + TEXTS + [">>fra<<", "[URL]", "<ab>", "<abc>", "</s>", "<unk>", "__en__", "__de__", "\u2581", " ", "  "]
     ranges = [(0, 0x20), (0x20, 0x7f), (0x7f, 0x250), (0x300, 0x370), (0x370, 0x530), (0x590, 0x700), (0x900, 0xe80), (0x1100, 0x1200),

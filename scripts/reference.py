@@ -57,7 +57,7 @@ def fill(model, deviation=DEVIATION):
         # The decoder of a masked-LM head is tied to other tensors, whose values it keeps.
         if not p.is_floating_point() or name != "decoder.bias" and name.endswith(("decoder.weight", "decoder.bias", "vocab_projector.weight")):
             continue
-        # One table is shared by both sides and the head. Sines and cosines are computed.
+        # The encoder, the decoder and the head share one table. Position tables of sines and cosines are computed.
         if shared and name.endswith("embed_tokens.weight") or (name.endswith("embed_positions.weight") and "Sinus" in type(model.get_submodule(name.removesuffix(".weight"))).__name__):
             continue
         bare = name
@@ -275,14 +275,14 @@ DECODERS = {
 
 
 def common(s):
-    """The keys that most decoders share."""
+    """Returns the keys of config.json that most decoders share."""
     return dict(vocab_size=s["vocab"], max_position_embeddings=512, hidden_size=s["hidden"], num_hidden_layers=s["layers"],
                 num_attention_heads=s["heads"], num_key_value_heads=s["kv_heads"], head_dim=s["head"],
                 intermediate_size=s["inner"], attn_implementation="eager", **s["more"])
 
 
 def without(s, *keys):
-    """The same keys but these."""
+    """Returns the keys of `common` except `keys`."""
     return {key: value for key, value in common(s).items() if key not in keys}
 
 
@@ -790,7 +790,7 @@ def t5_encoder(out, name, lens_names, vocab=503, **sizes):
 
 
 def long_texts(out, name, model, pool, **published):
-    """States of a narrow model for longer texts than in all other cases, each computed separately."""
+    """States of a narrow model for texts that are longer than in all other cases. Each text is computed separately."""
     fill(model)
     tensors = {}
     for lens_name in ("tiny", "long"):

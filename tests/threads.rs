@@ -52,7 +52,8 @@ fn threads_sleep_between_runs_and_engines_of_a_number_share_them() {
         .map(|s| s.run(&batch).expect("it runs"))
         .collect();
     assert_eq!(outputs[0], outputs[1]);
-    // Eight threads of the pool, the threads of the test, and those of the process's global pool, which the search for a device starts.
+    // These are the eight threads of the pool, the threads of the test, and the threads of the process's global pool, which the search for
+    // a device starts.
     let own = std::thread::available_parallelism().map_or(1, usize::from);
     assert!(threads() <= 8 + 2 + own, "{} threads", threads());
     std::thread::sleep(Duration::from_millis(50));

@@ -52,7 +52,7 @@ pub(crate) struct Args {
     /// Write the memory and the times of every request to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw the bytes held and the bytes allocated into this folder
+    /// Draw figures of the bytes held and the bytes allocated into this folder
     #[arg(long, value_name = "DIR")]
     figures: Option<PathBuf>,
 }

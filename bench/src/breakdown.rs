@@ -62,11 +62,11 @@ struct Count {
     class: &'static str,
     /// A polynomial for any batch.
     symbolic: String,
-    /// With everything padded to the longest sequence.
+    /// Operations if everything is padded to the longest sequence.
     padded: u64,
-    /// With products with weights on tokens only, but padded attention.
+    /// Operations if products with weights are computed only for tokens, and attention is padded.
     zero_padding: u64,
-    /// Without any padding, as executed here.
+    /// Operations without any padding, as executed here.
     packed: u64,
 }
 

@@ -52,7 +52,7 @@ pub(crate) struct Args {
     /// Write the state after each step to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw the bytes in use by step
+    /// Draw the bytes in use after each step into this file
     #[arg(long, value_name = "FILE")]
     figure: Option<PathBuf>,
 }
@@ -366,7 +366,8 @@ mod tests {
         assert_eq!(early.held, early.running);
         assert!(early.held.iter().all(|&bytes| bytes <= measured.cache));
         assert!(batch.used() < 0.9 && early.used() == 1.0);
-        // More than one batch runs if requests are short, and with early freeing a request starts before the whole first batch has ended.
+        // If requests are short, more than one batch runs. With early freeing, a request then starts while requests of the first batch are
+        // still running.
         let most = early.sequences.iter().max();
         assert!(most > Some(&3), "{most:?}");
         assert!(4 * early.held.len() < 3 * batch.held.len());

@@ -114,7 +114,7 @@ struct Lens<'a> {
 pub(crate) fn run(args: Args) -> Outcome {
     let ready = args.ours.prepare()?;
     let engine = &ready.engine;
-    // Check this before anything is timed: an explicit Python without PyTorch is an error.
+    // Find PyTorch before anything is timed, because an explicit Python without PyTorch is an error.
     let peers = find_peers(&args, engine)?;
     let rows = ready.time(&args.ours)?;
     let mut rows: Vec<Compared> = rows.into_iter().map(Compared::from).collect();
@@ -296,7 +296,7 @@ fn shown(rows: &[Compared]) -> comfy_table::Table {
     shown
 }
 
-/// Draws bars by set (figures 10 and 11 of TurboTransformers, 14 of ByteTransformer).
+/// Draws bars by set, as in figures 10 and 11 of TurboTransformers and figure 14 of ByteTransformer.
 fn figure(rows: &[Compared], title: String) -> Figure {
     let ours = rows.iter().map(|r| Some(r.ours.ms)).collect();
     let mut series = vec![Series::new("gemmule", ours)];

@@ -94,7 +94,7 @@ pub(crate) fn run(args: Args) -> Outcome {
             .into_diagnostic()
             .wrap_err_with(|| format!("`{}` cannot be created", folder.display()))?;
     }
-    // Check this before anything is timed: an explicit Python without PyTorch is an error.
+    // Find PyTorch before anything is timed, because an explicit Python without PyTorch is an error.
     let peers = Peers::find(&args.peers, peers::KERNELS, ordinal)?;
     let bars = Bars::new();
     let laps = time(&device, &problems, &bars)?;

@@ -1,5 +1,5 @@
 //! LightSeq's figures 4 to 6, drawn from files of results. `gemmule bench generate --json` writes our results, and
-//! `bench/scripts/decode_peers.py` writes those of others. Both write one object per number of sequences and length.
+//! `bench/scripts/decode_peers.py` writes those of other implementations. Both write one object per number of sequences and length.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,5 @@
-//! Benchmarks for developers of gemmule: comparisons with PyTorch and cuBLASLt, by kernel, and the
-//! papers' figures. The measurements use the library; `gemmule bench` has the benchmarks for users.
+//! Benchmarks for developers of gemmule: comparisons with PyTorch and cuBLASLt, measurements of single kernels, and the papers' figures.
+//! The measurements use the library; `gemmule bench` has the benchmarks for users.
 
 mod allocators;
 mod breakdown;

@@ -32,7 +32,7 @@ pub(crate) enum Choice {
     /// `python3`, if it has PyTorch and PyTorch supports the device. Otherwise there are no peers, and a message states the reason.
     Auto,
     Off,
-    /// This Python; an error if it cannot be used.
+    /// The Python at this path. If it cannot be used, this is an error.
     Python(PathBuf),
 }
 

@@ -127,8 +127,7 @@ impl Bench {
         self.costs.time(layout, &computed).seconds()
     }
 
-    /// Returns the number of requests of these lengths a second that the device can process at its
-    /// best rate.
+    /// Returns the max number of requests of these lengths that the device can process per second.
     fn capacity(&self, lengths: &Lengths) -> f64 {
         let arrivals = self.load(lengths, 1.0).arrivals();
         let sum =

@@ -26,8 +26,7 @@ pub(crate) struct Args {
     /// Write the results to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Draw an SVG: for the ladder, each rung's time relative to the first; for the breakdown, the
-    /// parts of a run
+    /// Draw an SVG: for the ladder, each step's time relative to the first step; for the breakdown, the parts of a run
     #[arg(long, value_name = "FILE")]
     pub(crate) figure: Option<PathBuf>,
     #[arg(long, default_value_t = 4)]

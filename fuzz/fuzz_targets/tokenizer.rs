@@ -4,7 +4,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(
     init: {
-        // libFuzzer's hook ends the process at any panic, contained ones included.
+        // libFuzzer's panic hook ends the process at any panic, even one that the library catches.
         gemmule::cli::silence_contained_panics();
     },
     |text: &str| gemmule_fuzz::tokenizer::run(text)

@@ -1,5 +1,5 @@
-//! Any bytes as the body of an artifact, under a checksum that fits: an artifact that can be planned
-//! and launched for any batch, or an error.
+//! Reads any bytes as the body of an artifact, with a valid checksum. The result is an error, or an artifact that can be planned and
+//! launched for any batch.
 
 use std::sync::LazyLock;
 
@@ -42,7 +42,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             Artifact::of(compiled, Vec::new())
                 .write(&file)
                 .expect("room for a seed");
-            // A seed is a body: the target puts the checksum before it.
+            // A seed is the body of an artifact. The target adds the checksum in front of it.
             let bytes = std::fs::read(&file).expect("it was written");
             Artifact::from_bytes(&bytes).expect("a compiled program is sound");
             seeds.push(bytes[MAGIC.len() + DIGEST..].to_vec());

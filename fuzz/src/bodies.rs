@@ -1,5 +1,5 @@
-//! Any bytes as the body of a request to each route of a server with three small models, or as a file of models: an answer or an
-//! error that the OpenAPI document has.
+//! Sends any bytes as a request body to each route of a server with three small models, and reads them as a file of models. Each result is
+//! a response or an error that the OpenAPI document contains.
 
 use std::{sync::LazyLock, time::Duration};
 

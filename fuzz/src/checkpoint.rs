@@ -1,9 +1,9 @@
-//! Any bytes as a checkpoint: it opens and its tensors are read, or an error says why not.
+//! Reads any bytes as a checkpoint. Either it opens and its tensors can be read, or an error states the reason.
 //!
-//! The first byte picks what the others are: a whole safetensors file; the header of one, with a
-//! length that fits and data after it; a whole file of PyTorch; a `quantization_config` and, after a
-//! line break, the header of a safetensors file; or an index beside one sound shard.
-//! The files lie in the folder for temporary files: point `TMPDIR` at a file system in memory.
+//! The first byte selects the form of the other bytes: a whole safetensors file; the header of such a file, to which a valid length and
+//! data are added; a whole file of PyTorch; a `quantization_config` and, after a line break, the header of a safetensors file; or an index
+//! next to a valid shard.
+//! The files are written to the folder for temporary files. Set `TMPDIR` to a file system in memory.
 
 use std::{fs, path::PathBuf, sync::LazyLock};
 
@@ -13,9 +13,9 @@ use gemmule::{
     runtime::weights::{Checkpoint, CheckpointError, WeightSource},
 };
 
-/// Data after a header that the fuzzer wrote.
+/// Size in bytes of the data after a header that the fuzzer wrote.
 const DATA: usize = 64;
-/// Data after a header of quantized tensors.
+/// Size in bytes of the data after a header of quantized tensors.
 const QUANTIZED_DATA: usize = 256;
 
 /// `single/model.safetensors`, and `sharded/` with an index and `a.safetensors`.
@@ -36,7 +36,7 @@ fn with_header(header: &[u8], n_data: usize) -> Vec<u8> {
     [&length, header, &vec![0x3f; n_data]].concat()
 }
 
-/// Writes the `quantization_config` of a folder, which is all of its config.json, and returns the header after it.
+/// Writes a config.json that contains only the given `quantization_config`, and returns the header after it.
 fn configured(bytes: &[u8]) -> &[u8] {
     let end = bytes.iter().position(|&byte| byte == b'\n');
     let (config, header) = bytes.split_at(end.unwrap_or(bytes.len()));
@@ -81,8 +81,7 @@ pub fn run(bytes: &[u8]) {
     };
     assert!(checkpoint.check(&[("no such tensor", &[1])]).is_err());
     for name in checkpoint.surplus(&[]) {
-        // The error names the shape that is there; with it the tensor is read, unless its type is
-        // none of a weight.
+        // The error contains the actual shape. With this shape the tensor can be read, unless its type is not supported for weights.
         let Err(CheckpointError::Shape { found, .. }) = checkpoint.read(&name, &[u64::MAX]) else {
             continue;
         };

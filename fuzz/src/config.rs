@@ -1,11 +1,11 @@
-//! Any JSON as config.json of the shipped descriptions: it is built or refused.
+//! Builds the shipped descriptions with any JSON as config.json. The result is a model or an error.
 
 use std::sync::LazyLock;
 
 use gemmule::model::Description;
 use serde_json::Value;
 
-/// Models of many layers show nothing new and take hundreds of times as long; the tests have one.
+/// More layers cover no further code and take up to hundreds of times as long. The tests include a model with many layers.
 const MAX_LAYERS: f64 = 16.0;
 
 static SHIPPED: LazyLock<Vec<Description>> = LazyLock::new(|| {
@@ -16,7 +16,7 @@ static SHIPPED: LazyLock<Vec<Description>> = LazyLock::new(|| {
         .collect()
 });
 
-/// Returns whether the input belongs into the corpus.
+/// Returns whether the input should be added to the corpus.
 pub fn run(text: &[u8]) -> bool {
     let Ok(config) = serde_json::from_slice::<Value>(text) else {
         return true;
@@ -25,7 +25,7 @@ pub fn run(text: &[u8]) -> bool {
     if layers.into_iter().flatten().any(|n| n > MAX_LAYERS) {
         return false;
     }
-    // One description an input: four times the inputs in the same time.
+    // Build one description per input: this allows four times as many inputs in the same time.
     let which = text
         .iter()
         .fold(0, |sum: usize, &b| sum.wrapping_add(b.into()));

@@ -1,4 +1,4 @@
-//! Any text as a description: it is built or refused with an error that renders.
+//! Reads any text as a description. The result is a model, or an error that can be rendered.
 
 use gemmule::model::Description;
 use miette::{GraphicalReportHandler, GraphicalTheme};
@@ -19,7 +19,7 @@ pub fn run(source: &str) {
                 .expect("a graph that is built is sound");
             let _ = model.check_expectations(&model.graph);
         }
-        // Rendering takes ten times as long as reading, so one error of eight is.
+        // Rendering an error takes ten times as long as parsing, so only one error in eight is rendered.
         Err(error) if source.bytes().fold(0, u8::wrapping_add) % 8 == 0 => {
             let mut text = String::new();
             GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor())

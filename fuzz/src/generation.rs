@@ -1,5 +1,5 @@
-//! Any text as the generation_config.json, the tokenizer_config.json or the chat template of a checkpoint's folder: settings
-//! that a request can have, a conversation that is written down, or an error.
+//! Reads any text as the generation_config.json, the tokenizer_config.json or the chat template of a checkpoint folder. The result is valid
+//! settings of a request, a formatted conversation, or an error.
 
 use std::{fs, path::Path, sync::LazyLock};
 

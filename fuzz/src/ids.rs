@@ -1,4 +1,4 @@
-//! Any text as a file of token ids: a batch that holds together, or an error.
+//! Reads any text as a file of token ids. The result is a consistent batch or an error.
 
 use std::path::Path;
 
@@ -33,7 +33,7 @@ pub fn run(text: &str) {
     if batch.check(&limits).is_ok() {
         assert!(batch.token_ids().iter().all(|id| (0..100).contains(id)));
     }
-    // Segment ids as long as the batch fit it; others do not.
+    // The number of segment ids must equal the number of tokens.
     assert!(batch.clone().with_type_ids(vec![1; n]).is_ok());
     assert!(batch.with_type_ids(vec![1; n + 1]).is_err());
 }

@@ -1,5 +1,6 @@
-//! Any text as a file of timings: sound timings that read back as they are written, with which a model still has a kernel for
-//! every batch; or an error. What is read is damaged nearly always, so that its values are also taken without the checksum.
+//! Reads any text as a file of timings. The result is an error, or valid timings that are unchanged after writing and reading them again. A
+//! model that is compiled with these timings still has a kernel for every batch. Nearly all inputs have a wrong checksum, so the bytes are
+//! also used as timings without a checksum.
 
 use std::sync::LazyLock;
 
@@ -33,7 +34,7 @@ pub fn run(bytes: &[u8]) {
         }
         Err(error) => assert!(error.to_string().len() < 4096),
     }
-    // Rows and microseconds for the kernels that the model launches, in turn.
+    // Use the bytes as rows and microseconds for each kernel that the model launches, in turn.
     let mut timings = Timings::default();
     let kernels = &COMPILED.program.kernels;
     for (at, piece) in bytes.chunks_exact(4).take(64).enumerate() {

@@ -1,7 +1,7 @@
-//! Any text as a tokenizer.json: it loads and encodes, or an error says why not. The tokenizers
-//! crate panics on some; those must come back as errors.
+//! Reads any text as a tokenizer.json. Either it loads and encodes texts, or an error states the reason. The tokenizers crate panics on
+//! some inputs, which must result in errors.
 //!
-//! The file lies in the folder for temporary files: point `TMPDIR` at a file system in memory.
+//! The file is written to the folder for temporary files. Set `TMPDIR` to a file system in memory.
 
 use std::{fs, path::PathBuf, sync::LazyLock};
 

@@ -154,7 +154,7 @@ impl Embedder {
         self.model.encoder.folder().prompt_names()
     }
 
-    /// Maximum number of tokens of a text, with special tokens; None without a limit.
+    /// Maximum number of tokens of a text, including special tokens; None if there is no limit.
     #[getter]
     fn max_seq_length(&self) -> Option<usize> {
         self.model.encoder.max_tokens()

@@ -25,7 +25,7 @@ pub enum Error {
     Of(String, Box<EngineError>),
     /// An argument that cannot be used.
     Input(String),
-    /// A forked process, which lacks the compute threads.
+    /// A call in a forked process, which lacks the compute threads.
     Process,
     /// A Python exception, such as `KeyboardInterrupt`.
     Python(PyErr),

@@ -166,13 +166,13 @@ impl MultiVectorEncoder {
         self.model.encoder.folder().prompt_names()
     }
 
-    /// Maximum number of tokens of a query, with special tokens; None without a limit.
+    /// Maximum number of tokens of a query, including special tokens; None if there is no limit.
     #[getter]
     fn query_length(&self) -> Option<usize> {
         self.length(TextRole::Query)
     }
 
-    /// Maximum number of tokens of a document, with special tokens; None without a limit.
+    /// Maximum number of tokens of a document, including special tokens; None if there is no limit.
     #[getter]
     fn document_length(&self) -> Option<usize> {
         self.length(TextRole::Document)

@@ -149,7 +149,7 @@ impl Options {
                 n,
                 ..params.default_beams
             };
-            // One beam is greedy search.
+            // A single beam is the same as greedy search.
             params.beams = (n != 1).then_some(beams);
         }
         let given = [

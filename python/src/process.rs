@@ -10,7 +10,7 @@ static LOADED_BY: OnceLock<u32> = OnceLock::new();
 /// Checks that this process has the compute threads.
 ///
 /// # Errors
-/// Returns an error in a process that was forked after a model was loaded. It would wait forever for threads that do not exist.
+/// Returns an error in a process that was forked after a model was loaded. Such a process would wait forever for threads that do not exist.
 pub fn check() -> Result<()> {
     let this = process::id();
     match *LOADED_BY.get_or_init(|| this) == this {

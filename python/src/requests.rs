@@ -31,7 +31,7 @@ pub enum Step {
 
 impl Requests {
     /// Creates a generator with a KV cache for as many of the requests as can run at once. Each request has its index in the caller's list.
-    /// `options` are checked once for all requests, and their number of new tokens is the maximum over the requests.
+    /// `options` are checked once for all requests. The number of new tokens in `options` must be the maximum over all requests.
     ///
     /// # Errors
     /// Returns an error if the options are invalid for every prompt, or if memory cannot be allocated.

@@ -116,7 +116,7 @@ impl Reranker {
         )
     }
 
-    /// Maximum number of tokens of a pair, with special tokens; None without a limit.
+    /// Maximum number of tokens of a pair, including special tokens; None if there is no limit.
     #[getter]
     fn max_seq_length(&self) -> Option<usize> {
         self.model.encoder.max_tokens()
@@ -199,8 +199,8 @@ impl Reranker {
     }
 }
 
-/// Returns the output from which scores are computed. It is the token vectors for a late-interaction model and for BGE-M3, whose folder has
-/// a layer for them, and otherwise the logits of a cross-encoder.
+/// Returns the output from which scores are computed. For late-interaction models and for BGE-M3, it is the token vectors, for which the
+/// folder has a layer. For cross-encoders, it is the logits.
 fn scored(folder: &Folder) -> Result<&'static str> {
     let layers = ["colbert_linear.safetensors", "colbert_linear.pt"];
     let is_late = folder.late_interaction().is_some()

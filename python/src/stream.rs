@@ -60,7 +60,7 @@ impl TextStream {
 }
 
 impl TextStream {
-    /// Computes steps until a part of the text is final, because later tokens cannot change it.
+    /// Computes steps until there is text that later tokens cannot change.
     fn next(&self) -> Result<Option<String>> {
         let mut signals = Signals::new();
         let mut guard = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -98,7 +98,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns the final text that has not been returned yet, if there is any.
+    /// Returns the text that later tokens cannot change and that has not been returned yet, if there is any.
     fn part(&mut self, stops: &[String], is_done: bool) -> Option<String> {
         let end = match is_done {
             true => self.text.text.len(),

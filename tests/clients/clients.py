@@ -1,4 +1,5 @@
-"""Asks a running `gemmule serve` with the clients that people have. tests/serving/clients.rs starts the server, and runs this.
+"""Sends requests to a running `gemmule serve` with common client libraries. tests/serving/clients.rs starts the server,
+and runs this.
 
 usage: clients.py URL KEY EMBEDDER WRITER RANKER
 """

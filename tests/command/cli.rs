@@ -597,7 +597,7 @@ fn shells_and_man_know_all_commands() {
     );
 }
 
-/// Checks that gemmule runs no libraries or interpreters that an archive or a repository could bring: a library in `.gemmule`, or an
+/// Checks that gemmule runs no libraries or interpreters that may come with an archive or a repository: a library in `.gemmule`, or an
 /// interpreter in the current folder.
 #[cfg(unix)]
 #[test]
@@ -634,7 +634,7 @@ fn nothing_of_the_current_folder_is_run() {
     VIRTUAL_ENV, .gemmule/venv: not searched, because a relative path depends on the current folder; make it absolute
     ");
     assert!(!out.contains("[dir]"), "{out}");
-    // The driver is searched in the same path.
+    // The driver is looked for in the same library path.
     cli.0.write("ids.json", "[[1, 2]]");
     let run = ["run", "bert", "--weights", ".", "--device", "cuda"];
     let run = [&run[..], &["--ids", "ids.json"]].concat();
@@ -1243,7 +1243,7 @@ fn a_check_with_a_folder_looks_at_its_weights_and_at_every_output() {
         error.contains("leaves out `bert.encoder.layer.1."),
         "{error}"
     );
-    // If a shape in a changed description does not fit, the description is at fault, even if the output is not the default.
+    // A shape in the changed description does not fit. The error blames the description, even if the output is not the default.
     let bert = gemmule::model::Description::shipped_source("bert").expect("it is shipped");
     let broken = bert.replace(
         "tanh(x: \"pooler_dense\")",
@@ -1254,7 +1254,7 @@ fn a_check_with_a_folder_looks_at_its_weights_and_at_every_output() {
     assert!(error.contains("pooler_output"), "{error}");
 }
 
-/// Compares the generated table of `docs/models.md`. `INSTA_UPDATE=always` updates it.
+/// Checks that the generated table in `docs/models.md` is up to date. `INSTA_UPDATE=always` updates it.
 #[test]
 fn the_table_of_models_in_the_documents_is_that_of_the_descriptions() {
     let table = Cli::new().ok(&["models", "--markdown"]);

@@ -245,7 +245,7 @@ snapshot_download(model)
 ";
     let said = hub.python(&python, script);
     assert_eq!(said.trim(), format!("{MODEL} {} 12", server::COMMIT));
-    // With access to the hub, it only downloads the two files that gemmule does not read, in any order.
+    // With access to the hub, huggingface_hub only downloads the two files that gemmule does not read, in any order.
     let requests = [hub.hub.requests(), hub.cdn.requests()].concat();
     let got = requests.iter().filter(|r| r.method == "GET");
     let got = got.filter(|r| !r.target.starts_with("/api/"));

@@ -235,7 +235,7 @@ fn names_do_not_steer_a_terminal() {
     config["hidden_act"] = json!(evil);
     shell.0.write("evil.json", config.to_string());
     assert_snapshot!(shell.error("gemmule check bert --config evil.json"), @r#"× config.json: `hidden_act`: the activation `a\u{1b}[2J\u{9b}31m\u{202e}b` is not known ╭─[bert.ron:52:17] 51 activations: { 52 "act": [Key("hidden_act"), "gelu"], · ────────┬──────── · ╰── config.json gives `a\u{1b}[2J\u{9b}31m\u{202e}b` 53 }, ╰──── help: a different function would change the model; the known ones are `gelu`, `gelu_python`, `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`, `relu`, `tanh`, `silu`, `swish` and `quick_gelu`"#);
-    // A description may write such a name with escapes. The graph shows it, and an error quotes it in escaped form.
+    // A name in a description may contain escapes. The graph and errors show the name in escaped form.
     let named = include_str!("../../models/bert.ron")
         .replace("\"embeddings.LayerNorm.bias\"", "\"evil\\u{1b}[2J\\u{9b}\"");
     shell.0.write("model.ron", &named);

@@ -261,7 +261,8 @@ fn options_that_say_nothing_without_another_are_refused() {
 
 #[test]
 fn a_search_stops_as_early_as_it_is_asked_to() {
-    // This length penalty favours long hypotheses, so only a search that continues finds the best one.
+    // This length penalty favours long hypotheses. The best one is found only if the search continues after shorter hypotheses are
+    // finished.
     let asked = ["--prompt", "9", "--beams", "3", "--length-penalty", "8"];
     let of = |early: &[&str]| {
         let args = ["generate", "--weights", FOLDER];

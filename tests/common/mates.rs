@@ -17,7 +17,7 @@ impl Numbers {
     }
 }
 
-/// Returns the bits of all outputs for the sequence at `at`, whether they have rows of tokens or of sequences.
+/// Returns the bits of all outputs for sequence `at` of the batch. An output has rows of tokens or of sequences.
 fn bits(session: &mut Session, sequences: &[Vec<u32>], at: usize) -> Vec<u32> {
     let batch = Batch::from_sequences(sequences).expect("a batch");
     let outputs = session.run(&batch).expect("it runs");
@@ -37,8 +37,8 @@ fn bits(session: &mut Session, sequences: &[Vec<u32>], at: usize) -> Vec<u32> {
     bits
 }
 
-/// Returns the number of batches in which a sequence of one of these lengths has other bits than alone. The sequence is first, last or in
-/// between, and the other sequences vary in number and in length, up to `longest`.
+/// Returns the number of batches in which the result of a sequence differs bitwise from its result alone. The sequence has one of the given
+/// lengths, and is the first, the last or another one of its batch. The other sequences vary in number and in length, up to `longest`.
 pub fn n_changed(engine: &Engine, lens: &[u32], longest: u32) -> usize {
     let vocabulary = engine.limits().vocabulary;
     let mut session = engine.session().expect("a session");

@@ -32,7 +32,7 @@ pub fn chosen_nvrtc() -> (&'static str, Option<PathBuf>) {
     (NAME, value)
 }
 
-/// Returns the NVRTC that [`chosen_nvrtc`] names, or else one that is found.
+/// Returns the NVRTC that [`chosen_nvrtc`] names. If it names none, returns the NVRTC that the search finds.
 pub fn nvrtc() -> Nvrtc {
     let surroundings = Surroundings {
         choice: chosen_nvrtc().1,

@@ -1,6 +1,6 @@
 //! Checks that the files of a room have no cyclic dependencies.
 //!
-//! A file depends on each file that defines a name which it uses; re-exports are followed. Two kinds of use do not count. A file may use
+//! A file depends on the files that define the names that it uses; re-exports are followed. Two kinds of use do not count. A file may use
 //! its parent modules, because Rust code places shared items of a folder in the file above it. `kernels/spec.rs` lists all kernels, and
 //! each kernel returns examples of itself as entries of that list.
 

@@ -8,7 +8,7 @@ use std::{fs, path::Path};
 
 use gemmule::kernels::trial::uniform;
 
-/// Changed inputs of a target.
+/// Number of changed inputs per target.
 const CHANGED: u64 = 600;
 
 /// Returns the initial inputs of a target.

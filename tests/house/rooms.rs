@@ -14,7 +14,7 @@ const ORDER: [&str; 26] = [
     "heads", "generate", "engine", "measure", "serve", "http", "cli",
 ];
 
-/// Rooms above a room that it must not use nevertheless.
+/// Exceptions to the order: a room, and the rooms above it that it must not use.
 const FORBIDDEN: [(&str, &[&str]); 19] = [
     ("search", &["names", "files"]),
     ("ops", &["names", "files"]),

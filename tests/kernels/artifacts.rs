@@ -128,7 +128,7 @@ fn code_that_is_not_of_its_kernels_source_is_refused() {
         change(&mut artifact.cubins);
         artifact.write(&file).expect("it is written");
         let text = folder.text(&Artifact::read(&file).expect_err("its code is mixed up"));
-        // This test does not depend on the choice of tiles.
+        // The numbers of kernels replace their symbols, which depend on the choice of tiles.
         let numbered = sources.iter().enumerate();
         numbered.fold(text, |text, (i, source)| {
             text.replace(&format!("`{}`", source.symbol), &format!("[kernel {i}]"))
@@ -141,7 +141,7 @@ fn code_that_is_not_of_its_kernels_source_is_refused() {
     // Code of another kernel, and code of the same kernel for another target.
     assert_snapshot!(refused(&|c| c[1].cubin.bytes = c[2].cubin.bytes.clone()), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 1] for sm_80 was not compiled from the kernel's current source; compile the model again");
     assert_snapshot!(refused(&|c| c[1].cubin.bytes = c[1 + n].cubin.bytes.clone()), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 1] for sm_80 was not compiled from the kernel's current source; compile the model again");
-    // Two cubins are exchanged, including their seals, and keep the symbols of their places.
+    // Two cubins are exchanged, including their digests, but not their symbols.
     assert_snapshot!(refused(&|c| {
         c.swap(1, 2);
         let (a, b) = (c[1].cubin.symbol.clone(), c[2].cubin.symbol.clone());
@@ -151,7 +151,7 @@ fn code_that_is_not_of_its_kernels_source_is_refused() {
     assert_snapshot!(refused(&|c| c[0].cubin.target = Target::Sm90a), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 0] for sm_90a was not compiled from the kernel's current source; compile the model again");
     assert_snapshot!(refused(&|c| c[0].nvrtc = (12, 8)), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 0] for sm_80 was not compiled from the kernel's current source; compile the model again");
     assert_snapshot!(refused(&|c| c[0].cubin.symbol = "other\n".to_owned()), @r"`[dir]/tiny` is not an artifact of this version of gemmule: it has code for `other\n`, which is not one of its kernels; compile the model again");
-    // The seal is valid, but the source is not that of the kernel.
+    // The digest is valid, but it is that of another source.
     assert_snapshot!(refused(&|c| {
         let mut source = sources[3].clone();
         source.text.push(' ');

@@ -181,7 +181,7 @@ fn few_tokens_have_a_kernel_of_their_own_on_hopper() {
     let asked = |lens: &[u32]| launched(&|_| (), lens);
     assert_eq!(asked(&[64]), "mha_split_keys");
     assert_eq!(asked(&[1, 40, 23]), "mha_split_keys");
-    // More tokens, whatever the lengths.
+    // Batches with more tokens, of any lengths.
     for lens in [&[65][..], &[33, 32]] {
         assert_eq!(asked(lens), "mha_wgmma_64x64x5");
     }
@@ -222,8 +222,8 @@ fn bound(from: &Program, step: &Step, to: &Program) -> Vec<TensorIndex> {
     step.operands.iter().map(index).collect()
 }
 
-/// Returns a program with grouped attention for lengths of 65 to 256, the short kernel for shorter and the online kernel for longer
-/// sequences. No selection creates such a program, but executors have to run it.
+/// Returns a program with three attention kernels: the short kernel for lengths up to 64, grouped attention for 65 to 256, and the online
+/// kernel for longer sequences. No selection creates such a program, but executors have to run it.
 fn by_length(dtype: DType) -> Program {
     let of = |attention| {
         let mut options = options(dtype);

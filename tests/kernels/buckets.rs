@@ -13,7 +13,7 @@ use gemmule::{
     tensor::Extents,
 };
 
-/// Returns the programs of all shipped models with and without Hopper's instructions, with fused, grouped and unfused attention.
+/// Returns programs of all shipped models, for cards with and without Hopper's instructions, and with fused, grouped and unfused attention.
 fn programs() -> Vec<(String, Program)> {
     let all: Vec<String> = passes::all().iter().map(|p| p.name().to_owned()).collect();
     let mut programs = Vec::new();

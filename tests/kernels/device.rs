@@ -283,7 +283,8 @@ fn a_replayed_graph_gives_the_bits_of_the_first_launch() {
 #[ignore = "needs a CUDA device"]
 fn batch_mates_do_not_change_a_bit_of_an_invariant_program() {
     let _memory = some_memory();
-    // Without the mode, these sizes use several kernels. Each storage type has a head size with different attention kernels.
+    // In a program that is not invariant, these sizes use several kernels. Each storage type has a head size with different attention
+    // kernels.
     for (dtype, hidden, inner) in [
         (DType::F16, 768, 3072),
         (DType::BF16, 768, 3072),
@@ -542,7 +543,7 @@ fn buckets_end_where_the_model_does_and_serve_batches_at_their_edges() {
     batches.push(last(&[64; 33]));
     let used = compare_with_exact_shapes(&engine, &batches);
     assert!(used.replayed > 33, "{used:?}");
-    // The same sequences with padding by the caller, which have a shape of their own.
+    // The caller pads the same sequences. These batches have shapes of their own.
     for lens in [&[7, 1, 3][..], &[509, 1], &[40; 9]] {
         let batch = padded(lens);
         compare_with_exact_shapes(&engine, &[batch]);
@@ -570,8 +571,8 @@ fn a_batch_that_fits_where_its_bucket_does_not_runs() {
     let (alone, bucket) = (needed(&exact, TOKENS), needed(&buckets, TOKENS));
     assert!(alone + (14 << 20) < bucket, "{alone} and {bucket}");
     let expected = bits_of(&mut exact.session().expect("a session"), &of(TOKENS));
-    // Another session takes all memory except for the batch's own and 8 MiB. The number of its tokens is first guessed, and then corrected
-    // by the remaining free memory.
+    // Another session takes all memory except for 8 MiB and the memory that the batch needs with exact shapes. The number of its tokens is
+    // first estimated, and then corrected by the amount of free memory.
     let huge = batch(&vec![LENGTH; 1 << 10]);
     let free = || out_of_memory(exact.session().expect("a session").run(&huge)).2;
     let left = alone + (8 << 20);
@@ -696,7 +697,7 @@ fn batches_that_are_submitted_behind_one_another_have_the_bits_of_runs() {
         for round in 0..2 {
             let mut in_flight: VecDeque<(usize, Pending)> = VecDeque::new();
             let check = |(at, pending): (usize, Pending)| {
-                // Some results are waited for on another thread, which needs the device's context.
+                // Another thread waits for some of the results, for which it needs the device's context.
                 let outputs = match at % 3 {
                     0 => std::thread::spawn(move || pending.wait()).join(),
                     _ => Ok(pending.wait()),

@@ -1,5 +1,5 @@
-//! Tests of the dispatch tables, which list the kernel of each batch. There is a table for each described card and shipped model, so that a
-//! change of the kernel selection appears as a diff. The tables of the cards in the catalogue, and one table of each other card, are
+//! Tests of the dispatch tables, which list the kernel of each batch. There is a table for each described card and shipped model. A change
+//! of the kernel selection therefore appears as a diff. The tables of the cards in the catalogue, and one table of each other card, are
 //! snapshots. All other tables are written to `target/tmp/dispatch`, and their digests are snapshots. `INSTA_UPDATE=always cargo test
 //! --test kernels dispatch::` updates the snapshots.
 

@@ -92,7 +92,7 @@ fn a_launch_is_saved_wherever_a_pair_is_fused() {
         assert_eq!(kernels.len() + saved, unfused.len(), "{tokens} tokens");
         most = most.max(fused(&kernels));
     }
-    // After attention, and at the end of each layer.
+    // The fused launches of a layer are after attention and at the end of the layer.
     assert_eq!(most, 4);
 }
 
@@ -141,7 +141,7 @@ fn what_is_not_computed_for_a_batch_takes_no_memory() {
         .filter(|(_, record)| record.bytes == 0)
         .map(|((_, tensor), _)| tensor.name.clone())
         .collect();
-    // These are the products that only other batches store. A product that is always fused has no tensor.
+    // Only batches of other sizes store these products. A product that is always fused has no tensor.
     let is_product = |name: &&String| name.ends_with(".product");
     let products = program
         .planned()
@@ -207,7 +207,7 @@ fn few_tokens_are_normalised_by_row_stats_beside_them() {
     for (tokens, expected) in [(1, 3), (9, 3), (64, 3), (128, 3), (129, 0)] {
         let kernels = launched(&program, tokens);
         assert_eq!(deferred(&kernels), expected, "{tokens} tokens");
-        // No kernel of this batch reads the rows that only other batches have.
+        // Row statistics take memory only in batches that defer LayerNorms.
         let batch = Extents::of(&[tokens]).expect("a batch");
         let usage = program.usage(&batch).expect("its sizes fit");
         let records = program.planned().zip(usage);

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 const VOCABULARY: u32 = 500;
 const LONGEST: u32 = 700;
 
-/// Widths that are not multiples of a block or tile. One of them is deeper than a block of a GEMM.
+/// Widths that are not multiples of a block or tile. One of them exceeds the depth of a GEMM's blocks.
 fn config() -> Value {
     json!({
         "hidden_size": 72, "num_attention_heads": 3, "num_hidden_layers": 2,
@@ -38,7 +38,7 @@ fn builder() -> Builder {
         .device(DeviceChoice::Cpu)
 }
 
-/// Lengths of one token, around the number of rows of tiles and blocks, and beyond a block of queries and keys.
+/// Uses lengths of one token, lengths around the number of rows of tiles and blocks, and lengths beyond a block of queries or keys.
 fn n_changed(engine: &Engine) -> usize {
     mates::n_changed(engine, &[1, 7, 63, 64, 65, 130, 600], LONGEST)
 }
@@ -51,13 +51,13 @@ fn batch_mates_do_not_change_a_bit() {
     );
 }
 
-/// On the CPU, the order of a sum over a row never depends on the batch, with or without the mode.
+/// On the CPU, the order of a sum over a row never depends on the batch, even if the program is not invariant.
 #[test]
 fn on_a_cpu_they_do_not_without_the_mode_either() {
     assert_eq!(n_changed(&builder().build().expect("it builds")), 0);
 }
 
-/// Shows that the tests above can fail: if padding is kept, sums of values run to the end of the longest sequence.
+/// Shows that the tests above can fail. If padding is kept, sums over the values include the padding up to the longest sequence.
 #[test]
 fn where_padding_is_kept_they_do() {
     let builder = builder().padding(Padding::Kept).without(["fuse_attention"]);

@@ -1,6 +1,6 @@
 //! Tests of the disk cache with several processes: concurrent starts, killed processes, and unusable folders.
 //!
-//! A test starts its own executable again with a role in the environment, which runs only `child`.
+//! A test starts its own executable again, with a role in an environment variable. The new process runs only the test `child`.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Tests of the ledger of kernels that ran on a GPU: a source that has changed must run again.
+//! Tests of the ledger, which lists the kernels that ran on a GPU: a kernel whose source has changed must run again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

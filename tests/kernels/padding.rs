@@ -142,7 +142,7 @@ fn padding_is_computed_and_takes_memory() {
     assert_eq!((tokens(&packed), tokens(&padded)), (14, 36));
     let bytes = |engine: &Engine| engine.footprint(&batch).expect("a size").lower_bound;
     assert!(bytes(&padded) > 2 * bytes(&packed));
-    // If the caller padded the batch, too, only its tokens count.
+    // If the caller padded the batch, the padding does not count as tokens.
     let ids: Vec<u32> = (0..6).collect();
     let came_padded = Batch::from_padded(&ids, &[1, 1, 1, 1, 0, 0], 3).expect("a batch");
     let same = Batch::from_sequences(&[vec![0, 1, 2], vec![3]]).expect("a batch");

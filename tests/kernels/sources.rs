@@ -88,7 +88,7 @@ fn every_source_is_cuda_without_headers_or_directives() {
             let is_word = |&(at, name): &(usize, &str)| {
                 !kernel[..at].ends_with(in_word) && !kernel[at + name.len()..].starts_with(in_word)
             };
-            // The first occurrence is in the signature.
+            // The first occurrence of the name is in the kernel's signature.
             let mut words = kernel.match_indices(param.name).filter(is_word);
             assert!(
                 words.nth(1).is_some(),
@@ -227,8 +227,8 @@ fn is_recording() -> bool {
     std::env::var_os("GEMMULE_RECORD").is_some_and(|value| value == "1")
 }
 
-/// Compiles sources that are not in the record in their current form. Also compiles the sources of all snapshots, each for one of its
-/// targets in turn, which would reveal a record that was edited by hand.
+/// Compiles sources that are not in the record in their current form. Also compiles the sources of all snapshots, each for only one target,
+/// so that a record that was edited by hand is detected.
 #[test]
 fn every_source_compiles_for_every_target_without_spills() {
     let nvrtc = crate::common::nvrtc();

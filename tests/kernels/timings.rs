@@ -56,7 +56,7 @@ fn launched(program: &Program, tokens: u64) -> Vec<&KernelSpec> {
         .collect()
 }
 
-/// Returns the estimated cycles of a kernel. Kernels that are chosen by rows have an estimate.
+/// Returns the estimated cycles of a kernel; `None` if it is not chosen by the number of rows.
 fn cycles(kernel: &KernelSpec, tokens: u64, machine: &Machine) -> Option<f64> {
     kernel.as_kernel().cycles(tokens, machine)
 }

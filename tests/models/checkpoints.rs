@@ -353,7 +353,7 @@ fn a_tensor_of_whole_numbers_is_refused() {
 fn a_file_that_is_not_whole_is_refused() {
     let folder = whole();
     let bytes = std::fs::read(folder.file("model.safetensors")).expect("it was written");
-    // The file ends in the length of the header, in the header, and in the data.
+    // The file is cut in the length of the header, in the header, and in the data.
     folder.write("model.safetensors", &bytes[..5]);
     assert_snapshot!(folder.load_error(), @"`[dir]/model.safetensors` is not a complete safetensors file: header too small; download it again");
     folder.write("model.safetensors", &bytes[..100]);

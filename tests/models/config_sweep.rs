@@ -33,7 +33,7 @@ struct Case {
     /// The new value. `None` removes the key, which differs from null.
     #[serde(default, deserialize_with = "some")]
     value: Option<Value>,
-    /// Expected values. `None` stands for the values of the unchanged config.json.
+    /// Expected values. `None` if they are those of the unchanged config.json.
     outputs: Option<Outputs>,
 }
 
@@ -338,8 +338,7 @@ sweeps!(
     umt5
 );
 
-/// Keys that the published code of these families reads or writes in addition to those of the stored configurations, with their default
-/// values.
+/// Keys and default values that the published code of these families reads or writes, in addition to the keys of the stored configurations.
 const PUBLISHED: [(&str, &str); 4] = [
     (
         "neobert",

@@ -184,7 +184,7 @@ fn difference(fused: &Outputs, unfused: &Outputs) -> Option<String> {
     (n(fused) != n(unfused)).then(|| "other outputs".to_owned())
 }
 
-/// Returns the reason if the description is refused. An error means that the test has failed.
+/// Returns the reason if the description is refused. Returns an error if the test fails.
 fn examine(source: &str, seed: u64, counts: &mut Counts) -> Result<Option<String>, String> {
     let compiled = match check(source) {
         Ok(compiled) => compiled,

@@ -123,12 +123,12 @@ fn linear_layers_after_the_pooling_are_those_of_the_file() {
         (vectors(&file), vectors(&checkpoint("st-gemma")));
     assert_eq!(found_shape, shape);
     for (found, expected) in found.iter().zip(&expected) {
-        // The file's norm weights have 1 added in f32, which is subtracted again.
+        // The file contains the weights of norms plus 1, in f32. The 1 is subtracted again, so the weights are rounded.
         assert!((found - expected).abs() < 1e-4, "{found}, {expected}");
     }
 }
 
-/// Writes the tensors and settings that transformers has for a GGUF file to a folder.
+/// Writes a folder with transformers' tensors and settings for a GGUF file.
 fn published(name: &str, fixture: &Path) -> Folder {
     let file = |name: String| Gguf::open(fixture.join(name)).expect("a file");
     let tensors = file(format!("{name}-published.gguf"));

@@ -1,5 +1,5 @@
-//! Tests of heads of checkpoints: heads that are tied to an embedding table or have own weights, and heads of tasks other than text
-//! generation.
+//! Tests of heads of checkpoints: heads that are tied to an embedding table or have weights of their own, and heads of tasks other than
+//! text generation.
 
 mod pipelines;
 
@@ -66,7 +66,7 @@ fn values(engine: &Engine, output: &str) -> Vec<f32> {
         .clone()
 }
 
-/// Name of a description, an output of its head, the head's tensor, and the table to which it is tied.
+/// For each head: a description, an output of the head, the head's tensor, and the table to which the head is tied.
 const TIED: [(&str, &str, &str, &str); 10] = [
     (
         "llama",

@@ -111,7 +111,7 @@ fn files(name: &str) -> Vec<(String, Vec<u8>)> {
     named.collect()
 }
 
-/// Returns the error of such a folder after one file was changed.
+/// Returns the error of a valid folder after one of its files was changed.
 fn changed(of: &str, name: &str, bytes: &[u8]) -> String {
     let all = files(of);
     let mut all: Vec<(&str, &[u8])> = all

@@ -185,8 +185,8 @@ fn a_description_of_ones_own_matches() {
     }
 }
 
-/// Models without a position table have no length limit. In a text of 32,768 tokens, a token has the same result as in a short text with
-/// everything that it attends to.
+/// Models without a position table have no length limit. A token in a text of 32,768 tokens has the same result as in a short text that
+/// contains all tokens to which it attends.
 #[test]
 fn texts_are_as_long_as_32768_tokens() {
     const LONG: usize = 32_768;

@@ -229,7 +229,7 @@ fn refused(folder: &Folder) -> String {
     folder.text(&opened.err().expect("it is refused"))
 }
 
-/// A source in a given language has the same ids as in transformers with this `src_lang`. The target language is the first token, or the
+/// A source text has the same ids as in transformers with its language as `src_lang`. The target language is the first token, or the
 /// decoder's start token in mBART.
 #[test]
 fn languages_of_a_call_are_those_of_the_setting() {

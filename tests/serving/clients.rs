@@ -10,8 +10,8 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Returns the Python of the clients' environment and the folder of the demo's checkpoint. If one of them is missing, it prints a message,
-/// or panics in CI.
+/// Returns the Python of the clients' environment and the folder of the demo's checkpoint. If one of them is missing, prints a message, or
+/// panics in CI.
 fn installed() -> Option<(PathBuf, PathBuf)> {
     let set = std::env::var_os("GEMMULE_CLIENTS").map(PathBuf::from);
     let clients = set.unwrap_or_else(|| root().join(".gemmule/clients"));

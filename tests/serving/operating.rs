@@ -35,7 +35,7 @@ fn checkpoint(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Returns costs of about the size of the small models' costs.
+/// Returns a cost table with costs similar to those of the small models.
 fn costs() -> CostTable {
     let text = include_str!("../../examples/costs.ron");
     let mut table = CostTable::parse(text).expect("the example is sound");
@@ -90,7 +90,7 @@ fn within(ms: u64) -> Submit {
 struct Serving {
     child: Child,
     to: SocketAddr,
-    /// Lines of its standard error.
+    /// Lines of the server's standard error.
     lines: Arc<Mutex<Vec<String>>>,
 }
 

@@ -40,7 +40,7 @@ fn checkpoint(name: &str) -> PathBuf {
 fn costs() -> CostTable {
     let text = include_str!("../../examples/costs.ron");
     let mut table = CostTable::parse(text).expect("the example is sound");
-    // These costs are about those of the small models, so deadlines are estimated realistically.
+    // These costs are similar to those of the small models, so deadlines are estimated realistically.
     table.overhead = 100.0;
     for value in table.packed.values.iter_mut().flatten() {
         *value /= 100.0;
@@ -2088,7 +2088,7 @@ fn a_poisonous_member_fails_alone() {
     let encoder = TextEncoder::open(&checkpoint("st-mean")).unwrap();
     let texts = ["a small bird", "the tower is high", "a high tower", "words"];
     let ids = |texts: &[&str]| encoder.prompts(texts).unwrap().concat();
-    // A token that is in no other text.
+    // A token that occurs in no other text.
     let others = [ids(&texts), ids(&["some words"])].concat();
     let own = ids(&["rain"]).into_iter().find(|id| !others.contains(id));
     let folder = poisoned("st-mean", own.unwrap());
@@ -2213,7 +2213,7 @@ fn every_status_that_the_document_has_is_one_that_is_given() {
     let server = serving(&["st-mean", "ce-one", "writer", "translator"], quick());
     let to = server.address();
     let document: Value = serde_json::from_str(&get(to, "/openapi.json").1).unwrap();
-    // Errors that the server returns on any route. Other tests cover them in each error format.
+    // These errors are possible on any route. Other tests cover them in each error format.
     let anywhere: [&str; 9] = [
         "401", "408", "413", "415", "424", "429", "500", "503", "504",
     ];
@@ -2757,7 +2757,7 @@ fn tokens_are_weighed_beside_embeddings_where_that_is_asked_for() {
     let mut n_weights = 0;
     for (at, text) in texts.iter().enumerate() {
         let ids = encoder.prompts(&[text]).unwrap().remove(0);
-        // The largest weight of each id, without <s>, </s>, <pad> and <unk>, like FlagEmbedding.
+        // The largest weight of each id is expected. Like in FlagEmbedding, <s>, </s>, <pad> and <unk> have none.
         let mut expected = std::collections::BTreeMap::<u64, f32>::new();
         for (&id, &weight) in ids.iter().zip(outputs.sequence("sparse", at).unwrap()) {
             if ![0, 1, 2, 3].contains(&id) && weight > 0.0 {

@@ -1,5 +1,5 @@
-//! Tests of text generation with a KV cache: tokens are those of Hugging Face transformers. Results do not depend on how sequences are
-//! split into steps or on the other sequences.
+//! Tests of text generation with a KV cache. The tokens must be those of Hugging Face transformers. Results do not depend on how sequences
+//! are split into steps or on the other sequences.
 
 use std::{
     collections::BTreeMap,
@@ -48,10 +48,10 @@ const MODELS: [(&str, &str); 26] = [
     ("gptj_head24", "gptj"),
     ("falcon_head24", "falcon"),
     ("falcon_groups", "falcon"),
-    // A separate head, scaled frequencies, and biases.
+    // Models with a separate head, scaled frequencies, and biases.
     ("gpt2_head24", "gpt2"),
     ("llama_head24", "llama"),
-    // Heads that a cache pads.
+    // Models with head widths that a cache pads.
     ("gpt2_head20", "gpt2"),
     ("llama_head20", "llama"),
 ];
@@ -251,7 +251,7 @@ fn least_lengths_on(device: DeviceChoice) {
         }
     }
     assert!(compared >= 25, "{compared}");
-    // Without these limits, both would have ended earlier.
+    // Without these limits, some texts of greedy search and of beam search would have ended earlier.
     assert!(longer.iter().all(|&n| n > 0), "{longer:?}");
 }
 
@@ -905,7 +905,7 @@ fn sequences_that_come_to_more_keys_than_a_kernel_is_chosen_for_go_on_as_on_a_cp
     let folder = tempfile::tempdir().expect("a folder");
     let config = folder.path().join("config.json");
     std::fs::write(&config, longer).expect("it is written");
-    // Lengths below and above the number of keys from which steps of few sequences are split.
+    // Lengths below and above the number of keys from which steps of few sequences split the keys.
     let prompts = prompts(&[490, 20, 505, 100]);
     let options = SamplingParams {
         rules: Rules {

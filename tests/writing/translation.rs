@@ -1,4 +1,4 @@
-//! Tests of models that generate from a source: encoder states, tokens and scores are those of Hugging Face transformers.
+//! Tests of models that generate text from a source text. Encoder states, tokens and scores must be those of Hugging Face transformers.
 
 use std::{collections::BTreeMap, ops::ControlFlow};
 
@@ -25,7 +25,7 @@ const MODELS: [(&str, &str); 7] = [
     ("m2m_100_h64a4", "m2m_100"),
     ("t5_h64a4", "t5"),
     ("t5_h72a5", "t5"),
-    // Heads of width 12, which a cache pads.
+    // Models with heads of width 12, which a cache pads.
     ("t5_h60a5", "t5"),
 ];
 

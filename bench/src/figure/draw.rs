@@ -93,7 +93,7 @@ impl Look {
     }
 
     fn style(&self) -> TextStyle<'_> {
-        // The SVG back end divides sizes by this.
+        // Multiply by 1.24, because the SVG back end divides sizes by it.
         let size = f64::from(self.size) * 1.24;
         let weight = if self.bold {
             FontStyle::Bold

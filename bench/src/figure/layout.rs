@@ -173,7 +173,7 @@ fn shown_up_to(text: &str, most: usize) -> String {
     shown
 }
 
-/// Breaks a text into lines of at most `width`. Only a longer word exceeds it.
+/// Breaks a text into lines of at most `width`. A single word that is wider gets its own line.
 fn wrap(text: &str, width: i32) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

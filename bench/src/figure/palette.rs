@@ -5,8 +5,8 @@ use plotters::style::{BLACK, RGBColor, WHITE};
 /// Maximum number of series in a figure: each colour can be used once as a fill and once as an outline.
 pub(super) const MAX_SERIES: usize = 2 * COLOURS.len();
 
-/// The hues of Okabe and Ito ("Color universal design", 2008). Some are darker or lighter, so that all differ in lightness. They are in
-/// order of use; the first ones differ the most.
+/// The hues of Okabe and Ito ("Color universal design", 2008). Some are darker or lighter, so that all differ in lightness. The colours are
+/// in order of use; the first ones differ the most.
 pub(super) const COLOURS: [RGBColor; 8] = [
     RGBColor(0x00, 0x4c, 0x78), // blue
     RGBColor(0xe6, 0x9f, 0x00), // orange

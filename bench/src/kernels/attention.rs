@@ -143,7 +143,7 @@ fn contenders(
             machine.name
         )
     })?;
-    // Cards without Hopper instructions use kernels for short sequences.
+    // On cards without Hopper instructions, a model launches kernels for short sequences.
     let others = Machine {
         instructions: Instructions::Ampere,
         ..machine.clone()

@@ -43,8 +43,8 @@ pub(super) fn problems(dtype: DType, launched: &Launched) -> Result<Vec<Problem>
     alone.chain(WIDTHS.into_iter().flat_map(of_width)).collect()
 }
 
-/// Returns the kernel that a model launches, followed by variants: the same number of warps with other numbers of rows X
-/// (`warpAllReduce_XElem`) or the smallest larger team that can hold them, and the two-pass variance.
+/// Returns the kernel that a model launches, followed by variants. They have other numbers of rows X per team (`warpAllReduce_XElem`), with
+/// the same number of warps or, if that does not exist, the smallest larger team. The last variant computes the variance in two passes.
 fn alone(
     launched: &Launched,
     rows: u32,
@@ -84,7 +84,7 @@ fn picked_norm(
     }
 }
 
-/// Like [`alone`], followed by the unfused kernels.
+/// Like [`alone`], for a LayerNorm with a bias and a residual. The unfused kernels follow.
 fn after_a_gemm(
     launched: &Launched,
     rows: u32,

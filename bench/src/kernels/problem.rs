@@ -233,9 +233,14 @@ impl Task {
     }
 }
 
-/// Formats the shape: `20x500` (sequences x length), `1229x768` (rows x width), `b16_m128 12x64`
-/// (set, heads x head size), `16x512 16kv8x128 causal`, `8x 1 of 96 32kv8x128` (sequences, new
-/// tokens, keys, heads), `1229x3072x768` (rows x outputs x inputs).
+/// Formats the shape:
+///
+/// - `20x500`: sequences x length
+/// - `1229x768`: rows x width
+/// - `b16_m128 12x64`: set, heads x head size
+/// - `16x512 16kv8x128 causal`: also the number of key heads (8), and whether attention is causal
+/// - `8x 1 of 96 32kv8x128`: sequences, new tokens, keys, heads, key heads x head size
+/// - `1229x3072x768`: rows x outputs x inputs
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -15,7 +15,7 @@ use crate::{
     peers::PeerTime,
 };
 
-/// Allowed difference per launch of unfused kernels except the last, in ulps of 1. Each of these launches rounds its result, which the
+/// Allowed difference in ulps of 1 for each launch of unfused kernels except the last. Each of these launches rounds its result, which the
 /// fused kernel does not. Values are at most 4, which also bounds the effect of the rounding.
 const ALLOWED_IN_PIECES: f32 = 4.0;
 /// Maximum length in the figure of short sequences (ByteTransformer III.E).

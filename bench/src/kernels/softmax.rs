@@ -35,8 +35,8 @@ pub(super) fn problems(dtype: DType) -> Vec<Problem> {
     SHAPES.into_iter().map(problem).collect()
 }
 
-/// Returns the kernel that a model launches, followed by variants: the same team of lanes with other numbers of rows X
-/// (`warpAllReduce_XElem`) or the smallest larger team that can hold them, one block per row, and the form for any length.
+/// Returns the kernel that a model launches, followed by variants: X rows per team of lanes (`warpAllReduce_XElem`), one block per row, and
+/// the kernel for any length. A team has the same number of lanes or, if such a kernel does not exist, the next larger number.
 fn contenders(length: u32, dtype: DType) -> Vec<Contender> {
     let picked = by_limit(AttentionSoftmax::new(HEADS, 1.0, dtype).by_length(), length);
     let candidates = picked.candidates();

@@ -15,7 +15,7 @@ pub struct Job {
     pub input: PathBuf,
     /// Format of the input. `None` selects it by the file extension.
     pub input_format: Option<InputFormat>,
-    /// Columns or fields with the texts, at least one. For plain lines there is one text, and its name here is arbitrary.
+    /// Columns or fields with the texts, at least one. In plain lines, there is one text, whose name here is arbitrary.
     pub columns: Vec<String>,
     pub output: PathBuf,
     /// Format of the output. `None` selects it by the file extension.
@@ -133,7 +133,7 @@ impl Job {
         beside(&self.output, ".errors.jsonl")
     }
 
-    /// Checks the options for a model that computes these columns, as [`run`](crate::run) does. A program may call this before it loads the
+    /// Checks the options like [`run`](crate::run), for a model that computes these columns. A program may call this before it loads the
     /// model. The widths of vectors are not known then, and any width may be given.
     ///
     /// # Errors

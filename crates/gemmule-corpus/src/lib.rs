@@ -36,9 +36,8 @@
 //! | [`Lines`](InputFormat::Lines) | every line; an empty line is an empty text | none |
 //!
 //! Text formats may be compressed with gzip, whatever the name of the file. Parquet may be compressed with Snappy, gzip
-//! or, with the feature `zstd`, Zstandard. Columns of texts have strings or UTF-8 bytes. A kept string column of
-//! Parquet that is not UTF-8 stops the run. [`Job::columns`] may name several columns, such as the query and the document
-//! of a pair; plain lines have one text.
+//! or, with the feature `zstd`, Zstandard. Columns of texts contain strings or UTF-8 bytes. A kept string column of Parquet that is not
+//! UTF-8 stops the run. [`Job::columns`] may name several columns, such as the query and the document of a pair; plain lines have one text.
 //!
 //! Kept fields of JSONL are copied to JSONL unchanged. For other outputs, the first window determines the columns of
 //! [`Keep::All`] and the type of each: boolean, 64-bit integer, 64-bit float, string, or else JSON text. Later rows

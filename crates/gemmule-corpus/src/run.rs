@@ -77,9 +77,9 @@ pub struct Hooks<'h> {
 /// Computes values for the rows of a file, and writes them. An interrupted run resumes where it stopped.
 ///
 /// # Errors
-/// Returns an error if options contradict each other or the input cannot be read, if the output exists, is being written by another run or
-/// has a format that cannot hold the columns, if the model fails, the disk is full or the run is canceled. After [`CorpusError::Stopped`],
-/// the same command resumes the run.
+/// Returns an error if options contradict each other, or if the input cannot be read. Returns an error if the output exists, is being
+/// written by another run, or has a format that cannot hold the columns. Returns an error if the model fails, the disk is full, or the run
+/// is canceled. After [`CorpusError::Stopped`], the same command resumes the run.
 pub fn run(job: &Job, model: &mut dyn Model, hooks: Hooks<'_>) -> Result<Report, CorpusError> {
     let columns = model.columns();
     if let Some(problem) = problem(&columns) {
@@ -187,7 +187,8 @@ fn finish(
     };
     if let Some(first) = first {
         thread::scope(|scope| {
-            // The channels have no buffer: the model already has the next window, and a crash would lose a result that waits.
+            // The channels have no buffer. The model already has the next window, so a buffer would not help, and a crash would lose
+            // buffered results.
             let (to_compute, windows) = sync_channel(0);
             let (to_write, batches) = sync_channel(0);
             scope.spawn(move || read(checked, source.as_mut(), &to_compute));

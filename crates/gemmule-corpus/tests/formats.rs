@@ -240,7 +240,7 @@ fn fields_of_json_lines() {
     assert_eq!(batches[0]["s"].as_string::<i32>().value(0), "x");
     assert_eq!(batches[0]["j"].as_string::<i32>().value(0), "[1]");
     assert_eq!(batches[0]["j"].as_string::<i32>().value(1), "\"y\"");
-    // From JSON to JSON, any value is copied unchanged.
+    // Any value is copied unchanged from JSONL to JSONL.
     job.output = place.path("out.jsonl");
     let report = embed(&job).expect("embedded");
     assert_eq!(report.written, 5);
@@ -305,7 +305,7 @@ fn types_of_vectors() {
                         assert!((f32::from(*value) * scale - expected).abs() <= 0.5001 * scale);
                     }
                 }
-                // The signs of 3, −43.25, 0.5, and a last value that may be positive.
+                // The vector is 3, −43.25, 0.5, and a last value whose sign varies.
                 _ => {
                     let last = u8::from(expected[3] > 0.0) << 4;
                     assert_eq!(

@@ -9,9 +9,9 @@ use crate::simd::{self, Capped, Running, Times, Weight};
 
 pub use crate::fused_attention::{Attend, Scratch};
 
-/// Maximum number of queries per task and of keys per tile. The scores of a tile fit the L2 cache for any sequence length. Fused attention
-/// asserts that the number of queries is a multiple of its panel sizes on every instruction set: 48, 32, 16 or 12 queries, and 2.
+/// Maximum number of queries per task, a multiple of the panel sizes of fused attention on all instruction sets: 48, 32, 16, 12 and 2.
 pub const MAX_QUERIES: usize = 240;
+/// Maximum number of keys per tile. The scores of a tile fit the L2 cache for any sequence length.
 pub const MAX_KEYS: usize = 256;
 
 /// Changes to the scores of one head: a soft cap, a mask, and biases, which are added after the cap.

@@ -57,7 +57,7 @@ pub struct Attend<'a, 'b> {
     pub stride: usize,
 }
 
-/// Operation on a panel. The number of queries of a panel is the number of lanes in the registers for their sums.
+/// Operation on a panel. A panel has one query per lane of the registers that hold its sums.
 #[derive(Clone, Copy)]
 enum Step {
     /// Scale and transpose the queries.

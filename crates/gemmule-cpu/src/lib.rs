@@ -2,7 +2,7 @@
 //!
 //! This crate contains exactly the inner loops of the CPU executor. It is compiled as one codegen unit with full optimization, because code
 //! that is generic over an instruction set must be inlined into the function that enables the set. The rest of gemmule can then be compiled
-//! without optimization across units, which takes half the time.
+//! without optimization across units, in half the time.
 //!
 //! No public item is generic over an instruction set, so all code is compiled here. Functions panic if slices do not have the documented
 //! lengths.

@@ -240,8 +240,8 @@ impl Linear<'_> {
 
     /// Partitions a result of `rows` rows into blocks with at most the given numbers of rows and columns.
     fn cut(&self, rows: usize, [max_rows, cols]: [usize; 2]) -> Cut {
-        /// Number of multiplications below which one thread is faster than several. With few rows, reading the weight takes as long as the
-        /// products of four rows.
+        /// Number of multiplications below which one thread is faster than several. Fewer than four rows count as four, because reading the
+        /// weight takes as long as the products of four rows.
         const MIN_PARALLEL: usize = 1 << 18;
         /// Minimum number of rows per block; smaller blocks take longer per row.
         const MIN_ROWS: usize = 32;
@@ -264,8 +264,8 @@ impl Linear<'_> {
         }
     }
 
-    /// Calls `multiply`, which writes the products of a block, and applies the epilogue, for all blocks of the result. Blocks of the same
-    /// rows are processed consecutively, so that these rows stay in cache.
+    /// For each block of the result, calls `multiply`, which writes the products, and applies the epilogue. Blocks of the same rows are
+    /// processed consecutively, so that these rows stay in cache.
     fn blocks(
         &self,
         out: &mut [f32],

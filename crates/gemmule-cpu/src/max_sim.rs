@@ -11,8 +11,8 @@ use crate::runs;
 /// Number of document rows that are multiplied by the query at once. The products of a block stay in the L2 cache.
 const BLOCK: usize = 256;
 
-/// Scores documents for a query. For each row of the query, the max product with a row of the document is added to the score, in f32. A
-/// document without rows scores 0.
+/// Scores documents for a query. Each row of the query contributes its max product with a row of the document. The score is the sum of
+/// these products in f32. A document without rows scores 0.
 ///
 /// # Panics
 /// Panics if a slice is not whole rows of `width`, if `ends` decreases or does not end with the last row, or if `out` and `ends` differ in
@@ -24,7 +24,7 @@ pub struct MaxSim<'a> {
     pub documents: &'a [f32],
     /// Number of columns, not 0.
     pub width: usize,
-    /// For each document, the number of rows up to its end.
+    /// For each document, the number of rows of `documents` up to its end.
     pub ends: &'a [usize],
     /// Receives the score of each document.
     pub out: &'a mut [f32],

@@ -143,7 +143,7 @@ pub(crate) fn add_products_ahead<S: Simd, const M: usize, const N: usize, const 
 #[derive(Clone, Copy)]
 struct Requests {
     from: *const f32,
-    /// Cache lines from one request to the next, in units of `1 / (1 << SHIFT)`.
+    /// Distance between consecutive requests in cache lines, as a fixed-point number with `SHIFT` fractional bits.
     step: usize,
 }
 

@@ -96,7 +96,7 @@ pub fn soft_cap(cap: f32, x: &[f32], out: &mut [f32]) {
     simd::dispatch(Map { f, x, out });
 }
 
-/// Terms that are added up to a row before it is normalized.
+/// Terms whose sum is a row that is then normalized.
 #[derive(Clone, Copy)]
 pub enum Sum<'a> {
     /// Row `i` of each tensor, and a bias.

@@ -193,7 +193,7 @@ fn activations_are_near_their_definitions_on_every_instruction_set() {
     check(Silu, |x| x / (1.0 + (-x).exp()));
 }
 
-/// Softmax numerators of a row that is processed in two parts and rescaled to a common maximum, divided by their sum.
+/// Computes the softmax of a row in two parts, whose numerators are then rescaled to a common maximum.
 #[derive(Clone)]
 struct SoftmaxInTwo<'a>(&'a [f32], usize);
 

@@ -56,7 +56,7 @@ impl<'h> Repo<'h> {
         }
         let tag = self.cache.join("CACHEDIR.TAG");
         if !tag.exists() {
-            // Nothing depends on the tag.
+            // The tag is optional, so an error is ignored.
             let _ = fs::write(&tag, TAG);
         }
         Ok(())

@@ -59,7 +59,7 @@ impl<'h> Client<'h> {
         let tls = TlsConfig::builder().root_certs(roots(network)?).build();
         let config = Agent::config_builder()
             .http_status_as_error(false)
-            // ureq follows no redirects: they are followed here, so that the token is sent only to the endpoint.
+            // Disable ureq's redirects. [`Client::get`] follows them, so that the token is sent only to the endpoint.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .proxy(None)
@@ -156,7 +156,7 @@ impl<'n> Retries<'n> {
         }
     }
 
-    /// Forgets the failures, after progress.
+    /// Resets the number of failed attempts after progress.
     pub(crate) fn renew(&mut self) {
         self.failed = 0;
     }

@@ -16,8 +16,8 @@ const MAX_REVISION: usize = 200;
 /// Max bytes of a file name.
 const MAX_FILE: usize = 200;
 
-/// The name of a model, `org/name` or `org/name@revision`. If a repository has several models in one file each, a file name follows after a
-/// colon: `org/name:file`.
+/// The name of a model, `org/name` or `org/name@revision`. In a repository with several models in one file each, a file is selected by its
+/// name after a colon: `org/name:file`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelId {
     org: String,
@@ -83,7 +83,7 @@ impl ModelId {
         self.revision.as_deref().unwrap_or(MAIN)
     }
 
-    /// Returns the name of the file after the colon, or the part of it.
+    /// Returns the file name after the colon, which may be incomplete.
     pub fn file(&self) -> Option<&str> {
         self.file.as_deref()
     }

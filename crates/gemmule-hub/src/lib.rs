@@ -4,7 +4,7 @@
 //! each library finds the files that the other has fetched:
 //!
 //! ```text
-//! models--org--name/blobs/<hash>                 contents: SHA-256 of files in Git LFS, Git's SHA-1 of the others
+//! models--org--name/blobs/<hash>                 contents; the hash is SHA-256 in Git LFS, else Git's SHA-1
 //! models--org--name/snapshots/<commit>/<name>    a relative link to the blob
 //! models--org--name/refs/<revision>              the commit of a branch or tag
 //! .locks/models--org--name/<hash>.lock           held while a blob is fetched

@@ -46,7 +46,7 @@ impl Hub {
     /// Like [`snapshot`](Self::snapshot), for files that name other files, such as the index of a sharded checkpoint.
     ///
     /// `wanted` receives the names of all files of the model and the folder, and returns names from this list. After these files are
-    /// fetched, it is called again, until it returns no new names.
+    /// fetched, `wanted` is called again, until it returns no new names.
     ///
     /// # Errors
     /// See [`HubError`].

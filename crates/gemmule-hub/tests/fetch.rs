@@ -127,7 +127,7 @@ fn a_cached_snapshot_is_used_if_the_hub_is_gone() {
         assert!(last.contains("as it is in the cache"), "{last}");
         assert!(last.contains(COMMIT), "{last}");
     }
-    // An incomplete one is not.
+    // An incomplete snapshot is not used.
     fs::remove_file(found.join(WEIGHTS)).unwrap();
     let trees = cache.path().join("models--org--tiny/trees");
     fs::create_dir(&trees).unwrap();

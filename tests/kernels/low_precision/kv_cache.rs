@@ -28,7 +28,7 @@ fn options(max_new_tokens: usize) -> SamplingParams {
             ..Rules::default()
         },
         logits: true,
-        // For models with an encoder.
+        // This is used by models with an encoder.
         decoder_start: Some(1),
         ..SamplingParams::default()
     }

@@ -1,4 +1,4 @@
-//! Chooses the texts that are reviewed: a few texts that contain all neighbouring lines of the others.
+//! Chooses the texts that are reviewed: a few texts that contain every pair of neighbouring lines of the other texts.
 
 use std::{
     cmp::Reverse,
@@ -36,8 +36,8 @@ impl Rendering {
     }
 }
 
-/// Returns the renderings for review by the path of their template or partial. The renderings of a path together contain all pairs of
-/// neighbouring lines of all its renderings. Ties go to the rendering that comes first in `all`.
+/// Returns the renderings for review by the path of their template or partial. Any two neighbouring lines in a rendering of a path are also
+/// neighbours in a chosen rendering of the path. Ties go to the rendering that comes first in `all`.
 pub fn chosen(all: &[Rendering]) -> BTreeMap<&'static str, Vec<&Rendering>> {
     let mut by_path: BTreeMap<&str, Vec<&Rendering>> = BTreeMap::new();
     let mut distinct = HashSet::new();
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(symbols(&all, "partials/q.cu"), ["ab", "bca"]);
     }
 
-    /// `middle` is chosen first. The other two are then needed, and together contain all pairs of `middle`.
+    /// `middle` is chosen first. The other two are then needed. Together they contain all pairs of `middle`, which is dropped.
     #[test]
     fn a_choice_that_later_ones_make_redundant_is_dropped() {
         let all = [

@@ -22,7 +22,7 @@ pub struct Record {
     pub nvrtc: (i32, i32),
     /// The targets for which sources were compiled.
     pub targets: Vec<Target>,
-    /// [`digest`] of the input to NVRTC by symbol.
+    /// For each symbol, the [`digest`] of the input to NVRTC.
     pub compiled: BTreeMap<String, String>,
 }
 

@@ -157,7 +157,7 @@ impl Writer {
         name
     }
 
-    /// A sum of embeddings in any order, with or without normalization.
+    /// Adds a sum of embeddings in any order, with or without normalization.
     fn embedded(&mut self) {
         let width = self.one_of(&WIDTHS);
         let n = 1 + self.numbers.below(5);
@@ -273,8 +273,8 @@ impl Writer {
         self.value(&op, x.shape, 1.0)
     }
 
-    /// Returns the fields of a rotation of the first `columns` (an even number) columns of each head, sometimes with a scaling of
-    /// frequencies.
+    /// Returns the fields of a rotation of the first `columns` columns of each head, sometimes with a scaling of frequencies. `columns` is
+    /// even.
     fn turning(&mut self, columns: u32) -> String {
         let theta = self.one_of(&[100, 10_000]);
         let mut fields = format!("width: {columns}, theta: {theta}");
@@ -438,7 +438,7 @@ impl Writer {
         self.value(&op, x.shape, x.size * factor)
     }
 
-    /// Attention of rows of tokens, optionally with other operators between its own.
+    /// Adds attention between tokens, optionally with other operators between its steps.
     fn attention(&mut self, x: &Value) -> Value {
         let head = self.one_of(&HEAD);
         let (heads, kv_heads) = match self.chance(25) {
@@ -541,7 +541,7 @@ impl Writer {
         self.value(&op, shape, context.size)
     }
 
-    /// Scores with a vector for each distance, from a table in the checkpoint or from values computed from such a table.
+    /// Computes scores with a vector for each distance. The vectors are a table in the checkpoint, or are computed from such a table.
     fn relative_scores(&mut self, x: &Value, heads: u32, of: &str) -> Value {
         let (span, reach) = self.one_of(&[(1, None), (3, None), (4, Some(9)), (7, Some(12))]);
         let (n, width) = (self.fresh(), x.width());
@@ -614,7 +614,7 @@ impl Writer {
         x
     }
 
-    /// Attention or a feed-forward network, usually followed by the residual and LayerNorm.
+    /// Adds attention or a feed-forward network, usually followed by the residual and LayerNorm.
     fn block(&mut self) {
         let x = self.tokens();
         let y = self.branch(&x);
@@ -650,7 +650,7 @@ impl Writer {
         self.linear(&inner, x.width(), bias)
     }
 
-    /// A loop of layers. Each layer passes its value to the next one.
+    /// Adds a loop of layers. Each layer passes its value to the next one.
     fn repeated(&mut self) {
         let x = self.tokens();
         let n = self.fresh();

@@ -1,4 +1,4 @@
-//! Tests of the response cache: cached responses have the bits of computed ones, even if the storage of the cache is damaged or lost.
+//! Tests of the response cache: cached responses are bitwise equal to computed ones, even if the storage of the cache is damaged or lost.
 
 use std::{
     fs,
@@ -179,7 +179,7 @@ fn errors_are_not_kept_and_tell_each_its_own_place() {
         }
         assert_eq!(answers[0].as_ref().unwrap(), answers[2].as_ref().unwrap());
     }
-    // Only one response is cached: two inputs are equal, and errors are not cached.
+    // Only one response is cached, because two inputs are equal, and errors are not cached.
     let weight = cache.bytes(Tier::Memory);
     assert!(weight > 0 && weight < 1_000, "{weight}");
 }
@@ -356,7 +356,7 @@ fn a_full_disk_is_told_and_the_file_is_used_again_when_there_is_room() {
     assert!(told.starts_with("File too large"), "{told}");
     let full = fs::metadata(&file).unwrap().len();
     assert!((2_000..=8_192).contains(&full), "{full}");
-    // Responses that were written before the failure are still found.
+    // Responses that were stored before the disk was full are still found.
     ask(0, 5);
     assert_eq!(hits(), 5);
     let child = Pid::from_child(&server.child.0);

@@ -1,5 +1,5 @@
-//! Tests of admission: a small number of clients is always admitted, and so is a tenant with less than its share while another tenant
-//! overloads the server.
+//! Tests of admission. A small number of clients is always admitted. A tenant that uses less than its share is admitted while another
+//! tenant overloads the server.
 
 use std::{
     io::{Read, Write},

@@ -1,5 +1,5 @@
-//! Tests of a server's memory under any requests within the limit of a body. The memory is that of a real process, as reported by the
-//! system.
+//! Tests of a server's memory under requests whose bodies have the maximum size. The server is a separate process, and the system reports
+//! its memory.
 #![cfg(target_os = "linux")]
 
 use std::{
@@ -22,7 +22,7 @@ const MAX_PEAK: u64 = 1 << 30;
 /// Max bytes above the memory of the idle server after all requests.
 const MAX_KEPT: u64 = 512 << 20;
 
-/// Requests of max size: their path and body, and the number of requests at the same time.
+/// A request of max size, and the number of such requests that are sent at the same time.
 struct Sent {
     name: &'static str,
     path: &'static str,

@@ -129,7 +129,7 @@ fn every_request_is_answered_once_and_right_while_replicas_are_killed_and_draine
     });
     ports.into_iter().for_each(wait_for_port);
 
-    // The shipped file, with the addresses of this test.
+    // The test uses the shipped file with the addresses of its replicas.
     let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/haproxy.cfg");
     let front = free_port();
     let mut config = fs::read_to_string(shipped).unwrap();

@@ -180,7 +180,7 @@ fn numbers_nulls_and_neutral_values_are_taken_as_other_servers_take_them() {
     ] {
         assert_eq!(written(more.clone()), plain, "{more}");
     }
-    // All positions that are left.
+    // `max_tokens: -1` allows as many tokens as there are positions left.
     let rest = is_ok(
         to,
         "/v1/completions",
@@ -363,7 +363,7 @@ fn web_pages_of_allowed_origins_may_read_answers_errors_and_streams() {
         lines(&head, "access-control-allow-methods"),
         ["GET, POST, OPTIONS"]
     );
-    // Another origin, the same host with another scheme, and a path that does not exist.
+    // Requests with another origin, with another scheme of the same host, and for a path that does not exist.
     for other in ["https://b.example", "http://a.example"] {
         let headers = format!("origin: {other}\r\naccess-control-request-method: POST\r\n");
         let (status, head, body) = ask_with(to, "OPTIONS", "/v1/completions", &headers, "");
@@ -491,7 +491,7 @@ fn gzip_bodies_are_read_within_the_limit_and_other_encodings_are_refused() {
         "{text}"
     );
     assert_eq!(send("/v1/embeddings", "gzip", body.as_bytes()).0, 400);
-    // A small body that decompresses to more than the limit.
+    // This small body decompresses to more than the limit.
     let bomb = gzipped(&vec![b' '; 9 << 20]);
     assert!(bomb.len() < 1 << 20);
     let (status, _, text) = send("/v1/embeddings", "gzip", &bomb);

@@ -44,7 +44,7 @@ fn vectors_of_tokens_are_those_of_pylate() {
     let expected = expected("late-bert");
     for (side, input_type) in [("queries", "query"), ("documents", "document")] {
         let runs = &expected[side];
-        // Documents that are too long are truncated on request, queries always.
+        // Documents that are too long are truncated only on request. Queries are always truncated.
         let body = json!({"input": texts(runs), "input_type": input_type, "truncate": side == "documents"});
         let told = is_ok(to, "/v1/multi-vector", &body);
         let mut n_tokens = 0;

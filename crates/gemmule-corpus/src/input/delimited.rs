@@ -21,9 +21,9 @@ struct Records {
     stream: Stream,
     reader: Reader,
     limit: usize,
-    /// The fields one after another.
+    /// Bytes of all fields, concatenated.
     bytes: Vec<u8>,
-    /// The end of each field.
+    /// End of each field in `bytes`.
     ends: Vec<usize>,
     n_fields: usize,
     is_done: bool,
@@ -35,7 +35,7 @@ enum Record {
     End,
     Complete,
     TooLong,
-    /// The file ends between quotes.
+    /// The file ends inside a quoted field.
     Open,
 }
 

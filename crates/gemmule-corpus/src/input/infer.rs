@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::json::type_name;
 
-/// Max magnitude up to which all integers are exact as floats.
+/// Max magnitude of integers that are all exact as floats.
 const EXACT: u64 = 1 << 53;
 
 /// The type of a column of JSON values.
@@ -21,7 +21,7 @@ pub(crate) enum Kind {
     Integer,
     Float,
     String,
-    /// Values of several types, arrays and objects, as JSON text.
+    /// JSON text: arrays, objects, or values of several types.
     Json,
 }
 

@@ -47,7 +47,8 @@ pub(super) struct Parquet {
     row: u64,
 }
 
-/// A column of texts, read as bytes. A string column would be validated by page: one row that is not UTF-8 would fail all rows of the page.
+/// A column of texts, read as bytes. A reader of strings validates whole pages: one row that is not UTF-8 would make all rows of its page
+/// fail.
 struct Texts {
     name: String,
     reader: SerializedFileReader<File>,

@@ -38,14 +38,14 @@ pub(crate) struct Batch {
 #[derive(Debug, Default)]
 pub(crate) struct Part {
     pub bytes: Vec<u8>,
-    /// Data of this part for the end of the file, as text.
+    /// Information about this part, as text, that [`Encoder::tail`] needs.
     pub note: String,
 }
 
-/// A part that is written.
+/// A part and its position in the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Placed {
-    /// Position of its first byte in the file.
+    /// Position of the part's first byte.
     pub at: u64,
     pub note: String,
 }

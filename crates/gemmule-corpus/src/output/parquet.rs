@@ -75,7 +75,8 @@ impl Encoder {
         }
     }
 
-    /// Returns a Parquet file with a table. Without a table it is the end of the output, and includes the Arrow schema.
+    /// Returns a Parquet file that contains `table`. Without a table, returns an empty file with the Arrow schema, whose footer ends the
+    /// output.
     fn file(&self, table: Option<&RecordBatch>) -> Result<Vec<u8>, String> {
         let options = ArrowWriterOptions::new()
             .with_properties(self.properties.clone())

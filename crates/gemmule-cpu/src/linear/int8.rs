@@ -38,8 +38,8 @@ thread_local! {
     static EXECUTOR: Executor = Executor::default();
 }
 
-/// Maximum magnitude of a weight's integers. If the CPU adds two products in 16 bits, it is 63 to avoid overflow: 2 · 255 · 63 is below
-/// 2¹⁵.
+/// Maximum magnitude of a weight's integers: 127, or 63 if the CPU adds two products in 16 bits. This avoids overflow, because 2 · 255 · 63
+/// is below 2¹⁵.
 pub(super) fn largest() -> i8 {
     match EXECUTOR.with(Executor::may_saturate) {
         true => 63,
@@ -50,7 +50,7 @@ pub(super) fn largest() -> i8 {
 /// A quantized weight `[n, k]`.
 pub(super) struct Int8 {
     form: Form,
-    /// By row of the weight.
+    /// Parameters of the result's columns, one for each row of the weight.
     columns: Vec<Column>,
 }
 

@@ -22,8 +22,8 @@ const DEPTH: usize = 1024;
 /// Like [`DEPTH`], for fewer than [`FEW`] tiles of rows. These values and [`MANY`] were measured on a Xeon (docs/history, entry 58).
 const SHORT: usize = 192;
 const FEW: usize = 4;
-/// Number of tiles of rows from which on nothing is prefetched. Prefetching did not make larger blocks faster, because only one of their
-/// tiles waits for memory.
+/// Minimum number of tiles of rows for which nothing is prefetched. Prefetching did not make larger blocks faster, because only one of
+/// their tiles waits for memory.
 const MANY: usize = 32;
 
 /// A weight `[n, k]` as consecutive panels `[k, columns]`. The last panel is padded with zeros.
@@ -260,7 +260,7 @@ impl<'a> Ahead<'a> {
     }
 }
 
-/// Returns the length of the equal parts into which k is divided. It is at most `most`.
+/// Divides k into equal parts of at most `most`, and returns their length.
 fn part_of(k: usize, most: usize) -> usize {
     k.div_ceil(k.div_ceil(most).max(1)).max(1)
 }

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use super::Format;
 
-/// Elements of the larger blocks.
+/// Number of elements of the larger blocks.
 const K: usize = 256;
 /// Values of the 16 codes of IQ4_NL and IQ4_XS.
 const IQ4: [i8; 16] = [
@@ -145,8 +145,8 @@ fn scale_min(scales: &[u8], i: usize) -> (u8, u8) {
     }
 }
 
-/// Returns the four bits of element `i` of 256, from 128 bytes. Of each 64 elements, the first 32 are low nibbles and the others high
-/// nibbles.
+/// Returns the four bits of element `i` of 256, from 128 bytes. In each run of 64 elements, the low nibbles hold the first 32, and the high
+/// nibbles the others.
 fn nibble_of_64(bytes: &[u8], i: usize) -> u8 {
     (bytes[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4)) & 15
 }

@@ -70,7 +70,7 @@ pub(super) enum Codes {
 pub(super) enum Order {
     /// Runs of columns.
     None,
-    /// Runs of columns, which a tensor lists redundantly.
+    /// Runs of columns. A tensor lists the groups redundantly.
     Runs(String),
     /// A tensor lists the group of each column.
     Listed {

@@ -257,7 +257,8 @@ impl Config {
         }
     }
 
-    /// Returns the scheme of a module, with the key of its targets. Exact names take precedence over patterns, and patterns over classes.
+    /// Returns the scheme of a module, with the config.json key of the target list that names the module. Exact names take precedence over
+    /// patterns, and patterns over classes.
     fn scheme(&self, module: &str) -> Result<(&str, &Scheme)> {
         let Method::Compressed(groups) = &self.method else {
             let problem = "has no groups";

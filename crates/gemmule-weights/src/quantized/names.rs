@@ -21,7 +21,7 @@ pub(super) struct Modules {
     patterns: Vec<Regex>,
     /// Whether the class `Linear` is listed.
     linear: bool,
-    /// Whether a name may be any run of components of a module's name.
+    /// Whether an entry matches any run of whole components of a module's name.
     parts: bool,
 }
 

@@ -2,7 +2,7 @@
 
 use super::{config::Bits, error::Result, values::room};
 
-/// Number of rows of words that are unpacked together, so that the lines they write stay in cache.
+/// Number of rows of words that are unpacked together. The cache lines to which they are unpacked then stay in cache.
 const TILE: usize = 64;
 
 /// A stored matrix of words.

@@ -27,7 +27,7 @@ pub enum Values {
 /// Zero points of integers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Zeros {
-    /// The same for all groups.
+    /// One zero point for all groups.
     One(u16),
     /// One zero point per scale, in the same order.
     Each(Vec<u16>),

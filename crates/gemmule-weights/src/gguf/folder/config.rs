@@ -161,7 +161,7 @@ fn rotary(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
     if let Some(scaling) = rope::scaling(settings, theta, rotated, sizes.positions)? {
         config["rope_scaling"] = scaling;
     }
-    // Biases in only some parts of a model cannot be expressed by a key, so check that no other model has biases.
+    // No key expresses biases in only some parts of a model. Check that architectures other than these have biases in all parts or in none.
     if !["qwen2", "phi3"].contains(&settings.architecture.name) {
         let attention = ["attn_q", "attn_k", "attn_v", "attn_output"];
         config["attention_bias"] = biases(settings, &attention)?.into();
@@ -260,7 +260,7 @@ fn gemma3(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
     let is_encoder = settings.architecture.name == "gemma-embedding";
     config["use_bidirectional_attention"] = is_encoder.into();
     if is_encoder {
-        // The key above says so.
+        // `use_bidirectional_attention` already has this information.
         if let Some(config) = config.as_object_mut() {
             config.remove("is_causal");
         }

@@ -263,7 +263,7 @@ impl Architecture {
     }
 }
 
-/// Returns whether the information of a tensor is published in config.json.
+/// Returns whether a tensor corresponds to settings of the published config.json, not to a published weight.
 fn is_setting(architecture: &Architecture, name: &str) -> bool {
     match architecture.name {
         "llama" => name == "rope_freqs.weight",

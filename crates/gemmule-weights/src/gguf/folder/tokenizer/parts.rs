@@ -11,7 +11,7 @@ use super::{
 /// Splitting of texts before byte pair encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Split {
-    /// By the expression of GPT-2.
+    /// By the regular expression of GPT-2.
     Gpt2,
     /// By single digits, then by the regular expression of GPT-2.
     Digits,
@@ -26,7 +26,7 @@ struct Pre {
     split: Split,
     /// Whether texts are normalised to composed characters (NFC).
     composes: bool,
-    /// Whether a part of the split text that is a token is used without merges.
+    /// Whether merges are skipped for a part of the split text that is itself a token.
     ignores_merges: bool,
     /// Whether a text begins with the BOS token by default.
     adds_bos: bool,

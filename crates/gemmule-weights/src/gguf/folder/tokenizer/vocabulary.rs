@@ -19,9 +19,9 @@ const MAX_TOKEN: usize = 1024;
 pub(super) enum Kind {
     Normal,
     Unknown,
-    /// It does not occur in texts.
+    /// A token that does not occur in texts.
     Control,
-    /// It is never split.
+    /// A token that is never split.
     UserDefined,
     Unused,
     /// A single byte, used for characters that are not tokens.
