@@ -1,4 +1,5 @@
-    // Mainloop of a warpgroup, which uses variables of the other sliced_k partials. Then computes the sum of both warpgroups in `reduced`.
+    // Mainloop of a warpgroup, followed by the sum over both warpgroups in `reduced`. The code uses variables of the other sliced_k
+    // partials.
     float acc[ACCUMULATORS];
 #pragma unroll
     for (int i = 0; i < WARPGROUP_STEPS; ++i) {
