@@ -1,4 +1,4 @@
-//! Weights that keep the low-bit values in which a checkpoint publishes them.
+//! Weights that keep the low-bit values of a published checkpoint.
 
 use gemmule_weights::{
     Element,
@@ -65,8 +65,8 @@ fn groups(
     }
 }
 
-/// Returns the kernel format that holds the values and scales of a published matrix with `columns` columns exactly; `None` if there is
-/// none.
+/// Returns the kernel format that holds the values and scales of a published matrix with `columns` columns without rounding; `None` if
+/// there is no such format.
 pub(super) fn format_of(runs: Runs, columns: u64) -> Option<Scaled> {
     let is_row = runs.columns == columns;
     let holds = |width: &u32| is_row || runs.columns.is_multiple_of(u64::from(*width));
