@@ -28,7 +28,7 @@ __device__ __forceinline__ unsigned int value_place(unsigned int g, unsigned int
 // Converts a pack of a row of the projection to E4M3.
 __device__ __forceinline__ uint2 pack_in_e4m3(const T* from) {
     unsigned int words[4];
-    // Do not use ld.global.nc, which may be moved before griddepcontrol.wait.
+    // ld.global.nc is not used, because the compiler may move such loads before griddepcontrol.wait.
     asm volatile("ld.global.v4.u32 { %0, %1, %2, %3 }, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(from) : "memory");
     float value[8];

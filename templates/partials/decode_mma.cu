@@ -32,7 +32,7 @@ public:
         for (unsigned int i = 0; i < KEY_PACKS; ++i) {
             q[i][0] = q[i][1] = q[i][2] = q[i][3] = 0;
             if (g < rows && i * 4 + c < PACKS) {
-                // Do not use ld.global.nc, which may be moved before griddepcontrol.wait.
+                // ld.global.nc is not used, because the compiler may move such loads before griddepcontrol.wait.
                 asm volatile("ld.global.v4.u32 { %0, %1, %2, %3 }, [%4];"
                              : "=r"(q[i][0]), "=r"(q[i][1]), "=r"(q[i][2]), "=r"(q[i][3])
                              : "l"(queries + g * HEAD + (i * 4 + c) * PACK) : "memory");

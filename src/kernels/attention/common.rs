@@ -17,7 +17,7 @@ pub(super) fn row(head: u32, dtype: DType) -> u32 {
     }
 }
 
-/// Row pitch in shared memory, in bytes: 16 more than a row, to avoid bank conflicts.
+/// Row pitch in shared memory, in bytes. It exceeds a row by 16 bytes, to avoid bank conflicts.
 pub(super) fn row_bytes(head: u32, dtype: DType) -> u32 {
     row(head, dtype) * dtype.bytes() as u32 + 16
 }

@@ -92,7 +92,7 @@ impl MhaDecode {
         kv_heads * (heads / kv_heads).div_ceil(self.rows())
     }
 
-    /// Query heads per CTA: a whole group, or an equal share of a large group.
+    /// Query heads per CTA: all heads of a group, or an equal share of a large group.
     fn rows(&self) -> u32 {
         let MhaCached {
             heads, kv_heads, ..
@@ -106,7 +106,7 @@ impl MhaDecode {
         group.div_ceil(group.div_ceil(most))
     }
 
-    /// Packs of a key row per lane. A lane holds every fourth pack of a key row, and every eighth pack of a value row.
+    /// Number of packs of a key row per lane. A lane holds every fourth pack of a key row, and every eighth pack of a value row.
     fn key_packs(&self) -> u32 {
         self.packs().div_ceil(4)
     }
@@ -167,7 +167,7 @@ impl MhaDecode {
         one_query && plain.head <= 64 && self.ctas == DecodeCtas::Small
     }
 
-    /// Min CTAs per SM for register allocation. Without a minimum, ptxas may spill.
+    /// Min CTAs per SM for register allocation. Without a minimum, ptxas may spill registers.
     fn min_ctas(&self) -> u32 {
         match (self.ctas, self.plain.head) {
             _ if self.is_brief() => 6,
@@ -262,7 +262,7 @@ impl Kernel for MhaDecode {
     /// Returns a launch that does not depend on the number of keys, so it stays the same while sequences grow.
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Launch {
-            // There are at most 2^24 tokens, so this fits.
+            // There are at most 2^24 tokens, so the number of CTAs fits 32 bits.
             grid: [
                 extents.tokens.max(1) as u32 * self.splits(),
                 self.ctas_of_token(),

@@ -307,7 +307,7 @@ impl MhaTile {
             false => u64::MAX,
         };
         let bytes = self.bytes(of.head, self.stages(of.head));
-        // If there are no more CTAs than SMs, each CTA requests half of the shared memory, so that no two CTAs run on the same SM.
+        // If there are at most as many CTAs as SMs, each CTA requests half of the shared memory, so that no two CTAs run on the same SM.
         let alone = !self.persistent && blocks <= machine.sms.into();
         let shared = match alone {
             true => bytes.max(SHARED_OF_SM / 2),

@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn rows_are_normalised_by_their_statistics() {
-        // s = 1, 3 with gamma 2, 1: mean 2 and deviation 1.
+        // The row s = (1, 3) has mean 2 and deviation 1. gamma is (2, 1).
         let y = normalised(&[2.0, 3.0], &[4.0, 10.0], &[2.0, 1.0], &[0.5, 0.0], 1e-12);
         assert_eq!(y, [-1.5, 1.0]);
     }

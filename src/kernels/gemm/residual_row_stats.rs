@@ -123,7 +123,7 @@ impl GemmResidualRowStats {
 
     /// Returns the unfused kernels for any GPU: the GEMM, and the LayerNorm whose sums this kernel computes.
     pub fn unfused(&self) -> (Gemm, BiasResidualLayerNorm) {
-        // The input of a LayerNorm does not depend on eps.
+        // Any eps will do, because the sums do not depend on it.
         const ANY: f32 = 1.0;
         (
             Gemm::of(self.n, self.k, self.dtype, Epilogue::default()),

@@ -32,8 +32,8 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum StreamNorm {
     None,
-    /// Besides `out`, writes `scaled [rows, n]`, which is `SCALE · gamma · out` (for LayerNorm followed by gamma and beta as two
-    /// more rows), and `row_stats [rows, ⌈n / 64⌉, 2]`, the sums of `out` and of its squares over each 64 columns.
+    /// Besides `out`, the kernel writes `scaled [rows, n]`, which is `SCALE · gamma · out`, and `row_stats [rows, ⌈n / 64⌉, 2]`: the sums
+    /// of `out` and of its squares over each 64 columns. For LayerNorm, gamma and beta follow the rows of `scaled` as two more rows.
     Before {
         centred: bool,
     },
@@ -303,7 +303,7 @@ impl Kernel for GemmStream {
 
     fn definition(&self) -> String {
         let name = self.name();
-        // If single warps multiply, the converted elements of the weight are not rounded, so the result differs.
+        // If single warps multiply, the converted elements of the weight are not rounded, so the definition differs.
         match self.multiplies_by_warps() {
             true => format!("{name}_by_warps"),
             false => name,

@@ -69,7 +69,7 @@ impl CublasLt {
         })
     }
 
-    /// Requests at most `most` algorithms. Returns none if cuBLASLt does not support the shape.
+    /// Requests at most `most` algorithms from cuBLASLt, which returns none if it does not support the shape.
     pub(super) fn matmul(&self, shape: MatmulShape, most: usize) -> Result<Matmul<'_>, CudaError> {
         self.context
             .bind_to_thread()

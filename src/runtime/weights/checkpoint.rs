@@ -397,8 +397,8 @@ impl WeightSource for Checkpoint {
     }
 
     fn read_to_transpose(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError> {
-        // Quantized layouts always store a matrix in the order of a linear layer. Without this rule, the order of a square matrix would be
-        // unknown.
+        // A quantized matrix is always in the order of a linear layer. If a layout had another order, the shape of a square matrix would
+        // not reveal it.
         match self.checked(name, dims)? {
             (tensor, Entry::Quantized(..)) => {
                 let file = self.main.clone();

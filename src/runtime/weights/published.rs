@@ -32,8 +32,8 @@ pub fn evaluate_quantized(
     })
 }
 
-/// Returns the published scales and zero points of a matrix, row by row. `None` unless all stored matrices of the expression are published
-/// in this format.
+/// Returns the published scales and zero points of a matrix, row by row. Returns `None` unless all stored matrices of the expression are
+/// published in this format.
 fn groups(
     expr: &WeightExpr,
     source: &dyn WeightSource,

@@ -241,7 +241,7 @@ fn lanes_find_every_probability_wherever_its_row_starts() {
 
 #[test]
 fn both_forms_have_one_definition_and_the_cases_reach_several_tiles() {
-    // The same values in f32 and in f16, where they are exact.
+    // Both kernels get the same values, which are exact in f16.
     let (simt, tensor) = (scores(2, 16, DType::F32), scores(2, 16, DType::F16));
     let case = &simt.cases()[2];
     let trial = Trial::new(&tensor, case, 3).expect("a batch");

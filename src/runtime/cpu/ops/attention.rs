@@ -365,7 +365,7 @@ pub(super) fn context(spec: &AttentionContext, mut args: Args<'_, '_>) -> Result
                 row: len,
                 col: 1,
             };
-            // SAFETY: each head has its own columns and each query its own rows.
+            // SAFETY: each head has its own columns, and each query has its own rows.
             unsafe {
                 multiply(
                     (block.n_queries, head, len),

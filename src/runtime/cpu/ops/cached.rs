@@ -220,11 +220,12 @@ impl Room {
 /// Keys of a sequence in the cache.
 struct Keys<'a> {
     slots: &'a [i32],
-    /// Number of keys before the sequence's tokens in the batch; 0 for the keys of a source text.
+    /// Number of keys before the sequence's tokens in the batch. It has no meaning for the keys of a source text.
     before: usize,
 }
 
-/// Returns the keys of each sequence. Checks that a sequence has at least as many keys as tokens in the batch.
+/// Returns the keys of each sequence. Checks that there are at least as many own keys as tokens of the sequence in the batch, or at least
+/// one key of a source text.
 fn keys_of<'a>(
     whose: Whose,
     op: &'static str,
@@ -379,7 +380,7 @@ pub(super) fn mha_cached(
                             cols: head,
                             stride: width,
                         };
-                        // SAFETY: each head has its own columns and each query its own rows.
+                        // SAFETY: each head has its own columns, and each query has its own rows.
                         unsafe { rows.run() };
                         Into::Accumulate
                     }
@@ -390,7 +391,7 @@ pub(super) fn mha_cached(
                     col: 1,
                 };
                 let values = rows(&scratch.values);
-                // SAFETY: each head has its own columns and each query its own rows.
+                // SAFETY: each head has its own columns, and each query has its own rows.
                 unsafe {
                     multiply(
                         (n, head, tile.len()),
@@ -417,7 +418,7 @@ pub(super) fn mha_cached(
                 cols: head,
                 stride: width,
             };
-            // SAFETY: each head has its own columns and each query its own rows.
+            // SAFETY: each head has its own columns, and each query has its own rows.
             unsafe { rows.run() };
         }
     };

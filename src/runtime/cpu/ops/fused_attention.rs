@@ -81,7 +81,7 @@ fn fused(
             at: start * width + h * head,
             stride: width,
         };
-        // SAFETY: each head has its own columns and each query its own rows.
+        // SAFETY: each head has its own columns, and each query has its own rows.
         unsafe { attend.run() };
     };
     // Keys and values are gathered once per block of queries. Blocks are therefore large, as long as each thread still has a few blocks.

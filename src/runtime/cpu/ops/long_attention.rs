@@ -177,7 +177,7 @@ pub(super) fn context(spec: &MhaLongContext, mut args: Args<'_, '_>) -> Result<(
                     _ => Into::Accumulate,
                 };
                 let v = rows_of(v, &v_heads, h, start + key);
-                // SAFETY: each head has its own columns and each query its own rows.
+                // SAFETY: each head has its own columns, and each query has its own rows.
                 unsafe { multiply((n, head, n_keys), 1.0, weights, v, into, &out, at, width) };
             }
         },

@@ -207,7 +207,7 @@ impl Slot {
         }
     }
 
-    /// Returns whether a ticket must be waited for before the slot can take another batch. A dropped ticket does not count.
+    /// Returns whether the session must wait for a ticket before the slot can take another batch. A dropped ticket does not count.
     pub(super) fn is_taken(&self) -> bool {
         self.output_slot.is_taken()
     }

@@ -212,8 +212,8 @@ impl Table {
         })
     }
 
-    /// Offset and row size in bytes of each array that has an entry per row. The row sizes of the first two arrays depend on the room's
-    /// width.
+    /// Offset and row size in bytes of each array that has an entry per row. The row sizes of slots, tokens and source slots depend on the
+    /// room.
     fn pieces(&self) -> [(u64, u64); 8] {
         let (at, room) = (self.at, self.room);
         [
