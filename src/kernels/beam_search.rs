@@ -30,9 +30,9 @@ use crate::{
 /// `slot_starts [batch]` → `n_candidates [batch]`, `candidate_ids` and `candidate_values [batch, 64]`: the most probable
 /// continuations of each beam ([`Beams::candidates`]), best first, with their log-probabilities after the request's rules.
 ///
-/// Rows without a beam are skipped. If a logit is NaN or +∞, the number of candidates is [`Chosen::NotANumber`] and the first candidate is
-/// that token. The kernel also writes the same results per group of tokens as `ChooseToken`, except that a token subject to the repetition
-/// penalty is never a group's best token. The kernel evaluates such tokens separately.
+/// Rows without a beam are skipped. If the logit of a token is NaN or +∞, the number of candidates is [`Chosen::NotANumber`], and the first
+/// candidate is this token. The kernel also writes the same results per group of tokens as `ChooseToken`, except that a token subject to
+/// the repetition penalty is never a group's best token. The kernel evaluates such tokens separately.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Candidates {
     pub vocabulary: u32,

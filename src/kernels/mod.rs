@@ -1,4 +1,4 @@
-//! One file per kernel: its parameters, launch geometry, CPU reference and cases.
+//! Kernels, with one file per kernel. A file contains the kernel's parameters, launch geometry, CPU reference and cases.
 //!
 //! A kernel is plain data: a struct such as [`BiasResidualLayerNorm`](layernorm::BiasResidualLayerNorm) whose fields determine its source
 //! completely. [`Kernel::params`] is the only list of parameters: the generated signature, the launch and the tests are derived from this

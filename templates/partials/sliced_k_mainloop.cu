@@ -24,7 +24,7 @@
     warpgroup_sync(is_first ? 1 : 2);
     const unsigned int send_to = weights + begin * WEIGHT_BYTES + thread * 16;
     const unsigned int receive_from = weights + (is_first ? first_steps : 0) * WEIGHT_BYTES + thread * 16;
-    // Both warpgroups need the octet of gamma and beta, if there is one after the rows.
+    // Both warpgroups need the octet of gamma and beta, if such an octet follows the rows.
     auto acc_at = [&](int octet, int e) { return octet * 4 + e < ACCUMULATORS ? acc[octet * 4 + e] : 0.0f; };
     auto lower = [](int i) { return i < HALF ? i : ROW_OCTETS + i - HALF; };
     auto upper = [](int i) { return i < HALF ? HALF + i : ROW_OCTETS + i - HALF; };

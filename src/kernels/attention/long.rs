@@ -72,13 +72,13 @@ impl Layout {
     }
 }
 
-/// Start of a sequence's scores, a multiple of 8. After a sequence of n tokens, the next one starts at least n · ⌈n / 8⌉ · 8 elements
+/// Start of a sequence's scores, a multiple of 8. If a sequence has n tokens, the next sequence starts at least n · ⌈n / 8⌉ · 8 elements
 /// later.
 fn score_start(pairs: usize, tokens: usize) -> usize {
     pairs / 8 * 8 + tokens * 8
 }
 
-/// Start of a sequence's partials. After a sequence of n tokens, the next one starts at least n · ⌈n / 128⌉ partials later.
+/// Start of a sequence's partials. If a sequence has n tokens, the next sequence starts at least n · ⌈n / 128⌉ partials later.
 fn partial_start(pairs: usize, tokens: usize) -> usize {
     pairs / KEY_TILE as usize + tokens
 }

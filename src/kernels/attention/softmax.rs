@@ -179,8 +179,8 @@ impl AttentionSoftmax {
             .collect()
     }
 
-    /// Returns the kernel in every form that supports the same lengths, gives work to at least half of a team's lanes, and keeps rows in
-    /// registers. The streamed form comes last.
+    /// Returns the kernel in every resident form that supports the same lengths and gives work to at least half of a team's lanes. The
+    /// streamed form comes last.
     pub fn candidates(&self) -> Vec<Self> {
         let mut forms = Vec::new();
         if let Some(max_len) = self.form.max_len() {

@@ -57,7 +57,7 @@ fn assert_close(got: &HostTensor, want: &[f32]) {
 #[test]
 fn attention_is_the_mean_of_values_weighted_by_softmax() {
     // One head of 8 columns, of which only the first is nonzero. Sequence 0 has one token. Sequence 1 has queries 1 and 0, and keys 0 and
-    // ln 3. Its weights are 1/4, 3/4 for the first query and 1/2, 1/2 for the second.
+    // ln 3. The softmax weights are 1/4 and 3/4 for the first query, and 1/2 and 1/2 for the second query.
     let plain = HeadView::TokenMajor {
         offset: 0,
         stride: 8,

@@ -364,8 +364,8 @@ fn columns(head: u32) -> u32 {
     }
 }
 
-/// Whether a column of ones is appended to V, so that the tensor cores sum the rows of P. A descriptor has one stride between
-/// boxes, so the ones can be placed only if a tile of V is one box wide.
+/// Whether a column of ones is appended to V, so that the tensor cores sum the rows of P. A descriptor has only one stride between boxes,
+/// so the ones require that a tile of V is one box wide.
 fn has_ones(head: u32) -> bool {
     head == columns(head)
 }

@@ -260,7 +260,7 @@ impl GemmStream {
         }
     }
 
-    /// The norm's parameters besides x, and its results.
+    /// Parameters of a norm: gamma, and beta if the norm is LayerNorm (`centred`).
     fn gamma_and_beta(&self, centred: bool) -> Vec<Param> {
         let width = Shape::fixed(&[self.problem.n.into()]);
         let names = ["gamma", "beta"].into_iter().take(1 + usize::from(centred));

@@ -31,8 +31,8 @@ use crate::{
 const ROTATED_BYTES: u64 = 300_000_000;
 /// Maximum number of sets of operands. In the smallest problems, the sets therefore stay partly in L2.
 const MOST_SETS: u64 = 64;
-/// Minimum number of launches in a graph. With so many launches, the gap between two graphs is negligible. A graph that takes longer than
-/// [`ENOUGH_MS`] may have fewer launches.
+/// Minimum number of launches in a graph. With this number of launches, the gap between two graphs is negligible. A graph that takes longer
+/// than [`ENOUGH_MS`] may have fewer launches.
 const LAUNCHES: u64 = 64;
 /// Duration of a graph in milliseconds for which the gap is negligible, whatever the number of launches.
 const ENOUGH_MS: f32 = 2.0;

@@ -34,7 +34,7 @@ impl ModelFiles {
     /// Opens a folder or a GGUF file, which is detected by its extension or its first bytes. If a folder has no other
     /// weights, its only GGUF file is opened.
     ///
-    /// A model that is split into several GGUF files counts as one file, and is opened by its first part.
+    /// A model that is split into several GGUF files counts as one file. It is opened through its first part.
     ///
     /// # Errors
     /// Returns an error if a GGUF file cannot be read or converted, or if the folder has several GGUF models.

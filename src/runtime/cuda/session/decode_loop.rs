@@ -1,8 +1,8 @@
 //! Runs decode steps of one token per sequence. The steps follow one another on the device, without waiting for the host.
 //!
-//! The inputs of a step are in device memory, and its last kernel writes the inputs of the next step ([`Advance`]). A step is therefore one
-//! CUDA graph, and several steps can be enqueued before the host knows the tokens of the first step. The host polls a ring buffer in host
-//! memory to which the device writes the tokens.
+//! The inputs of a step are in device memory, and the last kernel of a step writes the inputs of the next step ([`Advance`]). A step is
+//! therefore one CUDA graph, and several steps can be enqueued before the host knows the tokens of the first step. The host polls a ring
+//! buffer in host memory to which the device writes the tokens.
 //!
 //! Steps run on their own stream with the highest priority. A step over few sequences is bound by latency and leaves most of the
 //! device idle, so prompts are processed concurrently ([`CudaSession::fill`]). [`Fence`]s order the two streams where they use
