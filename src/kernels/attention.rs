@@ -50,7 +50,7 @@ use crate::{
     tensor::DType,
 };
 
-/// Reason why an attention kernel cannot be generated for its operands.
+/// The reason why an attention kernel cannot be generated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AttentionError {
     #[error(
@@ -178,7 +178,7 @@ fn storage(dtype: DType) -> &'static str {
     }
 }
 
-/// Instances of every attention kernel, for tests that compile or run them. They cover all tilings, views and storage types.
+/// Instances of every attention kernel, for tests that compile or run kernels. The instances cover all tilings, views and storage types.
 pub fn representative() -> Vec<KernelSpec> {
     let mut all: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

@@ -1,7 +1,7 @@
-//! Beam search on the device: the most probable continuations of each beam, and the search step that selects among them.
+//! Beam search on the device: a kernel that finds the most probable continuations of each beam, and a search step that selects among these.
 //!
-//! The beams of a request are in consecutive rows, each with a table of tokens and a table of slots. A beam that continues
-//! another one copies its tables; keys and values are not moved.
+//! The beams of a request are in consecutive rows, each with a table of tokens and a table of slots. A beam that continues another beam
+//! copies the tables of that beam. Keys and values are not moved.
 
 mod data;
 #[cfg(test)]
@@ -30,9 +30,9 @@ use crate::{
 /// `slot_starts [batch]` → `n_candidates [batch]`, `candidate_ids` and `candidate_values [batch, 64]`: the most probable
 /// continuations of each beam ([`Beams::candidates`]), best first, with their log-probabilities after the request's rules.
 ///
-/// Rows without a beam are skipped. If a logit is NaN or +∞, the number of candidates is [`Chosen::NotANumber`] and the first
-/// candidate is that token. The kernel also writes the per-group results of `ChooseToken`, except that a token subject to the
-/// repetition penalty is never a group's best; such tokens are evaluated separately.
+/// Rows without a beam are skipped. If the logit of a token is NaN or +∞, the number of candidates is [`Chosen::NotANumber`], and the first
+/// candidate is this token. The kernel also writes the same results per group of tokens as `ChooseToken`, except that a token subject to
+/// the repetition penalty is never a group's best token. The kernel evaluates such tokens separately.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Candidates {
     pub vocabulary: u32,
@@ -41,7 +41,7 @@ pub struct Candidates {
 
 /// Max number of candidates per row.
 const STRIDE: u32 = Beam::MOST_CANDIDATES as u32;
-/// Threads per CTA of [`Candidates`], and its resident CTAs per SM.
+/// Threads per CTA of [`Candidates`], and resident CTAs per SM.
 const THREADS: u32 = 256;
 const CTAS_PER_SM: u32 = 3;
 
@@ -200,15 +200,16 @@ impl Kernel for Candidates {
 /// `found_lens`, `found_places [batch]`: one search step ([`BeamState`]) for each request with beams. A tensor read as
 /// `…_before` and its written counterpart may share memory.
 ///
-/// Row `i` of a request holds its running beam `i` and its best sequence `i`. `scores` are the scores of the two. `states` are: whether the
-/// best sequence has ended, its number of tokens, the row of the request whose `found` holds its tokens, and whether the group of the beam
-/// is done. `tokens` and `slots` are written from the end of the prompt on, and only while the search continues. `found` is written
-/// whenever a sequence becomes one of the best. The last three tensors are written when the search is done.
+/// Row `i` of a request holds running beam `i` and best sequence `i`. `scores` holds the score of the beam and the score of the sequence.
+/// `states` holds four values: whether the best sequence has ended, its number of tokens, the row of the request whose `found` holds its
+/// tokens, and whether the group of the beam is done. `tokens` and `slots` are written from the end of the prompt on, and only while the
+/// search continues. `found` is written whenever a sequence becomes one of the best. `found_scores`, `found_lens` and `found_places` are
+/// written when the search is done.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BeamStep;
 
 impl BeamStep {
-    /// Elements of `scores` and of `states` per row.
+    /// Number of elements per row of `scores` and of `states`.
     pub const SCORES: usize = 2;
     pub const STATES: usize = 4;
     /// Threads per CTA. The shared memory of the candidates must have room for one integer per thread and beam.
@@ -226,8 +227,9 @@ impl BeamStep {
     }
 }
 
-/// Applies the diversity penalty to candidates. transformers applies this penalty before the rules. To get the same result after the rules,
-/// the penalty of a candidate subject to the repetition penalty is scaled by the same factor, and forced tokens have no penalty.
+/// Applies the diversity penalty to candidates, after the rules. transformers applies this penalty before the rules. For the same result,
+/// the diversity penalty of a candidate that is subject to the repetition penalty is scaled by the same factor, and forced tokens have no
+/// diversity penalty.
 fn diversify(
     candidates: &mut [(u32, f32)],
     taken: &[u32],
@@ -421,7 +423,7 @@ impl Kernel for BeamStep {
                 (own[1], own[2]) = match *kept {
                     Kept::Before(place) => (state(first + place, 1), state(first + place, 2)),
                     Kept::New(step) => {
-                        // The first place of the group that holds no kept sequence.
+                        // Find the first place in the group that holds no kept sequence.
                         let of_group = i / of_group * of_group..(i / of_group + 1) * of_group;
                         let free = of_group.map(|place| place as i64);
                         let place = free.into_iter().find(|place| !used.contains(place));
@@ -494,7 +496,7 @@ impl Kernel for BeamStep {
     }
 }
 
-/// Vocabulary sizes: smaller than a warp, odd, and common.
+/// Instances with vocabulary sizes that are smaller than a warp, odd, and common.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of =
         |dtype| [7, 1003, 50257, 58_101].map(|vocabulary| Candidates { vocabulary, dtype }.into());

@@ -4,10 +4,9 @@
 //! `[heads, BLOCK, head]`, so that a head's keys are contiguous. Position `p` of a sequence is stored in *slot* `block · BLOCK +
 //! p % BLOCK`, which is looked up in a table.
 //!
-//! Keys and values are rounded to the cache's format when they are appended, and attention reads the rounded values, including those of the
-//! current tokens. All executors and kernels do this. In E4M3, they are rounded to the nearest value, with ties to an even mantissa.
-//! Magnitudes above 448 become 448, NaN stays NaN, and the scale is 1. Attention converts the elements to the type of the queries, without
-//! rounding.
+//! Keys and values are rounded to the cache's format when they are appended, and attention reads the rounded values, also for the current
+//! tokens. All executors and kernels do this. E4M3 rounds to the nearest value, with ties to an even mantissa. Magnitudes above 448 become
+//! 448, NaN stays NaN, and the scale is 1. Attention converts the elements to the type of the queries, without rounding.
 
 use serde::{Deserialize, Serialize};
 
@@ -54,7 +53,7 @@ impl Pool {
         self.format.into()
     }
 
-    /// Checks that the heads of a cache fit a block, and that kernels with activations in `dtype` read and write the format.
+    /// Checks that the heads of a cache fit a block, and that kernels with activations in `dtype` support the cache's format.
     pub(super) fn check(self, heads: u32, head: u32, dtype: DType) -> Result<(), String> {
         let least = u64::from(heads) * u64::from(head) * u64::from(BLOCK);
         if !(least..=limits::MAX_ELEMENTS).contains(&self.stride) {
@@ -95,15 +94,15 @@ impl Pool {
     }
 }
 
-/// Index of a slot's elements for one head, relative to the first element of its cache.
+/// Index of the first element of head `nth` in a slot, relative to the first element of the cache.
 pub(crate) fn index(slot: usize, nth: usize, head: usize, stride: usize) -> usize {
     let block = BLOCK as usize;
     slot / block * stride + (nth * block + slot % block) * head
 }
 
 /// `x [tokens, x.stride]`, `token_slots [tokens]` → `cache [blocks, stride]`: stores the heads of each token in its slot. If `of_sequence`,
-/// the operands are `x [batch, x.stride]`, `slots`, `slot_starts [batch]`, and the heads of each row are stored in its sequence's first
-/// slot. Nothing else in the cache is written.
+/// the operands are `x [batch, x.stride]`, `slots`, `slot_starts [batch]`, and the kernel stores the heads of each row in the first slot of
+/// the row's sequence. Nothing else in the cache is written.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct AppendCache {
     pub heads: u32,
@@ -268,7 +267,7 @@ impl Kernel for AppendCache {
     }
 }
 
-/// Merged projections with grouped heads, a single head, and head sizes that do not allow wide accesses.
+/// Instances for merged projections with grouped heads, a single head, and head sizes that do not allow wide accesses.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

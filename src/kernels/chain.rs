@@ -13,7 +13,7 @@ pub struct Chain {
     pub results: Vec<usize>,
 }
 
-/// A tensor of a chain. Tensors of equal name and size hold the same values in every chain.
+/// A tensor of a chain. Tensors with the same name and size hold the same values in every chain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChainTensor {
     pub name: &'static str,
@@ -46,8 +46,8 @@ impl Chain {
         Self::new().then(kernel, &[])
     }
 
-    /// Appends a launch, whose outputs become the results. `names` holds pairs `(parameter, tensor)`; a parameter without a pair
-    /// is bound to the tensor of its own name. Tensors that do not exist yet are created as the parameter describes.
+    /// Appends a launch, whose outputs become the chain's results. `names` holds pairs `(parameter, tensor)`. A parameter without a pair is
+    /// bound to the tensor of the same name. Tensors that do not exist yet are created as the parameter describes.
     pub fn then(
         mut self,
         kernel: impl Into<KernelSpec>,

@@ -1,4 +1,4 @@
-//! Classes of kernels for time breakdowns, and the operations of matrix products.
+//! Classes of kernels for time breakdowns, and operation counts of matrix products.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub enum Class {
     Attention,
     /// Softmax as a separate kernel.
     Softmax,
-    /// LayerNorm, including everything fused into its kernel.
+    /// LayerNorm, including all operations that are fused into the same kernel.
     LayerNorm,
     /// Copies and pointwise kernels: lookups, sums, biases, activations, transposes, pooling.
     Other,

@@ -1,8 +1,8 @@
 //! The end of a decode step on the device: selects each sequence's next token and prepares the next step's batch data, so
 //! that the device continues without the host.
 //!
-//! Each row of a step's batch holds one sequence. [`BatchInput::SlotStarts`] gives the offset of a row's sequence in two tables:
-//! the slots ([`BatchInput::Slots`]) and the tokens.
+//! Each row of a step's batch holds one sequence. [`BatchInput::SlotStarts`] is the offset of each row's sequence in two tables: the slots
+//! ([`BatchInput::Slots`]) and the tokens.
 
 mod choice;
 mod logit_rows;
@@ -35,7 +35,7 @@ impl Fill {
         known
             .flat_map(|(row, known)| {
                 let mut choice = DeviceSamplingParams::of_row(row, vocabulary);
-                // In rows with rules for the first or the last token, the next token is the first or the last one, respectively.
+                // In rows with rules for the first or the last token, the next token is the first or the last token.
                 choice.n_prompt = match choice.rules.suppressed_first.is_empty() {
                     true => known as usize / 2,
                     false => known as usize,
@@ -49,7 +49,7 @@ impl Fill {
             .collect()
     }
 
-    /// Number of known tokens of each sequence: one less than its keys, so that there is room for another token.
+    /// Number of known tokens of each sequence: the number of keys minus one, so that the table has room for another token.
     pub(super) fn known(case: &Case) -> Vec<i64> {
         let past = case.lens.iter().zip(&case.cached);
         past.map(|(&len, &cached)| i64::from(len + cached) - 1)
@@ -62,18 +62,18 @@ impl Fill {
 /// `known` tokens of each row. Rows with no known token hold no sequence. Beams are handled by
 /// [`Candidates`](super::beam_search::Candidates).
 ///
-/// The kernel also writes, for each group of tokens: the best token (`best_of_group`); the sum of exponentials, if a row is
-/// sampled without top-k (`sum_of_group`); and the maximum and the sum of the logits before rules, if log-probabilities are
-/// requested (`raw_of_group`). `n_arrived [batch]` is −1 before and after a launch.
+/// The kernel also writes results for each group of tokens. `best_of_group` is the best token, and `sum_of_group` the sum of exponentials
+/// if the row is sampled without top-k. `raw_of_group` is the maximum of the logits before rules and the sum of their exponentials, if
+/// log-probabilities are requested. `n_arrived [batch]` is −1 before and after a launch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ChooseToken {
     pub vocabulary: u32,
     pub dtype: DType,
 }
 
-/// Threads of a CTA. With more threads, each would have too few registers for its sums.
+/// Threads per CTA. With more threads, a thread would have too few registers for its sums.
 const THREADS: u32 = 512;
-/// CTAs per SM of a launch with fewer rows than CTAs. This is the number of CTAs that run concurrently.
+/// CTAs per SM of a launch, unless there are more rows than CTAs. This number of CTAs runs concurrently on an SM.
 const CTAS_PER_SM: u64 = 1;
 impl ChooseToken {
     /// Max number of groups of a row.
@@ -103,8 +103,8 @@ impl ChooseToken {
     }
 }
 
-/// Returns the rules that apply to groups of tokens: without forced tokens, and without renormalisation, which needs the logits of all
-/// groups.
+/// Returns the rules that apply to a group of tokens: all rules except forced tokens, and except renormalization, which needs the logits of
+/// all groups.
 pub(super) fn without_forced(rules: &Rules) -> Rules {
     Rules {
         forced_first: None,
@@ -247,11 +247,10 @@ impl Kernel for ChooseToken {
     }
 }
 
-/// `chosen`, `log_probability`, `requests`, `known_before`, `tokens_before [slots]`, `slots`, `slot_starts`, `step_before [1]` →
-/// `known`, `tokens`, `token_ids`, `positions`, `key_lens`, `token_slots`, `ring_ids` and `ring_values [RING, ROWS]`,
-/// `ring_steps [RING]`, `step [1]`: the batch data of the next step, and the results of this step for the host. A tensor read
-/// as `…_before` and its written counterpart may share memory. A row that has tokens but for which nothing was chosen
-/// ([`Chosen::Idle`]) holds a new sequence.
+/// `chosen`, `log_probability`, `requests`, `known_before`, `tokens_before [slots]`, `slots`, `slot_starts`, `step_before [1]` → `known`,
+/// `tokens`, `token_ids`, `positions`, `key_lens`, `token_slots`, `ring_ids` and `ring_values [RING, ROWS]`, `ring_steps [RING]`, `step
+/// [1]`: the batch data of the next step, and the results of this step for the host. A tensor read as `…_before` and its written
+/// counterpart may share memory. A row that has tokens but no chosen token ([`Chosen::Idle`]) holds a new sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Advance;
 
@@ -263,7 +262,7 @@ impl Advance {
     /// Vocabulary size in checks.
     const VOCABULARY: u32 = 11;
 
-    /// Slot assigned to rows without a sequence, in a cache of `blocks` blocks: the first slot of the last block.
+    /// Slot of the rows without a sequence, in a cache of `blocks` blocks: the first slot of the last block.
     fn spare_slot(blocks: u64) -> i64 {
         (blocks as i64 - 1) * i64::from(BLOCK)
     }
@@ -408,7 +407,7 @@ impl Kernel for Advance {
     }
 }
 
-/// Vocabulary sizes: smaller than a warp, odd, and common.
+/// Instances with vocabulary sizes that are smaller than a warp, odd, and common.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of = |dtype| {
         [7, 1003, 50257, 151_936].map(|vocabulary| ChooseToken { vocabulary, dtype }.into())

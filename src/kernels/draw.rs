@@ -103,7 +103,7 @@ impl Kernel for Draw {
     }
 }
 
-/// Odd and even numbers of columns, and a realistic one.
+/// Instances with odd, even and realistic numbers of columns.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of = |dtype| [1, 7, 64].map(|width| Draw { width, dtype }.into());
     let dtypes = [DType::F32, DType::F16, DType::BF16];

@@ -24,8 +24,8 @@ pub struct ToE4m3 {
     pub dtype: DType,
 }
 
-/// The operands of a norm, `out_scale [1]` → (`out [rows, width]`), `converted [rows, width]`: the norm's result, and
-/// the result divided by `out_scale` in E4M3.
+/// The operands of a norm, `out_scale [1]` → (`out [rows, width]`), `converted [rows, width]`: the norm's result, and the result divided by
+/// `out_scale` and converted to E4M3.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NormToE4m3 {
     pub norm: Norm,
@@ -34,7 +34,7 @@ pub struct NormToE4m3 {
 }
 
 impl NormToE4m3 {
-    /// Divisor of the number of columns of a norm, required by E4M3 products.
+    /// The number of columns of a norm must be a multiple of this, because its result is an operand of an E4M3 product.
     const STEP: u32 = 16;
 }
 
@@ -73,13 +73,13 @@ impl Norm {
     }
 }
 
-/// The scale in checks. Values of standard deviation 1 then use the range of E4M3.
+/// The scale in checks. With this scale, values of standard deviation 1 use the range of E4M3.
 const OUT_SCALE: Fill = Fill::Normal {
     mean: 1.0 / 64.0,
     deviation: 0.0,
 };
 
-/// Tolerance of a result that is divided by the scale of checks and rounded to E4M3.
+/// Tolerance of a result that is divided by the scale in checks and rounded to E4M3.
 pub(super) const ROUNDED: Tolerance = Tolerance {
     absolute: 1.0 / 512.0,
     relative: 1.0 / 8.0,

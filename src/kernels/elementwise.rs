@@ -75,7 +75,8 @@ pub struct Scale {
     pub dtype: DType,
 }
 
-/// Elements per access if a tensor of any width is read as one flat array. A tail shorter than an access is processed element by element.
+/// Elements per access of kernels that read a tensor of any width as one flat array. A tail shorter than an access is processed element by
+/// element.
 fn stream_vector(dtype: DType) -> u32 {
     vector_width(dtype, &[])
 }
@@ -213,7 +214,7 @@ impl Kernel for Combine {
     }
 }
 
-/// Returns the parameters of a function of single elements: `x [rows, width]` → `out [rows, width]`.
+/// Returns the parameters of an elementwise function: `x [rows, width]` → `out [rows, width]`.
 fn unary_params(width: u32, dtype: DType, fill: Fill) -> Vec<Param> {
     let rows = rows_by(Symbol::Rows, width);
     vec![
@@ -223,7 +224,7 @@ fn unary_params(width: u32, dtype: DType, fill: Fill) -> Vec<Param> {
     ]
 }
 
-/// Computes a function of single elements.
+/// Computes an elementwise function.
 fn unary(reads: &[&HostTensor], f: impl Fn(f64) -> f64) -> Vec<HostTensor> {
     let [x] = reads else {
         unreachable!("the parameter list has one operand")
@@ -373,7 +374,7 @@ pub fn representative() -> Vec<KernelSpec> {
                 }));
             }
         }
-        // When scores are scaled, the width is the number of heads.
+        // For scores, the width is the number of heads.
         for (by, width) in [(0.125, 12), (0.176_776_7, 5), (-2.0, 768), (1.5, 1003)] {
             kernels.push(KernelSpec::from(Scale { by, width, dtype }));
         }

@@ -1,4 +1,4 @@
-//! Embedding lookups: a single one, and a sum of several fused with LayerNorm.
+//! Embedding lookups: a kernel for a single lookup, and a kernel that fuses a sum of several lookups with LayerNorm.
 
 use serde::{Deserialize, Serialize};
 
@@ -36,8 +36,8 @@ pub struct Embedding {
     pub dtype: DType,
 }
 
-/// One `ids [rows]` per table, then one `[table.rows, width]` per table, then `gamma`, `beta [width]` → `out [rows, width]`:
-/// LayerNorm of the sum of the tables' rows.
+/// An `ids [rows]` for each table, the tables `[table.rows, width]`, `gamma`, `beta [width]` → `out [rows, width]`: LayerNorm of the sum of
+/// the selected rows of all tables.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EmbeddingLayerNorm {
     /// The 1 to [`EmbeddingLayerNorm::MAX_TABLES`] tables to sum.
@@ -48,7 +48,8 @@ pub struct EmbeddingLayerNorm {
 }
 
 impl Table {
-    /// Name in symbols, e.g. `token1003`, `previous2_1003` (ids of previous tokens, 2 before the first one) or `position514o2` (offset 2).
+    /// Name in symbols, e.g. `token1003`, `position514o2` (offset 2) or `previous2_1003` (ids of previous tokens, and id 2 before the first
+    /// token).
     fn word(&self) -> String {
         let ids = match self.ids {
             BatchInput::TokenIds => "token",

@@ -1,5 +1,5 @@
-//! GEMMs: a problem ([`GemmProblem`]: operands and epilogue) and a main loop that computes it. Some main loops also compute a part of
-//! a norm, or prepare the operands of attention.
+//! GEMMs. A GEMM consists of a problem ([`GemmProblem`]: operands and epilogue) and a main loop that computes it. Some GEMMs also compute a
+//! part of a norm, or prepare the operands of attention.
 //!
 //! | kernel | main loop | for |
 //! |---|---|---|
@@ -8,8 +8,8 @@
 //! | [`GemmSplitK`] | `wgmma`, k split over a cluster | Hopper, few rows |
 //! | [`GemmStream`] | `wgmma`, a ring of weight tiles | Hopper, decode steps |
 //!
-//! The fused kernels share these main loops: [`GemmResidualNorm`], [`GemmResidualRowStats`] and [`DeferredLayerNormGemm`] with a norm,
-//! [`GemmPrepareAttention`] with rotary embeddings.
+//! The fused kernels use the same main loops. [`GemmResidualNorm`], [`GemmResidualRowStats`] and [`DeferredLayerNormGemm`] include a norm.
+//! [`GemmPrepareAttention`] includes rotary embeddings.
 
 #[cfg(test)]
 mod activate;
@@ -64,17 +64,17 @@ pub struct Tile {
     pub stages: u32,
 }
 
-/// A GEMM for any GPU. In f16 and bf16 it uses `mma.sync`.
+/// A GEMM for any GPU. In f16 and bf16, it uses `mma.sync`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Gemm {
-    /// Without a gate, and with a 16-bit, 32-bit or packed weight.
+    /// Must have no gate, and a 16-bit, 32-bit or packed weight.
     pub problem: GemmProblem,
     pub tile: Tile,
 }
 
 impl Gemm {
-    /// Row tiles of a rasterisation group. A wave of CTAs then covers a roughly square part of the output, which minimises
-    /// the distinct bytes read into L2.
+    /// Number of row tiles in a rasterization group. With this number, a wave of CTAs covers a roughly square part of the output, which
+    /// minimizes the distinct bytes read into L2.
     const GROUP_M: u32 = 8;
 
     /// Creates a GEMM with the first candidate tile, for uses where the tile does not matter.
@@ -89,7 +89,7 @@ impl Gemm {
         self.problem.dtype.has_mma()
     }
 
-    /// Bytes of the widest access, up to `widest`, to which every row of `width` elements is aligned.
+    /// Bytes of the widest access, at most `widest`, for which every row of `width` elements is aligned.
     fn access_bytes(&self, width: u32, widest: u64) -> u64 {
         let pitch = u64::from(width) * self.problem.dtype.bytes();
         widest.min(1 << pitch.trailing_zeros().min(4))
@@ -127,7 +127,7 @@ impl Kernel for Gemm {
         let GemmProblem { n, k, .. } = self.problem;
         // On tensor cores a lane stores at most four neighbouring columns, in 8 bytes.
         let store = if self.on_tensor_cores() { 8 } else { 16 };
-        // For a classifier's few columns, and with a weight that is converted, ptxas might otherwise spill registers to fit more CTAs.
+        // With a classifier's few columns, or with a weight that is converted, ptxas might otherwise spill registers to fit more CTAs.
         let min_ctas = if n < 8 || !self.problem.is_plain() {
             ", 1"
         } else {

@@ -18,22 +18,22 @@ use crate::{
 
 pub use super::rows::Teams;
 
-/// Algorithm for a row's variance. TurboTransformers figure 5 compares the two.
+/// Algorithm for a row's variance. Figure 5 of TurboTransformers compares the two algorithms.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 pub enum Variance {
-    /// Mean and variance from one reduction of `x − s` and `(x − s)²`, with `s` the row's first element. The paper uses
-    /// `E(x²) − E(x)²`, which cancels if the mean is large compared to the deviation. The shift by `s` avoids this and does not
-    /// change the variance.
+    /// Computes mean and variance from one reduction of `x − s` and `(x − s)²`, where `s` is the row's first element. The paper uses `E(x²)
+    /// − E(x)²`, which suffers from cancellation if the mean is large compared to the deviation. The shift by `s` avoids cancellation and
+    /// does not change the variance.
     #[default]
     OnePassShifted,
-    /// The mean first, then the mean of `(x − mean)²`: two dependent reductions.
+    /// Computes the mean first, then the mean of `(x − mean)²`, in two dependent reductions.
     TwoPass,
 }
 
-/// Max bytes read and written by a LayerNorm whose result is kept in L2: half of an H200's L2. The next kernel would find
-/// little of a larger result in L2 anyway.
+/// Max number of bytes that a LayerNorm may read and write and still keep its result in L2: half of an H200's L2. The next kernel would
+/// find little of a larger result in L2 anyway.
 const KEPT_BYTES: u64 = 25_000_000;
 
 /// `x [rows, width]`, `gamma`, `beta [width]` → `out [rows, width]`.
@@ -53,7 +53,7 @@ pub struct BiasResidualLayerNorm {
     pub width: u32,
     pub eps: f32,
     pub dtype: DType,
-    /// Whether there is a bias. Without it the kernel is called `residual_layernorm`.
+    /// Whether there is a bias. Without a bias, the kernel is called `residual_layernorm`.
     pub bias: bool,
     pub teams: Teams,
     pub variance: Variance,
@@ -62,12 +62,12 @@ pub struct BiasResidualLayerNorm {
 /// Memory traffic of a norm without a residual (two rows), relative to that of a norm with a residual (three rows).
 pub(super) const NO_RESIDUAL: f64 = 2.0 / 3.0;
 
-/// Dispatch, cost and candidates, shared by both kernels.
+/// Dispatch, cost and candidates of [`LayerNorm`] and [`BiasResidualLayerNorm`].
 macro_rules! choices {
     ($kernel:ident, $by_rows:path, $accesses:expr) => {
         impl $kernel {
-            /// Default dispatch by rows: each kernel with its max number of rows (inclusive). The last kernel has no max. With few rows,
-            /// each row takes several warps.
+            /// Default dispatch by rows: each kernel with its max number of rows (inclusive). The last kernel has no max. In launches with
+            /// few rows, several warps process each row.
             pub fn by_rows(&self, machine: &Machine) -> Vec<(Option<u64>, Self)> {
                 $by_rows(self.width, self.dtype, machine)
                     .into_iter()
@@ -81,8 +81,8 @@ macro_rules! choices {
                     .collect()
             }
 
-            /// Estimates the cycles: those of the launch plus those of the elements. If `teams` is not the default, the estimate is
-            /// slightly higher. The kernel is memory-bound, so `teams` has little effect.
+            /// Estimates the cycles of the launch and of the elements. The kernel is memory-bound, so `teams` has little effect. If `teams`
+            /// is not the default, the estimate is slightly higher.
             fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
                 const OTHER_SHARING: f64 = 1.03;
                 let ranges = $by_rows(self.width, self.dtype, machine);
@@ -107,8 +107,8 @@ macro_rules! choices {
                 }
             }
 
-            /// Every kernel that can replace this one: all candidates for `teams`, each with both variances. Results differ by at most f32
-            /// rounding.
+            /// Every kernel that can replace this kernel: all candidates for `teams`, each with both algorithms for the variance. Results
+            /// differ by at most f32 rounding.
             pub fn candidates(&self) -> Vec<Self> {
                 let teams = Teams::candidates(self.width, self.dtype).into_iter();
                 teams
@@ -129,7 +129,7 @@ choices!(LayerNorm, Teams::by_rows, NO_RESIDUAL);
 choices!(BiasResidualLayerNorm, Teams::by_rows_with_residual, 1.0);
 
 impl LayerNorm {
-    /// Creates the kernel with the default teams for many rows, and one reduction.
+    /// Creates the kernel with the default teams for many rows and with the one-pass variance.
     pub fn new(width: u32, eps: f32, dtype: DType) -> Self {
         Self {
             width,
@@ -142,7 +142,7 @@ impl LayerNorm {
 }
 
 impl BiasResidualLayerNorm {
-    /// Creates the kernel with the default teams for many rows, and one reduction.
+    /// Creates the kernel with the default teams for many rows and with the one-pass variance.
     pub fn new(width: u32, eps: f32, dtype: DType, bias: bool) -> Self {
         Self {
             width,
@@ -388,8 +388,8 @@ pub(super) fn affine_params(width: u32, dtype: DType) -> [Param; 2] {
     ]
 }
 
-/// In f32 the mean is large compared to the deviation, which exposes cancellation in the variance. The 16-bit types would round
-/// such an input to a few values.
+/// Fill of the input. In f32, the mean is large compared to the deviation, which exposes cancellation in the variance. The 16-bit types
+/// would round such an input to a few values.
 pub(super) fn input_fill(dtype: DType) -> Fill {
     let mean = if dtype == DType::F32 { 10.0 } else { 0.0 };
     Fill::Normal {
@@ -398,7 +398,7 @@ pub(super) fn input_fill(dtype: DType) -> Fill {
     }
 }
 
-/// Tolerance of every LayerNorm whose input is a sum of at most a few operands of deviation 1 and mean 10.
+/// Tolerance of every LayerNorm whose input is a sum of a few operands with deviation 1 and mean 10.
 pub(super) fn tolerance(dtype: DType) -> Tolerance {
     rounded_once(
         dtype,

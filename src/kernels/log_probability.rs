@@ -117,7 +117,8 @@ impl Kernel for LogProbability {
     }
 }
 
-/// Rows with fewer elements than a CTA has threads, rows that are not a multiple of the threads, and a realistic vocabulary.
+/// Instances with fewer elements per row than threads per CTA, with a number of elements that is not a multiple of the threads, and with a
+/// realistic vocabulary.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of = |dtype| [7, 1003, 50257].map(|width| LogProbability { width, dtype }.into());
     let dtypes = [DType::F32, DType::F16, DType::BF16];

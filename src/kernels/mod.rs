@@ -1,8 +1,8 @@
-//! One file per kernel: its parameters, launch geometry, CPU reference and cases.
+//! Kernels, with one file per kernel. A file contains the kernel's parameters, launch geometry, CPU reference and cases.
 //!
 //! A kernel is plain data: a struct such as [`BiasResidualLayerNorm`](layernorm::BiasResidualLayerNorm) whose fields determine its source
-//! completely. [`Kernel::params`] is the only list of parameters: the signature in the generated source, the launch and the tests all read
-//! it. [`Kernel::reference`] is the definition in f32/f64 against which the CUDA kernel and the fast CPU code are checked.
+//! completely. [`Kernel::params`] is the only list of parameters: the generated signature, the launch and the tests are derived from this
+//! list. [`Kernel::reference`] is the definition in f32/f64 against which the CUDA kernel and the fast CPU code are checked.
 
 pub mod attention;
 pub mod beam_search;
@@ -75,7 +75,7 @@ pub enum Fill {
     Below(u32),
     /// Data that describes the batch.
     BatchInput(BatchInput),
-    /// One row of logits per sequence, normally distributed. Every third row is rounded to produce ties.
+    /// A row of normally distributed logits per sequence. Every third row is rounded to produce ties.
     Logits { vocabulary: u32 },
     /// A [`DeviceSamplingParams`](decoding::DeviceSamplingParams) for each sequence.
     Choices { vocabulary: u32 },
@@ -106,8 +106,8 @@ pub struct TensorMap {
     /// Name of the parameter: a tensor `[rows, columns]` with elements of 8 or 16 bits. The length of a row is a multiple of 16 bytes.
     pub param: &'static str,
     pub box_rows: u32,
-    /// Columns per box. If a box's row is 128 or 64 bytes long, it is swizzled with that span in shared memory. Boxes with rows of another
-    /// multiple of 16 bytes are not swizzled.
+    /// Columns per box. Rows of 128 or 64 bytes are swizzled in shared memory, with a span of 128 or 64 bytes. Rows of another multiple of
+    /// 16 bytes are not swizzled.
     pub box_columns: u32,
     pub order: RowOrder,
 }
@@ -117,20 +117,20 @@ pub struct TensorMap {
 pub enum RowOrder {
     /// The matrix's order.
     Plain,
-    /// In each group of [`RowOrder::GROUP`] rows, row 8q + 2j + e is stored at index 8j + 2q + e (q, j < 4, e < 2). With these
-    /// rows as the N extent of an MMA, a lane's accumulators are 8 neighbouring columns. Matrix and box have a multiple of
-    /// `GROUP` rows. Coordinates are a column, three zeros, and the group.
+    /// In each group of [`RowOrder::GROUP`] rows, row 8q + 2j + e is stored at index 8j + 2q + e (q, j < 4, e < 2). With these rows as the
+    /// N extent of an MMA, a lane's accumulators are 8 neighbouring columns. The matrix and the box have a multiple of `GROUP` rows.
+    /// Coordinates are a column, three zeros, and the index of the group.
     Quads,
-    /// The matrix's order. One copy stores this number of adjacent boxes, one after another. The matrix has a multiple of `box_columns`
-    /// columns. Coordinates are a zero, a row, and the index of the first box.
+    /// The matrix's order. The number is the number of adjacent boxes that one copy stores, one after another. The matrix has a multiple of
+    /// `box_columns` columns. Coordinates are a zero, a row, and the index of the first box.
     Boxes(u32),
-    /// In each block of [`RowOrder::BLOCK`] rows, row 32w + 4g + 2i + h is stored at index 64i + 16w + 8h + g (w < 4, g < 8; i,
-    /// h < 2). With these rows as the M extent of MMAs, a lane's accumulators are 4 neighbouring rows. The matrix has a
-    /// multiple of [`RowOrder::GROUP`] rows, and a box has [`RowOrder::BLOCK`]. Coordinates are a column, two zeros, the
-    /// group, and zero.
+    /// In each block of [`RowOrder::BLOCK`] rows, row 32w + 4g + 2i + h is stored at index 64i + 16w + 8h + g (w < 4, g < 8; i, h < 2).
+    /// With these rows as the M extent of MMAs, a lane's accumulators are 4 neighbouring rows. The matrix has a multiple of
+    /// [`RowOrder::GROUP`] rows, and a box has [`RowOrder::BLOCK`] rows. Coordinates are a column, two zeros, the index of the group, and a
+    /// zero.
     Fours,
-    /// Each group of 16 rows consists of eight rows of the matrix's first half and the corresponding eight rows of its second half. Matrix
-    /// and box have a multiple of 16 rows. Coordinates are a column, two zeros, and the index of the group of eight rows.
+    /// Each group of 16 rows consists of eight rows of the matrix's first half and the corresponding eight rows of the second half. The
+    /// matrix and the box have a multiple of 16 rows. Coordinates are a column, two zeros, and the index of the group of eight rows.
     Halves,
 }
 
@@ -152,7 +152,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Returns a launch with a one-dimensional grid. A count above 32 bits saturates to a value that the driver rejects.
+    /// Returns a launch with a one-dimensional grid. A number of CTAs above 32 bits saturates to a value that the driver rejects.
     pub(crate) fn of_ctas(ctas: u64, threads: u32, shared_bytes: u32) -> Self {
         Self {
             grid: [u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1],
@@ -214,7 +214,7 @@ pub fn f32_literal(value: f32) -> String {
 /// A tensor in host memory, for references and tests.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HostTensor {
-    /// f32, f16 or bf16 elements, widened.
+    /// f32, f16 or bf16 elements, all stored as f32.
     Real(Vec<f32>),
     /// i32 or i64 elements, widened.
     Index(Vec<i64>),
@@ -247,7 +247,7 @@ pub struct Tolerance {
     pub reason: &'static str,
 }
 
-/// One batch that a kernel is checked on.
+/// A batch with which a kernel is checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Case {
     /// Name in reports: `tiny`, `ragged`, `model`.
@@ -285,7 +285,8 @@ impl Case {
         ]
     }
 
-    /// Batches for kernels that attend to cached sources: decode steps of one token, whole sequences, and a mixture of both.
+    /// Batches for kernels that attend to cached source texts: decode steps of one token, whole sequences, and mixtures of decode steps and
+    /// whole sequences.
     pub fn with_sources() -> Vec<Case> {
         let of = |name, lens: &[u32], cached: &[u32], sources: &[u32]| Case {
             cached: cached.to_vec(),
@@ -328,8 +329,8 @@ impl Case {
 
 /// The description of a kernel. It is pure and needs no device.
 pub trait Kernel {
-    /// Symbol of the `__global__` function. It spells out the specialisation, e.g. `bias_residual_layernorm_f16_w768`. Two
-    /// kernels have the same symbol if and only if they are equal.
+    /// Symbol of the `__global__` function. The symbol contains all parameters of the specialization, e.g.
+    /// `bias_residual_layernorm_f16_w768`. Two kernels have the same symbol if and only if they are equal.
     fn symbol(&self) -> String;
 
     /// Name of the function that the kernel computes, regardless of tiling. Kernels with equal definitions have equal
@@ -347,8 +348,8 @@ pub trait Kernel {
     /// All parameters, in the order of the signature.
     fn params(&self) -> Vec<Param>;
 
-    /// Number of tensors that the kernel writes. In every kernel that a program may launch, they are the last parameters
-    /// before the counts.
+    /// Number of tensors that the kernel writes. In every kernel that a program may launch, these tensors are the last parameters before
+    /// the counts.
     fn n_writes(&self) -> usize {
         let params = self.params();
         let writes = params
@@ -367,7 +368,7 @@ pub trait Kernel {
         None
     }
 
-    /// Class that the kernel's time is attributed to.
+    /// Class to which the kernel's time is attributed.
     fn class(&self) -> Class {
         Class::Other
     }
@@ -404,10 +405,10 @@ pub trait Kernel {
         Vec::new()
     }
 
-    /// Checks that a program from a file may contain this kernel, with these fields.
+    /// Checks that a program from a file may contain this kernel with the values of its fields.
     ///
     /// # Errors
-    /// Returns the reason if it may not. This default implementation is for kernels that only the runtime launches, and always fails.
+    /// Returns the reason if it may not. The default implementation always fails. It is for kernels that only the runtime launches.
     fn validate(&self) -> Result<(), String> {
         Err(format!(
             "a program cannot contain `{}`, which belongs to the runtime",
@@ -425,7 +426,7 @@ pub trait Kernel {
         Vec::new()
     }
 
-    /// Launch for a batch on a GPU. The launching step sets `extents.rows`.
+    /// Launch for a batch on a GPU. The step of the program that launches the kernel sets `extents.rows`.
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch;
 
     /// The cost model's estimate for a launch over `rows` rows, in cycles of [`Machine::clock_mhz`]. It is infinite if the GPU cannot run
@@ -446,12 +447,12 @@ pub trait Kernel {
     /// in order, before rounding to their storage type. Elements that the kernel does not write are NaN.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor>;
 
-    /// Batches that the kernel is checked on.
+    /// Batches with which the kernel is checked.
     fn cases(&self) -> Vec<Case> {
         Case::standard()
     }
 
-    /// `extents.rows` in a check: the number of tokens, unless the kernel runs over rows of another kind.
+    /// Value of `extents.rows` in a check: the number of tokens, unless the rows of the kernel are not tokens.
     fn check_rows(&self, extents: &Extents) -> u64 {
         extents.tokens
     }

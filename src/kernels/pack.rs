@@ -1,8 +1,8 @@
 //! Packing of a padded batch by prefix sums (ByteTransformer III.D, figure 4).
 //!
 //! There are two launches: [`PackScan`] counts every sequence's tokens and computes offsets from the counts, and [`PackTokens`] moves the
-//! tokens to these offsets. `longest` is the padded length, the number of columns of the mask. Both kernels support any mask, including
-//! holes; callers decide whether a mask may have holes.
+//! tokens to these offsets. `longest` is the padded length, the number of columns of the mask. Both kernels support any mask, also masks
+//! with holes. Callers decide whether a mask may have holes.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,10 +26,10 @@ pub struct PackScan;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PackTokens;
 
-/// Threads of the scan: the max of a CTA, because a single CTA counts the whole mask.
+/// Threads of the scan's CTA: the max number, because a single CTA counts the whole mask.
 const SCAN_THREADS: u32 = 1024;
 
-/// Threads of a CTA that moves tokens: one warp per sequence, for four sequences.
+/// Threads of a CTA that moves tokens: a warp for each of four sequences.
 const MOVE_THREADS: u32 = 128;
 
 /// `[batch, longest]`.
@@ -42,8 +42,8 @@ fn sentences<'a>(mask: &'a HostTensor, extents: &Extents) -> impl Iterator<Item 
     mask.index().chunks_exact(extents.longest as usize)
 }
 
-/// Standard batches; a batch with more sequences than the scan has threads, so that the sum of a chunk is carried into the next chunk; and
-/// row lengths around the 32 lanes of a warp and the 128 columns of a step.
+/// Returns the standard batches, a batch with more sequences than the scan has threads, and batches with row lengths around the 32 lanes of
+/// a warp and the 128 columns of a step. With more sequences than threads, the scan carries the sum of a chunk into the next chunk.
 fn cases() -> Vec<Case> {
     let many: Vec<u32> = (0..2500).map(|i| 1 + i * 7 % 5).collect();
     let mut cases = Case::standard();

@@ -24,7 +24,7 @@ pub struct TokenOfSequence {
     pub dtype: DType,
 }
 
-/// Selects a token of each sequence.
+/// Position of the selected token in each sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum TokenPosition {
     First,
@@ -72,7 +72,7 @@ pub struct MeanPoolNormalize {
     pub dtype: DType,
 }
 
-/// Threads per CTA. Each sequence has one CTA. With this size, a single CTA per SM has enough loads in flight.
+/// Threads per CTA. Each sequence has one CTA. With this number of threads, a single CTA per SM has enough loads in flight.
 pub(super) const POOL_THREADS: u32 = 512;
 
 /// `x`, `cu_lens`, `out`, `batch`: the parameters of every pooling kernel.
@@ -104,7 +104,7 @@ pub(super) fn pool_constants(width: u32, dtype: DType) -> Constants {
     ])
 }
 
-/// Standard batches, and a batch with a sequence so long that each group of threads adds many rows.
+/// Returns the standard batches, and a batch with a long sequence, of which each group of threads adds many rows.
 pub(super) fn pool_cases() -> Vec<Case> {
     let mut cases = Case::standard();
     cases.push(Case::new("long", &[700, 1, 33]));
@@ -265,7 +265,7 @@ impl MaxPool {
     /// Max packs of a row that a thread's registers hold.
     const MAX_PACKS: u32 = 8;
 
-    /// CTAs per sequence. One CTA is sufficient unless a row exceeds its registers. Wider rows are split so that each thread has one pack.
+    /// CTAs per sequence: one, unless a row exceeds the registers of a CTA. Wider rows are split so that each thread has one pack.
     fn ctas(&self) -> u32 {
         let packs = self.width / vector_width(self.dtype, &[self.width]);
         match packs.div_ceil(POOL_THREADS) {

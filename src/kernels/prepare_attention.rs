@@ -1,5 +1,5 @@
-//! Prepares the inputs of attention from merged projections in one launch: RMS-normalises and rotates the heads of queries
-//! and keys, and stores keys and values in the KV cache if there is one.
+//! A kernel that prepares the inputs of attention from merged projections in one launch. It applies RMSNorm and rotation to the heads of
+//! queries and keys, and stores keys and values in the KV cache if there is one.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,10 +19,10 @@ use crate::{
     tensor::{DType, Extents, Format, Shape, Symbol},
 };
 
-/// `x [tokens, row]`, (`q_gamma, k_gamma [head]`), (`positions [tokens]`), (`token_slots [tokens]`) → `queries
-/// [tokens, heads·head]`, `cache [blocks, stride]` or `keys [tokens, kv_heads·head]`: divides each head of queries and keys by
-/// its root mean square, then rotates it. With a cache, keys and values are stored in the slots of two adjacent caches, keys
-/// first; nothing else in them is written.
+/// `x [tokens, row]`, (`q_gamma, k_gamma [head]`), (`positions [tokens]`), (`token_slots [tokens]`) → `queries [tokens, heads·head]`,
+/// `cache [blocks, stride]` or `keys [tokens, kv_heads·head]`: divides each head of queries and keys by its root mean square, multiplies by
+/// gamma, and then rotates the head. With a cache, keys and values are stored in the slots of two adjacent caches, keys first. Nothing else
+/// in the caches is written.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PrepareAttention {
     pub heads: u32,
@@ -45,14 +45,15 @@ pub struct PrepareAttention {
 struct Lanes {
     /// Neighbouring columns per access of a lane.
     pack: u32,
-    /// Lanes per head, a power of two.
+    /// Number of lanes per head, a power of two.
     lanes: u32,
-    /// Packs per lane. A lane also holds the same number of packs of the columns with which these are paired in the rotation.
+    /// Number of packs per lane. A lane also holds the same number of packs of the columns with which these packs are paired in the
+    /// rotation.
     items: u32,
 }
 
 impl PrepareAttention {
-    /// Name of the parameter that keys are written to.
+    /// Name of the parameter to which keys are written.
     pub fn keys_param(&self) -> &'static str {
         match self.pool {
             Some(_) => "cache",
@@ -62,7 +63,7 @@ impl PrepareAttention {
 
     /// Max columns per head. A warp keeps a head in registers.
     pub const MAX_HEAD: u32 = 256;
-    /// Number of tokens up to which one CTA per token would leave SMs idle.
+    /// Max number of tokens for which one CTA per token would leave SMs idle.
     const FEW_TOKENS: u64 = 1024;
     /// Max tokens per CTA. The angles of all tokens of a CTA are computed in parallel.
     const MAX_TOKENS: u64 = 8;
@@ -238,7 +239,8 @@ impl Kernel for PrepareAttention {
         params
     }
 
-    /// Rows are read and written once, like in a norm. Keys and values in a cache in E4M3 take fewer bytes.
+    /// Estimates the cycles like those of a norm, because rows are read and written once. In an E4M3 cache, keys and values take fewer
+    /// bytes.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
         let stored = self
@@ -271,14 +273,14 @@ impl Kernel for PrepareAttention {
         }
     }
 
-    /// With many tokens, each CTA processes one or more whole tokens, few enough that every SM gets its min number of CTAs. With few
-    /// tokens, each CTA processes only as many heads of one token as it can at once.
+    /// With many tokens, each CTA processes one or more whole tokens. Their number is small enough that every SM gets its min number of
+    /// CTAs. With few tokens, each CTA processes some heads of one token: the number of heads that it can process at once.
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let tokens = extents.tokens.max(1);
         let at_once = u64::from(machine.sms) * Self::CTAS_PER_SM;
         let share = (tokens / at_once.max(1)).clamp(1, Self::MAX_TOKENS);
         let grid = match tokens > Self::FEW_TOKENS {
-            // There are at most 2^24 tokens, so this fits.
+            // There are at most 2^24 tokens, so the number of CTAs fits 32 bits.
             true => [tokens.div_ceil(share) as u32, 1, 1],
             false => [tokens as u32, self.units().div_ceil(self.at_once()), 1],
         };
@@ -338,7 +340,7 @@ impl Kernel for PrepareAttention {
         vec![HostTensor::Real(queries), HostTensor::Real(keys)]
     }
 
-    /// Includes token counts above the thresholds for whole tokens per CTA and for several tokens per CTA.
+    /// Returns cases that include token counts above the two thresholds: for whole tokens per CTA, and for several tokens per CTA.
     fn cases(&self) -> Vec<Case> {
         let mut cases = match self.pool {
             Some(_) => Case::cached(),
@@ -366,7 +368,7 @@ impl Kernel for PrepareAttention {
     }
 }
 
-/// Norms and rotations, each alone and both together; grouped heads; partly rotated heads; odd head sizes.
+/// Instances with norms and rotations, alone and combined, with grouped heads, partly rotated heads, and odd head sizes.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -432,7 +434,7 @@ mod tests {
         };
         assert_eq!(kernel.check(), Ok(()));
         let real = |values: &[f32]| HostTensor::Real(values.to_vec());
-        // Both heads have a mean square of 15, and eps is 1, so their norm is 4.
+        // The query head and the key head have a mean square of 15, and eps is 1, so both are divided by 4.
         let x = real(&[5.0, 5f32.sqrt(), 5f32.sqrt(), 5.0, 7.0, 8.0]);
         let (q_gamma, k_gamma) = (real(&[4.0, 4.0]), real(&[4.0, 8.0]));
         let at = |v: i64| HostTensor::Index(vec![v]);

@@ -13,8 +13,8 @@ use crate::{
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
-/// `x [rows, stride]`, `gamma [width]` → `out [rows, heads·width]`: `h / √(mean(h²) + eps) · gamma` for each head `h` of a row.
-/// The heads are adjacent, from column `from` of `x`.
+/// `x [rows, stride]`, `gamma [width]` → `out [rows, heads·width]`: `h / √(mean(h²) + eps) · gamma` for each head `h` of a row. The heads
+/// are adjacent columns of `x`, starting at column `from`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RmsNorm {
     pub width: u32,
@@ -114,7 +114,7 @@ impl Kernel for RmsNorm {
             .launch(extents.rows.saturating_mul(self.heads.into()))
     }
 
-    /// Estimates the cycles of the launch and of the elements, with the constants of LayerNorm.
+    /// Estimates the cycles of the launch and of the elements, with the cost constants of LayerNorm.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
         let elements = rows as f64 * f64::from(self.heads * self.width);
@@ -156,7 +156,8 @@ impl Kernel for RmsNorm {
     }
 }
 
-/// Realistic widths and an odd one; and heads of merged projections, also of one whose columns do not allow wide accesses.
+/// Instances with realistic widths, an odd width, and heads of merged projections. The columns of one projection do not allow wide
+/// accesses.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of = |dtype| {
         let rows = [64, 128, 1003, 1024, 2048, 4096];

@@ -1,4 +1,4 @@
-//! Rotary position embedding (RoPE; Su et al. 2021). It rotates pairs of columns, one from each half of a head.
+//! Rotary position embedding (RoPE; Su et al. 2021). RoPE rotates pairs of columns. A pair has one column from each half of a head.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,8 +13,8 @@ use crate::{
     tensor::{DType, Extents, Shape, Symbol},
 };
 
-/// `x [tokens, stride]`, `positions [tokens]` → `out [tokens, heads·head]`: rotates each head by its token's position. Heads
-/// are adjacent, from column `from` of `x`.
+/// `x [tokens, stride]`, `positions [tokens]` → `out [tokens, heads·head]`: rotates each head according to its token's position. The heads
+/// are adjacent columns of `x`, starting at column `from`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rotary {
     pub rotation: Rotation,
@@ -28,7 +28,7 @@ pub struct Rotary {
 
 /// Representation of rotation angles in symbols and sources.
 pub(super) trait RotationCode {
-    /// Returns the FNV-1a hash of the frequencies and the factor, which are too long for a symbol.
+    /// Returns the FNV-1a hash of the frequencies and the factor. The values themselves are too long for a symbol.
     fn digest(&self) -> u32;
 
     /// Frequencies as a CUDA initialiser.
@@ -168,7 +168,8 @@ pub(super) fn frequencies(n: u32, theta: f64) -> Vec<f32> {
     (0..n).map(|i| theta.powf(exponent(i)) as f32).collect()
 }
 
-/// Heads that are rotated fully or partly, with an odd number of unchanged columns, with a factor, or as columns of a merged projection.
+/// Instances that rotate all or some columns of a head, with an odd number of unchanged columns, with a factor, and with heads of a merged
+/// projection.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

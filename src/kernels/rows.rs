@@ -1,5 +1,5 @@
-//! Utilities shared by the kernels that process rows: the distribution of rows over accesses, lanes and CTAs, and the corresponding parts
-//! of parameter lists and symbols.
+//! Utilities of the kernels that process rows: the distribution of rows over accesses, lanes and CTAs, and the corresponding parts of
+//! parameter lists and symbols.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,8 +16,8 @@ pub(super) const STREAM_THREADS: u32 = 256;
 /// Bytes of a thread's widest access.
 const ACCESS_BYTES: u32 = 16;
 
-/// Elements per access if accesses start at multiples of each of the `pitches`, in elements. This is the largest power of two that fits 16
-/// bytes and keeps every access aligned to its size.
+/// Elements per access. Accesses start at multiples of the `pitches`, which are in elements. The result is the largest power of two that
+/// fits 16 bytes and keeps every access aligned to its size.
 pub(super) fn vector_width(dtype: DType, pitches: &[u32]) -> u32 {
     let widest = ACCESS_BYTES / dtype.bytes() as u32;
     pitches.iter().fold(widest, |n, &pitch| gcd(n, pitch))
@@ -44,8 +44,8 @@ pub(super) fn stream_launch(packs: u64) -> Launch {
 
 /// Distribution of rows over warps in kernels that keep whole rows in registers.
 ///
-/// A team of warps processes `x_rows` rows at a time (TurboTransformers 4.1.2), whose shuffles overlap. A team of several warps is a CTA,
-/// and exchanges partial results once for all its rows.
+/// A team of warps processes `x_rows` rows at a time, so that the shuffles of different rows overlap (TurboTransformers 4.1.2). A team of
+/// several warps is a CTA, and exchanges partial results once for all its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Teams {
     /// Warps per team.
@@ -55,20 +55,21 @@ pub struct Teams {
 }
 
 impl Teams {
-    /// Max elements per thread in the default teams. With gamma, beta and addresses, they fit 128 registers, so that an SM holds 16 warps.
+    /// Max elements per thread in the default teams. The elements, gamma, beta and addresses fit 128 registers, so that an SM holds 16
+    /// warps.
     const DEFAULT_PER_THREAD: u32 = 32;
     /// Max elements per thread, over all rows of its team, without spills.
     const MAX_PER_THREAD: u32 = 64;
-    /// Max number of narrow rows per SM that count as few, measured at a width of 384.
+    /// Max number of narrow rows per SM that count as few rows. It was measured at a width of 384.
     const FEW_ROWS_PER_SM: u64 = 27;
-    /// Max resident warps per SM, and 32-bit registers of each of its four partitions.
+    /// Max resident warps per SM, and 32-bit registers in each of the four partitions of an SM.
     const WARPS_PER_SM: u32 = 64;
     const REGISTERS_PER_PARTITION: u32 = 16384;
     /// Resident threads per SM that every GPU supports.
     const THREADS_PER_SM: u32 = 1024;
 
-    /// Returns the default for many rows. Narrow rows share a warp, so that their shuffles overlap. A row that is too wide for the
-    /// registers of a warp takes a CTA of several warps.
+    /// Returns the default for many rows. A warp processes several narrow rows, so that their shuffles overlap. A CTA of several warps
+    /// processes a row that is too wide for the registers of a warp.
     pub fn usual(width: u32, dtype: DType) -> Self {
         let elements = |warps| Self { warps, x_rows: 1 }.per_thread(width, dtype);
         let mut warps = 1;
@@ -83,8 +84,8 @@ impl Teams {
         Self { warps, x_rows }
     }
 
-    /// Returns the teams for so few rows that all of them are resident at once. A team has one row, and up to eight warps if each lane has
-    /// a pack, so that a row is read, reduced and written in the fewest steps.
+    /// Returns the teams for launches whose rows are all resident at once. A team has one row. It has up to eight warps, as long as each
+    /// lane has a pack, so that a row is read, reduced and written in the fewest steps.
     pub fn for_few_rows(width: u32, dtype: DType) -> Self {
         let packs = width / vector_width(dtype, &[width]);
         let usual = Self::usual(width, dtype);
@@ -97,7 +98,7 @@ impl Teams {
     /// Default dispatch by rows for kernels with one row operand: teams with their max number of rows (inclusive). The last entry has no
     /// max.
     ///
-    /// Several warps per row are fastest while the rows fill at most half of the GPU. Beyond that, one warp per row is faster, because more
+    /// Several warps per row are fastest if the rows fill at most half of the GPU. With more rows, one warp per row is faster, because more
     /// rows are resident. This was measured on an H200 with 16-bit rows of 768 and 1024 elements.
     pub fn by_rows(width: u32, dtype: DType, machine: &Machine) -> Vec<(Option<u64>, Self)> {
         let few = Self::for_few_rows(width, dtype);
@@ -114,10 +115,10 @@ impl Teams {
 
     /// [`Teams::by_rows`] for kernels that also read a residual.
     ///
-    /// With slightly more rows than can be resident at once, a launch takes a second wave and about twice as long. Therefore the first
-    /// teams that keep all rows resident are chosen, starting with the teams for few rows. If none keep all rows resident, the teams for
-    /// few rows are chosen, because their small CTAs leave the smallest tail. This was measured on an H200 with 16-bit rows of 768 and 1024
-    /// elements.
+    /// If slightly more rows than fit at once are launched, a second wave runs and the launch takes about twice as long. The method
+    /// therefore returns the first teams that keep all rows resident, starting with the teams for few rows. If no teams keep all rows
+    /// resident, it returns the teams for few rows, because their small CTAs leave the smallest tail. This was measured on an H200 with
+    /// 16-bit rows of 768 and 1024 elements.
     pub fn by_rows_with_residual(
         width: u32,
         dtype: DType,
@@ -147,8 +148,8 @@ impl Teams {
         dtype != DType::F32 && Self::for_few_rows(width, dtype).warps > 2
     }
 
-    /// Registers per thread to which the compiler can be limited. They hold the row's elements, gamma and beta in their storage type,
-    /// addresses (eight registers) and statistics (eight registers per row).
+    /// Number of registers per thread to which the compiler can be limited. The registers hold the row's elements, gamma and beta in their
+    /// storage type, addresses (eight registers) and statistics (eight registers per row).
     fn registers(self, width: u32, dtype: DType) -> u32 {
         let vector = vector_width(dtype, &[width]);
         let elements = self.per_thread(width, dtype);
@@ -176,13 +177,14 @@ impl Teams {
     pub(super) fn min_ctas_per_sm(self, width: u32, dtype: DType) -> u32 {
         let most = match self.x_rows {
             1 => (Self::THREADS_PER_SM / self.threads()).max(1),
-            // With a bound, some kernels with several rows per team spill. They use few enough registers without a bound.
+            // With a higher bound, some kernels with several rows per team spill registers. Without it, they use few enough registers.
             _ => 1,
         };
         self.ctas_per_sm(width, dtype).min(most)
     }
 
-    /// All teams of one to eight warps and one, two or four rows in which each warp has work and no thread spills, plus the default.
+    /// All teams of one to eight warps and one, two or four rows in which each warp has work and no thread spills registers, and the
+    /// default.
     pub fn candidates(width: u32, dtype: DType) -> Vec<Self> {
         let usual = Self::usual(width, dtype);
         let packs = width / vector_width(dtype, &[width]);
@@ -320,8 +322,8 @@ pub(super) fn offsets() -> Shape {
     Shape::new([&Size::from(Symbol::Batch) + &Size::constant(1)])
 }
 
-/// Tolerance of one f32 result rounded once to `dtype`: half a unit in the last place, half of the smallest subnormal of f16,
-/// and `absolute` for the preceding arithmetic.
+/// Tolerance of an f32 result that is rounded once to `dtype`. It is the sum of half a unit in the last place, half of the smallest
+/// subnormal of f16, and `absolute` for the preceding arithmetic.
 pub(super) fn rounded_once(dtype: DType, absolute: f32, reason: &'static str) -> Tolerance {
     let (smallest, relative) = match dtype {
         DType::F16 => (3e-8, 4.9e-4),
@@ -396,8 +398,8 @@ mod tests {
             }
         }
         let f16 = |warps, x_rows| Teams { warps, x_rows };
-        // There are 96 packs, so at most three warps have packs for every lane. One warp has 24 elements per lane and row, so four rows do
-        // not fit.
+        // A row has 96 packs, so every lane has a pack in teams of up to three warps. In a team of one warp, a lane has 24 elements per
+        // row, so four rows do not fit.
         assert_eq!(
             Teams::candidates(768, DType::F16),
             [
@@ -458,7 +460,8 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         let sms = u64::from(hopper().sms);
-        // Registers per thread, and CTAs per SM: 32 and 21 CTAs of three warps; 48 and 13 CTAs of three warps; 96 and 5 CTAs of four warps.
+        // An SM holds 21 CTAs of three warps with 32 registers per thread, 13 CTAs of three warps with 48 registers, and 5 CTAs of four
+        // warps with 96 registers.
         assert_eq!(
             with_residual(768),
             [

@@ -10,7 +10,7 @@ use super::{
     rotary, rotary::*, upload::*, weighted_pool, weighted_pool::*,
 };
 
-/// Lists all kernels once. Every function over all kernels is derived from this list.
+/// Lists all kernels. Every function over all kernels is derived from this list.
 macro_rules! kernels {
     ($($name:ident),* $(,)?) => {
         /// Any kernel that a program may launch, as plain data that an artifact can store.
@@ -48,7 +48,7 @@ kernels! {
 }
 
 impl KernelSpec {
-    /// Kernels that run before those of a program: the upload of the batch's data, and the two kernels that pack a padded batch.
+    /// Kernels that run before a program's kernels: the upload of the batch's data, and the two kernels that pack a padded batch.
     pub fn runtime() -> [KernelSpec; 3] {
         [Upload.into(), PackScan.into(), PackTokens.into()]
     }

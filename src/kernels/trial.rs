@@ -1,5 +1,5 @@
-//! Checks of one kernel on one batch: random inputs according to its parameters, and the comparison of results with the
-//! reference. Every executor uses these checks.
+//! Checks of a kernel with a batch: random inputs for the kernel's parameters, and the comparison of results with the reference. Every
+//! executor uses these checks.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::{
     tensor::{Element, Extents, LengthsError},
 };
 
-/// Inputs of a kernel for one batch, and the results of its reference.
+/// Inputs of a kernel for one batch, and the results of the kernel's reference.
 pub struct Trial {
     pub extents: Extents,
     /// Tensors of the `Read` parameters, in the order of the signature, with their element types.
@@ -56,8 +56,9 @@ impl Trial {
         Self::sharing(kernel, case, seed, &mut shared)
     }
 
-    /// Creates a trial like [`Self::new`]. `shared` holds, for each parameter, the tensor if it does not depend on the batch. Missing
-    /// tensors are created and added to it.
+    /// Creates a trial like [`Self::new`]. `shared` has an entry for each parameter. The entry holds the tensor if it does not depend on
+    /// the batch and has been created by an earlier trial. Otherwise, the tensor is created, and stored in `shared` if it does not depend
+    /// on the batch.
     fn sharing(
         kernel: &dyn Kernel,
         case: &Case,
@@ -77,7 +78,7 @@ impl Trial {
             {
                 let size = shape.elements();
                 let n = size.eval(&extents).unwrap_or(0) as usize;
-                // Each tensor has its own random numbers, so they do not depend on which other tensors are shared.
+                // Each tensor has its own seed, so its elements do not depend on which other tensors are shared.
                 let mut state = uniform(&mut seeds);
                 let is_shared = size.as_constant().is_some() && !fill.depends_on_case();
                 let tensor = match shared {
@@ -131,7 +132,7 @@ impl Case {
         blocks.sum::<u32>() + 1
     }
 
-    /// Slots of each source. Its blocks come after the blocks of all keys.
+    /// Slots of each source. The blocks of the sources come after the blocks of all keys.
     fn source_slots(&self) -> Vec<Vec<i64>> {
         let mut first = self.blocks_of_keys();
         let of = |&n: &u32| {
@@ -273,8 +274,8 @@ impl BatchInput {
 }
 
 impl Tolerance {
-    /// Compares a result with the reference. A non-finite value differs infinitely from a finite reference. A NaN in the
-    /// reference marks an element that must not be written: it must still be the NaN that the output was filled with.
+    /// Compares a result with the reference. A non-finite value differs infinitely from a finite reference. A NaN in the reference marks an
+    /// element that the kernel must not write. The element must still have the NaN with which the output was filled.
     pub fn compare(&self, got: &[f32], want: &[f32]) -> Difference {
         let mut difference = Difference::default();
         if got.len() != want.len() {
@@ -294,7 +295,7 @@ impl Tolerance {
             sum += f64::from(error);
             difference.max = difference.max.max(error);
             let worst = match error {
-                // 0 and ∞ are kept even if the tolerance is NaN because of `want`.
+                // If `want` makes the tolerance NaN, errors of 0 and ∞ are returned unchanged.
                 0.0 | f32::INFINITY => error,
                 error => error / (self.absolute + self.relative * want.abs()),
             };
@@ -322,12 +323,12 @@ pub fn uniform(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Returns an approximately standard normal value: a scaled sum of four uniform values (Irwin-Hall distribution). It has no
-/// far tail, which suits tests of low-precision kernels, and needs one 64-bit random number.
+/// Returns an approximately standard normal value: a scaled sum of four uniform values (Irwin-Hall distribution). The distribution has no
+/// far tail, which suits tests of low-precision kernels. A value needs only one 64-bit random number.
 pub fn normal(state: &mut u64) -> f32 {
     let bits = uniform(state);
     let sum: u32 = (0..4).map(|i| ((bits >> (16 * i)) & 0xffff) as u32).sum();
-    // Each part is uniform on 0..65536 with variance 65536²/12. The variance of the sum of four is 65536²/3.
+    // Each of the four values is uniform on 0..65536, with variance 65536²/12. The variance of the sum of four is 65536²/3.
     (sum as f32 - 131_070.0) / 37_837.23
 }
 

@@ -1,5 +1,5 @@
-//! Kernels that upload batch data and table updates by reading page-locked host memory. They are cheaper than copies by a copy engine,
-//! because a kernel waits longer for a copy engine than for another kernel.
+//! Kernels that upload batch data and table updates by reading page-locked host memory. An upload kernel is cheaper than a copy engine,
+//! because the next kernel waits longer for a copy engine than for another kernel.
 
 use serde::{Deserialize, Serialize};
 

@@ -47,11 +47,11 @@ pub struct Batch {
     lens: Vec<u32>,
     extents: Extents,
     padded: Option<Padded>,
-    /// Number of tokens of each sequence without padding, if [`Batch::with_padding`] added padding.
+    /// Number of tokens of each sequence, not counting padding; `None` unless [`Batch::with_padding`] has added padding.
     valid_lens: Option<Vec<u32>>,
-    /// Number of leading tokens of each sequence that are attended to; `None` if all tokens are.
+    /// Number of leading tokens of each sequence that tokens may attend to; `None` if this is every token.
     attended: Option<Vec<u32>>,
-    /// Number of leading tokens of each sequence that pooling leaves out; `None` if it includes all tokens.
+    /// Number of leading tokens of each sequence that pooling leaves out; `None` if pooling includes all tokens.
     left_out: Option<Vec<u32>>,
     past: Option<Past>,
     /// Noise seed of each sequence; `None` means zeros.
@@ -63,20 +63,20 @@ pub struct Batch {
 pub struct Past {
     /// Number of cached tokens of each sequence, excluding the tokens of the batch.
     pub cached: Vec<u32>,
-    /// Cache slot of each token of each sequence, including the tokens of the batch, concatenated by sequence.
+    /// Cache slots of the tokens of all sequences, one sequence after another, including the tokens of the batch.
     pub slots: Vec<u32>,
     /// Number of blocks in the cache.
     pub blocks: u64,
-    /// Cached sources of the sequences, if the model is an encoder-decoder.
+    /// Cached source texts of the sequences, if the model is an encoder-decoder.
     pub sources: Option<Sources>,
 }
 
-/// Locations of the keys of the sequences' sources in a KV cache.
+/// Locations of the keys of source texts in a KV cache. Each sequence has one source text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sources {
-    /// Number of tokens of each sequence's source.
+    /// Number of tokens of the source text of each sequence.
     pub lens: Vec<u32>,
-    /// Cache slot of each token of each source, concatenated by sequence. Sequences may share slots.
+    /// Cache slots of the tokens of all source texts, one source text after another. Sequences may share slots.
     pub slots: Vec<u32>,
 }
 
@@ -126,12 +126,12 @@ impl Batch {
         })
     }
 
-    /// Creates a batch from padded input. `token_ids` and `mask` are `[batch, width]`. The mask is 1 for tokens and 0 for
-    /// padding; the tokens come first in every row (ByteTransformer III.D).
+    /// Creates a batch from padded input. `token_ids` and `mask` are `[batch, width]`. The mask is 1 for tokens and 0 for padding. The
+    /// tokens come first in every row (ByteTransformer III.D).
     ///
     /// # Errors
-    /// Returns an error if the ids are not a whole number of rows, or if the mask has a length other than that of the ids, a value other
-    /// than 0 and 1, or a 1 after a 0.
+    /// Returns an error if the ids are not a whole number of rows, if the ids and the mask differ in length, or if the mask contains a
+    /// value other than 0 and 1, or a 1 after a 0.
     pub fn from_padded(token_ids: &[u32], mask: &[u32], width: usize) -> Result<Self, BatchError> {
         if width == 0 || token_ids.is_empty() {
             return Err(LengthsError::Empty.into());
@@ -272,7 +272,7 @@ impl Batch {
         Ok(self)
     }
 
-    /// Selects the part of the model that the batch is for, if the model has several.
+    /// Selects the part of the model that runs the batch, if the model has several parts.
     pub fn for_part(mut self, part: u32) -> Self {
         self.extents.part = part;
         self
@@ -283,7 +283,7 @@ impl Batch {
         self.past.as_ref().map_or(0, |past| past.cached[sequence])
     }
 
-    /// Returns the batch with every sequence padded at its end, with id 0, to the length of the longest sequence.
+    /// Returns the batch with every sequence padded to the length of the longest sequence, with id 0 at the end.
     /// [`valid_lens`](Self::valid_lens) then returns the number of tokens without padding. Only a session that keeps padding accepts such a
     /// batch. Returns an error if the padded batch exceeds the maximum number of tokens of a run.
     pub fn with_padding(&self) -> Result<Self, BatchError> {
@@ -402,7 +402,7 @@ impl Batch {
         self
     }
 
-    /// Returns the batch without the tokens after each sequence's end token. A sequence without an end token is unchanged.
+    /// Returns the batch without the tokens that follow the end token of a sequence. A sequence without an end token is unchanged.
     ///
     /// # Errors
     /// Returns an error only for a batch that does not pass [`check`](Self::check).
@@ -501,7 +501,7 @@ mod tests {
         assert_eq!(packed.valid_lens(), [3, 1]);
         // Padding again has no effect.
         assert_eq!(padded.with_padding().unwrap(), padded);
-        // 2²³ + 1 tokens fit one run. Padding to three sequences of 2²³ − 1 tokens exceeds the maximum.
+        // The 2²³ + 1 tokens of these sequences fit one run. With padding, three sequences of 2²³ − 1 tokens exceed the maximum.
         let long = (1 << 23) - 1;
         let ragged = Batch::from_packed(vec![0; long as usize + 2], &[long, 1, 1]).unwrap();
         insta::assert_snapshot!(ragged.with_padding().unwrap_err(), @"the batch has 25165821 tokens; the maximum of one run is 16777216; split the batch");

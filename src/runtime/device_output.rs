@@ -35,7 +35,7 @@ impl fmt::Debug for DeviceMemory {
     }
 }
 
-/// Error for outputs that are kept on their device.
+/// An error about outputs that stay on their device.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceOutputError {
     #[error(transparent)]
@@ -99,8 +99,8 @@ impl DeviceOutput {
         }
     }
 
-    /// Returns the address of the first value: on the device if [`cuda_device`](Self::cuda_device) returns one, and otherwise on the
-    /// host. It is valid until the output is dropped.
+    /// Returns the address of the first value: a device address if [`cuda_device`](Self::cuda_device) returns a device, and otherwise a
+    /// host address. The address is valid until the output is dropped.
     pub fn address(&self) -> *const c_void {
         match &self.memory {
             DeviceMemory::Host(values) => values.as_ptr().cast(),
@@ -116,7 +116,7 @@ impl DeviceOutput {
         }
     }
 
-    /// Copies the values to the host, widened to f32.
+    /// Copies the values to the host, converted to f32.
     ///
     /// # Errors
     /// Returns an error if host memory cannot be allocated or the device fails.
@@ -162,11 +162,12 @@ impl DeviceOutput {
         })
     }
 
-    /// Copies row `i` of `from` to row `rows[i]` of this output, cut to the width of this output. All copies have completed on return.
+    /// Copies row `i` of `from` to row `rows[i]` of this output, truncated to the width of this output. All copies have completed on
+    /// return.
     ///
     /// # Errors
-    /// Returns an error if `from` is on another device, has another element type or shorter rows, or does not have one row for each index.
-    /// Also returns an error if an index is out of range, or if the device fails.
+    /// Returns an error if `from` is on another device, if it has another element type or shorter rows, or if its number of rows is not the
+    /// number of indices. Also returns an error if an index is out of range, or if the device fails.
     pub fn set_rows(&mut self, from: &Self, rows: &[usize]) -> Result<(), DeviceOutputError> {
         let ([n_from, from_width], [n_to, width]) = (from.rows(), self.rows());
         if from.element != self.element || from_width < width {

@@ -1,4 +1,4 @@
-//! Conversion between tensors and little-endian bytes of every element type.
+//! Conversion between tensors and little-endian bytes, for every element type.
 
 use super::weights::{decode, decode_into, encode};
 use crate::{
@@ -6,8 +6,8 @@ use crate::{
     tensor::{Element, e4m3},
 };
 
-/// Encodes a tensor as `element`, rounding the values to this type. For a type with scales, the tensor is a matrix with rows of `columns`
-/// elements.
+/// Encodes a tensor as `element`, and rounds the values to this type. For a type with scales, the tensor must be a matrix with rows of
+/// `columns` elements.
 pub fn encode_tensor(tensor: &HostTensor, element: Element, columns: usize) -> Vec<u8> {
     match (tensor, element) {
         (HostTensor::Real(values), Element::Value(dtype)) => encode(values, dtype),

@@ -1,7 +1,7 @@
 //! Runs programs on the CPU and on CUDA devices, and loads their weights.
 //!
-//! An executor has two parts. Immutable state (weights, modules) is shared. A session owns the mutable state of a run (memory
-//! chunks, a stream), so several sessions can run concurrently.
+//! An executor has two parts. A model holds the immutable state (weights, modules), which sessions share. A session owns the mutable state
+//! of a run (memory chunks, a stream), so several sessions can run concurrently.
 
 pub mod batch;
 pub mod cpu;

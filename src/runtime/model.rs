@@ -18,7 +18,7 @@ impl LoadedModel {
         }
     }
 
-    /// Bytes of the weights. On a CPU, these are packed weights of linear layers, and the unpacked weights that other steps read.
+    /// Bytes of the weights. On a CPU, this includes the packed weights of linear layers and the unpacked weights that other steps read.
     pub(crate) fn weight_bytes(&self) -> u64 {
         match self {
             Self::Cpu(model) => model.weight_bytes(),

@@ -1,4 +1,4 @@
-/// A named output of a run, widened to f32.
+/// A named output of a run, converted to f32.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
     pub name: String,
@@ -15,6 +15,6 @@ pub struct MemoryUse {
     pub weights: u64,
     /// Bytes of the planned chunks for intermediate tensors.
     pub activations: u64,
-    /// Bytes of token ids, lengths and offsets of the largest batch so far.
+    /// Bytes for the token ids, lengths and offsets of the largest batch so far.
     pub batch_data: u64,
 }

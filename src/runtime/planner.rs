@@ -59,8 +59,8 @@ pub enum AllocatorChoice {
     Gsoc,
     /// Size bins with reuse in operator order, like a framework's caching allocator.
     Caching,
-    /// Memory for the largest batch, planned once (LightSeq 2.3). A batch with more sequences, tokens or token pairs than this
-    /// maximum, or with a longer sequence, is an error.
+    /// Memory for the largest batch, planned once (LightSeq 2.3). A batch that has more sequences, tokens or token pairs than this maximum,
+    /// or a longer sequence, is an error.
     Maximum(Extents),
 }
 
@@ -74,7 +74,7 @@ impl AllocatorChoice {
     /// Creates an empty allocator for a session of `program`.
     ///
     /// # Errors
-    /// Returns an error if the chunk policy is invalid or the sizes of the maximum overflow.
+    /// Returns an error if the chunk policy is invalid, or if the tensor sizes of the maximum batch overflow.
     pub fn allocator(&self, program: &Program) -> Result<Box<dyn Allocator>, PlannerError> {
         Ok(match self {
             Self::Chunk(policy) => Box::new(ChunkAllocator::new(*policy)?),
@@ -117,8 +117,8 @@ impl AllocatorChoice {
 pub struct Footprint {
     /// Bytes of the chunks that the plan uses.
     pub chunks: u64,
-    /// Lower bound on the bytes of any plan: the maximum, over all launches, of the total size of the live tensors, for the extents of the
-    /// batch itself.
+    /// Lower bound on the bytes of any plan for the extents of the batch: the total size of the live tensors at the launch where it is
+    /// largest.
     pub lower_bound: u64,
 }
 
@@ -193,7 +193,7 @@ impl Planner {
         self.allocator.last_request()
     }
 
-    /// Returns the time that the last plan took, including cache lookups.
+    /// Returns the time to make the last plan, including the cache lookup.
     pub fn planning(&self) -> Duration {
         self.planning
     }
@@ -204,7 +204,7 @@ impl Planner {
         self.cache.clear();
     }
 
-    /// Returns the memory that a session without chunks needs for `batch` if it plans for the extents of `bucket`.
+    /// Returns the memory that a new session needs for `batch` if it plans for the extents of `bucket`.
     ///
     /// # Errors
     /// Returns the errors of [`Planner::new`] and [`Planner::plan`].

@@ -4,7 +4,7 @@ use crate::{program::Buckets, program::Program, tensor::Extents};
 
 use super::{AllocatorChoice, batch::Batch};
 
-/// Selects the batches that a CUDA session replays as a graph instead of launching kernel by kernel. The results are bitwise
+/// Selects the batches that a CUDA session runs by replaying a graph instead of launching kernel by kernel. The results are bitwise
 /// identical.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GraphChoice {
@@ -46,7 +46,7 @@ pub struct GraphUse {
     pub replayed: u64,
     /// Number of runs that were launched kernel by kernel.
     pub launched: u64,
-    /// Number of captured graphs. Each is captured from a launched run while the device executes that run.
+    /// Number of captured graphs. A graph is captured from a launched run, while the device executes this run.
     pub captured: u64,
     /// Number of graphs that the session holds.
     pub kept: usize,

@@ -12,9 +12,10 @@ use crate::{
 /// Memory management cost of one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryWork {
-    /// Bytes of the chunks that the plan uses, of the chunks allocated and released for the plan, and of all chunks held.
+    /// Bytes of the chunks that the plan uses, of the chunks that were allocated and released for the plan, and of all chunks of the
+    /// session.
     pub request: RequestStats,
-    /// Time to make the plan or to look it up.
+    /// Time to make the plan, or to look it up in the cache.
     pub planning: Duration,
     /// Time to free and allocate the chunks that changed since the previous run.
     pub allocating: Duration,
@@ -24,8 +25,8 @@ pub struct MemoryWork {
 pub(super) trait ChunkOwner {
     type Error;
 
-    /// Frees and then allocates chunks so that they have the sizes `held`, indexed by chunk id; 0 means no chunk. Returns whether any chunk
-    /// has changed.
+    /// Frees and then allocates chunks, so that the chunk with id `i` has the size `held[i]`. The size 0 means no chunk. Returns whether
+    /// any chunk has changed.
     fn follow(&mut self, held: &[u64]) -> Result<bool, Self::Error>;
 
     /// Frees every chunk.
@@ -64,8 +65,8 @@ impl<C: ChunkOwner> Workspace<C> {
 
     /// Plans a batch and allocates its chunks. Returns the plan, and whether any chunk has changed since the previous plan.
     ///
-    /// If an allocation fails while chunks of earlier batches are held, all chunks are released and the batch is planned again, because it
-    /// may fit into the empty memory. If the second attempt fails, no chunk is held, so a smaller batch can use all of the memory.
+    /// If an allocation fails while chunks of earlier batches are held, all chunks are released and the batch is planned again. It may then
+    /// fit, because all memory is free. If the second attempt fails, no chunk is held, so a smaller batch can use all of the memory.
     pub(super) fn make_room(
         &mut self,
         program: &Program,
@@ -119,7 +120,7 @@ impl<C: ChunkOwner> Workspace<C> {
         &self.chunks
     }
 
-    /// Memory management cost of the last batch.
+    /// Returns the cost of memory management for the last batch.
     pub(super) fn work(&self) -> MemoryWork {
         self.work
     }

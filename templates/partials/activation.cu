@@ -2,7 +2,7 @@
 // approximations are sufficient.
 constexpr bool PRECISE = {{ precise }};
 
-// max(x, 0) that propagates NaN, like the other activations.
+// Returns max(x, 0). Propagates NaN, like the other activations.
 __device__ __forceinline__ float relu(float x) {
     float y;
     asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
@@ -15,12 +15,12 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-// Both GELUs are x·P(x) with P(-t) = 1 - P(t). Therefore x·P(x) = max(x, 0) - t·P(-t) with t = |x|. log2 P(-t) is smooth. It is
-// approximated by a polynomial in the form with the fewest multiply-adds, because each of them takes an issue slot from concurrent MMAs.
-// The approximation is minimax in units of max(ulp of an f16 result, 2^-16). This preserves the relative accuracy of results above 2^-6,
-// including negative ones, for which 1 + erf or 1 + tanh would cancel. Both polynomials decrease monotonically for large t, so no clamp is
-// needed. An infinite x gives NaN. After rounding to f16, results of at least 2^-6 have an error of at most 0.68 ulp, and smaller results
-// have an error of at most 6.5e-6.
+// Both GELUs are x·P(x) with P(-t) = 1 - P(t). Therefore x·P(x) = max(x, 0) - t·P(-t) with t = |x|. log2 P(-t) is smooth. The polynomial
+// that approximates it has the form with the fewest multiply-adds, because each multiply-add takes an issue slot from concurrent MMAs. The
+// approximation is minimax in units of max(ulp of an f16 result, 2^-16). This preserves the relative accuracy of results with magnitudes
+// above 2^-6, also of negative results, for which 1 + erf or 1 + tanh would suffer from cancellation. Both polynomials decrease
+// monotonically for large t, so no clamp is needed. An infinite x gives NaN. After rounding to f16, results of at least 2^-6 have an error
+// of at most 0.68 ulp, and smaller results have an error of at most 6.5e-6.
 //
 // GELU, P(-t) = erfc(t/√2)/2: error of at most 0.18 such units.
 __device__ __forceinline__ float gelu_exact(float x) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ float gelu_tanh(float x) {
     }
 }
 
-// tanh.approx has an error of at most 2^-11 of the result, the ulp of f16.
+// The relative error of tanh.approx is at most 2^-11, as large as an ulp of f16.
 __device__ __forceinline__ float tanh_of(float x) {
     if constexpr (PRECISE) {
         return tanhf(x);

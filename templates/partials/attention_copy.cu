@@ -3,7 +3,7 @@ __device__ __forceinline__ unsigned int shared_address(const void* pointer) {
 }
 
 // Starts copying (cp.async) rows first .. first + rows of a sequence whose row 0 is at `source`. Rows from `length` on become zeros. For
-// these, the copy uses the address `source`, which is always valid, but does not read it.
+// these rows, the copy reads nothing, but needs a valid address, which is `source`.
 template <unsigned long long STRIDE>
 __device__ __forceinline__ void copy_rows(unsigned int to, const Element* source,
                                           unsigned int first, unsigned int rows,

@@ -13,7 +13,7 @@ __device__ __forceinline__ void barrier_expect(unsigned int barrier, unsigned in
 }
 
 // Waits for this thread's copies except the last PENDING groups, and arrives at the full barriers of stage `at`. WGMMA reads through the
-// async proxy, so a thread has to fence its copies before it arrives, and cannot use cp.async.mbarrier.arrive.
+// async proxy, so a thread must fence its copies before it arrives. It therefore cannot use cp.async.mbarrier.arrive.
 template <int PENDING> __device__ __forceinline__ void arrive_full(const SharedStorage& smem, unsigned int at) {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
     fence_for_copies();
@@ -21,8 +21,8 @@ template <int PENDING> __device__ __forceinline__ void arrive_full(const SharedS
     barrier_arrive(smem.full_values(at));
 }
 
-// The producer warps of a pipeline. They load Q with TMA, and gather rows of K and V by their slots in the cache. Rows past the last key
-// become zeros.
+// Code of the producer warps of a pipeline. The warps load Q with TMA, and gather rows of K and V by slot from the cache. Rows past the
+// last key become zeros.
 __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorMap& q, const Element* keys,
                                         const Element* values, const int* slots, const int* slot_starts,
                                         const int* key_lens, TileScheduler& scheduler, PersistentSchedule& schedule) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorM
         tile.keys = tile.length == 0 ? 0 : __ldg(key_lens + tile.sequence);
         const int* own = slots + (tile.length == 0 ? 0 : __ldg(slot_starts + tile.sequence)) + warp_row;
         const unsigned int n_keys = tile.keys_of(ROWS);
-        // Index of the cache row that lane l copies as the l-th of the warp's rows. Indices count rows of HEAD elements.
+        // Index of the cache row that is the warp's l-th row, in lane l. Indices count rows of HEAD elements.
         const auto row_from = [&](unsigned int key) {
             if (lane >= WARP_ROWS || key + warp_row + lane >= n_keys) return NONE;
             const unsigned int slot = __ldg(own + key + lane);

@@ -1,7 +1,7 @@
 // Layout of the scores and the softmax partials of a batch. `pairs` is the sum of the squared lengths of the preceding sequences, and
-// `tokens` is the sum of their lengths. The start computed from the sums of the whole batch is the stride of a head. A start is computed
-// from a quotient of sums rather than a sum of quotients. This leaves gaps between sequences, but needs no prefix sum: a sequence of n
-// tokens has room for at least n rows.
+// `tokens` is the sum of their lengths. The start computed from the sums of the whole batch is the stride of a head. A start is a rounded
+// quotient of these sums, so no other prefix sum is needed. Gaps between sequences remain: a sequence of n tokens has room for at least n
+// rows.
 {% include "partials/attention_key_tiles.cu" %}
 
 // Row pitch of n scores. Each row starts at a multiple of 8 scores (16 bytes).
@@ -16,7 +16,7 @@ __device__ __forceinline__ unsigned long long partial_start(unsigned long long p
     return pairs / KEY_TILE + tokens;
 }
 
-// Index of the first score of a head and sequence. partials_of returns the same for partials.
+// Index of the first score of a head and sequence. partials_of returns the index of the first partial.
 __device__ __forceinline__ unsigned long long scores_of(unsigned int head, unsigned int sequence, unsigned int batch,
                                                         const int* __restrict__ cu_lens,
                                                         const long long* __restrict__ pair_offsets) {

@@ -1,4 +1,4 @@
-// s += q · kᵀ for 16 queries and KEYS keys. Their rows begin at the given shared-memory addresses.
+// s += q · kᵀ for 16 queries and KEYS keys. The rows of queries and keys begin at the given shared-memory addresses.
 __device__ __forceinline__ void mma_qk(float (&s)[KEYS / 8][4], unsigned int queries, unsigned int keys) {
     const unsigned int lane = threadIdx.x % 32;
 #pragma unroll

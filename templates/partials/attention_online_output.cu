@@ -7,7 +7,7 @@
 #pragma unroll
             for (int i = 0; i < KEYS / 8; ++i) new_max = fmaxf(new_max, fmaxf(s[m][i][r * 2], s[m][i][r * 2 + 1]));
             new_max = quad_max(new_max);  // finite: a tile has at least one key
-{% if windowed %}            // Finite even for a row that attends to no key of the tile.
+{% if windowed %}            // The shift is finite even if the row attends to no key of the tile.
             const float shift = fmaxf(new_max, __int_as_float(0xff7fffff)) * SCALE_LOG2;
 {% else %}            const float shift = new_max * SCALE_LOG2;
 {% endif %}            const float rescale = exp2_approximate(fmaf(row_max[m][r], SCALE_LOG2, -shift));

@@ -3,8 +3,8 @@ constexpr unsigned int ARRIVALS = {{ arrivals }};  // arrivals of producer threa
 constexpr unsigned int RECORD = {{ record }};  // bytes of the tile record that the scheduler passes to consumers
 constexpr unsigned int ONES_BYTES = ONES ? 16 * ROW_BYTES : 0;
 
-// Shared memory and barriers of a pipeline. A K/V stage has a full barrier for its keys, another for its values, and an empty barrier. A Q
-// stage has an empty barrier and the scheduler's tile. The queries arrive with the first keys, on the same barrier.
+// Shared memory and barriers of a pipeline. A K/V stage has a full barrier for its keys, a full barrier for its values, and an empty
+// barrier. A Q stage has an empty barrier and the scheduler's tile record. The full barrier of the first keys also counts the queries.
 struct SharedStorage {
     static constexpr unsigned int TENSOR_BYTES = Q_STAGES * CONSUMERS * Q_BYTES + STAGES * 2 * TILE_BYTES;
     static constexpr unsigned int BARRIER_BYTES = (Q_STAGES * (RECORD + 8) + STAGES * 24 + 15) / 16 * 16;

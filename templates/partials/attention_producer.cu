@@ -1,5 +1,5 @@
-// Tiles of a pipeline: every PIPELINES · gridDim.x-th tile. Rounds are traversed alternately forwards and backwards, so that no pipeline
-// gets the longest sequence of every round.
+// Tiles of a pipeline: in each round, every pipeline of the grid gets a tile. The direction alternates from round to round, so that no
+// pipeline gets the longest sequence of every round.
 struct PersistentSchedule {
     unsigned int pipeline, pipelines, end, from = 0;
     bool backwards = false;
@@ -9,7 +9,7 @@ struct PersistentSchedule {
         : pipeline(pipeline * gridDim.x + blockIdx.x), pipelines(PIPELINES * gridDim.x),
           end((tokens / ROWS + batch) * HEADS) {}
 
-    // Returns the next tile; after the last one, a tile of length 0.
+    // Returns the next tile, or a tile of length 0 after the last tile.
     __device__ __forceinline__ Tile next(TileScheduler& scheduler) {
         Tile tile;
         tile.length = 0;

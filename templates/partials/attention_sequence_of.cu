@@ -1,4 +1,4 @@
-// Binary search: index of the last of `n` ascending starts that is at or before `position`. The first start is 0.
+// Returns the index of the last of `n` ascending starts that is at or before `position`, by binary search. The first start is 0.
 template <typename Index>
 __device__ __forceinline__ unsigned int sequence_of(const Index* __restrict__ starts, unsigned int n,
                                                     unsigned long long position) {

@@ -18,8 +18,8 @@ struct Tile {
 };
 
 // Maps a tile index to a query tile of the batch. Every warp searches separately. In a batch of at most 32 sequences, each lane has one
-// sequence and counts the tiles before it. Indices then have no gaps, and the longest sequence may come first. Larger batches are numbered
-// as in partials/attention_tile.cu: sequence b begins at start(b) / ROWS + b.
+// sequence and counts the tiles before it. Indices then have no gaps, and the longest sequence may come first. In larger batches, tiles are
+// numbered as in partials/attention_tile.cu: sequence b begins at start(b) / ROWS + b.
 //
 // This code runs before griddepcontrol.wait, and reads offsets, which are batch data. This is safe for two reasons. The first kernel of a
 // run begins after the upload of the offsets, and the CTAs of a later kernel begin only after all CTAs of the preceding kernel have begun.
@@ -31,13 +31,13 @@ public:
         if (batch <= 32) load_lengths(0, batch);
     }
 {% if causal %}
-    // Like `at`, but with tiles in descending order of their number of keys, so that the last round of a grid consists of short tiles.
-    // `past` is the number of keys before this lane's sequence.
+    // Like `at`, but with tiles in descending order of their number of keys, so that tiles with few keys come last. `past` is the number of
+    // keys before this lane's sequence.
     __device__ __forceinline__ Tile by_keys(unsigned int index, unsigned int past) {
         if (batch > 32) return at(index);
         constexpr unsigned int ALL = 0xffffffff;
         const unsigned int tile_index = index / HEADS;
-        // Numbers of keys of this lane's tiles, in steps of ROWS. They are consecutive, starting with `least`.
+        // Numbers of keys of this lane's tiles, in units of ROWS. They are consecutive numbers, starting with `least`.
         const unsigned int least = past / ROWS, tiles = tiles_of(length), end = least + tiles;
         const auto with_at_least = [&](unsigned int steps) {
             return __reduce_add_sync(ALL, min(tiles, end - min(end, steps)));
@@ -74,10 +74,10 @@ public:
         before -= own;
     }
 
-    // Sorts sequences by longest processing time first, so that the tail of the grid is short.
+    // Sorts sequences by descending length, so that short sequences fill the tail of the grid.
     __device__ __forceinline__ void longest_first() {
         if (batch > 32) return;
-        // A single branch-free comparison orders by length, then by position.
+        // This key orders by length and then by position, with a single branch-free comparison.
         const unsigned int key = length * 32 + 31 - threadIdx.x % 32;
         before = 0;
 #pragma unroll 4
@@ -87,7 +87,7 @@ public:
         }
     }
 
-    // Like longest_first, but by the number of tiles. With at most three tiles per sequence, ballots replace the loop over them.
+    // Like longest_first, but by the number of tiles. With at most three tiles per sequence, ballots replace the loop over sequences.
     __device__ __forceinline__ void most_tiles_first() {
         if (batch > 32) return;
         const unsigned int own = tiles_of(length), earlier = (1u << threadIdx.x % 32) - 1;
@@ -133,7 +133,7 @@ private:
 {% if cached %}        first_sequence = sequence;
 {% endif %}    }
 
-    // Narrows the batch down to 32 sequences that contain the tile.
+    // Narrows the search down to 32 sequences, one of which contains the tile.
     __device__ __forceinline__ void narrow(unsigned int index) {
         const unsigned int lane = threadIdx.x % 32;
         unsigned int sequence = 0, span = batch;

@@ -15,7 +15,7 @@ struct Tile {
 
 class Visitor {
 public:
-    // Finds the next tile of this CTA; returns false after the last one.
+    // Finds the next tile of this CTA. Returns false after the last tile.
     __device__ __forceinline__ bool next(Tile& tile, const int* __restrict__ cu_lens, unsigned int batch) {
         if (visited % 32 == 0) look_ahead(cu_lens, batch);
         tile.sequence = __shfl_sync(ALL, ahead.sequence, visited % 32);
@@ -43,7 +43,7 @@ private:
         ahead.sequence = batch;
         Count before = 0;  // tiles of the sequences before `window`
         for (unsigned int window = 0; window < batch; window += 32) {
-            // Lane i has sequence window + i, and the inclusive prefix sum of tiles.
+            // Lane i has sequence window + i, and the number of tiles in the sequences from `window` up to and including this sequence.
             const unsigned int sequence = window + lane;
             const unsigned int length = sequence < batch ? cu_lens[sequence + 1] - cu_lens[sequence] : 0;
             Count inclusive = HEADS * tiles_of_head(length);
@@ -54,7 +54,7 @@ private:
             }
             inclusive += before;
             const Count end = __shfl_sync(ALL, inclusive, 31);
-            // Binary search over the lanes for the tile's sequence. The tiles of all sequences before it end at or before `number`.
+            // Finds the tile's sequence by binary search over the lanes. The tiles of all earlier sequences end at or before `number`.
             unsigned int owner = 0;
 #pragma unroll
             for (unsigned int step = 16; step > 0; step /= 2) {

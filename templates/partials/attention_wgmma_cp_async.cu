@@ -1,5 +1,5 @@
-// Loads by all 128 threads of a CTA (cp.async). Unlike TMA boxes, they write zeros for rows past the sequence's end, so the tail of V does
-// not have to be cleared. The first load does not wait for a tensor map.
+// Loads by all 128 threads of a CTA (cp.async). Unlike TMA, these loads write zeros for rows past the sequence's end, so the tail of V does
+// not have to be cleared. The first load does not have to wait for a tensor map.
 
 // Copies N rows, `stride` elements apart, to swizzled rows in shared memory. Rows from `valid` on become zeros. In this loop order, a
 // thread copies the same chunk of each of its rows, so that its addresses differ by constants.

@@ -4,10 +4,11 @@ constexpr unsigned int Q_BYTES = BOXES * 64 * ROW_BYTES;  // 64 queries
 constexpr unsigned int TILE_BYTES = BOXES * KEYS * ROW_BYTES;
 constexpr int HEAD_STEPS = HEAD / 16, KEY_STEPS = KEYS / 16;  // steps along k of q · kᵀ and of p · v
 constexpr int SCORES = KEYS / 2, ACC = {{ acc }};  // accumulators per thread: scores, and the output
-// If a tile of V is one box wide, N is extended by 8 columns, which append a column of ones to V. The tensor cores then sum the rows of P.
+// If a tile of V is one box wide, N is extended by 8 columns, of which the first is a column of ones. The tensor cores then also sum the
+// rows of P.
 constexpr bool ONES = {{ ones }};
-// Lazy rescaling: weights are at most 2^-3 in the tile that sets the shift. They may grow to 2 in later tiles before the output has to be
-// rescaled.
+// Lazy rescaling: weights are at most 2^-3 in the tile that sets the shift. In later tiles, weights may grow to 2 before the output has to
+// be rescaled.
 constexpr float HEADROOM = 3.0f;
 static_assert(HEAD % COLUMNS == 0 && KEYS % 16 == 0 && STAGES >= 2, "whole boxes, and a stage to refill");
 static_assert(ONES == (BOXES == 1), "the ones take the descriptor's stride between boxes");

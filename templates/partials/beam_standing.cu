@@ -12,8 +12,8 @@
         if (thread < m) {
             bool just_ended = (ends[thread] || is_last) && thread < of_group;
             if (request.n_groups > 1 && !ends[thread]) {
-                // In the last step with several groups, beams that continue also end, unless enough sequences of the group end without
-                // them.
+                // In the last step with several groups, the beams that continue also end, unless enough other sequences of the group have
+                // ended or end now.
                 int n_full = n_ended, n_open = 0;
                 for (int i = 0; i < min(m, of_group); ++i) n_full += ends[i];
                 for (int i = 0; i < thread; ++i) n_open += !ends[i];
@@ -37,7 +37,7 @@
                 token[first + to] = kept_id[thread];
             };
             if (before < of_group) go_on(before, ends[thread] ? kept_score[thread] + NEVER : kept_score[thread]);
-            // If there are fewer candidates than beams, the remaining beams are dead.
+            // If there are fewer candidates than beams, the remaining beams become dead, with a score of −∞.
             for (int to = m; before == 0 && to < of_group; ++to) go_on(to, -infinite);
         }
         if (thread < m + of_group) {

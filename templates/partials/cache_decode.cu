@@ -1,6 +1,6 @@
 {%- set pair = "f16" %}{% if storage == "bf16" %}{% set pair = "bf16" %}{% endif -%}
 // Converts four E4M3 elements of a cache to {{ pair }}, which represents them exactly. `low` receives the first two elements, and `high`
-// the others.
+// the last two.
 __device__ __forceinline__ void unpack_e4m3(unsigned int word, unsigned int& low, unsigned int& high) {
 #if __CUDA_ARCH__ >= 890
     asm("{\n"
@@ -18,8 +18,8 @@ __device__ __forceinline__ void unpack_e4m3(unsigned int word, unsigned int& low
     }
 {%- endif %}
 #else
-    // Each element is in the upper byte of a half. The addition carries only for a NaN, whose exponent and mantissa are all ones. It then
-    // sets the exponent of a NaN.
+    // Each element is in the upper byte of a half word. The addition carries only for a NaN, whose exponent and mantissa bits are all ones.
+    // The carry then sets the exponent of a NaN in the result.
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const unsigned int bits = __byte_perm(word, 0, i == 0 ? 0x1404 : 0x3424), sign = bits & 0x80008000;

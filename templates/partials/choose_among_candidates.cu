@@ -1,6 +1,6 @@
     if (fits) {
         const unsigned int n = n_found;
-        // Several neighbouring lanes compare a candidate with all others. The first of these lanes keeps the result.
+        // Several neighbouring lanes compare a candidate with all other candidates. The first of these lanes keeps the result.
         const unsigned int lookers = lookers_of(n), nth_looker = thread % lookers;
         Mass own = 0;
 #pragma unroll
@@ -19,7 +19,7 @@
         own = all_reduce<Added>(own, parts);
         if (top_k > 0 || n_forced > 0) all = own;
         const Mass needed = is_nucleus ? static_cast<Mass>(static_cast<double>(request.top_p) * static_cast<double>(all)) : 0;
-        // If the candidates have less mass than needed, the nucleus contains further tokens.
+        // If the candidates have less mass than needed, the nucleus contains tokens that are not candidates.
         fits = own >= needed;
         if (fits) {
             Mass kept = 0, stays[PASSES] = {};

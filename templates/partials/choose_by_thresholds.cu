@@ -1,7 +1,7 @@
     // Finds thresholds in passes over the row.
     unsigned int least = KEY_OF_NOTHING + 1;
     if (top_k > 0) least = max(least, threshold_of(from, ruled, [](unsigned int, float) { return Mass(1); }, top_k, parts));
-    Mass n_ties = ~Mass(0);  // max number of tokens at `least` to keep, lowest ids first
+    Mass n_ties = ~Mass(0);  // max number of tokens to keep whose key is `least`, lowest ids first
     if (is_nucleus) {
         const unsigned int lowest = least;
         auto weigh = [&](unsigned int key, float x) { return key >= lowest ? mass_of(probability(x)) : 0; };

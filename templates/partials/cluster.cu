@@ -1,7 +1,7 @@
 // CTAs of a cluster and distributed shared memory (PTX ISA 8: mapa, st.async, barrier.cluster).
 
 {% include "partials/cluster_barrier.cu" %}
-// Stores 16 bytes in a CTA of the cluster. A barrier in the same CTA counts them as transaction bytes.
+// Stores 16 bytes in the shared memory of a CTA of the cluster. A barrier of the receiving CTA counts the bytes as transaction bytes.
 __device__ __forceinline__ void store_remote(unsigned int to, float a, float b, float c, float d, unsigned int barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], { %1, %2, %3, %4 }, [%5];" ::"r"(to),
                  "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
@@ -15,7 +15,7 @@ __device__ __forceinline__ void store_remote(unsigned int to, float a, float b, 
                  : "memory");
 }
 
-// Like barrier_wait, but acquires stores of other CTAs of the cluster.
+// Like barrier_wait, but with acquire semantics for the stores of other CTAs of the cluster.
 __device__ __forceinline__ void barrier_wait_for_cluster(unsigned int barrier, unsigned int parity) {
     asm volatile("{\n"
                  ".reg .pred done;\n"
@@ -27,7 +27,7 @@ __device__ __forceinline__ void barrier_wait_for_cluster(unsigned int barrier, u
 }
 
 // Arrives at a barrier of another CTA of the cluster. The instruction has no explicit `.release.cluster`, which would compile to a
-// device-wide fence: no writes need to be visible.
+// device-wide fence. A release is not needed, because no writes have to become visible.
 __device__ __forceinline__ void barrier_arrive_remote(unsigned int barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

@@ -1,4 +1,5 @@
-        // Reduces row statistics over the cluster. Uses local variables of the including tile loop. Partials are sent to all CTAs.
+        // Reduces row statistics over the cluster. Each CTA sends its partials to all CTAs. The code uses local variables of the including
+        // tile loop.
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i) {
 #pragma unroll
@@ -12,7 +13,7 @@
                 }
             }
         }
-        // Release the residual's stages only after its values have been used, because an arrival does not wait for loads.
+        // Release the residual's stages only after the residual has been used, because an arrival does not wait for loads.
 #pragma unroll
         for (int i = 0; i < RESIDUAL_STAGES; ++i) {
             release(stage);

@@ -10,7 +10,7 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
 
-// Query heads of a warp, in f32. The four lanes of a key each have a part of its packs, and add up their products.
+// Query heads of a warp, in f32. Each of the four lanes of a key has a part of the key's packs. The lanes add up their products.
 class Heads {
 public:
 {% if bias != "none" %}    __device__ __forceinline__ Heads(const T* from, unsigned int rows, const T* biases, unsigned int first_head)
@@ -34,8 +34,8 @@ public:
         }
     }
 
-    // Adds the tile at `stage`. Only its first n > 0 keys exist{% if adjusts %}. `distance` is the distance of the first key from the
-    // query{% endif %}.
+    // Adds the tile at `stage`, of which only the first n > 0 keys exist{% if adjusts %}. `distance` is the distance of the first key from
+    // the query{% endif %}.
     __device__ __forceinline__ void add(unsigned int stage, unsigned int n{% if adjusts %}, int distance{% endif %}) {
         const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, values = stage + VALUES_AT + value_place(g, c);
         float s[ROWS][2] = {};
@@ -105,7 +105,7 @@ public:
 
 private:
 {% if bias != "none" %}    const T* biases;
-    unsigned int first_head, last;  // first head of the CTA, and number of heads after that one
+    unsigned int first_head, last;  // first head of the CTA, and number of heads after the first
 {% endif %}    float row_max[ROWS], row_sum[ROWS];  // the maxima are scaled, the sums are over the lane's keys
     float4 o[ROWS][VALUE_PACKS];         // sums over the lane's values
 

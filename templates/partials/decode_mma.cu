@@ -18,9 +18,9 @@ __device__ __forceinline__ void load_shared(unsigned int (&to)[4], unsigned int 
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
 {% endif %}
-// Up to eight query heads per warp. The rows of the MMAs are keys, and later columns of the values; the columns of the MMAs are heads. A
-// lane's packs of 8 elements are used as elements 2c, 2c + 1, 2c + 8 and 2c + 9 of two products, both for queries and for keys. This is
-// valid because the order of a dot product's terms does not matter.
+// Up to eight query heads per warp. The columns of the MMAs are heads. Their rows are keys in the first product, and columns of the values
+// in the second product. A lane's packs of 8 elements are used as elements 2c, 2c + 1, 2c + 8 and 2c + 9 of two products, both for queries
+// and for keys. This is valid because the order of a dot product's terms does not matter.
 class Heads {
 public:
 {% if bias != "none" %}    __device__ __forceinline__ Heads(const T* queries, unsigned int rows, const T* biases, unsigned int first_head)
@@ -32,7 +32,7 @@ public:
         for (unsigned int i = 0; i < KEY_PACKS; ++i) {
             q[i][0] = q[i][1] = q[i][2] = q[i][3] = 0;
             if (g < rows && i * 4 + c < PACKS) {
-                // Do not use ld.global.nc, which may be moved before griddepcontrol.wait.
+                // ld.global.nc is not used, because the compiler may move such loads before griddepcontrol.wait.
                 asm volatile("ld.global.v4.u32 { %0, %1, %2, %3 }, [%4];"
                              : "=r"(q[i][0]), "=r"(q[i][1]), "=r"(q[i][2]), "=r"(q[i][3])
                              : "l"(queries + g * HEAD + (i * 4 + c) * PACK) : "memory");
@@ -47,8 +47,8 @@ public:
         for (unsigned int i = 0; i < VALUE_PACKS * 16; ++i) o[i / 4][i % 4] = 0.0f;
     }
 
-    // Adds the tile at `stage`. Only its first n > 0 keys exist{% if adjusts %}. `distance` is the distance of the first key from the
-    // query{% endif %}.
+    // Adds the tile at `stage`, of which only the first n > 0 keys exist{% if adjusts %}. `distance` is the distance of the first key from
+    // the query{% endif %}.
     __device__ __forceinline__ void add(unsigned int stage, unsigned int n{% if adjusts %}, int distance{% endif %}) {
 {% if e4m3 %}        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
         const unsigned int values[2] = {stage + VALUES_AT + value_place(g, c, 0), stage + VALUES_AT + value_place(g, c, 1)};

@@ -1,6 +1,6 @@
 // A lane reads 16 bytes at a time. Let g = lane / 4 and c = lane % 4. The lane holds every fourth pack of keys g and g + 8 of a tile, and
-// every eighth pack of values 2c, 2c + 1, 2c + 8 and 2c + 9. The hardware serves eight lanes at once. These copy 128 contiguous bytes,
-// which are an L2 line, because requests for parts of several lines would halve the DRAM throughput.
+// every eighth pack of values 2c, 2c + 1, 2c + 8 and 2c + 9. The hardware serves eight lanes at once. These lanes copy 128 contiguous
+// bytes, which are an L2 line. Requests for parts of several lines would halve the DRAM throughput.
 constexpr unsigned int PACK = 16 / sizeof(T);
 constexpr unsigned int PACKS = HEAD / PACK;
 constexpr unsigned int KEY_PACKS = (PACKS + 3) / 4, VALUE_PACKS = (PACKS + 7) / 8;
@@ -10,8 +10,8 @@ constexpr unsigned int STAGE_BYTES = VALUES_AT + 4 * VALUE_PACKS * PACK_BYTES;
 constexpr unsigned int UNITS = ROWS * HEAD / 4;  // groups of four adjacent outputs, each reduced by one thread
 static_assert(HEAD % 8 == 0, "rows are whole packs");
 
-// Shared-memory offsets, for lane 4g + c, of the i-th pack of a key, and of any pack of a value. They avoid bank conflicts both among the
-// eight lanes that copy a line and among the eight lanes that read at once.
+// Shared-memory offsets for lane 4g + c: of the i-th pack of a key, and of any pack of a value. The offsets avoid bank conflicts among the
+// eight lanes that copy a line, and among the eight lanes that read at once.
 __device__ __forceinline__ unsigned int key_place(unsigned int g, unsigned int c, unsigned int i) {
     return ((g ^ i % 2) * 4 + c) * 16;
 }

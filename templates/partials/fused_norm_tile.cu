@@ -7,7 +7,7 @@ constexpr bool COOPERATIVE = {{ cooperative }};  // else ping-pong
 constexpr int CLUSTER = {{ cluster }};
 static_assert(CLUSTER * BLOCK_N == N, "a cluster holds whole rows");
 
-// Cooperative warpgroups split a tile's rows, or its columns if it has only 64 rows.
+// Cooperative warpgroups split the rows of a tile, or the columns if a tile has only 64 rows.
 constexpr bool SPLIT_COLUMNS = COOPERATIVE && BLOCK_M == 64;
 constexpr int ROWS = COOPERATIVE && !SPLIT_COLUMNS ? BLOCK_M / 2 : BLOCK_M;  // rows per warpgroup
 constexpr int COLUMNS = SPLIT_COLUMNS ? BLOCK_N / 2 : BLOCK_N;               // columns per warpgroup

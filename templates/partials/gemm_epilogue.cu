@@ -1,4 +1,4 @@
-    // Epilogue of gemm_mma, which uses its accumulators c and tile coordinates. Applies bias, activation and rounding in registers.
+    // Epilogue of gemm_mma, whose accumulators c and tile coordinates it uses. Applies bias, activation and rounding in registers.
     // Neighbouring lanes exchange pairs of two n8 tiles, so that each lane stores 8 bytes and a warp stores whole 32-byte sectors.
     const int odd = lane % 2;
 #pragma unroll

@@ -14,8 +14,8 @@ __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], unsign
 }
 {%- endif %}
 
-// Like load_box, for a whole warp; one lane issues the copy. Arguments that are equal in all lanes stay in uniform registers. If only one
-// lane took a branch with the copies, the compiler would turn each copy into a loop over lanes.
+// Like load_box, but called by a whole warp, of which one lane issues the copy. Arguments that are equal in all lanes then stay in uniform
+// registers. If only one lane took a branch with the copies, the compiler would turn each copy into a loop over lanes.
 __device__ __forceinline__ void warp_load_box(unsigned int to, const TensorMap& from, int column, int row, unsigned int barrier) {
     asm volatile("{\n"
                  ".reg .pred elected;\n"
@@ -49,7 +49,7 @@ __device__ __forceinline__ float2 load_row_stats(const float* from) {
 constexpr int STATS_WARPS = (ROWS + 63) / 64;
 {%- endif %}
 
-// Stores columns `column` and `column + 1` of a row. They may not be aligned to 4 bytes.
+// Stores columns `column` and `column + 1` of a row, which may be unaligned.
 __device__ __forceinline__ void store_two(T* to, int column, unsigned int pair) {
     if constexpr (N % 2 == 0) {
         if (column < N) *reinterpret_cast<unsigned int*>(to) = pair;
@@ -60,7 +60,8 @@ __device__ __forceinline__ void store_two(T* to, int column, unsigned int pair) 
 }
 {%- if to_e4m3 %}
 
-// Multiplies two results by `factor` and converts them to E4M3. Each is in the low byte of 16 bits. Magnitudes above 448 become 448.
+// Multiplies two results by `factor` and converts them to E4M3. Each E4M3 value is in the low byte of a half word. Magnitudes above 448
+// become 448.
 __device__ __forceinline__ unsigned int pack_result(float a, float b, float factor) {
     unsigned short pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b * factor), "f"(a * factor));
@@ -93,8 +94,8 @@ __device__ __forceinline__ void load_four(float (&to)[4], unsigned int from) {
 
 __device__ __forceinline__ void consumers_sync() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }
 
-// Arrives without release semantics, which would wait for loads in flight. Only barriers were written, and fence_barriers() makes them
-// visible.
+// Arrives without release semantics. A release would wait for loads in flight, and is not needed: only barriers were written, and
+// fence_barriers() makes them visible.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

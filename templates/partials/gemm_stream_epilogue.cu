@@ -56,7 +56,7 @@
 {%- endif %}
             }
 {%- if emits %}
-            // Butterfly reduction over the eight lanes that hold one column each. In each step a lane sends half of its sums, so that it
+            // Butterfly reduction over eight lanes, which hold one column each. In each step, a lane sends half of its sums, so that it
             // ends with one sum.
             const bool square_sum = lane & 16, second = lane & 8;
             float partial[2];

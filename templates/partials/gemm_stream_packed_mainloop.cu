@@ -38,7 +38,8 @@
                 warpgroup_commit();
                 warpgroup_wait<1>();
             }
-            // The MMAs of the previous step are complete, so its stage is free. All lanes arrive, because each lane has read from it.
+            // The MMAs of the previous step are complete, so the stage of that step is free. All lanes arrive, because each lane has read
+            // from the stage.
             if (refills && step >= LAG) barrier_arrive(empty + (stage >= LAG ? stage - LAG : stage - LAG + STAGES) * 8);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }

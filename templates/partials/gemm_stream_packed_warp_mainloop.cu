@@ -4,8 +4,8 @@
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             barrier_wait(full + stage * 8, parity);
-            // The MMAs of the previous step have been issued, so its reads of shared memory are complete and its stage is free. All lanes
-            // arrive, because each lane has read from it.
+            // The MMAs of the previous step have been issued, so the reads of its stage are complete and the stage is free. All lanes
+            // arrive, because each lane has read from the stage.
             if (refills && step >= LAG) barrier_arrive(empty + (stage >= LAG ? stage - LAG : stage - LAG + STAGES) * 8);
             const unsigned int x_rows = ring + stage * STAGE_BYTES, values = x_rows + X_BYTES;
 {%- if gated %}

@@ -1,5 +1,5 @@
     if (warp == CONSUMERS / 32) {
-        // Next positions to load, of the weight and of x. The position of x follows that of the weight.
+        // Next positions to load in the weight and in x. x is loaded after the weight.
         struct Place { int tile, step; };
         Place at = {first_tile, 0}, of_x = at;
         const auto advance = [&](Place& place) {

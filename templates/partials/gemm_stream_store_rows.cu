@@ -1,5 +1,5 @@
         // With an odd number of columns, every other row is not aligned to 4 bytes. Each warp stores whole rows of the tile in 4-byte
-        // words. Storing 2-byte elements of eight rows at a time would keep L2 busy for as long as reading the weight keeps memory busy.
+        // words. Stores of 2-byte elements, of eight rows at a time, would take as long in L2 as reading the weight takes in device memory.
         const auto store_rows = [&](int first_octet) {
             consumers_sync();
 #pragma unroll 1
@@ -18,5 +18,5 @@
                     else if (at < n) to[at].bits = pair & 0xffff;
                 }
             }
-            staging ^= 1;  // alternates, so that a fast warp does not overwrite data that others still read
+            staging ^= 1;  // alternates, so that a fast warp does not overwrite data that other warps still read
         };

@@ -12,7 +12,7 @@ __device__ __forceinline__ unsigned int shared_address(const void* pointer) {
     return static_cast<unsigned int>(__cvta_generic_to_shared(pointer));
 }
 
-// Initialises an mbarrier. A phase completes after `arrivals` arrivals and all expected transaction bytes.
+// Initializes an mbarrier. A phase completes after `arrivals` arrivals and all expected transaction bytes.
 __device__ __forceinline__ void barrier_init(unsigned int barrier, unsigned int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -37,7 +37,7 @@ __device__ __forceinline__ void barrier_wait(unsigned int barrier, unsigned int 
                  : "memory");
 }
 
-// Makes initialised barriers visible to the async proxy and the cluster.
+// Makes initialized barriers visible to the async proxy and the cluster.
 __device__ __forceinline__ void fence_barriers() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -59,7 +59,7 @@ __device__ __forceinline__ void store_box(const TensorMap& to, int column, int r
 
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Waits until all but the last PENDING of this thread's committed groups of stores have read shared memory.
+// Waits until this thread's committed groups of stores, except the last PENDING groups, have read shared memory.
 template <int PENDING> __device__ __forceinline__ void wait_for_stores() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }

@@ -39,8 +39,8 @@ __device__ __forceinline__ void row_statistics(
 #pragma unroll
         for (int i = 0; i < X; ++i) variance[i] = squares[i] * (1.0f / WIDTH);
     } else {
-        // A single reduction of x − s and (x − s)², where s is the first element of the row. The variance does not depend on s. Unlike in
-        // E(x²) − E(x)², nothing cancels if the mean is large. In a team of one warp, lane 0 holds s.
+        // A single reduction of x − s and (x − s)², where s is the first element of the row. The variance does not depend on s. Unlike
+        // E(x²) − E(x)², this avoids cancellation if the mean is large. In a team of one warp, lane 0 holds s.
         float origin[X];
 #pragma unroll
         for (int i = 0; i < X; ++i) {
@@ -62,12 +62,12 @@ __device__ __forceinline__ void row_statistics(
     }
 }
 
-// Writes LayerNorm of the X rows from `first` on{% if to_e4m3 %}, and `factor` times the result in E4M3{% endif %}. Results that are not
-// `kept` are the first to be evicted from L2.
+// Writes LayerNorm of the X rows from `first` on{% if to_e4m3 %}, and `factor` times the result in E4M3{% endif %}. If not `kept`, the
+// results are the first data to be evicted from L2.
 __device__ __forceinline__ void store_layernorm(
     float (&value)[X][PACKS_PER_THREAD][N], const float (&first_element)[X], const T* gamma, const T* beta, float eps, {% if to_e4m3 %}unsigned char* converted, float factor, {% endif %}{% if keeps %}T* out,{% endif %}
     unsigned int first, unsigned int rows, bool kept = true) {
-    // Load these before the reduction, which hides their latency.
+    // Load gamma and beta before the reduction, which hides the latency of the loads.
     Pack<T, N> scale[PACKS_PER_THREAD], shift[PACKS_PER_THREAD];
 #pragma unroll
     for (int h = 0; h < PACKS_PER_THREAD; ++h) {

@@ -53,8 +53,8 @@
     const T* from = logits + static_cast<unsigned long long>(row) * VOCABULARY;
     auto ruled = [&](unsigned int id, float x) {
 {% if beams %}
-        // The penalty of known tokens applies to their log-probability, which is not available yet. They are therefore evaluated
-        // separately.
+        // The repetition penalty of known tokens applies to their log-probability, which is not available yet. Known tokens are therefore
+        // evaluated separately.
         if (penalises && seen[id / 32] >> id % 32 & 1u) return -infinite;
 {% else %}
         if (penalises && seen[id / 32] >> id % 32 & 1u) {
@@ -75,7 +75,7 @@
 {% endif %}
 
     // Finds the best token of each group of this CTA. Sums of exponentials are relative to the largest logit so far. If the CTA has more
-    // warps than pieces, several warps share a piece, and the first of them merges their results.
+    // warps than pieces, several warps share a piece, and the first of these warps merges the results.
     constexpr unsigned int AT_ONCE = N > 1 ? 16 / N : {% if beams %}6{% else %}8{% endif %};  // accesses in flight, as many as registers allow
     const unsigned int n_pieces = (PIECES - blockIdx.x + gridDim.x - 1) / gridDim.x;
     const unsigned int sharers = max(1u, WARPS / n_pieces), share = warp % sharers;
@@ -140,7 +140,7 @@
             unsigned int at = AT_ONCE * N;
 #pragma unroll
             for (unsigned int i = 0; i < AT_ONCE * N; ++i) {
-                // For equal logits, the lower id is kept.
+                // Of equal logits, the lower id is kept.
                 if (x[i] > top) top = x[i], at = i;
             }
             if (at < AT_ONCE * N) best_id = begin + (k + at / N) * 32 * N + at % N;

@@ -8,7 +8,8 @@ constexpr unsigned int N = {{ vector }};                            // logits pe
 constexpr unsigned int WORDS = (VOCABULARY + 31) / 32;              // of a bitmap
 constexpr unsigned int MOST_GROUPS = {{ most_groups }};
 constexpr unsigned int PACKS = {{ packs }};                          // accesses of a lane to its group
-// A warp reads one piece of the row at a time. Each lane has a group of the piece, which consists of every 32nd access.
+// A warp reads one piece of the row at a time. Each lane has a group of tokens in the piece. A group consists of every 32nd access of the
+// piece.
 constexpr unsigned int PIECE = 32 * N * PACKS, PIECES = (VOCABULARY + PIECE - 1) / PIECE, GROUPS = 32 * PIECES;
 constexpr unsigned int MOST_CANDIDATES = {{ most_candidates }};
 constexpr unsigned int MOST_K = MOST_GROUPS / 2;                    // max k for which the group maxima give a bound
@@ -62,8 +63,8 @@ template <typename Visit> __device__ __forceinline__ void each(const T* row, Vis
     }
 }
 
-// Returns the largest key for which the tokens with this key or a larger one have a total weight of at least `needed`. `weigh(key, logit)`
-// is the weight of a token.
+// Returns the largest key for which all tokens with this key or a larger key together have a weight of at least `needed`. `weigh(key,
+// logit)` is the weight of a token.
 template <typename Ruled, typename Weigh>
 __device__ unsigned int threshold_of(const T* row, Ruled ruled, Weigh weigh, Mass needed, Mass* parts) {
     unsigned int threshold = 0;
@@ -85,7 +86,7 @@ __device__ unsigned int threshold_of(const T* row, Ruled ruled, Weigh weigh, Mas
     return threshold;
 }
 
-// Number of neighbouring lanes that compare each of `n` items with all others. It is the largest power of two, up to 8, for which there are
+// Number of neighbouring lanes that compare each of `n` items with all other items: the largest power of two, up to 8, for which there are
 // enough threads.
 __device__ __forceinline__ unsigned int lookers_of(unsigned int n) {
     unsigned int lookers = 1;
@@ -122,13 +123,13 @@ __device__ __forceinline__ unsigned int kth_of_maxima(const unsigned int* bests,
     return *found;
 }
 
-// Calls `visit(id, logit)` for each token of these groups. Each thread handles one access to a group at a time.
+// Calls `visit(id, logit)` for each token of the given groups. Each thread handles one access to a group at a time.
 template <typename Group, typename Visit>
 __device__ __forceinline__ void each_of_groups(const T* row, const Group* groups, unsigned int n, Visit visit) {
     constexpr unsigned int AT_ONCE = N > 1 ? 2 : 8;  // accesses in flight
     for (unsigned int i = threadIdx.x; i < n * PACKS; i += THREADS * AT_ONCE) {
         Pack<T, N> packs[AT_ONCE];
-        // First token of an access, or VOCABULARY if there is none.
+        // First token of an access, or VOCABULARY if there is no such access.
         auto first_of = [&](unsigned int a) {
             const unsigned int at = i + a * THREADS, nth = at % PACKS;
             if (at >= n * PACKS) return VOCABULARY;

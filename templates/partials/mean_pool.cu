@@ -3,7 +3,7 @@
 // Whether this thread receives results from `mean_pool`.
 __device__ __forceinline__ bool in_first_group() { return threadIdx.x < GROUP; }
 
-// `mean` receives the complete mean in the first group, and 0 in the others.
+// `mean` receives the complete mean in the first group of threads, and 0 in the other groups.
 __device__ __forceinline__ void mean_pool(
     float (&mean)[PACKS_PER_THREAD][N], const T* x, const int* cu_lens, unsigned int sequence) {
     const int begin = cu_lens[sequence], end = cu_lens[sequence + 1];

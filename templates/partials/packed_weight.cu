@@ -1,5 +1,5 @@
-// A low-bit weight, packed for MMAs. It is stored in blocks of 64 columns. A block has ROW_BYTES bytes for every row of the weight. Lane t
-// of four has a quarter of a row: columns 16s + 2t, 16s + 2t + 1, 16s + 2t + 8 and 16s + 2t + 9 for MMA s, with s from 0 to 3.
+// A low-bit weight, packed for MMAs. It is stored in blocks of 64 columns. A block has ROW_BYTES bytes for every row of the weight. Four
+// lanes share a row. Lane t of the four has columns 16s + 2t, 16s + 2t + 1, 16s + 2t + 8 and 16s + 2t + 9 for MMA s, with s from 0 to 3.
 constexpr int ROW_BYTES = {% if packed == "int4" %}32{% else %}64{% endif %};
 constexpr int LANE_WORDS = ROW_BYTES / 16;  // words per lane in a row of a block
 {%- if group > 0 %}
@@ -7,7 +7,7 @@ constexpr int GROUP = {{ group }};  // columns that share a scale
 {%- endif %}
 {%- if packed == "int4" %}
 
-// The scale of a group, and minus the sum of its zero point and the base of its integers, in both halves of a register.
+// Scale of a group, and the negative sum of the zero point and the base of the integers, each in both halves of a register.
 {%- if warp_mma %} The scale is applied to sums.{% endif %}
 struct Scale { {% if warp_mma %}float factor; unsigned int{% else %}unsigned int factor,{% endif %} minus_zero{% if storage == "f16" %}, minus_high{% endif %}; };
 
@@ -49,11 +49,11 @@ __device__ __forceinline__ unsigned int masked_or(unsigned int a, unsigned int m
 __device__ __forceinline__ void unpack_weight(unsigned int word, const Scale& scale, unsigned int& low, unsigned int& high) {
     constexpr unsigned int ONE = {% if storage == "f16" %}0x3c003c00{% else %}0x3f803f80{% endif %};
 {%- if storage == "f16" %}
-    // In the mantissa of 1024, a nibble has the unit 1, and the next nibble has the unit 16.
+    // In the mantissa of 1024, the lowest nibble counts units of 1, and the next nibble counts units of 16.
     low = fma_pair(masked_or(word, 0x000f000f, 0x64006400), ONE, scale.minus_zero);
     high = fma_pair(masked_or(word, 0x00f000f0, 0x64006400), 0x2c002c00, scale.minus_high);
 {%- else %}
-    // In the mantissa of 128, a nibble has the unit 1.
+    // In the mantissa of 128, the lowest nibble counts units of 1.
     low = fma_pair(masked_or(word, 0x000f000f, 0x43004300), ONE, scale.minus_zero);
     high = fma_pair(masked_or(word >> 4, 0x000f000f, 0x43004300), ONE, scale.minus_zero);
 {%- endif %}
@@ -63,7 +63,7 @@ __device__ __forceinline__ void unpack_weight(unsigned int word, const Scale& sc
 {%- endif %}
 }
 
-// Returns the word of MMA s of a block, shifted so that its integers are nibbles 0, 1, 4 and 5.
+// Returns the word with the integers of MMA s of a block, shifted so that they are nibbles 0, 1, 4 and 5.
 __device__ __forceinline__ unsigned int word_of(const unsigned int (&words)[LANE_WORDS], int s) {
     return words[s / 2] >> s % 2 * 8;
 }
@@ -72,7 +72,7 @@ __device__ __forceinline__ unsigned int word_of(const unsigned int (&words)[LANE
 {%- if packed == "e4m3" %}
 {%- if group > 0 %}
 
-// The scale of a group{% if warp_mma %}, which is applied to sums{% else %}, in both halves of a register{% endif %}.
+// Scale of a group{% if warp_mma %}, which is applied to sums{% else %}, in both halves of a register{% endif %}.
 struct Scale { {% if warp_mma %}float{% else %}unsigned int{% endif %} factor; };
 
 // `word` contains the scale as an f32.
@@ -112,8 +112,8 @@ __device__ __forceinline__ void unpack_weight(unsigned int word, {% if group > 0
 {%- endif %}
 }
 {%- else %}
-// Unpacks columns 2t and 2t + 1 to `low`, and 2t + 8 and 2t + 9 to `high`, for an MMA whose values are the bytes of `word`: bytes 0 and 2,
-// then 1 and 3.
+// Unpacks columns 2t and 2t + 1 to `low`, and 2t + 8 and 2t + 9 to `high`, for an MMA whose values are the bytes of `word`: `low` has bytes
+// 0 and 2, and `high` has bytes 1 and 3.
 __device__ __forceinline__ void unpack_weight(unsigned int word, unsigned int& low, unsigned int& high) {
 {%- if storage == "f16" %}
     // A byte in the mantissa of 1024 represents 1024 plus 128 plus the integer.
@@ -133,7 +133,7 @@ __device__ __forceinline__ void unpack_weight(unsigned int word, unsigned int& l
 __device__ __forceinline__ float row_factor(float scale) { return scale{% if packed == "e4m3" and storage == "f16" and not hopper %} * 256.0f{% endif %}; }
 {%- endif %}
 
-// Returns the word of MMA s of a block.
+// Returns the word with the values of MMA s of a block.
 __device__ __forceinline__ unsigned int word_of(const unsigned int (&words)[LANE_WORDS], int s) { return words[s]; }
 {%- endif %}
 

@@ -8,7 +8,7 @@ constexpr int GROUP = PACKS < THREADS ? PACKS : THREADS;  // threads per group
 constexpr int GROUPS = THREADS / GROUP;
 constexpr int PACKS_PER_THREAD = (PACKS + GROUP - 1) / GROUP;  // packs of a row per thread
 
-// Whether pack `h` of this thread exists. Only its last pack may not exist.
+// Whether pack `h` of this thread exists. Only the last pack of a thread may be missing.
 __device__ __forceinline__ bool has_pack(int h) {
     return (h + 1) * GROUP <= PACKS || h * GROUP + static_cast<int>(threadIdx.x % GROUP) < PACKS;
 }

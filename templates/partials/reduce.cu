@@ -6,7 +6,7 @@ struct Sum {
     static __device__ __forceinline__ float of(float a, float b) { return a + b; }
 };
 struct Max {
-    // Finite, because the difference of two infinite identities would be NaN.
+    // The identity is finite, because the difference of two infinite values would be NaN.
     static constexpr float IDENTITY = -3.4028235e38f;
     static __device__ __forceinline__ float of(float a, float b) { return fmaxf(a, b); }
 };

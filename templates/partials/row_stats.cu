@@ -1,5 +1,5 @@
 // Mean and variance of rows of N columns. A row is distributed over the registers of PARTIALS warpgroups of a cluster, with COLUMNS columns
-// in each. Statistics are combined as in Chan, Golub and LeVeque (1979). Uses the size constants of the including kernel.
+// per warpgroup. Statistics are combined as in Chan, Golub and LeVeque (1979). Uses the size constants of the including kernel.
 
 // Sum over the four lanes that share a row of accumulators.
 __device__ __forceinline__ float quad_sum(float value) {
@@ -24,7 +24,7 @@ __device__ __forceinline__ RowStats row_stats_of(const float (&acc)[ACCUMULATORS
     return {mean, quad_sum(m2)};
 }
 
-// value · scale + shift normalises: scale is 1 / √(variance + eps), shift is −mean · scale.
+// The normalized value is value · scale + shift, with scale = 1 / √(variance + eps) and shift = −mean · scale.
 struct Normal { float scale, shift; };
 __device__ __forceinline__ Normal normal_of(const RowStats (&partials)[PARTIALS][ROWS], int row, float eps) {
     float mean = 0.0f, m2 = 0.0f;

@@ -18,7 +18,7 @@ __device__ __forceinline__ unsigned long long row_start(unsigned int row, unsign
     return static_cast<unsigned long long>(min(row, rows - 1)) * WIDTH;
 }
 
-// Whether pack `h` of this thread exists. Only its last pack may not exist.
+// Whether pack `h` of this thread exists. Only the last pack of a thread may be missing.
 __device__ __forceinline__ bool has_pack(int h) {
     return (h + 1) * TEAM <= PACKS || h * TEAM + static_cast<int>(threadIdx.x % TEAM) < PACKS;
 }

@@ -1,4 +1,5 @@
-    // Mainloop of a warpgroup, which uses variables of the other sliced_k partials. Then computes the sum of both warpgroups in `reduced`.
+    // Mainloop of a warpgroup, followed by the sum over both warpgroups in `reduced`. The code uses variables of the other sliced_k
+    // partials.
     float acc[ACCUMULATORS];
 #pragma unroll
     for (int i = 0; i < WARPGROUP_STEPS; ++i) {
@@ -23,7 +24,7 @@
     warpgroup_sync(is_first ? 1 : 2);
     const unsigned int send_to = weights + begin * WEIGHT_BYTES + thread * 16;
     const unsigned int receive_from = weights + (is_first ? first_steps : 0) * WEIGHT_BYTES + thread * 16;
-    // Both warpgroups need the octet of gamma and beta, if there is one after the rows.
+    // Both warpgroups need the octet of gamma and beta, if such an octet follows the rows.
     auto acc_at = [&](int octet, int e) { return octet * 4 + e < ACCUMULATORS ? acc[octet * 4 + e] : 0.0f; };
     auto lower = [](int i) { return i < HALF ? i : ROW_OCTETS + i - HALF; };
     auto upper = [](int i) { return i < HALF ? HALF + i : ROW_OCTETS + i - HALF; };

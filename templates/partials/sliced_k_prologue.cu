@@ -1,5 +1,5 @@
-    // Uses the including kernel's first step `first`, its number of `steps`, and the shared-memory addresses `weights`, `tokens` and
-    // `full`.
+    // The code uses five variables of the including kernel: the first step `first`, the number of `steps`, and the shared-memory addresses
+    // `weights`, `tokens` and `full`.
     const unsigned int tile = blockIdx.x / SPLITS % TILES_N;  // column tile
     const int row = tile * BLOCK_N;
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
@@ -9,7 +9,7 @@
     // Loads alternate between the two warpgroups. Each warpgroup's steps are loaded in the order in which it needs them.
     auto step_of = [&](int nth) { return nth % 2 * first_steps + nth / 2; };
     // All of a CTA's weights are loaded at once, before anything else and before griddepcontrol.wait. Each step has one barrier for its
-    // weights and another for its part of x. One lane issues all loads, because loads from several lanes would be serialised.
+    // weights and another barrier for its part of x. One lane issues all loads, because loads from several lanes would be serialized.
     if (warp == PRODUCER_WARP && lane == 0) {
 #pragma unroll
         for (int step = 0; step < 2 * STEPS; ++step) barrier_init(full + step * 8, 1);
@@ -24,8 +24,8 @@
         }
     }
     __syncwarp();
-    // Tokens are distributed evenly over the tiles, in octets. Loading out-of-bounds rows is slower, so a partial tile loads rows of the
-    // next tile instead, and does not store their accumulators.
+    // Tokens are distributed evenly over the tiles, in octets. Loading out-of-bounds rows is slow, so a partial tile loads rows of the next
+    // tile instead, and does not store the accumulators of these rows.
     const int tiles = gridDim.x / (TILES_N * SPLITS), tokens_per_tile = ((static_cast<int>(rows) + tiles - 1) / tiles + 7) / 8 * 8;
     const int first_token = blockIdx.x / (TILES_N * SPLITS) * tokens_per_tile;
     const int n_tokens = min(static_cast<int>(rows) - first_token, tokens_per_tile);

@@ -1,6 +1,6 @@
 // Sliced-K: the first consumer warpgroup has the first half of a CTA's steps along k, and the second warpgroup has the second half. Weights
-// arrive before x and are moved to registers. A 64×64 MMA with both operands in shared memory would use all of its bandwidth, which would
-// delay the loads of x.
+// arrive before x and are moved to registers. A 64×64 MMA with both operands in shared memory would use the full bandwidth of shared memory
+// and delay the loads of x.
 constexpr int WARPGROUP_STEPS = (STEPS + 1) / 2;  // max steps of a warpgroup
 constexpr int RESIDENT = WARPGROUP_STEPS < {{ max_resident }} ? WARPGROUP_STEPS : {{ max_resident }};  // last steps, with weights in registers
 constexpr int FROM_SHARED = WARPGROUP_STEPS - RESIDENT;  // first steps, whose weights remain in shared memory
@@ -8,7 +8,8 @@ constexpr bool EVEN = K_STEPS % (2 * SPLITS) == 0;       // all warpgroups have 
 constexpr int ROW_OCTETS = ROWS / 8, HALF = (ROW_OCTETS + 1) / 2;  // octets of tokens, and octets that a warpgroup finishes
 constexpr int EXCHANGED = HALF + (TOKENS - ROWS) / 8;              // octets whose accumulators a warpgroup sends to the other one
 constexpr int PRODUCER_WARP = 8;
-// Steps whose weights are not overwritten by x. The weights of later steps are in the second warpgroup's registers before x is loaded.
+// Number of steps whose weights x does not overwrite. The weights of later steps are in the second warpgroup's registers before x is
+// loaded.
 constexpr int UNALIASED_STEPS = {{ unaliased_steps }};
 static_assert(K_STEPS / SPLITS / 2 * WEIGHT_BYTES >= EXCHANGED * PARTIAL_BYTES, "accumulators are exchanged where weights were");
 static_assert(UNALIASED_STEPS == STEPS || (UNALIASED_STEPS - WARPGROUP_STEPS >= FROM_SHARED && (UNALIASED_STEPS - WARPGROUP_STEPS) * WEIGHT_BYTES >= EXCHANGED * PARTIAL_BYTES),

@@ -1,4 +1,4 @@
-    // The weights of this warpgroup's last RESIDENT steps are moved to registers as they arrive. Uses variables of sliced_k_prologue.
+    // Moves the weights of this warpgroup's last RESIDENT steps to registers as they arrive. The code uses variables of sliced_k_prologue.
     const int begin = is_first ? 0 : first_steps, own = is_first ? first_steps : steps - first_steps;
     unsigned int resident[RESIDENT][BLOCK_K / 16][4];
 #pragma unroll

@@ -42,8 +42,8 @@ template <typename Op> __device__ __forceinline__ float reduce_pack(const float 
     return part[0];
 }
 
-// Maximum of the scaled scores of a pack, divided by |SCALE_LOG2|. Scaling and subtracting the maximum are then one fma. The rounding error
-// of the shift is the same for a whole row and cancels in the quotient.
+// Maximum of the scaled scores of a pack, divided by |SCALE_LOG2|. A single fma then scales a score and subtracts the maximum. The rounding
+// error of the shift is the same for a whole row and cancels in the quotient.
 __device__ __forceinline__ float pack_max(const float (&value)[N]) {
     float part[N];
 #pragma unroll
@@ -56,8 +56,8 @@ __device__ __forceinline__ float shift_of(float row_max) {
     return fminf(SCALE_LOG2 < 0 ? row_max * SCALE_LOG2 : -row_max * SCALE_LOG2, -Max::IDENTITY);
 }
 
-// Stores 16 bytes in one instruction. For a C++ assignment, the compiler generates four stores, because next to the branch for the ends of
-// a row it does not recognise that the elements are adjacent.
+// Stores 16 bytes in one instruction. For a C++ assignment, the compiler would generate four stores: because of the branch for the ends of
+// a row, it does not recognize that the elements are adjacent.
 __device__ __forceinline__ void store_16_bytes(T* to, const Pack<T, N>& pack) {
     const unsigned int* word = reinterpret_cast<const unsigned int*>(&pack);
     asm volatile("st.global.v4.b32 [%0], { %1, %2, %3, %4 };"

@@ -1,4 +1,4 @@
-    // Mainloop over all of the CTA's steps. Uses variables of split_k_prologue.
+    // Mainloop over all steps of the CTA. The code uses variables of split_k_prologue.
     float acc[ACCUMULATORS];
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {

@@ -1,4 +1,4 @@
-    // Uses acc, epilogue(octet, acc) and variables of split_k_prologue.
+    // The code uses acc, epilogue(octet, acc) and the variables of split_k_prologue.
     if constexpr (SPLITS == 1) {
 #pragma unroll
         for (int octet = 0; octet < OCTETS; ++octet) {
@@ -6,7 +6,8 @@
             if (octet < octets) epilogue(octet, sum{% if residual %}, residuals[octet]{% endif %});
         }
     } else {
-        // Each CTA sends its accumulators to the CTAs that finish them. The receiving CTA adds them in the order of K.
+        // Each CTA sends its accumulators of an octet to the CTA that finishes this octet. The receiving CTA adds the accumulators in the
+        // order of K.
 #pragma unroll
         for (int octet = 0; octet < OCTETS; ++octet) {
             const unsigned int partial = partials + (octet / SPLITS * SPLITS + rank) * PARTIAL_BYTES + threadIdx.x * 16;

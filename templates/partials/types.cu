@@ -39,7 +39,7 @@ template <> __device__ __forceinline__ unsigned int pack_pair<bf16>(float low, f
     return y;
 }
 
-// 16 bytes that are accessed at once, and their elements.
+// A vector of elements with 16 bytes, which are accessed at once.
 template <typename T> struct alignas(16) Vector {
     static constexpr int N = 16 / sizeof(T);
     T at[N];

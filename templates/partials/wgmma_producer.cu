@@ -25,6 +25,6 @@
                     if (++stage == STAGES) stage = 0, parity ^= 1;
                 }
             }
-            // A CTA fills its SM, so CTAs of the dependent kernel start where a CTA has exited. The launch is therefore triggered after the
-            // last load.
+            // A CTA fills its SM, so CTAs of the dependent kernel start only on SMs where a CTA has exited. The launch is therefore
+            // triggered after the last load.
             griddepcontrol_launch_dependents();

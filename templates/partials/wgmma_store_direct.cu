@@ -37,7 +37,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULAT
     T* const first = out + static_cast<unsigned long long>(row) * N + column + lane % 4 * 8;
 {% if gated %}#pragma unroll
     for (int group = 0; group < TILE_N / 32; ++group) {
-        // Read the bias only when it is added, because registers cannot hold that of both halves.
+        // Read the bias only when it is added, because registers cannot hold the bias of both halves.
         const float* of_gate = tile_bias + group * 32 + lane % 4 * 8;
         const auto up_of = [&](float sum, int j) { return BIAS ? sum + of_gate[TILE_N + j] : sum; };
         const auto gate_of = [&](float sum, int j) { return epilogue(sum, BIAS ? of_gate[j] : 0.0f); };

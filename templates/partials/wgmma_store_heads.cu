@@ -3,9 +3,9 @@ constexpr int HEAD = {{ head }}, PAIRS = {{ pairs }};  // columns per head, and 
 constexpr unsigned int Q_FROM = {{ q_from }}, K_FROM = {{ k_from }};  // first columns
 __constant__ float FREQUENCIES[PAIRS] = { {{ frequencies }} };
 
-// Sine and cosine of an angle in radians. The angle's f32 value is treated as exact. Whole turns, fewer than 2^22, are subtracted in two
-// steps; the second step corrects the rounding of 2π to f32. For the remainder, the hardware's approximations have an error of at most
-// 2^-20.
+// Sine and cosine of an angle in radians. The angle's f32 value is treated as exact. Whole turns, of which there are fewer than 2^22, are
+// subtracted in two steps. The second step corrects the rounding of 2π to f32. For the remainder, the hardware's approximations have an
+// error of at most 2^-20.
 __device__ __forceinline__ void sine_cosine(float radians, float& sine, float& cosine) {
     constexpr float WHOLE = 12582912.0f;  // adding and subtracting it rounds to the nearest integer
     const float turns = __fadd_rn(fmaf(radians, 0.15915494f, WHOLE), -WHOLE);
@@ -28,8 +28,9 @@ __device__ __forceinline__ RowData load_row_data(const int* positions, unsigned 
     return data;
 }
 
-// Stores this warp's 16 rows of each 64 of the tile, from (row, column) on. tile_bias is read if BIAS. Heads of queries and keys are
-// rotated by the position of their row. A lane holds 8 columns of each 32, from lane % 4 · 8 on, and therefore both columns of a pair.
+// Stores this warp's rows, which are 16 of each 64 rows of the tile at (row, column). tile_bias is read only if BIAS. Heads of queries and
+// keys are rotated according to the position of their row. A lane holds 8 of each 32 columns, starting with column lane % 4 · 8, and
+// therefore both columns of a pair.
 __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULATORS], const float* tile_bias, const RowData& data, T* out, T* queries,
                                            T* keys, unsigned int row, unsigned int column, unsigned int rows) {
     constexpr int TILE_HEADS = TILE_N / HEAD;

@@ -1,6 +1,6 @@
 // Epilogue of swap-AB that stores from registers directly to global memory. The weight's rows are in shared memory in the order
-// RowOrder::Fours. A lane therefore holds 4 neighbouring columns of out (8 bytes) of its warp's 32, in two of each 8 rows, and eight lanes
-// write 64 bytes of a row.
+// RowOrder::Fours. A warp has 32 columns of out. A lane holds 4 neighbouring columns (8 bytes) in two of each 8 rows, so eight lanes write
+// 64 bytes of a row.
 constexpr unsigned int EPILOGUE_BYTES = 0;
 static_assert(!COOPERATIVE && BLOCK_N == 128, "one consumer warpgroup has four warps of 32 columns");
 

@@ -1,5 +1,5 @@
 // Epilogue that stores through shared memory with TMA, used if N or BLOCK_N is not a multiple of 32. A warp stages subtiles of 16 rows by
-// SUBTILE_N columns, and stores each as BOXES boxes.
+// SUBTILE_N columns, and stores each subtile as BOXES boxes.
 constexpr int SUBTILE_N = {{ subtile }}, BOXES = {{ boxes }}, BOX = SUBTILE_N / BOXES;  // columns
 constexpr int SUBTILES = BLOCK_N / SUBTILE_N;
 constexpr unsigned int SUBTILE_BYTES = 16 * SUBTILE_N * 2, BOX_BYTES = SUBTILE_BYTES / BOXES;
@@ -24,8 +24,8 @@ __device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& we
     load_box(to, weight, column, row, barrier);
 }
 
-// Stores this warp's 16 rows of each 64 of the tile, from (row, column) on, through its buffers at `staging`. tile_bias is read if
-// BIAS.
+// Stores this warp's rows, which are 16 of each 64 rows of the tile at (row, column), through the warp's buffers at `staging`. tile_bias is
+// read only if BIAS.
 __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULATORS], const float* tile_bias,
                                            const TensorMap& out, unsigned int row, unsigned int column,
 {%- if residual %}

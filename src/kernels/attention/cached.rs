@@ -1,4 +1,4 @@
-//! Attention of new tokens to their sequence's keys in a KV cache.
+//! Attention of new tokens to the keys of their sequences in a KV cache.
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -29,12 +29,12 @@ use crate::{
 pub enum Keys {
     /// Keys of the query's own sequence, up to the query's position.
     Own,
-    /// All keys of the sequence's source, cached by another part of the model (cross-attention).
+    /// All keys of the sequence's source text, which another part of the model has cached (cross-attention).
     Source,
 }
 
 impl Keys {
-    /// Slots of the keys, offset of each sequence's slots, and number of keys of each sequence.
+    /// Returns three batch inputs: the slots of the keys, the offset of each sequence's slots, and the number of keys of each sequence.
     pub fn tables(self) -> [BatchInput; 3] {
         match self {
             Keys::Own => [
@@ -59,9 +59,9 @@ impl Keys {
 }
 
 /// `q`, `keys [blocks, stride]`, `values [blocks, stride]`, (`bias`), `cu_lens`, `slots`, `slot_starts`, `key_lens` → `out [tokens,
-/// heads·head]`: each token attends to its sequence's keys up to its own position, or to all keys of a source. A token's position is its
-/// index among the sequence's tokens in the batch, plus `key_lens - length`. This is the plain kernel for any GPU, with one warp per token
-/// and head.
+/// heads·head]`: each token attends to its sequence's keys up to its own position, or to all keys of a source text. A token's position is
+/// its index among the sequence's `length` tokens in the batch, plus `key_lens - length`. This is the plain kernel for any GPU, with one
+/// warp per token and head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaCached {
     pub heads: u32,
@@ -71,7 +71,8 @@ pub struct MhaCached {
     pub scale: f32,
     pub q: HeadView,
     pub keys: Keys,
-    /// Soft cap of the scores, and window and bias that depend on the distance between a query and its own sequence's keys.
+    /// Soft cap of the scores, and window and bias by the distance between a query and a key. All three must be absent if the keys are a
+    /// source's.
     pub by: PositionBias,
     pub pool: Pool,
     pub dtype: DType,
@@ -122,7 +123,7 @@ impl MhaCached {
         }
     }
 
-    /// Returns this kernel with windows, biases and caps, for tests that compile or run kernels.
+    /// Returns variants of this kernel with windows, biases and caps, for tests that compile or run kernels.
     pub(super) fn by_distance(&self) -> impl Iterator<Item = Self> {
         let causal = position_bias::examples()
             .into_iter()
@@ -260,7 +261,7 @@ impl Kernel for MhaCached {
                 for t in start..end {
                     let at = self.q.index(tokens, t, h, self.head);
                     let query = &q[at..at + head];
-                    // A source may have fewer keys than the sequence has rows.
+                    // The position may be negative: a source text may have fewer keys than the sequence has tokens.
                     let position = (n_keys + t) as i64 - end as i64;
                     let (seen, first) = match self.keys {
                         Keys::Own => {
@@ -323,7 +324,7 @@ impl Kernel for MhaCached {
     }
 }
 
-/// As many key heads as query heads, grouped heads, a single key head, and head sizes that are not a multiple of 32.
+/// Instances with as many key heads as query heads, grouped heads, a single key head, and head sizes that are not a multiple of 32.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

@@ -5,10 +5,10 @@ use crate::{
     tensor::{DType, Shape, Size, Symbol},
 };
 
-/// Bytes of shared memory that a CTA may use on every target. sm_86 and sm_89 have the smallest limit.
+/// Max bytes of shared memory of a CTA on every target. sm_86 and sm_89 have the smallest limit.
 pub(super) const SHARED_LIMIT: u32 = 99 * 1024;
 
-/// Elements of a row in shared memory. With tensor cores, the head size is rounded up to a multiple of 16, the K extent of an MMA.
+/// Elements of a row in shared memory: with tensor cores, the head size rounded up to a multiple of 16, the K extent of an MMA.
 pub(super) fn row(head: u32, dtype: DType) -> u32 {
     if !dtype.has_mma() {
         head
@@ -17,7 +17,7 @@ pub(super) fn row(head: u32, dtype: DType) -> u32 {
     }
 }
 
-/// Row pitch in shared memory, in bytes: 16 more than a row, to avoid bank conflicts.
+/// Row pitch in shared memory, in bytes. It exceeds a row by 16 bytes, to avoid bank conflicts.
 pub(super) fn row_bytes(head: u32, dtype: DType) -> u32 {
     row(head, dtype) * dtype.bytes() as u32 + 16
 }
@@ -26,7 +26,7 @@ pub(super) fn pairs_shape(heads: u32) -> Shape {
     Shape::new([Size::constant(heads.into()), Size::from(Symbol::Pairs)])
 }
 
-/// Batches for every fused kernel: the standard ones, lengths around tile boundaries, and many sequences.
+/// Batches for every fused kernel: the standard batches, lengths around tile boundaries, and many sequences.
 pub(super) fn edge_cases() -> Vec<Case> {
     let mut cases = Case::standard();
     cases.push(Case::new(

@@ -24,7 +24,7 @@ use crate::{
 pub struct MhaDecode {
     /// The plain kernel for the same attention. It defines the result.
     pub plain: MhaCached,
-    /// CTAs that serve one token and key head.
+    /// Size and number of the CTAs for one token and key head.
     pub ctas: DecodeCtas,
 }
 
@@ -35,13 +35,13 @@ pub enum DecodeCtas {
     Small,
     /// Two CTAs fit an SM of Hopper.
     Medium,
-    /// One CTA fits an SM of Hopper, with as many bytes in flight as several smaller CTAs.
+    /// One CTA fits an SM of Hopper. It has as many bytes in flight as several smaller CTAs.
     Large,
     /// A cluster of 2 to 8 medium CTAs that split the keys.
     Cluster(u32),
 }
 
-/// Max query heads per CTA: the N extent of an MMA. The keys of larger groups are read by several CTAs.
+/// Max query heads per CTA: the N extent of an MMA. In larger groups of query heads, several CTAs read the same keys.
 const MAX_ROWS: u32 = 8;
 /// Min head size. With smaller heads, some lanes would hold no part of a key.
 const MIN_ELEMENTS: u32 = 32;
@@ -92,13 +92,13 @@ impl MhaDecode {
         kv_heads * (heads / kv_heads).div_ceil(self.rows())
     }
 
-    /// Query heads per CTA: a whole group, or an equal share of a large group.
+    /// Query heads per CTA: all heads of a group, or an equal share of a large group.
     fn rows(&self) -> u32 {
         let MhaCached {
             heads, kv_heads, ..
         } = self.plain;
         let group = heads / kv_heads;
-        // In the f32 kernel, a lane holds accumulators for its value packs and every query head, at most 16 packs in all.
+        // In the f32 kernel, a lane holds one accumulator pack per query head and value pack. 16 accumulator packs are the limit.
         let most = match self.plain.dtype {
             DType::F32 => (16 / self.value_packs()).clamp(1, MAX_ROWS),
             DType::F16 | DType::BF16 => MAX_ROWS,
@@ -106,7 +106,7 @@ impl MhaDecode {
         group.div_ceil(group.div_ceil(most))
     }
 
-    /// Packs of a key row per lane. A lane holds every fourth pack of a key row, and every eighth pack of a value row.
+    /// Number of packs of a key row per lane. A lane holds every fourth pack of a key row, and every eighth pack of a value row.
     fn key_packs(&self) -> u32 {
         self.packs().div_ceil(4)
     }
@@ -115,7 +115,7 @@ impl MhaDecode {
         self.packs().div_ceil(8)
     }
 
-    /// Number of packs of a row. In registers, a pack has 16 bytes.
+    /// Number of packs per row of a head. In registers, a pack has 16 bytes.
     fn packs(&self) -> u32 {
         self.plain.head * self.plain.dtype.bytes() as u32 / 16
     }
@@ -126,7 +126,7 @@ impl MhaDecode {
         16 * pool.element().bytes() as u32 / dtype.bytes() as u32
     }
 
-    /// Bytes of 16 keys and 16 values, with the padding of the packs that the lanes of a warp hold.
+    /// Bytes of a pipeline stage: 16 keys and 16 values, padded to the packs that the lanes of a warp hold.
     fn stage_bytes(&self) -> u32 {
         (2 * self.key_packs() + 4 * self.value_packs()) * 32 * self.pack_bytes()
     }
@@ -145,7 +145,7 @@ impl MhaDecode {
     fn warps(&self) -> u32 {
         let (bytes, most) = self.room();
         let fitting = bytes / (2 * self.stage_bytes());
-        // A power of two, so that the share of keys of a warp or CTA consists of whole cache blocks.
+        // The number of warps is a power of two, so that the keys of a warp or CTA are whole cache blocks.
         1 << fitting.clamp(1, most).ilog2()
     }
 
@@ -167,7 +167,7 @@ impl MhaDecode {
         one_query && plain.head <= 64 && self.ctas == DecodeCtas::Small
     }
 
-    /// Min CTAs per SM for register allocation. Without a minimum, ptxas may spill.
+    /// Min CTAs per SM for register allocation. Without a minimum, ptxas may spill registers.
     fn min_ctas(&self) -> u32 {
         match (self.ctas, self.plain.head) {
             _ if self.is_brief() => 6,
@@ -262,7 +262,7 @@ impl Kernel for MhaDecode {
     /// Returns a launch that does not depend on the number of keys, so it stays the same while sequences grow.
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Launch {
-            // There are at most 2^24 tokens, so this fits.
+            // There are at most 2^24 tokens, so the number of CTAs fits 32 bits.
             grid: [
                 extents.tokens.max(1) as u32 * self.splits(),
                 self.ctas_of_token(),
@@ -281,7 +281,7 @@ impl Kernel for MhaDecode {
         self.plain.reference(extents, reads)
     }
 
-    /// Adds key counts to the plain kernel's cases: around the boundaries of tiles, of the parts of warps, and of the shares of CTAs.
+    /// Adds cases with key counts around the boundaries of tiles and around the boundaries between warps and between CTAs.
     fn cases(&self) -> Vec<Case> {
         let steps = |name, cached: &[u32]| Case {
             cached: cached.to_vec(),
@@ -314,7 +314,7 @@ impl Kernel for MhaDecode {
     }
 }
 
-/// Groups of 1 to 12 heads, head sizes with every number of packs, and clusters.
+/// Instances with groups of 1 to 12 query heads, head sizes with every number of packs, and clusters.
 pub(super) fn representative() -> Vec<KernelSpec> {
     use DecodeCtas::{Cluster, Large, Medium, Small};
     let mut all = Vec::new();
@@ -362,7 +362,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 let capped = plain.by_distance().filter(|plain| plain.by.cap.is_some());
                 all.extend(capped.map(|plain| MhaDecode { plain, ctas }.into()));
             }
-            // With a cache in E4M3, biases and caps are covered in only one tiling.
+            // Biases and caps with a cache in E4M3 have instances in only one tiling.
             if dtype.has_mma() {
                 let plain = plain.in_e4m3();
                 if (head, ctas) == (96, Small) {

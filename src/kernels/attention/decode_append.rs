@@ -15,11 +15,11 @@ use crate::{
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
-/// [`MhaDecode`]'s parameters, then `x [tokens, x.stride]` and `token_slots [tokens]` → `cache [blocks, stride]` as written by
-/// [`AppendCache`], and `out`. For sequences of one token, this kernel replaces a launch of `AppendCache` and a launch of attention.
+/// The inputs of [`MhaDecode`], `x [tokens, x.stride]`, `token_slots [tokens]` → `cache [blocks, stride]` as written by [`AppendCache`],
+/// and `out`. For sequences of one token, this kernel replaces a launch of `AppendCache` and a launch of attention.
 ///
-/// Attention reads the newest key and value from the projection's output and rounds them to the format of the cache. Thus no CTA waits
-/// until another CTA has stored them.
+/// Attention reads the newest key and value from the projection's output and rounds them to the format of the cache. Thus no CTA waits for
+/// the stores of another CTA.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaDecodeAppend {
     pub decode: MhaDecode,
@@ -43,7 +43,7 @@ impl MhaDecodeAppend {
         append.check().map_err(AttentionError::Append)
     }
 
-    /// Returns the two kernels that compute the same result when run in sequence, each with its own part of this kernel's operands.
+    /// Returns the append kernel and the attention kernel that together compute the same result, each with its operands.
     pub fn in_turn<T: Copy>(&self, operands: &[T]) -> [(KernelSpec, Vec<T>); 2] {
         // The last two inputs and the cache belong to the append kernel.
         let n_reads = operands.len().saturating_sub(4);
@@ -186,7 +186,7 @@ impl Kernel for MhaDecodeAppend {
     }
 }
 
-/// Every decode kernel, with queries, keys and values as columns of one projection.
+/// Instances of every decode kernel, with queries, keys and values as columns of one projection.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let decode = super::decode::representative();
     let appending = decode.into_iter().filter_map(|kernel| {

@@ -1,4 +1,4 @@
-//! Fused attention, whose scores never reach global memory: a kernel for short sequences, and one for any length.
+//! Fused attention, whose scores never reach global memory: a kernel for short sequences, and a kernel for any length.
 
 use serde::{Deserialize, Serialize};
 
@@ -36,13 +36,13 @@ pub struct MhaOnline {
     pub dtype: DType,
 }
 
-/// Keys that the short kernel computes or skips as a unit.
+/// Granularity, in keys, at which the short kernel computes or skips scores.
 const KEY_STEP: u32 = 32;
 /// Max number of keys of the short kernel. The scores of a warp's 16 queries take one register per thread for every two keys.
 const SHORT_LIMIT: u32 = 256;
 
 impl MhaShort {
-    /// Creates the attention of `plain` for sequences of at most `max_len` tokens.
+    /// Creates the short kernel that computes the attention of `plain` for sequences of at most `max_len` tokens.
     pub fn of(plain: &MhaOnline, max_len: u32) -> Self {
         Self {
             of: plain.of,
@@ -136,7 +136,7 @@ impl MhaOnline {
             return Tiling::simt(self.of.head);
         }
         let (m_tiles, keys, q_in_regs) = match self.of.head {
-            // A causal mask, a window or a bias takes the registers that a second tile would need.
+            // A causal mask, a window or a bias takes the registers that a second 16-row tile would need.
             ..=64 if !self.of.causal && self.of.by.is_none() => (2, 64, true),
             ..=128 => (1, 64, true),
             _ => (1, 32, false),

@@ -33,8 +33,8 @@ const CTAS_PER_SM: u64 = 4;
 /// Layout of the tensors between the three kernels, for one batch. A sequence is identified by two sums over the preceding sequences:
 /// `pairs`, the sum of squared lengths, and `tokens`, the sum of lengths.
 ///
-/// Start indices are quotients of these sums rather than sums of quotients, so that no prefix sum is needed. This leaves gaps
-/// between sequences, which are neither written nor read.
+/// A start index is a rounded quotient of these sums, so no other prefix sum is needed. Gaps between sequences remain, which are neither
+/// written nor read.
 pub struct Layout {
     /// Elements of a head's scores.
     scores: usize,
@@ -72,13 +72,13 @@ impl Layout {
     }
 }
 
-/// Start of a sequence's scores, a multiple of 8. After a sequence of n tokens, the next one starts at least n · ⌈n / 8⌉ · 8 elements
+/// Start of a sequence's scores, a multiple of 8. If a sequence has n tokens, the next sequence starts at least n · ⌈n / 8⌉ · 8 elements
 /// later.
 fn score_start(pairs: usize, tokens: usize) -> usize {
     pairs / 8 * 8 + tokens * 8
 }
 
-/// Start of a sequence's partials. After a sequence of n tokens, the next one starts at least n · ⌈n / 128⌉ partials later.
+/// Start of a sequence's partials. If a sequence has n tokens, the next sequence starts at least n · ⌈n / 128⌉ partials later.
 fn partial_start(pairs: usize, tokens: usize) -> usize {
     pairs / KEY_TILE as usize + tokens
 }
@@ -147,8 +147,8 @@ pub(super) fn visitor_launch(
     }
 }
 
-/// Constants of `partials/attention_visitor.cu` and the files that include it. A tile has `rows` queries. It has `keys` keys if `tile_keys`
-/// is set, and otherwise all keys.
+/// Constants of `partials/attention_visitor.cu` and of the files that include it. A tile has `rows` queries, and `keys` keys if `tile_keys`
+/// is set, otherwise all keys.
 pub(super) fn visitor_constants(
     heads: u32,
     [rows, keys]: [u32; 2],
@@ -174,7 +174,7 @@ pub(super) fn max_tiles(extents: &Extents, [rows, keys]: [u32; 2]) -> u64 {
 /// Batches for all three kernels.
 fn cases() -> Vec<Case> {
     let mut cases = edge_cases();
-    // This batch has more than 32 tiles per CTA with twelve heads, and the visitor needs many windows of sequences.
+    // With twelve heads, this batch has more than 32 tiles per CTA. The visitor searches many windows of sequences.
     let crowd: Vec<u32> = (0..1500).map(|i| 1 + i % 3).collect();
     cases.push(Case::new("crowd", &crowd));
     // More than eight key tiles.

@@ -1,4 +1,4 @@
-//! Operands of the fused kernels, their checks, and the shared definition of attention.
+//! Operands of the fused kernels, checks of the operands, and the shared definition of attention.
 
 use rayon::prelude::*;
 
@@ -21,7 +21,7 @@ use crate::{
 /// Max head size of the fused kernels.
 const HEAD_LIMIT: u32 = 256;
 
-/// An attention problem and its storage type, which determine the parameters, checks and definition of the fused kernels.
+/// An attention problem and its storage type. They determine the parameters, checks and results of the fused kernels.
 pub(super) struct Operands {
     pub of: AttentionProblem,
     pub dtype: DType,
@@ -49,7 +49,7 @@ impl Operands {
         heads_word(self.of.heads, self.of.kv_heads, self.of.head)
     }
 
-    /// Last part of a symbol, after the kernel's own sizes.
+    /// Last part of a symbol, after the sizes that are specific to the kernel.
     pub fn suffix(&self) -> String {
         let AttentionProblem { head, scale, .. } = self.of;
         let operands = self.of.operands();
@@ -215,7 +215,7 @@ pub(super) fn check_scale(scale: f32) -> Result<(), AttentionError> {
     Ok(())
 }
 
-/// Checks that all heads can be read 16 bytes at a time. `head` must pass [`check_head`].
+/// Checks that all heads of the views can be read 16 bytes at a time. `head` must pass [`check_head`].
 pub(super) fn check_views(
     head: u32,
     views: &[(&'static str, HeadView, u32)],

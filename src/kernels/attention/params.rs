@@ -47,7 +47,7 @@ fn bounds() -> Shape {
     Shape::new([&Size::from(Symbol::Batch) + &Size::constant(1)])
 }
 
-/// Returns the count `batch`, and the count `tokens` if the addresses of a view depend on the number of tokens.
+/// Returns the parameter `batch`, and the parameter `tokens` if the addresses of a view depend on the number of tokens.
 pub(super) fn counts(views: &[HeadView]) -> Vec<Param> {
     let mut counts = vec![count("batch", Symbol::Batch)];
     if views.contains(&HeadView::HeadMajor) {
@@ -56,7 +56,7 @@ pub(super) fn counts(views: &[HeadView]) -> Vec<Param> {
     counts
 }
 
-/// Counts that tell whether all sequences have the same length. If so, kernels compute row offsets from them.
+/// Parameters from which kernels detect that all sequences have the same length. Kernels then compute row offsets instead of loading them.
 pub(super) fn batch_counts() -> [Param; 3] {
     [
         count("batch", Symbol::Batch),

@@ -7,7 +7,7 @@ use crate::{
 };
 
 pub(in crate::kernels) trait PositionBiasCode {
-    /// Parameter of the bias operand, if there is one.
+    /// Parameter of the bias operand; `None` without a bias.
     fn params(&self, heads: u32, dtype: DType) -> Option<Param>;
 
     /// Suffix of a symbol that names the window, the bias and the cap; empty without them.
@@ -109,8 +109,8 @@ impl PositionBiasCode for PositionBias {
     }
 }
 
-/// Windows, biases and caps, alone and together, for causal and full attention, for tests that compile or run kernels. The caps are low
-/// enough to change random scores.
+/// Examples for tests that compile or run kernels: windows, biases and caps, alone and combined, for causal and full attention. The caps
+/// are low enough to change random scores.
 pub(in crate::kernels) fn examples() -> [(bool, PositionBias); 8] {
     let by = |window, bias| PositionBias {
         window,

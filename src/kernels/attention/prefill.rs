@@ -74,8 +74,8 @@ impl MhaPrefill {
         }
     }
 
-    /// Returns the causal attention whose tiling is used, also for source keys. With more queries per warp, the registers that hold slots
-    /// would spill.
+    /// Returns the causal attention with the tiling of this kernel, also for source keys. Without a causal mask, a warp would have more
+    /// queries, and the registers that hold slots would spill.
     fn online(&self) -> MhaOnline {
         MhaOnline {
             of: AttentionProblem {
@@ -181,7 +181,7 @@ impl Kernel for MhaPrefill {
         self.plain.reference(extents, reads)
     }
 
-    /// Adds lengths and cached lengths around tile boundaries to the plain kernel's cases.
+    /// Adds cases with lengths and cached lengths around tile boundaries.
     fn cases(&self) -> Vec<Case> {
         let of = |name, lens: &[u32], cached: &[u32]| Case {
             cached: cached.to_vec(),
@@ -227,7 +227,7 @@ fn of_tiles(plain: MhaCached) -> impl Iterator<Item = KernelSpec> {
         .map(KernelSpec::from)
 }
 
-/// Every tiling, with and without grouped heads, and head sizes that are padded for MMAs.
+/// Instances of every tiling, with and without grouped heads, and head sizes that are padded for MMAs.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F16, DType::BF16] {

@@ -16,9 +16,9 @@ use crate::{
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
-/// `x [tokens, heads·head]`, `table [2·reach + 1, heads·head]`, `cu_lens`, `pair_offsets` → `scores [heads, pairs]`: for each head
-/// and each query and key of a sequence, `x · table[distance]`. The row of `x` is the query's or the key's, and the distance is the
-/// key's position minus the query's, clamped to `±reach`. This is the plain kernel, with one thread per pair.
+/// `x [tokens, heads·head]`, `table [2·reach + 1, heads·head]`, `cu_lens`, `pair_offsets` → `scores [heads, pairs]`: `x · table[distance]`
+/// for each head, query and key of a sequence. The row of `x` belongs to the query or to the key. The distance is the key's position minus
+/// the query's position, clamped to `±reach`. This is the plain kernel, with one thread per pair.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RelativeScores {
     pub heads: u32,
@@ -172,7 +172,7 @@ impl Kernel for RelativeScores {
     }
 }
 
-/// Scores of queries and of keys, with distances within and beyond `reach`, and common and odd head sizes.
+/// Instances for queries and for keys, with distances within and beyond `reach`, and common and odd head sizes.
 pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     let kernel = |heads, head, reach, of| RelativeScores {
         heads,

@@ -1,7 +1,8 @@
 //! The softmax between the two matrix products of unfused attention, over ragged rows of scores.
 //!
-//! A row has the length of its sequence and starts at any element. A team of lanes reads it once in aligned packs of 16 bytes, keeps it in
-//! registers, and interleaves the reductions of several rows (TurboTransformers 4.1.2, `warpAllReduce_XElem` and its block-level form).
+//! A row has the length of its sequence and may start at any element. A team of lanes reads a row once in aligned packs of 16 bytes and
+//! keeps it in registers. The team interleaves the reductions of several rows (TurboTransformers 4.1.2, `warpAllReduce_XElem` and its
+//! block-level form).
 
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +36,7 @@ pub struct AttentionSoftmax {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum SoftmaxMask {
     None,
-    /// Keys at or after the sequence's `valid_lens`, as in padded rows.
+    /// Masks the keys at or after the sequence's `valid_lens`, as in padded rows.
     Padding,
     /// Keys after the query.
     Causal,
@@ -66,9 +67,8 @@ const STREAMED_THREADS: u32 = 256;
 /// Max elements in a thread's registers, over all rows of its team.
 const MAX_PER_THREAD: u32 = 64;
 
-/// Default dispatch of [`AttentionSoftmax::variants`]: lanes and rows per team, and max row length. A row that starts at an arbitrary
-/// element may touch one pack more than an aligned row. With 16-bit elements (eight per pack), rows of the max length fill the packs of a
-/// team.
+/// Default dispatch of [`AttentionSoftmax::variants`]: lanes per team, rows per team and max row length. An unaligned row may touch one
+/// pack more than an aligned row. With 16-bit elements (eight per pack), rows of the max length fill the packs of a team.
 const LADDER: [(u32, u32, u32); 5] = [
     (4, 1, 24),
     (16, 2, 120),
@@ -151,7 +151,8 @@ impl AttentionSoftmax {
         }
     }
 
-    /// Kernels without a mask that together cover every length, each with its max sequence length in tokens. The last kernel has no max.
+    /// Kernels without a mask that together cover every length, each with its max sequence length in tokens. The last kernel has no max
+    /// length.
     pub fn variants(heads: u32, scale: f32, dtype: DType) -> Vec<(Option<u64>, Self)> {
         Self::new(heads, scale, dtype).by_length()
     }
@@ -178,8 +179,8 @@ impl AttentionSoftmax {
             .collect()
     }
 
-    /// Returns the kernel in every form that supports the same lengths, gives work to at least half of a team's lanes, and keeps rows in
-    /// registers. The streamed form comes last.
+    /// Returns the kernel in every resident form that supports the same lengths and gives work to at least half of a team's lanes. The
+    /// streamed form comes last.
     pub fn candidates(&self) -> Vec<Self> {
         let mut forms = Vec::new();
         if let Some(max_len) = self.form.max_len() {
@@ -209,8 +210,8 @@ impl AttentionSoftmax {
 }
 
 impl AttentionSoftmax {
-    /// Returns `scale · log2(e)`. A scale of 0 would turn the −∞ of a masked key into NaN. The smallest normal number is used instead. It
-    /// also makes the probabilities equal, as long as scores are below 10³⁰.
+    /// Returns `scale · log2(e)`. A scale of 0 would turn the −∞ of a masked key into NaN, so the smallest normal number replaces it. The
+    /// probabilities are then equal, too, as long as scores are below 10³⁰.
     fn scale_log2(&self) -> f32 {
         match scale_log2(self.scale) {
             0.0 => f32::MIN_POSITIVE,
@@ -312,7 +313,7 @@ impl Kernel for AttentionSoftmax {
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Launch {
-            // There are at most 2^24 tokens, so this fits.
+            // There are at most 2^24 tokens, so the number of CTAs fits 32 bits.
             grid: [
                 extents.tokens.div_ceil(self.form.rows().into()).max(1) as u32,
                 self.heads,
@@ -356,7 +357,7 @@ impl Kernel for AttentionSoftmax {
         vec![HostTensor::Real(out)]
     }
 
-    /// Lengths that the form supports, around the boundaries of packs, teams and CTAs.
+    /// Returns cases with lengths that the form supports, around the boundaries of packs, teams and CTAs.
     fn cases(&self) -> Vec<Case> {
         let mut cases = Case::standard();
         cases.push(Case::new("every_start", &(1..=17).collect::<Vec<u32>>()));
@@ -364,7 +365,7 @@ impl Kernel for AttentionSoftmax {
         let edges = [16u32, 24, 32, 64, 120, 128, 256, 504, 512];
         let around: Vec<u32> = edges.iter().flat_map(|&n| [n + 1, n, n - 1]).collect();
         cases.push(Case::new("pack_edges", &around));
-        // More sequences than a warp searches at once, and more than it searches in two rounds.
+        // More sequences than a warp searches in one round, and more sequences than it searches in two rounds.
         for (name, n) in [("many", 70), ("very_many", 1100)] {
             let lens: Vec<u32> = (0..n).map(|i| 1 + i * 5 % 13).collect();
             cases.push(Case::new(name, &lens));

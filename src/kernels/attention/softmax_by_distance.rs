@@ -1,4 +1,4 @@
-//! Softmax between the two matrix products of unfused attention, with soft caps, and windows and biases that depend on key distance.
+//! The softmax between the two matrix products of unfused attention, with soft caps, windows, and biases by key distance.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ use crate::{
 
 /// `scores [heads, pairs]`, (`bias`), `cu_lens`, `pair_offsets`, (`valid_lens [batch]`) → `out [heads, pairs]`: softmax of the scores with
 /// their [`PositionBias`], over the keys that each query attends to. This is the plain kernel, with one warp per row. Fused attention
-/// includes this step.
+/// kernels contain this step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SoftmaxByDistance {
     pub heads: u32,
@@ -93,7 +93,7 @@ impl Kernel for SoftmaxByDistance {
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Launch {
-            // There are at most 2^24 tokens, so this fits.
+            // There are at most 2^24 tokens, so the number of CTAs fits 32 bits.
             grid: [
                 extents.tokens.div_ceil(WARPS.into()).max(1) as u32,
                 self.heads,
@@ -126,7 +126,7 @@ impl Kernel for SoftmaxByDistance {
                 let first = h * extents.pairs as usize + offsets[b] as usize;
                 for query in 0..n {
                     let seen = self.by.seen(causal, query, valid);
-                    // A window of a padding query may contain only padding keys.
+                    // The window of a padding query may contain only padding keys, which are masked.
                     if seen.is_empty() {
                         continue;
                     }
@@ -164,7 +164,7 @@ impl Kernel for SoftmaxByDistance {
     }
 }
 
-/// Windows, biases and caps of every kind, with every mask.
+/// Instances with windows, biases and caps of every kind, and with every mask.
 pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     let all = position_bias::examples().into_iter().enumerate();
     let kernels = all.map(|(nth, (causal, by))| SoftmaxByDistance {

@@ -20,7 +20,7 @@ use crate::{
 /// keys, relative to the row maximum of that part. The partial outputs are then rescaled to the common maximum and added.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaSplitKeys {
-    /// The kernel of the same attention for sequences of any length. It defines the result.
+    /// The kernel that computes the same attention for sequences of any length. It defines the result.
     pub plain: MhaOnline,
 }
 
@@ -29,8 +29,8 @@ const ROWS: u32 = 16;
 const WARPS: u32 = 4;
 
 impl MhaSplitKeys {
-    /// Max sequence length, limited because all keys are in registers at once. A variant for twice the length, with two key steps per warp,
-    /// was measured to be slower than the WGMMA kernel.
+    /// Max sequence length. It is limited because all keys are in registers at once. In measurements, a variant for twice the length, with
+    /// two key steps per warp, was slower than the WGMMA kernel.
     pub const MAX_LEN: u32 = WARPS * ROWS;
 
     /// Checks that the kernel can be generated as described.
@@ -141,7 +141,7 @@ impl Kernel for MhaSplitKeys {
         self.plain.reference(extents, reads)
     }
 
-    /// Adds single sequences, the main use of the kernel, with lengths around the boundaries of MMAs and of the parts of warps. Keeps only
+    /// Adds single sequences, the main use of the kernel, with lengths around the boundaries of MMAs and between warps. Keeps only
     /// supported lengths.
     fn cases(&self) -> Vec<Case> {
         let mut cases = edge_cases();
@@ -161,7 +161,7 @@ impl Kernel for MhaSplitKeys {
     }
 }
 
-/// Both head sizes in both storage types, with Q, K, V merged in one tensor and separate.
+/// Instances with both head sizes in both storage types, with Q, K, V merged in one tensor and in separate tensors.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F16, DType::BF16] {

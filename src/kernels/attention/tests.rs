@@ -57,7 +57,7 @@ fn assert_close(got: &HostTensor, want: &[f32]) {
 #[test]
 fn attention_is_the_mean_of_values_weighted_by_softmax() {
     // One head of 8 columns, of which only the first is nonzero. Sequence 0 has one token. Sequence 1 has queries 1 and 0, and keys 0 and
-    // ln 3. Its weights are 1/4, 3/4 for the first query and 1/2, 1/2 for the second.
+    // ln 3. The softmax weights are 1/4 and 3/4 for the first query, and 1/2 and 1/2 for the second query.
     let plain = HeadView::TokenMajor {
         offset: 0,
         stride: 8,
@@ -98,7 +98,7 @@ fn a_masked_softmax_gives_invalid_keys_probability_0() {
         mask: SoftmaxMask::Padding,
         ..AttentionSoftmax::new(1, 1.0, DType::F32)
     };
-    // Sequence 0 has 2 tokens, of which 1 is valid. Sequence 1 has 3, of which 2 are valid.
+    // One of the 2 tokens of sequence 0 is valid, and two of the 3 tokens of sequence 1.
     let ln_3 = 3f32.ln();
     let scores = HostTensor::Real(vec![
         5.0, 90.0, 5.0, 90.0, 0.0, ln_3, 90.0, ln_3, 0.0, 90.0, 1.0, 1.0, -90.0,

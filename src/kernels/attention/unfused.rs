@@ -1,8 +1,8 @@
-//! Unfused attention: the two matrix products, with the scores in global memory. They run if fusion is off, and are the
-//! reference for the fused kernels. The softmax between them is in `softmax.rs`.
+//! Unfused attention: the two matrix products, with the scores in global memory. These kernels run if fusion is off, and are the reference
+//! for the fused kernels. The softmax between them is in `softmax.rs`.
 //!
-//! On tensor cores both are grouped GEMMs over all heads and sequences, the ragged form of a library's batched GEMM. If tensor cores cannot
-//! read the operands, one thread computes each result.
+//! On tensor cores, both products are grouped GEMMs over all heads and sequences: batched GEMMs whose matrices have different sizes. If
+//! tensor cores cannot read the operands, one thread computes each result.
 
 #[cfg(test)]
 mod tests;
@@ -71,8 +71,8 @@ struct ScoresPlan {
 }
 
 impl AttentionScores {
-    /// Whether the kernel uses tensor cores. This requires 16-bit storage, a head size and views that can be read 16 bytes at a
-    /// time, and accumulators that fit the registers.
+    /// Whether the kernel uses tensor cores. They require 16-bit storage, a head size and views that can be read 16 bytes at a time, and
+    /// accumulators that fit the registers.
     pub fn tensor_cores(&self) -> bool {
         suits_tensor_cores(self.head, self.dtype, [self.q, self.k])
     }
@@ -99,8 +99,8 @@ impl AttentionScores {
 }
 
 impl AttentionContext {
-    /// Whether the kernel uses tensor cores. This requires 16-bit storage, a head size and views that can be read and written 16
-    /// bytes at a time, and accumulators that fit the registers.
+    /// Whether the kernel uses tensor cores. They require 16-bit storage, a head size and views that can be read and written 16 bytes at a
+    /// time, and accumulators that fit the registers.
     pub fn tensor_cores(&self) -> bool {
         suits_tensor_cores(self.head, self.dtype, [self.v, self.out])
     }
@@ -120,19 +120,19 @@ fn simt_launch(results: u64, heads: u32) -> Launch {
     }
 }
 
-/// Batches for both kernels: lengths around tile boundaries, many sequences, and rows of several tiles that start at every offset modulo 16
-/// bytes.
+/// Batches for the scores kernel and the context kernel: lengths around tile boundaries, many sequences, and rows of several tiles that
+/// start at every offset modulo 16 bytes.
 fn cases() -> Vec<Case> {
     let mut cases = edge_cases();
     cases.push(Case::new("long", &[700, 3]));
     cases.push(Case::new("odd_rows", &[193, 131, 7, 259]));
-    // This batch has more than 32 tiles per CTA with twelve heads.
+    // With twelve heads, this batch has more than 32 tiles per CTA.
     let crowd: Vec<u32> = (0..1500).map(|i| 1 + i % 3).collect();
     cases.push(Case::new("crowd", &crowd));
     cases
 }
 
-/// Instances of both kernels, with and without tensor cores.
+/// Instances of the scores kernel and of the context kernel, with and without tensor cores.
 pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     let grouped = |[heads, kv_heads]: [u32; 2], head, scale, [q, k, v, out]: [HeadView; 4]| {
         let scores = AttentionScores {

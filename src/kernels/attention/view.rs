@@ -3,7 +3,7 @@
 use crate::ops::HeadView;
 
 pub(super) trait ViewCode {
-    /// CUDA expression (64-bit) for the index of token 0 of a head, where `nth` is the CUDA expression for the head's index.
+    /// 64-bit CUDA expression for the index of a head's first element of token 0. `nth` is the CUDA expression for the head's index.
     fn origin_of(self, nth: &str, head: u32) -> String;
 
     /// Part of a symbol that names the view.
@@ -27,8 +27,8 @@ impl ViewCode for HeadView {
     }
 }
 
-/// Part of a symbol that distinguishes views. `views` holds the name, the view, and the total width of the heads. The part is empty if each
-/// tensor is `[tokens, width]`, and e.g. `_qkv2304` if three views are columns of one tensor.
+/// Part of a symbol that distinguishes views. Each item of `views` is a name, a view, and the total width of the heads. The part is empty
+/// if each tensor is `[tokens, width]`, and e.g. `_qkv2304` if three views are columns of one tensor.
 pub(super) fn views_suffix(views: &[(&str, HeadView, u32)]) -> String {
     let columns = |offset, stride| HeadView::TokenMajor { offset, stride };
     if views.iter().all(|&(_, v, width)| v == columns(0, width)) {

@@ -1,4 +1,4 @@
-//! Attention on Hopper with WGMMA. Persistent CTAs are warp-specialised, with TMA producers. In CTAs with a single tile, all threads load
+//! Attention on Hopper with WGMMA. Persistent CTAs are warp-specialized, with TMA producers. In CTAs with a single tile, all threads load
 //! with `cp.async`.
 
 mod instances;
@@ -24,10 +24,10 @@ pub struct MhaTile {
     pub rows: u32,
     /// Keys per key tile. A key tile is a pipeline stage.
     pub keys: u32,
-    /// CTAs per SM, or pipelines of a persistent CTA. They share the SM's registers and shared memory.
+    /// Number of CTAs per SM, or number of pipelines of a persistent CTA. The CTAs or pipelines share the SM's registers and shared memory.
     pub blocks: u32,
     /// Whether one persistent CTA per SM runs `blocks` pipelines with a common producer warpgroup. Otherwise, each CTA computes one tile. A
-    /// persistent CTA has a longer prologue, but loads the next tile during the epilogue of the previous one.
+    /// persistent CTA has a longer prologue, but loads the next tile during the epilogue of the previous tile.
     pub persistent: bool,
 }
 
@@ -49,7 +49,7 @@ pub struct MhaWgmma {
     pub tile: MhaTile,
 }
 
-/// Shared memory in bytes: of an SM, reserved by the system for each CTA, and the max of a CTA.
+/// Bytes of shared memory: per SM, reserved by the system per CTA, and max per CTA.
 const SHARED_OF_SM: u32 = 228 * 1024;
 const SHARED_OF_SYSTEM: u32 = 1024;
 const SHARED_OF_BLOCK: u32 = 227 * 1024;
@@ -57,12 +57,12 @@ const SHARED_OF_BLOCK: u32 = 227 * 1024;
 const BOX_ALIGNMENT: u32 = 1024;
 /// Max K/V stages. More stages would not hide more latency.
 const MAX_STAGES: u32 = 8;
-/// Bytes of the three barriers of a stage (keys full, values full, empty), of the scheduler's tile record, and of the record and the
-/// barrier (empty) of a Q stage.
+/// Bytes of the three barriers of a K/V stage (keys full, values full, empty), of the scheduler's tile record, and of the tile record and
+/// the barrier (empty) of a Q stage.
 const STAGE_BARRIERS: u32 = 3 * 8;
 const TILE_RECORD: u32 = 32;
 const Q_STAGE_BARRIERS: u32 = TILE_RECORD + 8;
-/// 32-bit registers per SM, and the granularity of their allocation per thread.
+/// Number of 32-bit registers per SM, and the granularity at which a thread's registers are allocated.
 const REGISTERS: u32 = 64 * 1024;
 const REGISTER_UNIT: u32 = 8;
 
@@ -87,7 +87,7 @@ impl MhaTile {
         }
     }
 
-    /// Tiles for this head size. The first tile is for long sequences. Empty if the kernel does not support the head size.
+    /// Tiles for this head size. The first tile is for long sequences. The list is empty if the kernel does not support the head size.
     pub fn candidates(head: u32) -> &'static [MhaTile] {
         const OF_32: &[MhaTile] = &[MhaTile::persistent(64, 80, 4), MhaTile::one_tile(64, 64, 5)];
         const OF_64: &[MhaTile] = &[
@@ -122,8 +122,9 @@ impl MhaTile {
         }
     }
 
-    /// Tiles of kernels that gather keys and values from a cache. The first tile is for launches with many tiles. Empty if the kernel does
-    /// not support the head size. With four consumer warpgroups, a producer warpgroup would have too few registers to gather.
+    /// Tiles of kernels that gather keys and values from a cache. The first tile is for launches with many tiles. The list is empty if the
+    /// kernel does not support the head size. No tile has four consumer warpgroups, because the producer warpgroup would then have too few
+    /// registers to gather.
     pub fn gathering(head: u32) -> &'static [MhaTile] {
         const OF_64_AND_96: &[MhaTile] = &[MhaTile::persistent(192, 96, 1)];
         const OF_128: &[MhaTile] = &[
@@ -139,14 +140,14 @@ impl MhaTile {
         }
     }
 
-    /// Returns the smaller tile to use if each SM computes so few of these tiles that a partial last wave would take a large part of the
-    /// time.
+    /// Returns the smaller tile for launches with few tiles per SM, in which a partial last wave of this tile would take a large part of
+    /// the time.
     pub fn finer(self, head: u32) -> Option<MhaTile> {
         let coarse = MhaTile::persistent(192, 80, 1);
         (head == 128 && self == coarse).then_some(MhaTile::persistent(128, 128, 1))
     }
 
-    /// Default dispatch without timings: tiles with their max sequence length (inclusive).
+    /// Default dispatch without timings: tiles, each with its max sequence length (inclusive).
     pub fn by_length(head: u32) -> Vec<(Option<u64>, MhaTile)> {
         match head {
             32 => vec![
@@ -205,8 +206,8 @@ impl MhaTile {
         (self.consumers() + self.persistent as u32) * 128
     }
 
-    /// Registers of a producer thread and of a consumer thread after `setmaxnreg`. In total, they fit the registers that a persistent CTA
-    /// is launched with.
+    /// Registers of a producer thread and of a consumer thread after `setmaxnreg`. The total does not exceed the registers with which a
+    /// persistent CTA is launched.
     fn registers(self, origin: Origin) -> (u32, u32) {
         let whole = |n: u32| n / REGISTER_UNIT * REGISTER_UNIT;
         let all = whole(REGISTERS / self.threads()) * self.threads();
@@ -228,7 +229,7 @@ impl MhaTile {
         }
     }
 
-    /// Constants of the tile and of the attention, common to the templates of both kernels.
+    /// Constants of the tile and of the attention for the templates of the kernels with one tile per CTA and with persistent CTAs.
     pub(super) fn constants(
         self,
         of: &AttentionProblem,
@@ -306,7 +307,7 @@ impl MhaTile {
             false => u64::MAX,
         };
         let bytes = self.bytes(of.head, self.stages(of.head));
-        // If there are no more CTAs than SMs, each CTA requests half of the shared memory, so that no two CTAs run on the same SM.
+        // If there are at most as many CTAs as SMs, each CTA requests half of the shared memory, so that no two CTAs run on the same SM.
         let alone = !self.persistent && blocks <= machine.sms.into();
         let shared = match alone {
             true => bytes.max(SHARED_OF_SM / 2),
@@ -363,14 +364,14 @@ fn columns(head: u32) -> u32 {
     }
 }
 
-/// Whether a column of ones is appended to V, so that the tensor cores sum the rows of P. A descriptor has one stride between
-/// boxes, so the ones can be placed only if a tile of V is one box wide.
+/// Whether a column of ones is appended to V, so that the tensor cores sum the rows of P. A descriptor has only one stride between boxes,
+/// so the ones require that a tile of V is one box wide.
 fn has_ones(head: u32) -> bool {
     head == columns(head)
 }
 
 impl MhaWgmma {
-    /// Creates the attention of `plain` with this tile.
+    /// Creates the kernel that computes the attention of `plain` with this tile.
     pub fn of(plain: &MhaOnline, tile: MhaTile) -> Self {
         Self {
             of: plain.of,
@@ -379,8 +380,8 @@ impl MhaWgmma {
         }
     }
 
-    /// Tiles that support this attention on a GPU with these instructions; empty if the kernel does not support the attention. Attention
-    /// with a window, a bias or a cap is excluded: it has one tile for every length ([`MhaTile::for_distances`]).
+    /// Tiles that support this attention on a GPU with these instructions. The list is empty if the kernel does not support the attention,
+    /// or if the attention has a window, a bias or a cap, for which [`MhaTile::for_distances`] returns the only tile.
     pub fn tiles(
         of: &AttentionProblem,
         dtype: DType,
@@ -394,7 +395,7 @@ impl MhaWgmma {
         }
     }
 
-    /// Whether the kernel supports the window, the bias and the cap: either there are none, or the attention is not causal.
+    /// Whether the kernel supports this attention: causal attention must not have a window, a bias or a cap.
     pub fn serves(of: &AttentionProblem) -> bool {
         of.by.is_none() || !of.causal
     }
@@ -437,7 +438,7 @@ impl MhaWgmma {
                 });
             }
         }
-        // Consumers of a persistent CTA have no registers left for a window, a bias or a cap.
+        // The consumer threads of a persistent CTA have no registers left for a window, a bias or a cap.
         let serves = of.by.is_none() || !tile.persistent;
         match tiles.contains(&tile) && serves {
             true => Ok(()),
@@ -555,7 +556,7 @@ impl Kernel for MhaWgmma {
         self.plain().reference(extents, reads)
     }
 
-    /// Adds to the edge cases: sequences that refill every stage several times, and batches of many short sequences.
+    /// Adds sequences that refill every stage several times, and batches of many short sequences, to the edge cases.
     fn cases(&self) -> Vec<Case> {
         let mut cases = edge_cases();
         cases.push(Case::new("two_tiles", &[65, 63, 129, 1, 64, 128]));

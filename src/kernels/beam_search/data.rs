@@ -14,18 +14,18 @@ use crate::{
 pub enum BeamData {
     /// A [`DeviceSamplingParams`] for each row.
     Requests { vocabulary: u32 },
-    /// Candidate counts of each beam: mostly the maximum, but also fewer, none, and [`Chosen::NotANumber`].
+    /// Candidate count of each beam: in most cases the maximum, sometimes a smaller count, 0 or [`Chosen::NotANumber`].
     Counts,
     /// Token ids of the candidates. The ids of a beam are distinct, and most of them are also candidates of neighbouring beams.
     Ids { vocabulary: u32 },
-    /// Scores in the middle of a search.
+    /// Scores of a search in progress.
     Scores,
-    /// States in the middle of a search.
+    /// States of a search in progress.
     States,
 }
 
 impl BeamData {
-    /// Returns for each row the index of its group of rows, and its beam in that group; `None` without a beam.
+    /// Returns for each row the index of the group that contains the row, and the beam that the row holds (`None` if it holds no beam).
     fn teams(n: usize) -> Vec<(usize, Option<Beam>)> {
         let mut rows = Vec::new();
         for team in 0.. {
@@ -149,7 +149,7 @@ impl BeamData {
                 let states = of_rows.flat_map(|((team, beam), _)| {
                     let (nth, of_group) = beam.map_or((0, 1), |b| (b.nth, b.of.n / b.of.groups));
                     let ended = Self::best(team, nth).1;
-                    // The places of a group are in reverse order.
+                    // A group stores its sequences in reverse order.
                     let place = nth / of_group * of_group + of_group - 1 - nth % of_group;
                     let is_done = nth >= of_group && team.is_multiple_of(2);
                     let length = if ended { 1 + nth as i64 } else { 0 };

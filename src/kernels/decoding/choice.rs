@@ -62,7 +62,7 @@ pub struct Beam {
 impl Beam {
     /// Max number of beams of a request.
     pub const MOST: usize = 16;
-    /// Max number of candidates of a beam, and of a group of beams.
+    /// Max number of candidates per beam, and per group of beams.
     pub const MOST_CANDIDATES: usize = 64;
 }
 
@@ -72,8 +72,8 @@ impl DeviceSamplingParams {
     /// Words before the token lists.
     pub(super) const HEADER: usize = 24;
 
-    /// Returns the words in the order of `templates/partials/request.cu`. Returns `None` if a token list is too long, if there are more
-    /// beams than a CTA can search, or if a rule is not supported on devices or cannot be combined with a diversity penalty.
+    /// Returns the words in the order of `templates/partials/request.cu`. Returns `None` in four cases: a token list is too long, a CTA
+    /// cannot search the number of beams, devices do not support a rule, or a rule cannot be combined with a diversity penalty.
     pub fn encode(&self) -> Option<Vec<i32>> {
         let rules = &self.rules;
         if !rules.suit_devices() {
@@ -123,7 +123,7 @@ impl DeviceSamplingParams {
                 if of.n > Beam::MOST || n_candidates > Beam::MOST_CANDIDATES {
                     return None;
                 }
-                // The sum over all tokens depends on the tokens taken by earlier groups.
+                // The sum over all tokens would depend on the tokens that earlier groups have taken.
                 if rules.renormalize && of.groups > 1 && of.diversity > 0.0 {
                     return None;
                 }

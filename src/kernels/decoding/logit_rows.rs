@@ -13,12 +13,13 @@ use crate::{
 
 /// Max number of token groups.
 pub(in crate::kernels) const MAX_GROUPS: u32 = 1024;
-/// Max number of CTAs of a row: one for each piece.
+/// Max number of CTAs per row: one for each piece of a row.
 const MAX_CTAS: u64 = 32;
-/// Max number of candidate tokens for sampling without further passes over the row.
+/// Max number of candidate tokens that sampling can handle without further passes over the row.
 pub(in crate::kernels) const MOST_CANDIDATES: u32 = 1024;
 
-/// Rows of logits that several CTAs read in groups of tokens. Each lane of a warp reads one group, by accesses with a stride of one warp.
+/// Rows of logits that several CTAs read in groups of tokens. Each lane of a warp reads one group. The accesses of a lane have a stride of
+/// one warp.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct LogitRows {
     pub(in crate::kernels) vocabulary: u32,
@@ -31,7 +32,7 @@ impl LogitRows {
         vector_width(self.dtype, &[self.vocabulary])
     }
 
-    /// Number of accesses with which a lane reads its group.
+    /// Number of accesses in which a lane reads a group.
     fn packs(self) -> u32 {
         self.vocabulary.div_ceil(MAX_GROUPS * self.vector())
     }
@@ -71,8 +72,8 @@ impl LogitRows {
         }
     }
 
-    /// Returns the results for each group of a row: the best token after the rules; the sum of exponentials of the remaining
-    /// tokens, if `temperature` is given; and the maximum and sum of all logits, if requested.
+    /// Returns three results for each group of a row: the best token after the rules; if `temperature` is given, the sum of exponentials of
+    /// the remaining tokens; and if requested, the maximum of all logits and the sum of their exponentials.
     pub(in crate::kernels) fn groups(
         self,
         logits: &[f32],

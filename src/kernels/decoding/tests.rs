@@ -9,7 +9,7 @@ fn a_choice_survives_encoding_and_decoding() {
         let numbers = choice.encode().expect("its lists are short");
         assert_eq!(numbers.len(), DeviceSamplingParams::WIDTH as usize);
         let numbers: Vec<i64> = numbers.into_iter().map(i64::from).collect();
-        // Decoding returns lists sorted and without duplicates, and merges the two kinds of min length.
+        // Decoded lists are sorted and have no duplicates, and the two kinds of min length are merged.
         choice.rules.forced_last.sort_unstable();
         choice.rules.forced_last.dedup();
         choice.rules.min_length = choice.rules.min_length.max(row);
@@ -47,7 +47,7 @@ fn outcomes_have_distinct_codes() {
     }
 }
 
-/// Computes the probabilities of the tokens that may be sampled, by sorting and with f64 sums. Each setting restricts the previous
+/// Computes the probabilities of the tokens that may be sampled. It sorts the tokens and sums in f64. Each setting restricts the previous
 /// selection further.
 fn probabilities(sampling: Sampling, logits: &[f32]) -> Vec<f64> {
     let softmax = |kept: &[(usize, f64)]| {
@@ -89,7 +89,7 @@ fn probabilities(sampling: Sampling, logits: &[f32]) -> Vec<f64> {
 /// sequences.
 #[test]
 fn sampled_tokens_have_the_probabilities_of_a_plain_softmax() {
-    // Logits are sums of three uniform numbers, and some are equal.
+    // Logits are sums of three uniform numbers, and some logits are equal.
     let uniform = |i, j| Philox::new(77).uniform(i, j);
     let logits: Vec<f32> = (0..400u64)
         .map(|i| {
@@ -136,7 +136,7 @@ fn sampled_tokens_have_the_probabilities_of_a_plain_softmax() {
                 };
                 counts[id as usize] += 1;
             }
-            // Tokens with an expected count below five share one cell.
+            // Tokens with an expected count below five share one cell of the χ² statistic.
             let (mut chi, mut cells) = (0.0, 0u32);
             let mut rest = (0.0, 0.0);
             let mut add = |got: f64, expected: f64| {

@@ -12,7 +12,7 @@ use crate::{
     tensor::{DType, Extents, Symbol},
 };
 
-/// One `x [rows, width]` for each of `widths` → `out [rows, Σ widths]`: concatenates rows.
+/// An `x [rows, width]` for each width in `widths` → `out [rows, Σ widths]`: concatenates rows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Concat {
     /// Widths of the 2 to [`Concat::MAX_PARTS`] inputs.

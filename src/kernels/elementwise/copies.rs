@@ -23,7 +23,7 @@ pub struct SliceColumns {
     pub dtype: DType,
 }
 
-/// `x [tokens, heads·head]` → `out [heads, tokens, head]`. Runs over tokens.
+/// `x [tokens, heads·head]` → `out [heads, tokens, head]`. The rows of a launch are tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SplitHeads {
     pub heads: u32,
@@ -31,7 +31,7 @@ pub struct SplitHeads {
     pub dtype: DType,
 }
 
-/// `x [heads, tokens, head]` → `out [tokens, heads·head]`. Runs over tokens.
+/// `x [heads, tokens, head]` → `out [tokens, heads·head]`. The rows of a launch are tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MergeHeads {
     pub heads: u32,

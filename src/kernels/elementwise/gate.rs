@@ -76,7 +76,7 @@ impl Kernel for Gate {
         stream_launch(extents.rows.saturating_mul(packs.into()))
     }
 
-    /// Estimates the gate like a norm, which reads one row and writes one row. The gate reads twice as much.
+    /// Estimates the cycles with the costs of a norm. A norm reads as many elements as it writes, and the gate reads twice as many.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
         let elements = rows as f64 * f64::from(self.width);
@@ -108,7 +108,7 @@ impl Kernel for Gate {
     }
 
     fn tolerance(&self) -> Tolerance {
-        // With the given fill, the numbers by which activations are multiplied are below 6.
+        // With this fill of `x`, the factors by which activations are multiplied are below 6.
         let of_activation = match self.dtype {
             DType::F32 => 2e-6,
             DType::F16 | DType::BF16 => self.activation.error_at_zero(),
@@ -129,7 +129,7 @@ impl Kernel for Gate {
     }
 }
 
-/// Realistic widths, one whose rows start only at multiples of 8 bytes, and an odd one.
+/// Instances with realistic widths, a width whose rows start only at multiples of 8 bytes, and an odd width.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

@@ -1,4 +1,4 @@
-//! Soft cap of logits and of stored scores. Fused attention caps its scores itself.
+//! Soft cap of logits and of stored scores. Fused attention kernels apply the soft cap themselves.
 
 use serde::{Deserialize, Serialize};
 
@@ -82,7 +82,7 @@ impl Kernel for SoftCap {
     }
 }
 
-/// Caps of Gemma 2 and others, at even and odd widths. When scores are capped, the width is the number of heads.
+/// Instances with the caps of Gemma 2 and other caps, at even and odd widths. For scores, the width is the number of heads.
 pub(super) fn representative(dtype: DType) -> impl Iterator<Item = KernelSpec> {
     let all = [(30.0, 1024), (50.0, 5), (1.5, 1003)];
     all.into_iter().map(move |(cap, width)| {

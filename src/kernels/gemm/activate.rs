@@ -1,8 +1,8 @@
-//! Tests of the forms of activations in `partials/activation.cu` against their definitions.
+//! Tests that compare the activations in `partials/activation.cu` with their definitions.
 
 use crate::ops::{Activation, activate_f64};
 
-/// Literals of a function's cheaper form in source order, read from the partial itself.
+/// Literals of the cheaper form of a function, in the order of the source. They are read from the partial.
 fn device_literals(function: &str) -> Vec<f32> {
     let partial = include_str!("../../../templates/partials/activation.cu");
     let (_, body) = partial
@@ -18,7 +18,7 @@ fn device_literals(function: &str) -> Vec<f32> {
         .collect()
 }
 
-/// log2 of `P(-t)` as computed by the device.
+/// log2 of `P(-t)`, computed as on the device.
 fn device_exponent(activation: Activation, literals: &[f32], t: f32) -> f32 {
     match (activation, literals) {
         (Activation::GeluExact, &[a, b, c, d, e]) => {

@@ -1,4 +1,4 @@
-//! Deferred LayerNorm from row statistics, fused with the linear layer that reads it, for small M on Hopper.
+//! Deferred LayerNorm from row statistics, fused with the linear layer that reads the result, for small M on Hopper.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,10 +18,9 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// `scaled [rows, k]`, `row_stats [rows, ⌈k / 64⌉, 2]` in f32, `gamma`, `beta [k]`, `weight [n, k]`, (`bias [n]`) → `normal
-/// [rows, k]`: LayerNorm of the rows written by [`GemmResidualRowStats`](super::GemmResidualRowStats); and `out [rows, n]`:
-/// `act(normal · weightᵀ + bias)`. In f16 or bf16, on Hopper. Each CTA covers all of k, like
-/// [`GemmSplitK`](super::GemmSplitK) without splits.
+/// `scaled [rows, k]`, `row_stats [rows, ⌈k / 64⌉, 2]` in f32, `gamma`, `beta [k]`, `weight [n, k]`, (`bias [n]`) → `normal [rows, k]`:
+/// LayerNorm of the rows written by [`GemmResidualRowStats`](super::GemmResidualRowStats), and `out [rows, n]`: `act(normal · weightᵀ +
+/// bias)`. The kernel is for f16 and bf16 on Hopper. Each CTA covers all of k, like [`GemmSplitK`](super::GemmSplitK) without splits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeferredLayerNormGemm {
     pub n: u32,
@@ -33,7 +32,7 @@ pub struct DeferredLayerNormGemm {
     pub tokens: u32,
 }
 
-/// Two consumer warpgroups, and one that loads and normalises.
+/// Threads of a CTA: two consumer warpgroups, and a warpgroup that loads and normalizes.
 const THREADS: u32 = 384;
 
 impl DeferredLayerNormGemm {
@@ -62,7 +61,7 @@ impl DeferredLayerNormGemm {
         }
     }
 
-    /// Tile of the MMAs. An octet of rows that holds gamma and beta follows the rows of x.
+    /// Tile of the MMAs. The rows of x are followed by an octet of rows that contains gamma and beta.
     const fn product(&self) -> SplitKTile {
         SplitKTile::new(self.tokens + 8, 1)
     }
@@ -82,7 +81,7 @@ impl DeferredLayerNormGemm {
         operands.unaliased_steps() == Some(operands.steps)
     }
 
-    /// Unaliased steps, and bytes of dynamic shared memory per CTA.
+    /// Number of unaliased steps ([`SlicedK::unaliased_steps`]), and bytes of dynamic shared memory per CTA.
     pub(super) fn layout(&self) -> (u32, u32) {
         let operands = self.operands();
         let before = operands.unaliased_steps().unwrap_or(operands.steps);
@@ -140,7 +139,7 @@ impl Kernel for DeferredLayerNormGemm {
                     name: "scaled",
                     role,
                 }),
-                // With Σ s and Σ s² each half the number of columns, rows have mean and deviation 1/2.
+                // If Σ s and Σ s² are both half the number of columns, the mean and the deviation of a row are 1/2.
                 ("residual", _) => params.push(Param {
                     name: "row_stats",
                     role: Role::Read {
@@ -219,7 +218,7 @@ impl Kernel for DeferredLayerNormGemm {
 
     fn cases(&self) -> Vec<Case> {
         let mut cases = Case::standard();
-        // Octets and tiles of rows that are full, partial and empty.
+        // These numbers of rows result in full, partial and empty octets and tiles.
         let rows = [8, 33, 40, 47, 48, 49, 63, 64, 65, 96, 100, 128];
         cases.extend(rows.map(|rows| Case::new("few_rows", &[rows])));
         cases
@@ -236,7 +235,7 @@ impl Kernel for DeferredLayerNormGemm {
     }
 }
 
-/// Returns the LayerNorm of rows that a GEMM wrote as `scaled` with their row statistics.
+/// Returns the LayerNorm of rows, from the `scaled` and the row statistics that a GEMM wrote.
 pub(crate) fn normalised(
     scaled: &[f32],
     row_stats: &[f32],
@@ -262,7 +261,7 @@ pub(crate) fn normalised(
     .collect()
 }
 
-/// Tiles of several sizes, with and without bias and activation, and depths that include odd multiples of 8.
+/// Instances with tiles of several sizes, with and without bias and activation, and with depths that include odd multiples of 8.
 pub fn representative() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
     let gelu = Epilogue::new(true, Some(crate::ops::Activation::GeluExact));
@@ -271,7 +270,7 @@ pub fn representative() -> Vec<KernelSpec> {
         for (n, k, epilogue, tiles) in [
             (768, 768, gelu, &[24, 48, 64][..]),
             (1000, 328, plain, &[40, 56, 64]),
-            // x overwrites weights that are in registers.
+            // At this size, x overwrites weights that have moved to registers.
             (384, 1024, gelu, &[40, 64]),
             (328, 936, plain, &[64]),
             (8, 200, gelu, &[8, 64]),
@@ -318,7 +317,7 @@ mod tests {
 
     #[test]
     fn rows_are_normalised_by_their_statistics() {
-        // s = 1, 3 with gamma 2, 1: mean 2 and deviation 1.
+        // The row s = (1, 3) has mean 2 and deviation 1. gamma is (2, 1).
         let y = normalised(&[2.0, 3.0], &[4.0, 10.0], &[2.0, 1.0], &[0.5, 0.0], 1e-12);
         assert_eq!(y, [-1.5, 1.0]);
     }

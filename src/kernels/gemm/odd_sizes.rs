@@ -22,7 +22,7 @@ pub(super) fn odd_formats() -> impl Iterator<Item = Format> {
     .into_iter()
 }
 
-/// Problems for checks of the GEMMs for small M and of those with one tile per CTA.
+/// Problems for checks of the GEMMs for small M and of the GEMMs with one tile per CTA.
 pub(super) fn odd_sizes() -> impl Iterator<Item = GemmProblem> {
     let plain = Epilogue::default();
     let gelu = Epilogue::new(true, Some(Activation::GeluExact));

@@ -2,7 +2,7 @@
 
 use crate::tensor::{Group, Scaled, Values};
 
-/// Name of the conversion in `partials/packed_weight.cu`.
+/// Name of the conversion of the weight in `partials/packed_weight.cu`.
 pub(super) const fn kind(weight: Scaled) -> &'static str {
     match weight.values {
         Values::Int8 => "int8",
@@ -11,8 +11,8 @@ pub(super) const fn kind(weight: Scaled) -> &'static str {
     }
 }
 
-/// Issue slots of the conversion of 16 rows of 128 columns, if the MMAs of single warps multiply them (`by_warps`) or those of a
-/// warpgroup. An integer instruction takes two slots.
+/// Number of issue slots for converting 16 rows of 128 columns, for the MMAs of single warps (`by_warps`) or of a warpgroup. An integer
+/// instruction takes two slots.
 pub(super) const fn conversion_slots(values: Values, by_warps: bool) -> f64 {
     match (values, by_warps) {
         (Values::Int4, true) => 190.0,
@@ -24,7 +24,7 @@ pub(super) const fn conversion_slots(values: Values, by_warps: bool) -> f64 {
     }
 }
 
-/// Columns that share a scale; 0 if a whole row does.
+/// Number of columns of a row that share a scale; 0 if all columns of a row share it.
 pub(super) const fn group(weight: Scaled) -> u32 {
     match weight.group {
         Group::Row => 0,
@@ -32,12 +32,12 @@ pub(super) const fn group(weight: Scaled) -> u32 {
     }
 }
 
-/// Bytes of 64 columns of a row.
+/// Bytes of a block: 64 columns of a row.
 pub(super) const fn block_bytes(weight: Scaled) -> u32 {
     8 * weight.bits() as u32
 }
 
-/// Scales of a row over `columns` columns that a kernel reads together with the values, in words.
+/// Number of scales in `columns` columns of a row. A kernel reads these scales together with the values. Each takes a word.
 pub(super) const fn scales(weight: Scaled, columns: u32) -> u32 {
     match weight.group {
         Group::Row => 0,
@@ -45,7 +45,7 @@ pub(super) const fn scales(weight: Scaled, columns: u32) -> u32 {
     }
 }
 
-/// Bytes of a weight in device memory per element, scales included.
+/// Bytes per element of a weight in device memory, including scales.
 pub(super) fn bytes_per_element(weight: Scaled) -> f64 {
     let scales = match weight.group {
         Group::Row => 0.0,

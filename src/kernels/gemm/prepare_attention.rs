@@ -1,4 +1,4 @@
-//! The QKV projection with rotary embedding of heads in its epilogue.
+//! The QKV projection, with the rotary embedding of heads in the epilogue.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,8 +13,8 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// [`GemmWgmma`] fused with [`PrepareAttention`] of its rows, without norms and without a cache: `x [rows, k]`, `weight [n, k]`,
-/// (`bias [n]`), `positions [rows]` → `out [rows, n]`, `queries` and `keys`. In `out`, only columns that belong neither to queries
+/// [`GemmWgmma`] fused with [`PrepareAttention`] of the rows that it computes, without norms and without a cache: `x [rows, k]`, `weight
+/// [n, k]`, (`bias [n]`), `positions [rows]` → `out [rows, n]`, `queries` and `keys`. In `out`, only columns that belong neither to queries
 /// nor to keys are written. In fp8, `x` and the weight are in E4M3, and `scale [n]` follows the weight, as in [`GemmProblem`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GemmPrepareAttention {
@@ -40,13 +40,14 @@ impl GemmPrepareAttention {
         kernels.filter(|kernel| kernel.check().is_ok()).collect()
     }
 
-    /// Head norms and cache slots were also tried in the epilogue, without a gain (docs/history, entry 51).
+    /// Whether the epilogue can prepare the heads. Head norms and stores to a cache were also tried in the epilogue, without a gain
+    /// (docs/history, entry 51).
     fn fits(&self) -> bool {
         let Self { prepare, tile, .. } = self;
         let [queries, keys, _] = prepare.columns;
         let is_whole = [prepare.row, tile.n, queries, keys];
         let groups = [prepare.head, prepare.pairs()];
-        // Angles are rounded to whole turns by an addition to 2²³, and positions reach 2²⁴, so frequencies are limited.
+        // The epilogue rounds an angle to whole turns by adding 2²³. Positions reach 2²⁴, so frequencies are limited.
         let frequencies = prepare.rotation.iter().flat_map(|r| &r.frequencies);
         let are_slow = frequencies.into_iter().all(|f| f.abs() <= 1.0);
         prepare.norm.is_none()
@@ -68,11 +69,11 @@ impl GemmPrepareAttention {
                 .all(|columns| columns.is_multiple_of(RowOrder::GROUP))
     }
 
-    /// Max accumulators of a consumer warpgroup and max columns of a tile that leave its threads registers for a head and its
-    /// angles.
+    /// Max accumulators of a consumer warpgroup, and max columns of a tile. Within these limits, a thread has registers left for a head and
+    /// its angles.
     const MAX_OUTPUTS: u32 = 128 * 128;
     const MAX_COLUMNS: u32 = 192;
-    /// Max columns of a ping-pong tile with scales.
+    /// Max columns of a ping-pong tile in fp8, whose threads also hold scales.
     const MAX_COLUMNS_FP8: u32 = 128;
 
     /// Checks that the kernel can be generated as described.
@@ -194,7 +195,7 @@ impl Kernel for GemmPrepareAttention {
         self.gemm().launch(extents, machine)
     }
 
-    /// The epilogue of an output takes about as long as an activation.
+    /// The estimate counts the rotation as an activation, which takes about as long.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let epilogue = Epilogue::new(self.bias, Some(Activation::Silu));
         let k = if self.fp8 { self.k.div_ceil(2) } else { self.k };
@@ -228,7 +229,7 @@ impl Kernel for GemmPrepareAttention {
             .collect()
     }
 
-    /// Includes enough rows that some SM has more than one tile.
+    /// Returns cases with enough rows that some SM has more than one tile.
     fn cases(&self) -> Vec<Case> {
         self.prepare.cases()
     }
@@ -250,7 +251,7 @@ impl Kernel for GemmPrepareAttention {
     }
 }
 
-/// Heads of 64 and of 128 in every tile: values before and after queries and keys, and partial rotation.
+/// Instances with heads of 64 and of 128 in every tile, with values before and after queries and keys, and with partial rotation.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     for (dtype, heads, kv_heads, head, pairs, columns, row, bias, fp8) in [

@@ -1,4 +1,4 @@
-//! The function that a GEMM computes, whichever schedule computes it: operands, epilogue, reference and tolerance.
+//! The function that a GEMM computes, independent of the schedule: operands, epilogue, reference and tolerance.
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -16,32 +16,32 @@ use crate::{
 
 /// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), (`residual [rows, n]`) → `out [rows, n]`: `act(x · weightᵀ + bias) + residual`.
 ///
-/// With a gate, `weight` and `bias` have `2n` rows, and the result is that of the first half times the second half, which has no
-/// activation.
+/// With a gate, `weight` and `bias` have `2n` rows. The result is the activation of the product with the first half, times the product with
+/// the second half.
 ///
-/// If the weight is in E4M3 without scales in its format, x is in E4M3 too. A vector `scale` with one f32 value per row of the weight
-/// follows the weight, and multiplies the products before the bias is added. `out_scale [1]` is the last operand if the result is
-/// stored in E4M3: the result is divided by it.
+/// If the weight is in E4M3 without scales in its format, x is in E4M3, too. The operand after the weight is then `scale`, with one f32
+/// value per row of the weight. The products are multiplied by `scale` before the bias is added. If the result is stored in E4M3, the last
+/// operand is `out_scale [1]`, and the result is divided by `out_scale`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmProblem {
     /// Columns of the result.
     pub n: u32,
     /// Columns of x.
     pub k: u32,
-    /// Storage type of the bias, of the residual, of the result unless it is in E4M3, and of x unless it is in E4M3.
+    /// Storage type of the bias and of the residual, and of x and the result unless they are in E4M3.
     pub dtype: DType,
-    /// Storage of the weight. In f16 and bf16, kernels read a packed weight and convert it in registers. In f32, only
-    /// the CPU executor reads one, and rounds x like an int8 or bf16 weight.
+    /// Storage of the weight. In f16 and bf16, kernels read a packed weight and convert it in registers. In f32, only the CPU executor
+    /// supports a packed weight. It rounds x to int8 or bf16 if the weight is in int8 or bf16.
     pub weight: Format,
     pub epilogue: Epilogue,
-    /// Whether the activation belongs to a gate.
+    /// Whether the problem has a gate, to which the activation belongs.
     pub gated: bool,
     /// Whether the result is stored in E4M3.
     pub to_e4m3: bool,
 }
 
-/// Standard deviation of E4M3 operands in checks. Values below 2⁻⁶ are multiples of 2⁻⁹, so sums of their products are
-/// short integers, which tensor cores add exactly.
+/// Standard deviation of E4M3 operands in checks. Values below 2⁻⁶ are multiples of 2⁻⁹. Their products are therefore small integers times
+/// a constant, which tensor cores add exactly.
 const DEVIATION: f32 = 1.5 / 512.0;
 
 impl GemmProblem {
@@ -67,8 +67,8 @@ impl GemmProblem {
         }
     }
 
-    /// Returns the problem with a gate: `activation` of the first half of the products, times the second half. The result has half
-    /// of the columns.
+    /// Returns the problem with a gate: `activation` of the first half of the products, times the second half. The result has half as many
+    /// columns.
     #[must_use]
     pub fn with_gate(self, activation: Activation) -> Self {
         Self {
@@ -82,7 +82,7 @@ impl GemmProblem {
         }
     }
 
-    /// Whether the weight is stored like the activations.
+    /// Whether the weight has the storage type of the activations.
     pub fn is_plain(&self) -> bool {
         self.weight == Format::Plain(self.dtype)
     }
@@ -113,7 +113,8 @@ impl GemmProblem {
         2 + usize::from(self.is_fp8()) + self.epilogue.operands() + usize::from(self.to_e4m3)
     }
 
-    /// Returns the product before the gate, with a column for each row of the weight. Without a gate, it is the problem itself.
+    /// Returns the problem of the product before the gate, with a column for each row of the weight. Without a gate, this is the problem
+    /// itself.
     #[must_use]
     pub fn before_gate(&self) -> Self {
         match self.gated {
@@ -173,9 +174,9 @@ impl GemmProblem {
     /// Checks sizes and formats.
     ///
     /// # Errors
-    /// Returns the reason if the problem makes no sense for any kernel.
+    /// Returns the reason if the problem is invalid for every kernel.
     pub(super) fn check(&self) -> Result<(), String> {
-        // The width of a GEMM over the vocabulary is limited like the rows of a table.
+        // The width has the same limit as the rows of a table, because a GEMM may have a column for each token of the vocabulary.
         for size in [
             self.n,
             self.k,
@@ -197,7 +198,7 @@ impl GemmProblem {
         }
     }
 
-    /// Checks that neither a gate nor E4M3 operands are asked for, which only some kernels for Hopper support.
+    /// Checks that the problem has neither a gate nor E4M3 operands, which only some kernels for Hopper support.
     ///
     /// # Errors
     /// Returns the reason otherwise.
@@ -253,7 +254,7 @@ impl GemmProblem {
                 ]
             }
             false => {
-                // Gives outputs of standard deviation 1 for activations of standard deviation 1.
+                // With these weights, activations of standard deviation 1 give outputs of standard deviation 1.
                 let weights = Fill::Normal {
                     mean: 0.0,
                     deviation: 1.0 / (self.k as f32).sqrt(),
@@ -276,7 +277,7 @@ impl GemmProblem {
             ));
         }
         if self.to_e4m3 {
-            // The largest results are near the largest magnitude of E4M3.
+            // With this scale, the largest results are near the largest magnitude of E4M3.
             let scale = Fill::Normal {
                 mean: 1.0 / 64.0,
                 deviation: 0.0,
@@ -331,7 +332,7 @@ impl GemmProblem {
         }
     }
 
-    /// Returns the matrix in the format of the weight.
+    /// Returns the matrix rounded to the format of the weight.
     fn stored(&self, matrix: &[f32], converts: bool) -> Vec<f32> {
         let k = self.k as usize;
         match self.weight {
@@ -366,7 +367,7 @@ impl GemmProblem {
             let more = residual.map_or(0.0, |r| f64::from(r[row * n + column]));
             (activated + more) as f32
         };
-        // Blocks of columns for all rows, so that a large weight is read once.
+        // Each task computes a block of columns for all rows, so that a large weight is read once.
         const COLUMNS: usize = 32;
         let blocks = weight.par_chunks(COLUMNS * k).enumerate();
         let blocks: Vec<Vec<f32>> = blocks
@@ -391,8 +392,8 @@ impl GemmProblem {
         HostTensor::Real(out)
     }
 
-    /// Computes the results of a problem in E4M3 from the products of each row. `more` are the operands after the weight. Results
-    /// that are stored in E4M3 are not yet rounded.
+    /// Computes the results of a problem with E4M3 operands from the products of each row. `more` holds the operands after the weight.
+    /// Results that are stored in E4M3 are not yet rounded.
     pub(crate) fn finish(&self, products: &[f32], more: &[&[f32]], out: &mut [f32]) {
         let Epilogue {
             bias,
@@ -452,10 +453,10 @@ impl GemmProblem {
         }
     }
 
-    /// Tolerance of the results before a gate.
+    /// Tolerance of the results of the product, before a gate.
     pub(super) fn tolerance_of_sums(&self) -> Tolerance {
-        // With the given fills, partial sums have magnitude 1. They are rounded to f32 k times (at random), or truncated at
-        // every 8 or 16 products in tensor cores.
+        // With the fills of the parameters, partial sums have magnitude 1. They are rounded to f32 k times, with random errors. Tensor
+        // cores truncate them after every 8 or 16 products instead.
         let k = f64::from(self.k);
         match self.dtype {
             DType::F16 => Tolerance {
@@ -476,7 +477,7 @@ impl GemmProblem {
         }
     }
 
-    /// Tolerance of results that are multiplied by another product, or computed from normalised rows.
+    /// Tolerance of results that are multiplied by another product, or that are computed from normalized rows.
     pub(super) fn tolerance_with_factors(&self) -> Tolerance {
         let sums = self.tolerance_of_sums();
         Tolerance {
@@ -495,11 +496,11 @@ impl GemmProblem {
     }
 }
 
-/// Reason why a GEMM with 16-bit or 32-bit inputs does not read an E4M3 weight without scales.
+/// Error message for a GEMM with 16-bit or 32-bit inputs and an E4M3 weight without scales.
 const UNSCALED: &str =
     "a weight in E4M3 without scales, which only products with inputs in E4M3 read";
 
-/// Octets and tiles of rows that are full, partial and empty, with gamma and beta in one octet or two.
+/// Cases with full, partial and empty octets and tiles of rows, in which gamma and beta are in the same octet or in two octets.
 pub(super) fn few_rows() -> impl Iterator<Item = Case> {
     let rows = [7, 8, 15, 30, 31, 32, 33, 62, 64, 65, 127, 128].into_iter();
     rows.map(|rows| Case::new("few_rows", &[rows]))

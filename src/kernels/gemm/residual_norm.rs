@@ -1,5 +1,5 @@
-//! A linear layer fused with everything up to the following LayerNorm or RMSNorm, for Hopper. A cluster holds whole rows of the
-//! result, so that they are normalised in registers with a cluster reduction of row statistics.
+//! A linear layer fused with the following residual addition and LayerNorm or RMSNorm, for Hopper. A cluster holds whole rows of the
+//! result. It reduces their row statistics and normalizes the rows in registers.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,9 +15,9 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma`, (`beta [n]`) → (`sum [rows, n]`), `out
-/// [rows, n]`: the sum `x · weightᵀ + bias + residual` and its LayerNorm or RMSNorm, in f16 or bf16, on Hopper. Fuses
-/// [`Gemm`] and [`LayerNorm`] or [`RmsNorm`] without the rounding between them.
+/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma`, (`beta [n]`) → (`sum [rows, n]`), `out [rows, n]`: the sum
+/// `x · weightᵀ + bias + residual` and its LayerNorm or RMSNorm, in f16 or bf16, on Hopper. The kernel fuses [`Gemm`] with [`LayerNorm`] or
+/// [`RmsNorm`], without the rounding between the two.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GemmResidualNorm {
     pub n: u32,
@@ -26,9 +26,9 @@ pub struct GemmResidualNorm {
     pub dtype: DType,
     /// Whether there is a bias.
     pub bias: bool,
-    /// Whether the sum is stored too. Pre-norm models need it: it is the residual stream that the next layer adds to.
+    /// Whether the sum is stored, too. In pre-norm models, the sum is the residual stream to which the next layer adds.
     pub keeps_sum: bool,
-    /// Whether rows are centred and shifted by beta (LayerNorm) or not (RMSNorm).
+    /// Whether the norm is LayerNorm, which centers rows and adds beta; otherwise RMSNorm.
     pub centred: bool,
     /// CTA tile. A cluster has `n / tile.n` tiles side by side.
     pub tile: WgmmaTile,
@@ -40,13 +40,13 @@ const SHARED_LIMIT: u32 = 227 * 1024;
 const STAGE_ALIGNMENT: u32 = 1024;
 /// Max stages. More would hide no more latency.
 const MAX_STAGES: u32 = 8;
-/// A depth k small enough to check tens of thousands of rows quickly.
+/// Max depth k of problems that are checked with tens of thousands of rows. A check with a larger k would be slow.
 const FEW_PRODUCTS: u32 = 72;
-/// More CTAs than any GPU has SMs. With more tiles than this, some persistent cluster has several.
+/// A number of CTAs that exceeds the SMs of every GPU. With more tiles than this, some persistent cluster has several tiles.
 const MAX_CTAS: u32 = 160;
 /// The portable cluster size, which every GPU with clusters supports.
 const MAX_CTAS_PER_CLUSTER: u32 = 8;
-/// One producer and two consumer warpgroups.
+/// Threads of a CTA: one producer and two consumer warpgroups.
 const THREADS: u32 = 384;
 
 /// Elements of k per stage: 128 bytes, the span of the widest swizzle.
@@ -66,7 +66,7 @@ impl GemmResidualNorm {
         tile(64, 128, false),
     ];
 
-    /// Tiles that serve rows of `n` columns: two to eight whole tiles side by side.
+    /// Tiles for rows of `n` columns. A row consists of two to eight whole tiles side by side.
     pub fn tiles(n: u32) -> Vec<WgmmaTile> {
         let serves = |t: &WgmmaTile| {
             n.is_multiple_of(t.n) && (2..=MAX_CTAS_PER_CLUSTER).contains(&(n / t.n))
@@ -110,12 +110,13 @@ impl GemmResidualNorm {
         (Gemm::of(n, k, dtype, epilogue), norm)
     }
 
-    /// Number of tensors that the sum is computed from.
+    /// Number of tensors from which the sum is computed.
     pub fn of_sum(&self) -> usize {
         3 + usize::from(self.bias)
     }
 
-    /// Estimated cycles on a GPU with Hopper's instructions. The formula is that of [`WgmmaTile::cycles`], so results are comparable.
+    /// Estimated cycles on a GPU with Hopper's instructions. The formula is the same as in [`WgmmaTile::cycles`], so results are
+    /// comparable.
     fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
         let Some(Hopper {
             gemm_norm: cost,
@@ -149,7 +150,7 @@ impl GemmResidualNorm {
             + bytes * ctas / f64::from(machine.sms) * cost.power;
         let residual = outputs * 2.0 / l2;
         let mainloop = f64::from(self.k.div_ceil(BLOCK_K)) * step + residual;
-        // The statistics wait for the stores of the sum. Measured: this time grows with the cluster size.
+        // The statistics wait for the stores of the sum. In measurements, this time grows with the cluster size.
         let kept = match self.keeps_sum {
             true => outputs * wgmma.output * f64::from(self.cluster_size()) / 6.0,
             false => 0.0,
@@ -205,7 +206,7 @@ impl GemmResidualNorm {
         (rest / self.stage_bytes()).min(MAX_STAGES)
     }
 
-    /// Bytes of dynamic shared memory besides the stages.
+    /// Bytes of dynamic shared memory in addition to the stages.
     fn bytes_beside(&self, stages: u32) -> u32 {
         let barriers = (2 * stages + 2 + 4) * 8;
         STAGE_ALIGNMENT + barriers
@@ -279,7 +280,7 @@ impl Kernel for GemmResidualNorm {
 
     fn params(&self) -> Vec<Param> {
         let (gemm, norm) = self.unfused();
-        // The operands of the sum, then those of the norm except its input.
+        // The parameters are the operands of the sum, followed by the operands of the norm except its input.
         let mut params = gemm.params();
         let rows = params.pop();
         let sum = params.pop().filter(|_| self.keeps_sum);
@@ -359,7 +360,7 @@ impl Kernel for GemmResidualNorm {
     fn cases(&self) -> Vec<Case> {
         let mut cases = Case::standard();
         if self.k <= FEW_PRODUCTS {
-            // Gives some CTA five tiles whatever the tile size, so that both warpgroups reuse barriers and stages.
+            // For every tile size, some CTA has five tiles with this number of rows, so that both warpgroups reuse barriers and stages.
             let rows = |tile: &WgmmaTile| {
                 let at_once = MAX_CTAS / (self.n / tile.n);
                 u64::from(4 * at_once * tile.m) + 1
@@ -381,7 +382,8 @@ impl Kernel for GemmResidualNorm {
     }
 }
 
-/// Every tile, in clusters of several sizes, with depths that include odd multiples of 8; both norms, with and without the sum.
+/// Instances with every tile in clusters of several sizes, with depths that include odd multiples of 8, and with both norms, with and
+/// without the stored sum.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
@@ -392,7 +394,7 @@ pub fn representative() -> Vec<KernelSpec> {
             (768, FEW_PRODUCTS, false, true, true),
             (1024, 328, true, true, false),
         ] {
-            // Storage types differ only in conversions.
+            // The kernels for f16 and bf16 differ only in conversions.
             if keeps_sum && dtype == DType::BF16 && centred {
                 continue;
             }

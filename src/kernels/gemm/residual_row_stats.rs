@@ -1,5 +1,5 @@
-//! The GEMM before a deferred LayerNorm, for small M on Hopper. It also writes row statistics, with which the next GEMM
-//! normalises, so that LayerNorm needs no separate launch.
+//! The GEMM before a deferred LayerNorm, for small M on Hopper. It also writes row statistics, with which the next GEMM normalizes, so that
+//! LayerNorm needs no separate launch.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,9 +18,9 @@ use crate::{
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
-/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma [n]` → `scaled [rows, n]`: `gamma · s` with
-/// `s = x · weightᵀ + bias + residual`; and `row_stats [rows, ⌈n / 64⌉, 2]` in f32: the sums of s and of s² over each 64
-/// columns. In f16 or bf16, on Hopper, like [`GemmSplitK`](super::GemmSplitK).
+/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma [n]` → `scaled [rows, n]`: `gamma · s` with `s = x · weightᵀ
+/// + bias + residual`; and `row_stats [rows, ⌈n / 64⌉, 2]` in f32: the sums of s and of s² over each 64 columns. The kernel is for f16 and
+/// bf16 on Hopper, like [`GemmSplitK`](super::GemmSplitK).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmResidualRowStats {
     pub n: u32,
@@ -31,11 +31,11 @@ pub struct GemmResidualRowStats {
     pub tile: SplitKTile,
 }
 
-/// Two consumer warpgroups and a producer warp.
+/// Threads of a CTA: two consumer warpgroups and a producer warp.
 const THREADS: u32 = 288;
 
-/// Whether the memory of either warpgroup's weights, once these are multiplied, has room for the accumulators that the
-/// warpgroups exchange: those of half of the tokens, and of `also` further octets.
+/// Whether the accumulators that the warpgroups exchange fit the shared memory of a warpgroup's weights, which is free after the product.
+/// The warpgroups exchange the accumulators of half of the tokens and of `also` further octets.
 pub(super) fn room_to_exchange(tile: SplitKTile, k: u32, also: u32) -> bool {
     let steps = k.div_ceil(BLOCK_K) / tile.splits / 2;
     let exchanged = (tile.tokens / 8).div_ceil(2) + also;
@@ -48,18 +48,18 @@ pub(super) struct SlicedK {
     pub steps: u32,
     /// Rows of the second operand, x.
     pub rows: u32,
-    /// Octets of these rows whose accumulators a warpgroup sends to the other.
+    /// Octets of rows whose accumulators a warpgroup sends to the other warpgroup.
     pub exchanged: u32,
     /// Bytes of shared memory for other purposes.
     pub besides: u32,
 }
 
 impl SlicedK {
-    /// Max steps of a warpgroup whose weights move to registers before x arrives.
+    /// Max number of steps per warpgroup whose weights move to registers before x arrives.
     pub const MAX_RESIDENT: u32 = 6;
 
-    /// Number of steps whose weights x does not overwrite: all, or as many as leave room for x. The weights of later steps are in
-    /// the second warpgroup's registers before x is loaded. `None` if there is no room.
+    /// Number of steps whose weights x does not overwrite: the largest number that leaves room for x. The weights of later steps are in the
+    /// second warpgroup's registers before x is loaded. `None` if there is no room for x.
     pub fn unaliased_steps(&self) -> Option<u32> {
         let of_group = self.steps.div_ceil(2);
         let kept = of_group.saturating_sub(Self::MAX_RESIDENT);
@@ -68,7 +68,7 @@ impl SlicedK {
         numbers.find(|&number| self.bytes(number) + self.besides <= SHARED_LIMIT)
     }
 
-    /// Bytes of the operands with `unaliased_steps` unaliased steps.
+    /// Bytes of shared memory for the operands with `unaliased_steps` unaliased steps.
     pub fn bytes(&self, unaliased_steps: u32) -> u32 {
         ALIGNMENT + unaliased_steps * STEP_BYTES + self.steps * self.rows * BLOCK_K * 2
     }
@@ -103,7 +103,7 @@ impl GemmResidualRowStats {
         row_stats_of(columns)
     }
 
-    /// Besides the operands, shared memory holds partial accumulators of the cluster's other CTAs and row statistics of the warps.
+    /// Besides the operands, shared memory holds partial accumulators from the cluster's other CTAs, and the row statistics of the warps.
     fn operands(&self) -> SlicedK {
         let tokens = self.tile.tokens;
         SlicedK {
@@ -114,16 +114,16 @@ impl GemmResidualRowStats {
         }
     }
 
-    /// Unaliased steps, and bytes of dynamic shared memory per CTA.
+    /// Number of unaliased steps ([`SlicedK::unaliased_steps`]), and bytes of dynamic shared memory per CTA.
     pub(super) fn layout(&self) -> (u32, u32) {
         let operands = self.operands();
         let before = operands.unaliased_steps().unwrap_or(operands.steps);
         (before, operands.bytes(before) + self.tile.received_bytes())
     }
 
-    /// Returns the unfused kernels for any GPU: the GEMM, and the LayerNorm whose sums it computes.
+    /// Returns the unfused kernels for any GPU: the GEMM, and the LayerNorm whose sums this kernel computes.
     pub fn unfused(&self) -> (Gemm, BiasResidualLayerNorm) {
-        // The input of a LayerNorm does not depend on eps.
+        // Any eps will do, because the sums do not depend on it.
         const ANY: f32 = 1.0;
         (
             Gemm::of(self.n, self.k, self.dtype, Epilogue::default()),
@@ -275,7 +275,7 @@ pub(crate) fn scaled_and_row_stats(
     (scaled, row_stats)
 }
 
-/// Tiles with and without clusters, and sizes that include odd multiples of 8.
+/// Instances with and without clusters, with sizes that include odd multiples of 8.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
@@ -283,7 +283,7 @@ pub fn representative() -> Vec<KernelSpec> {
             (768, 768, true, &[(24, 2), (48, 1), (64, 1), (64, 4)][..]),
             (1000, 328, false, &[(40, 1), (48, 2), (64, 3)]),
             (384, 1536, true, &[(48, 4), (64, 8)]),
-            // x overwrites weights that are in registers.
+            // At this size, x overwrites weights that have moved to registers.
             (392, 4096, true, &[(48, 4)]),
             (328, 936, false, &[(64, 1)]),
             (8, 136, true, &[(8, 1), (64, 1)]),

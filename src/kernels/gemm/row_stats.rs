@@ -1,4 +1,4 @@
-//! Partial sums of rows, from which a later launch normalizes them.
+//! Partial sums of rows, with which a later launch normalizes the rows.
 
 use super::small_m::BLOCK_N;
 use crate::tensor::{Shape, Size, Symbol};

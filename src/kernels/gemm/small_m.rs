@@ -1,4 +1,4 @@
-//! Constants of the GEMMs for small M on Hopper, whose weights are the M side of an MMA.
+//! Constants of the GEMMs for small M on Hopper, in which the weight is the M side of an MMA.
 
 /// Rows of the weight per tile (the M side of an MMA), and elements of k per step: 128 bytes, the span of the widest swizzle.
 pub(super) const BLOCK_N: u32 = 64;
@@ -9,7 +9,7 @@ pub(super) const STEP_BYTES: u32 = BLOCK_N * BLOCK_K * 2;
 pub(super) const THREADS: u32 = 128;
 /// Alignment of swizzled TMA boxes in shared memory, in bytes.
 pub(super) const ALIGNMENT: u32 = 1024;
-/// Bytes of dynamic shared memory per CTA, besides static barriers.
+/// Max bytes of dynamic shared memory per CTA. Static barriers take the remaining shared memory.
 pub(super) const SHARED_LIMIT: u32 = 226 * 1024;
 /// Bytes of a CTA's accumulators for eight tokens.
 pub(super) const PARTIAL_BYTES: u32 = THREADS * 16;

@@ -21,21 +21,21 @@ use crate::{
 pub struct SplitKTile {
     /// Rows of x per tile, the N side of an MMA: a multiple of 8 up to 256.
     pub tokens: u32,
-    /// CTAs per cluster, which split k: 1 to 8, the portable cluster size.
+    /// CTAs per cluster, which split k: 1 to 8. The portable max cluster size is 8.
     pub splits: u32,
 }
 
-/// The GEMM for small M on Hopper. `n` and `k` are multiples of 8, because rows of a tensor map start at multiples of 16 bytes.
-/// Everything that a CTA reads is in shared memory at once, which limits k.
+/// The GEMM for small M on Hopper. `n` and `k` are multiples of 8, because rows of a tensor map start at multiples of 16 bytes. All
+/// operands of a CTA are in shared memory at once, which limits k.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmSplitK {
-    /// In f16 or bf16, with a weight of the same type, and without a gate.
+    /// Must be in f16 or bf16, with a weight of the same type, and without a gate.
     pub problem: GemmProblem,
     pub tile: SplitKTile,
 }
 
 impl SplitKTile {
-    /// Available tiles, fewest tokens first. Still fewer tokens are served by [`GemmStream`](super::GemmStream).
+    /// Available tiles, in ascending order of tokens. [`GemmStream`](super::GemmStream) serves batches with fewer tokens.
     pub const CANDIDATES: [SplitKTile; 8] = [
         SplitKTile::new(48, 1),
         SplitKTile::new(48, 2),
@@ -91,7 +91,7 @@ impl SplitKTile {
             + reduction
     }
 
-    /// Max number of rows whose clusters are all resident at once. A further wave would start with nothing in flight.
+    /// Max number of rows whose clusters are all resident at once. A further wave would start without loads in flight.
     pub fn max_rows_at_once(self, n: u32, k: u32, machine: &Machine) -> u64 {
         let per_sm = u64::from(machine.ctas_by_shared(self.shared_bytes(k)));
         let tiles = machine.clusters_at_once(self.splits) * per_sm / u64::from(n.div_ceil(BLOCK_N));
@@ -131,7 +131,7 @@ impl SplitKTile {
     pub(super) fn constants(self) -> Constants {
         let Self { tokens, splits } = self;
         let cluster = match splits {
-            // The attribute costs time even if a cluster is one CTA.
+            // The attribute takes time even if a cluster has only one CTA.
             1 => String::new(),
             _ => format!("__cluster_dims__({splits}, 1, 1) "),
         };
@@ -166,15 +166,15 @@ impl SplitKTile {
         self.shares(k) && self.shared_bytes(k) <= SHARED_LIMIT
     }
 
-    /// Whether there is a step of k for each CTA of a cluster.
+    /// Whether each CTA of a cluster has at least one step of k.
     pub(super) const fn shares(self, k: u32) -> bool {
-        // A greater depth would overflow the sizes above, and fits nowhere.
+        // A greater depth would overflow the sizes above, and does not fit shared memory.
         k <= 1 << 16 && self.splits <= k.div_ceil(BLOCK_K)
     }
 }
 
 impl GemmSplitK {
-    /// Returns the kernel with every tile that computes a problem on a GPU with `instructions`, fewest tokens first.
+    /// Returns the kernel with every tile that supports the problem on a GPU with `instructions`, in ascending order of tokens.
     pub fn kernels(problem: &GemmProblem, instructions: Instructions) -> Vec<Self> {
         if instructions != Instructions::Hopper {
             return Vec::new();
@@ -302,7 +302,7 @@ impl Kernel for GemmSplitK {
     }
 }
 
-/// Every tile, with epilogues, and sizes that include odd multiples of 8.
+/// Instances with every tile and several epilogues, with sizes that include odd multiples of 8.
 pub fn representative() -> Vec<KernelSpec> {
     let kernels = odd_sizes()
         .flat_map(|problem| GemmSplitK::kernels(&problem, Instructions::Hopper))
@@ -346,7 +346,7 @@ mod tests {
         let launch =
             gemm(1000, 768, DType::F16, 64, 4).launch(&extents, &crate::machine::testing::hopper());
         assert_eq!(launch.grid, [2 * 16 * 4, 1, 1]);
-        // Three steps of 64 weights and 64 tokens, and accumulators of two octets from four CTAs.
+        // A CTA has three steps of 64 weight rows and 64 tokens, and receives the accumulators of two octets from four CTAs.
         let bytes = 1024 + 3 * (64 + 64) * 128 + 2 * 4 * 2048;
         assert_eq!(launch.shared_bytes, bytes);
     }

@@ -1,5 +1,5 @@
-//! The GEMM of decode steps on Hopper. It streams the weight through a ring buffer and fuses the parts of a pre-norm layer's
-//! norm that come before and after the product.
+//! The GEMM of decode steps on Hopper. It streams the weight through a ring buffer. It can be fused with the part of a norm before the
+//! product and with the part of the next norm after the product.
 
 mod check;
 mod estimate;
@@ -28,16 +28,17 @@ use crate::{
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
-/// The kernel's part in a norm that is split between two linear layers.
+/// Part of a norm that the kernel computes. The norm is split between two linear layers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum StreamNorm {
     None,
-    /// Besides `out`, writes `scaled [rows, n]`, which is `SCALE · gamma · out` (for LayerNorm followed by gamma and beta as two
-    /// more rows), and `row_stats [rows, ⌈n / 64⌉, 2]`, the sums of `out` and of its squares over each 64 columns.
+    /// Besides `out`, the kernel writes `scaled [rows, n]`, which is `SCALE · gamma · out`, and `row_stats [rows, ⌈n / 64⌉, 2]`: the sums
+    /// of `out` and of its squares over each 64 columns. For LayerNorm, gamma and beta follow the rows of `scaled` as two more rows.
     Before {
         centred: bool,
     },
-    /// x is such a `scaled`. The product is that of the norm of its rows: LayerNorm if `centred`, otherwise RMSNorm.
+    /// x is the `scaled` of an earlier kernel with [`StreamNorm::Before`]. The kernel computes the product of the normalized rows: by
+    /// LayerNorm if `centred`, otherwise by RMSNorm.
     After {
         eps: f32,
         centred: bool,
@@ -48,41 +49,41 @@ pub enum StreamNorm {
 /// bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GemmStream {
-    /// In f16 or bf16, with a weight of the same type or packed; or with operands in E4M3.
+    /// Either in f16 or bf16, with a weight that has the same type or is packed, or with operands in E4M3.
     pub problem: GemmProblem,
     /// [`StreamNorm::None`] with operands in E4M3.
     pub norm: StreamNorm,
     pub tile: StreamTile,
 }
 
-/// Factor of `scaled`, a power of two below 1, because gamma times a row may exceed the range of f16.
+/// Factor of `scaled`, a power of two below 1. Without it, gamma times a row might exceed the range of f16.
 pub(crate) const SCALE: f32 = 1.0 / 64.0;
-/// Bytes of dynamic shared memory per CTA, besides static arrays, for one to four CTAs per SM.
+/// Max bytes of dynamic shared memory per CTA, for one to four CTAs per SM. Static arrays take the remaining shared memory.
 const SHARED: [u32; 4] = [224 * 1024, 112 * 1024, 74 * 1024, 55 * 1024];
 /// Max bytes of barriers and other static arrays in a kernel without a norm.
 const STATICS: u32 = 1024;
 /// Max stages. More would hide no more latency.
 const MAX_STAGES: u32 = 16;
-/// Max bytes of partial accumulators that are stored next to the ring. Larger ones reuse the ring's memory, at the cost
-/// of a later cluster barrier.
+/// Max bytes of partial accumulators that have their own memory next to the ring. More bytes reuse the ring's memory, at the cost of a
+/// later cluster barrier.
 const MAX_BESIDE: u32 = 16 * 1024;
-/// For rows of an odd number of columns: octets of rows that go through shared memory at once, and words by which a row is padded
-/// there, so that eight rows written at once are in different banks.
+/// Constants for rows with an odd number of columns, which are stored through shared memory: the number of octets of rows in shared memory
+/// at once, and the padding of a row in words. The padding puts eight rows that are written at once into different banks.
 const STAGED_OCTETS: u32 = 2;
 const STAGED_PADDING: u32 = 4;
-/// Max rows of a tile whose packed weight is multiplied by the MMAs of single warps. These read x once per warp, the
-/// MMAs of a warpgroup once per warpgroup.
+/// Max rows of a tile for which the MMAs of single warps multiply a packed weight. MMAs of single warps read x once per warp. MMAs of a
+/// warpgroup read x once per warpgroup.
 const WARP_MMA_ROWS: u32 = 16;
 /// Blocks of [`BLOCK_K`] columns in a stage of a packed weight.
 const BLOCKS: u32 = 2;
-/// Max rows of a tile with operands in E4M3. Beyond that, the persistent kernels of [`GemmWgmma`](super::GemmWgmma) are at least as fast,
-/// because they do not read the weight more often.
+/// Max rows of a tile with operands in E4M3. With more rows, the persistent kernels of [`GemmWgmma`](super::GemmWgmma) are at least as
+/// fast, because they do not read the weight more often.
 const MAX_ROWS_FP8: u32 = 32;
-/// From this number of rows on, CTAs of the next kernel that begin early take bandwidth that x needs.
+/// Min number of rows for which CTAs of the next kernel that begin early take bandwidth from the loads of x.
 const EARLY_ROWS: u32 = 48;
 
 impl GemmStream {
-    /// Creates a GEMM with an arbitrary tile and without a norm.
+    /// Creates a GEMM without a norm. The tile is arbitrary.
     pub fn of(problem: GemmProblem) -> Self {
         Self {
             problem,
@@ -91,8 +92,8 @@ impl GemmStream {
         }
     }
 
-    /// Returns the kernel with every tile that serves it on a GPU with `instructions`, fewest rows first. The tile of `self` is
-    /// arbitrary.
+    /// Returns the kernel with every tile that supports it on a GPU with `instructions`, in ascending order of rows. The tile of `self` is
+    /// ignored.
     pub fn tiles(&self, instructions: Instructions) -> Vec<Self> {
         if instructions != Instructions::Hopper {
             return Vec::new();
@@ -109,22 +110,22 @@ impl GemmStream {
         all.filter(|kernel| kernel.check().is_ok()).collect()
     }
 
-    /// Elements in 16 bits: 2 in E4M3. Steps and stages are measured in units of 16 bits.
+    /// Number of elements in 16 bits: 2 in E4M3, otherwise 1. Steps and stages are measured in units of 16 bits.
     fn elements_in_16_bits(&self) -> u32 {
         1 + u32::from(self.problem.is_fp8())
     }
 
-    /// Units of 16 bits of a row of x.
+    /// Length of a row of x, in units of 16 bits.
     fn depth(&self) -> u32 {
         self.problem.k.div_ceil(self.elements_in_16_bits())
     }
 
-    /// Whether the weight is packed, and each warp multiplies by its own MMAs.
+    /// Whether the weight is packed and single warps, not warpgroups, compute the MMAs.
     fn multiplies_by_warps(&self) -> bool {
         self.problem.packed().is_some() && self.tile.rows <= WARP_MMA_ROWS
     }
 
-    /// Units of 16 bits of x in a stage.
+    /// Columns of x in a stage, in units of 16 bits.
     fn step_k(&self) -> u32 {
         match self.problem.packed() {
             None => BLOCK_K,
@@ -132,7 +133,7 @@ impl GemmStream {
         }
     }
 
-    /// Epsilon and centring of the norm whose rows are x: see [`StreamNorm::After`].
+    /// Epsilon of the norm of x, and whether the norm centers rows; `None` without [`StreamNorm::After`].
     fn input_norm(&self) -> Option<(f32, bool)> {
         match self.norm {
             StreamNorm::After { eps, centred } => Some((eps, centred)),
@@ -148,7 +149,7 @@ impl GemmStream {
         }
     }
 
-    /// Rows of `scaled` after those of the batch.
+    /// Number of rows of `scaled` after the rows of the batch. They hold gamma and beta.
     pub const fn more_rows(centred: bool) -> u64 {
         if centred { 2 } else { 0 }
     }
@@ -167,13 +168,13 @@ impl GemmStream {
         }
     }
 
-    /// Whether a CTA gathers rows in shared memory and stores them in words. Used if a row has an odd number of columns, and so does
-    /// not consist of whole words.
+    /// Whether a CTA gathers rows in shared memory and stores them in words. This is used if a row has an odd number of columns and
+    /// therefore does not consist of whole words.
     fn is_staged(&self) -> bool {
         self.problem.n % 2 == 1 && self.tile.splits == 1 && !self.problem.epilogue.residual
     }
 
-    /// Octets of rows in shared memory at once.
+    /// Octets of rows that are in shared memory at once.
     fn staged_octets(&self) -> u32 {
         STAGED_OCTETS.min(self.tile.rows / 8)
     }
@@ -207,7 +208,7 @@ impl GemmStream {
             }
         };
         let is_aliased = received > MAX_BESIDE;
-        // Row statistics of warps, normals, gamma · w and beta · w.
+        // Static arrays of the norm: row statistics of warps, normals, gamma · w and beta · w.
         let statics = match self.norm {
             StreamNorm::None => 0,
             StreamNorm::Before { .. } => tile.groups * 4 * tile.rows * 8,
@@ -234,12 +235,12 @@ impl GemmStream {
         })
     }
 
-    /// Layout of a kernel that [`check`](Self::check) accepts.
+    /// Layout of the kernel. [`check`](Self::check) must have accepted the kernel.
     fn checked_layout(&self) -> Layout {
         self.layout().expect("the tile has room, as `check` says")
     }
 
-    /// Tiles of the output, and the number of tiles that share the same columns.
+    /// Number of tiles of the output, and number of tiles with the same columns.
     fn tiles_of(&self, rows: u64) -> (u64, u64) {
         let of_rows = rows.div_ceil(self.tile.rows.into()).max(1);
         (
@@ -259,7 +260,7 @@ impl GemmStream {
         }
     }
 
-    /// The norm's parameters besides x, and its results.
+    /// Parameters of a norm: gamma, and beta if the norm is LayerNorm (`centred`).
     fn gamma_and_beta(&self, centred: bool) -> Vec<Param> {
         let width = Shape::fixed(&[self.problem.n.into()]);
         let names = ["gamma", "beta"].into_iter().take(1 + usize::from(centred));
@@ -271,7 +272,8 @@ impl GemmStream {
     /// Returns the symbol without the tile.
     fn name(&self) -> String {
         let kind = |centred| if centred { "layernorm" } else { "rms_norm" };
-        // With gamma and beta after its rows, the kernel is defined for one tile of rows, and has its own cases.
+        // If gamma and beta follow the rows of x, the kernel supports only one tile of rows, so each tile height has its own definition and
+        // cases.
         let before = match self.norm {
             StreamNorm::After { eps, centred } => {
                 let most = match centred {
@@ -301,7 +303,7 @@ impl Kernel for GemmStream {
 
     fn definition(&self) -> String {
         let name = self.name();
-        // Such tiles do not round the elements of the weight.
+        // If single warps multiply, the converted elements of the weight are not rounded, so the definition differs.
         match self.multiplies_by_warps() {
             true => format!("{name}_by_warps"),
             false => name,
@@ -328,7 +330,7 @@ impl Kernel for GemmStream {
         let mut constants = self.problem.constants();
         let (eps, is_centred) = self.input_norm().unwrap_or((1.0, false));
         let cluster = match splits {
-            // The attribute costs time even if a cluster is one CTA.
+            // The attribute takes time even if a cluster has only one CTA.
             1 => String::new(),
             _ => format!("__cluster_dims__({splits}, 1, 1) "),
         };
@@ -410,7 +412,7 @@ impl Kernel for GemmStream {
                 };
                 let shape = Shape::new([self.x_rows(), u64::from(k).into()]);
                 params[0] = read("x", dtype, shape, scaled);
-                // With Σ s and Σ s² each half the number of columns, rows have mean and deviation 1/2.
+                // If Σ s and Σ s² are both half the number of columns, the mean and the deviation of a row are 1/2.
                 let mean = k as f32 / row_stats_of(k) as f32;
                 let stats = Fill::Normal {
                     mean,
@@ -470,8 +472,8 @@ impl Kernel for GemmStream {
         Some(self.estimate(rows, machine))
     }
 
-    /// With gamma and beta after the last row of x, one tile of rows. Otherwise two tiles, because more would read the weight too
-    /// often, and no more rows than were timed.
+    /// Returns the rows of one tile if gamma and beta follow the rows of x. Otherwise returns the rows of two tiles, but no more rows than
+    /// were timed. More tiles would read the weight too often.
     fn max_rows(&self) -> Option<u64> {
         let rows = u64::from(self.tile.rows);
         Some(match self.input_norm() {

@@ -17,8 +17,8 @@ const fn tile(m: u32, n: u32, k: u32, warps_m: u32, warps_n: u32, stages: u32) -
     }
 }
 
-/// Tiles for tensor cores. A stage is `(m + n)·k·2` bytes of shared memory. Warps of 64×64 outputs read the fewest bytes of
-/// shared memory per MMA that the registers allow.
+/// Tiles for tensor cores. A stage is `(m + n)·k·2` bytes of shared memory. Warps with 64×64 outputs read the fewest bytes of shared memory
+/// per MMA. Larger outputs would not fit the registers.
 const TENSOR_TILES: [Tile; 9] = [
     tile(128, 256, 32, 2, 4, 4),
     tile(128, 192, 32, 2, 4, 4),
@@ -41,7 +41,7 @@ const SCALAR_TILES: [Tile; 5] = [
 ];
 
 impl Tile {
-    /// Available tiles of a GEMM of this storage type, largest first.
+    /// Available tiles of a GEMM with this storage type, largest first.
     pub fn candidates(dtype: DType) -> &'static [Tile] {
         match dtype {
             DType::F32 => &SCALAR_TILES,
@@ -49,8 +49,8 @@ impl Tile {
         }
     }
 
-    /// Candidates for a weight in this format. A packed weight has blocks of 64 columns, and its words take the registers of
-    /// half of a warp's columns.
+    /// Candidates for a weight in this format. A packed weight has blocks of 64 columns. Its words take as many registers as half of a
+    /// warp's columns.
     pub fn reading(weight: Format, dtype: DType) -> Vec<Tile> {
         let all = Self::candidates(dtype).iter().copied();
         match (weight, dtype) {
@@ -62,7 +62,7 @@ impl Tile {
         }
     }
 
-    /// Candidates that are not mostly empty on `n` columns. Never empty, because some candidates are narrow.
+    /// Candidates whose tiles are not mostly empty for `n` columns. There is always a candidate, because some tiles are narrow.
     pub fn fitting(n: u32, weight: Format, dtype: DType) -> Vec<Tile> {
         let widest = n.checked_next_power_of_two().unwrap_or(u32::MAX).max(64);
         let mut all = Self::reading(weight, dtype);
@@ -72,8 +72,8 @@ impl Tile {
 
     /// Estimated cycles: `waves × (k-steps × cost of a step + fill)`.
     ///
-    /// A step costs as much as its slowest unit (MMAs, shared memory, L2); in f32 also part of the other units' time. CTAs that
-    /// share an SM share its units, but hide each other's barriers and pipeline fills.
+    /// The cost of a step is the time of the slowest unit (MMAs, shared memory, L2). In f32, a part of the other units' time is added. CTAs
+    /// on the same SM share its units, but hide each other's barriers and pipeline fills.
     pub fn cycles(
         self,
         rows: u64,
@@ -98,13 +98,13 @@ impl Tile {
             f64::from(self.n / self.warps_n),
         );
         let warps = f64::from(self.warps_m * self.warps_n);
-        // A warp issues to one of the SM's four sub-partitions.
+        // A warp issues instructions on one of the SM's four sub-partitions.
         let units = (warps * resident / 4.0).min(1.0);
         let bytes = f64::from(self.k)
             * (f64::from(self.m) * dtype.bytes() as f64 + f64::from(self.n) * of_weight);
         let l2 = cost.l2_per_sm.min(cost.l2 / busy_sms);
         let (math, reads, exposed) = match dtype {
-            // Every lane reads its rows and columns, half of which it shares with its neighbours. The reads take issue slots from the
+            // Every lane reads its rows and columns. Neighbouring lanes read half of the same elements. The reads take issue slots from the
             // FMAs.
             DType::F32 => (
                 products / machine.rates.fma,
@@ -164,7 +164,7 @@ impl Tile {
     fn resident(self, dtype: DType, weight: Option<Scaled>, machine: &Machine) -> u32 {
         let threads = self.threads();
         let sums = self.m * self.n / threads;
-        // Two sets of fragments, or operands and loads in flight. Addresses are in the constant below.
+        // Registers for two sets of fragments, or for operands and loads in flight. Registers for addresses are in the constant below.
         let operands = match dtype {
             DType::F32 => 2 * self.k * (self.m + self.n) / threads,
             DType::F16 | DType::BF16 => (self.m / self.warps_m + self.n / self.warps_n) / 2,

@@ -1,4 +1,4 @@
-//! The persistent, warp-specialised GEMM for Hopper: `wgmma` on tiles that TMA loads.
+//! The persistent, warp-specialized GEMM for Hopper: `wgmma` on tiles that TMA loads.
 
 mod estimate;
 mod instances;
@@ -20,7 +20,7 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// CTA tile of the Hopper GEMM, and the schedule of its consumers.
+/// CTA tile of the Hopper GEMM, and the schedule of the consumer warpgroups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct WgmmaTile {
     /// Rows per tile: 64, 128 or 256. Swap-AB tiles (ping-pong, 128 columns) have any other multiple of 8 up to 256, because x is
@@ -28,18 +28,18 @@ pub struct WgmmaTile {
     pub m: u32,
     /// Columns per tile: a multiple of 16 up to 256.
     pub n: u32,
-    /// Whether both consumer warpgroups compute halves of one tile. Otherwise they work in ping-pong: each has its own tile, and the
-    /// epilogue of one overlaps the mainloop of the other.
+    /// Whether both consumer warpgroups compute halves of one tile. Otherwise, the warpgroups work in ping-pong: each has its own tile, and
+    /// the epilogue of one warpgroup overlaps the mainloop of the other.
     pub cooperative: bool,
 }
 
-/// The GEMM for Hopper. `n` and `k` are multiples of 8, because rows of a tensor map start at multiples of 16 bytes; `k` of 16 in
-/// E4M3.
+/// The GEMM for Hopper. `n` and `k` are multiples of 8, because rows of a tensor map start at multiples of 16 bytes. In E4M3, `k` is a
+/// multiple of 16.
 ///
-/// Tensor cores add the products of E4M3 with 14 bits of mantissa, in f32 accumulators.
+/// Tensor cores add E4M3 products with 14 bits of mantissa, in f32 accumulators.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmWgmma {
-    /// In f16 or bf16, with a weight of the same type, or with operands in E4M3.
+    /// Either in f16 or bf16 with a weight of the same type, or with operands in E4M3.
     pub problem: GemmProblem,
     pub tile: WgmmaTile,
 }
@@ -57,18 +57,18 @@ enum Store {
 
 /// Bytes of shared memory of a CTA on Hopper.
 const SHARED_LIMIT: u32 = 227 * 1024;
-/// 16-bit elements of k per stage: 128 bytes, the span of the widest swizzle. In E4M3, a stage has twice as many.
+/// 16-bit elements of k per stage: 128 bytes, the span of the widest swizzle. In E4M3, a stage has twice as many elements.
 const BLOCK_K: u32 = 64;
 /// Max stages. More would hide no more latency.
 const MAX_STAGES: u32 = 8;
-/// Fewer stages than this expose the latency of the loads.
+/// Min number of stages that hides the latency of the loads.
 const ENOUGH_STAGES: u32 = 4;
 /// Rows of one warp within the 64 rows of a warpgroup's MMA.
 const SUBTILE_ROWS: u32 = 16;
-/// One producer and two consumer warpgroups.
+/// Threads of a CTA: one producer and two consumer warpgroups.
 const THREADS: u32 = 384;
-/// Max outputs of a ping-pong warpgroup that loads the scales of E4M3 operands before its mainloop. With more, it has no registers
-/// for them.
+/// Max outputs of a ping-pong warpgroup that loads the scales of E4M3 operands before its mainloop. With more outputs, the warpgroup has no
+/// registers for the scales during the mainloop.
 const EARLY_OUTPUTS: u32 = 128 * 128;
 
 impl WgmmaTile {
@@ -126,20 +126,20 @@ impl WgmmaTile {
         !self.m.is_multiple_of(64)
     }
 
-    /// Whether the tile serves a weight of `n` rows.
+    /// Whether the tile supports a weight of `n` rows.
     pub(super) const fn serves(self, n: u32) -> bool {
         !self.swaps_ab() || n.is_multiple_of(RowOrder::GROUP)
     }
 
-    /// Whether a consumer has enough registers for this epilogue of a GEMM with `n` columns. The largest ping-pong tiles have no
-    /// registers for a residual in addition to the data staged for TMA.
+    /// Whether a consumer has enough registers for this epilogue of a GEMM with `n` columns. The largest ping-pong tiles have no registers
+    /// for a residual and for data staged for TMA at the same time.
     pub(crate) fn has_registers(self, n: u32, epilogue: Epilogue) -> bool {
         let is_large = !self.cooperative && self.m * self.n >= 128 * 144;
         !(epilogue.residual && is_large && self.store(n) == Store::Tma)
     }
 
-    /// Whether the epilogue can gate `n` columns. A lane must hold the same columns of both halves of the weight, and have registers
-    /// for the added bias.
+    /// Whether the epilogue can compute a gate with `n` columns. A lane must hold the same columns of both halves of the weight, and must
+    /// have registers for the bias.
     const fn gates(self, n: u32, bias: bool) -> bool {
         let has_registers = !bias || self.outputs_of_warpgroup() < 128 * 128;
         let halves = self.n.is_multiple_of(2 * RowOrder::GROUP);
@@ -151,7 +151,7 @@ impl WgmmaTile {
         self.m * self.n / if self.cooperative { 2 } else { 1 }
     }
 
-    /// Whether the epilogue of a GEMM with `n` columns stores from registers, each lane whole groups of eight columns.
+    /// Whether the epilogue of a GEMM with `n` columns stores directly from registers. Each lane then stores whole groups of eight columns.
     pub(super) const fn stores_directly(self, n: u32) -> bool {
         matches!(self.store(n), Store::Direct)
     }
@@ -167,8 +167,8 @@ impl WgmmaTile {
         }
     }
 
-    /// Subtiles that each of the eight consumer warps can have in flight to global memory: 16 rows of the tile, or half as many if
-    /// the stages need the room.
+    /// Number of subtiles that each of the eight consumer warps can have in flight to global memory: the subtiles of 16 rows of the tile,
+    /// or half of them if the stages need the shared memory.
     fn buffers(self, store: Store, vectors: u32) -> u32 {
         let (subtile, _) = self.subtile();
         let all = self.n / subtile;
@@ -214,7 +214,7 @@ impl WgmmaTile {
 }
 
 impl GemmWgmma {
-    /// Returns the kernel with every tile that computes a problem on a GPU with `instructions`, largest tiles first.
+    /// Returns the kernel with every tile that supports the problem on a GPU with `instructions`, largest tiles first.
     pub fn kernels(problem: &GemmProblem, instructions: Instructions) -> Vec<Self> {
         if instructions != Instructions::Hopper {
             return Vec::new();
@@ -231,7 +231,7 @@ impl GemmWgmma {
         dtype.has_mma() && n.is_multiple_of(8) && k.is_multiple_of(8) && n > 0 && k > 0
     }
 
-    /// Like [`GemmWgmma::serves`], but fails with the reason.
+    /// Like [`GemmWgmma::serves`], but returns the reason as an error.
     pub(super) fn check_serves(n: u32, k: u32, dtype: DType) -> Result<(), String> {
         match Self::serves(n, k, dtype) {
             true => Ok(()),
@@ -284,12 +284,12 @@ impl GemmWgmma {
         }
     }
 
-    /// Checks what is particular to operands in E4M3.
+    /// Checks the requirements that apply only to operands in E4M3.
     fn check_fp8(&self) -> Result<(), String> {
         let Self { problem, tile } = self;
         let GemmProblem { n, k, epilogue, .. } = *problem;
         check_k_of_fp8(k)?;
-        // The largest ping-pong tiles have registers for scales if they store directly and add no residual.
+        // The largest ping-pong tiles have registers for scales only if they store directly and add no residual.
         let is_large = !tile.cooperative && tile.outputs_of_warpgroup() >= 128 * 144;
         if is_large && (epilogue.residual || !tile.stores_directly(n)) {
             return Err(format!(
@@ -314,7 +314,7 @@ impl GemmWgmma {
         1 + u32::from(self.problem.is_fp8())
     }
 
-    /// Elements in 16 bits: 2 in E4M3. Stages and swizzles are measured in units of 16 bits.
+    /// Number of elements in 16 bits: 2 in E4M3, otherwise 1. Stages and swizzles are measured in units of 16 bits.
     fn elements_in_16_bits(&self) -> u32 {
         1 + u32::from(self.problem.is_fp8())
     }
@@ -391,7 +391,7 @@ impl Kernel for GemmWgmma {
             order,
         };
         let x = operand("x", self.tile.m, RowOrder::Plain);
-        // Each half of the weight is loaded by separate copies.
+        // With a gate, separate copies load the two halves of the weight.
         let at_once = match self.problem.gated {
             true => self.tile.n / 2,
             false => self.tile.n,
@@ -439,7 +439,7 @@ impl Kernel for GemmWgmma {
         }
     }
 
-    /// In E4M3, a stage has as many bytes and twice as many products, which tensor cores compute in the same time.
+    /// In E4M3, a stage has the same number of bytes and twice as many products as in f16. Tensor cores compute them in the same time.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let GemmProblem { k, epilogue, .. } = self.problem;
         let k = k.div_ceil(self.elements_in_16_bits());

@@ -53,7 +53,7 @@ fn different_kernels_have_different_symbols() {
         }
     }
     assert_eq!(symbols.len(), n_kernels);
-    // The default kernel has the plain symbol. Other kernels name their differences from the default.
+    // The default kernel has the plain symbol. The symbols of other kernels name the differences from the default.
     assert!(symbols.contains("layernorm_f16_w768_eps1em12"));
     assert!(symbols.contains("bias_residual_layernorm_f16_w768_eps1em12_warps3_x1_two_pass"));
 }
@@ -83,7 +83,8 @@ fn few_rows_have_a_separate_kernel_and_the_last_serves_all_others() {
     );
 }
 
-/// Sum of a row in the kernel's order, in f32: a lane's packs one after another, then the butterfly of `warp_all_reduce_xelem`.
+/// Sum of a row in f32, in the same order as the kernel: each lane adds its packs one after another, then the lanes add their sums in the
+/// butterfly pattern of `warp_all_reduce_xelem`.
 fn warp_sum(row: &[f32], vector: usize) -> f32 {
     let mut lanes = [0f32; 32];
     for (i, pack) in row.chunks(vector).enumerate() {

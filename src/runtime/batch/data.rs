@@ -1,4 +1,4 @@
-//! Arrays of numbers that kernels read from a batch.
+//! Arrays of a batch that kernels read.
 
 use super::{Batch, Sources};
 
@@ -33,7 +33,7 @@ impl Batch {
         filled(self.lens.len() + 1, |to| self.write_pair_offsets(to))
     }
 
-    // Each `write_*` function below writes an array of the batch to a slice, which must have exactly the length of the array.
+    // Like all `write_*` functions below, writes an array of the batch to a slice, which must have exactly the length of the array.
 
     pub(in crate::runtime) fn write_token_ids(&self, to: &mut [i32]) {
         to.copy_from_slice(bytemuck::cast_slice(&self.token_ids));
@@ -57,7 +57,7 @@ impl Batch {
         let (mut start, mut to) = (0, to.iter_mut());
         for (sequence, &n) in self.lens.iter().enumerate() {
             let pooled = start + self.left_out_of(sequence)..start + n;
-            // The array has an entry for each token, so entries at the end may remain zero.
+            // The array has an entry for each token of the batch. If not all tokens are pooled, entries at the end remain zero.
             for (token, to) in pooled.zip(to.by_ref()) {
                 *to = token as i32;
             }
@@ -103,7 +103,7 @@ impl Batch {
         lens.map(|(i, &n)| u64::from(n) + u64::from(self.cached(i)))
     }
 
-    /// Slots of all keys, concatenated by sequence, `[slots]`. Without a cache, they are zeros that nothing reads.
+    /// Slots of all keys, one sequence after another, `[slots]`. Without a cache, no kernel reads the slots, and they are zero.
     pub(in crate::runtime) fn write_slots(&self, to: &mut [i32]) {
         match &self.past {
             Some(past) => to.copy_from_slice(bytemuck::cast_slice(&past.slots)),
@@ -111,7 +111,7 @@ impl Batch {
         }
     }
 
-    /// Start of each sequence in the slots, `[batch]`.
+    /// Index of the first slot of each sequence in the array of slots, `[batch]`.
     pub(in crate::runtime) fn write_slot_starts(&self, to: &mut [i32]) {
         let mut next = 0;
         for (to, n) in to.iter_mut().zip(self.key_lens()) {
@@ -126,7 +126,7 @@ impl Batch {
         }
     }
 
-    /// Low and high half of each sequence's seed, `[2·batch]`.
+    /// Low and high 32 bits of each sequence's seed, `[2·batch]`.
     pub(in crate::runtime) fn write_seeds(&self, to: &mut [i32]) {
         to.fill(0);
         let seeds = self.seeds.iter().flatten();
@@ -139,7 +139,7 @@ impl Batch {
         self.past.as_ref().and_then(|past| past.sources.as_ref())
     }
 
-    /// Slots of the keys of all sources, concatenated by sequence, `[source_slots]`.
+    /// Slots of the keys of all source texts, one sequence after another, `[source_slots]`.
     pub(in crate::runtime) fn write_source_slots(&self, to: &mut [i32]) {
         match self.sources() {
             Some(sources) => to.copy_from_slice(bytemuck::cast_slice(&sources.slots)),
@@ -147,7 +147,7 @@ impl Batch {
         }
     }
 
-    /// Start of each sequence's source in the source slots, `[batch]`.
+    /// Index of the first slot of each sequence's source text in the array of source slots, `[batch]`.
     pub(in crate::runtime) fn write_source_starts(&self, to: &mut [i32]) {
         to.fill(0);
         let lens = self.sources().map_or(&[][..], |sources| &sources.lens);
@@ -158,7 +158,7 @@ impl Batch {
         }
     }
 
-    /// Number of keys of each sequence's source, `[batch]`.
+    /// Number of keys of each sequence's source text, `[batch]`.
     pub(in crate::runtime) fn write_source_lens(&self, to: &mut [i32]) {
         match self.sources() {
             Some(sources) => to.copy_from_slice(bytemuck::cast_slice(&sources.lens)),

@@ -1,11 +1,11 @@
-//! Marks for tokens of a batch that are not attended to, or not pooled.
+//! Marks for tokens of a batch that are excluded from attention or from pooling.
 
 use super::{Batch, BatchError};
 
 impl Batch {
-    /// Sets the number of leading tokens of each sequence that are attended to. The tokens after these are computed, but no token attends
-    /// to them, not even a token to itself. Query expansion of late interaction needs this. Only an engine for a model with such query
-    /// expansion accepts the batch.
+    /// Sets the number of leading tokens of each sequence that tokens may attend to. Later tokens are computed, but no token attends to
+    /// them, and they do not attend to themselves. Query expansion of late interaction needs this. Only an engine for a model with such
+    /// query expansion accepts the batch.
     ///
     /// # Errors
     /// Returns an error unless there is one number per sequence, from 1 to the length of the sequence.
@@ -32,13 +32,14 @@ impl Batch {
         Ok(self)
     }
 
-    /// Returns the number of leading tokens of each sequence that are attended to; `None` if all tokens are.
+    /// Returns the number of leading tokens of each sequence that tokens may attend to; `None` if this is every token.
     pub fn attended(&self) -> Option<&[u32]> {
         self.attended.as_deref()
     }
 
-    /// Sets the number of leading tokens of each sequence, such as those of a prompt, that pooling leaves out. These tokens are attended
-    /// to. For pooled outputs, only an engine for a checkpoint that leaves out prompts (`include_prompt`) accepts the batch.
+    /// Sets the number of leading tokens of each sequence that pooling leaves out, such as the tokens of a prompt. Other tokens still
+    /// attend to these tokens. If outputs are pooled, only an engine for a checkpoint that leaves out prompts (`include_prompt`) accepts
+    /// the batch.
     ///
     /// # Errors
     /// Returns an error unless there is one number per sequence, less than the length of the sequence.
@@ -63,12 +64,12 @@ impl Batch {
         Ok(self)
     }
 
-    /// Returns the number of leading tokens of each sequence that pooling leaves out; `None` if it includes all tokens.
+    /// Returns the number of leading tokens of each sequence that pooling leaves out; `None` if pooling includes all tokens.
     pub fn left_out(&self) -> Option<&[u32]> {
         self.left_out.as_deref()
     }
 
-    /// Returns an error if [`with_attended`](Self::with_attended) excluded tokens of any sequence from attention.
+    /// Returns an error if [`with_attended`](Self::with_attended) has excluded tokens from attention.
     pub(crate) fn check_attended(&self) -> Result<(), BatchError> {
         let attended = self.attended.iter().flatten();
         let mut both = attended.zip(&self.lens).enumerate();

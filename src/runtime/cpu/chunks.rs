@@ -1,4 +1,4 @@
-//! Host memory of the planned chunks.
+//! Host memory of the chunks that the planner requests.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
@@ -15,15 +15,15 @@ struct Buffer {
     layout: Layout,
 }
 
-// SAFETY: a buffer is plain memory that is accessed only through its owner.
+// SAFETY: a buffer is plain memory, which is accessed only through its owner.
 unsafe impl Send for Buffer {}
 
 impl Buffer {
     fn new(bytes: u64) -> Option<Self> {
         let layout =
             Layout::from_size_align(usize::try_from(bytes).ok()?, ALIGNMENT as usize).ok()?;
-        // SAFETY: the caller requests no empty chunk. The memory is zeroed, so a kernel that does not write all elements cannot cause a
-        // read of uninitialized memory.
+        // SAFETY: the caller does not request empty chunks. The memory is zeroed, so no uninitialized memory is read, even if a kernel
+        // leaves elements unwritten.
         let start = unsafe { alloc_zeroed(layout) };
         (!start.is_null()).then_some(Self { start, layout })
     }
@@ -31,7 +31,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout and freed once.
+        // SAFETY: the buffer was allocated with this layout and is freed once.
         unsafe { dealloc(self.start, self.layout) };
     }
 }
@@ -81,7 +81,7 @@ impl Chunks {
     /// Returns the address at byte `offset` of a chunk.
     pub(super) fn at(&self, chunk: usize, offset: u64) -> *mut f32 {
         match self.buffers.get(chunk).and_then(Option::as_ref) {
-            // The offset is in range, because the plan that contains it was made for this chunk's size.
+            // The offset is in range, because the plan was made for a chunk of this size.
             Some(buffer) => buffer.start.wrapping_add(offset as usize).cast(),
             // A plan refers to a missing chunk only for empty tensors.
             None => std::ptr::NonNull::<f32>::dangling().as_ptr(),

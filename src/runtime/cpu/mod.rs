@@ -1,5 +1,5 @@
-//! CPU executor. It computes in f32 on all cores, at the same memory offsets that a device would use, so that an incorrect tensor
-//! lifetime shows up in a plain test.
+//! CPU executor. It computes in f32 on all cores. Tensors have the same memory offsets as on a device, so that tests on the CPU reveal
+//! wrong tensor lifetimes.
 
 mod chunks;
 pub mod ops;
@@ -86,7 +86,7 @@ pub fn computes_with(format: Format) -> bool {
     weights::precision(format.into()).is_ok()
 }
 
-/// A program with its weights in host memory.
+/// A program, and its weights in host memory.
 pub struct CpuModel {
     program: Program,
     weights: Weights,
@@ -98,7 +98,7 @@ pub struct CpuModel {
 /// Roles of a kernel's operands by position.
 #[derive(Clone, Copy)]
 struct OperandRoles {
-    /// Number of operands that the kernel writes. They come last.
+    /// Number of operands that the kernel writes. These are the last operands.
     n_writes: usize,
     /// Index of the operand that is the weight of a linear layer.
     weight: Option<usize>,
@@ -136,12 +136,12 @@ impl CpuModel {
         })
     }
 
-    /// Bytes of the weights, packed and unpacked.
+    /// Total bytes of the packed and the unpacked weights.
     pub fn weight_bytes(&self) -> u64 {
         self.weights.bytes()
     }
 
-    /// The threads that sessions of this model run on.
+    /// Returns the threads on which sessions of this model run.
     pub fn threads(&self) -> &Threads {
         &self.threads
     }
@@ -151,7 +151,7 @@ impl CpuModel {
     }
 }
 
-/// Mutable state with which one caller runs a [`CpuModel`].
+/// Mutable state of one caller that runs a [`CpuModel`].
 pub struct CpuSession {
     model: Arc<CpuModel>,
     workspace: Workspace<Chunks>,
@@ -331,8 +331,8 @@ impl CpuSession {
         self.run_on(batch, &mut cache.memory, |_, _| ())
     }
 
-    /// Runs a batch like [`run`](Self::run), or with a cache like [`run_cached`](Self::run_cached). Calls `observe` with the kernel and the
-    /// duration of each step, in order.
+    /// Runs a batch like [`run`](Self::run), or like [`run_cached`](Self::run_cached) if there is a cache. Calls `observe` with the kernel
+    /// and the duration of each step, in order.
     pub fn run_observed(
         &mut self,
         batch: &Batch,
@@ -396,7 +396,7 @@ impl CpuSession {
                 };
                 let dims: Option<Vec<u64>> = shape.0.iter().map(|d| d.eval(&extents)).collect();
                 let dims = dims.ok_or_else(overflow)?;
-                // SAFETY: all steps are done, and outputs stay valid until the end of the plan.
+                // SAFETY: all steps are done, and the memory of an output is not reused within the plan.
                 let computed = unsafe { run.slice(*tensor) };
                 let values = copied(name, computed)?;
                 Ok(Output {
@@ -421,7 +421,7 @@ impl CpuSession {
         }
     }
 
-    /// Memory management cost of the last run.
+    /// Returns the cost of memory management in the last run.
     pub fn memory_work(&self) -> MemoryWork {
         self.workspace.work()
     }
@@ -457,7 +457,7 @@ impl<'a> Run<'a> {
             let Storage::Cached(of) = tensor.place else {
                 continue;
             };
-            // If the pool has no blocks, the offset may be past its end.
+            // If the pool has no blocks, the offset may be past the end of the pool.
             let offset = model.program.cache_offset(of) as usize;
             // SAFETY: the offsets are within the pool or at its end.
             match cache {
@@ -493,7 +493,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Runs one step if it applies to this batch. Returns the kernel that ran.
+    /// Runs one step if it applies to this batch. Returns the kernel, or `None` if the step does not apply.
     fn step(&self, step: &Step) -> Result<Option<&KernelSpec>, CpuError> {
         let program = &self.model.program;
         let Some((kernel, extents)) = step.launch(&self.extents)? else {
@@ -502,8 +502,8 @@ impl<'a> Run<'a> {
         let roles = self.model.operands[kernel];
         let kernel = &program.kernels[kernel];
         let done = match kernel {
-            // This kernel reads the part of the cache that it writes. Operands of a CPU kernel must not share bytes, so it runs as two
-            // kernels.
+            // `MhaDecodeAppend` reads the part of the cache that it writes. Operands of a CPU kernel must not share bytes, so two kernels
+            // replace it.
             KernelSpec::MhaDecodeAppend(both) => {
                 both.in_turn(&step.operands)
                     .iter()
@@ -548,7 +548,7 @@ impl<'a> Run<'a> {
         let mut writes: Vec<&mut [f32]> = writes
             .iter()
             .filter_map(|&operand| self.planned[operand])
-            // SAFETY: the plan puts the tensor inside its chunk, aligned, and no other operand shares its bytes.
+            // SAFETY: the plan puts the tensor at an aligned address inside its chunk, and no other operand shares its bytes.
             .map(|(start, n)| unsafe { std::slice::from_raw_parts_mut(start, n) })
             .collect();
         if let Some((start, n)) = codes {

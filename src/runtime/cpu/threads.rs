@@ -16,21 +16,22 @@ pub struct ThreadsError {
     pub problem: String,
 }
 
-/// A pool of threads. Engines that request the same number of threads share one pool, so that several engines in one process do
-/// not compete. An idle thread sleeps after some microseconds.
+/// A pool of threads. Engines that request the same number of threads share one pool, so that several engines in one process do not
+/// compete. A thread without work sleeps after some microseconds.
 #[derive(Clone)]
 pub struct Threads {
-    /// `None` is the pool that the calling thread belongs to, or else the global pool.
+    /// `None` means the pool of the calling thread, or the global pool if the calling thread belongs to no pool.
     pool: Option<Arc<ThreadPool>>,
 }
 
 impl Threads {
-    /// Returns the pool that the calling thread belongs to, or else the global pool, which the first call starts. The global pool has
-    /// `RAYON_NUM_THREADS` threads. By default, it has as many threads as the process may run at once under its CPU affinity and its cgroup
-    /// quota.
+    /// Returns the pool of the calling thread, or the global pool if the calling thread belongs to no pool. The first call starts the
+    /// global pool. The global pool has `RAYON_NUM_THREADS` threads. By default, it has as many threads as the process may run at once
+    /// under its CPU affinity and its cgroup quota.
     ///
     /// # Errors
-    /// Returns an error if threads cannot be started. Without this call, the first parallel work would panic instead.
+    /// Returns an error if threads cannot be started. In a process that never calls this function, the first parallel work would panic
+    /// instead.
     pub fn usual() -> Result<Self, ThreadsError> {
         /// Result of the first attempt; rayon does not retry after a failure.
         static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
@@ -86,7 +87,8 @@ impl Threads {
         }
     }
 
-    /// Runs `work` on a thread of the pool. It distributes parallel work to the other threads without waking them up for each part.
+    /// Runs `work` on a thread of the pool. From there, `work` can distribute parallel parts to the other threads without waking them up
+    /// for each part.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         match &self.pool {
             Some(pool) => pool.install(work),
@@ -95,8 +97,9 @@ impl Threads {
     }
 }
 
-/// Returns a start handler that pins each thread of a pool to its own CPU, if the pool has one thread for each CPU of the process's
-/// affinity. Without pinning, two threads that wake up for a millisecond may share one CPU for this time, before the system balances them.
+/// Returns a start handler for the threads of a pool. If the pool has one thread for each CPU of the process's affinity, the handler pins
+/// each thread to its own CPU. Without pinning, two threads that wake up for a millisecond may share one CPU for this time, before the
+/// system balances them.
 #[cfg(target_os = "linux")]
 fn keep_apart() -> impl Fn(usize) {
     use rustix::{
@@ -104,8 +107,7 @@ fn keep_apart() -> impl Fn(usize) {
         thread::{CpuSet, sched_getaffinity, sched_setaffinity},
     };
 
-    // Use the affinity of the main thread: the thread that starts this pool may be pinned to one CPU, which its children would
-    // inherit.
+    // Use the affinity of the main thread: the thread that starts this pool may be pinned to one CPU, and new threads inherit its affinity.
     let allowed = sched_getaffinity(Some(getpid()));
     move |thread| {
         let Ok(allowed) = allowed else {
@@ -132,8 +134,8 @@ fn keep_apart() -> impl Fn(usize) {
 fn started(built: Result<(), ThreadPoolBuildError>) -> Result<(), String> {
     match built {
         Ok(()) => Ok(()),
-        // An error of the operating system is the source of this error. An error without a source means that the program that uses this
-        // library has already created the pool.
+        // If the operating system reports an error, it is the source of this error. Without a source, the error means that the application
+        // has already created the global pool.
         Err(error) => error.source().map_or(Ok(()), |e| Err(e.to_string())),
     }
 }
@@ -157,7 +159,7 @@ mod tests {
         assert_eq!(started(again), Ok(()));
     }
 
-    /// Tests pinning, also of pools started by a pinned thread.
+    /// Tests pinning, also in pools that a pinned thread starts.
     #[cfg(target_os = "linux")]
     #[test]
     fn threads_are_pinned_if_there_is_one_per_cpu() {

@@ -1,4 +1,4 @@
-//! Weights of a model in host memory. Each weight is stored in the formats that its readers need.
+//! Weights of a model in host memory. Each weight is stored in every form that the kernels which read it need.
 
 use std::collections::HashMap;
 
@@ -23,14 +23,14 @@ struct Held {
 /// All weights of a program. Weights with equal expressions and formats are stored once.
 pub(super) struct Weights {
     held: Vec<Held>,
-    /// Index in `held` for each tensor of the program. It is 0, the index of an empty entry, if the tensor is not a weight.
+    /// Index in `held` for each tensor of the program; 0, the index of an empty entry, if the tensor is not a weight.
     at: Vec<usize>,
 }
 
-/// Uses of a weight in the steps.
+/// Uses of a weight in the steps of the program.
 #[derive(Clone, Copy, Default)]
 struct Readers {
-    /// Rows and columns, if the weight is that of a linear layer.
+    /// Rows and columns, if a linear layer multiplies by the weight.
     multiplied: Option<[u32; 2]>,
     otherwise: bool,
 }
@@ -107,7 +107,7 @@ impl Weights {
         Ok(Self { held, at })
     }
 
-    /// Returns a weight. Returns its packed form if `multiplied`, and if this form is stored.
+    /// Returns a weight: the packed form if `multiplied` and if this form is stored, and otherwise the unpacked form.
     pub fn read(&self, tensor: usize, multiplied: bool) -> Read<'_> {
         let held = &self.held[self.at[tensor]];
         match &held.packed {
@@ -116,7 +116,7 @@ impl Weights {
         }
     }
 
-    /// Bytes of all weights, packed and unpacked.
+    /// Total bytes of all packed and unpacked weights.
     pub fn bytes(&self) -> u64 {
         let bytes = |held: &Held| {
             size_of_val(held.rows.as_slice()) as u64

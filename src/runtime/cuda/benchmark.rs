@@ -1,4 +1,4 @@
-//! Benchmark of GEMM kernels against cuBLASLt on one device, in one process.
+//! Benchmark that compares GEMM kernels with cuBLASLt on one device, in one process.
 
 use cudarc::driver::{CudaStream, result, sys};
 use rayon::prelude::*;
@@ -20,7 +20,7 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// Number of replays that determine the fastest cuBLASLt algorithm.
+/// Number of replays per algorithm to determine the fastest algorithm of cuBLASLt.
 const TRIAL_REPLAYS: usize = 3;
 const MOST_ALGORITHMS: usize = 16;
 
@@ -47,7 +47,7 @@ pub struct Measurement {
     /// Time of one launch in microseconds: the median time of a replay of the graph, divided by the number of its launches.
     pub us: f64,
     /// Difference from cuBLASLt's result in f32, with the epilogue applied on the host; `None` if cuBLASLt does not support the shape. The
-    /// tolerance is that of the kernel; for cuBLASLt it is wider.
+    /// tolerance of the kernel applies. For results of cuBLASLt, it is wider.
     pub difference: Option<Difference>,
 }
 
@@ -69,8 +69,8 @@ impl GemmBenchmark {
         self.lt.is_some()
     }
 
-    /// Times `kernels` and cuBLASLt's plain GEMM on `rows` rows. All kernels must compute the same function as `gemm` from the
-    /// same arguments. The measurement of cuBLASLt comes first, if it supports the shape.
+    /// Times `kernels` and cuBLASLt's plain GEMM on `rows` rows. All kernels must compute the same function as `gemm` from the same
+    /// arguments. If cuBLASLt supports the shape, its measurement is the first.
     pub fn run(
         &self,
         rows: u64,
@@ -163,7 +163,7 @@ impl GemmBenchmark {
         let bytes = shape.rows * shape.n * DType::F32.bytes();
         let out = Buffer::new(self.stopwatch.device(), bytes, "the result to compare with")?;
         let [x, weight, ..] = sets.addresses(0);
-        // SAFETY: the operands have this shape, and allocations start at multiples of 256.
+        // SAFETY: the operands have this shape, and their addresses are multiples of 256.
         unsafe {
             matmul.launch(
                 self.stopwatch.stream().cu_stream(),
@@ -210,7 +210,7 @@ impl GemmBenchmark {
     }
 }
 
-/// Sets of operands and results of one shape, with equal values. Successive launches use different sets.
+/// Sets of operands and results of one shape. All sets hold the same values. Successive launches use different sets.
 struct Sets {
     arena: Buffer,
     n: u64,
@@ -244,7 +244,8 @@ impl Sets {
         }
         let n_sets = rotated_sets(bytes);
         let arena = Buffer::new(device, n_sets * bytes, "the operands of the benchmark")?;
-        // Standard deviations that the kernel's tolerance assumes. Zeros would draw less power and raise the clock.
+        // Standard deviations that the kernel's tolerance assumes. With zeros as operands, the device would draw less power and raise its
+        // clock.
         let deviations = [1.0, 1.0 / (k as f32).sqrt(), 1.0];
         let during = || "upload the operands".to_owned();
         let mut bias = Vec::new();
@@ -253,7 +254,7 @@ impl Sets {
             let encoded = encode(&values, dtype);
             for set in 0..n_sets {
                 let at = arena.start() + set * bytes + offsets[i];
-                // SAFETY: the set has room for the operand, which outlives the copy: the stream is synchronized below.
+                // SAFETY: the set has room for the operand. `encoded` outlives the copy, because the stream is synchronized below.
                 unsafe { result::memcpy_htod_async(at, &encoded, stream.cu_stream()) }
                     .during(during)?;
             }
@@ -293,7 +294,7 @@ impl Sets {
     }
 }
 
-/// Applies the epilogue on the host to a matrix product whose rows are as long as the bias.
+/// Applies the epilogue on the host to a matrix product. Rows are as long as the bias.
 fn apply_epilogue(mut product: Vec<f32>, bias: &[f32], epilogue: Epilogue) -> Vec<f32> {
     product.par_chunks_mut(bias.len()).for_each(|row| {
         for (value, bias) in row.iter_mut().zip(bias) {
@@ -304,7 +305,7 @@ fn apply_epilogue(mut product: Vec<f32>, bias: &[f32], epilogue: Epilogue) -> Ve
     product
 }
 
-/// Widens a tolerance for cuBLASLt. Its split-K may add partial sums, which have a magnitude of at most 1, in the storage type.
+/// Widens a tolerance for cuBLASLt, whose split-K may add partial sums in the storage type. The partial sums have magnitudes of at most 1.
 fn with_split_k(tolerance: Tolerance, dtype: DType) -> Tolerance {
     let rounding = match dtype {
         DType::F16 | DType::BF16 => dtype.epsilon() / 2.0,

@@ -33,7 +33,7 @@ impl CheckResult {
     }
 }
 
-/// Runs `kernel` on every trial and compares the results with those of its reference.
+/// Runs `kernel` on every trial and compares the results with the reference.
 ///
 /// Outputs are first filled with all bits set, which is NaN in every floating-point type, so elements that the kernel does not
 /// write are detected.
@@ -113,7 +113,7 @@ fn run(
     Ok(worst)
 }
 
-/// Returns the addresses in the order of the signature, in which reads and writes may alternate.
+/// Returns the addresses in the order of the signature, which may mix tensors that are read and tensors that are written.
 fn in_signature_order(
     kernel: &dyn Kernel,
     buffers: &[Buffer],

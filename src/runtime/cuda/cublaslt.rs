@@ -1,4 +1,4 @@
-//! GEMMs of cuBLASLt, if installed: the baseline of the benchmark.
+//! GEMMs of cuBLASLt, the baseline of the benchmark if cuBLASLt is installed.
 
 use std::{ffi::c_void, sync::Arc};
 
@@ -20,7 +20,7 @@ use crate::tensor::DType;
 /// Bytes of workspace that NVIDIA recommends for Hopper (cuBLAS documentation, `cublasSetWorkspace`).
 const WORKSPACE: usize = 32 << 20;
 
-/// A cuBLASLt handle and its workspace. Launches through one handle share the workspace, so they must be ordered on one stream.
+/// A cuBLASLt handle and its workspace. All launches of a handle share the workspace, so they must be on one stream.
 pub(super) struct CublasLt {
     context: Arc<CudaContext>,
     handle: lt::cublasLtHandle_t,
@@ -52,8 +52,7 @@ pub(super) struct Matmul<'library> {
 impl CublasLt {
     /// Creates a handle. Returns [`CudaError::NoCublasLt`] if the library is not installed.
     pub(super) fn open(device: &Device) -> Result<Self, CudaError> {
-        // cudarc panics on a call into a missing library.
-        // SAFETY: loads the library and drops it again.
+        // cudarc panics on a call into a missing library. SAFETY: the call only loads the library and unloads it again.
         if !unsafe { lt::is_culib_present() } {
             return Err(CudaError::NoCublasLt);
         }
@@ -70,15 +69,14 @@ impl CublasLt {
         })
     }
 
-    /// Requests at most `most` algorithms. Returns none if cuBLASLt does not support the shape.
+    /// Requests at most `most` algorithms from cuBLASLt, which returns none if it does not support the shape.
     pub(super) fn matmul(&self, shape: MatmulShape, most: usize) -> Result<Matmul<'_>, CudaError> {
         self.context
             .bind_to_thread()
             .during(|| "use the device on this thread".into())?;
         let describe = || format!("describe {shape:?}");
         let (operand, out) = (data_type(shape.dtype), data_type(shape.out));
-        // cuBLASLt is column-major, so it sees a row-major matrix as its transpose:
-        // outᵀ [n, rows] = (weightᵀ [k, n])ᵀ · xᵀ [k, rows].
+        // cuBLASLt is column-major, so it sees the transpose of a row-major matrix: outᵀ [n, rows] = (weightᵀ [k, n])ᵀ · xᵀ [k, rows].
         let mut matmul = Matmul {
             lt: self,
             description: Description::new().during(describe)?,
@@ -97,7 +95,8 @@ impl CublasLt {
 impl Drop for CublasLt {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: created by `open` and destroyed once; every `Matmul` borrows the library. A drop cannot return an error.
+            // SAFETY: `open` created the handle, it is destroyed once, and every `Matmul` borrows the library. A drop cannot return an
+            // error.
             let _ = unsafe { result::destroy_handle(self.handle) };
         }
     }
@@ -144,8 +143,8 @@ impl Matmul<'_> {
     /// Launches the algorithm with index `algorithm`, which must be less than [`Matmul::n_algorithms`].
     ///
     /// # Safety
-    /// The addresses must be multiples of 256 in device memory that holds the operands of the shape. Until the launch is done,
-    /// nothing else may write to them or use the library on another stream.
+    /// The addresses must be multiples of 256, in device memory that holds the operands of the shape. Until the launch is done, nothing
+    /// else may write to this memory or use the library on another stream.
     pub(super) unsafe fn launch(
         &self,
         stream: sys::CUstream,
@@ -198,7 +197,7 @@ impl Description {
             lt::cublasComputeType_t::CUBLAS_COMPUTE_32F,
             lt::cudaDataType::CUDA_R_32F,
         )?);
-        /// `CUBLAS_OP_T`, which the bindings of cuBLASLt do not name.
+        /// Value of `CUBLAS_OP_T`, which the bindings of cuBLASLt do not define.
         const TRANSPOSED: i32 = 1;
         // SAFETY: the descriptor is valid, and the attribute has type i32.
         unsafe {
@@ -215,7 +214,7 @@ impl Description {
 
 impl Drop for Description {
     fn drop(&mut self) {
-        // SAFETY: created by `new` and destroyed once.
+        // SAFETY: `new` created the descriptor, and it is destroyed once.
         let _ = unsafe { result::destroy_matmul_desc(self.0) };
     }
 }
@@ -232,7 +231,7 @@ impl Layout {
 
 impl Drop for Layout {
     fn drop(&mut self) {
-        // SAFETY: created by `new` and destroyed once.
+        // SAFETY: `new` created the descriptor, and it is destroyed once.
         let _ = unsafe { result::destroy_matrix_layout(self.0) };
     }
 }
@@ -258,7 +257,7 @@ impl Preference {
 
 impl Drop for Preference {
     fn drop(&mut self) {
-        // SAFETY: created by `new` and destroyed once.
+        // SAFETY: `new` created the descriptor, and it is destroyed once.
         let _ = unsafe { result::destroy_matmul_pref(self.0) };
     }
 }

@@ -26,7 +26,7 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
-    /// Returns the description of the card for which kernels are selected and launched, and how well it matches this card.
+    /// Returns the card description that is used to select and launch kernels, and how well the description matches this card.
     ///
     /// # Errors
     /// Returns [`MachineError::TooOld`] for a card that no kernel supports.
@@ -52,11 +52,11 @@ pub struct Presence {
     pub driver_version: Option<(i32, i32)>,
     pub devices: Vec<DeviceInfo>,
     pub cublas_lt: bool,
-    /// Reason why no library was loaded, if the loader path depends on the current folder.
+    /// Error if the loader path depends on the current folder. No library was loaded then.
     pub refused: Option<CudaError>,
 }
 
-/// Returns an error if an entry of the loader path depends on the current folder. Loading a library from there would run its code.
+/// Returns an error if an entry of the loader path depends on the current folder. Loading a library from such a folder would run its code.
 fn check_loader_path() -> Result<(), CudaError> {
     match files::trust::planted_library() {
         Some(why) => Err(CudaError::LoaderPath { why }),
@@ -76,7 +76,7 @@ pub fn probe() -> Presence {
             refused: Some(refused),
         };
     }
-    // SAFETY: loads the library and drops it again.
+    // SAFETY: the call only loads the library and unloads it again.
     let driver = unsafe { sys::is_culib_present() };
     // SAFETY: as above.
     let cublas_lt = unsafe { cudarc::cublaslt::sys::is_culib_present() };
@@ -113,7 +113,7 @@ impl Device {
     /// Opens device `ordinal`, counted from 0.
     pub fn open(ordinal: usize) -> Result<Self, CudaError> {
         check_loader_path()?;
-        // SAFETY: loads the library and drops it again.
+        // SAFETY: the call only loads the library and unloads it again.
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaError::NoDriver);
         }
@@ -129,7 +129,7 @@ impl Device {
             });
         }
         let context = CudaContext::new(ordinal).during(|| format!("open device {ordinal}"))?;
-        // SAFETY: no cudarc slices are created here; memory and streams are ordered manually.
+        // SAFETY: gemmule creates no cudarc slices. It orders memory accesses and streams manually.
         unsafe { context.disable_event_tracking() };
         let about = || format!("describe device {ordinal}");
         let (major, minor) = context.compute_capability().during(about)?;
@@ -171,7 +171,7 @@ impl Device {
         &self.context
     }
 
-    /// Returns the target that kernels are compiled for, or an error on cards older than sm_80.
+    /// Returns the target for which kernels are compiled, or an error for a card older than sm_80.
     pub fn target(&self) -> Result<Target, CudaError> {
         let (major, minor) = self.info.capability;
         Ok(Target::for_capability(major, minor).map_err(JitError::from)?)

@@ -92,7 +92,7 @@ pub enum CudaError {
 }
 
 impl CudaError {
-    /// Returns whether the device context is broken, so that every later call fails too.
+    /// Returns whether the device context is broken. If it is, every later call fails, too.
     pub fn is_sticky(&self) -> bool {
         use cudarc::driver::sys::CUresult as Code;
         let Self::Driver { source, .. } = self else {

@@ -1,8 +1,8 @@
 //! CUDA graphs of recurring batch shapes.
 //!
-//! A graph replays the launches of a run with one call, which removes most of the gaps between kernels. Its pointers and grids
-//! are fixed. It therefore serves one shape (usually a bucket), and only while the session's memory stays in place and the shape
-//! has the same plan.
+//! A graph replays the launches of a run with one call, which removes most of the gaps between kernels. The pointers and grids of a graph
+//! are fixed. A graph is therefore for one shape (usually a bucket). It is valid only while the session's memory stays in place and the
+//! plan of the shape does not change.
 
 use std::{num::NonZeroUsize, sync::Arc};
 
@@ -12,19 +12,19 @@ use lru::LruCache;
 use super::error::{CudaError, During};
 use crate::{plan::Plan, runtime::GraphUse, tensor::Extents};
 
-/// Maximum number of graphs of a session; the least recently used one is evicted. A graph of a twelve-layer encoder takes a third of a MiB
-/// of device memory. A shape can have two graphs, one for each slot.
+/// Maximum number of graphs of a session. When it is exceeded, the least recently used graph is evicted. A graph of a twelve-layer encoder
+/// takes a third of a MiB of device memory. A shape can have two graphs, one for each slot.
 const KEPT: NonZeroUsize = NonZeroUsize::new(128).expect("128 is not zero");
 
 /// Maximum number of remembered shapes that have no graph. They have their own cache, so that shapes that never recur do not evict graphs.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(256).expect("256 is not zero");
 
-/// Key of a graph: the extents, whether the batch is padded, and the slot, which determines the addresses of the batch data.
-/// Including the slot keeps batches that alternate between two slots from evicting each other's graphs.
+/// Key of a graph: the extents, whether the batch is padded, and the slot. The slot determines the addresses of the batch data. Because the
+/// key contains the slot, batches that alternate between two slots do not evict each other's graphs.
 pub(super) type Key = (Extents, bool, usize);
 
-/// Addresses of a run's tensors and batch data. They can change between runs of a shape: an allocator may place its tensors elsewhere, and
-/// chunks are reallocated.
+/// Addresses of a run's tensors and batch data. The addresses can change between runs of a shape: an allocator may place the tensors
+/// elsewhere, and chunks may be reallocated.
 #[derive(Clone)]
 pub(super) struct GraphBinding {
     pub(super) plan: Arc<Plan>,
@@ -62,7 +62,7 @@ impl Default for Graphs {
 }
 
 impl Graphs {
-    /// Drops all graphs. This is necessary when the memory that they refer to is freed.
+    /// Drops all graphs. This is necessary when the memory to which they refer is freed.
     pub(super) fn clear(&mut self) {
         self.seen.clear();
         self.kept.clear();
@@ -73,7 +73,7 @@ impl Graphs {
         GraphUse { kept, ..self.used }
     }
 
-    /// Enqueues a run by replaying its graph. Returns `false` if there is none; the caller must then launch the run.
+    /// Enqueues a run by replaying its graph. Returns `false` if the run has no graph. The caller must then launch the run.
     pub(super) fn replay(&mut self, key: &Key, site: &GraphBinding) -> Result<bool, CudaError> {
         if let Some((at, graph)) = self.kept.get(key) {
             if at == site {
@@ -87,9 +87,9 @@ impl Graphs {
         Ok(false)
     }
 
-    /// Returns whether to capture a graph for a run that had none. An exact shape is captured at its second occurrence. A bucket is likely
-    /// to recur, so it is captured at its first occurrence unless this would evict another graph. A capture takes as much host time as
-    /// launching one or two runs.
+    /// Returns whether to capture a graph for a run that had no graph. A graph of an exact shape is captured at the second occurrence. A
+    /// bucket is likely to recur, so its graph is captured at the first occurrence, unless this would evict another graph. A capture takes
+    /// as much host time as launching one or two runs.
     pub(super) fn is_due(&mut self, key: &Key, site: &GraphBinding, is_bucket: bool) -> bool {
         let again = self.seen.get(key).is_some_and(|at| at == site);
         let due = again || (is_bucket && self.kept.len() < KEPT.get());
@@ -120,7 +120,7 @@ pub(super) fn capture(
         .begin_capture(mode)
         .during(|| "begin a capture".to_owned())?;
     let launched = launch();
-    // End the capture even after an error, so that the stream stays usable.
+    // End the capture even if `launch` failed, so that the stream stays usable.
     let captured = stream.end_capture(sys::CUgraphInstantiate_flags(0));
     launched?;
     let missing = cudarc::driver::DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);

@@ -43,7 +43,7 @@ impl Matrix {
         let pitch = self.columns * self.element.bytes();
         let (columns, box_columns, box_rows) =
             (self.columns, self.map.box_columns, self.map.box_rows);
-        // Rank, matrix extents, strides in bytes of all dimensions but the first, and box extents.
+        // Rank, extents of the matrix, strides in bytes of all dimensions except the first, and extents of the box.
         let (rank, dims, pitches, sizes) = match self.map.order {
             RowOrder::Plain => (
                 2,
@@ -110,7 +110,7 @@ impl Matrix {
                 Fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
             .result()?;
-            // SAFETY: initialized by the call, which succeeded.
+            // SAFETY: the call succeeded, so it has initialized the map.
             Ok(map.assume_init())
         }
     }

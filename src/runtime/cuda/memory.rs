@@ -1,4 +1,4 @@
-//! Owners of device memory and pinned memory, which they free when dropped.
+//! Owners of device memory and of pinned memory. They free the memory when they are dropped.
 
 use std::{ffi::c_void, sync::Arc};
 
@@ -28,7 +28,7 @@ impl Buffer {
             .during(|| "use the device on this thread".into())?;
         let size = bytes.max(1).checked_next_multiple_of(ALIGNMENT);
         let size = size.and_then(|n| usize::try_from(n).ok());
-        // SAFETY: the size is not zero; the buffer frees the allocation.
+        // SAFETY: the size is not zero, and the buffer frees the allocation.
         match unsafe { result::malloc_sync(size.unwrap_or(usize::MAX)) } {
             Ok(start) => Ok(Self {
                 context,
@@ -65,16 +65,16 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // A drop cannot return an error; the context records it for the next call.
+        // A drop cannot return an error. The context records the error for the next call.
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: allocated by `new` and freed once. Freeing waits for work on the device.
+            // SAFETY: `new` allocated the memory, and it is freed once. Freeing waits for work on the device.
             let _ = unsafe { result::free_sync(self.start) };
         }
     }
 }
 
-/// Copies to device memory before its first use. The copies use a separate stream, because waiting for the whole device would invalidate a
-/// graph capture of another thread.
+/// Copies that initialize device memory before its first use. They use a separate stream, because waiting for the whole device would
+/// invalidate a graph capture of another thread.
 pub(super) struct Uploads(Arc<CudaStream>);
 
 impl Uploads {
@@ -83,7 +83,7 @@ impl Uploads {
         Ok(Self(stream.during(|| "make a stream".to_owned())?))
     }
 
-    /// Copies to an address. Pageable memory may be overwritten or freed when this returns.
+    /// Copies bytes to an address. When this function returns, the source may be overwritten or freed if it is pageable memory.
     ///
     /// # Safety
     /// The device memory must have room for the bytes, and nothing may use it before [`finish`](Self::finish).
@@ -118,7 +118,7 @@ pub(super) struct Pinned {
     bytes: usize,
 }
 
-// SAFETY: plain memory that is accessed only through its owner.
+// SAFETY: this is plain memory, which is accessed only through its owner.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
@@ -127,10 +127,10 @@ impl Pinned {
         context
             .bind_to_thread()
             .during(|| "use the device on this thread".into())?;
-        // SAFETY: the size is not zero; dropped below.
+        // SAFETY: the size is not zero, and `drop` below frees the memory.
         let start = unsafe { result::malloc_host(bytes.max(1), sys::CU_MEMHOSTALLOC_DEVICEMAP) }
             .during(|| format!("page-lock {bytes} bytes of host memory"))?;
-        // SAFETY: just allocated with this size.
+        // SAFETY: the memory has just been allocated with this size.
         unsafe { start.cast::<u8>().write_bytes(0, bytes.max(1)) };
         Ok(Self {
             context,
@@ -142,7 +142,7 @@ impl Pinned {
     /// Returns the address on the device.
     pub(super) fn device_address(&self) -> Result<sys::CUdeviceptr, CudaError> {
         let mut address = 0;
-        // SAFETY: the memory was allocated to be mapped; the address is written by the call.
+        // SAFETY: the memory was allocated as mapped memory, and the call writes the address.
         unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, self.start, 0) }
             .result()
             .during(|| "find host memory on the device".to_owned())?;
@@ -150,7 +150,7 @@ impl Pinned {
     }
 
     pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: `start` holds `bytes` initialised bytes, borrowed with `self`.
+        // SAFETY: `start` points to `bytes` initialized bytes, which are borrowed with `self`.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.bytes) }
     }
 
@@ -163,7 +163,7 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: allocated by `new`, freed once.
+            // SAFETY: `new` allocated the memory, and it is freed once.
             let _ = unsafe { result::free_host(self.start) };
         }
     }
@@ -221,7 +221,7 @@ impl ChunkOwner for Chunks {
 }
 
 impl Chunks {
-    /// Creates an owner without buffers, for the work of a stream.
+    /// Creates an owner without buffers. Only work on `stream` may use its buffers.
     pub(super) fn new(device: Device, stream: Arc<CudaStream>) -> Self {
         Self {
             device,
@@ -230,9 +230,9 @@ impl Chunks {
         }
     }
 
-    /// Waits for batches in flight, which may use memory that is about to be freed.
+    /// Waits for the batches in flight, because they may use memory that is about to be freed.
     fn settle(&self) {
-        // After a device failure, nothing uses the memory any more. Each batch in flight reports the error itself.
+        // The error is ignored: after a device failure, nothing uses the memory any more, and each batch in flight reports the error.
         let _ = self.stream.synchronize();
     }
 

@@ -32,7 +32,7 @@ use crate::{
     tensor::{Element, Extents, Size},
 };
 
-/// Bytes of shared memory per CTA that need no opt-in.
+/// Max bytes of shared memory per CTA without an opt-in.
 const DEFAULT_SHARED: u32 = 48 * 1024;
 
 /// A kernel on a device, ready to launch.
@@ -42,7 +42,7 @@ pub(super) struct Loaded {
     symbol: String,
     args: Vec<Arg>,
     max_shared: u32,
-    /// The card that the kernel is launched on.
+    /// The card on which the kernel is launched.
     machine: Machine,
 }
 
@@ -58,8 +58,9 @@ enum Arg {
 pub(super) enum Start {
     /// The kernel starts when all earlier work on the stream is done.
     Plain,
-    /// The kernel may start while the previous kernel still runs (programmatic dependent launch), and waits with `griddepcontrol.wait`.
-    /// This requires a target with [`Target::has_dependent_launch`], and a previous kernel that belongs to the same program.
+    /// The kernel may start while the previous kernel still runs (programmatic dependent launch). It waits for that kernel with
+    /// `griddepcontrol.wait`. The target must have [`Target::has_dependent_launch`], and the previous kernel must belong to the same
+    /// program.
     Dependent,
 }
 
@@ -129,7 +130,7 @@ impl Loaded {
         &self.kernel
     }
 
-    /// Launches the kernel on a stream. `pointers` are its tensors in the order of its signature.
+    /// Launches the kernel on a stream. `pointers` are the kernel's tensors in the order of the signature.
     ///
     /// # Safety
     /// Each pointer must refer to device memory with the contents that the kernel's parameter requires for `extents`. Nothing else may
@@ -250,20 +251,20 @@ impl Loaded {
             numAttrs: 1,
         };
         let none = std::ptr::null_mut();
-        // SAFETY: as above; the driver copies the configuration and its one attribute.
+        // SAFETY: the function is loaded, and the caller guarantees `params`. The driver copies the configuration and its one attribute.
         unsafe { sys::cuLaunchKernelEx(&config, function, params.as_mut_ptr(), none) }.result()
     }
 }
 
-/// A program on a device: its modules and weights. Sessions share it.
+/// A program on a device, with its modules and weights. Several sessions can share a model.
 pub struct CudaModel {
     pub(super) device: Device,
     pub(super) program: Program,
-    /// Kernels by index; `None` for those that the batches of a [`CudaModel::sibling`] do not launch.
+    /// Kernels by index. In a [`CudaModel::sibling`], the entry is `None` for a kernel that its batches do not launch.
     loaded: Vec<Option<Arc<Loaded>>>,
     /// Addresses by tensor index; 0 if the tensor is not a weight.
     pub(super) weights: Vec<sys::CUdeviceptr>,
-    /// Kernels that run before those of the program: the upload of a batch, and the two kernels that pack a padded batch.
+    /// Kernels that run before the program's kernels: the upload of a batch, and the two kernels that pack a padded batch.
     pub(super) before: Arc<[Loaded; 3]>,
     /// Kernels that run after and between the decode steps of a text-generating program ([`KernelSpec::decoding`]).
     pub(super) decoding: Option<Arc<[Loaded; 5]>>,
@@ -283,7 +284,7 @@ impl CudaModel {
             .collect()
     }
 
-    /// Loads modules and weights. `cubins` must contain one for each kernel of [`CudaModel::kernels`].
+    /// Loads modules and weights. `cubins` must contain a cubin for each kernel of [`CudaModel::kernels`].
     pub fn load(
         device: Device,
         program: Program,
@@ -329,8 +330,8 @@ impl CudaModel {
         })
     }
 
-    /// Creates a model of another program of the same graph that shares this model's weights. It accepts only batches of `extents`. Kernels
-    /// are taken from `code`; missing kernels are loaded from `cubins` and added to `code`.
+    /// Creates a model for another program of the same graph. It shares this model's weights, and accepts only batches of `extents`.
+    /// Kernels are taken from `code`. Missing kernels are loaded from `cubins` and added to `code`.
     ///
     /// # Errors
     /// Returns an error if this model lacks a weight, or if a kernel has no code.
@@ -444,7 +445,7 @@ fn load_one(
     }
 }
 
-/// Uploads all weights into one allocation. Returns the allocation, and the address of each weight by tensor index.
+/// Uploads all weights into one allocation. Returns the allocation, and the addresses of the weights by tensor index.
 fn upload(
     device: &Device,
     program: &Program,
@@ -467,7 +468,7 @@ fn upload(
         .enumerate()
         .filter_map(|(i, o)| o.map(|o| (i, o)))
         .collect();
-    // Each thread holds at most one tensor, which limits the host memory. Some threads read while others upload.
+    // Each thread holds at most one tensor, which limits the host memory. Some threads read tensors while others upload.
     let done = AtomicUsize::new(0);
     let start = arena.start();
     wanted.par_iter().try_for_each(|&(index, offset)| {

@@ -15,7 +15,7 @@ pub struct CudaMemory {
 }
 
 impl CudaMemory {
-    /// Allocates memory for `bytes` bytes, whose values are undefined.
+    /// Allocates `bytes` bytes of memory with undefined contents.
     pub(super) fn new(device: &Device, bytes: u64) -> Result<Self, CudaError> {
         Ok(Self {
             device: device.clone(),
@@ -80,15 +80,15 @@ impl CudaMemory {
         self.on_a_stream("collect an output", |stream| {
             let mut at = 0;
             while at < rows.len() {
-                // Rows whose targets are adjacent are copied at once.
+                // Rows with adjacent target rows are copied at once.
                 let next = rows[at..]
                     .windows(2)
                     .take_while(|pair| whole && pair[1] == pair[0] + 1);
                 let count = 1 + next.count();
                 let source = from.address() + at as u64 * row_bytes;
                 let target = self.address() + rows[at] as u64 * n;
-                // SAFETY: the assertions above check that the rows are within both buffers. All work that writes `from` is done, and
-                // nothing else uses this memory, which is borrowed mutably.
+                // SAFETY: the assertions above check that the rows are within both buffers. All work that writes `from` is done. Nothing
+                // else uses this memory, because it is borrowed mutably.
                 unsafe { result::memcpy_dtod_async(target, source, count * n as usize, stream) }?;
                 at += count;
             }

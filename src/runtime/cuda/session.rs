@@ -40,11 +40,11 @@ use crate::{
 /// Maximum number of batches in flight: one running and one queued on the stream.
 const IN_FLIGHT: usize = 2;
 
-/// Maximum size of an output in bytes that a kernel copies to the host. For small outputs, a kernel delays adjacent kernels less than a
-/// copy engine does. For larger outputs, a copy engine is faster.
+/// Maximum size of an output in bytes that a kernel copies to the host. For small outputs, a kernel delays the kernels before and after it
+/// less than a copy engine does. For larger outputs, a copy engine is faster.
 const FEW_BYTES: u64 = 256 << 10;
 
-/// Resources with which one caller runs a [`CudaModel`]: a stream, memory for activations and batch data, and CUDA graphs.
+/// Resources of one caller that runs a [`CudaModel`]: a stream, memory for activations and batch data, and CUDA graphs.
 pub struct CudaSession {
     launcher: Launcher,
     workspace: Workspace<Chunks>,
@@ -61,7 +61,7 @@ pub struct CudaSession {
 /// Device memory of a KV cache: the blocks of all caches of a program, and one spare block that belongs to no sequence.
 pub struct CudaCache {
     memory: Buffer,
-    /// Number of blocks, including the spare one.
+    /// Number of blocks, including the spare block.
     blocks: u64,
 }
 
@@ -86,7 +86,7 @@ struct Ready {
     data: BatchData,
     /// Extents of the batch itself.
     own: Extents,
-    /// Extents of the batch's bucket, for which the batch is planned and launched. They are at least those of the batch.
+    /// Extents of the batch's bucket, for which the batch is planned and launched. They are at least as large as the extents of the batch.
     extents: Extents,
     /// Address of the KV cache, or 0 without one.
     cache: u64,
@@ -142,8 +142,8 @@ impl CudaSession {
         })
     }
 
-    /// Enqueues a batch and returns before it has run. The caller must have checked the batch against the model's limits. A
-    /// second batch can be submitted while the first runs, so that the device continues with it immediately.
+    /// Enqueues a batch and returns before the batch has run. The caller must have checked the batch against the model's limits. A second
+    /// batch can be submitted while the first batch runs, so that the device continues with it immediately.
     ///
     /// # Errors
     /// Returns [`CudaError::InFlight`] if two batches are in flight, an error if an allocation fails, and driver errors.
@@ -151,7 +151,7 @@ impl CudaSession {
         self.submit_at(batch, 0, None)
     }
 
-    /// If two batches are in flight, waits for the batch that was submitted first. Its ticket keeps the results.
+    /// If two batches are in flight, waits for the first of them to finish. The ticket of that batch keeps the results.
     pub fn make_place(&mut self) {
         if self.slots.iter().all(Slot::is_taken) {
             let first = self.slots.iter_mut().min_by_key(|slot| slot.nth());
@@ -161,7 +161,7 @@ impl CudaSession {
         }
     }
 
-    /// Allocates memory for batches of up to `extents`, so that no smaller batch waits for an allocation.
+    /// Allocates memory for batches of up to `extents`, so that these batches do not wait for an allocation.
     ///
     /// # Errors
     /// Returns an error if an allocation fails.
@@ -185,7 +185,7 @@ impl CudaSession {
         Ok(())
     }
 
-    /// Runs a batch. The caller must have checked it against the model's limits.
+    /// Runs a batch. The caller must have checked the batch against the model's limits.
     pub fn run(&mut self, batch: &Batch) -> Result<Vec<Output>, CudaError> {
         self.run_at(batch, 0)
     }
@@ -199,8 +199,8 @@ impl CudaSession {
         self.run_at(batch, cache.memory.start())
     }
 
-    /// Appends the next tokens of sequences to `cache` without computing outputs. Returns a fence after this work, before the device has
-    /// finished it.
+    /// Enqueues work that appends the next tokens of sequences to `cache`, without computing outputs. Returns a fence after this work, and
+    /// does not wait for it.
     pub fn fill(&mut self, batch: &Batch, cache: &mut CudaCache) -> Result<Fence, CudaError> {
         let ready = self.prepare(batch, cache.memory.start())?;
         let staging = &mut self.slots[ready.slot].staging;
@@ -213,7 +213,7 @@ impl CudaSession {
         Fence::after(&self.launcher.stream)
     }
 
-    /// Makes later runs wait for a fence of another stream.
+    /// Makes later runs wait for a fence in another stream.
     ///
     /// # Errors
     /// Returns driver errors.
@@ -238,7 +238,7 @@ impl CudaSession {
         self.slots[ready.slot].reserve(&self.launcher.model.device, bytes, &pieces)?;
         let enqueued = self.enqueue_between(&ready, batch, (&pieces, bytes), lap);
         let enqueued = enqueued.inspect_err(|_| {
-            // Work that is already enqueued may still write to the slot's memory, which the next batch would reuse.
+            // Wait, because enqueued work may still write to the slot's memory, which the next batch would reuse.
             let _ = self.launcher.stream.synchronize();
         })?;
         self.submitted += 1;
@@ -288,7 +288,7 @@ impl CudaSession {
         self.graphs.used()
     }
 
-    /// Memory management cost of the last run, excluding batch data.
+    /// Returns the cost of memory management in the last run, excluding batch data.
     pub fn memory_work(&self) -> MemoryWork {
         self.workspace.work()
     }
@@ -306,7 +306,7 @@ impl CudaSession {
         let mut extents = extents_of(&self.buckets, batch);
         let mut room = self.make_room(&model.program, &extents);
         if matches!(room, Err(NoRoom::Memory { .. })) && extents != own {
-            // The batch itself takes slightly less memory than its bucket.
+            // Try without the bucket: the batch itself takes slightly less memory.
             extents = own;
             room = self.make_room(&model.program, &own);
         }
@@ -337,7 +337,7 @@ impl CudaSession {
         })
     }
 
-    /// Returns a slot for the next batch. A free slot is preferred to a slot whose ticket was dropped while its batch still runs.
+    /// Returns a slot for the next batch. Prefers a free slot to a slot whose batch still runs after its ticket was dropped.
     fn free_slot(&mut self) -> Result<usize, CudaError> {
         let slots = self.slots.iter().enumerate();
         let free = slots.filter(|(_, slot)| !slot.is_taken());
@@ -353,7 +353,7 @@ impl CudaSession {
         extents: &Extents,
     ) -> Result<Arc<Plan>, NoRoom<CudaError>> {
         let room = self.workspace.make_room(program, extents);
-        // The workspace has released the memory that the graphs refer to.
+        // The workspace has released the memory to which the graphs refer.
         if matches!(room, Err(NoRoom::Memory { .. })) {
             self.graphs.clear();
         }
@@ -379,7 +379,7 @@ impl CudaSession {
         Ok(Enqueued::Launched)
     }
 
-    /// Captures a graph of a run that was just launched, if one is due. The device executes the run in the meantime.
+    /// Captures a graph of a run that was just launched, if a capture is due. The device executes the run in the meantime.
     fn learn(&mut self, ready: &Ready, enqueued: Enqueued) -> Result<(), CudaError> {
         let key = ready.key();
         let is_bucket = ready.extents != ready.own;
@@ -390,7 +390,7 @@ impl CudaSession {
             return Ok(());
         }
         let graph = capture(&self.launcher.stream, THREAD, || self.launch_all(ready))?;
-        // Upload the graph now, so that its first replay does not wait for this.
+        // Upload the graph now, so that its first replay does not wait for the upload.
         graph.upload().during(|| "upload a graph".to_owned())?;
         self.graphs.keep(key, &ready.site, graph);
         Ok(())
@@ -417,7 +417,7 @@ impl CudaSession {
             && wanted(scan.kernel())
         {
             let extents = ready.extents.with_rows(ready.extents.batch);
-            // SAFETY: the staging memory has room for all operands at these extents.
+            // SAFETY: the staging memory has room for all operands of these extents.
             unsafe {
                 scan.launch(
                     stream,
@@ -458,13 +458,13 @@ impl CudaSession {
                 let rows = (piece.bytes as u64).div_ceil(Upload::PIECE);
                 let extents = Extents::default().with_rows(rows);
                 let args = [from, to + piece.at as u64];
-                // SAFETY: tensors and pieces start at multiples of `ALIGNMENT`, so the rest of the last 16 bytes belongs to them.
-                // The output stays valid at `from` until the next batch on the stream. The memory at `to` is freed or reused only
-                // after the event that is recorded below.
+                // SAFETY: tensors and pieces start at multiples of `ALIGNMENT`, so the last 16 bytes belong to them as a whole. The output
+                // stays valid at `from` until the next batch on the stream. The memory at `to` is freed or reused only after the event that
+                // is recorded below.
                 unsafe { copy.launch(stream.cu_stream(), &extents, &args, name, Start::Plain) }?;
             } else {
                 let to = &mut output.memory_mut()[piece.at..piece.at + piece.bytes];
-                // SAFETY: as above; nothing reads the pinned memory before the event.
+                // SAFETY: `from` and `to` stay valid as above, and nothing reads the pinned memory before the event.
                 unsafe { result::memcpy_dtoh_async(to, from, stream.cu_stream()) }
                     .during(|| format!("download `{name}`"))?;
             }
@@ -486,8 +486,8 @@ impl CudaSession {
     }
 }
 
-/// Returns the layout of a batch's outputs in the memory of its slot, and their total size in bytes. The additional rows of a bucket come
-/// after those of the batch and are omitted.
+/// Returns the layout of a batch's outputs in the memory of its slot, and their total size in bytes. A bucket's additional rows come after
+/// the rows of the batch and are omitted.
 fn pieces(program: &Program, own: &Extents) -> Result<(Vec<Piece>, usize), CudaError> {
     let mut end = 0;
     let mut pieces = Vec::with_capacity(program.outputs.len());
@@ -527,8 +527,8 @@ fn output_slots(program: &Program) -> Vec<usize> {
         .collect()
 }
 
-/// Adds two facts to an out-of-memory error: the size of the plan's chunks (`bytes`), and an estimate of how many tokens fit. The estimate
-/// uses the memory that is free now. The session has already released its own memory, so the next run can use all of it.
+/// Adds two facts to an out-of-memory error: the size of the plan's chunks (`bytes`), and an estimate of the number of tokens that fit. The
+/// estimate uses the memory that is free now. The session has already released its own memory, so the next run can use all of it.
 fn advise(
     error: CudaError,
     model: &CudaModel,

@@ -26,13 +26,13 @@ use crate::{
     tensor::{Element, Extents, Shape},
 };
 
-/// Minimum total size of all sets of operands in bytes. It is more than twice the largest L2 cache in `machines/`, so that a set is evicted
+/// Minimum total size of all sets of operands in bytes: more than twice the largest L2 cache in `machines/`, so that a set is evicted
 /// before a launch reads it again.
 const ROTATED_BYTES: u64 = 300_000_000;
-/// Maximum number of sets of operands. Sets of the smallest problems partly stay in L2.
+/// Maximum number of sets of operands. In the smallest problems, the sets therefore stay partly in L2.
 const MOST_SETS: u64 = 64;
-/// Minimum number of launches in a graph, which makes the gap between two graphs negligible. A graph that takes longer than [`ENOUGH_MS`]
-/// may have fewer launches.
+/// Minimum number of launches in a graph. With this number of launches, the gap between two graphs is negligible. A graph that takes longer
+/// than [`ENOUGH_MS`] may have fewer launches.
 const LAUNCHES: u64 = 64;
 /// Duration of a graph in milliseconds for which the gap is negligible, whatever the number of launches.
 const ENOUGH_MS: f32 = 2.0;
@@ -54,7 +54,7 @@ pub struct Stopwatch {
 pub struct Lap {
     /// Time of the whole chain in microseconds: the median time of a replay divided by the number of chains in the graph.
     pub us: f64,
-    /// Difference from the result of the first chain; `None` for the first. Only the first 16,777,216 elements of each result are
+    /// Difference from the result of the first chain; `None` for the first chain. Only the first 16,777,216 elements of each result are
     /// compared.
     pub difference: Option<Difference>,
 }
@@ -79,8 +79,8 @@ impl Stopwatch {
         &self.stream
     }
 
-    /// Times chains that compute the same function on the sequences of a case, and compares their results with those of the first chain.
-    /// Each chain comes with the code of its launches.
+    /// Times chains that compute the same function on the sequences of a case, and compares the results of each chain with the results of
+    /// the first chain. `chains` also contains the code of each launch.
     pub fn compare(
         &self,
         case: &Case,
@@ -161,7 +161,7 @@ impl Stopwatch {
         self.synchronize()?;
         let most = (ENOUGH_MS / (began.elapsed().as_secs_f32() * 1e3)).ceil() as u64;
         let n_launches = n_sets * most.clamp(1, LAUNCHES).div_ceil(n_sets);
-        // cuBLASLt may make calls besides its launches that a stricter mode rejects.
+        // Besides launches, cuBLASLt may make calls that a stricter mode would reject.
         let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         let graph = capture(&self.stream, relaxed, || {
             (0..n_launches).try_for_each(|i| launch(i % n_sets))
@@ -171,8 +171,8 @@ impl Stopwatch {
         let mut timing = Timing::default();
         let mut warmed_ms = 0.0;
         while timing.ms.len() < replays {
-            // An untimed replay keeps the device busy while the host enqueues the start event and the timed graph, which takes as
-            // long as several small GEMMs.
+            // An untimed replay keeps the device busy while the host enqueues the start event and the timed graph. Enqueuing takes as long
+            // as several small GEMMs.
             replay()?;
             let ms = watch.lap(replay)?;
             if warmed_ms < WARM_UP_MS {
@@ -199,12 +199,12 @@ impl Drop for Stopwatch {
     }
 }
 
-/// Sets of a chain's tensors on the device, with equal values. Successive launches use different sets.
+/// Sets of a chain's tensors on the device. All sets hold the same values. Successive launches use different sets.
 struct Operands {
     arena: Buffer,
     n_sets: u64,
     set_bytes: u64,
-    /// Offset in a set, size in bytes and element type, by tensor.
+    /// For each tensor: offset in a set, size in bytes and element type.
     tensors: Vec<(u64, u64, Element)>,
 }
 
@@ -277,7 +277,7 @@ impl Operands {
         })
     }
 
-    /// Overwrites the results of a chain with NaN, in the set whose results are compared.
+    /// Overwrites the results of a chain with NaN in the last set, whose results are compared.
     fn poison_results(&self, stream: &CudaStream, chain: &Chain) -> Result<(), CudaError> {
         for (tensor, of_chain) in chain.tensors.iter().enumerate() {
             if of_chain.fill.is_none() {
@@ -312,12 +312,12 @@ pub(super) fn rotated_sets(bytes: u64) -> u64 {
     ROTATED_BYTES.div_ceil(bytes.max(1)).clamp(2, MOST_SETS)
 }
 
-/// Returns the dimensions of a tensor; `None` if one does not fit 64 bits.
+/// Returns the dimensions of a tensor; `None` if a dimension does not fit 64 bits.
 fn dims_of(shape: &Shape, extents: &Extents) -> Option<Vec<u64>> {
     shape.0.iter().map(|size| size.eval(extents)).collect()
 }
 
-/// Returns the bytes of a tensor, or one period of its elements. Equal names and sizes give equal values.
+/// Returns the bytes of a tensor, or one period of its elements. Tensors with the same name and size get the same values.
 fn values(fill: Fill, element: Element, dims: &[u64], case: &Case, name: &str) -> Vec<u8> {
     let n = dims.iter().product::<u64>() as usize;
     let columns = dims.last().map_or(1, |&n| n as usize);
@@ -368,7 +368,7 @@ pub(super) fn random(n: usize, deviation: f32, seed: u64) -> Vec<f32> {
     values
 }
 
-/// Doubles a tolerance. A tolerance bounds the error of one result relative to an exact reference, but here two results are compared with
+/// Doubles a tolerance. A tolerance is the max difference between a result and the exact reference, but here two results are compared with
 /// each other.
 pub(super) fn of_two_results(tolerance: Tolerance) -> Tolerance {
     Tolerance {

@@ -1,4 +1,5 @@
-//! A published checkpoint folder: one file of weights, or an index and its shards. Files are looked for in the order of transformers.
+//! A published checkpoint folder, which contains one file of weights, or an index and its shards. The files are searched in the same order
+//! as in transformers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,19 +26,19 @@ use crate::{
 
 /// An open checkpoint. Files stay open, and tensors are read on request.
 pub struct Checkpoint {
-    /// Path of the single file or the index, for messages.
+    /// Path of the single file or of the index, for error messages.
     main: PathBuf,
     shards: Vec<Shard>,
     /// Location of each tensor that can be read by name.
     entries: BTreeMap<String, Entry>,
     /// Stored tensors from which the matrices of a quantized checkpoint are computed.
     parts: BTreeMap<String, Place>,
-    /// Facts about the quantization, for the log.
+    /// Facts about the quantization, which are logged.
     quantization: Option<quantized::Notes>,
-    /// Tensors in a shard that the index does not assign to that shard.
+    /// Tensors that a shard contains, but that the index does not assign to this shard.
     unnamed: BTreeSet<String>,
-    /// Unreadable files next to the checkpoint, by the prefix of their tensors. Such a file is an error only if one of its tensors is
-    /// needed.
+    /// Unreadable additional files next to the checkpoint, by the prefix of their tensors. Such a file causes an error only if one of its
+    /// tensors is needed.
     unreadable: BTreeMap<String, PathBuf>,
     names: WeightNames,
 }
@@ -60,8 +61,8 @@ impl Entry {
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in `folder`. `names` gives the alternative spellings of tensor names. It also lists subfolders of `root` that
-    /// have their own weights.
+    /// Opens the checkpoint in `folder`. `names` contains the alternative spellings of tensor names, and the subfolders of `root` that have
+    /// their own weights.
     ///
     /// # Errors
     /// Returns an error if a file is missing or damaged, or if the index does not match its shards.
@@ -70,7 +71,7 @@ impl Checkpoint {
         Self::of(&files(folder), &files(root), names)
     }
 
-    /// Opens the weights of a model. A GGUF file also contains the tensors that would be in subfolders.
+    /// Opens the weights of a model. In a GGUF model, the file also contains the tensors that a folder has in subfolders.
     ///
     /// # Errors
     /// Returns the errors of [`open`](Self::open).
@@ -99,7 +100,7 @@ impl Checkpoint {
                 return Ok(checkpoint);
             }
         };
-        // Check the quantization first, so that an unsupported one is reported even if the folder has no weights.
+        // Check the quantization first, so that an unsupported quantization is reported even if the folder has no weights.
         let config = quantized::configured(folder)?;
         checkpoint.main = checkpoint.add_folder(folder, "")?;
         checkpoint.join_quantized(config.as_ref(), folder)?;
@@ -121,7 +122,7 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Opens the files of a folder and prepends `prefix` to their tensor names. Returns the path of the single file or the index.
+    /// Opens the files of a folder and prepends `prefix` to their tensor names. Returns the path of the single file or of the index.
     fn add_folder(&mut self, folder: &Path, prefix: &str) -> Result<PathBuf, CheckpointError> {
         let paths = WEIGHTS.map(|name| folder.join(name));
         let Some(main) = paths.into_iter().find(|path| path.is_file()) else {
@@ -220,7 +221,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Replaces the tensors of a table of model2vec with the table that they represent.
+    /// Replaces the tensors of a model2vec table with the table that they represent.
     fn join_static(&mut self) -> Result<(), CheckpointError> {
         let has = |name: &str| matches!(self.entries.get(name), Some(Entry::Stored(_)));
         if !has(static_table::ROWS) || !static_table::PARTS.iter().any(|name| has(name)) {
@@ -290,7 +291,7 @@ impl Checkpoint {
         spellings.find_map(|n| self.entries.get(&n).map(|e| (n, e)))
     }
 
-    /// Returns an error if a tensor is stored under several spellings with different values, since only the first would be read.
+    /// Returns an error if a tensor is stored under several spellings with different values. Only the first spelling would be read.
     fn check_spellings(&self, name: &str) -> Result<(), CheckpointError> {
         let spellings = self.names.spellings(name).into_iter();
         let ties = self.names.ties.keys();
@@ -355,7 +356,7 @@ impl Checkpoint {
         Ok((full, entry))
     }
 
-    /// Returns the error of an unreadable file that may contain one of the missing tensors.
+    /// Returns an error for an unreadable file that may contain one of the missing tensors, if there is such a file.
     fn unreadable(&self, missing: &[&str]) -> Option<CheckpointError> {
         let spellings = missing.iter().flat_map(|name| self.names.spellings(name));
         let mut stems = spellings.filter_map(|name| file_of(&name));
@@ -396,8 +397,8 @@ impl WeightSource for Checkpoint {
     }
 
     fn read_to_transpose(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError> {
-        // Quantized layouts always store a matrix in the order of a linear layer. The shape of a square matrix would not reveal another
-        // order.
+        // A quantized matrix is always in the order of a linear layer. If a layout had another order, the shape of a square matrix would
+        // not reveal it.
         match self.checked(name, dims)? {
             (tensor, Entry::Quantized(..)) => {
                 let file = self.main.clone();

@@ -14,19 +14,19 @@ use crate::files::{self, Kind, ReadError, up_to};
 
 /// Extension of llama.cpp's files.
 const ENDING: &str = "gguf";
-/// File name prefix of the part of a model that processes images or sounds.
+/// File name prefix of the part of a model that processes images or sound.
 const PROJECTOR: &str = "mmproj";
 /// Maximum number of files into which a model is split.
 const MAX_PARTS: u32 = 1000;
-/// Files of folders that have weights of their own, or refer to the folder with the weights.
+/// Files that mark a folder which has its own weights or refers to the folder with the weights.
 const OWN: [&str; 2] = ["adapter_config.json", "modules.json"];
 
-/// The files of a model, under the names that they have in a folder saved by transformers.
+/// The files of a model, with the file names of a folder that transformers saves.
 #[derive(Clone, Debug)]
 pub enum ModelFiles {
     /// A folder, such as a model downloaded from the Hugging Face hub.
     Folder(PathBuf),
-    /// A file of llama.cpp, which is converted to the contents of such a folder.
+    /// A file of llama.cpp, which is presented as the files of such a folder.
     Gguf(Arc<Folder>),
 }
 
@@ -34,7 +34,7 @@ impl ModelFiles {
     /// Opens a folder or a GGUF file, which is detected by its extension or its first bytes. If a folder has no other
     /// weights, its only GGUF file is opened.
     ///
-    /// A model that is split into several GGUF files counts as one file, and is opened by its first part.
+    /// A model that is split into several GGUF files counts as one file. It is opened through its first part.
     ///
     /// # Errors
     /// Returns an error if a GGUF file cannot be read or converted, or if the folder has several GGUF models.
@@ -73,12 +73,12 @@ impl ModelFiles {
         }
     }
 
-    /// Returns the path of a file for messages. If the model is a GGUF file, the path does not exist.
+    /// Returns the path of a file for error messages. If the model is a GGUF file, the path does not exist.
     pub fn name(&self, name: &str) -> PathBuf {
         self.path().join(name)
     }
 
-    /// Returns the files of a subfolder. A GGUF file has no subfolders, and is returned itself.
+    /// Returns the files of a subfolder. A GGUF file has no subfolders, so the same file is returned.
     #[must_use]
     pub fn below(&self, folder: &str) -> Self {
         match self {
@@ -152,7 +152,7 @@ fn begins_as_gguf(path: &Path) -> bool {
     path.is_file() && begins()
 }
 
-/// Returns the sorted names of the GGUF models among file names. A model that is split into several files has the name of its first file.
+/// Returns the names of the GGUF models among `names`, sorted. A model that is split into several files has the name of its first file.
 pub fn gguf_models<'n>(names: &[&'n str]) -> Vec<&'n str> {
     let is_model = |name: &&str| {
         let file = name.rsplit('/').next().unwrap_or(name);
@@ -173,7 +173,7 @@ pub fn gguf_parts(name: &str) -> Vec<String> {
     }
 }
 
-/// Returns the name of a file without its extension and without the numbers of a part.
+/// Returns the name of a GGUF file without the extension and without the part numbers.
 pub fn gguf_stem(name: &str) -> &str {
     match split(name) {
         Some((stem, ..)) => stem,

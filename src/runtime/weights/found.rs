@@ -38,7 +38,7 @@ pub enum Found {
 }
 
 impl Found {
-    /// Inspects a folder. If several kinds match, returns the kind that is easiest to convert to readable weights.
+    /// Inspects a folder. If several variants match, returns the variant that is easiest to convert to readable weights.
     pub fn in_folder(folder: &Path) -> Self {
         let (files, folders) = listed(folder);
         let ending = |endings: &[&str]| {

@@ -1,8 +1,8 @@
 //! Weights of a model, read from a published checkpoint or generated at random for benchmarks.
 //!
-//! Tensors are looked up by their published names; the usual prefixes (`bert.`, …) are tried in order. All names, shapes and types are
-//! checked before the first byte is copied. The weights of a quantized checkpoint are dequantized when they are read, except for those that
-//! keep their published values ([`evaluate_quantized`]).
+//! Each tensor has a published name, which is looked up with each of the usual prefixes (`bert.`, …) in order. All names, shapes and types
+//! are checked before the first byte is copied. The weights of a quantized checkpoint are dequantized when they are read, unless they keep
+//! their published low-bit values ([`evaluate_quantized`]).
 
 mod checkpoint;
 mod error;
@@ -39,10 +39,10 @@ pub(crate) fn check_quantization(folder: &std::path::Path) -> Result<(), Checkpo
     quantized::configured(folder).map(|_| ())
 }
 
-/// Returns the dimensions of the table of a static embedding, `[tokens, width]`, without reading its values.
+/// Returns the dimensions `[tokens, width]` of the table of a static embedding, without reading the values of the table.
 ///
 /// # Errors
-/// Returns an error if there are no weights, or no such table.
+/// Returns an error if there are no weights, or if the weights contain no such table.
 pub fn static_dims(files: &ModelFiles) -> Result<[u64; 2], CheckpointError> {
     let checkpoint = Checkpoint::of(files, files, WeightNames::default())?;
     checkpoint.static_dims().ok_or_else(|| {
@@ -57,7 +57,7 @@ pub fn static_dims(files: &ModelFiles) -> Result<[u64; 2], CheckpointError> {
 /// Reads a vector of a module's weights.
 ///
 /// # Errors
-/// Returns an error if there are no weights, or no such vector.
+/// Returns an error if there are no weights, or if the weights contain no such vector.
 pub fn vector(files: &ModelFiles, name: &str, n: u64) -> Result<Vec<f32>, CheckpointError> {
     Checkpoint::of(files, files, WeightNames::default())?.read(name, &[n])
 }
@@ -70,7 +70,7 @@ pub trait WeightSource: Send + Sync {
     /// Reads the tensor `name` with dimensions `dims` in row-major order.
     fn read(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError>;
 
-    /// Reads a matrix of which the model uses the transpose. The elements are returned in the stored order, as by [`read`](Self::read).
+    /// Reads a matrix whose transpose the model uses. The elements are returned in the stored order, like those of [`read`](Self::read).
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read), and an error for a quantized matrix, whose layout determines the order.
@@ -79,7 +79,7 @@ pub trait WeightSource: Send + Sync {
     }
 
     /// Reads a tensor like [`read`](Self::read) and encodes it as `dtype`, little-endian. A source that reads files converts small pieces,
-    /// so that it needs little memory besides the result.
+    /// so that it needs little memory in addition to the result.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read).
@@ -87,13 +87,14 @@ pub trait WeightSource: Send + Sync {
         encode_weight(name, &self.read(name, dims)?, dtype)
     }
 
-    /// Returns the format in which a matrix is published. `None` if the matrix is not quantized, or if kernels do not read its format.
+    /// Returns the format in which a matrix is published. Returns `None` if the matrix is not quantized, or if kernels do not support its
+    /// format.
     fn published(&self, _name: &str, _dims: &[u64]) -> Option<Scaled> {
         None
     }
 
-    /// Reads the scale and the zero point of each group of a matrix, row by row. `None` unless it is [published](Self::published) in
-    /// this format.
+    /// Reads the scale and the zero point of each group of a matrix, row by row. Returns `None` unless the matrix is
+    /// [published](Self::published) in this format.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read), and an error for a scale that the format cannot hold.
@@ -109,10 +110,10 @@ pub trait WeightSource: Send + Sync {
     /// Checks all tensors of `stored` at once, so that a single error lists all missing tensors.
     fn check(&self, stored: &[(&str, &[u64])]) -> Result<(), CheckpointError>;
 
-    /// Returns the tensors of the source that are not in `used`. Published checkpoints often have such tensors.
+    /// Returns the names of the source's tensors that are not in `used`. Published checkpoints often have such tensors.
     fn surplus(&self, used: &[(&str, &[u64])]) -> Vec<String>;
 
-    /// Returns the tensors of tied heads whose stored values differ from the table that the head is tied to.
+    /// Returns the names of the stored weights of tied heads that differ from the table to which the head is tied.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read).
@@ -120,15 +121,15 @@ pub trait WeightSource: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Returns the surplus tensors whose names differ from the name of a used tensor only in a layer number. They indicate a description
-    /// with a missing index, or a config.json with too few layers. A source that generates its tensors returns none.
+    /// Returns the surplus tensors whose names differ from the name of a used tensor only in a layer number. Such tensors indicate a
+    /// description with a missing index, or a config.json with too few layers. A source that generates its tensors returns none.
     fn left_out(&self, _used: &[(&str, &[u64])]) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// Allocates room for `n` elements of `tensor`. The size comes from a file or a config, so a failed allocation must be an error;
-/// a plain allocation would abort the process.
+/// Allocates memory for `n` elements of `tensor`. The size comes from a file or a config, so a failed allocation must be an error. A plain
+/// allocation would abort the process.
 pub(super) fn room<T>(tensor: &str, n: u64) -> Result<Vec<T>, CheckpointError> {
     let refused = || CheckpointError::OutOfMemory {
         tensor: tensor.to_owned(),
@@ -265,7 +266,7 @@ pub fn evaluate_scaled(
     Ok(rows)
 }
 
-/// Returns the scale that values within `bound` are divided by to fit the range of E4M3.
+/// Returns the scale by which values within `bound` are divided to fit the range of E4M3.
 fn scale(bound: &Bound, source: &dyn WeightSource) -> Result<f32, CheckpointError> {
     let all = |parts: &[WeightExpr]| -> Result<Vec<f32>, CheckpointError> {
         let mut values = Vec::new();
@@ -307,8 +308,8 @@ fn selected_rows<T: Copy>(expr: &WeightExpr, mut stored: Vec<T>, width: u64) -> 
     stored
 }
 
-/// Splits the `n_rows` rows, which have `width` elements, into `groups` equal groups. Keeps `rows` rows of each group, from row `from` of
-/// the group.
+/// Splits `n_rows` rows of `width` elements into `groups` equal groups. Keeps `rows` rows of each group, starting with row `from` of the
+/// group.
 fn keep_rows<T: Copy>(
     stored: &mut Vec<T>,
     [groups, from, rows]: [u64; 3],
@@ -323,8 +324,8 @@ fn keep_rows<T: Copy>(
     stored.truncate(groups as usize * kept);
 }
 
-/// Splits rows of `width` elements into groups of `rows` rows. In the first `interleaved` rows of each group, moves rows with an even index
-/// before rows with an odd index.
+/// Splits rows of `width` elements into groups of `rows` rows. Among the first `interleaved` rows of each group, moves rows with an even
+/// index before rows with an odd index.
 fn separate_pairs<T: Copy>(stored: &mut [T], [rows, interleaved]: [u64; 2], width: u64) {
     if interleaved == 0 || width == 0 {
         return;

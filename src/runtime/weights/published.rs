@@ -1,4 +1,4 @@
-//! Weights that keep the low-bit values in which a checkpoint publishes them.
+//! Weights that keep the low-bit values of a published checkpoint.
 
 use gemmule_weights::{
     Element,
@@ -32,8 +32,8 @@ pub fn evaluate_quantized(
     })
 }
 
-/// Returns the published scales and zero points of a matrix, row by row. `None` unless all stored matrices of the expression are published
-/// in this format.
+/// Returns the published scales and zero points of a matrix, row by row. Returns `None` unless all stored matrices of the expression are
+/// published in this format.
 fn groups(
     expr: &WeightExpr,
     source: &dyn WeightSource,
@@ -65,8 +65,8 @@ fn groups(
     }
 }
 
-/// Returns the kernel format that holds the values and scales of a published matrix with `columns` columns exactly; `None` if there is
-/// none.
+/// Returns the kernel format that holds the values and scales of a published matrix with `columns` columns without rounding; `None` if
+/// there is no such format.
 pub(super) fn format_of(runs: Runs, columns: u64) -> Option<Scaled> {
     let is_row = runs.columns == columns;
     let holds = |width: &u32| is_row || runs.columns.is_multiple_of(u64::from(*width));

@@ -17,7 +17,7 @@ use crate::{
 
 const CONFIG: &str = "config.json";
 
-/// Facts about the quantization of a checkpoint, for the log.
+/// Facts about the quantization of a checkpoint, which are logged.
 pub(super) struct Notes {
     summary: String,
     n_matrices: usize,
@@ -79,7 +79,7 @@ impl Failure {
     }
 }
 
-/// Reads the quantization of a folder from its config.json; `None` if there is none.
+/// Reads the quantization of a folder from its config.json. Returns `None` if the config.json describes no quantization.
 ///
 /// # Errors
 /// Returns an error for an unsupported quantization.
@@ -96,7 +96,7 @@ pub(super) fn configured(folder: &Path) -> Result<Option<Config>, CheckpointErro
     Config::parse(&json).map_err(|problem| CheckpointError::Quantized { file, problem })
 }
 
-/// Finds the quantized matrices among the tensors of a folder; `None` without a configuration.
+/// Finds the quantized matrices among the tensors of a folder. Returns `None` without a configuration.
 ///
 /// # Errors
 /// Returns an error if tensors contradict the configuration, or if they are quantized and there is no configuration.

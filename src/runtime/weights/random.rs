@@ -3,8 +3,8 @@ use crate::kernels::trial::normal;
 
 /// Weights generated from a seed, for benchmarks and for tests of unpublished model sizes.
 ///
-/// A tensor depends only on the seed and its own name. Matrices are normally distributed around 0 and LayerNorm weights around 1.
-/// `scripts/reference.py` generates the same numbers for transformers.
+/// The values of a tensor depend only on the seed and the tensor's name. Matrices are normally distributed around 0, and LayerNorm weights
+/// around 1. `scripts/reference.py` generates the same numbers for transformers.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomWeights {
     pub seed: u64,

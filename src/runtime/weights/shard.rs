@@ -1,5 +1,5 @@
-//! Reads one file of weights, of safetensors, PyTorch or llama.cpp, in pieces through an open handle. The file is not memory-mapped: if
-//! another process truncates a mapped file, this process receives SIGBUS. A truncated read is an ordinary error.
+//! Reads a file of weights (safetensors, PyTorch or llama.cpp) in pieces, through an open handle. The file is not memory-mapped: if another
+//! process truncates a mapped file, this process receives SIGBUS. A read from a truncated file is an ordinary error.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ use crate::{files::read_at, tensor::DType};
 const N_LENGTH: u64 = 8;
 /// Maximum header size of the safetensors crate, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
-/// Bytes per read: small compared with a large tensor, and large enough to amortize the system call.
+/// Bytes per read, small compared with a large tensor, and large enough to amortize the system call.
 const PIECE: usize = 1 << 20;
 
 /// An open file of weights.
@@ -57,7 +57,7 @@ pub(super) struct Place {
 }
 
 impl Stored {
-    /// Returns the type of the elements. Returns the name of the type as the error if weights cannot have it.
+    /// Returns the type of the elements. If weights cannot have this type, returns the name of the type as the error.
     pub fn dtype(&self) -> Result<DType, String> {
         match &self.element {
             Ok(Element::F32) => Ok(DType::F32),
@@ -69,7 +69,7 @@ impl Stored {
     }
 }
 
-/// Returns the type of the elements of a safetensors file, or its name if it is unknown.
+/// Returns the element type for a type of safetensors, or the name of the type if it is not supported.
 fn element(dtype: Dtype) -> Result<Element, String> {
     Ok(match dtype {
         Dtype::F64 => Element::F64,
@@ -94,8 +94,8 @@ fn element(dtype: Dtype) -> Result<Element, String> {
 }
 
 impl Shard {
-    /// Opens a file and reads its list of tensors. A file with the extension `.safetensors` is read as safetensors, and any other file as
-    /// written by `torch.save`.
+    /// Opens a file and reads its list of tensors. A file with the extension `.safetensors` is read as safetensors. Any other file is read
+    /// as a file of `torch.save`.
     pub fn open(path: PathBuf) -> Result<(Self, BTreeMap<String, Stored>), CheckpointError> {
         match path
             .extension()
@@ -188,8 +188,8 @@ impl Shard {
         read_at(&file, &mut header, 0).map_err(io)?;
         let file = Arc::new(file);
         let metadata: Metadata = serde_json::from_slice(&header[N_LENGTH as usize..])
-            // Report the error of the safetensors crate, which is more precise. Once the crate has accepted the header, it also looks for
-            // the data, which is not passed here.
+            // Report the error of the safetensors crate, which is more precise. If the crate accepts the header, it reports the missing
+            // data instead, because the data is not passed here.
             .map_err(|error| match SafeTensors::read_metadata(&header) {
                 Err(problem) => broken(problem),
                 Ok(_) => broken(error.into()),
@@ -219,7 +219,7 @@ impl Shard {
         &self.path
     }
 
-    /// Reads a tensor's elements. The file is read in pieces, and only one piece is in memory at a time. Returns the elements, and the
+    /// Reads a tensor's elements. The file is read in pieces, of which only one is in memory at a time. Returns the elements, and the
     /// number of elements that are not finite.
     pub fn read(
         &self,

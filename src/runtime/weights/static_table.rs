@@ -1,5 +1,5 @@
-//! Tables of static embeddings, with a row for each token. model2vec may store fewer rows, and an index of a row and a factor for each
-//! token.
+//! Tables of static embeddings, with a row for each token. model2vec may store fewer rows than tokens. It then stores a row index and a
+//! factor for each token.
 
 use gemmule_weights::Element;
 
@@ -16,7 +16,7 @@ pub(super) const PARTS: [&str; 2] = [MAPPING, FACTORS];
 const MAPPING: &str = "mapping";
 const FACTORS: &str = "weights";
 
-/// Names of a table, in the order in which they are looked up.
+/// Possible names of a table, in the order in which they are looked up.
 pub(super) const NAMES: [&str; 2] = [TABLE, ROWS];
 
 /// The tensors of model2vec's table. They are read as a table with a row for each token.

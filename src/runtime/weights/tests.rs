@@ -139,7 +139,7 @@ fn scales_bring_rows_and_bounded_inputs_to_the_range_of_e4m3() {
     };
     assert_eq!(scales.dims(), [2]);
     let got_scales = evaluate(&scales, &source).expect("it is there");
-    // A row of zeros has scale 1, so its product's scale is the input's scale.
+    // A row of zeros has scale 1, so the scale of its product is the scale of the input.
     for (got, want) in got_scales.iter().zip([2.0 / 448.0 * scale, scale]) {
         assert!((got / want - 1.0).abs() < 1e-6, "{got}, expected {want}");
     }

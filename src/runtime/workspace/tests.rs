@@ -109,7 +109,7 @@ fn a_batch_that_does_not_fit_leaves_room_for_one_that_does() {
         let small = Planner::footprint(&program, &choice, &batch(300), &batch(300)).unwrap();
         let large = Planner::footprint(&program, &choice, &batch(60_000), &batch(60_000)).unwrap();
         let capacity = match choice {
-            // The maximum plan takes the same memory for every batch.
+            // With a declared maximum, every batch takes the same memory.
             AllocatorChoice::Maximum(_) => large.chunks - 1,
             _ => small.chunks,
         };
@@ -142,7 +142,7 @@ fn chunks_of_earlier_batches_make_room_for_a_batch_that_needs_them() {
     let choice = AllocatorChoice::Caching;
     let alone = Planner::footprint(&program, &choice, &batch(24_000), &batch(24_000)).unwrap();
     let mut workspace = workspace(&program, &choice, alone.chunks);
-    // The segments of this batch have other sizes than those of the next one, and the allocator does not free them by itself.
+    // The segments of this batch differ in size from the segments of the next batch, and the allocator does not free them by itself.
     workspace.make_room(&program, &batch(20_000)).unwrap();
     let (plan, changed) = workspace.make_room(&program, &batch(24_000)).unwrap();
     assert_eq!((plan.footprint(), changed), (alone.chunks, true));

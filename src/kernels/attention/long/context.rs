@@ -80,11 +80,11 @@ impl MhaLongContext {
     }
 }
 
-/// Tiling of p · v on tensor cores, whether P is computed from scores or loaded. For each query, a stage has `keys` 16-bit
-/// weights and 16 more bytes for padding or the extra chunk of an unaligned row.
+/// Tiling of P · V on tensor cores, for kernels that compute P from scores and kernels that load P. For each query, a stage has `keys`
+/// 16-bit weights and 16 more bytes for padding or for the extra chunk of an unaligned row.
 ///
-/// Two 16-row tiles per warp halve the shared-memory reads of V per MMA. They are used if the accumulators leave enough registers for them
-/// and for other CTAs of the SM.
+/// Two 16-row tiles per warp halve the shared-memory reads of V per MMA. A warp has two such tiles if the accumulators leave enough
+/// registers, also for other CTAs on the SM.
 pub(in super::super) fn tensor_core_plan(template: &'static str, head: u32, dtype: DType) -> Plan {
     let bytes = row_bytes(head, dtype);
     let (rows, m_tiles, keys, stages, min_blocks) = match head {
@@ -147,7 +147,7 @@ impl Kernel for MhaLongContext {
             role: Role::Read {
                 element: DType::F32.into(),
                 shape: statistics_shape(self.heads),
-                // The values are positive, like row sums of exponentials. As row maxima, they exceed most scores.
+                // The values are positive, like row sums of exponentials. The row maxima among them exceed most scores.
                 fill: Fill::Normal {
                     mean: 4.0,
                     deviation: 0.5,

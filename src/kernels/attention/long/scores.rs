@@ -22,9 +22,9 @@ use crate::{
     tensor::{DType, Extents, Shape, Size},
 };
 
-/// `q`, `k`, `cu_lens`, `pair_offsets` → `scores [heads, pairs + 8·tokens]`: `scale · q·kᵀ` for each sequence; and `partials
-/// [heads, key_tiles, 2]` in f32: for each row and key tile of 128, the row maximum of the stored scores and the row sum of
-/// `exp(score − maximum)` (ByteTransformer III.E.2, figure 8).
+/// `q`, `k`, `cu_lens`, `pair_offsets` → `scores [heads, pairs + 8·tokens]`: `scale · q·kᵀ` for each sequence, and `partials [heads,
+/// key_tiles, 2]` in f32 (ByteTransformer III.E.2, figure 8). A partial consists of the row maximum of the stored scores in a key tile of
+/// 128 keys, and the row sum of `exp(score − maximum)`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaLongScores {
     pub heads: u32,
@@ -44,7 +44,7 @@ struct Plan {
     template: &'static str,
     rows: u32,
     threads: u32,
-    /// Columns of the operands in shared memory at once.
+    /// Columns of the operands that are in shared memory at once.
     depth: u32,
     min_blocks: u32,
     shared_bytes: u32,

@@ -99,8 +99,8 @@ fn no_two_rows_share_an_element_and_all_lie_within_their_tensors() {
 
 #[test]
 fn all_three_kernels_match_a_worked_example() {
-    // Sequence 0 has one token. Sequence 1 has queries 1 and 0, and keys 0 and ln 3. Its weights are 1/4, 3/4 for the first query and 1/2,
-    // 1/2 for the second. Only the first of the 8 columns is nonzero.
+    // Sequence 0 has one token. Sequence 1 has queries 1 and 0, and keys 0 and ln 3. The softmax weights are 1/4 and 3/4 for the first
+    // query, and 1/2 and 1/2 for the second query. Only the first of the 8 columns is nonzero.
     let lens = [1, 2];
     let extents = Extents::of(&lens).expect("a batch");
     let [cu_lens, pair_offsets] = starts(&lens).map(HostTensor::Index);
@@ -117,7 +117,7 @@ fn all_three_kernels_match_a_worked_example() {
     let [of_scores, partials] = &written[..] else {
         panic!("two tensors");
     };
-    // Three rows of 8: the first starts at 0 and the others at 8·1 + ⌊1 / 8⌋·8.
+    // There are three rows with a pitch of 8. The row of sequence 0 starts at 0. The rows of sequence 1 start at 8·1 + ⌊1 / 8⌋·8.
     let mut row = [f32::NAN; 29];
     row[..24].fill(0.0);
     (row[0], row[9]) = (35.0, 3f32.ln());

@@ -191,9 +191,9 @@ fn a_warp_writes_each_score_of_a_row_once_and_pairs_where_they_are_aligned() {
 
 #[test]
 fn lanes_find_every_probability_wherever_its_row_starts() {
-    // Model of `attention_context.cu.tera` for a row of `n` elements that begins at `row_start`. 16-byte chunks are copied to
-    // shared memory, and a lane extracts pairs from two words by a funnel shift. Each element holds its own index plus 1;
-    // elements outside the row must come out as 0.
+    // Model of `attention_context.cu.tera` for a row of `n` elements that begins at `row_start`. 16-byte chunks are copied to shared
+    // memory, and a lane extracts a pair of elements from two words by a funnel shift. Each element holds its own index plus 1. Elements
+    // outside the row must be read as 0.
     for keys in [32u32, 64] {
         let chunks = keys / 8 + 1;
         for row_start in 0..16u32 {
@@ -241,7 +241,7 @@ fn lanes_find_every_probability_wherever_its_row_starts() {
 
 #[test]
 fn both_forms_have_one_definition_and_the_cases_reach_several_tiles() {
-    // The same values in f32 and in f16, where they are exact.
+    // Both kernels get the same values, which are exact in f16.
     let (simt, tensor) = (scores(2, 16, DType::F32), scores(2, 16, DType::F16));
     let case = &simt.cases()[2];
     let trial = Trial::new(&tensor, case, 3).expect("a batch");

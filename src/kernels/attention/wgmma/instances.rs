@@ -5,7 +5,7 @@ use crate::{
     tensor::DType,
 };
 
-/// Every tile of every head size in both storage types, with Q, K, V merged in one tensor and separate.
+/// Instances with every tile of every head size in both storage types, with Q, K, V merged in one tensor and in separate tensors.
 pub(in crate::kernels::attention) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F16, DType::BF16] {

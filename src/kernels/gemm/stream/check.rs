@@ -1,4 +1,4 @@
-//! Descriptions that the GEMM which streams its weight does not support.
+//! Checks whether the GEMM that streams its weight supports a description.
 
 use super::{GemmProblem, GemmStream, MAX_ROWS_FP8, StreamNorm};
 use crate::{kernels::gemm::problem::check_k_of_fp8, tensor::Format};
@@ -33,7 +33,7 @@ impl GemmStream {
         }
         let is_centred = self.input_norm().is_some_and(|(_, centred)| centred);
         let mma_n = tile.rows.saturating_add(if is_centred { 8 } else { 0 });
-        // Two CTAs of 224 threads with accumulators of 136 rows would spill.
+        // With accumulators of 136 rows, two CTAs of 224 threads per SM would spill registers.
         let has_registers = match self.problem.packed() {
             None => {
                 tile.groups <= 2
@@ -55,7 +55,7 @@ impl GemmStream {
             && (1..=8).contains(&tile.splits)
             && (1..=4).contains(&tile.groups)
             && (1..=4).contains(&tile.per_sm);
-        // A greater depth would overflow the sizes below.
+        // A depth above 2²⁰ would overflow the sizes below.
         if !is_tile || k > 1 << 20 || tile.splits > self.depth().div_ceil(self.step_k()) {
             return Err(format!(
                 "{tile:?} is not a tile of the streaming GEMM with k = {k}; expected 8 to 128 rows in multiples of 8, and 1 to 8 splits with a step of {} for each",
@@ -84,7 +84,7 @@ impl GemmStream {
             _ => Ok(()),
         }
     }
-    /// Checks what is particular to operands in E4M3.
+    /// Checks the requirements that apply only to operands in E4M3.
     fn check_fp8(&self) -> Result<(), String> {
         let GemmProblem { n, k, epilogue, .. } = self.problem;
         check_k_of_fp8(k)?;

@@ -13,7 +13,7 @@ use crate::{
     tensor::DType,
 };
 
-/// Tiles of all kinds, with epilogues, gates and both parts of norms, and sizes that include odd multiples of 8.
+/// Instances with all kinds of tiles, epilogues and gates, with both parts of norms, and with sizes that include odd multiples of 8.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     let mut add = |kernel: GemmStream, few: bool| {
@@ -34,7 +34,7 @@ pub fn representative() -> Vec<KernelSpec> {
         ..gemm
     };
     for dtype in [DType::F16, DType::BF16] {
-        // Odd vocabulary sizes, and weights with many tiles per CTA.
+        // The sizes are odd vocabulary sizes, and weights with many tiles per CTA.
         add(of(5003, 136, dtype, bias), true);
         add(of(20_001, 72, dtype, plain.with_residual()), true);
         for centred in [false, true] {
@@ -69,7 +69,7 @@ pub fn representative() -> Vec<KernelSpec> {
             add(packed(of(8, 8, dtype, plain)), true);
             add(packed(of(2056, 1096, dtype, plain.with_residual())), true);
             add(packed(gated.clone()), true);
-            // Norms are independent of the type and of the format.
+            // The code of the norms depends neither on the storage type nor on the format of the weight.
             for centred in [false, true] {
                 if few && at % 2 == 1 {
                     continue;
@@ -91,13 +91,14 @@ pub fn representative() -> Vec<KernelSpec> {
     kernels
 }
 
-/// Instances of the problems that [`GemmWgmma`](super::super::GemmWgmma) is tested with in E4M3, and of one with an odd number of columns.
+/// Instances of the problems with which [`GemmWgmma`](super::super::GemmWgmma) is tested in E4M3, and of a problem with an odd number of
+/// columns.
 fn in_e4m3() -> impl Iterator<Item = KernelSpec> {
     let odd = GemmProblem::new(5003, 144, DType::F16, Epilogue::new(true, None)).in_e4m3();
     let problems = wgmma::fp8_problems().chain([odd]).enumerate();
     problems.flat_map(|(at, problem)| {
         let tiles = GemmStream::of(problem).tiles(Instructions::Hopper);
-        // All tiles of the first problem, and some of the others.
+        // Take all tiles of the first problem, and some tiles of the other problems.
         let tiles = tiles.into_iter().enumerate();
         let chosen = tiles.filter(move |(tile, _)| at == 0 || tile % 5 == at % 5);
         chosen.map(|(_, kernel)| KernelSpec::from(kernel))

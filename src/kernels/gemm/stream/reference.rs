@@ -47,7 +47,8 @@ impl GemmStream {
     }
 }
 
-/// Returns `scaled` and `row_stats` of [`StreamNorm::Before`], from `out [rows, n]` and gamma, and beta if there is one.
+/// Returns `scaled` and `row_stats` of [`StreamNorm::Before`], computed from `out [rows, n]`. `vectors` holds gamma, and beta if there is
+/// one.
 pub(crate) fn stream_scaled(out: &[f32], vectors: &[&[f32]]) -> (Vec<f32>, Vec<f32>) {
     let gamma = vectors[0];
     let mut scaled = Vec::with_capacity(out.len());
@@ -66,7 +67,7 @@ pub(crate) fn stream_scaled(out: &[f32], vectors: &[&[f32]]) -> (Vec<f32>, Vec<f
     (scaled, row_stats)
 }
 
-/// Returns the normalised rows of [`StreamNorm::After`].
+/// Returns the normalized rows of [`StreamNorm::After`].
 pub(crate) fn stream_normals(
     scaled: &[f32],
     row_stats: &[f32],

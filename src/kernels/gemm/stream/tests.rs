@@ -90,7 +90,7 @@ fn a_result_in_e4m3_requires_pairs_of_columns_and_no_residual() {
 
 #[test]
 fn a_norm_split_between_two_gemms_equals_the_norm_of_the_rows() {
-    // Rows 1, 3 and 2, 2 with gamma 2, 1 and beta 1/2, 0: both means are 2, the deviations 1 and 0.
+    // The rows are (1, 3) and (2, 2), with gamma (2, 1) and beta (1/2, 0). Both means are 2, and the deviations are 1 and 0.
     let gamma_and_beta: [&[f32]; 2] = [&[2.0, 1.0], &[0.5, 0.0]];
     let rows = [1.0, 3.0];
     let (scaled, row_stats) = stream_scaled(&rows, &gamma_and_beta);

@@ -9,11 +9,11 @@ use super::super::small_m::ALIGNMENT;
 pub struct StreamTile {
     /// Rows of x per tile, the N side of an MMA: a multiple of 8 up to 128.
     pub rows: u32,
-    /// CTAs per cluster, which split k: 1 to 8, the portable cluster size.
+    /// CTAs per cluster, which split k: 1 to 8. The portable max cluster size is 8.
     pub splits: u32,
-    /// Consumer warpgroups, each with 64 rows of the weight: 1 or 2, and up to 4 if they convert the weight.
+    /// Number of consumer warpgroups, each with 64 rows of the weight: 1 or 2, or up to 4 if the weight is packed.
     pub groups: u32,
-    /// CTAs per SM that shared memory has room for: 1 or 2, and up to 4 if they convert the weight.
+    /// Number of CTAs whose shared memory fits an SM: 1 or 2, or up to 4 if the weight is packed.
     pub per_sm: u32,
 }
 
@@ -30,7 +30,8 @@ impl StreamTile {
         }
     }
 
-    /// Tiles for a packed weight, fewest rows first. More warps convert it than a plain weight needs.
+    /// Tiles for a packed weight, in ascending order of rows. They have more warps than tiles for a plain weight, because the weight is
+    /// converted.
     pub(super) fn converting() -> impl Iterator<Item = StreamTile> {
         Self::ROWS.into_iter().flat_map(|rows| {
             [1, 2, 4, 8].into_iter().flat_map(move |splits| {
@@ -46,12 +47,13 @@ impl StreamTile {
         })
     }
 
-    /// Tiles for a plain weight, fewest rows first.
+    /// Tiles for a plain weight, in ascending order of rows.
     pub(super) fn candidates() -> impl Iterator<Item = StreamTile> {
         Self::ROWS.into_iter().flat_map(|rows| {
             Self::SPLITS.into_iter().flat_map(move |splits| {
                 let shapes: &[(u32, u32)] = match (rows, splits) {
-                    // Clusters of six with one CTA per SM are for wide tiles only, for which clusters of eight would not fit.
+                    // Clusters of six, with one CTA per SM, are only for tiles of 128 rows. Clusters of eight with such tiles would not
+                    // fit.
                     (128, 6) => &[(2, 1)],
                     (_, 6) => &[],
                     (128, _) => &[(1, 1), (1, 2), (2, 1)],
@@ -91,7 +93,7 @@ pub(super) struct Layout {
     /// Rows of the second operand of the MMAs.
     pub(super) mma_n: u32,
     pub(super) stage_bytes: u32,
-    /// Bytes of partial accumulators that the CTA receives. `is_aliased` tells whether they reuse the ring's memory.
+    /// Bytes of partial accumulators that the CTA receives. `is_aliased` is whether these reuse the ring's memory.
     pub(super) received: u32,
     pub(super) is_aliased: bool,
 }

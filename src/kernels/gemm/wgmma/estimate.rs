@@ -9,9 +9,9 @@ use crate::{
 impl WgmmaTile {
     /// Estimated cycles on a GPU with Hopper's instructions, comparable with [`Tile::cycles`](crate::kernels::gemm::Tile::cycles).
     ///
-    /// `fill + tiles of the busiest SM × (k-steps × cost of a step + epilogue)`. The cost of a step is a norm of its limits (tensor
-    /// cores, L2 for one SM, L2 for all SMs) plus the clock reduction due to its bytes, for the mean number of SMs that have a tile
-    /// over the waves. Ping-pong hides the part of an epilogue that fits under the other warpgroup's mainloop.
+    /// `fill + tiles of the busiest SM × (k-steps × cost of a step + epilogue)`. A step is limited by tensor cores, L2 for one SM, and L2
+    /// for all SMs. Its cost is a norm of these three times, plus the clock reduction due to its bytes. The number of SMs that have a tile
+    /// is averaged over the waves. Ping-pong hides an epilogue up to the duration of the other warpgroup's mainloop.
     pub fn cycles(self, rows: u64, n: u32, k: u32, epilogue: Epilogue, machine: &Machine) -> f64 {
         let Some(Hopper {
             wgmma: cost,
@@ -65,7 +65,7 @@ impl WgmmaTile {
             }
             false => 0.0,
         };
-        // A residual is read when it is needed, so ping-pong hides none of that time.
+        // The residual is loaded only when it is needed, so ping-pong does not hide this time.
         let added = outputs * cost.output * f64::from(u8::from(epilogue.residual));
         let tiles = of_busiest * (cost.tile + added);
         let estimate = cost.launch + bytes * cost.stage_byte + tiles + work + waits;

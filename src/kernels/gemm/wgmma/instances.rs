@@ -7,8 +7,8 @@ use crate::{
     tensor::DType,
 };
 
-/// Every tile, with epilogues, direct and TMA stores, and sizes that include odd multiples of 32 and of 8. The storage type changes only
-/// conversions.
+/// Instances with every tile, several epilogues, direct and TMA stores, and sizes that include odd multiples of 32 and of 8. The storage
+/// type affects only conversions.
 pub fn representative() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
     let gelu = Epilogue::new(true, Some(Activation::GeluExact));
@@ -49,7 +49,7 @@ pub fn representative() -> Vec<KernelSpec> {
     kernels
 }
 
-/// Problems in E4M3 with every epilogue and result, at sizes that are not multiples of a tile.
+/// Problems in E4M3 with every epilogue and every type of result, at sizes that are not multiples of a tile.
 pub(in crate::kernels::gemm) fn fp8_problems() -> impl Iterator<Item = GemmProblem> {
     let plain = Epilogue::default();
     let bias = Epilogue::new(true, None);

@@ -29,7 +29,7 @@ fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
             );
             continue;
         }
-        // TMA boxes start at multiples of 128 bytes of shared memory, swizzled ones at multiples of 1024.
+        // TMA boxes start at multiples of 128 bytes of shared memory, and swizzled boxes at multiples of 1024 bytes.
         let (subtile, boxes) = tile.subtile();
         assert_eq!(SUBTILE_ROWS * subtile * 2 / boxes % 128, 0, "{tile:?}");
         assert_eq!((tile.n % subtile, tile.n % 16), (0, 0), "{tile:?}");

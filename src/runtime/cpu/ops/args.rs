@@ -1,4 +1,4 @@
-//! Takes a kernel's arguments in order and validates each against the kernel and the batch.
+//! Access to the arguments of a kernel, which are taken in order and checked against the kernel and the batch.
 
 use gemmule_cpu::linear::Weight;
 
@@ -6,7 +6,7 @@ use super::{OpError, Read};
 use crate::ops::HeadView;
 use crate::tensor::{Extents, e4m3};
 
-/// Arguments of one launch, taken from the front.
+/// Arguments of one launch, which methods take in order.
 pub(super) struct Args<'r, 'w> {
     op: &'static str,
     pub extents: &'r Extents,
@@ -176,7 +176,7 @@ impl<'r, 'w> Args<'r, 'w> {
         Ok(sequences)
     }
 
-    /// Takes the next argument, `cu_lens`, and returns it without its last entry: the first token of each sequence.
+    /// Takes the next argument, `cu_lens`, and returns the index of the first token of each sequence: all entries but the last.
     pub fn first_tokens(&mut self) -> Result<&'r [i32], OpError> {
         let (op, tokens) = (self.op, self.extents.tokens);
         let starts = self.i32s("cu_lens", self.extents.batch.saturating_add(1))?;
@@ -194,7 +194,7 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
-    /// Takes the next two arguments: the start of each sequence and of its pairs.
+    /// Takes the next two arguments: the start of each sequence, and the start of each sequence's pairs.
     pub fn sequences_with_pairs(&mut self) -> Result<Vec<Sequence>, OpError> {
         let op = self.op;
         let mut sequences = self.sequences()?;
@@ -250,7 +250,7 @@ impl<'r, 'w> Args<'r, 'w> {
         Ok(())
     }
 
-    /// Returns the layout of the heads in a tensor with the rows of all tokens. Returns an error if the heads exceed a row.
+    /// Returns the layout of the heads in a tensor with a row for each token. Returns an error if the heads exceed a row.
     pub fn heads(
         &self,
         what: &'static str,
@@ -331,7 +331,7 @@ impl Cached<'_> {
     }
 }
 
-/// Number of elements of a shape. If the product overflows, it saturates, and therefore matches no slice.
+/// Number of elements of a shape. If the product overflows, it saturates, so that no slice has this length.
 fn elements(shape: &[u64]) -> u64 {
     shape.iter().fold(1, |n, &d| n.saturating_mul(d))
 }

@@ -1,5 +1,5 @@
-//! Attention within each sequence on the packed layout. Every (sequence, head) is a separate small problem, which is read and written in
-//! place with strides.
+//! Attention within each sequence of a packed batch. Each head of each sequence is a separate small problem. Its operands and results are
+//! accessed in place, with strides.
 
 use std::ops::Range;
 
@@ -125,8 +125,8 @@ pub(super) fn scores(spec: &AttentionScores, mut args: Args<'_, '_>) -> Result<(
     Ok(())
 }
 
-/// Multiplies rows by all rows of the table that their pairs refer to, and then picks the element of each pair. This takes about twice as
-/// many multiplications as computing only these elements, but runs as a GEMM.
+/// Multiplies a block of rows by all rows of the table that their pairs need, and then picks the element of each pair. This takes about
+/// twice as many multiplications as needed, but runs as a GEMM.
 pub(super) fn relative_scores(
     spec: &RelativeScores,
     mut args: Args<'_, '_>,
@@ -206,7 +206,7 @@ pub(super) fn softmax(spec: &AttentionSoftmax, mut args: Args<'_, '_>) -> Result
     let out = args.out(&[heads, pairs])?;
     let (heads, pairs) = (heads as usize, pairs as usize);
     let out = SharedOut::new(out);
-    // A softmax costs as much as about eight multiplications per score.
+    // A softmax takes about as long as eight multiplications per score.
     let work = work(&sequences, heads, 8);
     for_heads_and_blocks(
         heads,
@@ -294,7 +294,7 @@ pub(super) fn softmax_by_distance(
     Ok(())
 }
 
-/// Returns the operand of a bias; empty without one.
+/// Returns the operand of the bias, or an empty slice without a bias.
 pub(super) fn biases<'r>(
     by: PositionBias,
     heads: u32,
@@ -304,7 +304,7 @@ pub(super) fn biases<'r>(
         .map_or(Ok(&[]), |bias| args.real("bias", &bias.dims(heads)))
 }
 
-/// Operations on the scores of a head: cap, mask and bias.
+/// Operations on the scores of a head: soft cap, mask and bias.
 #[derive(Clone, Copy)]
 pub(super) struct Distances<'a> {
     pub by: PositionBias,
@@ -365,7 +365,7 @@ pub(super) fn context(spec: &AttentionContext, mut args: Args<'_, '_>) -> Result
                 row: len,
                 col: 1,
             };
-            // SAFETY: each head has its own columns and each query its own rows.
+            // SAFETY: each head has its own columns, and each query has its own rows.
             unsafe {
                 multiply(
                     (block.n_queries, head, len),

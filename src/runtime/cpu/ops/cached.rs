@@ -17,7 +17,7 @@ use crate::kernels::cache::{AppendCache, BLOCK, Pool, index};
 use crate::kernels::prepare_attention::PrepareAttention;
 use crate::tensor::e4m3;
 
-/// Elements of a cache or of other rows, to which a kernel writes keys and values.
+/// Memory to which a kernel writes keys and values: the elements of a cache, or other rows.
 pub(super) enum Stored<'a> {
     /// Values in f32, rounded to the format of the cache.
     Real(&'a mut [f32]),
@@ -126,7 +126,7 @@ pub(super) fn prepare_attention(
     let (head, row) = (spec.head as usize, row as usize);
     args.check_shape("queries", &[tokens, n as u64, head_size], queries.len())?;
     args.all_taken()?;
-    // Normalizes and rotates the heads of queries (0) or keys (1) of a token.
+    // Normalizes and rotates the heads of a token's queries (`part` 0) or keys (`part` 1).
     let prepare = |part: usize, token: usize, out: &mut [f32]| {
         let from = token * row + spec.columns[part] as usize;
         let x = &x[from..][..out.len()];
@@ -183,16 +183,16 @@ pub(super) fn prepare_attention(
     Ok(())
 }
 
-/// Number of slots that a pool has for one cache.
+/// Number of slots of a pool for one cache.
 struct Room {
     slots: usize,
 }
 
 impl Room {
-    /// Computes the number of slots of a pool that has `elements` elements after the start of the cache.
+    /// Computes the number of slots of a pool that has `elements` elements from the start of the cache on.
     fn of(elements: usize, heads: usize, head: usize, stride: usize) -> Self {
         let own = heads * head * BLOCK as usize;
-        // The last block needs only the cache's own elements, not a whole stride.
+        // The last block may end after the elements of this cache, before a whole stride.
         let blocks = match elements.checked_sub(own) {
             Some(rest) => rest / stride.max(1) + 1,
             None => 0,
@@ -220,11 +220,12 @@ impl Room {
 /// Keys of a sequence in the cache.
 struct Keys<'a> {
     slots: &'a [i32],
-    /// Number of keys before the sequence's tokens in the batch; 0 for a source.
+    /// Number of keys before the sequence's tokens in the batch. It has no meaning for the keys of a source text.
     before: usize,
 }
 
-/// Returns the keys of each sequence. Checks that there are enough keys for its tokens.
+/// Returns the keys of each sequence. Checks that there are at least as many own keys as tokens of the sequence in the batch, or at least
+/// one key of a source text.
 fn keys_of<'a>(
     whose: Whose,
     op: &'static str,
@@ -310,7 +311,7 @@ pub(super) fn mha_cached(
             Whose::Own => first + n,
             Whose::Source => own.slots.len(),
         };
-        // Start of the first tile that contains keys which a query attends to.
+        // Start of the first tile with keys to which a query attends.
         let first_key = spec.by.seen(causal, first, n_keys).start / MAX_KEYS * MAX_KEYS;
         scratch.running.clear();
         scratch.running.resize(group * n, Running::START);
@@ -379,7 +380,7 @@ pub(super) fn mha_cached(
                             cols: head,
                             stride: width,
                         };
-                        // SAFETY: each head has its own columns and each query its own rows.
+                        // SAFETY: each head has its own columns, and each query has its own rows.
                         unsafe { rows.run() };
                         Into::Accumulate
                     }
@@ -390,7 +391,7 @@ pub(super) fn mha_cached(
                     col: 1,
                 };
                 let values = rows(&scratch.values);
-                // SAFETY: each head has its own columns and each query its own rows.
+                // SAFETY: each head has its own columns, and each query has its own rows.
                 unsafe {
                     multiply(
                         (n, head, tile.len()),
@@ -417,7 +418,7 @@ pub(super) fn mha_cached(
                 cols: head,
                 stride: width,
             };
-            // SAFETY: each head has its own columns and each query its own rows.
+            // SAFETY: each head has its own columns, and each query has its own rows.
             unsafe { rows.run() };
         }
     };
@@ -427,7 +428,7 @@ pub(super) fn mha_cached(
     Ok(())
 }
 
-/// Number of pairs of a query and a key.
+/// Total number of (query, key) pairs.
 fn pairs_of(keys: &[Keys<'_>], sequences: &[Sequence]) -> usize {
     let each = keys.iter().zip(sequences);
     each.map(|(keys, s)| s.len.saturating_mul(keys.slots.len()))

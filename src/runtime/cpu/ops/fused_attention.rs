@@ -1,4 +1,4 @@
-//! Fused attention, for one head of one block of queries at a time ([`Attend`]).
+//! Fused attention. A task computes one head of one block of queries ([`Attend`]).
 
 use gemmule_cpu::{
     attention::{Attend, MAX_QUERIES, Scratch},
@@ -23,7 +23,7 @@ pub(super) fn mha_online(spec: &MhaOnline, args: Args<'_, '_>) -> Result<(), OpE
     fused(&spec.of, None, args)
 }
 
-/// Implements both fused kernels. On the CPU they differ only in the maximum length.
+/// Implements the fused kernels for short sequences and for any length. On the CPU, the two differ only in the maximum length.
 fn fused(
     of: &AttentionProblem,
     max_len: Option<u32>,
@@ -81,10 +81,10 @@ fn fused(
             at: start * width + h * head,
             stride: width,
         };
-        // SAFETY: each head has its own columns and each query its own rows.
+        // SAFETY: each head has its own columns, and each query has its own rows.
         unsafe { attend.run() };
     };
-    // Keys and values are gathered once per block of queries. Blocks are therefore large, if this leaves a few blocks per thread.
+    // Keys and values are gathered once per block of queries. Blocks are therefore large, as long as each thread still has a few blocks.
     let most = match heads * sequences.len() >= 4 * rayon::current_num_threads() {
         true => 4 * MAX_QUERIES,
         false => MAX_QUERIES,

@@ -9,7 +9,7 @@ use crate::kernels::gemm::{
     StreamNorm, normalised, scaled_and_row_stats, stream_normals, stream_scaled,
 };
 
-/// Computes a problem with all that its epilogue does.
+/// Computes a problem, including its gate and epilogue.
 pub(super) fn gemm(problem: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), OpError> {
     if problem.is_fp8() {
         return fp8::gemm(problem, args);

@@ -1,4 +1,4 @@
-//! The three kernels of attention by grouped GEMMs, with the same layout of ragged scores as on a device.
+//! The three kernels that compute attention by grouped GEMMs. Ragged scores have the same layout as on a device.
 
 use gemmule_cpu::{
     attention::{MAX_KEYS, PartialReductions, Probabilities},
@@ -15,7 +15,7 @@ use crate::tensor::Extents;
 /// Number of keys in a tile.
 const KEY_TILE: usize = Extents::KEY_TILE as usize;
 
-/// Returns the number of elements of `scores`, and of pairs of numbers of `partials`, per head.
+/// Returns two sizes per head: the number of elements of `scores`, and the number of (maximum, sum) pairs of `partials`.
 fn sizes(extents: &Extents) -> (u64, u64) {
     let scores = extents
         .tokens
@@ -97,7 +97,7 @@ pub(super) fn reduce(spec: &MhaLongReduce, mut args: Args<'_, '_>) -> Result<(),
     let out = args.out(&[u64::from(spec.heads), tokens, 2])?;
     let (heads, tokens) = (spec.heads as usize, tokens as usize);
     let out = SharedOut::new(out);
-    // The cost is one exponential per tile of keys.
+    // The work is one exponential per tile of keys.
     let work = work(&sequences, heads, 1);
     for_heads_and_blocks(
         heads,
@@ -153,7 +153,7 @@ pub(super) fn context(spec: &MhaLongContext, mut args: Args<'_, '_>) -> Result<(
             let first = (h * tokens + start + block.query) * 2;
             let statistics = &statistics[first..first + n * 2];
             let at = (start + block.query) * width + h * head;
-            // The memory never shrinks. Each part of the keys overwrites the elements that it uses.
+            // The scratch memory never shrinks. Each part of the keys overwrites the elements that it uses.
             let largest = scratch.scores.len().max(n * len.min(MAX_KEYS));
             scratch.scores.resize(largest, 0.0);
             for key in (0..len).step_by(MAX_KEYS) {
@@ -177,7 +177,7 @@ pub(super) fn context(spec: &MhaLongContext, mut args: Args<'_, '_>) -> Result<(
                     _ => Into::Accumulate,
                 };
                 let v = rows_of(v, &v_heads, h, start + key);
-                // SAFETY: each head has its own columns and each query its own rows.
+                // SAFETY: each head has its own columns, and each query has its own rows.
                 unsafe { multiply((n, head, n_keys), 1.0, weights, v, into, &out, at, width) };
             }
         },

@@ -1,8 +1,8 @@
 //! CPU implementation of every [`KernelSpec`], in f32 on the packed layout.
 //!
-//! [`run`] validates its arguments and then computes. Wrong arguments cause errors, never panics: slices of the wrong length, ids outside
-//! their table, and sequence starts that do not match the batch. Values are computed and stored in f32, regardless of the kernel's storage
-//! type. Work is distributed over the rayon pool of the caller; small work stays on the calling thread.
+//! [`run`] validates its arguments and then computes. Wrong arguments cause errors, never panics. Examples are slices of the wrong length,
+//! ids outside their table, and sequence starts that do not match the batch. Values are computed and stored in f32, regardless of the
+//! kernel's storage type. Work is distributed over the rayon pool of the caller. A small amount of work stays on the calling thread.
 
 mod args;
 mod attention;
@@ -174,10 +174,10 @@ pub enum OpError {
 
 /// Runs one kernel.
 ///
-/// `reads` are the kernel's parameters of role `Read` in the order that its type documents, without the counts. `writes` are the tensors
-/// that it writes: one for most kernels, two for some ([`Kernel::n_writes`](crate::kernels::Kernel::n_writes)). Their previous contents are
-/// ignored. All elements are written, except columns that the view of an attention result skips, and elements between the rows of ragged
-/// scores. `extents.rows` is the number of rows of row-wise kernels and GEMMs.
+/// `reads` are the kernel's parameters of role `Read`, in the order that the kernel's type documents. `writes` are the
+/// [`Kernel::n_writes`](crate::kernels::Kernel::n_writes) tensors that the kernel writes. Their previous contents are ignored. All elements
+/// are written, except columns that the view of an attention result skips, and elements between the rows of ragged scores. `extents.rows`
+/// is the number of rows of row-wise kernels and GEMMs.
 ///
 /// # Errors
 ///
@@ -348,9 +348,9 @@ pub fn run_appending(
     }
 }
 
-/// Runs a kernel like [`run`], but for an invariant program. Attention to a cache then processes queries one by one, because the number of
-/// queries of a sequence in a batch depends on the other sequences. The other kernels compute a row in an order that depends only on its
-/// own sequence.
+/// Runs a kernel like [`run`], but for an invariant program. Attention to a cache then processes queries one by one, because the other
+/// sequences of a batch affect the number of queries that a sequence has in the batch. All other kernels compute a row in an order that
+/// depends only on the row's sequence.
 ///
 /// # Errors
 ///
@@ -379,7 +379,7 @@ pub fn run_invariant(
     cached::mha_cached(plain, 1, Args::new(op, extents, reads, out))
 }
 
-/// Runs the GEMM and then the kernel that prepares attention, which reads the rows of the GEMM.
+/// Runs the GEMM, and then the kernel that prepares attention from the rows of the GEMM's result.
 fn gemm_prepare_attention(
     spec: &GemmPrepareAttention,
     extents: &Extents,

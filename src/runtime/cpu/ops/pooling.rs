@@ -25,7 +25,7 @@ pub(super) fn token_of_sequence(
             }
         });
     }
-    // Any token can be the first token of a sequence, because pooling may leave out prompts.
+    // A sequence may start at any token, because pooling may leave out prompts.
     let (tokens, batch) = (args.extents.tokens, args.extents.batch);
     let x = args.real("x", &[tokens, spec.width.into()])?;
     let first = args.first_tokens()?;
@@ -52,7 +52,7 @@ pub(super) fn max_pool(spec: &MaxPool, args: Args<'_, '_>) -> Result<(), OpError
 pub(super) fn weighted_pool(spec: &WeightedPool, args: Args<'_, '_>) -> Result<(), OpError> {
     for_sequences(spec.width, args, &|x, out| {
         out.fill(0.0);
-        // Each weight is divided before the sum, so that the sums of long sequences stay small.
+        // Each weight is divided by the total before the sum, so that the sums of long sequences stay small.
         let share = 1.0 / spec.weights.divisor(x.len() / out.len());
         for (token, row) in x.chunks_exact(out.len()).enumerate() {
             let weight = (spec.weights.of(token) * share) as f32;
@@ -63,7 +63,7 @@ pub(super) fn weighted_pool(spec: &WeightedPool, args: Args<'_, '_>) -> Result<(
     })
 }
 
-/// Computes a row of the result from the rows of each sequence.
+/// Computes a row of the result for each sequence, from the rows of the sequence.
 fn for_sequences(
     width: u32,
     mut args: Args<'_, '_>,

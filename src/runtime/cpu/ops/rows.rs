@@ -332,7 +332,7 @@ pub(super) fn log_probability(
     let positions = args.i32s("positions", tokens)?;
     let out = args.out(&[tokens, 1])?;
     let width = width as usize;
-    // Each row of the result needs one row of logits.
+    // Each element of the result needs one row of logits.
     let one = |t: usize, scratch: &mut Vec<f32>| {
         if t == 0 || positions[t] == 0 {
             return 0.0;

@@ -1,8 +1,8 @@
-//! Runs decode steps of one token per sequence. They follow one another on the device, without waiting for the host.
+//! Runs decode steps of one token per sequence. The steps follow one another on the device, without waiting for the host.
 //!
-//! The inputs of a step are in device memory, and its last kernel writes the inputs of the next step ([`Advance`]). A step is therefore one
-//! CUDA graph, and several steps can be enqueued before the host knows the tokens of the first. The tokens arrive through a ring buffer in
-//! host memory, which the host polls.
+//! The inputs of a step are in device memory, and the last kernel of a step writes the inputs of the next step ([`Advance`]). A step is
+//! therefore one CUDA graph, and several steps can be enqueued before the host knows the tokens of the first step. The host polls a ring
+//! buffer in host memory to which the device writes the tokens.
 //!
 //! Steps run on their own stream with the highest priority. A step over few sequences is bound by latency and leaves most of the
 //! device idle, so prompts are processed concurrently ([`CudaSession::fill`]). [`Fence`]s order the two streams where they use
@@ -81,7 +81,8 @@ pub enum TokenSelection {
 }
 
 impl TokenSelection {
-    /// Selects the kind for a set of sequences with or without beam search. At least one argument must be true.
+    /// Returns the kind for a set of sequences that contains sequences without beam search (`has_singles`) or with it (`has_beams`). At
+    /// least one argument must be true.
     pub fn of(has_singles: bool, has_beams: bool) -> Self {
         match (has_singles, has_beams) {
             (true, true) => Self::Both,
@@ -92,8 +93,8 @@ impl TokenSelection {
 }
 
 impl DecodeLoop {
-    /// Creates a loop over the sequences in `cache` for one part of the program. It has its own stream besides the session's. Returns
-    /// `None` if the program does not generate text.
+    /// Creates a loop over the sequences in `cache` for one part of the program. The loop has its own stream, in addition to the session's
+    /// stream. Returns `None` if the program does not generate text.
     ///
     /// # Errors
     /// Returns an error if an allocation fails.
@@ -144,7 +145,7 @@ impl DecodeLoop {
         Fence::after(&self.launcher.stream)
     }
 
-    /// Makes later edits and steps wait for a fence of another stream.
+    /// Makes later edits and steps wait for a fence in another stream.
     ///
     /// # Errors
     /// Returns driver errors.
@@ -166,8 +167,8 @@ impl DecodeLoop {
         })
     }
 
-    /// Moves sequences to other rows, and grows the table to the room `wanted`. `moves` lists pairs of the old and the new row in row
-    /// order; the new row is the same or an earlier row. All other rows become empty. No step may be in flight.
+    /// Moves sequences to other rows, and grows the table to the room `wanted`. `moves` lists pairs of the old and the new row, in row
+    /// order. The new row is the old row or an earlier row. All other rows become empty. No step may be in flight.
     ///
     /// # Errors
     /// Returns an error if an allocation or a driver call fails. The sequences then keep their rows.
@@ -226,8 +227,8 @@ impl DecodeLoop {
         Table::new(&self.launcher, room)
     }
 
-    /// Enqueues a step over the first `rows` rows, followed by the token selection `selection`. Its kernels are chosen for sequences and
-    /// sources of at most `keys` tokens, but are also correct for longer ones.
+    /// Enqueues a step over the first `rows` rows, followed by the token selection `selection`. The kernels are chosen for sequences and
+    /// source texts of at most `keys` tokens, but are also correct for longer ones.
     ///
     /// # Errors
     /// Returns an error if an allocation or a driver call fails. The step is then not enqueued.
@@ -297,7 +298,7 @@ impl DecodeLoop {
             }
             n_looks += 1;
             if n_looks.is_multiple_of(1 << 12) {
-                // A failed step never publishes its number.
+                // A failed step never writes its number to the ring, so check for errors.
                 self.check()?;
                 std::thread::yield_now();
             }
@@ -309,8 +310,7 @@ impl DecodeLoop {
         Ok(Some(rows))
     }
 
-    /// Returns the hypotheses that a beam search over these rows has found, best first, once the search has reported that it is
-    /// done.
+    /// Returns the hypotheses that a beam search over these rows has found, best first. The search must have reported that it is done.
     pub fn found(&self, first: usize, beams: usize) -> Vec<Hypothesis> {
         let Some(table) = &self.table else {
             return Vec::new();
@@ -331,8 +331,8 @@ impl DecodeLoop {
         Hypothesis::sorted(all.collect())
     }
 
-    /// Returns the index of the beam with a NaN logit, if the search over these rows has reported one. The beam is found by the candidate
-    /// counts, which are not overwritten until the rows get other sequences.
+    /// Returns the index of the beam with a NaN logit, if the search over these rows has reported a NaN. The candidate counts identify the
+    /// beam. They are not overwritten until the rows get other sequences.
     ///
     /// # Errors
     /// Returns driver errors.
@@ -440,7 +440,7 @@ impl DecodeLoop {
                 found(1),
                 found(2),
             ];
-            // SAFETY: the table has all operands for these extents. A search reads each value before it overwrites the value.
+            // SAFETY: the table has all operands for these extents. The search step reads each value before it overwrites the value.
             unsafe {
                 candidates.launch(stream, extents, &args, "the candidates", start)?;
                 beams.launch(stream, extents, &of_search, "the beams", start)?;

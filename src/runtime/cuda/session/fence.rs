@@ -1,4 +1,4 @@
-//! Points in a stream that the host or another stream can wait for.
+//! Points in a stream for which the host or another stream can wait.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use cudarc::driver::{CudaEvent, CudaStream};
 
 use crate::runtime::cuda::error::{CudaError, During};
 
-/// A point in a stream. It is passed when all earlier work on the stream is done.
+/// A point in a stream. The fence is passed when all earlier work on the stream is done.
 pub struct Fence(CudaEvent);
 
 impl Fence {

@@ -21,7 +21,7 @@ use crate::{
 pub(super) struct Launcher {
     pub(super) model: SharedModel,
     pub(super) stream: Arc<CudaStream>,
-    /// Launch ordering of every kernel of the program except the first.
+    /// Whether kernels of the program, except the first, may start before the previous kernel ends.
     pub(super) start: Start,
 }
 

@@ -15,8 +15,8 @@ use crate::runtime::{
 };
 
 impl CudaSession {
-    /// Runs a batch and copies each output to separate device memory, because the next batch reuses the memory of this one. All copies have
-    /// completed on return. The caller must have checked the batch against the model's limits.
+    /// Runs a batch and copies each output to separate device memory, because the next batch reuses the memory of this batch. All copies
+    /// have completed on return. The caller must have checked the batch against the model's limits.
     ///
     /// # Errors
     /// Returns [`CudaError::InFlight`] if two batches are in flight, an error if an allocation fails, and driver errors.
@@ -30,7 +30,7 @@ impl CudaSession {
         });
         let memories: Vec<(CudaMemory, usize)> = memories.collect::<Result<_, CudaError>>()?;
         let ran = self.run_into(&ready, batch, &memories);
-        // Wait even if an action failed, because the memory of the batch and of the outputs may be reused or freed afterwards.
+        // Wait even after an error, because the memory of the batch and of the outputs may be reused or freed afterwards.
         let waited = self.launcher.stream.synchronize();
         self.slots[ready.slot].staging.uploaded();
         ran?;

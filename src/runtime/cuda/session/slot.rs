@@ -21,8 +21,7 @@ use crate::{
     tensor::Element,
 };
 
-/// Maximum size of the pinned result memory that is kept for the next batch. Larger memory is rarely needed again, so it is returned to the
-/// host.
+/// Maximum size of pinned result memory that is kept for the next batch. Larger memory is rarely needed again, so it is freed.
 const KEPT_BYTES: usize = 256 << 20;
 
 /// Resources of one batch in flight, except the memory for intermediate tensors, which all runs of a stream share.
@@ -40,14 +39,14 @@ struct OutputSlot<L> {
     nth: u64,
 }
 
-/// Memory that results are being copied to.
+/// Memory to which results are being copied.
 trait ResultMemory {
     /// Waits until the results have arrived.
     fn synchronize(&self) -> Result<(), CudaError>;
     fn memory(&self) -> &[u8];
 }
 
-/// Pinned memory that results are copied to, and an event that marks the end of the copy.
+/// Pinned memory to which results are copied, and an event that marks the end of the copy.
 pub(super) struct PinnedOutput {
     memory: Pinned,
     done: CudaEvent,
@@ -72,7 +71,7 @@ enum Progress<L> {
     Done(Option<Result<Vec<Output>, CudaError>>, Option<L>),
 }
 
-/// Handle to the results of a submitted batch. Any thread may wait for them. Dropping the ticket discards the results; the batch
+/// Handle to the results of a submitted batch. Any thread may wait for the results. Dropping the ticket discards the results, but the batch
 /// still runs.
 pub struct CudaTicket(Arc<Submission<PinnedOutput>>);
 
@@ -83,7 +82,7 @@ impl fmt::Debug for CudaTicket {
 }
 
 impl CudaTicket {
-    /// Waits until the batch has run, and copies its outputs out, widened to f32.
+    /// Waits until the batch has run, and returns copies of its outputs, converted to f32.
     ///
     /// # Errors
     /// Returns an error if the batch failed on the device or host memory could not be allocated.
@@ -94,7 +93,7 @@ impl CudaTicket {
 
 impl<L: ResultMemory> Submission<L> {
     fn lock(&self) -> MutexGuard<'_, Progress<L>> {
-        // A panicking thread leaves a consistent state, because the progress is replaced by a single assignment.
+        // The state is consistent even after a panic of another thread, because the progress is replaced by a single assignment.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -109,7 +108,7 @@ impl<L: ResultMemory> Submission<L> {
         results.expect("a ticket is waited for once, and nobody else takes its results")
     }
 
-    /// Returns whether the results have been copied out. Returns `false` while a ticket waits for the results.
+    /// Returns whether the results have been copied out of the result memory. Returns `false` while a ticket waits for the results.
     fn is_done(&self) -> bool {
         let progress = self.0.try_lock();
         progress.is_ok_and(|progress| matches!(*progress, Progress::Done(..)))
@@ -117,7 +116,7 @@ impl<L: ResultMemory> Submission<L> {
 }
 
 impl<L: ResultMemory> Progress<L> {
-    /// Waits for the batch and copies its results out.
+    /// Waits for the batch and copies its results out of the result memory.
     fn complete(&mut self) {
         *self = match std::mem::replace(self, Self::Done(None, None)) {
             Self::Running(output, pieces) => {
@@ -208,12 +207,12 @@ impl Slot {
         }
     }
 
-    /// Returns whether a ticket must be waited for before the slot can take another batch. A dropped ticket does not count.
+    /// Returns whether the session must wait for a ticket before the slot can take another batch. A dropped ticket does not count.
     pub(super) fn is_taken(&self) -> bool {
         self.output_slot.is_taken()
     }
 
-    /// Returns the number of the batch in flight, if its results have not been copied out.
+    /// Returns the sequence number of the batch in flight, if its results have not been copied out of the result memory.
     pub(super) fn nth(&self) -> Option<u64> {
         self.output_slot.nth()
     }
@@ -221,7 +220,7 @@ impl Slot {
     /// Waits for the batch in flight, keeps its results for the ticket and takes its memory back.
     pub(super) fn clear(&mut self) {
         if self.output_slot.clear() {
-            // Even after a device failure, nothing reads the host memory any more.
+            // Nothing reads the host memory any more, not even after a device failure.
             self.staging.uploaded();
         }
     }
@@ -262,7 +261,7 @@ impl Slot {
         self.output_slot.output.as_mut()
     }
 
-    /// Passes the result memory to the ticket of the `nth` batch.
+    /// Passes the result memory to a new ticket for the `nth` batch.
     pub(super) fn detach(&mut self, pieces: Vec<Piece>, nth: u64) -> Option<CudaTicket> {
         self.output_slot.detach(pieces, nth).map(CudaTicket)
     }

@@ -1,4 +1,4 @@
-//! Staging memory for batch data, which is written to pinned host memory and uploaded at once.
+//! Staging memory for batch data. The host writes the data to pinned memory, from which one upload copies all data.
 
 use std::{cell::Cell, sync::Arc};
 
@@ -28,7 +28,7 @@ pub(super) struct Staging {
     memory: Option<(Pinned, Buffer)>,
     /// Whether an upload may still be reading the host memory.
     uploading: bool,
-    /// Event after the upload, if it was recorded. Without it, the upload is known to be done only when the stream has no more work.
+    /// Event after the upload, if it was recorded. Without the event, the upload is known to be done only when the stream has no more work.
     event: Option<CudaEvent>,
 }
 
@@ -49,21 +49,21 @@ pub(super) struct BatchData {
     pub(super) source_starts: u64,
     pub(super) source_lens: u64,
     pub(super) seeds: u64,
-    /// The id before the first token of a sequence, and the address of the array of previous ids, if the program reads them.
+    /// The previous id of a sequence's first token, and the address of the array of previous ids, if the program reads previous ids.
     pub(super) previous_ids: Option<(u32, u64)>,
-    /// Addresses of the pooled tokens and of their range for each sequence, if the program reads them.
+    /// Addresses of the indices of pooled tokens and of their range for each sequence, if the program reads them.
     pub(super) pooled: Option<[u64; 2]>,
     /// Mask, padded ids and padded segment ids, if the batch is padded.
     pub(super) padded: Option<[u64; 3]>,
-    /// Address and size of the data that is uploaded.
+    /// Device address and size of the data that is uploaded.
     pub(super) start: u64,
     pub(super) bytes: usize,
 }
 
-/// Data of a batch that only some programs read. The kernels that pack a padded batch on the device do not compute these data.
+/// Data of a batch that only some programs read. The kernels that pack a padded batch on the device do not compute this data.
 #[derive(Clone, Copy)]
 pub(super) struct Extra {
-    /// Id before the first token of a sequence.
+    /// Previous id of a sequence's first token.
     first: Option<u32>,
     /// Whether pooling leaves out prompts.
     pools: bool,
@@ -130,8 +130,8 @@ impl Staging {
         self.memory = None;
     }
 
-    /// Lays out the batch data of a run of extents `e`, which may exceed those of the batch, and allocates memory for them. A padded batch
-    /// has `n_padded` token positions.
+    /// Lays out the batch data of a run with extents `e`, and allocates memory for this data. `e` may exceed the extents of the batch. A
+    /// padded batch has `n_padded` token positions.
     pub(super) fn place(
         &mut self,
         n_padded: Option<usize>,
@@ -214,8 +214,8 @@ impl Staging {
         Ok(())
     }
 
-    /// Writes a batch to pinned memory. If the extents exceed the batch, the remaining entries are tokens with id 0 that belong to no
-    /// sequence, and empty sequences.
+    /// Writes a batch to pinned memory. If the extents exceed the batch, the remaining entries are empty sequences, and tokens with id 0
+    /// that belong to no sequence.
     pub(super) fn fill(
         &mut self,
         data: &BatchData,
@@ -310,15 +310,15 @@ impl Staging {
         Ok(())
     }
 
-    /// Launches the kernel that uploads what `fill` wrote.
+    /// Launches the kernel that uploads the data written by `fill`.
     pub(super) fn upload(&self, data: &BatchData, kernel: &Loaded) -> Result<(), CudaError> {
         let Some((pinned, _)) = &self.memory else {
             return Ok(());
         };
         let from = pinned.device_address()?;
         let pieces = Extents::default().with_rows(data.bytes as u64 / Upload::PIECE);
-        // SAFETY: both memories have `data.bytes` bytes. The pinned memory is written or freed only after `settle`, or by the session's
-        // drop, which waits for the stream.
+        // SAFETY: the pinned memory and the device memory have `data.bytes` bytes. The pinned memory is written or freed only after
+        // `settle`, or when the session is dropped, which waits for the stream.
         unsafe {
             let stream = self.stream.cu_stream();
             kernel.launch(
@@ -331,7 +331,7 @@ impl Staging {
         }
     }
 
-    /// Notes that the stream has been synchronized since the last upload.
+    /// Records that the stream has been synchronized since the last upload.
     pub(super) fn uploaded(&mut self) {
         (self.uploading, self.event) = (false, None);
     }

@@ -28,8 +28,8 @@ pub type Part<'a> = &'a dyn Fn(&KernelSpec) -> bool;
 pub struct Timing {
     /// Milliseconds between CUDA events around each run.
     pub ms: Vec<f32>,
-    /// Host time of each run in microseconds, from planning to the last enqueued launch, including the capture of a graph, if any. Empty if
-    /// the host was not timed.
+    /// Host time of each run in microseconds, from planning to the last enqueued launch. It includes the capture of a graph, if there was
+    /// one. Empty if the host was not timed.
     pub host_us: Vec<f32>,
 }
 
@@ -92,9 +92,9 @@ impl CudaSession {
         Ok(timing)
     }
 
-    /// Measures the idle time of the device between two batches, in microseconds, for `runs` pairs of consecutive batches. Two
-    /// batches are in flight at a time, and the first `warm_up` pairs are discarded. CUDA events are recorded around each run.
-    /// The upload of the ids and the copy of the results lie between these events.
+    /// Measures the idle time of the device between two batches, in microseconds, for `runs` pairs of consecutive batches. Two batches are
+    /// in flight at a time, and the first `warm_up` pairs are discarded. CUDA events are recorded before and after each run. The upload of
+    /// the ids and the copy of the results lie between the two events of a run.
     pub fn gaps(
         &mut self,
         batch: &Batch,
@@ -129,8 +129,8 @@ impl CudaSession {
         gaps.collect()
     }
 
-    /// Times parts of a run. Each part is a CUDA graph of its own launches, in order, on the memory of the run. An untimed whole run
-    /// precedes every replay. It provides the input values of the part, and leaves L2 in the state after a run. Runs `warm_up` additional
+    /// Times parts of a run. Each part is a CUDA graph of its launches, in order, on the memory of the run. Before every replay, the whole
+    /// run is executed untimed. It provides the input values of the part, and leaves L2 in the state after a run. Runs `warm_up` additional
     /// replays of each part and discards them. A part without launches takes no time. If the batch continues cached sequences, each run
     /// writes the same positions of `cache`.
     pub fn time_parts(

@@ -5,7 +5,7 @@ const HEADS: u32 = 3;
 const HEAD: u32 = 20;
 const WIDTH: u32 = HEADS * HEAD;
 
-/// View of one part of a tensor that holds q, k and v of each token.
+/// View of one part (q, k or v) of a tensor that holds q, k and v of each token.
 fn packed(part: u32) -> HeadView {
     HeadView::TokenMajor {
         offset: part * WIDTH,
@@ -136,7 +136,7 @@ fn attention_scores_are_products_within_each_sequence() {
 #[test]
 fn attention_softmax_is_the_softmax_of_scaled_scores() {
     for batch in batches() {
-        // A negative scale turns the largest score into the smallest.
+        // With a negative scale, the largest score becomes the smallest.
         for scale in [1.0, 7.5, -3.0] {
             let x = noise(HEADS as usize * batch.pairs(), 1);
             let spec = KernelSpec::AttentionSoftmax(AttentionSoftmax::new(HEADS, scale, F32));
@@ -160,7 +160,7 @@ fn attention_masked_softmax_is_the_softmax_of_the_valid_keys() {
             mask: SoftmaxMask::Padding,
             ..AttentionSoftmax::new(HEADS, 2.0, F32)
         };
-        // The number of valid keys: all, one, or a number in between.
+        // Number of valid keys of each sequence: all, one, or a number in between.
         let valid: Vec<i32> = (batch.lens.iter().enumerate())
             .map(|(b, &n)| [n, 1, n.div_ceil(2)][b % 3] as i32)
             .collect();

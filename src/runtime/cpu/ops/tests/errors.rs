@@ -211,7 +211,7 @@ fn sizes_of_zero_do_not_panic() {
     });
     let empty = [Read::Real(&[]); 2];
     assert_eq!(run(&spec, &extents, &empty, &mut [&mut []]), Ok(()));
-    // No slice has a size that exceeds the memory.
+    // A slice cannot have this size, which exceeds any memory.
     let huge = extents.with_rows(u64::MAX);
     assert!(matches!(
         run(&add(), &huge, &empty, &mut [&mut []]),

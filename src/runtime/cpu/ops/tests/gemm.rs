@@ -53,7 +53,7 @@ fn check(rows: usize, n: usize, k: usize, bias: bool, activation: Option<Activat
 
 #[test]
 fn gemm_is_the_product_with_the_transposed_weight() {
-    // Sizes on both sides of the boundaries of a tile, a panel and a block of rows.
+    // Sizes just below and just above a tile, a panel and a block of rows.
     for rows in [1, 3, 4, 64, 65] {
         for n in [1, 5, 96, 100, 200] {
             for k in [1, 2, 3, 16, 37] {
@@ -211,7 +211,7 @@ fn row_statistics_and_deferred_layer_norms_agree_with_the_references() {
     }
 }
 
-/// Evaluates a kernel's definition on these operands.
+/// Evaluates the reference of a kernel with these operands.
 fn reference(spec: &KernelSpec, extents: &Extents, operands: Vec<Vec<f32>>) -> Vec<HostTensor> {
     let tensors: Vec<HostTensor> = operands.into_iter().map(HostTensor::Real).collect();
     let tensors: Vec<&HostTensor> = tensors.iter().collect();

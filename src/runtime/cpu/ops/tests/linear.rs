@@ -48,7 +48,7 @@ impl Layer {
         output(&self.spec(), &extents, &reads, n_rows * self.n)
     }
 
-    /// Computes the result in f64. `x` and `w` return the factors, given their row and position.
+    /// Computes the result in f64. `x` and `w` return an element of x and of the weight, given its row and its position in the row.
     fn defined(
         &self,
         x: impl Fn(usize, usize) -> f64,
@@ -66,7 +66,7 @@ impl Layer {
     }
 }
 
-/// Sizes on both sides of the boundaries of tiles, panels and blocks, an odd depth, and more rows than are rounded at once.
+/// Layers with sizes just below and just above tiles, panels and blocks, with an odd depth, and with more rows than are rounded at once.
 fn layers() -> impl Iterator<Item = Layer> {
     let small = [1, 3, 8, 9, 65].into_iter().flat_map(|rows| {
         [1, 47, 48, 97, 200]
@@ -128,7 +128,7 @@ fn int8_products_are_those_of_scaled_integers_independent_of_other_rows() {
     let largest = PackedWeight::largest_integer() as f32;
     for layer in layers() {
         let Layer { n, k, .. } = layer;
-        // The format for this CPU, and the fallback for CPUs without such a format.
+        // The packed form for this CPU, and the fallback for CPUs without instructions for such a form.
         let forms = [
             PackedWeight::new(&layer.weight, n, k, MatmulPrecision::Int8),
             PackedWeight::int8_of_crate(&layer.weight, n, k),
@@ -150,7 +150,7 @@ fn int8_products_are_those_of_scaled_integers_independent_of_other_rows() {
             let got = layer.computed(&packed, 0..layer.rows);
             assert_close(&got, &want, 1e-5);
             alone_as_among_others(&layer, &packed, &got);
-            // A weight without columns takes no memory. Otherwise, `rten-gemm` also stores sums of columns.
+            // A weight without columns takes no memory. With columns, `rten-gemm` also stores their sums.
             let (held, of_column) = match k {
                 0 => (0, 0),
                 k => (n, k.next_multiple_of(4) + 8),
@@ -160,15 +160,15 @@ fn int8_products_are_those_of_scaled_integers_independent_of_other_rows() {
     }
 }
 
-/// Checks the size of the weight, which has from `least` to `most` bytes per column of the result. The last panel may have up to 47
-/// additional columns, and its last cache line is padded.
+/// Checks that the weight takes from `least` to `most` bytes per column of the result. The last panel may have up to 47 additional columns,
+/// and the last cache line of this panel is padded.
 fn held_in_panels(packed: &PackedWeight, n: usize, [least, most]: [usize; 2]) {
     let expected = n * least..=(n + 47) * most + 63;
     let bytes = packed.bytes() as usize;
     assert!(expected.contains(&bytes), "{bytes}, not {expected:?}");
 }
 
-/// Checks that rows computed alone have the same bits as rows computed with other rows.
+/// Checks that a row that is computed alone is bitwise identical to the same row computed with other rows.
 fn alone_as_among_others(layer: &Layer, packed: &PackedWeight, among_others: &[f32]) {
     for row in [0, layer.rows / 2, layer.rows - 1] {
         let alone = layer.computed(packed, row..row + 1);
@@ -195,7 +195,7 @@ fn non_finite_values_stay_in_their_row_and_column() {
             let got = layer.computed(&packed, 0..layer.rows);
             for (at, x) in got.iter().enumerate() {
                 let (row, col) = (at / layer.n, at % layer.n);
-                // ReLU maps −∞ to 0, so not all elements of row 3 and column 7 are non-finite. All other elements must be finite.
+                // Elements of row 3 and column 7 may be finite or not, because ReLU maps −∞ to 0. All other elements must be finite.
                 if row != 3 && col != 7 {
                     assert!(x.is_finite(), "{products}: row {row}, column {col} is {x}");
                 }

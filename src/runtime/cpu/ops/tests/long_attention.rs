@@ -52,10 +52,10 @@ fn grouped_attention_agrees_with_its_references_on_their_cases() {
     agree(kernels);
 }
 
-/// Larger cases exist for the tiles and clusters of GPUs, and would take long on a CPU.
+/// Max tokens of a case. The larger cases are for the tiles and clusters of GPUs, and would take long on a CPU.
 const MAX_TOKENS: u64 = 300;
 
-/// Compares kernels with their references, on the cases of at most [`MAX_TOKENS`] tokens.
+/// Compares kernels with their references, in the cases with at most [`MAX_TOKENS`] tokens.
 pub(super) fn agree(kernels: Vec<KernelSpec>) {
     let mut seen = HashSet::new();
     for spec in kernels {

@@ -1,4 +1,4 @@
-//! Compares each kernel with its definition, written out in f64.
+//! Tests that compare each kernel with its definition, written out in f64.
 
 mod attention;
 mod errors;
@@ -106,7 +106,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| f64::from(x)).collect()
 }
 
-/// Index of an element by the documented formula of the view.
+/// Index of an element, computed by the documented formula of the view.
 fn at(view: HeadView, tokens: usize, head: usize, h: usize, t: usize, c: usize) -> usize {
     match view {
         HeadView::HeadMajor => (h * tokens + t) * head + c,

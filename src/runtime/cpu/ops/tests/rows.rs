@@ -4,7 +4,7 @@ use crate::kernels::embedding::{Embedding, EmbeddingLayerNorm, Table};
 use crate::kernels::layernorm::{BiasResidualLayerNorm, LayerNorm};
 use crate::ops::{Activation, BatchInput};
 
-/// Widths around that of a vector, with and without a tail, and enough rows for several threads.
+/// Numbers of rows and columns: columns around the width of a vector, with and without a tail, and enough rows for several threads.
 const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 7), (5, 16), (4, 33), (7, 384), (200, 400)];
 
 fn extents(rows: usize) -> Extents {
@@ -226,7 +226,7 @@ fn layernorm_is_its_definition() {
 
 #[test]
 fn layernorm_keeps_its_digits_far_from_zero() {
-    // Here, the mean of squares minus the square of the mean would cancel the variance of 1/3.
+    // For these values, the mean of squares minus the square of the mean would lose the variance of 1/3 by cancellation.
     let x: Vec<f32> = noise(4 * 384, 1).iter().map(|x| x + 4096.0).collect();
     let (gamma, beta) = (vec![1.0; 384], vec![0.0; 384]);
     let spec = KernelSpec::LayerNorm(LayerNorm::new(384, 1e-12, F32));

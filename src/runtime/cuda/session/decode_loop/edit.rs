@@ -1,5 +1,5 @@
-//! Edits of a loop's rows between two steps. The host writes values and their target positions, and one kernel scatters them into
-//! the table. Copying each piece of a row separately took longer than the step that waits for the edit (docs/history, entry 60).
+//! Edits of a loop's rows between two steps. The host writes values and their target positions, and one kernel scatters the values into the
+//! table. Copying each piece of a row separately took longer than the step that waits for the edit (docs/history, entry 60).
 
 use super::{
     DecodeLoop, Launcher,
@@ -14,23 +14,23 @@ use crate::{
 /// Contents of a row from the next step on.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
-    /// All tokens of the sequence. The last one is not in the cache yet.
+    /// All tokens of the sequence. The last token is not in the cache yet.
     pub tokens: &'a [u32],
-    /// Cache slots for the maximum length of the sequence.
+    /// Cache slots, enough for the maximum length of the sequence.
     pub slots: &'a [u32],
     /// Sampling parameters, encoded by [`DeviceSamplingParams::encode`].
     pub choice: &'a [i32],
-    /// Cache slots of the source sequence; empty without one.
+    /// Cache slots of the source text; empty without a source text.
     pub source: &'a [u32],
-    /// Initial scores and states of the beam search ([`BeamStep::start`](crate::kernels::beam_search::BeamStep::start)); empty
-    /// without a search.
+    /// Initial scores and states of the beam search ([`BeamStep::start`](crate::kernels::beam_search::BeamStep::start)); empty without a
+    /// beam search.
     pub search: (&'a [f32], &'a [i32]),
 }
 
 /// Pinned memory of an upload that may be in flight.
 pub(super) struct Upload {
     memory: Pinned,
-    /// Number of a step after the upload. Once this step has been received, the upload is done.
+    /// Number of a step after the upload. When the result of this step has been received, the upload is done.
     until: u64,
 }
 
@@ -105,8 +105,8 @@ impl DecodeLoop {
         };
         let args = [from, from + bytes as u64, start];
         let stream = self.launcher.stream.cu_stream();
-        // SAFETY: the table contains all of the positions, each of which occurs once. The pinned memory is not overwritten before
-        // a later step is received.
+        // SAFETY: the table contains all positions, and each position occurs once. The pinned memory is not overwritten before the result
+        // of a later step is received.
         unsafe { scatter.launch(stream, &extents, &args, "the sequences", Start::Plain) }?;
         self.refresh()
     }

@@ -8,13 +8,13 @@ use crate::{
 /// Outcome of a step for each row: the selected token, and the value that the kernel reports with it, such as its log-probability.
 pub type ChosenRows = Vec<(Chosen, f32)>;
 
-/// Pinned memory that the device writes results to: ids, values and step numbers of [`Advance::RING`] steps.
+/// Pinned memory to which the device writes results: ids, values and step numbers of [`Advance::RING`] steps.
 pub(super) struct Ring {
     pub(super) memory: Pinned,
     pub(super) address: u64,
 }
 
-/// Offsets of the ring's arrays after the ids.
+/// Byte offsets of the arrays that follow the ids in the ring.
 pub(super) const RING_VALUES: u64 = 4 * (Advance::RING * Advance::ROWS) as u64;
 pub(super) const RING_STEPS: u64 = 2 * RING_VALUES;
 pub(super) const RING_BYTES: u64 = RING_STEPS + 4 * Advance::RING as u64;
@@ -24,12 +24,12 @@ impl Ring {
         bytemuck::cast_slice(&self.memory.as_slice()[..RING_BYTES as usize])
     }
 
-    /// Returns the number of the last step whose results are complete in an entry.
+    /// Returns the number of the last step whose results are complete in a ring entry.
     pub(super) fn step(&self, entry: usize) -> i32 {
         let at = &self.ints()[(RING_STEPS / 4) as usize + entry];
-        // SAFETY: the address is valid and aligned. The device writes to it, so it is re-read on each call.
+        // SAFETY: the address is valid and aligned. The device writes to it, so the value is re-read on each call.
         let step = unsafe { std::ptr::read_volatile(at) };
-        // Later reads must see everything that the device wrote before the step number.
+        // Reads after this point must see everything that the device wrote before the step number.
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
         step
     }

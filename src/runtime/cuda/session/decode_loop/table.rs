@@ -19,7 +19,7 @@ use crate::{
     tensor::Extents,
 };
 
-/// Capacity of a table: rows, tokens per sequence and tokens per source.
+/// Capacity of a table: rows, tokens per sequence and tokens per source text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoopRoom {
     pub rows: usize,
@@ -70,7 +70,7 @@ pub(super) struct Places {
     pub(super) scores: u64,
     pub(super) states: u64,
     pub(super) step: u64,
-    /// A dummy ring that nothing reads.
+    /// Offset of a dummy ring that nothing reads.
     pub(super) unread: u64,
     pub(super) end: u64,
 }
@@ -162,7 +162,7 @@ impl Table {
             source_width,
         } = room;
         let numbers = at.end / 4;
-        // Kernels index rows, and edits index values, with 32 bits.
+        // Kernels index rows with 32 bits, and edits index values with 32 bits.
         let limit = i32::MAX as u64;
         if numbers > limit {
             return Err(CudaError::TooLarge {
@@ -212,7 +212,8 @@ impl Table {
         })
     }
 
-    /// Offset and row size in bytes of each per-row array. The row sizes of the first two depend on the room's width.
+    /// Offset and row size in bytes of each array that has an entry per row. The row sizes of slots, tokens and source slots depend on the
+    /// room.
     fn pieces(&self) -> [(u64, u64); 8] {
         let (at, room) = (self.at, self.room);
         [
@@ -249,7 +250,7 @@ impl Table {
     }
 }
 
-/// Bytes of a row's scores and of its states.
+/// Bytes of a row of scores, and of a row of states.
 pub(super) const SCORE_BYTES: u64 = 4 * BeamStep::SCORES as u64;
 pub(super) const STATE_BYTES: u64 = 4 * BeamStep::STATES as u64;
 
@@ -273,7 +274,7 @@ pub(super) fn move_rows(
     {
         let (old, new) = (from.unwrap_or(to), &*to);
         for ((at, bytes), (to_at, to_bytes)) in old.pieces().into_iter().zip(new.pieces()) {
-            // Rows of equal length are contiguous in both tables.
+            // If rows have the same length in both tables, consecutive rows are contiguous.
             let (copies, rows) = match bytes == to_bytes {
                 true => (1, rows as u64),
                 false => (rows as u64, 1),
@@ -297,7 +298,7 @@ pub(super) fn move_rows(
     Ok(())
 }
 
-/// A run of adjacent rows that stay adjacent when moved.
+/// A run of adjacent rows that stay adjacent when they are moved.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Run {
     from: usize,
@@ -305,8 +306,8 @@ struct Run {
     rows: usize,
 }
 
-/// Merges moves of adjacent rows into runs, in order. Within one table, the source and the target of a run do not overlap, and
-/// rows that stay are skipped.
+/// Merges moves of adjacent rows into runs, in order. If the moves are within one table, the source and the target of a run do not overlap,
+/// and rows that keep their place are skipped.
 fn runs(moves: &[(usize, usize)], within: bool) -> Vec<Run> {
     let mut all: Vec<Run> = Vec::new();
     for &(from, to) in moves {
