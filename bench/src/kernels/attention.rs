@@ -34,8 +34,8 @@ const FEW: [&str; 3] = ["b16_m128", "b16_m512", "b16_m1024"];
 /// Heads and head size: BERT-base, MiniLM, BERT-large.
 const HEADS: [(u32, u32); 3] = [(12, 64), (12, 32), (16, 64)];
 
-/// Heads, key heads, head size, and whether attention is causal, for sequences of equal length. The number of sequences is chosen so that
-/// there are 8,192 tokens.
+/// Heads, key heads, head size, and whether attention is causal, for sequences of equal length. There are as many
+/// sequences as 8,192 tokens allow, and at least one.
 const EQUAL: [(u32, u32, u32, bool); 6] = [
     (8, 8, 128, false),
     (8, 8, 128, true),
@@ -44,7 +44,7 @@ const EQUAL: [(u32, u32, u32, bool); 6] = [
     (8, 4, 256, true),
     (8, 8, 256, false),
 ];
-const EQUAL_LENGTHS: [u32; 4] = [512, 1024, 2048, 4096];
+const EQUAL_LENGTHS: [u32; 6] = [512, 1024, 2048, 4096, 8192, 16_384];
 const EQUAL_TOKENS: u32 = 8192;
 
 /// Returns every head shape on every set if the user gives sets, and otherwise a default selection of both.
@@ -68,7 +68,7 @@ pub(super) fn problems(
     }
     for heads in EQUAL.into_iter().filter(|_| !chosen) {
         for length in EQUAL_LENGTHS {
-            let n = EQUAL_TOKENS / length;
+            let n = (EQUAL_TOKENS / length).max(1);
             let set = Set {
                 name: format!("{n}x{length}"),
                 lens: vec![length; n as usize],
