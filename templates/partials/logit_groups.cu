@@ -140,7 +140,7 @@
             unsigned int at = AT_ONCE * N;
 #pragma unroll
             for (unsigned int i = 0; i < AT_ONCE * N; ++i) {
-                // Of equal logits, the lower id is kept.
+                // The first of equal logits is kept, because it has the lower id.
                 if (x[i] > top) top = x[i], at = i;
             }
             if (at < AT_ONCE * N) best_id = begin + (k + at / N) * 32 * N + at % N;

@@ -365,3 +365,16 @@ impl Heads {
         self.offset + h * self.head_stride + t * self.token_stride
     }
 }
+
+/// Allocates memory for a value that only this operation reads.
+pub(super) fn zeros(op: &'static str, len: usize) -> Result<Vec<f32>, OpError> {
+    let mut values = Vec::new();
+    values
+        .try_reserve_exact(len)
+        .map_err(|_| OpError::OutOfMemory {
+            op,
+            bytes: (len * size_of::<f32>()) as u64,
+        })?;
+    values.resize(len, 0.0);
+    Ok(values)
+}

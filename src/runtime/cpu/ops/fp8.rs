@@ -3,7 +3,10 @@
 use gemmule_cpu::linear::{Finish, Linear};
 use rayon::prelude::*;
 
-use super::{OpError, Read, args::Args, gemm::zeros};
+use super::{
+    OpError, Read,
+    args::{Args, zeros},
+};
 use crate::{
     kernels::{
         attention::MhaToE4m3,

@@ -2,7 +2,7 @@
 
 use gemmule_cpu::linear::{Finish, Linear, Weight};
 
-use super::args::Args;
+use super::args::{Args, zeros};
 use super::{OpError, Read, fp8, rows};
 use crate::kernels::gemm::{
     DeferredLayerNormGemm, GemmProblem, GemmResidualNorm, GemmResidualRowStats, GemmStream,
@@ -32,19 +32,6 @@ pub(super) fn gemm(problem: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), 
     let mut products = zeros(op, 2 * out.len())?;
     product(&plain, Args::new(op, extents, &of_product, &mut products))?;
     rows::gate(&gate, Args::new(op, extents, &[Read::Real(&products)], out))
-}
-
-/// Allocates memory for a value that only this operation reads.
-pub(super) fn zeros(op: &'static str, len: usize) -> Result<Vec<f32>, OpError> {
-    let mut values = Vec::new();
-    values
-        .try_reserve_exact(len)
-        .map_err(|_| OpError::OutOfMemory {
-            op,
-            bytes: (len * size_of::<f32>()) as u64,
-        })?;
-    values.resize(len, 0.0);
-    Ok(values)
 }
 
 /// Computes a problem without a gate.
