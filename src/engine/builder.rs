@@ -53,6 +53,8 @@ struct Facts {
     own: BTreeSet<String>,
     /// Formats of tensors that keep their published values.
     published: BTreeMap<String, Format>,
+    /// Whether the program has a KV cache in E4M3 whose scales the checkpoint publishes.
+    cache_scales: bool,
 }
 
 /// Duration of each loading step; zero if the step was not needed.
@@ -334,7 +336,7 @@ impl Builder {
         let began = Instant::now();
         let folder = self.folder()?;
         let mut facts = Facts::default();
-        let mut loaded = self.artifact(&device, folder.as_ref(), &facts, &mut times)?;
+        let mut loaded = self.artifact(&device, folder.as_ref(), &facts, false, &mut times)?;
         let mut source = self.weights(&loaded.artifact, folder.as_ref())?;
         facts.own = source.own()?.into_iter().collect();
         if let Some(head) = facts.own.first() {
@@ -343,17 +345,24 @@ impl Builder {
                 return Err(EngineError::OwnHead { file, head });
             }
             tracing::info!("the checkpoint's `{head}` has values of its own, and is not tied");
-            loaded = self.artifact(&device, folder.as_ref(), &facts, &mut times)?;
+            loaded = self.artifact(&device, folder.as_ref(), &facts, false, &mut times)?;
             source = self.weights(&loaded.artifact, folder.as_ref())?;
         }
         facts.published = self.published(&device, &loaded.artifact.program, &*source);
+        facts.cache_scales = self.has_cache_scales(&loaded.artifact.program, &*source);
+        let is_changed = !facts.published.is_empty() || facts.cache_scales;
+        // Only the program that runs is tuned.
+        if is_changed || self.is_tuned() {
+            loaded = self.artifact(&device, folder.as_ref(), &facts, true, &mut times)?;
+        }
+        if is_changed {
+            source = self.weights(&loaded.artifact, folder.as_ref())?;
+        }
         if !facts.published.is_empty() {
-            loaded = self.artifact(&device, folder.as_ref(), &facts, &mut times)?;
             let n = weights::n_packed(&loaded.artifact.program);
             tracing::info!(
                 "{n} matrices of the program keep the published values of the checkpoint"
             );
-            source = self.weights(&loaded.artifact, folder.as_ref())?;
         }
         let Loaded {
             artifact,
@@ -414,15 +423,22 @@ impl Builder {
         })
     }
 
-    /// Compiles the program, or reads it and its kernels from an artifact file.
+    /// Whether timings of kernels correct the cost model.
+    fn is_tuned(&self) -> bool {
+        self.tune != TuneMode::Off || self.timings.is_some()
+    }
+
+    /// Compiles the program, or reads it and its kernels from an artifact file. With `is_last`, `facts` are known, and the program is
+    /// tuned.
     fn artifact(
         &self,
         device: &DeviceName,
         folder: Option<&Folder>,
         facts: &Facts,
+        is_last: bool,
         times: &mut LoadTimes,
     ) -> Result<Loaded, EngineError> {
-        let tuned = self.tune != TuneMode::Off || self.timings.is_some();
+        let tuned = self.is_tuned();
         if let Some((file, read)) = self.start.artifact() {
             if tuned {
                 return Err(EngineError::TuneArtifact { file: file.clone() });
@@ -501,6 +517,7 @@ impl Builder {
             quantize,
             published: facts.published.clone(),
             kv_cache,
+            cache_scales: facts.cache_scales,
             timings: None,
             padding: self.padding,
             attention: self.attention.unwrap_or_default(),
@@ -521,7 +538,7 @@ impl Builder {
             warn_of_pooling(folder, &compiled.model.graph);
         }
         let began = Instant::now();
-        if tuned {
+        if tuned && is_last {
             let timings = self.timed(device, &compiled)?;
             chosen_by.timings = timings.len();
             compiled = compiled.with_timings(Some(timings))?;

@@ -37,6 +37,8 @@ pub struct CompileOptions {
     pub published: BTreeMap<String, Format>,
     /// Format of the KV cache; `None` for the storage type.
     pub kv_cache: Option<Format>,
+    /// Whether the checkpoint publishes scales for a KV cache in E4M3, which the program then reads.
+    pub cache_scales: bool,
     /// Measured kernel times, which correct the cost model.
     pub timings: Option<Timings>,
     pub padding: Padding,
@@ -65,6 +67,7 @@ impl CompileOptions {
             quantize: None,
             published: BTreeMap::new(),
             kv_cache: None,
+            cache_scales: false,
             timings: None,
             padding: Padding::Removed,
             attention: AttentionChoice::Auto,
@@ -196,6 +199,7 @@ pub fn compile(
         quantize: options.quantize,
         published: options.published.clone(),
         cache: options.kv_cache.filter(|_| options.cached),
+        cache_scales: options.cache_scales,
         // Decode steps multiply few rows, so their time is that of reading the weights. Their kernels convert weights
         // to 16 bits.
         fp8_inputs: options.dtype.has_mma()

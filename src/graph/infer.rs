@@ -134,8 +134,15 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             }
         }
         Op::Cache {
-            from, heads, head, ..
+            from,
+            heads,
+            head,
+            scaled,
+            ..
         } => {
+            if *scaled {
+                vector(of[1], &Size::constant(1), "scale of the rows")?;
+            }
             let rows = of[0].0.first().cloned().unwrap_or_else(tokens);
             if rows != tokens() && rows != Symbol::Batch.into() {
                 return Err(format!(

@@ -61,6 +61,19 @@ pub enum WeightExpr {
     },
     /// The scale of a value that is stored in E4M3, `[1]`.
     Scale(Bound),
+    /// The scale of a cache in E4M3 that the checkpoint publishes, `[1]`.
+    CacheScale {
+        /// The linear layer that computes the rows, as the checkpoint names it.
+        linear: String,
+        rows: CacheRows,
+    },
+}
+
+/// The rows of a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum CacheRows {
+    Keys,
+    Values,
 }
 
 /// A bound on the magnitude of a value that is computed from a norm, whatever the norm's input.
@@ -464,7 +477,34 @@ impl WeightExpr {
                 dims
             }
             WeightExpr::ProductScales { weight, .. } => vec![stacked_rows(weight)],
-            WeightExpr::Scale(_) => vec![1],
+            WeightExpr::Scale(_) | WeightExpr::CacheScale { .. } => vec![1],
+        }
+    }
+
+    /// Returns the name of the tensor with a row of a matrix. `None` if the row is computed.
+    pub fn name_of_row(&self, row: u64) -> Option<&str> {
+        match self {
+            WeightExpr::Stored { name, .. }
+            | WeightExpr::Transposed { name, .. }
+            | WeightExpr::Rows { name, .. } => Some(name),
+            WeightExpr::ConcatRows(parts) => {
+                let mut first = 0;
+                let part = parts.iter().find(|part| {
+                    first += part.dims().first().copied().unwrap_or(0);
+                    row < first
+                });
+                part?.name_of_row(row)
+            }
+            WeightExpr::Sinusoid { .. }
+            | WeightExpr::RelativeBias { .. }
+            | WeightExpr::Positions { .. }
+            | WeightExpr::Slopes { .. }
+            | WeightExpr::PlusOne { .. }
+            | WeightExpr::ResizedHeads { .. }
+            | WeightExpr::Zeros { .. }
+            | WeightExpr::ProductScales { .. }
+            | WeightExpr::Scale(_)
+            | WeightExpr::CacheScale { .. } => None,
         }
     }
 
@@ -482,6 +522,7 @@ impl WeightExpr {
             WeightExpr::Sinusoid { .. }
             | WeightExpr::Slopes { .. }
             | WeightExpr::ResizedHeads { .. }
+            | WeightExpr::CacheScale { .. }
             | WeightExpr::Zeros { .. } => Vec::new(),
             WeightExpr::ConcatRows(parts) => parts.iter().flat_map(WeightExpr::stored).collect(),
             WeightExpr::ProductScales { weight, input } => {

@@ -100,6 +100,8 @@ pub struct Options {
     pub published: BTreeMap<String, Format>,
     /// Format of the KV cache; `None` for the program's storage type.
     pub cache: Option<Format>,
+    /// Whether the checkpoint publishes the scales of a cache in E4M3.
+    pub cache_scales: bool,
     /// Whether the inputs of linear layers in fp8 are in E4M3, too.
     pub fp8_inputs: bool,
 }
@@ -173,7 +175,8 @@ pub fn optimize_observed(
     if let Some(format) = options.cache {
         let pass = quantize_cache::NAME;
         let broken = |source| PassError::Broken { pass, source };
-        quantize_cache::run(&mut graph, format, &mut report).map_err(broken)?;
+        quantize_cache::run(&mut graph, format, options.cache_scales, &mut report)
+            .map_err(broken)?;
         graph.verify().map_err(broken)?;
         after(pass, &graph);
     }

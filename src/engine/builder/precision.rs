@@ -63,6 +63,27 @@ impl Builder {
         stored.filter_map(format).collect()
     }
 
+    /// Returns whether the program is compiled for the scales that the checkpoint publishes for its KV cache in E4M3. The cache of an
+    /// artifact has none.
+    pub(super) fn has_cache_scales(&self, program: &Program, source: &dyn WeightSource) -> bool {
+        let is_e4m3 = !program.caches.is_empty() && program.cache_format() == Format::E4m3;
+        if !is_e4m3 || !source.has_cache_scales() {
+            return false;
+        }
+        match self.start.artifact() {
+            Some(_) => {
+                tracing::warn!(
+                    "the artifact's KV cache in e4m3 has no scales, so the checkpoint's scales of keys and values are not used; `--model` or `--weights` uses them"
+                );
+                false
+            }
+            None => {
+                tracing::info!("the KV cache has the checkpoint's scales of keys and values");
+                true
+            }
+        }
+    }
+
     /// Returns the format of the KV cache of a program in `dtype`, if it differs from that type.
     pub(super) fn caches_in(&self, dtype: DType) -> Result<Option<Format>, EngineError> {
         let Some(format) = self.kv_cache else {

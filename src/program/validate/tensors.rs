@@ -101,6 +101,7 @@ pub(super) fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
             check_bound(bound)?;
             vec![1]
         }
+        WeightExpr::CacheScale { .. } => vec![1],
     };
     let elements = dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
     match elements {

@@ -6,10 +6,12 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use gemmule_weights::quantized::{Config, Matrix};
+use gemmule_weights::quantized::{Config, Matrix, is_cache_scale};
 
 use super::{
-    CheckpointError, Found, ModelFiles, WeightSource, elements, encode_into, encode_weight,
+    CheckpointError, Found, ModelFiles, WeightSource,
+    cache_scales::CacheScales,
+    elements, encode_into, encode_weight,
     found::WEIGHTS,
     published::{self, ScaleAndZero},
     quantized::{self, Rows},
@@ -19,7 +21,7 @@ use super::{
 };
 use crate::{
     files::{self, Kind},
-    graph::WeightNames,
+    graph::{CacheRows, WeightNames},
     names::nearest,
     tensor::{DType, Scaled},
 };
@@ -33,8 +35,8 @@ pub struct Checkpoint {
     entries: BTreeMap<String, Entry>,
     /// Tensors that matrices of a quantized checkpoint are read from.
     parts: BTreeMap<String, Place>,
-    /// Lines for the log about the quantization.
-    quantization: Option<quantized::Notes>,
+    /// The quantization, with the path of its config.json and lines for the log.
+    quantization: Option<(Config, PathBuf, quantized::Notes)>,
     /// Tensors in a shard that the index does not assign to that shard.
     unnamed: BTreeSet<String>,
     /// Unreadable files next to the checkpoint, by the prefix of their tensors. They matter only if one of these
@@ -103,7 +105,7 @@ impl Checkpoint {
         // An unsupported quantization is the first error, even in a folder without weights.
         let config = quantized::configured(folder)?;
         checkpoint.main = checkpoint.add_folder(folder, "")?;
-        checkpoint.join_quantized(config.as_ref(), folder)?;
+        checkpoint.join_quantized(config, folder)?;
         checkpoint.join_static()?;
         for module in &names.folders {
             checkpoint.add_folder(&root.join(module), &format!("{module}/"))?;
@@ -196,7 +198,7 @@ impl Checkpoint {
     /// Replaces the tensors of quantized weights with the matrices that they represent.
     fn join_quantized(
         &mut self,
-        config: Option<&Config>,
+        config: Option<Config>,
         folder: &Path,
     ) -> Result<(), CheckpointError> {
         let stored = self.entries.iter().filter_map(|(name, entry)| match entry {
@@ -204,8 +206,8 @@ impl Checkpoint {
             Entry::Quantized(..) | Entry::Static(..) => None,
         });
         let stored = stored.collect();
-        let found = quantized::find(config, folder, &self.main, &self.shards, &stored)?;
-        let Some((found, notes)) = found else {
+        let found = quantized::find(config.as_ref(), folder, &self.main, &self.shards, &stored)?;
+        let (Some((found, notes)), Some(config)) = (found, config) else {
             return Ok(());
         };
         for name in found.parts {
@@ -217,7 +219,7 @@ impl Checkpoint {
             let (name, dims) = (matrix.name().to_owned(), matrix.dims());
             self.entries.insert(name, Entry::Quantized(matrix, dims));
         }
-        self.quantization = Some(notes);
+        self.quantization = Some((config, folder.join(quantized::CONFIG), notes));
         Ok(())
     }
 
@@ -412,7 +414,8 @@ impl WeightSource for Checkpoint {
             Entry::Quantized(matrix, [_, columns]) => {
                 published::format_of(matrix.runs_of_rows()?, *columns)
             }
-            Entry::Stored(_) | Entry::Static(..) => None,
+            Entry::Stored(place) => published::of_gguf(place.stored.gguf()?.1),
+            Entry::Static(..) => None,
         }
     }
 
@@ -427,8 +430,30 @@ impl WeightSource for Checkpoint {
                 let read = |name: &str| self.part(name);
                 quantized::read_groups(matrix, format, &self.main, read).map(Some)
             }
-            Entry::Quantized(..) | Entry::Stored(_) | Entry::Static(..) => Ok(None),
+            Entry::Stored(place) => match place.stored.gguf() {
+                Some((folder, weight)) if published::of_gguf(weight) == Some(format) => {
+                    published::groups_of_gguf(folder, weight).map(Some)
+                }
+                Some(_) | None => Ok(None),
+            },
+            Entry::Quantized(..) | Entry::Static(..) => Ok(None),
         }
+    }
+
+    fn has_cache_scales(&self) -> bool {
+        self.parts.keys().any(|name| is_cache_scale(name))
+    }
+
+    fn cache_scale(&self, linear: &str, rows: CacheRows) -> Result<f32, CheckpointError> {
+        let config = self.quantization.as_ref();
+        CacheScales {
+            config: config.map(|(config, file, _)| (config, file.as_path())),
+            main: &self.main,
+            shards: &self.shards,
+            parts: &self.parts,
+            names: &self.names,
+        }
+        .read(linear, rows)
     }
 
     fn read_as(&self, name: &str, dims: &[u64], dtype: DType) -> Result<Vec<u8>, CheckpointError> {
@@ -467,9 +492,14 @@ impl WeightSource for Checkpoint {
             self.checked(name, dims)?;
             self.check_spellings(name)?;
         }
-        if let Some(notes) = &self.quantization {
+        if let Some((_, _, notes)) = &self.quantization {
             notes.log();
         }
+        let gguf = self.entries.values().filter_map(|entry| match entry {
+            Entry::Stored(place) => place.stored.gguf(),
+            Entry::Quantized(..) | Entry::Static(..) => None,
+        });
+        published::log_gguf(gguf.map(|(_, weight)| weight));
         Ok(())
     }
 

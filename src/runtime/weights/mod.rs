@@ -4,6 +4,7 @@
 //! types are checked before the first byte is copied. The weights of a quantized checkpoint are dequantized when they are read, except
 //! for those that keep their published values ([`evaluate_quantized`]).
 
+mod cache_scales;
 mod checkpoint;
 mod error;
 mod files;
@@ -26,7 +27,7 @@ pub use published::{ScaleAndZero, evaluate_quantized};
 pub use random::RandomWeights;
 
 use crate::{
-    graph::{Bound, WeightExpr, WeightNames, interleaved_row, resized_heads_at, slope},
+    graph::{Bound, CacheRows, WeightExpr, WeightNames, interleaved_row, resized_heads_at, slope},
     tensor::{DType, Scaled, row_scale},
 };
 
@@ -104,6 +105,22 @@ pub trait WeightSource: Send + Sync {
         _format: Scaled,
     ) -> Result<Option<Vec<ScaleAndZero>>, CheckpointError> {
         Ok(None)
+    }
+
+    /// Returns whether the source has scales for keys or values in a KV cache.
+    fn has_cache_scales(&self) -> bool {
+        false
+    }
+
+    /// Returns the scale of the keys or values that a linear layer computes, for a KV cache in E4M3.
+    ///
+    /// # Errors
+    /// Returns an error if there is none, or if it is not a positive number.
+    fn cache_scale(&self, linear: &str, rows: CacheRows) -> Result<f32, CheckpointError> {
+        Err(CheckpointError::NoCacheScale {
+            linear: linear.to_owned(),
+            expected: cache_scales::names(linear, rows),
+        })
     }
 
     /// Checks all tensors of `stored` at once, so that one error lists everything that is missing.
@@ -246,6 +263,7 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
             Ok(out)
         }
         WeightExpr::Scale(bound) => Ok(vec![scale(bound, source)?]),
+        WeightExpr::CacheScale { linear, rows } => Ok(vec![source.cache_scale(linear, *rows)?]),
     }
 }
 
@@ -372,6 +390,7 @@ pub fn evaluate_as(
         | WeightExpr::PlusOne { .. }
         | WeightExpr::ProductScales { .. }
         | WeightExpr::Scale(_)
+        | WeightExpr::CacheScale { .. }
         | WeightExpr::Zeros { .. } => {
             let name = expr
                 .stored()

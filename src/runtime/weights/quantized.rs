@@ -15,7 +15,7 @@ use crate::{
     tensor::Scaled,
 };
 
-const CONFIG: &str = "config.json";
+pub(super) const CONFIG: &str = "config.json";
 
 /// Lines for the log about the quantization of a checkpoint.
 pub(super) struct Notes {
@@ -39,7 +39,9 @@ impl Notes {
         }
         let activations = match self.of_activations {
             0 => String::new(),
-            n => format!("; its {n} scales of activations, keys and values are not used"),
+            n => format!(
+                "; its {n} scales of activations, keys and values are not used, except for a KV cache in fp8"
+            ),
         };
         tracing::info!(
             "the checkpoint is quantized: {}; its {} quantized weights are dequantized when they are read, unless they keep their published values{activations}",
