@@ -376,6 +376,8 @@ def models():
         # The head has quantized values of its own, although the configuration ties it.
         ("llama-int8-head", "llama", True, lambda w: compressed(w, "int-quantized", strategy="channel", activations=a8), ["embed_tokens"]),
         ("llama-gptq-32", "llama", False, lambda w: gptq(w, group_size=32), ["lm_head"]),
+        ("llama-gptq-order-32", "llama", False, lambda w: gptq(w, group_size=32, desc_act=True), ["lm_head"]),
+        ("phi3-gptq-order-32", "phi3", False, lambda w: gptq(w, group_size=32, desc_act=True, sym=False, checkpoint_format="gptq_v2"), ["lm_head"]),
         ("qwen2-awq-32", "qwen2", True, lambda w: awq(w, 32), []),
         ("phi3-w4-32", "phi3", False, lambda w: compressed(w, "pack-quantized", torch.bfloat16, **w4_32), ["lm_head"]),
         ("qwen3-fp8-128", "qwen3", True, large_block, []),

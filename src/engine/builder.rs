@@ -53,6 +53,8 @@ struct Facts {
     own: BTreeSet<String>,
     /// Formats of tensors that keep their published values.
     published: BTreeMap<String, Format>,
+    /// Formats of tensors that keep their published values if their inputs are in the order of their groups.
+    ordered: BTreeMap<String, Format>,
     /// Whether the program has a KV cache in E4M3 whose scales the checkpoint publishes.
     cache_scales: bool,
 }
@@ -348,9 +350,11 @@ impl Builder {
             loaded = self.artifact(&device, folder.as_ref(), &facts, false, &mut times)?;
             source = self.weights(&loaded.artifact, folder.as_ref())?;
         }
-        facts.published = self.published(&device, &loaded.artifact.program, &*source);
+        [facts.published, facts.ordered] =
+            self.published(&device, &loaded.artifact.program, &*source)?;
         facts.cache_scales = self.has_cache_scales(&loaded.artifact.program, &*source);
-        let is_changed = !facts.published.is_empty() || facts.cache_scales;
+        let keeps = !(facts.published.is_empty() && facts.ordered.is_empty());
+        let is_changed = keeps || facts.cache_scales;
         // Only the program that runs is tuned.
         if is_changed || self.is_tuned() {
             loaded = self.artifact(&device, folder.as_ref(), &facts, true, &mut times)?;
@@ -358,11 +362,17 @@ impl Builder {
         if is_changed {
             source = self.weights(&loaded.artifact, folder.as_ref())?;
         }
-        if !facts.published.is_empty() {
+        if keeps {
             let n = weights::n_packed(&loaded.artifact.program);
             tracing::info!(
                 "{n} matrices of the program keep the published values of the checkpoint"
             );
+            let n = weights::n_ordered(&loaded.artifact.program);
+            if let n @ 1.. = facts.ordered.len().saturating_sub(n) {
+                tracing::info!(
+                    "{n} matrices of the checkpoint with an order of inputs (`desc_act`) are dequantized, because no linear layer computes their inputs in this order"
+                );
+            }
         }
         let Loaded {
             artifact,
@@ -516,6 +526,7 @@ impl Builder {
             dtype,
             quantize,
             published: facts.published.clone(),
+            ordered: facts.ordered.clone(),
             kv_cache,
             cache_scales: facts.cache_scales,
             timings: None,

@@ -35,6 +35,9 @@ pub struct CompileOptions {
     pub quantize: Option<Format>,
     /// Formats of the checkpoint's tensors that keep their published values, by name. Only applies without `quantize`.
     pub published: BTreeMap<String, Format>,
+    /// Formats of the checkpoint's tensors that keep their published values if their inputs can be computed in the order of their
+    /// groups, by name. Only applies without `quantize` and `intermediates`.
+    pub ordered: BTreeMap<String, Format>,
     /// Format of the KV cache; `None` for the storage type.
     pub kv_cache: Option<Format>,
     /// Whether the checkpoint publishes scales for a KV cache in E4M3, which the program then reads.
@@ -66,6 +69,7 @@ impl CompileOptions {
             dtype,
             quantize: None,
             published: BTreeMap::new(),
+            ordered: BTreeMap::new(),
             kv_cache: None,
             cache_scales: false,
             timings: None,
@@ -198,6 +202,10 @@ pub fn compile(
         without: options.without.clone(),
         quantize: options.quantize,
         published: options.published.clone(),
+        ordered: match options.intermediates.is_empty() && options.quantize.is_none() {
+            true => options.ordered.clone(),
+            false => BTreeMap::new(),
+        },
         cache: options.kv_cache.filter(|_| options.cached),
         cache_scales: options.cache_scales,
         // Decode steps multiply few rows, so their time is that of reading the weights. Their kernels convert weights

@@ -67,6 +67,17 @@ pub enum WeightExpr {
         linear: String,
         rows: CacheRows,
     },
+    /// A quantized matrix with its columns in the order of their groups.
+    OrderedColumns { name: String, dims: [u64; 2] },
+    /// A tensor of the checkpoint with the rows (or elements) of each of its equal parts in the order of the columns of another tensor,
+    /// which is read as [`OrderedColumns`](Self::OrderedColumns).
+    OrderedRows {
+        name: String,
+        dims: Vec<u64>,
+        /// Name and dimensions of the other tensor.
+        by: String,
+        by_dims: [u64; 2],
+    },
 }
 
 /// The rows of a cache.
@@ -382,6 +393,17 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
         Zeros {
             n: u64,
         },
+        ConcatRows,
+        ProductScales,
+        Scale,
+        CacheScale,
+        OrderedColumns,
+        OrderedRows {
+            name: String,
+            dims: Vec<u64>,
+            by: String,
+            by_dims: [u64; 2],
+        },
     }
     let parts = Vec::<Part>::deserialize(from)?;
     let parts = parts.into_iter().map(|part| {
@@ -392,7 +414,12 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
             | Part::RelativeBias
             | Part::Positions
             | Part::Slopes
-            | Part::ResizedHeads => {
+            | Part::ResizedHeads
+            | Part::ConcatRows
+            | Part::ProductScales
+            | Part::Scale
+            | Part::CacheScale
+            | Part::OrderedColumns => {
                 return Err(D::Error::custom(
                     "a concatenation has a part that is not stored",
                 ));
@@ -414,6 +441,17 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
             },
             Part::PlusOne { name, dims } => WeightExpr::PlusOne { name, dims },
             Part::Zeros { n } => WeightExpr::Zeros { n },
+            Part::OrderedRows {
+                name,
+                dims,
+                by,
+                by_dims,
+            } => WeightExpr::OrderedRows {
+                name,
+                dims,
+                by,
+                by_dims,
+            },
         })
     });
     parts.collect()
@@ -443,7 +481,10 @@ fn stacked_rows(parts: &[WeightExpr]) -> u64 {
 impl WeightExpr {
     pub fn dims(&self) -> Vec<u64> {
         match self {
-            WeightExpr::Stored { dims, .. } | WeightExpr::PlusOne { dims, .. } => dims.clone(),
+            WeightExpr::Stored { dims, .. }
+            | WeightExpr::PlusOne { dims, .. }
+            | WeightExpr::OrderedRows { dims, .. } => dims.clone(),
+            WeightExpr::OrderedColumns { dims, .. } => dims.to_vec(),
             WeightExpr::Transposed { dims, .. } => dims.iter().rev().copied().collect(),
             WeightExpr::Rows {
                 dims, groups, rows, ..
@@ -486,7 +527,9 @@ impl WeightExpr {
         match self {
             WeightExpr::Stored { name, .. }
             | WeightExpr::Transposed { name, .. }
-            | WeightExpr::Rows { name, .. } => Some(name),
+            | WeightExpr::Rows { name, .. }
+            | WeightExpr::OrderedColumns { name, .. }
+            | WeightExpr::OrderedRows { name, .. } => Some(name),
             WeightExpr::ConcatRows(parts) => {
                 let mut first = 0;
                 let part = parts.iter().find(|part| {
@@ -514,9 +557,11 @@ impl WeightExpr {
             WeightExpr::Stored { name, dims }
             | WeightExpr::Transposed { name, dims }
             | WeightExpr::Rows { name, dims, .. }
-            | WeightExpr::PlusOne { name, dims } => {
+            | WeightExpr::PlusOne { name, dims }
+            | WeightExpr::OrderedRows { name, dims, .. } => {
                 vec![(name, dims)]
             }
+            WeightExpr::OrderedColumns { name, dims } => vec![(name, dims)],
             WeightExpr::RelativeBias { name, dims, .. }
             | WeightExpr::Positions { name, dims, .. } => vec![(name, dims)],
             WeightExpr::Sinusoid { .. }

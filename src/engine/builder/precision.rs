@@ -40,27 +40,34 @@ impl Builder {
         }
     }
 
-    /// Returns the formats of the checkpoint's tensors that keep their published values. A CPU dequantizes all of them.
+    /// Returns the formats of the checkpoint's tensors that keep their published values, and of those that do if their inputs are put in
+    /// the order of their groups. A CPU dequantizes all of them.
+    ///
+    /// # Errors
+    /// Returns an error if an order cannot be read.
     pub(super) fn published(
         &self,
         device: &DeviceName,
         program: &Program,
         source: &dyn WeightSource,
-    ) -> BTreeMap<String, Format> {
+    ) -> Result<[BTreeMap<String, Format>; 2], EngineError> {
         let keeps = match device {
             DeviceName::Cpu { .. } => false,
             DeviceName::Cuda(_) => program.dtype.has_mma(),
         };
         let is_settled = self.quantize.is_some() || self.start.artifact().is_some();
         if !keeps || self.dequantize || is_settled {
-            return BTreeMap::new();
+            return Ok([BTreeMap::new(), BTreeMap::new()]);
         }
-        let stored = weights::stored(program).into_iter();
-        let format = |(name, dims): (&str, &[u64])| {
-            let format = source.published(name, dims)?;
-            Some((name.to_owned(), Format::Scaled(format)))
-        };
-        stored.filter_map(format).collect()
+        let (mut published, mut ordered) = (BTreeMap::new(), BTreeMap::new());
+        for (name, dims) in weights::stored(program) {
+            if let Some(format) = source.published(name, dims) {
+                published.insert(name.to_owned(), Format::Scaled(format));
+            } else if let Some((format, _)) = source.ordered(name, dims)? {
+                ordered.insert(name.to_owned(), Format::Scaled(format));
+            }
+        }
+        Ok([published, ordered])
     }
 
     /// Returns whether the program is compiled for the scales that the checkpoint publishes for its KV cache in E4M3. The cache of an

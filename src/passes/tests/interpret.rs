@@ -183,7 +183,34 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
         }
         WeightExpr::Scale(bound) => vec![scale(bound)],
         WeightExpr::CacheScale { linear, rows } => vec![cache_scale(linear, *rows)],
+        WeightExpr::OrderedColumns {
+            name,
+            dims: [rows, columns],
+        } => {
+            let order = move |row| order(*columns).map(move |column| row * columns + column);
+            (0..*rows)
+                .flat_map(order)
+                .map(|i| stored(name, i))
+                .collect()
+        }
+        WeightExpr::OrderedRows {
+            name,
+            dims,
+            by_dims: [_, columns],
+            ..
+        } => {
+            let width: u64 = dims[1..].iter().product();
+            let parts = (0..dims[0] / columns).map(|part| part * columns);
+            let rows = parts.flat_map(|first| order(*columns).map(move |row| first + row));
+            rows.flat_map(|row| (0..width).map(move |c| stored(name, row * width + c)))
+                .collect()
+        }
     }
+}
+
+/// Any order of columns.
+fn order(columns: u64) -> impl Iterator<Item = u64> {
+    (0..columns).rev()
 }
 
 /// A power of two, by which sums in f32 and f64 are multiplied without rounding.

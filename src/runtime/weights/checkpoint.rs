@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
 };
 
 use gemmule_weights::quantized::{Config, Matrix, is_cache_scale};
@@ -13,6 +13,7 @@ use super::{
     cache_scales::CacheScales,
     elements, encode_into, encode_weight,
     found::WEIGHTS,
+    index::{file_of, files_of, named_by},
     published::{self, ScaleAndZero},
     quantized::{self, Rows},
     room,
@@ -20,7 +21,6 @@ use super::{
     static_table::{self, StaticTable},
 };
 use crate::{
-    files::{self, Kind},
     graph::{CacheRows, WeightNames},
     names::nearest,
     tensor::{DType, Scaled},
@@ -440,6 +440,37 @@ impl WeightSource for Checkpoint {
         }
     }
 
+    fn ordered(
+        &self,
+        name: &str,
+        dims: &[u64],
+    ) -> Result<Option<(Scaled, Vec<u32>)>, CheckpointError> {
+        let (_, Entry::Quantized(matrix, [_, columns])) = self.checked(name, dims)? else {
+            return Ok(None);
+        };
+        let runs = matrix.ordered_runs_of_rows();
+        let Some(format) = runs.and_then(|runs| published::format_of(runs, *columns)) else {
+            return Ok(None);
+        };
+        let order = quantized::column_order(matrix, &self.main, |name| self.part(name))?;
+        Ok(order.map(|order| (format, order)))
+    }
+
+    fn read_ordered_groups(
+        &self,
+        name: &str,
+        dims: &[u64],
+        format: Scaled,
+    ) -> Result<Option<Vec<ScaleAndZero>>, CheckpointError> {
+        match (self.checked(name, dims)?.1, self.ordered(name, dims)?) {
+            (Entry::Quantized(matrix, _), Some((own, _))) if own == format => {
+                let read = |name: &str| self.part(name);
+                quantized::read_groups(matrix, format, &self.main, read).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
     fn has_cache_scales(&self) -> bool {
         self.parts.keys().any(|name| is_cache_scale(name))
     }
@@ -546,23 +577,6 @@ fn warn_of_bad(tensor: &str, n_bad: usize) {
     }
 }
 
-/// Returns the stem of the file next to the checkpoint that contains a tensor named `stem/tensor`, such as
-/// `sparse_linear/weight`.
-fn file_of(name: &str) -> Option<String> {
-    let (stem, _) = name.split_once('/')?;
-    let mut parts = Path::new(stem).components();
-    match (parts.next(), parts.next()) {
-        (Some(Component::Normal(_)), None) => Some(stem.to_owned()),
-        _ => None,
-    }
-}
-
-/// Returns the stems of all additional files that `names` mentions.
-fn files_of(names: &WeightNames) -> BTreeSet<String> {
-    let others = names.others.values().flatten();
-    others.filter_map(|name| file_of(name)).collect()
-}
-
 /// Replaces every numeric component of a dotted tensor name with `#`.
 fn without_indices(name: &str) -> String {
     let part = |part: &str| match part.bytes().all(|b| b.is_ascii_digit()) {
@@ -570,31 +584,4 @@ fn without_indices(name: &str) -> String {
         false => part.to_owned(),
     };
     name.split('.').map(part).collect::<Vec<_>>().join(".")
-}
-
-/// Reads the index and returns the tensors of each shard.
-fn named_by(index: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
-    let broken = |problem: String| CheckpointError::Index {
-        file: index.to_owned(),
-        problem,
-    };
-    let text = files::text(index, Kind::ShardIndex)?;
-    let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| broken(e.to_string()))?;
-    let map = json
-        .get("weight_map")
-        .and_then(serde_json::Value::as_object)
-        .ok_or_else(|| broken("there is no `weight_map`".to_owned()))?;
-    let mut shards: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (tensor, shard) in map {
-        let name = shard
-            .as_str()
-            .ok_or_else(|| broken(format!("`{tensor}` names no file")))?;
-        // An index is untrusted input: it may name files in its own folder only.
-        if Path::new(name).components().count() != 1 || name.starts_with('.') {
-            return Err(broken(format!("`{name}` is not a plain file name")));
-        }
-        let tensors = shards.entry(name.to_owned()).or_default();
-        tensors.push(tensor.clone());
-    }
-    Ok(shards)
 }

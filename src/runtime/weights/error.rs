@@ -92,6 +92,10 @@ pub enum CheckpointError {
         linear: String,
         expected: Vec<String>,
     },
+    #[error(
+        "the tensor `{tensor}` has no order of inputs that kernels read, but the program was compiled for one; compile it for this checkpoint"
+    )]
+    NoOrder { tensor: String },
     #[error("`{file}`: {problem}, as in a static embedding of model2vec; download it again")]
     StaticTable { file: PathBuf, problem: String },
     #[error("`{file}` is not JSON: {problem}; use the published file")]

@@ -9,6 +9,8 @@ mod checkpoint;
 mod error;
 mod files;
 mod found;
+mod index;
+mod ordered;
 mod published;
 mod quantized;
 mod random;
@@ -99,6 +101,33 @@ pub trait WeightSource: Send + Sync {
     /// # Errors
     /// Returns the errors of [`read`](Self::read), and an error for a scale that the format cannot hold.
     fn read_groups(
+        &self,
+        _name: &str,
+        _dims: &[u64],
+        _format: Scaled,
+    ) -> Result<Option<Vec<ScaleAndZero>>, CheckpointError> {
+        Ok(None)
+    }
+
+    /// Returns the order in which the columns of a matrix form runs, and the format in which the matrix is then published, if kernels
+    /// read this format. `None` for a matrix without an order.
+    ///
+    /// # Errors
+    /// Returns the errors of [`read`](Self::read).
+    fn ordered(
+        &self,
+        _name: &str,
+        _dims: &[u64],
+    ) -> Result<Option<(Scaled, Vec<u32>)>, CheckpointError> {
+        Ok(None)
+    }
+
+    /// Reads like [`read_groups`](Self::read_groups) the groups of a matrix whose columns are in the order of
+    /// [`ordered`](Self::ordered).
+    ///
+    /// # Errors
+    /// Returns the errors of [`read_groups`](Self::read_groups).
+    fn read_ordered_groups(
         &self,
         _name: &str,
         _dims: &[u64],
@@ -264,6 +293,25 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
         }
         WeightExpr::Scale(bound) => Ok(vec![scale(bound, source)?]),
         WeightExpr::CacheScale { linear, rows } => Ok(vec![source.cache_scale(linear, *rows)?]),
+        WeightExpr::OrderedColumns { name, dims } => {
+            let order = ordered::order(source, name, dims)?;
+            let stored = source.read(name, dims)?;
+            let mut out = room(name, elements(dims))?;
+            for row in stored.chunks_exact(order.len().max(1)) {
+                out.extend(order.iter().map(|&column| row[column as usize]));
+            }
+            Ok(out)
+        }
+        WeightExpr::OrderedRows {
+            name,
+            dims,
+            by,
+            by_dims,
+        } => {
+            let order = ordered::order(source, by, by_dims)?;
+            let stored = source.read(name, dims)?;
+            Ok(ordered::rows(&stored, &order, elements(&dims[1..])))
+        }
     }
 }
 
@@ -391,6 +439,8 @@ pub fn evaluate_as(
         | WeightExpr::ProductScales { .. }
         | WeightExpr::Scale(_)
         | WeightExpr::CacheScale { .. }
+        | WeightExpr::OrderedColumns { .. }
+        | WeightExpr::OrderedRows { .. }
         | WeightExpr::Zeros { .. } => {
             let name = expr
                 .stored()

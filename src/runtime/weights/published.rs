@@ -8,7 +8,7 @@ use gemmule_weights::{
     quantized::{Kind, Runs},
 };
 
-use super::{CheckpointError, WeightSource, elements, evaluate, selected_rows};
+use super::{CheckpointError, WeightSource, elements, evaluate, ordered, selected_rows};
 use crate::{
     graph::WeightExpr,
     tensor::{Group, Quantized, Scaled, Values},
@@ -48,6 +48,21 @@ fn groups(
             let per_row = columns.div_ceil(format.width(columns).max(1)) as u64;
             let stored = source.read_groups(name, dims, format)?;
             Ok(stored.map(|groups| selected_rows(expr, groups, per_row)))
+        }
+        WeightExpr::OrderedColumns { name, dims } => source.read_ordered_groups(name, dims, format),
+        WeightExpr::OrderedRows {
+            name,
+            dims,
+            by,
+            by_dims,
+        } => {
+            let columns = elements(&dims[1..]) as usize;
+            let per_row = columns.div_ceil(format.width(columns).max(1)) as u64;
+            let Some(stored) = source.read_groups(name, dims, format)? else {
+                return Ok(None);
+            };
+            let order = ordered::order(source, by, by_dims)?;
+            Ok(Some(ordered::rows(&stored, &order, per_row)))
         }
         WeightExpr::ConcatRows(parts) => {
             let parts = parts.iter().map(|part| groups(part, source, format));

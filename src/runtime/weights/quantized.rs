@@ -162,6 +162,19 @@ pub(super) fn read_groups(
     held.collect()
 }
 
+/// Returns the columns of a matrix in the order of their groups; `None` if its groups differ in size.
+///
+/// # Errors
+/// Returns the errors of `read`, and an error for groups that are out of range.
+pub(super) fn column_order(
+    matrix: &Matrix,
+    main: &Path,
+    mut read: impl FnMut(&str) -> Result<Vec<u8>, CheckpointError>,
+) -> Result<Option<Vec<u32>>, CheckpointError> {
+    let order = matrix.column_order(|name| read(name).map_err(Failure::Read));
+    order.map_err(|failure| failure.of(Path::new(CONFIG), main))
+}
+
 /// The rows of a quantized matrix.
 pub(super) struct Rows {
     quantized: Quantized,
