@@ -3,6 +3,7 @@ mod inputs;
 mod pooling;
 mod precision;
 mod start;
+mod tuning;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,8 +17,8 @@ use serde_json::Value;
 use self::pooling::warn_of_pooling;
 pub(super) use self::start::Start;
 use super::{
-    Artifact, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, Stage, TuneMode, Tuner,
-    compile::{CompileOptions, Compiled, compile, emit},
+    Artifact, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, Stage, TuneMode,
+    compile::{CompileOptions, compile, emit},
     weights,
 };
 use crate::{
@@ -33,7 +34,6 @@ use crate::{
         cuda::{CudaModel, Device},
         weights::RandomWeights,
     },
-    select::Timings,
     tensor::{DType, Format},
     text::Folder,
 };
@@ -364,16 +364,7 @@ impl Builder {
             source = self.weights(&loaded.artifact, folder.as_ref())?;
         }
         if keeps {
-            let n = weights::n_packed(&loaded.artifact.program);
-            tracing::info!(
-                "{n} matrices of the program keep the published values of the checkpoint"
-            );
-            let n = weights::n_ordered(&loaded.artifact.program);
-            if let n @ 1.. = facts.ordered.len().saturating_sub(n) {
-                tracing::info!(
-                    "{n} matrices of the checkpoint with an order of inputs (`desc_act`) are dequantized, because no linear layer computes their inputs in this order"
-                );
-            }
+            precision::log_kept(&loaded.artifact.program, facts.ordered.len());
         }
         let Loaded {
             artifact,
@@ -432,11 +423,6 @@ impl Builder {
             times,
             chosen_by,
         })
-    }
-
-    /// Whether timings of kernels correct the cost model.
-    fn is_tuned(&self) -> bool {
-        self.tune != TuneMode::Off || self.timings.is_some()
     }
 
     /// Compiles the program, or reads it and its kernels from an artifact file. With `is_last`, `facts` are known, and the program is
@@ -561,19 +547,6 @@ impl Builder {
             cubins: None,
             chosen_by,
         })
-    }
-
-    /// Reads or measures the timings that correct the cost model.
-    fn timed(&self, device: &DeviceName, compiled: &Compiled) -> Result<Timings, EngineError> {
-        let DeviceName::Cuda(info) = device else {
-            let device = device.to_string();
-            return Err(EngineError::TuneOnCpu { device });
-        };
-        let (device, jit) = (Device::open(info.ordinal)?, Jit::open()?);
-        Tuner::new(&device, &jit, self.tune)
-            .given(self.timings.as_deref())
-            .progress(&self.progress)
-            .time(compiled)
     }
 
     fn jit(

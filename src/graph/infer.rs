@@ -134,15 +134,10 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             }
         }
         Op::Cache {
-            from,
-            heads,
-            head,
-            scaled,
-            ..
+            from, heads, head, ..
         } => {
-            if *scaled {
-                vector(of[1], &Size::constant(1), "scale of the rows")?;
-            }
+            of.get(1)
+                .map_or(Ok(()), |scale| vector(scale, &Size::constant(1), "scale"))?;
             let rows = of[0].0.first().cloned().unwrap_or_else(tokens);
             if rows != tokens() && rows != Symbol::Batch.into() {
                 return Err(format!(

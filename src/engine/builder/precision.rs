@@ -120,3 +120,14 @@ impl Builder {
         })
     }
 }
+
+/// Logs how many weights keep their published values, and how many of `n_ordered` with an order of inputs do not.
+pub(super) fn log_kept(program: &Program, n_ordered: usize) {
+    let n = weights::n_packed(program);
+    tracing::info!("{n} matrices of the program keep the published values of the checkpoint");
+    if let n @ 1.. = n_ordered.saturating_sub(weights::n_ordered(program)) {
+        tracing::info!(
+            "{n} matrices of the checkpoint with an order of inputs (`desc_act`) are dequantized, because no linear layer computes their inputs in this order"
+        );
+    }
+}
