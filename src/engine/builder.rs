@@ -532,7 +532,7 @@ impl Builder {
         }
         let description = self.description(folder)?.with_own(facts.own.clone());
         let mut compiled = compile(&description, &self.config_json(folder)?, &options)?;
-        if let Some(folder) = folder {
+        if let Some(folder) = folder.filter(|_| !is_last) {
             warn_of_pooling(folder, &compiled.model.graph);
         }
         let began = Instant::now();
