@@ -4,7 +4,9 @@
     python3 scripts/quantized_checkpoints.py
 
 The results are in tests/quantized. `matrices` has a folder for each layout, and `matrices.safetensors` has their dequantized matrices.
-`models` has whole models with random weights, each with the logits of transformers for the dequantized weights. Nothing is downloaded.
+`models` has whole models with random weights, each with the logits of transformers for the dequantized weights. `cached` has models with
+scales for a KV cache in E4M3, each with the tokens and logits of transformers for a cache whose rows are rounded with these scales. Nothing
+is downloaded. With arguments, only the results whose names contain one of them are written.
 
 compressed-tensors writes and dequantizes its own formats. GPTQ layouts are packed here according to their definition. AWQ layouts are
 checked with the converter of compressed-tensors, and fp8 blocks whose size divides the matrix with transformers.
@@ -13,6 +15,7 @@ checked with the converter of compressed-tensors, and fp8 blocks whose size divi
 import json
 import pathlib
 import shutil
+import sys
 import tempfile
 
 import numpy as np
@@ -22,7 +25,7 @@ from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
 from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "quantized"
@@ -373,6 +376,8 @@ def models():
         # The head has separate quantized values, although the configuration ties it.
         ("llama-int8-head", "llama", True, lambda w: compressed(w, "int-quantized", strategy="channel", activations=a8), ["embed_tokens"]),
         ("llama-gptq-32", "llama", False, lambda w: gptq(w, group_size=32), ["lm_head"]),
+        ("llama-gptq-order-32", "llama", False, lambda w: gptq(w, group_size=32, desc_act=True), ["lm_head"]),
+        ("phi3-gptq-order-32", "phi3", False, lambda w: gptq(w, group_size=32, desc_act=True, sym=False, checkpoint_format="gptq_v2"), ["lm_head"]),
         ("qwen2-awq-32", "qwen2", True, lambda w: awq(w, 32), []),
         ("phi3-w4-32", "phi3", False, lambda w: compressed(w, "pack-quantized", torch.bfloat16, **w4_32), ["lm_head"]),
         ("qwen3-fp8-128", "qwen3", True, large_block, []),
@@ -428,12 +433,116 @@ def models():
                 assert all(torch.equal(read[name], values) for name, values in model.named_parameters())
 
 
+class RoundedCache(DynamicCache):
+    """Keys and values that are divided by the scales of their layer, rounded to E4M3, and multiplied by the scales again."""
+
+    def __init__(self, scales):
+        super().__init__()
+        self.scales = scales
+        self.largest = [[0.0, 0.0] for _ in range(2)]
+
+    def update(self, keys, values, layer, *args, **kwargs):
+        rows = [keys, values]
+        for nth, x in enumerate(rows):
+            self.largest[layer][nth] = max(self.largest[layer][nth], x.abs().max().item())
+            if self.scales:
+                scale = self.scales[layer][nth]
+                rows[nth] = (x / scale).clamp(-448, 448).to(E4M3).float() * scale
+        return super().update(*rows, layer, *args, **kwargs)
+
+
+def cached():
+    """Models with scales of keys and values, under the names that different programs write."""
+    small = dict(
+        vocab_size=40,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=64,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    gemma2 = dict(attn_logit_softcapping=2.0, query_pre_attn_scalar=16, sliding_window=8, eos_token_id=2)
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    fp8_config = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    modelopt = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "kv_cache_scheme": scheme}
+    rows = [
+        # compressed-tensors.
+        ("qwen3-compressed", "qwen3", {}, ["self_attn.k_scale", "self_attn.v_scale"], None),
+        # ModelOpt.
+        ("llama-modelopt", "llama", {}, ["self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"], modelopt),
+        # AutoFP8. Queries, keys and values are of one matrix.
+        ("phi3-fp8", "phi3", {}, ["self_attn.attn.k_scale", "self_attn.attn.v_scale"], fp8_config),
+        # One scale of both, a soft cap of scores, and a window.
+        ("gemma2-fp8", "gemma2", gemma2, ["self_attn.kv_scale"] * 2, fp8_config),
+    ]
+    for case, kind, more, names, quantization in rows:
+        torch.manual_seed(len(case))
+        config = AutoConfig.for_model(kind, **small | more, tie_word_embeddings=False)
+        config._attn_implementation = "eager"
+        model = AutoModelForCausalLM.from_config(config).float().eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                norm = 0.0 if kind == "gemma2" else 1.0
+                parameter.normal_(norm if parameter.dim() == 1 else 0.0, 0.3)
+        tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        for name, module in model.named_modules():
+            if not isinstance(module, torch.nn.Linear) or name == "lm_head":
+                continue
+            if quantization is None or quantization["quant_method"] == "compressed-tensors":
+                parts, values, group = compressed(module.weight.detach(), "float-quantized", type="float", strategy="tensor")
+                quantization = groups_config("float-quantized", [group], ignore=["lm_head"], kv_cache_scheme=scheme)
+            else:
+                parts, values = fp8(module.weight.detach())
+            del tensors[f"{name}.weight"]
+            tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
+            with torch.no_grad():
+                module.weight.copy_(values)
+        prompts = [[1, 7, 30, 12, 9], [5], [3, 39, 2, 8, 8, 8, 21, 17, 4, 3, 9]]
+        exact = RoundedCache(None)
+        with torch.no_grad():
+            model(torch.tensor(prompts[2:]), past_key_values=exact, use_cache=True)
+        scales = []
+        for layer, largest in enumerate(exact.largest):
+            # A factor below 1 makes the largest values exceed 448.
+            both = [torch.tensor(x / 448 * f) for x, f in zip(largest, [0.6, 1.3])]
+            if names[0] == names[1]:
+                both = [max(both)] * 2
+            if kind == "qwen3":
+                both = [scale.reshape(1).bfloat16() for scale in both]
+            scales.append([scale.float() for scale in both])
+            tensors |= {f"model.layers.{layer}.{name}": scale for name, scale in zip(names, both)}
+        folder = OUT / "cached" / case
+        folder.mkdir(parents=True)
+        written = {k: v for k, v in config.to_dict().items() if v is not None}
+        written |= {"architectures": [type(model).__name__], "quantization_config": quantization, "tie_word_embeddings": False}
+        save(folder, written, tensors)
+
+        def run(ids, scales):
+            with torch.no_grad():
+                return model(torch.tensor([ids]), past_key_values=RoundedCache(scales), use_cache=True).logits[0]
+
+        expected = []
+        for prompt in prompts:
+            ids = list(prompt)
+            for _ in range(12):
+                ids.append(run(ids, scales)[-1].argmax().item())
+            steps = slice(len(prompt) - 1, len(ids) - 1)
+            logits = [run(ids, which)[steps] for which in (scales, None)]
+            short = lambda rows: [[round(v, 5) for v in row.tolist()] for row in rows]
+            expected.append({"prompt": prompt, "tokens": ids[len(prompt) :], "logits": short(logits[0]), "exact": short(logits[1])})
+        (folder / "expected.json").write_text(json.dumps(expected) + "\n")
+
+
 def main() -> None:
-    for part in ["matrices", "models"]:
+    parts = {"matrices": torch.no_grad()(matrices), "models": models, "cached": cached}
+    for part in sys.argv[1:] or parts:
         shutil.rmtree(OUT / part, ignore_errors=True)
-    with torch.no_grad():
-        matrices()
-    models()
+        parts[part]()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ mod inputs;
 mod pooling;
 mod precision;
 mod start;
+mod tuning;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,8 +17,8 @@ use serde_json::Value;
 use self::pooling::warn_of_pooling;
 pub(super) use self::start::Start;
 use super::{
-    Artifact, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, Stage, TuneMode, Tuner,
-    compile::{CompileOptions, Compiled, compile, emit},
+    Artifact, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, Stage, TuneMode,
+    compile::{CompileOptions, compile, emit},
     weights,
 };
 use crate::{
@@ -33,7 +34,6 @@ use crate::{
         cuda::{CudaModel, Device},
         weights::RandomWeights,
     },
-    select::Timings,
     tensor::{DType, Format},
     text::Folder,
 };
@@ -53,6 +53,10 @@ struct Facts {
     own: BTreeSet<String>,
     /// Formats of tensors that keep their published quantized values, by tensor name.
     published: BTreeMap<String, Format>,
+    /// Formats of tensors that keep their published values if their inputs are in the order of their groups.
+    ordered: BTreeMap<String, Format>,
+    /// Whether the program has a KV cache in E4M3 whose scales the checkpoint publishes.
+    cache_scales: bool,
 }
 
 /// Duration of each loading step; zero for steps that were not needed.
@@ -211,6 +215,7 @@ impl Builder {
 
     /// Sets the format of the KV cache of an engine that generates text: [`Format::E4m3`], or the storage type, which is the default. In
     /// E4M3, keys and values are rounded when they are stored, and take half the memory of f16 or a quarter of f32.
+    /// They are divided by the scales that a quantized checkpoint publishes for them before.
     pub fn kv_cache(mut self, format: Format) -> Self {
         self.kv_cache = Some(format);
         self
@@ -335,7 +340,7 @@ impl Builder {
         let began = Instant::now();
         let folder = self.folder()?;
         let mut facts = Facts::default();
-        let mut loaded = self.artifact(&device, folder.as_ref(), &facts, &mut times)?;
+        let mut loaded = self.artifact(&device, folder.as_ref(), &facts, false, &mut times)?;
         let mut source = self.weights(&loaded.artifact, folder.as_ref())?;
         facts.own = source.own()?.into_iter().collect();
         if let Some(head) = facts.own.first() {
@@ -344,17 +349,23 @@ impl Builder {
                 return Err(EngineError::OwnHead { file, head });
             }
             tracing::info!("the checkpoint's `{head}` has values of its own, and is not tied");
-            loaded = self.artifact(&device, folder.as_ref(), &facts, &mut times)?;
+            loaded = self.artifact(&device, folder.as_ref(), &facts, false, &mut times)?;
             source = self.weights(&loaded.artifact, folder.as_ref())?;
         }
-        facts.published = self.published(&device, &loaded.artifact.program, &*source);
-        if !facts.published.is_empty() {
-            loaded = self.artifact(&device, folder.as_ref(), &facts, &mut times)?;
-            let n = weights::n_packed(&loaded.artifact.program);
-            tracing::info!(
-                "{n} matrices of the program keep the published values of the checkpoint"
-            );
+        [facts.published, facts.ordered] =
+            self.published(&device, &loaded.artifact.program, &*source)?;
+        facts.cache_scales = self.has_cache_scales(&loaded.artifact.program, &*source);
+        let keeps = !(facts.published.is_empty() && facts.ordered.is_empty());
+        let is_changed = keeps || facts.cache_scales;
+        // Only the program that runs is tuned.
+        if is_changed || self.is_tuned() {
+            loaded = self.artifact(&device, folder.as_ref(), &facts, true, &mut times)?;
+        }
+        if is_changed {
             source = self.weights(&loaded.artifact, folder.as_ref())?;
+        }
+        if keeps {
+            precision::log_kept(&loaded.artifact.program, facts.ordered.len());
         }
         let Loaded {
             artifact,
@@ -415,15 +426,17 @@ impl Builder {
         })
     }
 
-    /// Compiles the program, or reads it and its kernels from an artifact file.
+    /// Compiles the program, or reads it and its kernels from an artifact file. With `is_last`, `facts` are known, and the program is
+    /// tuned.
     fn artifact(
         &self,
         device: &DeviceName,
         folder: Option<&Folder>,
         facts: &Facts,
+        is_last: bool,
         times: &mut LoadTimes,
     ) -> Result<Loaded, EngineError> {
-        let tuned = self.tune != TuneMode::Off || self.timings.is_some();
+        let tuned = self.is_tuned();
         if let Some((file, read)) = self.start.artifact() {
             if tuned {
                 return Err(EngineError::TuneArtifact { file: file.clone() });
@@ -501,7 +514,9 @@ impl Builder {
             dtype,
             quantize,
             published: facts.published.clone(),
+            ordered: facts.ordered.clone(),
             kv_cache,
+            cache_scales: facts.cache_scales,
             timings: None,
             padding: self.padding,
             attention: self.attention.unwrap_or_default(),
@@ -518,11 +533,11 @@ impl Builder {
         }
         let description = self.description(folder)?.with_own(facts.own.clone());
         let mut compiled = compile(&description, &self.config_json(folder)?, &options)?;
-        if let Some(folder) = folder {
+        if let Some(folder) = folder.filter(|_| !is_last) {
             warn_of_pooling(folder, &compiled.model.graph);
         }
         let began = Instant::now();
-        if tuned {
+        if tuned && is_last {
             let timings = self.timed(device, &compiled)?;
             chosen_by.timings = timings.len();
             compiled = compiled.with_timings(Some(timings))?;
@@ -533,19 +548,6 @@ impl Builder {
             cubins: None,
             chosen_by,
         })
-    }
-
-    /// Reads or measures the timings that correct the cost model.
-    fn timed(&self, device: &DeviceName, compiled: &Compiled) -> Result<Timings, EngineError> {
-        let DeviceName::Cuda(info) = device else {
-            let device = device.to_string();
-            return Err(EngineError::TuneOnCpu { device });
-        };
-        let (device, jit) = (Device::open(info.ordinal)?, Jit::open()?);
-        Tuner::new(&device, &jit, self.tune)
-            .given(self.timings.as_deref())
-            .progress(&self.progress)
-            .time(compiled)
     }
 
     fn jit(

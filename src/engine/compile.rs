@@ -35,8 +35,13 @@ pub struct CompileOptions {
     pub quantize: Option<Format>,
     /// Formats of the checkpoint tensors that keep their published quantized values, by tensor name. Only applies without `quantize`.
     pub published: BTreeMap<String, Format>,
+    /// Formats of the checkpoint's tensors that keep their published values if their inputs can be computed in the order of their
+    /// groups, by name. Only applies without `quantize` and `intermediates`.
+    pub ordered: BTreeMap<String, Format>,
     /// Format of the KV cache; `None` for the storage type.
     pub kv_cache: Option<Format>,
+    /// Whether the checkpoint publishes scales for a KV cache in E4M3, which the program then reads.
+    pub cache_scales: bool,
     /// Measured kernel times, which correct the cost model.
     pub timings: Option<Timings>,
     pub padding: Padding,
@@ -64,7 +69,9 @@ impl CompileOptions {
             dtype,
             quantize: None,
             published: BTreeMap::new(),
+            ordered: BTreeMap::new(),
             kv_cache: None,
+            cache_scales: false,
             timings: None,
             padding: Padding::Removed,
             attention: AttentionChoice::Auto,
@@ -195,7 +202,12 @@ pub fn compile(
         without: options.without.clone(),
         quantize: options.quantize,
         published: options.published.clone(),
+        ordered: match options.intermediates.is_empty() && options.quantize.is_none() {
+            true => options.ordered.clone(),
+            false => BTreeMap::new(),
+        },
         cache: options.kv_cache.filter(|_| options.cached),
+        cache_scales: options.cache_scales,
         // Decode steps multiply few rows, so reading the weights takes most of their time. Their kernels convert the weights to 16 bits.
         fp8_inputs: options.dtype.has_mma()
             && options.machine.instructions == Instructions::Hopper

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{EngineError, Folder};
 use crate::{
-    graph::{Op, WeightNames},
+    graph::{Op, WeightExpr, WeightNames},
     model::Description,
     program::{Program, Storage, Tensor},
     runtime::weights::{Checkpoint, WeightSource},
@@ -30,6 +30,17 @@ pub(super) fn stored(program: &Program) -> Vec<Stored<'_>> {
 pub(super) fn n_packed(program: &Program) -> usize {
     let is_packed = |tensor: &&Tensor| matches!(tensor.element, Element::Scaled(_));
     program.tensors.iter().filter(is_packed).count()
+}
+
+/// Returns the number of matrices whose columns are in the order of their groups.
+pub(super) fn n_ordered(program: &Program) -> usize {
+    let is_ordered = |tensor: &&Tensor| {
+        matches!(
+            tensor.place,
+            Storage::Weight(WeightExpr::OrderedColumns { .. })
+        )
+    };
+    program.tensors.iter().filter(is_ordered).count()
 }
 
 /// Opens a folder's checkpoint, and checks that it has all tensors of the program in their shapes.

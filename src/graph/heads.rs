@@ -31,6 +31,7 @@ impl Graph {
                     heads,
                     head,
                     format,
+                    scaled: false,
                     ..
                 } if padded(head) != head => {
                     let x =
@@ -42,6 +43,7 @@ impl Graph {
                         heads,
                         head,
                         format,
+                        scaled: false,
                     };
                     self.rewrite(id, op, &[x])?;
                 }

@@ -136,6 +136,8 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
         Op::Cache {
             from, heads, head, ..
         } => {
+            of.get(1)
+                .map_or(Ok(()), |scale| vector(scale, &Size::constant(1), "scale"))?;
             let rows = of[0].0.first().cloned().unwrap_or_else(tokens);
             if rows != tokens() && rows != Symbol::Batch.into() {
                 return Err(format!(

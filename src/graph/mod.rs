@@ -28,7 +28,7 @@ pub use infer::{HEAD_STEP, MAX_HEAD, MAX_PARTS, MAX_TABLES, MAX_WIDTH};
 pub use iterations::{index_ranges, iteration};
 pub use op::Op;
 pub use weight::{
-    Bound, BoundLinear, Buckets, Positions, Sinusoid, WeightExpr, interleaved_row,
+    Bound, BoundLinear, Buckets, CacheRows, Positions, Sinusoid, WeightExpr, interleaved_row,
     resized_heads_at, slope,
 };
 pub use weight_names::{WeightNames, in_folder};

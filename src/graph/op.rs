@@ -57,6 +57,8 @@ pub enum Op {
         head: u32,
         /// Format to which the rows are rounded; `None` for the storage type of the activations.
         format: Option<Format>,
+        /// Whether the rows are divided by the operand `scale` before they are rounded, and multiplied by it when they are read.
+        scaled: bool,
     },
     /// Rows that another part of the model cached: `[source_slots, heads·head]`.
     CrossCache { name: String, heads: u32, head: u32 },
@@ -254,8 +256,8 @@ impl Op {
             Op::Concat { parts } => (0..*parts).map(|i| format!("x_{i}").into()).collect(),
             Op::LogProbability => named(&["logits"]),
             Op::Quantize(_) => named(&["weight"]),
+            Op::Cache { scaled, .. } => optional(&[("x", true), ("scale", *scaled)]),
             Op::Rotary { .. }
-            | Op::Cache { .. }
             | Op::Activate(_)
             | Op::Scale { .. }
             | Op::SoftCap(_)
@@ -331,10 +333,14 @@ impl fmt::Display for Op {
                 heads,
                 head,
                 format,
+                scaled,
             } => {
                 write!(f, "({name}, heads={heads}, head={head}, from={from}")?;
                 if let Some(format) = format {
                     write!(f, ", format={format}")?;
+                }
+                if *scaled {
+                    f.write_str(", scaled")?;
                 }
                 f.write_str(")")
             }

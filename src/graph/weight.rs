@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize, de::Error};
 
 use crate::ops::PositionBias;
 
+#[cfg(test)]
+mod tests;
+
 /// Source of a weight: a tensor of the checkpoint, or a value computed at load time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WeightExpr {
@@ -62,6 +65,30 @@ pub enum WeightExpr {
     },
     /// The scale of a value that is stored in E4M3, `[1]`.
     Scale(Bound),
+    /// The scale of a cache in E4M3 that the checkpoint publishes, `[1]`.
+    CacheScale {
+        /// The linear layer that computes the rows, as the checkpoint names it.
+        linear: String,
+        rows: CacheRows,
+    },
+    /// A quantized matrix with its columns in the order of their groups.
+    OrderedColumns { name: String, dims: [u64; 2] },
+    /// A tensor of the checkpoint with the rows (or elements) of each of its equal parts in the order of the columns of another tensor,
+    /// which is read as [`OrderedColumns`](Self::OrderedColumns).
+    OrderedRows {
+        name: String,
+        dims: Vec<u64>,
+        /// Name and dimensions of the other tensor.
+        by: String,
+        by_dims: [u64; 2],
+    },
+}
+
+/// The rows of a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum CacheRows {
+    Keys,
+    Values,
 }
 
 /// Upper bound on the magnitude of a value that is computed from a norm. The bound holds for any input of the norm.
@@ -369,6 +396,17 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
         Zeros {
             n: u64,
         },
+        ConcatRows,
+        ProductScales,
+        Scale,
+        CacheScale,
+        OrderedColumns,
+        OrderedRows {
+            name: String,
+            dims: Vec<u64>,
+            by: String,
+            by_dims: [u64; 2],
+        },
     }
     let parts = Vec::<Part>::deserialize(from)?;
     let parts = parts.into_iter().map(|part| {
@@ -379,7 +417,12 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
             | Part::RelativeBias
             | Part::Positions
             | Part::Slopes
-            | Part::ResizedHeads => {
+            | Part::ResizedHeads
+            | Part::ConcatRows
+            | Part::ProductScales
+            | Part::Scale
+            | Part::CacheScale
+            | Part::OrderedColumns => {
                 return Err(D::Error::custom(
                     "a concatenation has a part that is not stored",
                 ));
@@ -401,6 +444,17 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
             },
             Part::PlusOne { name, dims } => WeightExpr::PlusOne { name, dims },
             Part::Zeros { n } => WeightExpr::Zeros { n },
+            Part::OrderedRows {
+                name,
+                dims,
+                by,
+                by_dims,
+            } => WeightExpr::OrderedRows {
+                name,
+                dims,
+                by,
+                by_dims,
+            },
         })
     });
     parts.collect()
@@ -430,7 +484,10 @@ fn stacked_rows(parts: &[WeightExpr]) -> u64 {
 impl WeightExpr {
     pub fn dims(&self) -> Vec<u64> {
         match self {
-            WeightExpr::Stored { dims, .. } | WeightExpr::PlusOne { dims, .. } => dims.clone(),
+            WeightExpr::Stored { dims, .. }
+            | WeightExpr::PlusOne { dims, .. }
+            | WeightExpr::OrderedRows { dims, .. } => dims.clone(),
+            WeightExpr::OrderedColumns { dims, .. } => dims.to_vec(),
             WeightExpr::Transposed { dims, .. } => dims.iter().rev().copied().collect(),
             WeightExpr::Rows {
                 dims, groups, rows, ..
@@ -464,7 +521,36 @@ impl WeightExpr {
                 dims
             }
             WeightExpr::ProductScales { weight, .. } => vec![stacked_rows(weight)],
-            WeightExpr::Scale(_) => vec![1],
+            WeightExpr::Scale(_) | WeightExpr::CacheScale { .. } => vec![1],
+        }
+    }
+
+    /// Returns the name of the tensor with a row of a matrix. `None` if the row is computed.
+    pub fn name_of_row(&self, row: u64) -> Option<&str> {
+        match self {
+            WeightExpr::Stored { name, .. }
+            | WeightExpr::Transposed { name, .. }
+            | WeightExpr::Rows { name, .. }
+            | WeightExpr::OrderedColumns { name, .. }
+            | WeightExpr::OrderedRows { name, .. } => Some(name),
+            WeightExpr::ConcatRows(parts) => {
+                let mut first = 0;
+                let part = parts.iter().find(|part| {
+                    first += part.dims().first().copied().unwrap_or(0);
+                    row < first
+                });
+                part?.name_of_row(row)
+            }
+            WeightExpr::Sinusoid { .. }
+            | WeightExpr::RelativeBias { .. }
+            | WeightExpr::Positions { .. }
+            | WeightExpr::Slopes { .. }
+            | WeightExpr::PlusOne { .. }
+            | WeightExpr::ResizedHeads { .. }
+            | WeightExpr::Zeros { .. }
+            | WeightExpr::ProductScales { .. }
+            | WeightExpr::Scale(_)
+            | WeightExpr::CacheScale { .. } => None,
         }
     }
 
@@ -474,14 +560,17 @@ impl WeightExpr {
             WeightExpr::Stored { name, dims }
             | WeightExpr::Transposed { name, dims }
             | WeightExpr::Rows { name, dims, .. }
-            | WeightExpr::PlusOne { name, dims } => {
+            | WeightExpr::PlusOne { name, dims }
+            | WeightExpr::OrderedRows { name, dims, .. } => {
                 vec![(name, dims)]
             }
+            WeightExpr::OrderedColumns { name, dims } => vec![(name, dims)],
             WeightExpr::RelativeBias { name, dims, .. }
             | WeightExpr::Positions { name, dims, .. } => vec![(name, dims)],
             WeightExpr::Sinusoid { .. }
             | WeightExpr::Slopes { .. }
             | WeightExpr::ResizedHeads { .. }
+            | WeightExpr::CacheScale { .. }
             | WeightExpr::Zeros { .. } => Vec::new(),
             WeightExpr::ConcatRows(parts) => parts.iter().flat_map(WeightExpr::stored).collect(),
             WeightExpr::ProductScales { weight, input } => {
@@ -490,84 +579,5 @@ impl WeightExpr {
             }
             WeightExpr::Scale(bound) => bound.parts().flat_map(WeightExpr::stored).collect(),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const WIDTH: usize = 5;
-    const GAMMA: [f32; WIDTH] = [0.5, -2.0, 1.0, 0.0, 1.5];
-    const BETA: [f32; WIDTH] = [0.25, 0.0, -1.0, 0.5, 0.0];
-
-    fn bound(linear: Option<BoundLinear>) -> Bound {
-        Bound {
-            gamma: Vec::new(),
-            beta: Vec::new(),
-            linear,
-        }
-    }
-
-    /// Returns the outputs of a linear layer with these weights for a normalized row.
-    fn outputs(z: &[f64], weight: &[f32], bias: &[f32]) -> Vec<f64> {
-        let of_row = |(row, bias): (&[f32], &f32)| {
-            let products = (0..WIDTH).map(|c| {
-                let x = z[c] * f64::from(GAMMA[c]) + f64::from(BETA[c]);
-                x * f64::from(row[c])
-            });
-            products.sum::<f64>() + f64::from(*bias)
-        };
-        weight.chunks(WIDTH).zip(bias).map(of_row).collect()
-    }
-
-    #[test]
-    fn the_bound_of_a_norm_is_reached_by_a_row_with_one_large_element() {
-        // The maximum of √5 · |gamma| + |beta| is in the second column.
-        let want = 5f64.sqrt() * 2.0;
-        let got = bound(None).of(&GAMMA, &BETA, &[], &[]);
-        assert!((got - want).abs() < 1e-9, "{got}, expected {want}");
-    }
-
-    #[test]
-    fn the_bound_of_a_linear_layer_is_reached_by_the_row_along_its_weight() {
-        let weight = [0.5, 1.0, -1.0, 2.0, 0.25, 3.0, -0.5, 0.0, 1.0, -2.0];
-        let bias = [0.5, -0.25];
-        let linear = |from, outputs, gated| {
-            Some(BoundLinear {
-                weight: Vec::new(),
-                bias: Vec::new(),
-                from,
-                outputs,
-                gated,
-            })
-        };
-        let rounding = (17.0f64 / 16.0).powi(2);
-        let mut reached = Vec::new();
-        for row in 0..2 {
-            let of_row = &weight[row * WIDTH..][..WIDTH];
-            let along: Vec<f64> = (0..WIDTH)
-                .map(|c| f64::from(of_row[c] * GAMMA[c]))
-                .collect();
-            let norm = along.iter().map(|v| v * v).sum::<f64>().sqrt();
-            let values = [1.0, -1.0].map(|sign| {
-                let z: Vec<f64> = along
-                    .iter()
-                    .map(|v| sign * v / norm * 5f64.sqrt())
-                    .collect();
-                outputs(&z, of_row, &bias[row..])[0].abs()
-            });
-            let largest = values[0].max(values[1]);
-            let got = bound(linear(row as u64, 1, false)).of(&GAMMA, &BETA, &weight, &bias);
-            assert!(
-                (got - rounding * largest).abs() < 1e-9,
-                "{got} for {largest}"
-            );
-            reached.push(got);
-        }
-        let both = bound(linear(0, 2, false)).of(&GAMMA, &BETA, &weight, &bias);
-        assert_eq!(both, reached[0].max(reached[1]));
-        let gate = bound(linear(0, 2, true)).of(&GAMMA, &BETA, &weight, &bias);
-        assert_eq!(gate, reached[0] * reached[1]);
     }
 }

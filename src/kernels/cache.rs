@@ -6,12 +6,15 @@
 //!
 //! Keys and values are rounded to the cache's format when they are appended, and attention reads the rounded values, also for the current
 //! tokens. All executors and kernels do this. E4M3 rounds to the nearest value, with ties to an even mantissa. Magnitudes above 448 become
-//! 448, NaN stays NaN, and the scale is 1. Attention converts the elements to the type of the queries, without rounding.
+//! 448, and NaN stays NaN. Attention converts the elements to the type of the queries, without rounding.
+//!
+//! A cache in E4M3 may have a scale for its keys and one for its values, which the checkpoint publishes. A row is divided by its scale in
+//! f32 before it is rounded. Attention multiplies the scores by the scale of the keys, and its result by that of the values.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
+    Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role, Tolerance,
     rows::{
         COPIED, STREAM_THREADS, count, read, read_meta, rows_by, storage, stream_launch,
         vector_width, write,
@@ -34,7 +37,12 @@ pub struct Pool {
     pub stride: u64,
     /// Format of the elements.
     pub format: Format,
+    /// Whether keys and values are divided by scales, which kernels read. Only elements in E4M3 have scales.
+    pub scaled: bool,
 }
+
+/// Parameters for the scales of a cache's keys and values.
+pub const SCALES: [&str; 2] = ["k_scale", "v_scale"];
 
 impl Pool {
     /// Returns blocks for the keys and values of one layer.
@@ -42,6 +50,37 @@ impl Pool {
         Self {
             stride: u64::from(2 * kv_heads * head * BLOCK),
             format: format.into(),
+            scaled: false,
+        }
+    }
+
+    /// Returns the parameters for the scales, if there are any.
+    pub(super) fn scales(self) -> Vec<Param> {
+        let param = |name| Param {
+            name,
+            role: Role::Read {
+                element: DType::F32.into(),
+                shape: Shape::fixed(&[1]),
+                fill: Fill::Normal {
+                    mean: 0.25,
+                    deviation: 0.02,
+                },
+            },
+        };
+        match self.scaled {
+            true => SCALES.map(param).into(),
+            false => Vec::new(),
+        }
+    }
+
+    /// Takes the scales from the start of `reads`, the operands from their parameters on. They are 1 if there are none.
+    pub(super) fn take_scales(self, reads: &mut &[&HostTensor]) -> [f32; 2] {
+        match (self.scaled, *reads) {
+            (true, [keys, values, rest @ ..]) => {
+                *reads = rest;
+                [keys.real()[0], values.real()[0]]
+            }
+            _ => [1.0; 2],
         }
     }
 
@@ -63,6 +102,10 @@ impl Pool {
             ));
         }
         match self.format {
+            Format::Plain(_) if self.scaled => Err(format!(
+                "scales of a KV cache in {}; expected one in e4m3",
+                self.format
+            )),
             Format::Plain(stored) if stored == dtype => Ok(()),
             Format::E4m3 => Ok(()),
             Format::Plain(_) | Format::Scaled(_) => Err(format!(
@@ -82,15 +125,16 @@ impl Pool {
 
     /// Part of a symbol that names the blocks.
     pub(super) fn word(self) -> String {
-        match self.is_e4m3() {
-            true => format!("_blocks{}_e4m3", self.stride),
-            false => format!("_blocks{}", self.stride),
+        match (self.is_e4m3(), self.scaled) {
+            (true, true) => format!("_blocks{}_e4m3_scaled", self.stride),
+            (true, false) => format!("_blocks{}_e4m3", self.stride),
+            (false, _) => format!("_blocks{}", self.stride),
         }
     }
 
-    /// Returns `value` rounded to the format.
-    pub(super) fn round(self, value: f32) -> f32 {
-        self.element().round(value)
+    /// Element that is stored for `value`. The scale is 1 without scales.
+    pub(super) fn round(self, value: f32, scale: f32) -> f32 {
+        self.element().round(value / scale)
     }
 }
 
@@ -100,9 +144,12 @@ pub(crate) fn index(slot: usize, nth: usize, head: usize, stride: usize) -> usiz
     slot / block * stride + (nth * block + slot % block) * head
 }
 
-/// `x [tokens, x.stride]`, `token_slots [tokens]` → `cache [blocks, stride]`: stores the heads of each token in its slot. If `of_sequence`,
-/// the operands are `x [batch, x.stride]`, `slots`, `slot_starts [batch]`, and the kernel stores the heads of each row in the first slot of
-/// the row's sequence. Nothing else in the cache is written.
+/// `x [tokens, x.stride]`, (`k_scale, v_scale [1]`), `token_slots [tokens]` → `cache [blocks, stride]`: stores the heads of each token in
+/// its slot. If `of_sequence`, the operands are `x [batch, x.stride]`, (`k_scale, v_scale [1]`), `slots`, `slot_starts [batch]`, and the
+/// kernel stores the heads of each row in the first slot of the row's sequence. Nothing else in the cache is written.
+///
+/// The first half of the heads is divided by `k_scale`, and the second half by `v_scale`. If the heads are only keys or only values, both
+/// scales are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct AppendCache {
     pub heads: u32,
@@ -181,6 +228,8 @@ impl Kernel for AppendCache {
             ("x_stride", self.x.stride(self.head).into()),
             ("stride", self.pool.stride.into()),
             ("e4m3", self.pool.is_e4m3().into()),
+            ("scaled", self.pool.scaled.into()),
+            ("keys", (self.heads / 2).into()),
             ("block", BLOCK.into()),
             ("of_sequence", self.of_sequence.into()),
         ])
@@ -190,6 +239,7 @@ impl Kernel for AppendCache {
         let one_per = |symbol: Symbol| Shape::new([symbol.into()]);
         let x = rows_by(self.rows(), self.x.stride(self.head));
         let mut all = vec![read("x", self.dtype, x, Fill::ACTIVATION)];
+        all.extend(self.pool.scales());
         match self.of_sequence {
             true => all.extend([
                 read_meta("slots", BatchInput::Slots, one_per(Symbol::Slots)),
@@ -236,14 +286,16 @@ impl Kernel for AppendCache {
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let x = reads[0].real();
+        let mut of_slots = &reads[1..];
+        let scales = self.pool.take_scales(&mut of_slots);
         let slots: Vec<i64> = match self.of_sequence {
             true => {
-                let starts = reads[2].index().iter();
+                let starts = of_slots[1].index().iter();
                 starts
-                    .map(|&start| reads[1].index()[start as usize])
+                    .map(|&start| of_slots[0].index()[start as usize])
                     .collect()
             }
-            false => reads[1].index().to_vec(),
+            false => of_slots[0].index().to_vec(),
         };
         let (head, stride) = (self.head as usize, self.pool.stride as usize);
         let mut cache = vec![f32::NAN; extents.blocks as usize * stride];
@@ -251,7 +303,10 @@ impl Kernel for AppendCache {
             for h in 0..self.heads as usize {
                 let from = self.x.index(slots.len(), token, h, self.head);
                 let to = index(slot as usize, h, head, stride);
-                let stored = x[from..from + head].iter().map(|&v| self.pool.round(v));
+                let scale = scales[usize::from(h >= self.heads as usize / 2)];
+                let stored = x[from..from + head]
+                    .iter()
+                    .map(|&v| self.pool.round(v, scale));
                 cache.splice(to..to + head, stored);
             }
         }
@@ -278,13 +333,20 @@ pub(super) fn representative() -> Vec<KernelSpec> {
             (1, 7, 3, 11),
         ] {
             let x = HeadView::TokenMajor { offset, stride };
-            for format in [dtype.into(), Format::E4m3] {
+            for (format, scaled) in [
+                (dtype.into(), false),
+                (Format::E4m3, false),
+                (Format::E4m3, true),
+            ] {
                 let kernel = AppendCache {
                     heads,
                     head,
                     x,
                     of_sequence: false,
-                    pool: Pool::of_layer(heads, head, format),
+                    pool: Pool {
+                        scaled,
+                        ..Pool::of_layer(heads, head, format)
+                    },
                     dtype,
                 };
                 if head == 20 {

@@ -19,10 +19,10 @@ use crate::{
     tensor::{DType, Extents, Format, Shape, Symbol},
 };
 
-/// `x [tokens, row]`, (`q_gamma, k_gamma [head]`), (`positions [tokens]`), (`token_slots [tokens]`) → `queries [tokens, heads·head]`,
-/// `cache [blocks, stride]` or `keys [tokens, kv_heads·head]`: divides each head of queries and keys by its root mean square, multiplies by
-/// gamma, and then rotates the head. With a cache, keys and values are stored in the slots of two adjacent caches, keys first. Nothing else
-/// in the caches is written.
+/// `x [tokens, row]`, (`q_gamma, k_gamma [head]`), (`positions [tokens]`), (`k_scale, v_scale [1]`), (`token_slots [tokens]`) → `queries
+/// [tokens, heads·head]`, `cache [blocks, stride]` or `keys [tokens, kv_heads·head]`: divides each head of queries and keys by its root mean
+/// square, multiplies by gamma, and then rotates the head. With a cache, keys and values are stored in the slots of two adjacent caches, keys
+/// first. Nothing else in the caches is written.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PrepareAttention {
     pub heads: u32,
@@ -201,6 +201,7 @@ impl Kernel for PrepareAttention {
             ("rounds", (if pack * items <= 8 { 2u32 } else { 1 }).into()),
             ("cached", self.pool.is_some().into()),
             ("e4m3", self.pool.is_some_and(Pool::is_e4m3).into()),
+            ("scaled", self.pool.is_some_and(|pool| pool.scaled).into()),
             (
                 "frequencies",
                 rotation.map_or_else(String::new, Rotation::literals).into(),
@@ -222,6 +223,7 @@ impl Kernel for PrepareAttention {
         if self.rotation.is_some() {
             params.push(read_meta("positions", BatchInput::Positions, tokens()));
         }
+        params.extend(self.pool.map(Pool::scales).into_iter().flatten());
         let rows = |width| rows_by(Symbol::Tokens, width);
         let queries = write("queries", self.dtype, rows(self.width()));
         params.extend(match self.pool {
@@ -296,12 +298,16 @@ impl Kernel for PrepareAttention {
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        let mut reads = reads.iter();
-        let mut next = || reads.next().expect("the parameter list has them");
+        let mut all = reads.iter();
+        let mut next = || all.next().expect("the parameter list has them");
         let x = next().real();
         let gammas = self.norm.map(|_| [next().real(), next().real()]);
         let positions = self.rotation.as_ref().map(|_| next().index());
-        let cached = self.pool.map(|pool| (next().index(), pool));
+        let mut rest = all.as_slice();
+        let scales = self
+            .pool
+            .map_or([1.0; 2], |pool| pool.take_scales(&mut rest));
+        let cached = self.pool.map(|pool| (rest[0].index(), pool));
         let head = self.head as usize;
         let (mut queries, mut keys) = (Vec::new(), Vec::new());
         if let Some((_, pool)) = cached {
@@ -329,7 +335,8 @@ impl Kernel for PrepareAttention {
                         (_, Some((slots, pool))) => {
                             let nth = (part - 1) * self.kv_heads as usize + h;
                             let to = index(slots[token] as usize, nth, head, pool.stride as usize);
-                            keys.splice(to..to + head, of.map(|v| pool.round(v)));
+                            let scale = scales[part - 1];
+                            keys.splice(to..to + head, of.map(|v| pool.round(v, scale)));
                         }
                         (1, None) => keys.extend(of),
                         _ => (),
@@ -401,11 +408,14 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 pool: None,
                 ..kernel.clone()
             };
-            let e4m3 = PrepareAttention {
-                pool: Some(Pool::of_layer(2 * kv_heads, head, Format::E4m3)),
+            let [e4m3, scaled] = [false, true].map(|scaled| PrepareAttention {
+                pool: Some(Pool {
+                    scaled,
+                    ..Pool::of_layer(2 * kv_heads, head, Format::E4m3)
+                }),
                 ..kernel.clone()
-            };
-            all.extend([kernel.into(), rows.into(), e4m3.into()]);
+            });
+            all.extend([kernel.into(), rows.into(), e4m3.into(), scaled.into()]);
         }
     }
     all
@@ -473,6 +483,7 @@ mod tests {
         );
         let small = PrepareAttention {
             pool: Some(Pool {
+                scaled: false,
                 stride: 65_535,
                 format: kernel.dtype.into(),
             }),

@@ -346,6 +346,7 @@ mod tests {
             heads: 2,
             head: 8,
             format: None,
+            scaled: false,
         };
         let kept = b.add("kept", cache, &[x]);
         let y = b.linear("y", "y", x, 16);

@@ -25,6 +25,7 @@ mod fuse_residual;
 mod hoist_pooled_token;
 mod matching;
 mod merge_projections;
+mod order_inputs;
 mod quantize_cache;
 mod quantize_inputs;
 mod quantize_linear;
@@ -96,8 +97,12 @@ pub struct Options {
     pub quantize: Option<Format>,
     /// Formats of tensors that keep their published quantized values, by tensor name.
     pub published: BTreeMap<String, Format>,
+    /// Formats of tensors that keep their published values if their inputs are put in the order of their groups, by name.
+    pub ordered: BTreeMap<String, Format>,
     /// Format of the KV cache; `None` for the program's storage type.
     pub cache: Option<Format>,
+    /// Whether the checkpoint publishes the scales of a cache in E4M3.
+    pub cache_scales: bool,
     /// Whether the inputs of fp8 linear layers are also in E4M3.
     pub fp8_inputs: bool,
 }
@@ -159,7 +164,16 @@ pub fn optimize_observed(
         graph.verify().map_err(broken)?;
         after(name, &graph);
     }
-    if options.quantize.is_some() || !options.published.is_empty() {
+    if !options.ordered.is_empty() {
+        let pass = order_inputs::NAME;
+        let broken = |source| PassError::Broken { pass, source };
+        order_inputs::run(&mut graph, &options.ordered, &mut report).map_err(broken)?;
+        graph.prune();
+        graph.verify().map_err(broken)?;
+        after(pass, &graph);
+    }
+    let are_published = !(options.published.is_empty() && options.ordered.is_empty());
+    if options.quantize.is_some() || are_published {
         let pass = quantize_linear::NAME;
         let broken = |source| PassError::Broken { pass, source };
         quantize_linear::run(&mut graph, options, &mut report).map_err(broken)?;
@@ -170,7 +184,8 @@ pub fn optimize_observed(
     if let Some(format) = options.cache {
         let pass = quantize_cache::NAME;
         let broken = |source| PassError::Broken { pass, source };
-        quantize_cache::run(&mut graph, format, &mut report).map_err(broken)?;
+        quantize_cache::run(&mut graph, format, options.cache_scales, &mut report)
+            .map_err(broken)?;
         graph.verify().map_err(broken)?;
         after(pass, &graph);
     }

@@ -2,7 +2,7 @@
 
 use super::{Entry, Report};
 use crate::{
-    graph::{Graph, GraphError, Op},
+    graph::{CacheRows, Graph, GraphError, NodeId, Op, WeightExpr},
     tensor::Format,
 };
 
@@ -10,21 +10,37 @@ use crate::{
 pub(super) const NAME: &str = "quantize_cache";
 
 /// Stores every cache in `format`: `attention(q, cache(k), cache(v))` becomes `attention(q, cache(round(k)), cache(round(v)))`. All parts
-/// of a model share blocks, so all caches have the same format.
+/// of a model share blocks, so all caches have the same format. With published scales, `cache(k)` becomes `s · round(k / s)`, and each cache
+/// has its own scale s.
 ///
 /// This pass changes results, so it is not in [`all`](super::all). It runs after all passes of that list, and only on request.
 pub(super) fn run(
     graph: &mut Graph,
     format: Format,
+    has_scales: bool,
     report: &mut Report,
 ) -> Result<(), GraphError> {
     for id in graph.topological() {
         let mut op = graph.op(id).clone();
-        let Op::Cache { format: stored, .. } = &mut op else {
+        let Op::Cache {
+            format: stored,
+            scaled,
+            ..
+        } = &mut op
+        else {
             continue;
         };
         *stored = Some(format);
-        let operands = graph.operands(id);
+        let mut operands = graph.operands(id);
+        if format == Format::E4m3 && has_scales {
+            *scaled = true;
+            let name = format!("{}.scale", graph.node(id).name);
+            let scale = WeightExpr::CacheScale {
+                linear: linear(graph, id),
+                rows: rows(graph, id),
+            };
+            operands.push(graph.add(name, Op::Weight(scale), &[])?);
+        }
         graph.rewrite(id, op, &operands)?;
         report.entries.push(Entry::Quantized {
             pass: NAME,
@@ -36,17 +52,74 @@ pub(super) fn run(
     Ok(())
 }
 
+/// Returns whether attention reads the rows of a cache as keys or as values.
+fn rows(graph: &Graph, cache: NodeId) -> CacheRows {
+    let Op::Cache { name, .. } = graph.op(cache) else {
+        return CacheRows::Keys;
+    };
+    let is_read = |id: &NodeId| match graph.op(*id) {
+        Op::CrossCache { name: of, .. } => of == name,
+        _ => *id == cache,
+    };
+    let mut read = graph.topological().into_iter().filter(is_read);
+    let is_value = read.any(|id| {
+        let readers = graph.consumers(id).into_iter();
+        let mut values = readers.map(|reader| graph.operand(reader, "v"));
+        values.any(|value| value == Some(id))
+    });
+    match is_value {
+        true => CacheRows::Values,
+        false => CacheRows::Keys,
+    }
+}
+
+/// Returns the name of the linear layer that computes the rows of a cache, or that of the cache if none does.
+fn linear(graph: &Graph, cache: NodeId) -> String {
+    let traced = || {
+        let (mut value, mut column) = (cache, 0);
+        loop {
+            match graph.op(value) {
+                Op::Cache { from, .. } | Op::Rotary { from, .. } | Op::RmsNorm { from, .. } => {
+                    column += u64::from(*from);
+                }
+                Op::SliceColumns { start, .. } => column += u64::from(*start),
+                Op::AddBias | Op::Scale { .. } => {}
+                Op::Linear { .. } => {
+                    let mut weight = graph.operand(value, "weight")?;
+                    if let Op::Quantize(_) = graph.op(weight) {
+                        weight = graph.operand(weight, "weight")?;
+                    }
+                    let Op::Weight(expr) = graph.op(weight) else {
+                        return None;
+                    };
+                    match expr {
+                        // Makes the heads wider.
+                        WeightExpr::ResizedHeads { from, to, .. } => column = column / to * from,
+                        _ => {
+                            let name = expr.name_of_row(column)?;
+                            return Some(name.strip_suffix(".weight").unwrap_or(name));
+                        }
+                    }
+                }
+                _ => return None,
+            }
+            value = graph.operand(value, "x")?;
+        }
+    };
+    traced().unwrap_or(&graph.node(cache).name).to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::{
         Options, optimize,
         tests::{
-            interpret::{Batch, evaluate},
+            interpret::{Batch, cache_scale, evaluate},
             models::Decoder,
         },
     };
     use crate::{
-        graph::Op,
+        graph::{CacheRows, Op, WeightExpr},
         tensor::{Format, e4m3},
     };
 
@@ -80,5 +153,48 @@ mod tests {
             }
         }
         assert!(want != got);
+    }
+
+    #[test]
+    fn published_scales_are_those_of_the_layers_that_compute_keys_and_values() {
+        let graph = Decoder {
+            normed: true,
+            turned: true,
+            bias: true,
+            ..Decoder::SMALL
+        };
+        let options = |cache_scales| Options {
+            cache: Some(Format::E4m3),
+            cache_scales,
+            ..Options::default()
+        };
+        let (plain, _) = optimize(graph.build(), &options(false)).unwrap();
+        let (scaled, _) = optimize(graph.build(), &options(true)).unwrap();
+        let batch = Batch::new(&[3, 1, 5]);
+        let (plain, values) = (evaluate(&plain, &batch), evaluate(&scaled, &batch));
+        let caches = scaled.topological().into_iter();
+        let caches = caches.filter(|&id| matches!(scaled.op(id), Op::Cache { .. }));
+        let mut n = 0;
+        for id in caches {
+            let name = &scaled.node(id).name;
+            let scale = scaled.operand(id, "scale").expect("it has one");
+            let (stem, rows) = match name.ends_with("keys") {
+                true => ("key", CacheRows::Keys),
+                false => ("value", CacheRows::Values),
+            };
+            let (layer, _) = name.rsplit_once('.').expect("a layer");
+            let linear = format!("{layer}.{stem}");
+            let factor = cache_scale(&linear, rows);
+            let expr = WeightExpr::CacheScale { linear, rows };
+            assert_eq!(*scaled.op(scale), Op::Weight(expr), "{name}");
+            // A row is rounded after its division.
+            for (got, unscaled) in values[name].iter().zip(&plain[name]) {
+                let code = got / factor;
+                assert_eq!(f64::from(e4m3::round(code as f32)), code, "{name}");
+                assert!((got - unscaled).abs() <= 0.2 * unscaled.abs() + 1e-2);
+            }
+            n += 1;
+        }
+        assert_eq!(n, 2 * Decoder::SMALL.layers);
     }
 }

@@ -1,6 +1,6 @@
 //! Quantization of the weights of linear layers.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 use super::{Entry, Options, Report, quantize_inputs};
 use crate::{
@@ -41,7 +41,7 @@ pub(super) fn run(
         };
         let format = match options.quantize {
             Some(format) => format,
-            None => match published(expr, &options.published) {
+            None => match published(expr, options) {
                 Ok(None) => continue,
                 Ok(Some(format)) => format,
                 Err(condition) => {
@@ -95,10 +95,11 @@ pub(super) fn run(
 ///
 /// # Errors
 /// Returns an error if the tensors have different formats.
-fn published(
-    expr: &WeightExpr,
-    formats: &BTreeMap<String, Format>,
-) -> Result<Option<Format>, String> {
+fn published(expr: &WeightExpr, options: &Options) -> Result<Option<Format>, String> {
+    let formats = match expr {
+        WeightExpr::OrderedColumns { .. } => &options.ordered,
+        _ => &options.published,
+    };
     let mut parts = expr.stored().into_iter();
     let first = parts.next().and_then(|(name, _)| formats.get(name));
     match parts.find(|(name, _)| formats.get(*name) != first) {

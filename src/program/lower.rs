@@ -167,7 +167,11 @@ impl<'a> Lowering<'a> {
         let is_single = matches!(
             op,
             Op::LogProbability
-                | Op::Weight(WeightExpr::ProductScales { .. } | WeightExpr::Scale(_))
+                | Op::Weight(
+                    WeightExpr::ProductScales { .. }
+                        | WeightExpr::Scale(_)
+                        | WeightExpr::CacheScale { .. }
+                )
         );
         if is_single { DType::F32 } else { self.dtype }.into()
     }

@@ -71,6 +71,8 @@ pub struct Cache {
     pub one_position: bool,
     /// Format of the rows. All caches of a program have the same format, because their elements share blocks.
     pub format: Format,
+    /// Whether its rows are divided by a scale. This applies to all caches of a program or to none.
+    pub scaled: bool,
 }
 
 fn block_elements(caches: &[Cache]) -> u64 {
@@ -187,6 +189,7 @@ impl Program {
         Pool {
             stride: self.block_elements(),
             format: self.cache_format(),
+            scaled: self.caches.first().is_some_and(|cache| cache.scaled),
         }
     }
 

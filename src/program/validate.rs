@@ -120,8 +120,9 @@ impl Program {
                     let shape = Shape::new([Symbol::Blocks.into(), self.block_elements().into()]);
                     let fits = sizes.iter().all(|n| (1..=MAX_WIDTH).contains(n));
                     let element: Element = self.cache_format().into();
-                    let is_stored =
-                        tensor.element == element && cache.format == self.cache_format();
+                    let pool = self.pool();
+                    let is_stored = tensor.element == element
+                        && (cache.format, cache.scaled) == (pool.format, pool.scaled);
                     if !fits || !is_stored || tensor.shape != shape {
                         return Err(format!("`{name}` does not have the layout of a cache"));
                     }

@@ -147,7 +147,8 @@ impl Scaled {
 
     /// Writes the codes of a group.
     fn encode(self, elements: &[f32], (scale, zero): (f32, u8), codes: &mut [u8]) {
-        let scaled = |v: f32| if scale > 0.0 { v / scale } else { 0.0 };
+        // Published scales may be negative.
+        let scaled = |v: f32| if scale == 0.0 { 0.0 } else { v / scale };
         for (code, &v) in codes.iter_mut().zip(elements) {
             *code = match self.values {
                 Values::Int8 => (scaled(v).round().clamp(-128.0, 127.0) as i32 + 128) as u8,

@@ -25,15 +25,15 @@ __device__ __forceinline__ unsigned int value_place(unsigned int g, unsigned int
 {% include "partials/cache_decode.cu" %}
 {%- if appends %}
 {% include "partials/cache_encode.cu" %}
-// Converts a pack of a row of the projection to E4M3.
-__device__ __forceinline__ uint2 pack_in_e4m3(const T* from) {
+// A pack of the projection's row{% if scaled %}, divided by `scale`,{% endif %} in E4M3.
+__device__ __forceinline__ uint2 pack_in_e4m3(const T* from{% if scaled %}, float scale{% endif %}) {
     unsigned int words[4];
     // ld.global.nc is not used, because the compiler may move such loads before griddepcontrol.wait.
     asm volatile("ld.global.v4.u32 { %0, %1, %2, %3 }, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(from) : "memory");
     float value[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) value[i] = to_float(T{static_cast<unsigned short>(words[i / 2] >> i % 2 * 16)});
+    for (int i = 0; i < 8; ++i) value[i] = to_float(T{static_cast<unsigned short>(words[i / 2] >> i % 2 * 16)}){% if scaled %} / scale{% endif %};
     return uint2{pack_e4m3(value[0], value[1], value[2], value[3]), pack_e4m3(value[4], value[5], value[6], value[7])};
 }
 {%- endif %}

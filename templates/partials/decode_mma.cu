@@ -49,7 +49,7 @@ public:
 
     // Adds the tile at `stage`, of which only the first n > 0 keys exist{% if adjusts %}. `distance` is the distance of the first key from
     // the query{% endif %}.
-    __device__ __forceinline__ void add(unsigned int stage, unsigned int n{% if adjusts %}, int distance{% endif %}) {
+    __device__ __forceinline__ void add(unsigned int stage, unsigned int n{% if adjusts %}, int distance{% endif %}{% if scaled %}, float key_scale{% endif %}) {
 {% if e4m3 %}        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
         const unsigned int values[2] = {stage + VALUES_AT + value_place(g, c, 0), stage + VALUES_AT + value_place(g, c, 1)};
 {% else %}        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, values = stage + VALUES_AT + value_place(g, c);
@@ -67,7 +67,7 @@ public:
             }
         }
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s[e] += odd[e];
+        for (int e = 0; e < 4; ++e) s[e] {% if scaled %}= (s[e] + odd[e]) * key_scale{% else %}+= odd[e]{% endif %};
 {% if adjusts %}#pragma unroll
         for (int e = 0; e < 4; ++e) s[e] = by_distance[e % 2].of(s[e], distance + static_cast<int>(g) + e / 2 * 8);
 {% endif %}        if (g >= n) s[0] = s[1] = minus_infinity();

@@ -2,8 +2,10 @@
 class Tiles {
 public:
     __device__ __forceinline__ Tiles(const int* own, unsigned int kv_head, unsigned int first, unsigned int end,
-                                     unsigned int shared{% if appends %}, unsigned int newest, const T* newest_key{% endif %})
-        : own(own), kv_head(kv_head), first(first), end(end), shared(shared){% if appends %}, newest(newest), newest_key(newest_key){% endif %} {
+                                     unsigned int shared{% if appends %}, unsigned int newest, const T* newest_key{% if scaled %},
+                                     float key_scale, float value_scale{% endif %}{% endif %})
+        : own(own), kv_head(kv_head), first(first), end(end), shared(shared){% if appends %}, newest(newest), newest_key(newest_key){% if scaled %},
+          key_scale(key_scale), value_scale(value_scale){% endif %}{% endif %} {
         const unsigned int left = first < end ? end - first : 0, pairs = (left + STRIDE_OF_WARPS - 1) / STRIDE_OF_WARPS;
         const unsigned int last = left - (pairs - 1) * STRIDE_OF_WARPS;  // number of keys from the last pair on
         n = pairs == 0 ? 0 : pairs * 2 - (last <= TILE);
@@ -35,8 +37,8 @@ public:
 {% if appends %}            if (inside && this->key(tile) + key == newest) {
 #pragma unroll
                 for (unsigned int j = 0; j < COPY / PACK; ++j) {
-                    store_pack(key_at + j * PACK, pack_in_e4m3(newest_key + (pack + j) * PACK));
-                    store_pack(value_at + j * PACK, pack_in_e4m3(newest_key + (VALUE_COLUMN - KEY_COLUMN) + (pack + j) * PACK));
+                    store_pack(key_at + j * PACK, pack_in_e4m3(newest_key + (pack + j) * PACK{% if scaled %}, key_scale{% endif %}));
+                    store_pack(value_at + j * PACK, pack_in_e4m3(newest_key + (VALUE_COLUMN - KEY_COLUMN) + (pack + j) * PACK{% if scaled %}, value_scale{% endif %}));
                 }
                 continue;
             }
@@ -73,7 +75,8 @@ private:
     unsigned int slots, next_slots;  // slot of the lane's key in a pair of tiles
 {% if appends %}    unsigned int newest;    // index of the token's own key
     const T* newest_key;    // row of the key head; the value follows its key
-{% endif %}
+{% if scaled %}    float key_scale, value_scale;
+{% endif %}{% endif %}
     __device__ __forceinline__ void load_slots(unsigned int pair) {
         const unsigned int key = first + pair * STRIDE_OF_WARPS + threadIdx.x % 32;
         next_slots = key < end ? __ldg(own + key) : 0;

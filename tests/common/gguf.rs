@@ -17,6 +17,8 @@ pub enum Stored {
     F16,
     /// Blocks of 32 elements. Matrices whose row length is not a multiple of 32 are F32.
     Q8,
+    /// Blocks of Q4_0, like those of 8 bits. The element of the largest magnitude becomes -8, so that some scales are negative.
+    Q4,
 }
 
 /// Builder of a GGUF file.
@@ -93,7 +95,7 @@ impl Gguf {
         for tensor in &self.tensors {
             let row = tensor.dims.last().copied().unwrap_or(1);
             let stored = match (tensor.dims.len(), stored) {
-                (2, Stored::Q8) if row % 32 == 0 => Stored::Q8,
+                (2, Stored::Q8 | Stored::Q4) if row % 32 == 0 => stored,
                 (2, Stored::F16) => Stored::F16,
                 _ => Stored::F32,
             };
@@ -101,6 +103,7 @@ impl Gguf {
                 Stored::F32 => 0,
                 Stored::F16 => 1,
                 Stored::Q8 => 8,
+                Stored::Q4 => 2,
             };
             text(&mut out, &tensor.name);
             out.extend((tensor.dims.len() as u32).to_le_bytes());
@@ -127,6 +130,18 @@ fn encode(out: &mut Vec<u8>, values: &[f32], stored: Stored) {
                 out.extend(f16::from_f32(scale).to_le_bytes());
                 let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
                 out.extend(block.iter().map(|x| (x * inverse).round() as i8 as u8));
+            }
+        }
+        Stored::Q4 => {
+            for block in values.chunks_exact(32) {
+                let larger = |most: f32, &x: &f32| if x.abs() > most.abs() { x } else { most };
+                let scale = block.iter().fold(0f32, larger) / -8.0;
+                out.extend(f16::from_f32(scale).to_le_bytes());
+                let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+                let code = |x: f32| (x * inverse + 8.5).clamp(0.0, 15.0) as u8;
+                let (low, high) = block.split_at(16);
+                let pairs = low.iter().zip(high);
+                out.extend(pairs.map(|(&a, &b)| code(a) | code(b) << 4));
             }
         }
     }

@@ -5,7 +5,12 @@ use std::{collections::HashMap, path::Path};
 use crate::common::Folder;
 use crate::common::gguf::{Stored, bert, checkpoint, gemma, writer};
 use gemmule::{
-    Batch, DeviceChoice, Engine, EngineError, Outputs, engine::Builder, text::TextEncoder,
+    Batch, DType, DeviceChoice, Engine, EngineError, Outputs,
+    engine::Builder,
+    graph::{WeightExpr, WeightNames},
+    runtime::weights::{Checkpoint, ModelFiles, WeightSource, evaluate, evaluate_quantized},
+    tensor::{Format, Group, Scaled, Values},
+    text::TextEncoder,
 };
 use gemmule_weights::gguf::{Gguf, folder};
 use safetensors::{Dtype, tensor::TensorView};
@@ -56,7 +61,7 @@ fn an_embedder_has_the_tokens_and_vectors_of_its_folder() {
         let found = engine(&file).embed(&TEXTS).expect("vectors");
         match stored {
             Stored::F32 | Stored::F16 => assert_eq!(found, expected, "{stored:?}"),
-            Stored::Q8 => {
+            Stored::Q8 | Stored::Q4 => {
                 assert_ne!(found, expected);
                 for (found, expected) in found.iter().zip(&expected) {
                     assert!(cosine(found, expected) > 0.9995);
@@ -107,6 +112,72 @@ fn a_writer_writes_what_its_folder_does() {
     let difference = largest(&mut found.iter().zip(&expected).map(|(a, b)| a - b));
     let scale = largest(&mut expected.iter().copied());
     assert!(difference < 0.02 * scale, "{difference} of {scale}");
+}
+
+const INT4_32: Format = Format::Scaled(Scaled {
+    values: Values::Int4,
+    group: Group::Columns(32),
+});
+
+#[test]
+fn matrices_in_q4_0_keep_their_values_in_the_format_of_kernels() {
+    let folder = Folder::new();
+    let file = folder.write("bert.gguf", bert().bytes(Stored::Q4));
+    let opened = Gguf::open(&file).and_then(folder::Folder::new);
+    let opened = opened.expect("it is valid");
+    let (mut n, mut negative) = (0, 0);
+    let files = ModelFiles::open(&file).expect("a file");
+    let source = Checkpoint::of(&files, &files, WeightNames::default()).expect("weights");
+    for name in opened.names() {
+        let weight = opened.weight(name).expect("a name of the file");
+        let dims = weight.dims.clone();
+        let format = source.published(name, &dims);
+        let is_packed = weight.format.to_string() == "Q4_0";
+        assert_eq!(
+            format.map(Format::Scaled),
+            is_packed.then_some(INT4_32),
+            "{name}"
+        );
+        let Some(format) = format else {
+            continue;
+        };
+        let groups = source.read_groups(name, &dims, format).expect("scales");
+        let scales = groups.iter().flatten();
+        negative += scales.filter(|(scale, _)| *scale < 0.0).count();
+        let expr = WeightExpr::Stored {
+            name: name.to_owned(),
+            dims,
+        };
+        let want = evaluate(&expr, &source).expect("it is read");
+        let got = evaluate_quantized(&expr, &source, format).expect("it is read");
+        assert_eq!(got.values(), want, "{name}");
+        n += 1;
+    }
+    assert!(n > 10 && negative > 100, "{n} matrices, {negative} scales");
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn a_device_keeps_matrices_in_q4_0() {
+    let folder = Folder::new();
+    let file = folder.write("bert.gguf", bert().bytes(Stored::Q4));
+    let expected = engine(&file).embed(&TEXTS).expect("vectors");
+    for (dtype, bound) in [(DType::F16, 0.999), (DType::BF16, 0.99)] {
+        let cuda = |dequantize| {
+            let builder = Engine::from_checkpoint(&file).device(DeviceChoice::Cuda(0));
+            let built = builder.dtype(dtype).dequantize(dequantize).build();
+            built.expect("an engine")
+        };
+        let (kept, plain) = (cuda(false), cuda(true));
+        assert_eq!(kept.program().weight_format(), Some(INT4_32));
+        assert_eq!(plain.program().weight_format(), None);
+        assert!(kept.weight_bytes() < plain.weight_bytes());
+        for engine in [kept, plain] {
+            for (found, expected) in engine.embed(&TEXTS).expect("vectors").iter().zip(&expected) {
+                assert!(cosine(found, expected) > bound, "{dtype}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod cache_scales;
 mod checkpoints;
 mod config_sweep;
 mod differential;

@@ -7,15 +7,17 @@ use std::{
 
 use gemmule::{
     Batch, DType, DeviceChoice, Engine,
-    engine::Builder,
+    engine::{Builder, Compiled, compile},
     graph::{WeightExpr, WeightNames},
+    model::Description,
+    program::Storage,
     runtime::weights::{Checkpoint, WeightSource, encode, evaluate, evaluate_quantized},
-    tensor::{Format, Group, Scaled, Values},
+    tensor::{Element, Format, Group, Scaled, Values},
 };
 use insta::assert_snapshot;
 use serde_json::{Value, json};
 
-use crate::common::{Folder, Stored, Tensors, tiny_config, tiny_tensors, write_tensors};
+use crate::common::{Folder, Stored, Tensors, options, tiny_config, tiny_tensors, write_tensors};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/quantized")
@@ -180,7 +182,8 @@ fn whole_models_have_the_logits_of_their_dequantized_weights() {
         "llama-w4",
         "llama-int8-head",
     ];
-    for case in others.into_iter().chain(KEPT.map(|(case, _)| case)) {
+    let all = others.into_iter().chain(KEPT.map(|(case, _)| case));
+    for case in all.chain(ORDERED) {
         let (builder, ids, logits) = model(case);
         let engine = builder.device(DeviceChoice::Cpu).build();
         let engine = engine.unwrap_or_else(|error| panic!("{case}: {error}"));
@@ -198,6 +201,85 @@ fn models_that_are_quantized_to_their_published_format_have_the_same_logits() {
         let engine = builder.device(DeviceChoice::Cpu).quantize(format).build();
         let engine = engine.unwrap_or_else(|error| panic!("{case}: {error}"));
         compare(case, &engine, &ids, &logits, 2e-4);
+    }
+}
+
+/// Models in an order of inputs, whose layers after an activation keep their values on a GPU.
+const ORDERED: [&str; 2] = ["llama-gptq-order-32", "phi3-gptq-order-32"];
+
+#[test]
+fn layers_after_an_activation_keep_their_values_in_the_order_of_their_groups() {
+    for case in ORDERED {
+        let folder = fixtures().join("models").join(case);
+        let text = std::fs::read_to_string(folder.join("config.json")).expect("a config");
+        let config: Value = serde_json::from_str(&text).expect("a config");
+        let description = Description::for_config(&config).expect("it is shipped");
+        let mut options = options(DType::F16);
+        options.outputs = Some(vec!["next_token_logits".to_owned()]);
+        let plain = compile(&description, &config, &options).expect("it compiles");
+        let names = plain.model.weight_names.clone();
+        let source = Checkpoint::open(&folder, &folder, names).expect("a checkpoint");
+        let weights = |compiled: &Compiled| {
+            let tensors = compiled.program.tensors.clone().into_iter();
+            let weights = tensors.filter_map(|tensor| match tensor.place {
+                Storage::Weight(expr) => Some((tensor.element, expr)),
+                _ => None,
+            });
+            weights.collect::<Vec<_>>()
+        };
+        for (_, expr) in weights(&plain) {
+            for (name, dims) in expr.stored() {
+                if let Some((format, order)) = source.ordered(name, dims).expect("an order") {
+                    let (own, mut sorted) = (order.clone(), order);
+                    sorted.sort_unstable();
+                    assert!(sorted.iter().copied().eq(0..dims[1] as u32) && own != sorted);
+                    let format = Format::Scaled(format);
+                    options.ordered.insert(name.to_owned(), format);
+                }
+            }
+        }
+        assert!(options.ordered.len() > 2, "{case}");
+        let compiled = compile(&description, &config, &options).expect("it compiles");
+        compiled.program.validate().expect("it is sound");
+        let mut kept = Vec::new();
+        for (element, expr) in weights(&compiled) {
+            let want = evaluate(&expr, &source).expect("it is read");
+            if let Element::Scaled(format) = element {
+                assert_eq!(Format::Scaled(format), INT4_32, "{case}");
+                let got = evaluate_quantized(&expr, &source, format).expect("it is read");
+                assert_eq!(got.values(), want, "{case}: {expr:?}");
+                kept.push(expr.stored()[0].0.to_owned());
+            }
+        }
+        let down = |layer| format!("layers.{layer}.mlp.down_proj.weight");
+        assert_eq!(kept, [0, 1].map(down), "{case}");
+        let report = format!("{:?}", compiled.report.entries);
+        assert!(report.contains("which has no rows to reorder"), "{report}");
+        // A value between the layers would be in another order.
+        options.intermediates = vec!["last_hidden_state".to_owned()];
+        let compiled = compile(&description, &config, &options).expect("it compiles");
+        let mut elements = weights(&compiled).into_iter().map(|(element, _)| element);
+        assert!(!elements.any(|element| matches!(element, Element::Scaled(_))));
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn a_device_keeps_the_values_of_layers_in_an_order_of_inputs() {
+    for case in ORDERED {
+        for (dtype, bound) in [(DType::F16, 2e-2), (DType::BF16, 2e-1)] {
+            let build = |dequantize| {
+                let (builder, ids, logits) = model(case);
+                let builder = builder.device(DeviceChoice::Cuda(0)).dtype(dtype);
+                let engine = builder.dequantize(dequantize).build();
+                let engine = engine.unwrap_or_else(|error| panic!("{case}: {error}"));
+                compare(case, &engine, &ids, &logits, bound);
+                engine
+            };
+            let (kept, plain) = (build(false), build(true));
+            assert_eq!(kept.program().weight_format(), Some(INT4_32), "{case}");
+            assert!(kept.weight_bytes() < plain.weight_bytes(), "{case}");
+        }
     }
 }
 

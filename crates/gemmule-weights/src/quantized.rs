@@ -7,7 +7,9 @@
 //!
 //! The layouts are those of AutoGPTQ and GPTQModel, AutoAWQ (`gemm`), compressed-tensors, ModelOpt (fp8), and the fp8
 //! checkpoints of transformers. Scales of activations are ignored, because products are computed in floating point.
+//! [`CacheRows`] names the tensors with the scales of a KV cache.
 
+mod cache_scales;
 mod config;
 mod error;
 mod keys;
@@ -19,6 +21,7 @@ mod tests;
 mod unpack;
 mod values;
 
+pub use cache_scales::{CacheRows, cache_scale, is_cache_scale};
 pub use config::Config;
 pub use error::QuantizedError;
 pub use matrix::{Kind, Matrix, Runs};

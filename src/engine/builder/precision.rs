@@ -40,27 +40,55 @@ impl Builder {
         }
     }
 
-    /// Returns the formats of the checkpoint tensors that keep their published quantized values. A CPU dequantizes all tensors.
+    /// Returns the formats of two kinds of checkpoint tensors: those that keep their published quantized values, and those that keep them if
+    /// their inputs are put in the order of their groups. A CPU dequantizes all tensors.
+    ///
+    /// # Errors
+    /// Returns an error if an order cannot be read.
     pub(super) fn published(
         &self,
         device: &DeviceName,
         program: &Program,
         source: &dyn WeightSource,
-    ) -> BTreeMap<String, Format> {
+    ) -> Result<[BTreeMap<String, Format>; 2], EngineError> {
         let keeps = match device {
             DeviceName::Cpu { .. } => false,
             DeviceName::Cuda(_) => program.dtype.has_mma(),
         };
         let is_settled = self.quantize.is_some() || self.start.artifact().is_some();
         if !keeps || self.dequantize || is_settled {
-            return BTreeMap::new();
+            return Ok([BTreeMap::new(), BTreeMap::new()]);
         }
-        let stored = weights::stored(program).into_iter();
-        let format = |(name, dims): (&str, &[u64])| {
-            let format = source.published(name, dims)?;
-            Some((name.to_owned(), Format::Scaled(format)))
-        };
-        stored.filter_map(format).collect()
+        let (mut published, mut ordered) = (BTreeMap::new(), BTreeMap::new());
+        for (name, dims) in weights::stored(program) {
+            if let Some(format) = source.published(name, dims) {
+                published.insert(name.to_owned(), Format::Scaled(format));
+            } else if let Some((format, _)) = source.ordered(name, dims)? {
+                ordered.insert(name.to_owned(), Format::Scaled(format));
+            }
+        }
+        Ok([published, ordered])
+    }
+
+    /// Returns whether the program is compiled for the scales that the checkpoint publishes for its KV cache in E4M3. The cache of an
+    /// artifact has none.
+    pub(super) fn has_cache_scales(&self, program: &Program, source: &dyn WeightSource) -> bool {
+        let is_e4m3 = !program.caches.is_empty() && program.cache_format() == Format::E4m3;
+        if !is_e4m3 || !source.has_cache_scales() {
+            return false;
+        }
+        match self.start.artifact() {
+            Some(_) => {
+                tracing::warn!(
+                    "the artifact's KV cache in e4m3 has no scales, so the checkpoint's scales of keys and values are not used; `--model` or `--weights` uses them"
+                );
+                false
+            }
+            None => {
+                tracing::info!("the KV cache has the checkpoint's scales of keys and values");
+                true
+            }
+        }
     }
 
     /// Returns the format of the KV cache of a program in `dtype`, if it differs from that type.
@@ -90,5 +118,16 @@ impl Builder {
             option: "a number of threads",
             device: device.to_string(),
         })
+    }
+}
+
+/// Logs how many weights keep their published values, and how many of `n_ordered` with an order of inputs do not.
+pub(super) fn log_kept(program: &Program, n_ordered: usize) {
+    let n = weights::n_packed(program);
+    tracing::info!("{n} matrices of the program keep the published values of the checkpoint");
+    if let n @ 1.. = n_ordered.saturating_sub(weights::n_ordered(program)) {
+        tracing::info!(
+            "{n} matrices of the checkpoint with an order of inputs (`desc_act`) are dequantized, because no linear layer computes their inputs in this order"
+        );
     }
 }

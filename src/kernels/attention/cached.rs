@@ -58,10 +58,10 @@ impl Keys {
     }
 }
 
-/// `q`, `keys [blocks, stride]`, `values [blocks, stride]`, (`bias`), `cu_lens`, `slots`, `slot_starts`, `key_lens` → `out [tokens,
-/// heads·head]`: each token attends to its sequence's keys up to its own position, or to all keys of a source text. A token's position is
-/// its index among the sequence's `length` tokens in the batch, plus `key_lens - length`. This is the plain kernel for any GPU, with one
-/// warp per token and head.
+/// `q`, `keys [blocks, stride]`, `values [blocks, stride]`, (`bias`), (`k_scale, v_scale [1]`), `cu_lens`, `slots`, `slot_starts`,
+/// `key_lens` → `out [tokens, heads·head]`: each token attends to its sequence's keys up to its own position, or to all keys of a source
+/// text. A token's position is its index among the sequence's `length` tokens in the batch, plus `key_lens - length`. This is the plain
+/// kernel for any GPU, with one warp per token and head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaCached {
     pub heads: u32,
@@ -123,6 +123,13 @@ impl MhaCached {
         }
     }
 
+    /// This kernel with a cache in E4M3 that has scales.
+    pub(super) fn scaled(&self) -> Self {
+        let mut kernel = self.in_e4m3();
+        kernel.pool.scaled = true;
+        kernel
+    }
+
     /// Returns variants of this kernel with windows, biases and caps, for tests that compile or run kernels.
     pub(super) fn by_distance(&self) -> impl Iterator<Item = Self> {
         let causal = position_bias::examples()
@@ -171,6 +178,7 @@ impl Kernel for MhaCached {
             ("q_stride", self.q.stride(self.head).into()),
             ("stride", self.pool.stride.into()),
             ("e4m3", self.pool.is_e4m3().into()),
+            ("scaled", self.pool.scaled.into()),
             ("block", BLOCK.into()),
             ("causal", (self.keys == Keys::Own).into()),
         ]);
@@ -197,6 +205,7 @@ impl Kernel for MhaCached {
             pool("values"),
         ];
         all.extend(self.by.params(self.heads, self.dtype));
+        all.extend(self.pool.scales());
         all.extend([
             params::cu_lens(),
             meta("slots", slots, self.keys.symbol()),
@@ -240,10 +249,11 @@ impl Kernel for MhaCached {
     /// Computes in f64. Sequences and heads run in parallel.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let [q, keys, values] = [0, 1, 2].map(|i| reads[i].real());
-        let (biases, metas) = match self.by.bias {
+        let (biases, mut metas) = match self.by.bias {
             Some(_) => (reads[3].real(), &reads[4..]),
             None => (&[][..], &reads[3..]),
         };
+        let [k_scale, v_scale] = self.pool.take_scales(&mut metas).map(f64::from);
         let [cu_lens, slots, starts, key_lens] = [0, 1, 2, 3].map(|i| metas[i].index());
         let (tokens, head) = (extents.tokens as usize, self.head as usize);
         let (heads, group) = (self.heads as usize, self.group() as usize);
@@ -278,7 +288,7 @@ impl Kernel for MhaCached {
                         let distance = (first + nth) as i64 - position;
                         let products = row(keys, slot);
                         let dot = products.iter().zip(query).map(|(k, &q)| k * f64::from(q));
-                        let scaled = f64::from(self.scale) * dot.sum::<f64>();
+                        let scaled = f64::from(self.scale) * k_scale * dot.sum::<f64>();
                         self.by.score(scaled, biases, h, distance)
                     });
                     let mut sum = vec![0.0f64; head];
@@ -287,7 +297,7 @@ impl Kernel for MhaCached {
                             *to += p * x;
                         }
                     }
-                    rows.extend(sum.into_iter().map(|x| x as f32));
+                    rows.extend(sum.into_iter().map(|x| (v_scale * x) as f32));
                 }
                 rows
             })
@@ -346,8 +356,14 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 dtype,
             };
             all.push(kernel.in_e4m3().into());
+            all.push(kernel.scaled().into());
             if keys == Keys::Own && heads == 12 {
                 all.extend(kernel.by_distance().map(KernelSpec::from));
+                let scaled = kernel.scaled();
+                let capped = scaled
+                    .by_distance()
+                    .filter(|kernel| kernel.by.cap.is_some());
+                all.extend(capped.map(KernelSpec::from));
             }
             all.push(kernel.into());
         }

@@ -216,6 +216,7 @@ impl Kernel for MhaDecode {
             ("block", BLOCK.into()),
             ("stride", plain.pool.stride.into()),
             ("e4m3", plain.pool.is_e4m3().into()),
+            ("scaled", plain.pool.scaled.into()),
             ("warps", self.warps().into()),
             ("stages", self.stages().into()),
             ("splits", self.splits().into()),
@@ -363,10 +364,17 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 all.extend(capped.map(|plain| MhaDecode { plain, ctas }.into()));
             }
             // Biases and caps with a cache in E4M3 have instances in only one tiling.
-            if dtype.has_mma() {
-                let plain = plain.in_e4m3();
+            // Scales in some tilings.
+            let is_scaled = matches!(
+                (head, ctas),
+                (64, Cluster(_)) | (96 | 128, Small) | (80 | 256, Large)
+            );
+            let e4m3 = [plain.in_e4m3()].into_iter();
+            let e4m3 = e4m3.chain(is_scaled.then(|| plain.scaled()));
+            for plain in e4m3.filter(|_| dtype.has_mma()) {
                 if (head, ctas) == (96, Small) {
                     let all_by = plain.by_distance();
+                    let all_by = all_by.filter(|by| !plain.pool.scaled || by.by.cap.is_some());
                     all.extend(all_by.map(|plain| MhaDecode { plain, ctas }.into()));
                 }
                 if (head, ctas) == (64, Cluster(8)) && heads == 12 {

@@ -45,14 +45,24 @@ impl MhaDecodeAppend {
 
     /// Returns the append kernel and the attention kernel that together compute the same result, each with its operands.
     pub fn in_turn<T: Copy>(&self, operands: &[T]) -> [(KernelSpec, Vec<T>); 2] {
-        // The last two inputs and the cache belong to the append kernel.
+        // The last two inputs and the cache belong to the append kernel. The scales of the cache are inputs of both.
         let n_reads = operands.len().saturating_sub(4);
         let (of_attention, rest) = operands.split_at(n_reads);
         let (of_append, out) = rest.split_at(rest.len().min(3));
+        let (x, slots_and_cache) = of_append.split_at(of_append.len().min(1));
+        let scales = self.scales(of_attention);
         [
-            (self.append().into(), of_append.to_vec()),
+            (self.append().into(), [x, scales, slots_and_cache].concat()),
             (self.decode.clone().into(), [of_attention, out].concat()),
         ]
+    }
+
+    /// Returns the scales of the cache among the inputs of attention; empty if there are none.
+    fn scales<'a, T>(&self, of_attention: &'a [T]) -> &'a [T] {
+        let plain = &self.decode.plain;
+        let n = plain.pool.scales().len();
+        let first = 3 + usize::from(plain.by.bias.is_some());
+        of_attention.get(first..first + n).unwrap_or_default()
     }
 
     /// Returns the kernel that only appends to the cache.
@@ -152,8 +162,12 @@ impl Kernel for MhaDecodeAppend {
         let (of_attention, of_append) = reads.split_at(reads.len() - 2);
         let (heads, head, pool) = (plain.kv_heads, plain.head as usize, plain.pool);
         let (x, slots) = (of_append[0].real(), of_append[1].index());
+        let mut scales = self.scales(of_attention);
+        let of_append = [&of_append[..1], scales, &of_append[1..]].concat();
+        let scales = pool.take_scales(&mut scales);
         // Cache contents that attention reads, including the new rows.
         let [keys, values] = [0, 1].map(|nth: u32| {
+            let scale = scales[nth as usize];
             let mut rows = of_attention[1 + nth as usize].real().to_vec();
             for (token, &slot) in slots.iter().enumerate() {
                 for h in 0..heads {
@@ -161,7 +175,7 @@ impl Kernel for MhaDecodeAppend {
                         self.x
                             .index(slots.len(), token, (nth * heads + h) as usize, plain.head);
                     let to = index(slot as usize, h as usize, head, pool.stride as usize);
-                    let stored = x[from..from + head].iter().map(|&v| pool.round(v));
+                    let stored = x[from..from + head].iter().map(|&v| pool.round(v, scale));
                     rows.splice(to..to + head, stored);
                 }
             }
@@ -169,7 +183,7 @@ impl Kernel for MhaDecodeAppend {
         });
         let mut with_new = of_attention.to_vec();
         (with_new[1], with_new[2]) = (&keys, &values);
-        let mut written = self.append().reference(extents, of_append);
+        let mut written = self.append().reference(extents, &of_append);
         written.extend(self.decode.reference(extents, &with_new));
         written
     }

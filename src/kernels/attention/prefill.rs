@@ -133,6 +133,7 @@ impl Kernel for MhaPrefill {
             ("block", BLOCK.into()),
             ("stride", self.plain.pool.stride.into()),
             ("e4m3", self.plain.pool.is_e4m3().into()),
+            ("scaled", self.plain.pool.scaled.into()),
         ]));
         constants
     }
@@ -261,9 +262,10 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 let capped = plain.by_distance().filter(|plain| plain.by.cap.is_some());
                 all.extend(capped.map(|plain| MhaPrefill { plain, tile: None }.into()));
             }
-            let e4m3 = plain.in_e4m3();
+            let (e4m3, scaled) = (plain.in_e4m3(), plain.scaled());
             if head == 80 {
-                let all_by = e4m3.by_distance();
+                let capped = scaled.by_distance().filter(|plain| plain.by.cap.is_some());
+                let all_by = e4m3.by_distance().chain(capped);
                 all.extend(all_by.map(|plain| MhaPrefill { plain, tile: None }.into()));
             }
             if kv_heads == heads {
@@ -273,8 +275,10 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 };
                 all.extend(of_tiles(source(&plain)));
                 all.extend(of_tiles(source(&e4m3)));
+                all.extend(of_tiles(source(&scaled)));
             }
             all.extend(of_tiles(e4m3));
+            all.extend(of_tiles(scaled));
             all.extend(of_tiles(plain));
         }
     }

@@ -217,6 +217,7 @@ impl Builder<'_> {
                     heads,
                     head,
                     format: None,
+                    scaled: false,
                 };
                 (op, vec![x])
             }

@@ -197,6 +197,7 @@ fn the_countable_names_are_the_names_of_operators() {
             heads,
             head,
             format: None,
+            scaled: false,
         },
         Op::MergeHeads,
         Op::RelativeScores {

@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use self::heads::{Heads, transpose};
 use crate::{
-    graph::{Bound, Graph, NodeId, Op, WeightExpr, interleaved_row, resized_heads_at, slope},
+    graph::{
+        Bound, CacheRows, Graph, NodeId, Op, WeightExpr, interleaved_row, resized_heads_at, slope,
+    },
     ops::{AttentionProblem, BatchInput, Epilogue, HeadView, Side, activate_f64},
     tensor::{Element, Extents, row_scale},
 };
@@ -179,6 +181,43 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
             scales.map(|s| f64::from(s) * scale(input)).collect()
         }
         WeightExpr::Scale(bound) => vec![scale(bound)],
+        WeightExpr::CacheScale { linear, rows } => vec![cache_scale(linear, *rows)],
+        WeightExpr::OrderedColumns {
+            name,
+            dims: [rows, columns],
+        } => {
+            let order = move |row| order(*columns).map(move |column| row * columns + column);
+            (0..*rows)
+                .flat_map(order)
+                .map(|i| stored(name, i))
+                .collect()
+        }
+        WeightExpr::OrderedRows {
+            name,
+            dims,
+            by_dims: [_, columns],
+            ..
+        } => {
+            let width: u64 = dims[1..].iter().product();
+            let parts = (0..dims[0] / columns).map(|part| part * columns);
+            let rows = parts.flat_map(|first| order(*columns).map(move |row| first + row));
+            rows.flat_map(|row| (0..width).map(move |c| stored(name, row * width + c)))
+                .collect()
+        }
+    }
+}
+
+/// Any order of columns.
+fn order(columns: u64) -> impl Iterator<Item = u64> {
+    (0..columns).rev()
+}
+
+/// A power of two, by which sums in f32 and f64 are multiplied without rounding.
+pub fn cache_scale(linear: &str, rows: CacheRows) -> f64 {
+    let nth = linear.len() as i32 % 3;
+    match rows {
+        CacheRows::Keys => 2f64.powi(nth - 6),
+        CacheRows::Values => 2f64.powi(-nth - 3),
     }
 }
 
@@ -367,11 +406,15 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             heads,
             head,
             format,
+            scaled,
             ..
         } => rows(reads[0], widths[0], |row| {
             let kept = row[*from as usize..][..(heads * head) as usize].iter();
+            let scale = if *scaled { reads[1][0] } else { 1.0 };
             let stored = |&v: &f64| match format {
-                Some(format) => Element::from(*format).round(v as f32).into(),
+                Some(format) => {
+                    scale * f64::from(Element::from(*format).round(v as f32 / scale as f32))
+                }
                 None => v,
             };
             kept.map(stored).collect()

@@ -338,6 +338,7 @@ impl Decoder {
                 heads: self.kv_heads,
                 head: self.head,
                 format: None,
+                scaled: false,
             };
             b.add(&name(stem), op, &[x])
         });

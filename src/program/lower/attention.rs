@@ -6,8 +6,9 @@ use super::{LowerError, LowerOptions, Lowering, UNPLACED, unsupported};
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
-        Fill, KernelSpec,
+        Fill, Kernel, KernelSpec,
         attention::{AttentionError, Keys, MhaCached, MhaOnline, MhaShort},
+        cache::SCALES,
         chain::Chain,
     },
     ops::{AttentionProblem, BatchInput},
@@ -27,7 +28,7 @@ enum Launches {
 pub(super) struct Appending {
     steps: Dispatch<KernelSpec>,
     pieces: Dispatch<KernelSpec>,
-    /// Operands of the launch that appends longer pieces to the cache: its inputs and the cache.
+    /// Operands of the launch that appends longer pieces to the cache: its inputs, without the scales of the cache, and the cache.
     operands: Vec<TensorIndex>,
 }
 
@@ -229,10 +230,16 @@ impl Lowering<'_> {
         let Some([steps, pieces]) = both else {
             return false;
         };
+        // Attention has the scales among its own operands.
+        let params = append.params();
+        let is_scale =
+            |at: usize| matches!(params.get(at), Some(param) if SCALES.contains(&param.name));
+        let own = operands.iter().enumerate();
+        let own = own.filter(|&(at, _)| !is_scale(at));
         let appending = Appending {
             steps,
             pieces,
-            operands: operands.to_vec(),
+            operands: own.map(|(_, &operand)| operand).collect(),
         };
         self.appending.insert(id, appending);
         true
@@ -242,12 +249,14 @@ impl Lowering<'_> {
         let node = self.graph.node(id);
         let plain = Dispatch::always(kernel.clone().into());
         let mut tensors = self.bind(&plain, |lowering, name| {
-            let slot = match name {
-                "keys" => "k",
-                "values" => "v",
-                other => other,
-            };
-            lowering.operand(id, slot)
+            let of_cache = |slot| lowering.cache_scale(lowering.graph.operand(id, slot)?);
+            match name {
+                "keys" => lowering.operand(id, "k"),
+                "values" => lowering.operand(id, "v"),
+                "k_scale" => of_cache("k"),
+                "v_scale" => of_cache("v"),
+                other => lowering.operand(id, other),
+            }
         });
         let out = self.tensor(&node.name, self.dtype, node.shape.clone(), UNPLACED);
         tensors.push(out);

@@ -3,7 +3,10 @@
 use super::{LowerError, Lowering, unsupported, width};
 use crate::{
     graph::{Graph, MAX_HEAD, NodeId, Op},
-    kernels::{KernelSpec, cache::AppendCache},
+    kernels::{
+        KernelSpec,
+        cache::{AppendCache, SCALES},
+    },
     ops::HeadView,
     program::{Cache, Storage, TensorIndex},
     select::Dispatch,
@@ -57,10 +60,30 @@ impl Lowering<'_> {
         };
         let cache = self.cache_tensor(id);
         let dispatch = Dispatch::always(KernelSpec::from(kernel));
-        let mut operands = self.bind(&dispatch, |lowering, name| lowering.operand(id, name));
+        let mut operands = self.bind(&dispatch, |lowering, name| match SCALES.contains(&name) {
+            true => lowering.cache_scale(id),
+            false => lowering.operand(id, name),
+        });
         operands.push(cache);
         self.step(id, dispatch, operands);
         Ok(cache)
+    }
+
+    /// Returns the tensor with the scale of a cache. `cache` adds to it, or reads what another part added.
+    pub(super) fn cache_scale(&self, cache: NodeId) -> Option<TensorIndex> {
+        let added = match self.graph.op(cache) {
+            Op::CrossCache { name, .. } => self.adder(name)?,
+            _ => cache,
+        };
+        let scale = self.graph.operand(added, "scale")?;
+        self.tensor_of.get(&scale).copied()
+    }
+
+    /// Returns the node that adds to a cache.
+    fn adder(&self, cache: &str) -> Option<NodeId> {
+        let mut added = self.tensor_of.keys();
+        let is_own = |&&node: &&NodeId| matches!(self.graph.op(node), Op::Cache { name, .. } if name == cache);
+        added.find(is_own).copied()
     }
 
     /// Returns the tensor of a cache.
@@ -99,12 +122,8 @@ impl Lowering<'_> {
     /// Returns the cache that another part appended to.
     pub(super) fn remembered(&self, id: NodeId, name: &str) -> Result<TensorIndex, LowerError> {
         self.only_attended(id)?;
-        let mut added = self.tensor_of.iter();
-        let found = added.find(|&(&node, _)| match self.graph.op(node) {
-            Op::Cache { name: of, .. } => of == name,
-            _ => false,
-        });
-        found.map(|(_, &tensor)| tensor).ok_or_else(|| {
+        let found = self.adder(name);
+        found.map(|node| self.tensor_of[&node]).ok_or_else(|| {
             let problem = format!("no part before this one adds to the cache `{name}`");
             unsupported(self.graph, id, self.graph.op(id), problem)
         })
@@ -120,6 +139,7 @@ pub(super) fn caches(graph: &Graph, dtype: DType) -> Vec<Cache> {
             heads,
             head,
             format,
+            scaled,
             ..
         } => Some(Cache {
             name: name.clone(),
@@ -128,6 +148,7 @@ pub(super) fn caches(graph: &Graph, dtype: DType) -> Vec<Cache> {
             part: graph.node(id).part,
             one_position: is_one_position(graph, id),
             format: format.unwrap_or(dtype.into()),
+            scaled: *scaled,
         }),
         _ => None,
     };

@@ -7,7 +7,7 @@ use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
         KernelSpec,
-        cache::{AppendCache, Pool},
+        cache::{AppendCache, Pool, SCALES},
         prepare_attention::PrepareAttention,
     },
     ops::{AttentionProblem, HeadView, Rotation},
@@ -268,9 +268,10 @@ fn find(
     let key = Heads::of(graph, rows, of.kv_heads, of.head)?;
     if key.nodes.is_empty() {
         let kernel = append(of, rows, [key_from, value_from], graph, pool, dtype)?;
+        let reads = [("x", rows)].into_iter();
         let launch = Preparation {
             kernel: kernel.into(),
-            reads: vec![("x", rows)],
+            reads: reads.chain(scales(graph, keys, values)).collect(),
             writes: Writes::Cache {
                 queries: None,
                 keys,
@@ -294,10 +295,21 @@ fn find(
         keys,
         values,
     };
+    launch.reads.extend(scales(graph, keys, values));
     let mut nodes = vec![keys, values];
     nodes.extend(queries.nodes);
     nodes.extend(key.nodes);
     Some((nodes, launch))
+}
+
+/// Returns the scales of two caches, by the name of the parameter.
+fn scales(
+    graph: &Graph,
+    keys: NodeId,
+    values: NodeId,
+) -> impl Iterator<Item = (&'static str, NodeId)> {
+    let caches = SCALES.into_iter().zip([keys, values]);
+    caches.filter_map(|(name, cache)| Some((name, graph.operand(cache, "scale")?)))
 }
 
 /// Does the same as [`find`] for attention whose keys are rows of the batch instead of a cache.

@@ -35,6 +35,11 @@ pub(super) fn check_size(size: &Size) -> Result<(), String> {
 pub(super) fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
     let dims = match expr {
         WeightExpr::Stored { dims, .. } | WeightExpr::PlusOne { dims, .. } => dims.clone(),
+        WeightExpr::OrderedColumns { dims, .. } => dims.to_vec(),
+        WeightExpr::OrderedRows { dims, by_dims, .. } => match (dims.first(), by_dims[1]) {
+            (Some(rows), columns @ 1..) if rows.is_multiple_of(columns) => dims.clone(),
+            _ => return Err(format!("orders {dims:?} by the columns of {by_dims:?}")),
+        },
         WeightExpr::Transposed { dims, .. } => match dims.as_slice() {
             &[rows, columns] => vec![columns, rows],
             _ => return Err("is transposed but not a matrix".to_owned()),
@@ -101,6 +106,7 @@ pub(super) fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
             check_bound(bound)?;
             vec![1]
         }
+        WeightExpr::CacheScale { .. } => vec![1],
     };
     let elements = dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
     match elements {

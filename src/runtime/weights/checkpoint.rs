@@ -3,14 +3,17 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
 };
 
-use gemmule_weights::quantized::{Config, Matrix};
+use gemmule_weights::quantized::{Config, Matrix, is_cache_scale};
 
 use super::{
-    CheckpointError, Found, ModelFiles, WeightSource, elements, encode_into, encode_weight,
+    CheckpointError, Found, ModelFiles, WeightSource,
+    cache_scales::CacheScales,
+    elements, encode_into, encode_weight,
     found::WEIGHTS,
+    index::{file_of, files_of, named_by},
     published::{self, ScaleAndZero},
     quantized::{self, Rows},
     room,
@@ -18,8 +21,7 @@ use super::{
     static_table::{self, StaticTable},
 };
 use crate::{
-    files::{self, Kind},
-    graph::WeightNames,
+    graph::{CacheRows, WeightNames},
     names::nearest,
     tensor::{DType, Scaled},
 };
@@ -33,8 +35,8 @@ pub struct Checkpoint {
     entries: BTreeMap<String, Entry>,
     /// Stored tensors from which the matrices of a quantized checkpoint are computed.
     parts: BTreeMap<String, Place>,
-    /// Facts about the quantization, which are logged.
-    quantization: Option<quantized::Notes>,
+    /// The quantization, with the path of its config.json and lines for the log.
+    quantization: Option<(Config, PathBuf, quantized::Notes)>,
     /// Tensors that a shard contains, but that the index does not assign to this shard.
     unnamed: BTreeSet<String>,
     /// Unreadable additional files next to the checkpoint, by the prefix of their tensors. Such a file causes an error only if one of its
@@ -103,7 +105,7 @@ impl Checkpoint {
         // Check the quantization first, so that an unsupported quantization is reported even if the folder has no weights.
         let config = quantized::configured(folder)?;
         checkpoint.main = checkpoint.add_folder(folder, "")?;
-        checkpoint.join_quantized(config.as_ref(), folder)?;
+        checkpoint.join_quantized(config, folder)?;
         checkpoint.join_static()?;
         for module in &names.folders {
             checkpoint.add_folder(&root.join(module), &format!("{module}/"))?;
@@ -196,7 +198,7 @@ impl Checkpoint {
     /// Replaces the tensors of quantized weights with the matrices that they represent.
     fn join_quantized(
         &mut self,
-        config: Option<&Config>,
+        config: Option<Config>,
         folder: &Path,
     ) -> Result<(), CheckpointError> {
         let stored = self.entries.iter().filter_map(|(name, entry)| match entry {
@@ -204,8 +206,8 @@ impl Checkpoint {
             Entry::Quantized(..) | Entry::Static(..) => None,
         });
         let stored = stored.collect();
-        let found = quantized::find(config, folder, &self.main, &self.shards, &stored)?;
-        let Some((found, notes)) = found else {
+        let found = quantized::find(config.as_ref(), folder, &self.main, &self.shards, &stored)?;
+        let (Some((found, notes)), Some(config)) = (found, config) else {
             return Ok(());
         };
         for name in found.parts {
@@ -217,7 +219,7 @@ impl Checkpoint {
             let (name, dims) = (matrix.name().to_owned(), matrix.dims());
             self.entries.insert(name, Entry::Quantized(matrix, dims));
         }
-        self.quantization = Some(notes);
+        self.quantization = Some((config, folder.join(quantized::CONFIG), notes));
         Ok(())
     }
 
@@ -413,7 +415,8 @@ impl WeightSource for Checkpoint {
             Entry::Quantized(matrix, [_, columns]) => {
                 published::format_of(matrix.runs_of_rows()?, *columns)
             }
-            Entry::Stored(_) | Entry::Static(..) => None,
+            Entry::Stored(place) => published::of_gguf(place.stored.gguf()?.1),
+            Entry::Static(..) => None,
         }
     }
 
@@ -428,8 +431,61 @@ impl WeightSource for Checkpoint {
                 let read = |name: &str| self.part(name);
                 quantized::read_groups(matrix, format, &self.main, read).map(Some)
             }
-            Entry::Quantized(..) | Entry::Stored(_) | Entry::Static(..) => Ok(None),
+            Entry::Stored(place) => match place.stored.gguf() {
+                Some((folder, weight)) if published::of_gguf(weight) == Some(format) => {
+                    published::groups_of_gguf(folder, weight).map(Some)
+                }
+                Some(_) | None => Ok(None),
+            },
+            Entry::Quantized(..) | Entry::Static(..) => Ok(None),
         }
+    }
+
+    fn ordered(
+        &self,
+        name: &str,
+        dims: &[u64],
+    ) -> Result<Option<(Scaled, Vec<u32>)>, CheckpointError> {
+        let (_, Entry::Quantized(matrix, [_, columns])) = self.checked(name, dims)? else {
+            return Ok(None);
+        };
+        let runs = matrix.ordered_runs_of_rows();
+        let Some(format) = runs.and_then(|runs| published::format_of(runs, *columns)) else {
+            return Ok(None);
+        };
+        let order = quantized::column_order(matrix, &self.main, |name| self.part(name))?;
+        Ok(order.map(|order| (format, order)))
+    }
+
+    fn read_ordered_groups(
+        &self,
+        name: &str,
+        dims: &[u64],
+        format: Scaled,
+    ) -> Result<Option<Vec<ScaleAndZero>>, CheckpointError> {
+        match (self.checked(name, dims)?.1, self.ordered(name, dims)?) {
+            (Entry::Quantized(matrix, _), Some((own, _))) if own == format => {
+                let read = |name: &str| self.part(name);
+                quantized::read_groups(matrix, format, &self.main, read).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn has_cache_scales(&self) -> bool {
+        self.parts.keys().any(|name| is_cache_scale(name))
+    }
+
+    fn cache_scale(&self, linear: &str, rows: CacheRows) -> Result<f32, CheckpointError> {
+        let config = self.quantization.as_ref();
+        CacheScales {
+            config: config.map(|(config, file, _)| (config, file.as_path())),
+            main: &self.main,
+            shards: &self.shards,
+            parts: &self.parts,
+            names: &self.names,
+        }
+        .read(linear, rows)
     }
 
     fn read_as(&self, name: &str, dims: &[u64], dtype: DType) -> Result<Vec<u8>, CheckpointError> {
@@ -468,9 +524,14 @@ impl WeightSource for Checkpoint {
             self.checked(name, dims)?;
             self.check_spellings(name)?;
         }
-        if let Some(notes) = &self.quantization {
+        if let Some((_, _, notes)) = &self.quantization {
             notes.log();
         }
+        let gguf = self.entries.values().filter_map(|entry| match entry {
+            Entry::Stored(place) => place.stored.gguf(),
+            Entry::Quantized(..) | Entry::Static(..) => None,
+        });
+        published::log_gguf(gguf.map(|(_, weight)| weight));
         Ok(())
     }
 
@@ -517,23 +578,6 @@ fn warn_of_bad(tensor: &str, n_bad: usize) {
     }
 }
 
-/// Returns the stem of the file next to the checkpoint that contains a tensor named `stem/tensor`, such as
-/// `sparse_linear/weight`.
-fn file_of(name: &str) -> Option<String> {
-    let (stem, _) = name.split_once('/')?;
-    let mut parts = Path::new(stem).components();
-    match (parts.next(), parts.next()) {
-        (Some(Component::Normal(_)), None) => Some(stem.to_owned()),
-        _ => None,
-    }
-}
-
-/// Returns the stems of all additional files that `names` mentions.
-fn files_of(names: &WeightNames) -> BTreeSet<String> {
-    let others = names.others.values().flatten();
-    others.filter_map(|name| file_of(name)).collect()
-}
-
 /// Replaces every numeric component of a dotted tensor name with `#`.
 fn without_indices(name: &str) -> String {
     let part = |part: &str| match part.bytes().all(|b| b.is_ascii_digit()) {
@@ -541,31 +585,4 @@ fn without_indices(name: &str) -> String {
         false => part.to_owned(),
     };
     name.split('.').map(part).collect::<Vec<_>>().join(".")
-}
-
-/// Reads the index and returns the tensors of each shard.
-fn named_by(index: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
-    let broken = |problem: String| CheckpointError::Index {
-        file: index.to_owned(),
-        problem,
-    };
-    let text = files::text(index, Kind::ShardIndex)?;
-    let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| broken(e.to_string()))?;
-    let map = json
-        .get("weight_map")
-        .and_then(serde_json::Value::as_object)
-        .ok_or_else(|| broken("there is no `weight_map`".to_owned()))?;
-    let mut shards: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (tensor, shard) in map {
-        let name = shard
-            .as_str()
-            .ok_or_else(|| broken(format!("`{tensor}` names no file")))?;
-        // An index is untrusted input, and may name only files in its own folder.
-        if Path::new(name).components().count() != 1 || name.starts_with('.') {
-            return Err(broken(format!("`{name}` is not a plain file name")));
-        }
-        let tensors = shards.entry(name.to_owned()).or_default();
-        tensors.push(tensor.clone());
-    }
-    Ok(shards)
 }

@@ -84,6 +84,18 @@ pub enum CheckpointError {
         tensor: String,
         scale: f32,
     },
+    #[error(
+        "the checkpoint has scales for a KV cache in fp8, but none for the rows that `{linear}` computes; expected one of {}. Use the cache in the type of the activations (`--kv-dtype auto`), or a checkpoint with the scales of all layers",
+        quoted(expected)
+    )]
+    NoCacheScale {
+        linear: String,
+        expected: Vec<String>,
+    },
+    #[error(
+        "the tensor `{tensor}` has no order of inputs that kernels read, but the program was compiled for one; compile it for this checkpoint"
+    )]
+    NoOrder { tensor: String },
     #[error("`{file}`: {problem}, as in a static embedding of model2vec; download it again")]
     StaticTable { file: PathBuf, problem: String },
     #[error("`{file}` is not JSON: {problem}; use the published file")]
@@ -122,4 +134,10 @@ impl From<GgufError> for CheckpointError {
     fn from(error: GgufError) -> Self {
         Self::File(error.into())
     }
+}
+
+/// Lists names in backticks.
+fn quoted(names: &[String]) -> String {
+    let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    names.join(", ")
 }

@@ -4,10 +4,13 @@
 //! are checked before the first byte is copied. The weights of a quantized checkpoint are dequantized when they are read, unless they keep
 //! their published low-bit values ([`evaluate_quantized`]).
 
+mod cache_scales;
 mod checkpoint;
 mod error;
 mod files;
 mod found;
+mod index;
+mod ordered;
 mod published;
 mod quantized;
 mod random;
@@ -26,7 +29,7 @@ pub use published::{ScaleAndZero, evaluate_quantized};
 pub use random::RandomWeights;
 
 use crate::{
-    graph::{Bound, WeightExpr, WeightNames, interleaved_row, resized_heads_at, slope},
+    graph::{Bound, CacheRows, WeightExpr, WeightNames, interleaved_row, resized_heads_at, slope},
     tensor::{DType, Scaled, row_scale},
 };
 
@@ -105,6 +108,49 @@ pub trait WeightSource: Send + Sync {
         _format: Scaled,
     ) -> Result<Option<Vec<ScaleAndZero>>, CheckpointError> {
         Ok(None)
+    }
+
+    /// Returns the order in which the columns of a matrix form runs, and the format in which the matrix is then published, if kernels
+    /// read this format. `None` for a matrix without an order.
+    ///
+    /// # Errors
+    /// Returns the errors of [`read`](Self::read).
+    fn ordered(
+        &self,
+        _name: &str,
+        _dims: &[u64],
+    ) -> Result<Option<(Scaled, Vec<u32>)>, CheckpointError> {
+        Ok(None)
+    }
+
+    /// Reads like [`read_groups`](Self::read_groups) the groups of a matrix whose columns are in the order of
+    /// [`ordered`](Self::ordered).
+    ///
+    /// # Errors
+    /// Returns the errors of [`read_groups`](Self::read_groups).
+    fn read_ordered_groups(
+        &self,
+        _name: &str,
+        _dims: &[u64],
+        _format: Scaled,
+    ) -> Result<Option<Vec<ScaleAndZero>>, CheckpointError> {
+        Ok(None)
+    }
+
+    /// Returns whether the source has scales for keys or values in a KV cache.
+    fn has_cache_scales(&self) -> bool {
+        false
+    }
+
+    /// Returns the scale of the keys or values that a linear layer computes, for a KV cache in E4M3.
+    ///
+    /// # Errors
+    /// Returns an error if there is none, or if it is not a positive number.
+    fn cache_scale(&self, linear: &str, rows: CacheRows) -> Result<f32, CheckpointError> {
+        Err(CheckpointError::NoCacheScale {
+            linear: linear.to_owned(),
+            expected: cache_scales::names(linear, rows),
+        })
     }
 
     /// Checks all tensors of `stored` at once, so that a single error lists all missing tensors.
@@ -246,6 +292,26 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
             Ok(out)
         }
         WeightExpr::Scale(bound) => Ok(vec![scale(bound, source)?]),
+        WeightExpr::CacheScale { linear, rows } => Ok(vec![source.cache_scale(linear, *rows)?]),
+        WeightExpr::OrderedColumns { name, dims } => {
+            let order = ordered::order(source, name, dims)?;
+            let stored = source.read(name, dims)?;
+            let mut out = room(name, elements(dims))?;
+            for row in stored.chunks_exact(order.len().max(1)) {
+                out.extend(order.iter().map(|&column| row[column as usize]));
+            }
+            Ok(out)
+        }
+        WeightExpr::OrderedRows {
+            name,
+            dims,
+            by,
+            by_dims,
+        } => {
+            let order = ordered::order(source, by, by_dims)?;
+            let stored = source.read(name, dims)?;
+            Ok(ordered::rows(&stored, &order, elements(&dims[1..])))
+        }
     }
 }
 
@@ -374,6 +440,9 @@ pub fn evaluate_as(
         | WeightExpr::PlusOne { .. }
         | WeightExpr::ProductScales { .. }
         | WeightExpr::Scale(_)
+        | WeightExpr::CacheScale { .. }
+        | WeightExpr::OrderedColumns { .. }
+        | WeightExpr::OrderedRows { .. }
         | WeightExpr::Zeros { .. } => {
             let name = expr
                 .stored()

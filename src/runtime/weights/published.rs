@@ -1,11 +1,14 @@
 //! Weights that keep the low-bit values of a published checkpoint.
 
+use std::collections::BTreeMap;
+
 use gemmule_weights::{
     Element,
+    gguf::folder::{Folder, Weight},
     quantized::{Kind, Runs},
 };
 
-use super::{CheckpointError, WeightSource, elements, evaluate, selected_rows};
+use super::{CheckpointError, WeightSource, elements, evaluate, ordered, selected_rows};
 use crate::{
     graph::WeightExpr,
     tensor::{Group, Quantized, Scaled, Values},
@@ -47,6 +50,21 @@ fn groups(
             let stored = source.read_groups(name, dims, format)?;
             Ok(stored.map(|groups| selected_rows(expr, groups, per_row)))
         }
+        WeightExpr::OrderedColumns { name, dims } => source.read_ordered_groups(name, dims, format),
+        WeightExpr::OrderedRows {
+            name,
+            dims,
+            by,
+            by_dims,
+        } => {
+            let columns = elements(&dims[1..]) as usize;
+            let per_row = columns.div_ceil(format.width(columns).max(1)) as u64;
+            let Some(stored) = source.read_groups(name, dims, format)? else {
+                return Ok(None);
+            };
+            let order = ordered::order(source, by, by_dims)?;
+            Ok(Some(ordered::rows(&stored, &order, per_row)))
+        }
         WeightExpr::ConcatRows(parts) => {
             let parts = parts.iter().map(|part| groups(part, source, format));
             let parts: Option<Vec<_>> = parts.collect::<Result<_, _>>()?;
@@ -61,7 +79,8 @@ fn groups(
         | WeightExpr::PlusOne { .. }
         | WeightExpr::Zeros { .. }
         | WeightExpr::ProductScales { .. }
-        | WeightExpr::Scale(_) => Ok(None),
+        | WeightExpr::Scale(_)
+        | WeightExpr::CacheScale { .. } => Ok(None),
     }
 }
 
@@ -85,4 +104,44 @@ pub(super) fn format_of(runs: Runs, columns: u64) -> Option<Scaled> {
         values,
         group: group?,
     })
+}
+
+/// Returns the format of kernels that holds the values and scales of a matrix of a file of llama.cpp without rounding.
+pub(super) fn of_gguf(weight: &Weight) -> Option<Scaled> {
+    weight.is_int4().then_some(Scaled {
+        values: Values::Int4,
+        group: Group::Columns(Weight::RUN as u32),
+    })
+}
+
+/// Reads the scales of a matrix of a file of llama.cpp, with the zero point of its integers.
+pub(super) fn groups_of_gguf(
+    folder: &Folder,
+    weight: &Weight,
+) -> Result<Vec<ScaleAndZero>, CheckpointError> {
+    let scales = folder.scales(weight)?.into_iter();
+    Ok(scales.map(|scale| (scale, 8)).collect())
+}
+
+/// Logs how the quantized tensors of a file of llama.cpp are read.
+pub(super) fn log_gguf<'w>(weights: impl Iterator<Item = &'w Weight>) {
+    let (mut kept, mut others) = (0, BTreeMap::<String, usize>::new());
+    for weight in weights.filter(|weight| weight.format.block_elements() > 1) {
+        match weight.is_int4() {
+            true => kept += 1,
+            false => *others.entry(weight.format.to_string()).or_default() += 1,
+        }
+    }
+    if kept > 0 {
+        tracing::info!(
+            "the file has {kept} matrices in Q4_0, which a GPU keeps in 4 bits with activations in f16 or bf16"
+        );
+    }
+    if !others.is_empty() {
+        let each = others.iter().map(|(format, n)| format!("{n} in {format}"));
+        tracing::info!(
+            "the file has tensors in formats that kernels do not have ({}); they are dequantized when they are read. `--quantize int8` or `int4` stores the weights of all linear layers in few bits",
+            each.collect::<Vec<_>>().join(", ")
+        );
+    }
 }

@@ -15,7 +15,7 @@ use crate::{
     tensor::Scaled,
 };
 
-const CONFIG: &str = "config.json";
+pub(super) const CONFIG: &str = "config.json";
 
 /// Facts about the quantization of a checkpoint, which are logged.
 pub(super) struct Notes {
@@ -39,7 +39,9 @@ impl Notes {
         }
         let activations = match self.of_activations {
             0 => String::new(),
-            n => format!("; its {n} scales of activations, keys and values are not used"),
+            n => format!(
+                "; its {n} scales of activations, keys and values are not used, except for a KV cache in fp8"
+            ),
         };
         tracing::info!(
             "the checkpoint is quantized: {}; its {} quantized weights are dequantized when they are read, unless they keep their published values{activations}",
@@ -158,6 +160,19 @@ pub(super) fn read_groups(
             }),
         });
     held.collect()
+}
+
+/// Returns the columns of a matrix in the order of their groups; `None` if its groups differ in size.
+///
+/// # Errors
+/// Returns the errors of `read`, and an error for groups that are out of range.
+pub(super) fn column_order(
+    matrix: &Matrix,
+    main: &Path,
+    mut read: impl FnMut(&str) -> Result<Vec<u8>, CheckpointError>,
+) -> Result<Option<Vec<u32>>, CheckpointError> {
+    let order = matrix.column_order(|name| read(name).map_err(Failure::Read));
+    order.map_err(|failure| failure.of(Path::new(CONFIG), main))
 }
 
 /// The rows of a quantized matrix.

@@ -67,6 +67,14 @@ impl Stored {
             Err(name) => Err(name.clone()),
         }
     }
+
+    /// Returns the tensor of a file of llama.cpp.
+    pub fn gguf(&self) -> Option<(&gguf::folder::Folder, &Weight)> {
+        match &self.location {
+            Location::Gguf(folder, weight) => Some((folder, weight)),
+            Location::Range(..) | Location::View(..) => None,
+        }
+    }
 }
 
 /// Returns the element type for a type of safetensors, or the name of the type if it is not supported.

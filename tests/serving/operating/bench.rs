@@ -216,6 +216,7 @@ fn a_load_is_told_where_it_cannot_be_compared_with_the_engine_alone() {
         "200",
     ]);
     let open = asked(&["--rate", "20", "--lengths", "fixed:4", "--new", "4"]);
+    assert!(!open.1["target"].as_str().unwrap().contains("KV cache"));
     for ((text, report), words) in [(long, "200"), (open, "give their number with --closed")] {
         let problem = report["offline_problem"].as_str().unwrap();
         assert!(problem.contains(words), "{problem}");
@@ -228,6 +229,47 @@ fn a_load_is_told_where_it_cannot_be_compared_with_the_engine_alone() {
         assert!(report["latency"]["p50"].as_f64().unwrap() > 0.0);
         assert!(report["share"].is_null(), "{report}");
     }
+}
+
+#[test]
+fn a_writer_is_measured_with_a_cache_in_fp8() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("report");
+    let weights = checkpoint("writer");
+    let usual = [
+        "bench",
+        "serve",
+        "--in-process",
+        "--device",
+        "cpu",
+        "--kv-dtype",
+        "fp8",
+        "--closed",
+        "2",
+        "--seconds",
+        "0.5",
+        "--warm-up",
+        "0.1",
+        "--lengths",
+        "fixed:4",
+        "--new",
+        "4",
+        "--ids",
+        "50",
+        "--weights",
+        weights.to_str().unwrap(),
+        "--json",
+        report.to_str().unwrap(),
+    ];
+    let (is_well, text) = gemmule(&[&usual[..], &["--route", "completions"]].concat());
+    assert!(is_well && text.contains("the engine alone"), "{text}");
+    let report: Value = serde_json::from_str(&fs::read_to_string(&report).unwrap()).unwrap();
+    let target = report["target"].as_str().unwrap();
+    assert!(target.ends_with("KV cache in e4m3"), "{target}");
+    assert!(report["answered"].as_u64().unwrap() > 0, "{report}");
+    let (is_well, text) = gemmule(&usual);
+    let problem = "--kv-dtype fp8 is for models that generate text";
+    assert!(!is_well && text.contains(problem), "{text}");
 }
 
 #[test]

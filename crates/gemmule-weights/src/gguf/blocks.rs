@@ -77,6 +77,16 @@ fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
     }
 }
 
+/// Writes the scales of whole blocks of Q4_0.
+///
+/// # Panics
+/// Panics if there is another number of blocks.
+pub(super) fn q4_0_scales(blocks: &[u8], out: &mut [f32]) {
+    each(blocks, out, |block: &[u8; 18], [scale]: &mut [f32; 1]| {
+        *scale = half(block, 0);
+    });
+}
+
 fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
     let (d, min) = (half(block, 0), half(block, 2));
     for (i, x) in out.iter_mut().enumerate() {

@@ -60,6 +60,19 @@ impl Weight {
             _ => None,
         }
     }
+
+    /// Returns whether the elements are 4-bit integers minus 8, times a scale in f16 for each [`Self::RUN`] neighbouring elements of a
+    /// row of a matrix; see [`Folder::scales`].
+    pub fn is_int4(&self) -> bool {
+        let are_rows = match self.arrangement {
+            Arrangement::None | Arrangement::Halves { .. } => self.dims.len() == 2,
+            Arrangement::MinusOne | Arrangement::Transposed => false,
+        };
+        self.format == Format::Q4_0 && are_rows
+    }
+
+    /// Elements that share a scale; see [`Self::is_int4`].
+    pub const RUN: u64 = 32;
 }
 
 impl Folder {
@@ -199,6 +212,37 @@ impl Folder {
             Element::F32 => self.rearrange::<4>(weight, &mut out)?,
             _ => self.rearrange::<2>(weight, &mut out)?,
         }
+        Ok(out)
+    }
+
+    /// Reads the scales of a matrix of this folder, row by row; see [`Weight::is_int4`].
+    ///
+    /// # Errors
+    /// Returns an error if a tensor has another format, if the file cannot be read, or if memory runs out.
+    pub fn scales(&self, weight: &Weight) -> Result<Vec<f32>, GgufError> {
+        let tensor = &weight.tensor;
+        if !weight.is_int4() {
+            let problem = format!(
+                "its format {} has no scales of 4-bit integers",
+                weight.format
+            );
+            return Err(self.gguf.error(wrong_tensor(&tensor.name, problem)));
+        }
+        let per_row = tensor.row() / Weight::RUN;
+        let n = tensor.elements() / Weight::RUN;
+        let mut out = self.gguf.allocate(tensor, n, 0f32)?;
+        let mut row = self.gguf.allocate(tensor, per_row, 0f32)?;
+        let mut placed = weight.arrangement.place_rows(tensor, per_row, &mut out);
+        let row_bytes = (per_row * tensor.format.block_bytes()) as usize;
+        self.gguf.each_row(tensor, |blocks, _| {
+            for blocks in blocks.chunks_exact(row_bytes) {
+                blocks::q4_0_scales(blocks, &mut row);
+                match placed.next_row() {
+                    Some(out) => out.copy_from_slice(&row),
+                    None => placed.next_column(&row),
+                }
+            }
+        })?;
         Ok(out)
     }
 

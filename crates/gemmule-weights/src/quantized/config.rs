@@ -5,6 +5,7 @@ mod compressed;
 use serde_json::Value;
 
 use super::{
+    cache_scales::{OtherCache, other_cache},
     error::{QuantizedError, Result, wrong_key},
     keys::Keys,
     names::Modules,
@@ -23,6 +24,8 @@ pub struct Config {
     /// Name and settings of the method, for the log.
     summary: String,
     unknown: Vec<String>,
+    /// Why the scales of the KV cache are not those of E4M3, if they are not.
+    other_cache: Option<OtherCache>,
 }
 
 /// Quantization method, which determines the tensors of a module.
@@ -178,6 +181,17 @@ impl Config {
         &self.summary
     }
 
+    /// Checks that the scales of the KV cache, if there are any, are those of a cache in E4M3.
+    ///
+    /// # Errors
+    /// Returns an error that names the key with another type.
+    pub fn check_cache(&self) -> Result<()> {
+        match &self.other_cache {
+            Some(other) => Err(other.error()),
+            None => Ok(()),
+        }
+    }
+
     /// Returns the keys that are unknown and therefore ignored.
     pub fn unknown(&self) -> &[String] {
         &self.unknown
@@ -233,9 +247,9 @@ fn fp8(mut keys: Keys) -> Result<Config> {
         method: Method::Fp8 { block },
         skipped: skipped(&mut keys)?,
         summary: format!("fp8{}", sizes.unwrap_or_default()),
+        other_cache: other_cache(&mut keys),
         unknown: keys.unknown(&[
             "dequantize",
-            "kv_cache_scheme",
             "is_checkpoint_fp8_serialized",
             "modules_to_convert",
             "quantization_status",
@@ -248,6 +262,7 @@ fn fbgemm(mut keys: Keys) -> Result<Config> {
         method: Method::Fp8 { block: None },
         skipped: skipped(&mut keys)?,
         summary: "fbgemm_fp8".to_owned(),
+        other_cache: other_cache(&mut keys),
         unknown: keys.unknown(&["activation_scale_ub"]),
     })
 }
@@ -267,12 +282,8 @@ fn modelopt(mut keys: Keys) -> Result<Config> {
         method: Method::Fp8 { block: None },
         skipped: skipped_by_wildcards(&mut keys)?,
         summary: "fp8 of ModelOpt".to_owned(),
-        unknown: keys.unknown(&[
-            "config_groups",
-            "kv_cache_scheme",
-            "kv_cache_quant_algo",
-            "producer",
-        ]),
+        other_cache: other_cache(&mut keys),
+        unknown: keys.unknown(&["config_groups", "producer"]),
     })
 }
 
@@ -400,6 +411,7 @@ fn gptq(mut keys: Keys) -> Result<Config> {
             less_one,
         },
         skipped,
+        other_cache: None,
         summary: format!(
             "gptq in {} bits, {}{order}",
             bits.count(),
@@ -480,6 +492,7 @@ fn awq(mut keys: Keys) -> Result<Config> {
         method: Method::Awq { group },
         skipped: skipped(&mut keys)?,
         summary: format!("awq in 4 bits, {}", groups_shown(group)),
+        other_cache: None,
         unknown: keys.unknown(&harmless),
     })
 }

@@ -112,9 +112,21 @@ impl Matrix {
     /// with zero points.
     pub fn runs_of_rows(&self) -> Option<Runs> {
         match self.order {
-            Order::None | Order::Runs(_) => {}
-            Order::Listed { .. } => return None,
+            Order::None | Order::Runs(_) => self.runs_of_groups(),
+            Order::Listed { .. } => None,
         }
+    }
+
+    /// Returns the runs of elements that share a scale if the columns are put in the order of their groups; see
+    /// [`column_order`](Self::column_order). `None` if they are not listed, and for 8-bit integers with zero points.
+    pub fn ordered_runs_of_rows(&self) -> Option<Runs> {
+        match self.order {
+            Order::None | Order::Runs(_) => None,
+            Order::Listed { .. } => self.runs_of_groups(),
+        }
+    }
+
+    fn runs_of_groups(&self) -> Option<Runs> {
         let middle = Bits::Eight.middle();
         let is_symmetric = match self.zeros {
             ZeroPoints::One(zero) | ZeroPoints::Symmetric { zero, .. } => zero == middle,
@@ -178,11 +190,33 @@ impl Matrix {
         })
     }
 
-    /// Reads the scale and the zero point of every `width` columns of each row. These columns must belong to one group. The values are not
-    /// read.
+    /// Returns the columns in the order of their groups. Each group then has neighbouring columns. Returns `None` if a group other than the
+    /// last has a number of columns that differs from the group size.
     ///
     /// # Errors
-    /// Returns the errors of [`read`](Self::read), and an error if a tensor lists the groups of the columns.
+    /// Returns the errors of `read`, and an error if groups are out of range.
+    pub fn column_order<E: From<QuantizedError>>(
+        &self,
+        mut read: impl FnMut(&str) -> Result<Vec<u8>, E>,
+    ) -> Result<Option<Vec<u32>>, E> {
+        let columns = self.dims[1] as u32;
+        let mut order = room(&self.name, columns as usize)?;
+        order.extend(0..columns);
+        let Groups::Listed(groups) = self.columns_by_group(&mut read)? else {
+            return Ok(Some(order));
+        };
+        order.sort_by_key(|&column| groups[column as usize]);
+        let group = |column: u32| u64::from(groups[column as usize]);
+        let mut places = order.iter().zip(0u64..);
+        let are_runs = places.all(|(&column, at)| group(column) == at / self.block[1]);
+        Ok(are_runs.then_some(order))
+    }
+
+    /// Reads the scale and the zero point of each `width` columns of each row, which must be of one group. Listed columns are in the
+    /// order of their groups. The values are not read.
+    ///
+    /// # Errors
+    /// Returns the errors of [`read`](Self::read).
     pub fn read_groups<E: From<QuantizedError>>(
         &self,
         width: usize,
@@ -190,9 +224,9 @@ impl Matrix {
     ) -> Result<Vec<(f32, u16)>, E> {
         let zeros = self.zeros(&mut read)?;
         let scales = self.scales(&read(&self.scales.name)?)?;
-        let Groups::Runs(size) = self.columns_by_group(&mut read)? else {
-            let problem = "has groups of columns that are not neighbours";
-            return Err(wrong_tensor(&self.name, problem).into());
+        let size = match self.columns_by_group(&mut read)? {
+            Groups::Runs(size) => size,
+            Groups::Listed(_) => self.block[1] as usize,
         };
         let [rows, columns] = self.dims.map(|n| n as usize);
         let (per_row, width) = (self.grid[1] as usize, width.max(1));

@@ -277,6 +277,40 @@ fn orders_of_inputs_must_exist_and_be_in_range() {
 }
 
 #[test]
+fn columns_in_the_order_of_their_groups_are_runs_if_the_groups_have_one_size() {
+    let (mut settings, tensors) = packed();
+    settings["config_groups"]["group_0"]["weights"]["actorder"] = json!("group");
+    let column_order = |groups: [i32; 12]| {
+        let tensors = with(&tensors, order(groups));
+        let infos = tensors.iter().map(|(name, element, dims, _)| {
+            let (element, dims) = (*element, dims.clone());
+            ((*name).to_owned(), Info { element, dims })
+        });
+        let bytes = |name: &str| {
+            let mut tensors = tensors.iter();
+            let found = tensors.find(|tensor| tensor.0 == name);
+            Ok::<_, QuantizedError>(found.expect("it was listed").3.clone())
+        };
+        let parsed = config(&settings).expect("it is valid");
+        let found = parsed.matrices(&infos.collect(), bytes);
+        let matrix = found.expect("it is valid").matrices.remove(0);
+        assert_eq!(matrix.runs_of_rows(), None);
+        assert_eq!(
+            matrix.ordered_runs_of_rows().map(|runs| runs.columns),
+            Some(6)
+        );
+        matrix.column_order(bytes).expect("groups in range")
+    };
+    let alternating = column_order([0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1]);
+    assert_eq!(
+        alternating,
+        Some(vec![0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11])
+    );
+    assert_eq!(column_order([-1; 12]), Some((0..12).collect()));
+    assert_eq!(column_order([0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]), None);
+}
+
+#[test]
 fn zero_points_that_are_ambiguous_or_contradictory_are_refused() {
     let (mut settings, tensors) = gptq();
     let full = with(&tensors, filled("x.qzeros", Element::I32, &[2, 1], &[0xf7]));

@@ -41,6 +41,9 @@ pub(super) struct InsideOptions {
     /// f32, f16 or bf16
     #[arg(long, requires = "in_process")]
     dtype: Option<DType>,
+    /// Format of the KV cache of a model that generates text: auto (the type of activations) or fp8 (E4M3)
+    #[arg(long, value_name = "KIND", default_value_t, requires = "in_process")]
+    kv_dtype: KvCacheChoice,
     /// Scheduler
     #[arg(
         long,
@@ -82,6 +85,12 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, Offline), Report> {
         .clone()
         .ok_or_else(|| miette!("--in-process needs --weights, the folder of the model to test"))?;
     let (offline, costs) = match args.route {
+        Route::Embeddings if inside.kv_dtype != KvCacheChoice::Auto => {
+            return Err(miette!(
+                "--kv-dtype {} is for models that generate text, and embeddings have no KV cache; omit it, or use --route completions",
+                inside.kv_dtype
+            ));
+        }
         Route::Embeddings => {
             let mut builder = builder(&folder, inside);
             let outputs = Model::outputs(&Folder::open(&folder)?, [])?;
@@ -109,7 +118,7 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, Offline), Report> {
         folder,
         devices: vec![inside.device],
         dtype: inside.dtype,
-        kv_dtype: KvCacheChoice::Auto,
+        kv_dtype: inside.kv_dtype,
         invariant: false,
         scheduler: scheduler(&inside.scheduler, &settings).into_diagnostic()?,
         costs,
@@ -154,7 +163,11 @@ fn steps(args: &super::Args, folder: &Path) -> Result<f64, Report> {
     let batch = args.closed.ok_or_else(|| {
         miette!("completions are compared with decode steps with one sequence for each client; give their number with --closed")
     })?;
-    let engine = builder(folder, &args.inside).generating().build()?;
+    let mut builder = builder(folder, &args.inside).generating();
+    if let Some(format) = args.inside.kv_dtype.format() {
+        builder = builder.kv_cache(format);
+    }
+    let engine = builder.build()?;
     let lens = lens(args, &engine);
     let prompt =
         (lens.iter().map(|&n| u64::from(n)).sum::<u64>() / lens.len().max(1) as u64) as usize;
@@ -250,7 +263,10 @@ fn offline(
 
 impl Inside {
     pub fn name(&self) -> String {
-        format!("{} in this process, {}", self.model.name, self.model.device)
+        let model = &self.model;
+        let cache = model.kv_format;
+        let cache = cache.map_or_else(String::new, |format| format!(", KV cache in {format}"));
+        format!("{} in this process, {}{cache}", model.name, model.device)
     }
 
     async fn asked(&self, number: u64, tokens: u32) -> Result<Answered, ServeError> {

@@ -332,7 +332,7 @@ impl Cached<'_> {
 }
 
 /// Number of elements of a shape. If the product overflows, it saturates, so that no slice has this length.
-fn elements(shape: &[u64]) -> u64 {
+pub(super) fn elements(shape: &[u64]) -> u64 {
     shape.iter().fold(1, |n, &d| n.saturating_mul(d))
 }
 

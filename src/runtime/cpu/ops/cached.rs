@@ -9,11 +9,11 @@ use gemmule_cpu::{
 };
 
 use super::OpError;
-use super::args::{Args, Cached, Sequence};
+use super::args::{Args, Cached, Sequence, elements};
 use super::attention::{Distances, biases, blocks_of, rows_of};
 use super::rotary::rotate;
 use crate::kernels::attention::{Keys as Whose, MhaCached};
-use crate::kernels::cache::{AppendCache, BLOCK, Pool, index};
+use crate::kernels::cache::{AppendCache, BLOCK, Pool, SCALES, index};
 use crate::kernels::prepare_attention::PrepareAttention;
 use crate::tensor::e4m3;
 
@@ -33,18 +33,18 @@ impl Stored<'_> {
         }
     }
 
-    /// Stores a row at element `at`, in the format of `pool`.
-    fn store(&mut self, pool: Pool, at: usize, row: &[f32]) {
+    /// Stores a row from element `at` on, in the format of `pool`. A scale other than 1 is that of a cache in E4M3.
+    fn store(&mut self, pool: Pool, at: usize, row: &[f32], scale: f32) {
         match self {
             Self::Real(values) if pool.is_e4m3() => {
                 for (to, &value) in values[at..].iter_mut().zip(row) {
-                    *to = e4m3::round(value);
+                    *to = e4m3::round(value / scale);
                 }
             }
             Self::Real(values) => values[at..at + row.len()].copy_from_slice(row),
             Self::E4m3(codes) => {
                 for (to, &value) in codes[at..].iter_mut().zip(row) {
-                    *to = e4m3::encode(value);
+                    *to = e4m3::encode(value / scale);
                 }
             }
         }
@@ -58,10 +58,15 @@ pub(super) fn append_cache(
 ) -> Result<(), OpError> {
     let (op, tokens, batch) = (args.op(), args.extents.tokens, args.extents.batch);
     let heads = args.heads("the heads of `x`", spec.x, spec.heads, spec.head)?;
+    let rows = match spec.of_sequence {
+        true => elements(&[batch, heads.token_stride as u64]),
+        false => heads.elements,
+    };
+    let x = args.real("x", &[rows])?;
+    let scales = scales(spec.pool, &mut args)?;
     let own;
-    let (x, slots) = match spec.of_sequence {
+    let slots = match spec.of_sequence {
         true => {
-            let x = args.real("x", &[batch, heads.token_stride as u64])?;
             let all = args.i32s("slots", args.extents.slots)?;
             let starts = args.i32s("slot_starts", batch)?.iter().enumerate();
             let first = |(index, &start): (usize, &i32)| {
@@ -75,12 +80,9 @@ pub(super) fn append_cache(
                 })
             };
             own = starts.map(first).collect::<Result<Vec<i32>, _>>()?;
-            (x, own.as_slice())
+            own.as_slice()
         }
-        false => {
-            let x = args.real("x", &[heads.elements])?;
-            (x, args.i32s("token_slots", tokens)?)
-        }
+        false => args.i32s("token_slots", tokens)?,
     };
     args.all_taken()?;
     let (n, head, stride) = (
@@ -94,7 +96,8 @@ pub(super) fn append_cache(
         for h in 0..n {
             let from = heads.at(h, token);
             let to = index(slot as usize, h, head, stride);
-            cache.store(spec.pool, to, &x[from..from + head]);
+            let scale = scales[usize::from(h >= n / 2)];
+            cache.store(spec.pool, to, &x[from..from + head], scale);
         }
     }
     Ok(())
@@ -118,9 +121,9 @@ pub(super) fn prepare_attention(
         Some(_) => args.i32s("positions", tokens)?,
         None => &[],
     };
-    let slots = match spec.pool {
-        Some(_) => args.i32s("token_slots", tokens)?,
-        None => &[],
+    let (scales, slots) = match spec.pool {
+        Some(pool) => (scales(pool, &mut args)?, args.i32s("token_slots", tokens)?),
+        None => ([1.0; 2], &[][..]),
     };
     let (n, kv) = (spec.heads as usize, spec.kv_heads as usize);
     let (head, row) = (spec.head as usize, row as usize);
@@ -177,10 +180,21 @@ pub(super) fn prepare_attention(
         let rows = keys.chunks_exact(head).chain(values.chunks_exact(head));
         for (nth, row) in rows.enumerate() {
             let to = index(slot as usize, nth, head, stride);
-            cache.store(pool, to, row);
+            cache.store(pool, to, row, scales[usize::from(nth >= kv)]);
         }
     }
     Ok(())
+}
+
+/// Takes the scales of keys and values; 1 if there are none.
+fn scales(pool: Pool, args: &mut Args<'_, '_>) -> Result<[f32; 2], OpError> {
+    match pool.scaled {
+        true => Ok([
+            args.real(SCALES[0], &[1])?[0],
+            args.real(SCALES[1], &[1])?[0],
+        ]),
+        false => Ok([1.0; 2]),
+    }
 }
 
 /// Number of slots of a pool for one cache.
@@ -283,6 +297,7 @@ pub(super) fn mha_cached(
     let keys = args.pool("keys")?;
     let values = args.pool("values")?;
     let biases = biases(spec.by, spec.heads, &mut args)?;
+    let [k_scale, v_scale] = scales(spec.pool, &mut args)?;
     let sequences = args.sequences()?;
     let causal = spec.keys == Whose::Own;
     let n_slots = match spec.keys {
@@ -349,7 +364,7 @@ pub(super) fn mha_cached(
                 unsafe {
                     multiply(
                         (n, tile.len(), head),
-                        spec.scale,
+                        spec.scale * k_scale,
                         q,
                         rows(&scratch.keys).transposed(),
                         Into::Overwrite,
@@ -409,7 +424,7 @@ pub(super) fn mha_cached(
         for nth in 0..group {
             let sums = &scratch.running[nth * n..(nth + 1) * n];
             for (factor, running) in scratch.factors.iter_mut().zip(sums) {
-                *factor = 1.0 / running.sum;
+                *factor = v_scale / running.sum;
             }
             let rows = ScaleRows {
                 by: &scratch.factors,

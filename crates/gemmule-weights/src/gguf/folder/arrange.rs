@@ -38,10 +38,24 @@ impl Arrangement {
     /// Returns a writer that puts rows, read in the order of the file, at their published positions in `out`.
     pub(super) fn place<'o, T>(self, tensor: &Tensor, out: &'o mut [T]) -> Placed<'o, T> {
         // A bias vector is permuted element by element.
-        let (rows, row) = match (self, tensor.dims.as_slice()) {
-            (Self::Halves { .. }, &[rows]) => (rows, 1),
-            (_, dims) => (dims.iter().rev().skip(1).product(), tensor.row()),
-        };
+        match (self, tensor.dims.as_slice()) {
+            (Self::Halves { .. }, &[rows]) => self.placed(rows, 1, out),
+            _ => self.place_rows(tensor, tensor.row(), out),
+        }
+    }
+
+    /// Returns the published positions of the rows of a matrix, for `per_row` items of each row.
+    pub(super) fn place_rows<'o, T>(
+        self,
+        tensor: &Tensor,
+        per_row: u64,
+        out: &'o mut [T],
+    ) -> Placed<'o, T> {
+        let rows = tensor.dims.iter().rev().skip(1).product();
+        self.placed(rows, per_row, out)
+    }
+
+    fn placed<T>(self, rows: u64, row: u64, out: &mut [T]) -> Placed<'_, T> {
         Placed {
             arrangement: self,
             rows: rows as usize,
@@ -99,5 +113,46 @@ impl<T: Copy> Placed<'_, T> {
         let head = self.rows / heads as usize;
         let (first, i) = (stored / head * head, stored % head);
         first + i % 2 * (head / 2) + i / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::Format;
+
+    /// Scales of a row move with its elements, also if a row has only one.
+    #[test]
+    fn scales_of_rows_are_placed_like_the_rows() {
+        const ROWS: u64 = 12;
+        for per_row in [1, 3] {
+            let tensor = Tensor {
+                name: String::new(),
+                dims: vec![ROWS, 32 * per_row],
+                format: Format::Q4_0,
+                part: 0,
+                offset: 0,
+                bytes: 18 * per_row * ROWS,
+            };
+            for arrangement in [Arrangement::None, Arrangement::Halves { heads: 3 }] {
+                let place = |placed: Placed<'_, u64>, width: u64| {
+                    let mut placed = placed;
+                    for row in 0..ROWS {
+                        let items: Vec<u64> = (0..width).map(|i| row * width + i).collect();
+                        match placed.next_row() {
+                            Some(out) => out.copy_from_slice(&items),
+                            None => placed.next_column(&items),
+                        }
+                    }
+                };
+                let mut elements = vec![0; tensor.elements() as usize];
+                place(arrangement.place(&tensor, &mut elements), tensor.row());
+                let mut scales = vec![0; (ROWS * per_row) as usize];
+                let placed = arrangement.place_rows(&tensor, per_row, &mut scales);
+                place(placed, per_row);
+                let expected = elements.iter().step_by(32).map(|element| element / 32);
+                assert_eq!(scales, expected.collect::<Vec<_>>(), "{arrangement:?}");
+            }
+        }
     }
 }

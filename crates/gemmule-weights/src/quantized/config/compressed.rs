@@ -2,6 +2,7 @@
 
 use super::{
     super::{
+        cache_scales::other_cache,
         error::{Result, wrong_key},
         keys::Keys,
         names::Modules,
@@ -72,9 +73,9 @@ pub(super) fn parse(mut keys: Keys) -> Result<Config> {
         method: Method::Compressed(groups),
         skipped,
         summary: format!("compressed-tensors ({})", shown_groups.join("; ")),
+        other_cache: other_cache(&mut keys),
         unknown: keys.unknown(&[
             "global_compression_ratio",
-            "kv_cache_scheme",
             "quantization_status",
             "version",
             "run_compressed",

@@ -205,3 +205,101 @@ fn a_configuration_is_found_once_and_inside_of_an_object() {
     let parsed = config(&unknown).expect("it is read");
     assert_eq!(parsed.unknown(), ["quantization_config.rotation"]);
 }
+
+#[test]
+fn scales_of_a_cache_have_several_names_and_are_positive_numbers() {
+    let names = CacheRows::Values.scale_names("model.layers.3.self_attn.v_proj");
+    for (name, is_one) in [
+        ("model.layers.3.self_attn.v_scale", true),
+        ("model.layers.3.self_attn.attn.v_scale", true),
+        ("model.layers.3.self_attn.v_proj.v_scale", true),
+        ("model.layers.3.self_attn.v_proj.output_scale", true),
+        ("model.layers.3.self_attn.kv_scale", true),
+        ("model.layers.3.self_attn.k_scale", false),
+        ("model.layers.13.self_attn.v_scale", false),
+    ] {
+        assert_eq!(names.iter().any(|other| other == name), is_one, "{name}");
+        assert!(is_cache_scale(name), "{name}");
+    }
+    for name in [
+        "x.input_scale",
+        "x.q_scale",
+        "mlp.up_proj.output_scale",
+        "k_scale",
+    ] {
+        assert!(!is_cache_scale(name), "{name}");
+    }
+    let read = |element, dims: &[u64], bytes: &[u8]| {
+        let dims = dims.to_vec();
+        let info = Info { element, dims };
+        cache_scale("a.k_scale", &info, bytes).map_err(|error| error.to_string())
+    };
+    assert_eq!(read(Element::F32, &[], &0.75f32.to_le_bytes()), Ok(0.75));
+    assert_eq!(read(Element::BF16, &[1], &[0x40, 0x3f]), Ok(0.75));
+    assert_eq!(read(Element::F16, &[1, 1], &[0x00, 0x3a]), Ok(0.75));
+    let refused = |element, dims: &[u64], bytes: &[u8], expected: &str| {
+        let error = read(element, dims, bytes).expect_err("it is refused");
+        assert!(
+            error.contains("`a.k_scale`") && error.contains(expected),
+            "{error}"
+        );
+    };
+    for value in [
+        0.0,
+        -0.5,
+        f32::NAN,
+        f32::INFINITY,
+        f32::MIN_POSITIVE / 2.0,
+        f32::MAX,
+    ] {
+        let expected = format!("is {value}, expected a positive number");
+        refused(Element::F32, &[1], &value.to_le_bytes(), &expected);
+    }
+    refused(Element::F32, &[2], &[0; 8], "is [2], expected one number");
+    refused(Element::F32, &[], &[0; 3], "is stored as F32");
+    refused(
+        Element::I8,
+        &[1],
+        &[1],
+        "is stored as I8, expected a scale in F32, F16 or BF16",
+    );
+}
+
+#[test]
+fn a_cache_in_another_format_is_refused_only_if_its_scales_are_used() {
+    let check = |settings: Value| {
+        let mut whole = json!({"quant_method": "fp8"});
+        for (key, value) in settings.as_object().expect("an object") {
+            whole[key] = value.clone();
+        }
+        let parsed = config(&whole).expect("it is read without its cache");
+        assert_eq!(parsed.unknown(), Vec::<String>::new());
+        parsed.check_cache().map_err(|error| error.to_string())
+    };
+    let scheme = |scheme: Value| check(json!({"kv_cache_scheme": scheme}));
+    for fp8 in [
+        json!(null),
+        json!({}),
+        json!({"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": true}),
+    ] {
+        assert_eq!(scheme(fp8), Ok(()));
+    }
+    assert_eq!(check(json!({"kv_cache_quant_algo": "FP8"})), Ok(()));
+    let refused = |result: Result<(), String>, expected: &str| {
+        let error = result.expect_err("it is refused");
+        assert!(error.contains(expected), "{error}");
+    };
+    refused(
+        scheme(json!({"num_bits": 8, "type": "int"})),
+        "`quantization_config.kv_cache_scheme` has 8 bits of type `int`, but",
+    );
+    refused(
+        scheme(json!({"num_bits": 4, "symmetric": false})),
+        "has 4 bits of type `float` with zero points, but",
+    );
+    refused(scheme(json!("fp8")), "is not understood: its key");
+    refused(
+        check(json!({"kv_cache_quant_algo": "NVFP4"})),
+        "`quantization_config.kv_cache_quant_algo` is `nvfp4`, but",
+    );
+}
