@@ -725,7 +725,61 @@ def st_router(folder):
         ids, _ = ids_and_types(model.preprocess(texts, task="document"))
         check(values)
         runs.append({"texts": texts, "output": "sparse", "shape": list(values.shape), "values": values, "ids": ids} | how)
+    texts = QUERIES + LONG
+    values = plain(model.encode_query(texts, convert_to_sparse_tensor=False))
+    ids, _ = ids_and_types(model.preprocess(texts, task="query"))
+    check(values)
+    runs.append({"texts": texts, "task": "query", "output": "sparse", "shape": list(values.shape), "values": values, "ids": ids})
     record(folder, runs)
+
+
+QUERIES = ["the letter, the river and the letter", "rain"]
+
+
+def routed_runs(folder, tasks):
+    """Runs of a Router's routes, whose texts have the tasks."""
+    model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": torch.float32}).float()
+    runs = []
+    for task, texts, name in tasks:
+        values = plain(model.encode(texts, task=task, prompt_name=name))
+        features = model.preprocess(texts, task=task, prompt=model._resolve_prompt(None, name))
+        if "offsets" in features:
+            ids = [part.tolist() for part in torch.tensor_split(features["input_ids"], features["offsets"][1:])]
+        else:
+            ids, _ = ids_and_types(features)
+        check(values)
+        runs.append({"texts": texts, "task": task, "prompt_name": name, "output": "sentence_embedding", "shape": list(values.shape), "values": values, "ids": ids})
+    record(folder, runs)
+
+
+def st_asym(folder):
+    """A table for queries and a transformer for documents, which share the last module."""
+    tok = bert_tokenizer()
+    with tempfile.TemporaryDirectory() as temporary:
+        path = os.path.join(temporary, os.path.basename(folder))
+        save(path, tok, tf.BertModel(bert(tok)))
+        queries = StaticEmbedding(tok._tokenizer, embedding_dim=HIDDEN)
+        draw(queries, os.path.basename(folder))
+        documents = [Transformer(path, model_kwargs={"dtype": torch.float16}), Pooling(HIDDEN, "mean")]
+        router = Router.for_query_document(query_modules=[queries], document_modules=documents)
+        SentenceTransformer(modules=[router, Normalize()], device="cpu", prompts=PROMPTS).save(folder, create_model_card=False)
+    routed_runs(folder, [(None, TEXTS, None), ("document", LONG, "document"), ("query", QUERIES, None), ("query", QUERIES, "query")])
+
+
+def st_routes(folder):
+    """A Router after a transformer that its routes share, with rules for tasks and kinds of inputs."""
+    tok = bert_tokenizer()
+    with tempfile.TemporaryDirectory() as temporary:
+        path = os.path.join(temporary, os.path.basename(folder))
+        save(path, tok, tf.BertModel(bert(tok)))
+        short, long, norm = Dense(HIDDEN, 12, activation_function=torch.nn.Identity()), Dense(HIDDEN, 12), LayerNorm(12)
+        for at, module in enumerate((short, long, norm)):
+            draw(module, f"{os.path.basename(folder)}{at}")
+        rules = {("query", "text"): "short", ("document", None): "long", (None, ("image", "text")): "other"}
+        router = Router({"short": [short], "long": [long, norm], "other": [norm]}, default_route="long", route_mappings=rules)
+        modules = [Transformer(path, model_kwargs={"dtype": torch.float16}), Pooling(HIDDEN, "cls"), router, Normalize()]
+        SentenceTransformer(modules=modules, device="cpu").save(folder, create_model_card=False)
+    routed_runs(folder, [(None, TEXTS, None), ("document", LONG, None), ("query", TEXTS, None)])
 
 
 # Cross encoders.

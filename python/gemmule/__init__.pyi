@@ -114,6 +114,7 @@ class Embedder:
         normalize: bool = False,
         truncate_dim: int | None = None,
         to: Literal["numpy"] = "numpy",
+        task: str | None = None,
     ) -> _Floats:
         """Embed texts.
 
@@ -128,6 +129,8 @@ class Embedder:
             truncate_dim: Number of values to keep of each vector, before it is normalized.
             to: "numpy" returns a float32 array. "dlpack" returns a `DeviceArray`, which stays on the device in the storage type of
                 the model; its values are not checked for NaN.
+            task: Task that chooses the route of a Router, such as "query" or "document"; by default its default route. Other models have
+                no tasks.
 
         Returns:
             An array of shape [n, d], or of shape [d] for a single str.
@@ -145,6 +148,7 @@ class Embedder:
         normalize: bool = False,
         truncate_dim: int | None = None,
         to: Literal["dlpack"],
+        task: str | None = None,
     ) -> DeviceArray: ...
     @overload
     def encode_query(
@@ -156,7 +160,7 @@ class Embedder:
         truncate_dim: int | None = None,
         to: Literal["numpy"] = "numpy",
     ) -> _Floats:
-        """Embed queries: `encode` with the prompt `query`, if the model's folder defines it.
+        """Embed queries: `encode` with the task `query` and the prompt `query`, if the model's folder defines them.
 
         Returns:
             An array of shape [n, d], or of shape [d] for a single str.
@@ -182,7 +186,8 @@ class Embedder:
         truncate_dim: int | None = None,
         to: Literal["numpy"] = "numpy",
     ) -> _Floats:
-        """Embed documents: `encode` with the first of the prompts `document`, `passage` and `corpus` that the folder defines.
+        """Embed documents: `encode` with the task `document` and the first of the prompts `document`, `passage` and `corpus` that the folder
+        defines.
 
         Returns:
             An array of shape [n, d], or of shape [d] for a single str.

@@ -130,8 +130,8 @@ pub(super) struct Places {
 
 /// Opens the folder's tokenizer.
 pub(super) fn encoder(model: &Runnable) -> Result<TextEncoder, Report> {
-    let folder = model.tokenizer_folder("texts")?;
-    Ok(TextEncoder::of(Folder::open(folder)?).map_err(EngineError::from)?)
+    let folder = model.opened_folder("texts")?;
+    Ok(TextEncoder::of(folder).map_err(EngineError::from)?)
 }
 
 impl Files {
@@ -187,7 +187,7 @@ impl Files {
             batch_tokens: self.batch_tokens,
             refuses_long: self.too_long == TooLong::Refuse,
         };
-        let folder = Folder::open(model.tokenizer_folder("texts")?).map_err(EngineError::from)?;
+        let folder = model.opened_folder("texts")?;
         let identity = self.identity(model, &folder, &engines[0], &task.identity());
         let mut pool = Pool::start(engines, task, identity.into_diagnostic()?, options)?;
         let bar = ProgressBar::no_length();
@@ -282,8 +282,12 @@ impl Files {
             TooLong::Cut => "long texts cut",
             TooLong::Refuse => "long texts refused",
         };
+        let route = match folder.route() {
+            Some(route) => format!(", route {route}"),
+            None => String::new(),
+        };
         Ok(format!(
-            "{}, files {digest}, {} on {}, {task}, batches of {} tokens, {too_long}, gemmule {}",
+            "{}{route}, files {digest}, {} on {}, {task}, batches of {} tokens, {too_long}, gemmule {}",
             model.name(),
             engine.precision().name(),
             kind(engine.device()),

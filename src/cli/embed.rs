@@ -36,7 +36,8 @@ pub(super) struct Args {
     /// Keep the first N values of each vector and scale it to length 1 (Matryoshka representation learning)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     dimensions: Option<u32>,
-    /// Side of the texts for a late-interaction model: query or document. Each text has a vector for each token
+    /// Side of the texts: query or document. It chooses the route of a Router. With a late-interaction model, each text has a vector for
+    /// each token
     #[arg(long, value_name = "ROLE", value_parser = input::role, conflicts_with = "dimensions")]
     role: Option<TextRole>,
     #[command(flatten)]
@@ -45,7 +46,8 @@ pub(super) struct Args {
     files: Files,
 }
 
-pub(super) fn run(args: Args) -> Outcome {
+pub(super) fn run(mut args: Args) -> Outcome {
+    args.role = args.model.route(args.role)?;
     let places = Places {
         input: args.input,
         columns: vec![args.column],

@@ -19,8 +19,8 @@ use crate::{
     http::{Ended, HttpChoice, Keys, Origin, Public, Server},
     schedule::{CostTable, served},
     serve::{
-        Cache, CacheChoice, Devices, Model, ModelChoice, ModelConfig, Models, Recorder,
-        ServeConfig, check_name,
+        Cache, CacheChoice, DefaultPrompt, Devices, Model, ModelChoice, ModelConfig, Models,
+        Recorder, RouteChoice, ServeConfig, check_name,
     },
 };
 
@@ -315,42 +315,74 @@ fn open(
         let chosen = config.scheduler.as_deref().unwrap_or(&args.scheduler);
         let queue = config.max_queue_ms.unwrap_or(args.max_queue_ms);
         let tokenizers = config.tokenizers.or(args.tokenizers.map(NonZeroUsize::get));
-        let model = Model::open(ModelChoice {
-            folder,
-            devices: config.devices,
-            dtype: config.dtype,
-            kv_dtype: config.kv_dtype.unwrap_or_default(),
-            invariant: config.invariant,
-            scheduler: served(chosen, &settings).into_diagnostic()?,
-            costs,
-            batch_bytes: config.batch_bytes.unwrap_or(args.batch_bytes),
-            cache_bytes: config.kv_cache_bytes.or(args.kv_cache_bytes),
-            queue: Duration::from_millis(queue),
-            tokenizers: tokenizers.unwrap_or(cores.clamp(1, 64)),
-            all_tokens: config.all_tokens,
-            sparse: config.sparse,
-            token_vectors: config.token_vectors,
-            fill_mask: config.fill_mask,
-            default_prompt,
-            share: (!is_alone).then(|| (Arc::clone(devices), config.share.unwrap_or(1.0))),
-            trace: trace.take(),
-            cache: cache.clone(),
-            previous: previous.iter().find(|model| model.name == name).cloned(),
-            name,
-        })?;
-        say(&format!(
-            "{}: {}, {}{}, ready after {:.1} s",
-            model.name,
-            model.device,
-            model.dtype,
-            model
-                .kv_format
-                .map_or_else(String::new, |format| format!(", KV cache in {format}")),
-            began.elapsed().as_secs_f64()
-        ));
+        let mut open = |name: String, route: Option<RouteChoice>| {
+            let choice = ModelChoice {
+                folder: folder.clone(),
+                devices: config.devices.clone(),
+                dtype: config.dtype,
+                kv_dtype: config.kv_dtype.unwrap_or_default(),
+                invariant: config.invariant,
+                scheduler: served(chosen, &settings).into_diagnostic()?,
+                costs: costs.clone().filter(|_| route.is_none()),
+                batch_bytes: config.batch_bytes.unwrap_or(args.batch_bytes),
+                cache_bytes: config.kv_cache_bytes.or(args.kv_cache_bytes),
+                queue: Duration::from_millis(queue),
+                tokenizers: tokenizers.unwrap_or(cores.clamp(1, 64)),
+                all_tokens: config.all_tokens,
+                sparse: config.sparse,
+                token_vectors: config.token_vectors,
+                fill_mask: config.fill_mask,
+                default_prompt: match &route {
+                    None => default_prompt.clone(),
+                    Some(_) => DefaultPrompt::OfFolder,
+                },
+                route,
+                share: (!is_alone).then(|| (Arc::clone(devices), config.share.unwrap_or(1.0))),
+                trace: trace.take(),
+                cache: cache.clone(),
+                previous: previous.iter().find(|model| model.name == name).cloned(),
+                name,
+            };
+            Ok::<_, Report>(Model::open(choice)?)
+        };
+        let model = open(name.clone(), None)?;
+        say_ready(&model, began);
+        let folder = model.encoder().folder();
+        let tasks = folder.other_tasks().into_iter().map(str::to_owned);
+        let tasks: Vec<String> = tasks.collect();
         models.push(model);
+        for task in tasks {
+            let began = Instant::now();
+            let route = RouteChoice {
+                of: name.clone(),
+                task: task.clone(),
+            };
+            // The default route can be served without the others.
+            match open(format!("{name}:{task}"), Some(route)) {
+                Ok(model) => {
+                    say_ready(&model, began);
+                    models.push(model);
+                }
+                Err(error) => say(&format!(
+                    "{name}: texts of the task `{task}` are refused, since their route cannot be loaded: {error:#}"
+                )),
+            }
+        }
     }
     Ok(models)
+}
+
+fn say_ready(model: &Model, began: Instant) {
+    say(&format!(
+        "{}: {}, {}{}, ready after {:.1} s",
+        model.name,
+        model.device,
+        model.dtype,
+        model
+            .kv_format
+            .map_or_else(String::new, |format| format!(", KV cache in {format}")),
+        began.elapsed().as_secs_f64()
+    ));
 }
 
 /// Returns the folder of a model, and the name that it has by itself. A model on the hub is fetched.

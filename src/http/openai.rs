@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use super::{
     Body, HandlerResult, RequestContext,
     embeddings::{
-        PROMPTS, computed, cut, inputs, normalize, prompted_by_purpose, shortened, with_prompt,
+        PROMPTS, alike, computed, cut, inputs, normalize, prompted_by_purpose, shortened,
+        with_prompt,
     },
     error::Failure,
     fields::shown,
@@ -77,7 +78,7 @@ fn prompted(
     inputs: Vec<Text>,
     submit: Submit,
 ) -> Result<(Vec<Text>, Submit), Failure> {
-    let mut found: Option<(&str, usize)> = None;
+    let mut found: Option<(&str, Option<usize>)> = None;
     for param in ["input_type", "task"] {
         let Some(name) = fields.text(param)? else {
             continue;
@@ -97,7 +98,7 @@ fn prompted(
         return Err(Failure::invalid(other, problem));
     }
     let submit = Submit {
-        prompt: Some(index),
+        prompt: index,
         ..submit
     };
     Ok((inputs, submit))
@@ -200,7 +201,14 @@ pub(super) async fn embeddings(
     submit: Submit,
     is_raw: bool,
 ) -> HandlerResult {
-    let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
+    let model = app.models.embedding(fields.text("model")?.as_deref());
+    let mut names = ["input_type", "task"].into_iter();
+    let purpose = names.find_map(|name| fields.peek(name));
+    let tasks = match (purpose, fields.peek("prompt_name")) {
+        (Some(purpose), _) => alike(purpose),
+        (None, name) => name.into_iter().collect(),
+    };
+    let model = app.asks(model.and_then(|model| app.models.routed(model, &tasks)))?;
     let service = model.service()?;
     let form = Form::read(&mut fields, service.width(), is_raw)?;
     let mut submit = cut(&mut fields, submit)?;

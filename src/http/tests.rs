@@ -226,6 +226,7 @@ fn small(name: &str) -> Model {
         token_vectors: false,
         fill_mask: name.ends_with("-mlm"),
         default_prompt: Default::default(),
+        route: None,
         share: None,
         previous: None,
         trace: None,

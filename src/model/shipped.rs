@@ -62,7 +62,8 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "pegasus",
     "t5",
     "vae",
-    "static_embedding"
+    "static_embedding",
+    "sparse_static_embedding"
 ];
 
 /// Names of [`SHIPPED`], in the same order.

@@ -57,6 +57,8 @@ pub struct ModelChoice {
     pub fill_mask: bool,
     /// Prompt before texts without their own.
     pub default_prompt: DefaultPrompt,
+    /// The route of a Router to load instead of its default route.
+    pub route: Option<RouteChoice>,
     /// Share of the devices' time relative to other models; `None` if the model has its devices to itself.
     pub share: Option<(Arc<Devices>, f64)>,
     /// Model that this one replaces. Its measured costs are reused if both are alike.
@@ -79,6 +81,15 @@ pub enum DefaultPrompt {
     Text(String),
 }
 
+/// A route of a Router that is loaded as a model of its own, beside the model of the default route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteChoice {
+    /// Name of the model of the default route. Requests for it with the route's task are answered by this model.
+    pub of: String,
+    /// Task that chooses the route, such as `query`.
+    pub task: String,
+}
+
 /// Task of a model.
 pub enum Kind {
     Service(Service),
@@ -98,6 +109,8 @@ pub struct Model {
     pub costs: Option<CostTable>,
     /// Time when it was loaded.
     pub since: SystemTime,
+    /// Name of the model whose default route has this model as another one; `None` for all other models.
+    pub(super) route_of: Option<String>,
     config: serde_json::Value,
 }
 
@@ -141,8 +154,12 @@ impl Model {
     /// # Errors
     /// Returns an error if the model cannot be loaded.
     pub fn open(choice: ModelChoice) -> Result<Self, EngineError> {
+        let task = choice.route.as_ref().map(|route| route.task.as_str());
         let builder = |device: DeviceChoice| {
             let mut builder = Engine::from_checkpoint(&choice.folder).device(device);
+            if let Some(task) = task {
+                builder = builder.task(task);
+            }
             if let Some(dtype) = choice.dtype {
                 builder = builder.dtype(dtype);
             }
@@ -152,7 +169,7 @@ impl Model {
             true => vec![DeviceChoice::Auto],
             false => choice.devices.clone(),
         };
-        let folder = Folder::open(&choice.folder)?;
+        let folder = Folder::open_for(&choice.folder, task)?;
         let description = Description::for_config(folder.config()?)?;
         let writes = description.writes(folder.config()?);
         let writing = match folder.modules() {
@@ -196,6 +213,7 @@ impl Model {
                 kind: Kind::Generation(Box::new(service)),
                 costs: None,
                 since,
+                route_of: None,
                 config,
             });
         }
@@ -256,6 +274,7 @@ impl Model {
             kind: Kind::Service(service),
             costs: Some(costs),
             since,
+            route_of: choice.route.map(|route| route.of),
             config,
         })
     }
@@ -396,6 +415,12 @@ impl Model {
             Kind::Generation(service) if service.has_source() => "generates text from a source",
             Kind::Generation(_) => "generates text",
         }
+    }
+
+    /// Returns whether the model is the route of a Router for a task.
+    pub fn is_route_for(&self, task: &str) -> bool {
+        let folder = self.encoder().folder();
+        folder.route().is_some() && folder.route() == folder.route_for(task)
     }
 
     pub(super) fn unsupported(&self, asked: &'static str) -> ServeError {

@@ -233,11 +233,14 @@ impl TextEncoder {
     }
 
     /// Returns the tokens without a weight in lexical (sparse) embeddings: the begin, end, padding and unknown tokens of
-    /// `tokenizer_config.json` (FlagEmbedding's `_process_token_weights`).
+    /// `tokenizer_config.json` (FlagEmbedding's `_process_token_weights`). All tokens of a SparseStaticEmbedding have one.
     ///
     /// # Errors
     /// Returns an error if `tokenizer_config.json` is not JSON.
     pub fn unweighed(&self) -> Result<Vec<u32>, TextError> {
+        if !self.folder.adds_special() {
+            return Ok(Vec::new());
+        }
         let names = ["cls_token", "eos_token", "pad_token", "unk_token"];
         let tokens = self.folder.special_tokens(&names)?;
         Ok(tokens.iter().filter_map(|t| self.token_id(t)).collect())

@@ -33,12 +33,12 @@ use config::{check_own, parsed, static_config};
 use json::Json;
 pub use late::{LateInteraction, LateScore, TextRole};
 use modules::{
-    Entry, MAX_WIDTH, STATIC, check_first, dense, dropout, entries, layer_norm, logit_score,
-    normalize, pooling, splade, weighted_layers,
+    Entry, MAX_WIDTH, SPARSE_STATIC, STATIC, check_first, dense, dropout, entries, layer_norm,
+    logit_score, normalize, pooling, sparse_static, splade, weighted_layers,
 };
 pub use prompts::Prompt;
 use router::{Route, routed};
-pub use score::ClassScore;
+pub use score::{ClassScore, Score};
 use transformer::{MAX_TOKENS, Transformer};
 
 pub(super) use tokenizer::{TokenizerSettings, cleaned_up};
@@ -58,11 +58,10 @@ pub struct Folder {
     config: Option<Value>,
     /// `None` in a folder without `modules.json`, or with the transformer as its only module.
     modules: Option<Vec<Module>>,
-    /// The pipeline of a Router that is loaded.
+    /// The route of a Router that is loaded.
     route: Option<Route>,
-    /// Whether the model is a table with a vector for each token. Its tokenizer adds no special tokens, and only tokenizer.json has
-    /// settings of it.
-    is_static: bool,
+    /// Class of the first module.
+    first: First,
     /// Whether pooling includes the tokens of the prompt.
     pools_prompt: bool,
     pub(super) lower_case: bool,
@@ -79,6 +78,17 @@ pub struct Folder {
     pub(super) messages: Option<Messages>,
     /// Settings of a late-interaction model, if it is one.
     late: Option<LateInteraction>,
+}
+
+/// Class of the first module of a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum First {
+    /// A transformer, also of a folder without modules.
+    Transformer,
+    /// A table with a vector for each token. Its tokenizer adds no special tokens, and only tokenizer.json has settings of it.
+    Static,
+    /// A table with a weight for each token. Its tokenizer adds no special tokens.
+    SparseStatic,
 }
 
 /// Conversion of texts to messages, for a model that reads conversations.
@@ -102,33 +112,6 @@ pub(super) struct Inputs {
     pub(super) end: Option<SequenceEnd>,
 }
 
-/// Activation function that turns a cross-encoder's logits into scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Score {
-    Identity,
-    Sigmoid,
-    Tanh,
-}
-
-impl Score {
-    /// Returns the default for `n_labels` labels.
-    pub fn usual(n_labels: u64) -> Self {
-        match n_labels {
-            1 => Score::Sigmoid,
-            _ => Score::Identity,
-        }
-    }
-
-    /// Returns the score of a logit.
-    pub fn of(self, logit: f32) -> f32 {
-        match self {
-            Score::Identity => logit,
-            Score::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
-            Score::Tanh => logit.tanh(),
-        }
-    }
-}
-
 impl Folder {
     /// Reads the JSON files of a folder, or the equivalent contents of a GGUF file; see [`ModelFiles::open`].
     ///
@@ -143,11 +126,24 @@ impl Folder {
     /// # Errors
     /// Returns the errors of [`open`](Self::open).
     pub fn of(root: ModelFiles) -> Result<Self, TextError> {
+        Self::of_task(root, None)
+    }
+
+    /// Reads the JSON files of a folder for a task such as `query` or `document`, which chooses the pipeline (route) of a Router. Without
+    /// a task, the Router's default route is read.
+    ///
+    /// # Errors
+    /// Returns the errors of [`open`](Self::open), and an error if the folder distinguishes no tasks or has no route for this one.
+    pub fn open_for(root: &Path, task: Option<&str>) -> Result<Self, TextError> {
+        Self::of_task(ModelFiles::open(root)?, task)
+    }
+
+    fn of_task(root: ModelFiles, task: Option<&str>) -> Result<Self, TextError> {
         let listed = Json::optional(&root, "modules.json")?;
         let (listed, route) = match listed.as_ref().map(entries).transpose()? {
             None => (Vec::new(), None),
             Some(listed) => {
-                let (listed, route) = routed(&root, listed)?;
+                let (listed, route) = routed(&root, listed, task)?;
                 check_first(root.name("modules.json"), &listed)?;
                 (listed, route)
             }
@@ -156,10 +152,24 @@ impl Folder {
             Some(entry) => root.below(&entry.folder),
             None => root.clone(),
         };
-        let is_static = listed.first().is_some_and(|first| first.class == STATIC);
-        let config = match is_static {
-            true => static_config(&trunk).transpose(),
-            false => {
+        if let (Some(task), None) = (task, &route) {
+            return Err(TextError::NoTasks {
+                folder: root.path().to_owned(),
+                task: task.to_owned(),
+            });
+        }
+        let first = match listed.first().map(|first| first.class.as_str()) {
+            Some(STATIC) => First::Static,
+            Some(SPARSE_STATIC) => First::SparseStatic,
+            _ => First::Transformer,
+        };
+        let config = match first {
+            First::Static => static_config(&trunk, "static_embedding").transpose(),
+            First::SparseStatic => {
+                sparse_static(&Json::read(&trunk, CONFIG)?)?;
+                static_config(&trunk, "sparse_static_embedding").transpose()
+            }
+            First::Transformer => {
                 let text = trunk.text(CONFIG, Kind::Config)?;
                 text.map(|text| parsed(&trunk.name(CONFIG), &text))
             }
@@ -171,7 +181,7 @@ impl Folder {
             config: config.transpose()?,
             modules: None,
             route,
-            is_static,
+            first,
             pools_prompt: true,
             lower_case: false,
             max_seq_length: None,
@@ -190,7 +200,7 @@ impl Folder {
         match listed.is_empty() {
             false => {
                 folder.read_modules(&listed, own.as_ref())?;
-                if !is_static {
+                if first == First::Transformer {
                     folder.read_transformer()?;
                 }
             }
@@ -319,7 +329,7 @@ impl Folder {
 
     /// Whether the tokenizer adds special tokens.
     pub(super) fn adds_special(&self) -> bool {
-        !self.is_static
+        self.first == First::Transformer
     }
 
     /// Whether a text that is too long is cut at its beginning.
@@ -343,9 +353,9 @@ impl Folder {
     /// Returns `tokenizer_config.json` with the settings that take precedence over it; empty if the file does not exist.
     fn tokenizer_config(&self) -> Result<Json, TextError> {
         const NAME: &str = "tokenizer_config.json";
-        let stored = match self.is_static {
-            true => None,
-            false => Json::optional(&self.trunk, NAME)?,
+        let stored = match self.first {
+            First::Static => None,
+            First::Transformer | First::SparseStatic => Json::optional(&self.trunk, NAME)?,
         };
         let mut json = match stored {
             Some(json) => json,
@@ -366,9 +376,11 @@ impl Folder {
     /// # Errors
     /// Returns an error if the file is not a JSON object.
     pub(super) fn tokenizer_settings(&self) -> Result<TokenizerSettings, TextError> {
-        let map = match self.is_static {
-            true => None,
-            false => Json::optional(&self.trunk, "special_tokens_map.json")?,
+        let map = match self.first {
+            First::Static => None,
+            First::Transformer | First::SparseStatic => {
+                Json::optional(&self.trunk, "special_tokens_map.json")?
+            }
         };
         TokenizerSettings::new(self.tokenizer_config()?, map, self.config.as_ref())
     }
@@ -386,7 +398,7 @@ impl Folder {
             return Ok(());
         }
         let mut modules = Vec::new();
-        if self.is_static {
+        if self.first == First::Static {
             modules.push(Module::Pooling {
                 folder: "0_StaticEmbedding".to_owned(),
                 modes: vec![Pooling::Mean],
@@ -435,7 +447,7 @@ impl Folder {
                 other => {
                     let file = self.root.name("modules.json");
                     let problem = format!(
-                        "the module `{other}` is not known; gemmule computes Transformer, StaticEmbedding, Pooling, WeightedLayerPooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore"
+                        "the module `{other}` is not known; gemmule computes Transformer, StaticEmbedding, SparseStaticEmbedding, Pooling, WeightedLayerPooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore"
                     );
                     return Err(TextError::Folder { file, problem });
                 }

@@ -254,6 +254,7 @@ fn no_source_branches_on_a_family_of_models() {
                 "\"nomic_bert\"",
                 "\"vae\"",
                 "\"static_embedding\"",
+                "\"sparse_static_embedding\"",
                 "\"jina_bert\"",
                 "\"xlm_roberta_xl\"",
                 "\"xlm-roberta-xl\"",

@@ -542,7 +542,14 @@ fn routes_of_a_router_that_are_not_loaded_are_refused() {
     let told = encoder.encode_with(&["a text"], Prompt::Named("query"));
     let root = published("").display().to_string();
     let told = told.expect_err("it is for documents").to_string();
-    assert_snapshot!(told.replace(&root, "[checkpoints]/"), @"`query` has a pipeline of its own in the Router of `[checkpoints]/st-router`, and gemmule loads only its default route `document`");
+    assert_snapshot!(told.replace(&root, "[checkpoints]/"), @"texts for `query` have the route `query` in the Router of `[checkpoints]/st-router`, and the route `document` is loaded; load the model for the task `query` (in Rust `Builder::task`, on the command line --role or --task)");
+    let open = |name: &str, task: &str| {
+        let built = Engine::from_checkpoint(published(name)).task(task).build();
+        let told = built.err().expect("there is no such route").to_string();
+        told.replace(&root, "[checkpoints]/")
+    };
+    assert_snapshot!(open("st-router", "querry"), @"the Router of `[checkpoints]/st-router` has no route for the task `querry` (did you mean `query`?); its routes are document, query");
+    assert_snapshot!(open("st-mean", "query"), @"the task `query` was given, and `[checkpoints]/st-mean` computes all tasks in the same way; leave the task out");
     let folder = copy("st-router");
     let with = |change_of: Value| {
         change(
@@ -554,8 +561,18 @@ fn routes_of_a_router_that_are_not_loaded_are_refused() {
     };
     assert_snapshot!(with(json!({"default_route": "documents"})), @r#"`[dir]/router_config.json`: `default_route` is "documents"; expected the name of a route"#);
     assert_snapshot!(with(json!({"allow_empty_key": true})), @"`[dir]/router_config.json`: `default_route` is null; expected the name of a route");
-    assert_snapshot!(with(json!({"default_route": "document", "route_mappings": {"(None, 'text')": "query"}})), @r#"`[dir]/router_config.json`: `route_mappings` is {"(None, 'text')":"query"}; expected none, as gemmule has one route"#);
-    assert_snapshot!(with(json!({"default_route": "query"})), @"`[dir]/modules.json`: the first module is `SparseStaticEmbedding`; expected a Transformer or a StaticEmbedding");
+    assert_snapshot!(with(json!({"default_route": "document", "route_mappings": {"None, 'text'": "query"}})), @r#"`[dir]/router_config.json`: `route_mappings` is {"None, 'text'":"query"}; expected routes by the task and the kind of input, such as {"('query', 'text')": "query"}"#);
+    assert_snapshot!(with(json!({"default_route": "document", "route_mappings": {"(None, 'text')": "other"}})), @"`[dir]/router_config.json`: `route_mappings` names the route `other`, which is not in `structure`");
+    let folder = copy("st-router");
+    change(
+        &folder,
+        "query_0_SparseStaticEmbedding/config.json",
+        json!({"path": "idf.json"}),
+    );
+    assert!(Engine::from_checkpoint(folder.path()).build().is_ok());
+    let built = Engine::from_checkpoint(folder.path()).task("query").build();
+    let told = built.err().expect("its weights are elsewhere");
+    assert_snapshot!(folder.text(&told), @r#"`[dir]/query_0_SparseStaticEmbedding/config.json`: `path` is "idf.json"; expected null, with the weights in model.safetensors, as `SparseEncoder.save_pretrained` of sentence-transformers writes them"#);
 }
 
 #[test]

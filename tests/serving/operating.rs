@@ -56,6 +56,7 @@ fn choice(scheduler_name: &str) -> ModelChoice {
         token_vectors: false,
         fill_mask: false,
         default_prompt: Default::default(),
+        route: None,
         share: None,
         previous: None,
         dtype: None,

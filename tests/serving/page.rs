@@ -57,6 +57,7 @@ fn a_browser_shows_model_load_and_latency() {
         token_vectors: false,
         fill_mask: false,
         default_prompt: Default::default(),
+        route: None,
         share: None,
         previous: None,
         trace: None,

@@ -67,6 +67,7 @@ fn choice(name: &str, invariant: bool, queue: Duration) -> ModelChoice {
         token_vectors: false,
         fill_mask: false,
         default_prompt: Default::default(),
+        route: None,
         share: None,
         previous: None,
         trace: None,

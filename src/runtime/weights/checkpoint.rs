@@ -245,7 +245,11 @@ impl Checkpoint {
     pub(super) fn static_dims(&self) -> Option<[u64; 2]> {
         let entries = static_table::NAMES.iter();
         let entry = entries.filter_map(|&name| self.entries.get(name)).next();
-        entry.and_then(|entry| entry.dims().try_into().ok())
+        match *entry?.dims() {
+            [tokens, width] => Some([tokens, width]),
+            [tokens] => Some([tokens, 1]),
+            _ => None,
+        }
     }
 
     fn file_of(&self, entry: &Entry) -> &Path {
@@ -340,9 +344,10 @@ impl Checkpoint {
         let Some((full, entry)) = self.find(name) else {
             return Err(self.missing(&[name], 1));
         };
-        // Some checkpoints store a vector as a matrix of one row.
+        // Some checkpoints store a vector as a matrix of one row, and some a table of one column as a vector.
         let is_row = matches!(entry.dims(), &[1, n] if dims == [n]);
-        if entry.dims() != dims && !is_row {
+        let is_column = matches!(entry.dims(), &[n] if dims == [n, 1]);
+        if entry.dims() != dims && !is_row && !is_column {
             return Err(CheckpointError::Shape {
                 file: self.file_of(entry).to_owned(),
                 tensor: full,

@@ -25,15 +25,18 @@ pub(super) fn parsed(file: &Path, text: &str) -> Result<Value, TextError> {
 }
 
 /// Returns the config.json of a table of static embeddings, which has none of its own: `None` without weights, as beside a compiled
-/// model.
-pub(super) fn static_config(trunk: &ModelFiles) -> Result<Option<Value>, TextError> {
+/// model. `model_type` selects the description.
+pub(super) fn static_config(
+    trunk: &ModelFiles,
+    model_type: &str,
+) -> Result<Option<Value>, TextError> {
     let [tokens, width] = match static_dims(trunk) {
         Ok(dims) => dims,
         Err(CheckpointError::NoCheckpoint { .. }) => return Ok(None),
         Err(error) => return Err(TextError::Weights(Box::new(error))),
     };
     Ok(Some(json!({
-        "model_type": "static_embedding", "vocab_size": tokens, "hidden_size": width,
+        "model_type": model_type, "vocab_size": tokens, "hidden_size": width,
     })))
 }
 

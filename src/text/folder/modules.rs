@@ -18,6 +18,9 @@ pub(super) const MAX_WIDTH: u32 = 1 << 20;
 /// Class of a table with a vector for each token, whose mean is the embedding of a text.
 pub(super) const STATIC: &str = "StaticEmbedding";
 
+/// Class of a table with a weight for each token, which are those of its entries in the sparse embedding of a text.
+pub(super) const SPARSE_STATIC: &str = "SparseStaticEmbedding";
+
 /// Maximum number of layers of a WeightedLayerPooling.
 const MAX_LAYERS: u32 = 1 << 10;
 
@@ -93,11 +96,12 @@ pub(super) fn check_first(file: PathBuf, entries: &[Entry]) -> Result<(), TextEr
         "Transformer",
         "MLMTransformer",
         STATIC,
+        SPARSE_STATIC,
     ];
     let problem = match entries.first() {
         Some(first) if known.contains(&first.class.as_str()) => return Ok(()),
         Some(first) => format!(
-            "the first module is `{}`; expected a Transformer or a StaticEmbedding",
+            "the first module is `{}`; expected a Transformer, a StaticEmbedding or a SparseStaticEmbedding",
             first.class
         ),
         None => "the route has no module".to_owned(),
@@ -294,6 +298,17 @@ pub(super) fn normalize(json: Option<&Json>, folder: String) -> Result<Module, T
         check_values(json, EMBEDDING)?;
     }
     Ok(Module::Normalize { folder })
+}
+
+/// Checks the file of a SparseStaticEmbedding.
+pub(super) fn sparse_static(json: &Json) -> Result<(), TextError> {
+    let key = "path";
+    // Whether weights are trained does not change them.
+    json.check_keys(&["frozen", key])?;
+    match json.get(key) {
+        None => Ok(()),
+        Some(_) => Err(json.wrong(key, "null, with the weights in model.safetensors, as `SparseEncoder.save_pretrained` of sentence-transformers writes them")),
+    }
 }
 
 /// Checks the file of a Dropout, which has no effect outside of training.

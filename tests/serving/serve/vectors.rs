@@ -1,6 +1,6 @@
 //! Prompts before texts, and the types and dimensions of vectors.
 
-use gemmule::serve::DefaultPrompt;
+use gemmule::serve::{DefaultPrompt, RouteChoice};
 
 use super::{bodies::is_ok, *};
 
@@ -111,6 +111,115 @@ fn a_default_prompt_that_a_model_does_not_have_is_refused_at_the_start() {
         refused("writer", DefaultPrompt::Text("a".to_owned())),
         "`[dir]` generates text, and a default prompt is put before texts that are embedded or scored; leave it out for this model"
     );
+}
+
+/// Serves a folder with a Router, with the routes for queries and for documents.
+fn routed(name: &str) -> Server {
+    let route = RouteChoice {
+        of: name.to_owned(),
+        task: "query".to_owned(),
+    };
+    let queries = ModelChoice {
+        name: format!("{name}:query"),
+        route: Some(route),
+        all_tokens: false,
+        ..choice(name, true, Duration::from_secs(10))
+    };
+    let documents = ModelChoice {
+        all_tokens: false,
+        ..choice(name, true, Duration::from_secs(10))
+    };
+    let models = [documents, queries].map(|choice| Model::open(choice).unwrap());
+    serving_models(models.into(), quick())
+}
+
+#[test]
+fn a_purpose_chooses_the_route_of_a_router() {
+    let runs = |name: &str| {
+        let text = std::fs::read_to_string(checkpoint(name).join("expected.json")).unwrap();
+        let all: Value = serde_json::from_str(&text).unwrap();
+        let all = all["runs"].as_array().unwrap().clone();
+        let (queries, documents): (Vec<Value>, Vec<Value>) =
+            all.into_iter().partition(|run| run["task"] == "query");
+        (queries, documents)
+    };
+    let server = routed("st-asym");
+    let to = server.address();
+    let (queries, documents) = runs("st-asym");
+    let [plain, prompted] = queries.as_slice() else {
+        panic!("there are two runs of queries");
+    };
+    let close = |found: &[f32], run: &Value| {
+        let wanted = floats(&run["values"]);
+        assert_eq!(found.len(), wanted.len());
+        let distance = |(a, b): (&f32, &f32)| (a - b).abs();
+        let far = found.iter().zip(&wanted).map(distance).fold(0.0, f32::max);
+        assert!(far < 1e-4, "{far}");
+    };
+    let vectors = |body: &Value| -> Vec<f32> {
+        let told = is_ok(to, "/v1/embeddings", body);
+        let data = told["data"].as_array().unwrap();
+        data.iter()
+            .flat_map(|one| floats(&one["embedding"]))
+            .collect()
+    };
+    let texts = &prompted["texts"];
+    for field in ["input_type", "task", "prompt_name"] {
+        close(&vectors(&json!({"input": texts, field: "query"})), prompted);
+    }
+    for purpose in ["search_query", "retrieval.query"] {
+        let asked = json!({"model": "st-asym", "input": texts, "input_type": purpose});
+        close(&vectors(&asked), prompted);
+    }
+    // The model of the route by its own name, without a prompt.
+    close(
+        &vectors(&json!({"model": "st-asym:query", "input": texts})),
+        plain,
+    );
+    close(
+        &vectors(&json!({"input": documents[0]["texts"]})),
+        &documents[0],
+    );
+    let tei = is_ok(
+        to,
+        "/embed",
+        &json!({"inputs": texts, "prompt_name": "query"}),
+    );
+    let rows = tei.as_array().unwrap().iter().flat_map(floats);
+    close(&rows.collect::<Vec<f32>>(), prompted);
+    let cohere = json!({"model": "st-asym", "texts": texts, "input_type": "search_query"});
+    let told = is_ok(to, "/v2/embed", &cohere);
+    let rows = told["embeddings"]["float"].as_array().unwrap().iter();
+    close(&rows.flat_map(floats).collect::<Vec<f32>>(), prompted);
+    server.shut_down(Duration::ZERO);
+    // A folder without prompts, whose queries have weights of tokens, and whose documents have those of the vocabulary.
+    let server = routed("st-router");
+    let to = server.address();
+    let (queries, documents) = runs("st-router");
+    for (run, name) in [(&queries[0], json!("query")), (&documents[0], Value::Null)] {
+        let asked = json!({"inputs": run["texts"], "prompt_name": name, "truncate": true});
+        let told = is_ok(to, "/embed_sparse", &asked);
+        let width = run["shape"][1].as_u64().unwrap() as usize;
+        let rows = told.as_array().unwrap().iter().flat_map(|row| {
+            let mut values = vec![0.0; width];
+            for entry in row.as_array().unwrap() {
+                let at = entry["index"].as_u64().unwrap() as usize;
+                values[at] = entry["value"].as_f64().unwrap() as f32;
+            }
+            values
+        });
+        close(&rows.collect::<Vec<f32>>(), run);
+    }
+    server.shut_down(Duration::ZERO);
+    let alone = serving(&["st-router"], quick());
+    let asked = json!({"inputs": "rain", "prompt_name": "query"});
+    let (status, told) = post(alone.address(), "/embed_sparse", &asked);
+    assert_eq!(status, 422, "{told}");
+    assert_eq!(
+        told["error"],
+        "the route `query` of the Router of `st-router` is not loaded; the server's log has the reason"
+    );
+    alone.shut_down(Duration::ZERO);
 }
 
 #[test]

@@ -122,6 +122,7 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, Offline), Report> {
         token_vectors: false,
         fill_mask: false,
         default_prompt: Default::default(),
+        route: None,
         share: None,
         previous: None,
         trace: None,
