@@ -344,6 +344,101 @@ def jina(folder, later):
     record(folder, [{"texts": SHORT, "output": "last_hidden_state", "shape": list(values.shape), "values": values, "ids": [ids for ids, _ in runs]}])
 
 
+ADAPTERS = {"retrieval.query": "find: ", "retrieval.passage": "text: ", "separation": "", "text-matching": ""}
+
+
+def st_adapters(folder):
+    """As jina-embeddings-v3 is published: XLM-RoBERTa with rotary positions, and an adapter of every weight for each task, whose code is on
+    the hub. The model is computed by hand, after the published description: a linear layer's weight gets `B A`, a table's `A B`."""
+    tok, rank, alpha, n_layers, inner, heads = xlmr_tokenizer(), 4, 2, 2, 48, 2
+    random = torch.Generator().manual_seed(zlib.crc32(os.path.basename(folder).encode()))
+    draw_values = lambda *dims, deviation=0.3: (deviation * torch.randn(dims, generator=random)).half()
+    tensors = {}
+
+    def adapted(name, rows, columns, table=False):
+        tensors[f"roberta.{name}.parametrizations.weight.original"] = draw_values(rows, columns)
+        a, b = ((rows, rank), (rank, columns)) if table else ((rank, columns), (rows, rank))
+        for part, dims in (("A", a), ("B", b)):
+            tensors[f"roberta.{name}.parametrizations.weight.0.lora_{part}"] = draw_values(len(ADAPTERS), *dims)
+        if not table:
+            tensors[f"roberta.{name}.bias"] = draw_values(rows, deviation=0.1)
+
+    def norm(name):
+        tensors[f"roberta.{name}.weight"] = (1 + draw_values(HIDDEN, deviation=0.1)).half()
+        tensors[f"roberta.{name}.bias"] = draw_values(HIDDEN, deviation=0.1)
+
+    adapted("embeddings.word_embeddings", len(tok), HIDDEN, table=True)
+    adapted("embeddings.token_type_embeddings", 1, HIDDEN, table=True)
+    norm("emb_ln")
+    for i in range(n_layers):
+        adapted(f"encoder.layers.{i}.mixer.Wqkv", 3 * HIDDEN, HIDDEN)
+        adapted(f"encoder.layers.{i}.mixer.out_proj", HIDDEN, HIDDEN)
+        adapted(f"encoder.layers.{i}.mlp.fc1", inner, HIDDEN)
+        adapted(f"encoder.layers.{i}.mlp.fc2", HIDDEN, inner)
+        norm(f"encoder.layers.{i}.norm1")
+        norm(f"encoder.layers.{i}.norm2")
+    adapted("pooler.dense", HIDDEN, HIDDEN)
+
+    def states(ids, task):
+        def weight(name):
+            part = lambda ending: tensors[f"roberta.{name}.parametrizations.weight.{ending}"].float()
+            whole, a, b = part("original"), part("0.lora_A"), part("0.lora_B")
+            if task is None:
+                return whole
+            at = list(ADAPTERS).index(task)
+            product = b[at] @ a[at] if a.shape[1] == rank and a.shape[2] == whole.shape[1] else a[at] @ b[at]
+            return whole + product * (alpha / rank)
+
+        of = lambda name: tensors[f"roberta.{name}"].float()
+        linear = lambda name, x: x @ weight(name).T + of(f"{name}.bias")
+        normed = lambda name, x: torch.nn.functional.layer_norm(x, (HIDDEN,), of(f"{name}.weight"), of(f"{name}.bias"), 1e-5)
+        width = HIDDEN // heads
+        angles = torch.arange(len(ids))[:, None] / 20000 ** (torch.arange(0, width, 2) / width)[None]
+
+        def turned(x):  # [tokens, heads, width]
+            first, second = x.chunk(2, dim=-1)
+            cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+            return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+        x = normed("emb_ln", weight("embeddings.word_embeddings")[ids] + weight("embeddings.token_type_embeddings")[0])
+        for i in range(n_layers):
+            layer = f"encoder.layers.{i}"
+            q, k, v = linear(f"{layer}.mixer.Wqkv", x).reshape(len(ids), 3, heads, width).unbind(1)
+            attended = torch.einsum("qhw,khw->hqk", turned(q), turned(k)) / width**0.5
+            context = torch.einsum("hqk,khw->qhw", attended.softmax(-1), v).reshape(len(ids), HIDDEN)
+            x = normed(f"{layer}.norm1", linear(f"{layer}.mixer.out_proj", context) + x)
+            hidden = torch.nn.functional.gelu(linear(f"{layer}.mlp.fc1", x))
+            x = normed(f"{layer}.norm2", linear(f"{layer}.mlp.fc2", hidden) + x)
+        return x
+
+    os.makedirs(os.path.join(folder, "1_Pooling"))
+    tok.save_pretrained(folder)
+    safetensors.torch.save_file(tensors, os.path.join(folder, "model.safetensors"), {"format": "pt"})
+    where = "jinaai/xlm-roberta-flash-implementation--"
+    write({"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta", "position_embedding_type": "rotary", "rotary_emb_base": 20000.0, "vocab_size": len(tok),
+           "hidden_size": HIDDEN, "num_attention_heads": heads, "num_hidden_layers": n_layers, "intermediate_size": inner, "type_vocab_size": 1, "layer_norm_eps": 1e-5,
+           "max_position_embeddings": POSITIONS + 2, "hidden_act": "gelu", "emb_pooler": "mean", "pad_token_id": 1, "use_flash_attn": True, "load_trained_adapters": True,
+           "lora_adaptations": list(ADAPTERS), "lora_rank": rank, "lora_alpha": alpha, "lora_dropout_p": 0.0, "lora_main_params_trainable": False,
+           "task_instructions": ADAPTERS, "truncate_dim": None,
+           "auto_map": {"AutoConfig": f"{where}configuration_xlm_roberta.XLMRobertaFlashConfig", "AutoModel": f"{where}modeling_lora.XLMRobertaLoRA"}}, folder, "config.json")
+    write([{"idx": 0, "name": "transformer", "path": "", "type": "custom_st.Transformer", "kwargs": ["task"]},
+           {"idx": 1, "name": "pooler", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+           {"idx": 2, "name": "normalizer", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}], folder, "modules.json")
+    write({"word_embedding_dimension": HIDDEN, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False,
+           "pooling_mode_mean_sqrt_len_tokens": False}, folder, "1_Pooling/config.json")
+    write({"__version__": {"sentence_transformers": "3.1.0"}, "prompts": ADAPTERS, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+          folder, "config_sentence_transformers.json")
+    runs = []
+    for task in (None, "retrieval.query", "text-matching"):
+        ids = [tok((ADAPTERS[task] if task else "") + text)["input_ids"] for text in TEXTS]
+        values = torch.stack([states(torch.tensor(one), task).mean(0) for one in ids])
+        values = plain(torch.nn.functional.normalize(values, dim=-1))
+        check(values)
+        runs.append({"texts": TEXTS, "task": task, "output": "sentence_embedding", "shape": list(values.shape), "values": values, "ids": ids})
+    assert min(np.abs(a["values"] - b["values"]).max() for a, b in itertools.combinations(runs, 2)) > 0.01
+    record(folder, runs)
+
+
 OUTPUTS = {
     "last_hidden_state": lambda o: o.last_hidden_state[0],
     "pooler_output": lambda o: o.pooler_output,
@@ -428,6 +523,28 @@ def st_mean(folder):
     # Older transformers saved this buffer, too.
     retensor(folder, lambda t: t | {"embeddings.position_ids": torch.arange(POSITIONS)[None]})
     encode(folder, SIMPLE + [(TEXTS, {"prompt_name": "query"}), (TEXTS[:2] + LONG[:1], {"prompt_name": "document"}), (TEXTS, {"prompt": "about: "})])
+    chunked(folder)
+
+
+CHUNKS = ["The train.", "It rained.", "Who?"]
+
+
+def chunked(folder):
+    """Vectors of chunks that one run computes: the mean of their tokens, with the special tokens at both ends."""
+    model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": torch.float32})
+    tok, parts = model.tokenizer, [model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in CHUNKS]
+    ids = [tok.cls_token_id] + sum(parts, []) + [tok.sep_token_id]
+    states = model[0].model(torch.tensor([ids])).last_hidden_state[0]
+    ends = list(itertools.accumulate(map(len, parts), initial=1))
+    ends[0], ends[-1] = 0, len(ids)
+    values = torch.stack([states[a:b].mean(0) for a, b in itertools.pairwise(ends)])
+    values = plain(torch.nn.functional.normalize(values, dim=-1))
+    check(values)
+    apart = model.encode(CHUNKS)
+    assert np.abs(values - apart).max() > 0.01 and len(ids) <= model.max_seq_length
+    row = lambda values: "[" + ",".join(f"{x:.9g}" for x in values.tolist()) + "]"
+    with open(os.path.join(folder, "chunks.json"), "w") as f:
+        f.write(f'{{"texts": {json.dumps(CHUNKS)},\n"ids": {ids},\n"ends": {ends},\n"rows": [\n' + ",\n".join(map(row, values)) + "\n]}\n")
 
 
 def st_default_prompt(folder):

@@ -263,7 +263,8 @@ pub struct Runnable {
     /// Read sizes from this config.json instead of the checkpoint's
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Task of the texts, such as query or document, for a model that computes tasks differently: it chooses the route of a Router
+    /// Task of the texts, for a model that computes tasks differently: it chooses the route of a Router (query, document) or an adapter
+    /// (such as retrieval.query of jina-embeddings-v3)
     #[arg(long, value_name = "TASK")]
     task: Option<String>,
     /// Use random weights with this seed, for measurements

@@ -20,7 +20,7 @@ use crate::{
     schedule::{CostTable, served},
     serve::{
         Cache, CacheChoice, DefaultPrompt, Devices, Model, ModelChoice, ModelConfig, Models,
-        Recorder, RouteChoice, ServeConfig, check_name,
+        Recorder, ServeConfig, check_name,
     },
 };
 
@@ -36,9 +36,12 @@ pub(super) struct Args {
     /// Models with their devices, names and limits in RON, such as `examples/serve.ron`
     #[arg(long, value_name = "FILE", conflicts_with_all = [
         "model", "weights", "name", "device", "dtype", "kv_dtype", "invariant", "costs", "write_costs", "all_tokens",
-        "sparse", "token_vectors", "fill_mask", "default_prompt_name", "default_prompt",
+        "sparse", "token_vectors", "fill_mask", "task", "default_prompt_name", "default_prompt",
     ])]
     config: Option<PathBuf>,
+    /// Task whose adapter is added to the weights (such as retrieval.query of jina-embeddings-v3), or whose route of a Router is the default
+    #[arg(long, value_name = "TASK")]
+    task: Option<String>,
     /// Name of a model in requests, one for each --model, then one for each --weights; by default the name of its folder, or on the
     /// hub without ORG
     #[arg(long, value_name = "NAME", value_parser = name)]
@@ -315,7 +318,7 @@ fn open(
         let chosen = config.scheduler.as_deref().unwrap_or(&args.scheduler);
         let queue = config.max_queue_ms.unwrap_or(args.max_queue_ms);
         let tokenizers = config.tokenizers.or(args.tokenizers.map(NonZeroUsize::get));
-        let mut open = |name: String, route: Option<RouteChoice>| {
+        let mut open = |name: String, task: Option<String>, route_of: Option<String>| {
             let choice = ModelChoice {
                 folder: folder.clone(),
                 devices: config.devices.clone(),
@@ -323,7 +326,7 @@ fn open(
                 kv_dtype: config.kv_dtype.unwrap_or_default(),
                 invariant: config.invariant,
                 scheduler: served(chosen, &settings).into_diagnostic()?,
-                costs: costs.clone().filter(|_| route.is_none()),
+                costs: costs.clone().filter(|_| route_of.is_none()),
                 batch_bytes: config.batch_bytes.unwrap_or(args.batch_bytes),
                 cache_bytes: config.kv_cache_bytes.or(args.kv_cache_bytes),
                 queue: Duration::from_millis(queue),
@@ -332,11 +335,12 @@ fn open(
                 sparse: config.sparse,
                 token_vectors: config.token_vectors,
                 fill_mask: config.fill_mask,
-                default_prompt: match &route {
+                default_prompt: match &route_of {
                     None => default_prompt.clone(),
                     Some(_) => DefaultPrompt::OfFolder,
                 },
-                route,
+                task,
+                route_of,
                 share: (!is_alone).then(|| (Arc::clone(devices), config.share.unwrap_or(1.0))),
                 trace: trace.take(),
                 cache: cache.clone(),
@@ -345,7 +349,7 @@ fn open(
             };
             Ok::<_, Report>(Model::open(choice)?)
         };
-        let model = open(name.clone(), None)?;
+        let model = open(name.clone(), config.task.clone(), None)?;
         say_ready(&model, began);
         let folder = model.encoder().folder();
         let tasks = folder.other_tasks().into_iter().map(str::to_owned);
@@ -353,12 +357,9 @@ fn open(
         models.push(model);
         for task in tasks {
             let began = Instant::now();
-            let route = RouteChoice {
-                of: name.clone(),
-                task: task.clone(),
-            };
             // The default route can be served without the others.
-            match open(format!("{name}:{task}"), Some(route)) {
+            let own_name = format!("{name}:{task}");
+            match open(own_name, Some(task.clone()), Some(name.clone())) {
                 Ok(model) => {
                     say_ready(&model, began);
                     models.push(model);
@@ -477,6 +478,7 @@ fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
             sparse: args.sparse,
             token_vectors: args.token_vectors,
             fill_mask: args.fill_mask,
+            task: args.task.clone(),
             default_prompt_name: args.default_prompt_name.clone(),
             default_prompt: args.default_prompt.clone(),
             ..ModelConfig::default()

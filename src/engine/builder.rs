@@ -147,7 +147,8 @@ impl Builder {
     }
 
     /// Sets the task of the texts, such as `query` or `document`, for a checkpoint that computes tasks differently: it chooses the route
-    /// of a Router of sentence-transformers. By default, this is the Router's default route.
+    /// of a Router of sentence-transformers, or an adapter of the weights (jina-embeddings-v3). By default, the Router's default route is
+    /// loaded, or the weights without an adapter.
     pub fn task(mut self, task: impl Into<String>) -> Self {
         self.task = Some(task.into());
         self

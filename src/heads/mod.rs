@@ -1,10 +1,11 @@
 //! Tasks of heads, as the pipelines of transformers define them: token classification, masked tokens, zero-shot classification and
-//! questions about a text. Late interaction, as PyLate defines it.
+//! questions about a text. Late interaction, as PyLate defines it, and late chunking.
 //!
 //! A job tokenizes its texts and returns the sequences that a model must compute ([`TokenJob::input`] and so on). It
 //! then turns their logits into results. Jobs use no engine, so an engine and a server share them.
 
 mod answer;
+mod chunks;
 mod entity;
 mod job;
 mod late;
@@ -12,6 +13,7 @@ mod mask;
 mod zero_shot;
 
 pub use answer::{Answer, AnswerOptions};
+pub use chunks::pool_chunks;
 pub use entity::{Aggregation, Entity, EntityOptions};
 pub use job::{HeadError, MaskJob, QuestionJob, TokenJob, ZeroShotJob};
 pub use late::{TokenVectors, max_sim};

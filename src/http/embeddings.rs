@@ -135,7 +135,9 @@ pub(super) fn prompted_by_purpose(
     name: &str,
     inputs: &[Text],
 ) -> Result<Option<usize>, Failure> {
-    prompted(service, param, &alike(name), inputs)
+    let names = alike(name);
+    service.check_adapter(param, &names)?;
+    prompted(service, param, &names, inputs)
 }
 
 /// Returns whether a purpose is that of queries (true) or of documents; `None` for another one.

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::{
     Body, HandlerResult, RequestContext,
+    chunks::chunked,
     embeddings::{
         PROMPTS, alike, computed, cut, inputs, normalize, prompted_by_purpose, shortened,
         with_prompt,
@@ -219,9 +220,17 @@ pub(super) async fn embeddings(
     if let Some(further) = further {
         submit.wanted = OutputKind::Several(further);
     }
+    let are_chunks = fields.flag("late_chunking")?.unwrap_or(false);
+    if are_chunks && further.is_some() {
+        let problem = "`late_chunking` computes embeddings alone; leave `return_sparse` and `return_multivector` out";
+        return Err(Failure::invalid("late_chunking", problem.to_owned()));
+    }
     let inputs = inputs("input", &fields.value("input"))?;
     let (inputs, submit) = prompted(&mut fields, service, inputs, submit)?;
-    let answers = computed(app, service, inputs, submit, 0).await?;
+    let answers = match are_chunks {
+        true => chunked(app, &model, inputs, submit).await?,
+        false => computed(app, service, inputs, submit, 0).await?,
+    };
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     if form.is_raw {
         return raw(answers, &form, tokens);

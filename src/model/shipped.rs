@@ -20,6 +20,7 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "jina_bert",
     "roberta",
     "roformer",
+    "xlm_roberta_rotary",
     "xlm_roberta_xl",
     "distilbert",
     "albert",

@@ -57,8 +57,11 @@ pub struct ModelChoice {
     pub fill_mask: bool,
     /// Prompt before texts without their own.
     pub default_prompt: DefaultPrompt,
-    /// The route of a Router to load instead of its default route.
-    pub route: Option<RouteChoice>,
+    /// Task that chooses a route of a Router or an adapter, for a checkpoint that computes tasks differently.
+    pub task: Option<String>,
+    /// Name of the model of the default route, if this is another route of the same Router. Requests for that model with the task of this
+    /// route are answered by this one.
+    pub route_of: Option<String>,
     /// Share of the devices' time relative to other models; `None` if the model has its devices to itself.
     pub share: Option<(Arc<Devices>, f64)>,
     /// Model that this one replaces. Its measured costs are reused if both are alike.
@@ -79,15 +82,6 @@ pub enum DefaultPrompt {
     Named(String),
     /// The given text.
     Text(String),
-}
-
-/// A route of a Router that is loaded as a model of its own, beside the model of the default route.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RouteChoice {
-    /// Name of the model of the default route. Requests for it with the route's task are answered by this model.
-    pub of: String,
-    /// Task that chooses the route, such as `query`.
-    pub task: String,
 }
 
 /// Task of a model.
@@ -154,7 +148,7 @@ impl Model {
     /// # Errors
     /// Returns an error if the model cannot be loaded.
     pub fn open(choice: ModelChoice) -> Result<Self, EngineError> {
-        let task = choice.route.as_ref().map(|route| route.task.as_str());
+        let task = choice.task.as_deref();
         let builder = |device: DeviceChoice| {
             let mut builder = Engine::from_checkpoint(&choice.folder).device(device);
             if let Some(task) = task {
@@ -274,7 +268,7 @@ impl Model {
             kind: Kind::Service(service),
             costs: Some(costs),
             since,
-            route_of: choice.route.map(|route| route.of),
+            route_of: choice.route_of,
             config,
         })
     }

@@ -266,6 +266,30 @@ impl Service {
         Ok(index)
     }
 
+    /// Checks that the model has the adapter for a task, which one of these names is. `param` is the field that names it.
+    ///
+    /// # Errors
+    /// Returns an error if the checkpoint has an adapter of one of these names, and another or none is loaded.
+    pub fn check_adapter(&self, param: &'static str, names: &[&str]) -> Result<(), ServeError> {
+        let folder = self.encoder().folder();
+        let has = |name: &&&str| folder.adapters().iter().any(|own| own == **name);
+        match (names.iter().find(has), folder.adapter()) {
+            (None, _) => Ok(()),
+            (Some(name), Some(loaded)) if *name == loaded => Ok(()),
+            (Some(name), loaded) => {
+                let loaded = match loaded {
+                    Some(loaded) => format!("the adapter for `{loaded}`"),
+                    None => "no adapter".to_owned(),
+                };
+                let problem = format!(
+                    "`{param}` is `{}`, whose adapter is `{name}`, and the model was loaded with {loaded}; start the server with --task {name}",
+                    names.first().unwrap_or(name)
+                );
+                Err(ServeError::Invalid { param, problem })
+            }
+        }
+    }
+
     /// Returns whether the model is the route of a Router for one of these tasks.
     pub fn is_route_for(&self, tasks: &[&str]) -> bool {
         let folder = self.encoder().folder();

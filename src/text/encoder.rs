@@ -1,4 +1,5 @@
 mod bytes;
+mod chunks;
 mod coder;
 mod encoded;
 mod language;
@@ -19,6 +20,7 @@ use super::{
     folder::cleaned_up, languages::Languages, sentencepiece::published, word_cache::WordCache,
 };
 use crate::{files::Kind, runtime::batch::Batch, tensor::SequenceEnd};
+pub use chunks::Chunks;
 pub use coder::CutSide;
 use coder::{Coder, cut_side, loaded};
 pub use encoded::Encoded;

@@ -80,10 +80,30 @@ pub enum TextError {
         routes: String,
     },
     #[error(
+        "the checkpoint `{}` has no adapter for the task `{task}`{}; its adapters are {adapters}",
+        .folder.display(),
+        near.as_ref().map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default()
+    )]
+    NoAdapter {
+        folder: PathBuf,
+        task: String,
+        near: Option<String>,
+        adapters: String,
+    },
+    #[error(
         "the task `{task}` was given, and `{}` computes all tasks in the same way; leave the task out",
         .folder.display()
     )]
     NoTasks { folder: PathBuf, task: String },
+    #[error(
+        "late chunking pools the tokens of each chunk by their mean, and the model of `{}` {problem}; embed the texts separately",
+        .folder.display()
+    )]
+    LateChunking { folder: PathBuf, problem: String },
+    #[error(
+        "late chunking reads all chunks as one text, and together they have more than {limit} tokens, the model's maximum; give fewer or shorter chunks"
+    )]
+    LongChunks { limit: usize },
     #[error(
         "text {index}: pooling leaves out the {left_out} tokens of the prompt, and the text has no others, of {tokens} tokens in all; shorten the prompt"
     )]

@@ -5,6 +5,8 @@
 //! file takes precedence follows `SentenceTransformer(DIR)` and `CrossEncoder(DIR)` of version 6.2. A setting that gemmule
 //! does not support is an error that names it.
 
+mod adapters;
+mod chunks;
 mod config;
 mod json;
 mod late;
@@ -27,14 +29,15 @@ use crate::{
     runtime::weights::ModelFiles,
     tensor::SequenceEnd,
 };
+pub use chunks::ChunkPooling;
 pub use config::config;
 pub(super) use config::no_config;
 use config::{check_own, parsed, static_config};
 use json::Json;
 pub use late::{LateInteraction, LateScore, TextRole};
 use modules::{
-    Entry, MAX_WIDTH, SPARSE_STATIC, STATIC, check_first, dense, dropout, entries, layer_norm,
-    logit_score, normalize, pooling, sparse_static, splade, weighted_layers,
+    Entry, MAX_WIDTH, SPARSE_STATIC, STATIC, check_first, check_own_class, dense, dropout, entries,
+    layer_norm, logit_score, normalize, pooling, sparse_static, splade, weighted_layers,
 };
 pub use prompts::Prompt;
 use router::{Route, routed};
@@ -60,6 +63,8 @@ pub struct Folder {
     modules: Option<Vec<Module>>,
     /// The route of a Router that is loaded.
     route: Option<Route>,
+    /// Tasks for which the checkpoint has adapters.
+    adapters: Vec<String>,
     /// Class of the first module.
     first: First,
     /// Whether pooling includes the tokens of the prompt.
@@ -129,8 +134,8 @@ impl Folder {
         Self::of_task(root, None)
     }
 
-    /// Reads the JSON files of a folder for a task such as `query` or `document`, which chooses the pipeline (route) of a Router. Without
-    /// a task, the Router's default route is read.
+    /// Reads the JSON files of a folder for a task such as `query` or `document`, which chooses the pipeline (route) of a Router, or an
+    /// adapter of the weights. Without a task, the Router's default route is read, and no adapter is used.
     ///
     /// # Errors
     /// Returns the errors of [`open`](Self::open), and an error if the folder distinguishes no tasks or has no route for this one.
@@ -152,12 +157,6 @@ impl Folder {
             Some(entry) => root.below(&entry.folder),
             None => root.clone(),
         };
-        if let (Some(task), None) = (task, &route) {
-            return Err(TextError::NoTasks {
-                folder: root.path().to_owned(),
-                task: task.to_owned(),
-            });
-        }
         let first = match listed.first().map(|first| first.class.as_str()) {
             Some(STATIC) => First::Static,
             Some(SPARSE_STATIC) => First::SparseStatic,
@@ -174,13 +173,24 @@ impl Folder {
                 text.map(|text| parsed(&trunk.name(CONFIG), &text))
             }
         };
+        let mut config = config.transpose()?;
+        let of_adapter = task.filter(|_| route.is_none());
+        let adapters = adapters::chosen(&root, config.as_mut(), of_adapter)?;
+        check_own_class(root.name("modules.json"), &listed, !adapters.is_empty())?;
+        if let (Some(task), true) = (of_adapter, adapters.is_empty()) {
+            return Err(TextError::NoTasks {
+                folder: root.path().to_owned(),
+                task: task.to_owned(),
+            });
+        }
         let own = Json::optional(&root, "config_sentence_transformers.json")?;
         let mut folder = Self {
             root,
             trunk,
-            config: config.transpose()?,
+            config,
             modules: None,
             route,
+            adapters,
             first,
             pools_prompt: true,
             lower_case: false,
@@ -207,6 +217,7 @@ impl Folder {
             true => folder.read_without_modules()?,
         }
         folder.read_prompts(own.as_ref())?;
+        folder.read_instruction();
         folder.score = folder.read_score(own.as_ref().filter(|_| !listed.is_empty()))?;
         Ok(folder)
     }

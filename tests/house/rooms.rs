@@ -256,6 +256,7 @@ fn no_source_branches_on_a_family_of_models() {
                 "\"static_embedding\"",
                 "\"sparse_static_embedding\"",
                 "\"jina_bert\"",
+                "\"xlm_roberta_rotary\"",
                 "\"xlm_roberta_xl\"",
                 "\"xlm-roberta-xl\"",
                 "\"gte\"",

@@ -139,19 +139,19 @@ fn modules_that_are_not_known_are_named() {
         );
         refused(&folder)
     };
-    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "sentence_transformers.models.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, StaticEmbedding, Pooling, WeightedLayerPooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore");
+    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "sentence_transformers.models.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, StaticEmbedding, SparseStaticEmbedding, Pooling, WeightedLayerPooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore");
     assert_snapshot!(with(json!({"path": "../1_Pooling", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `../1_Pooling` is not a folder next to it");
     assert_snapshot!(with(json!({"path": "/etc", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `/etc` is not a folder next to it");
     assert_snapshot!(with(json!({"path": "", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `` is not a folder next to it");
     assert_snapshot!(with(json!({"type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: expected a `path` and a `type` of every module");
-    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "mine.Pooling"})), @"`[dir]/modules.json`: the module `mine.Pooling` is not known; gemmule computes Transformer, StaticEmbedding, Pooling, WeightedLayerPooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore");
+    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "mine.Pooling"})), @"`[dir]/modules.json`: the module `mine.Pooling` is not known; gemmule computes Transformer, StaticEmbedding, SparseStaticEmbedding, Pooling, WeightedLayerPooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore");
     folder.write("modules.json", "[]");
     assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: it lists no module");
     folder.write(
         "modules.json",
         r#"[{"path": "", "type": "sentence_transformers.models.CLIPModel"}]"#,
     );
-    assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: the first module is `CLIPModel`; expected a Transformer or a StaticEmbedding");
+    assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: the first module is `CLIPModel`; expected a Transformer, a StaticEmbedding or a SparseStaticEmbedding");
     folder.write("modules.json", "{");
     assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: it is not JSON: EOF while parsing an object at line 1 column 1");
 }
@@ -573,6 +573,49 @@ fn routes_of_a_router_that_are_not_loaded_are_refused() {
     let built = Engine::from_checkpoint(folder.path()).task("query").build();
     let told = built.err().expect("its weights are elsewhere");
     assert_snapshot!(folder.text(&told), @r#"`[dir]/query_0_SparseStaticEmbedding/config.json`: `path` is "idf.json"; expected null, with the weights in model.safetensors, as `SparseEncoder.save_pretrained` of sentence-transformers writes them"#);
+}
+
+#[test]
+fn adapters_have_names_and_shapes() {
+    let folder = copy("st-adapters");
+    let told = |task: &str| {
+        let builder = Engine::from_checkpoint(folder.path()).device(DeviceChoice::Cpu);
+        folder.text(&builder.task(task).build().err().expect("it is refused"))
+    };
+    assert_snapshot!(told("retrieval.querry"), @"the checkpoint `[dir]` has no adapter for the task `retrieval.querry` (did you mean `retrieval.query`?); its adapters are retrieval.query, retrieval.passage, separation, text-matching");
+    change(&folder, "config.json", json!({"lora_rank": 0}));
+    assert_snapshot!(told("separation"), @"`lora_rank` in config.json is 0; expected a positive number");
+    change(
+        &folder,
+        "config.json",
+        json!({"lora_rank": 4, "lora_adaptations": ["separation"]}),
+    );
+    assert_snapshot!(told("separation"), @"`[dir]/model.safetensors`: the adapters of `roberta.embeddings.token_type_embeddings.weight` cannot be read: it has 4 adapters, and config.json names 1");
+    change(
+        &folder,
+        "config.json",
+        json!({"lora_adaptations": null, "auto_map": null}),
+    );
+    assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: the first module is `custom_st.Transformer`; expected a Transformer, a StaticEmbedding or a SparseStaticEmbedding");
+}
+
+#[test]
+fn late_chunking_needs_a_mean_and_room() {
+    let root = published("").display().to_string();
+    let told = |name: &str, chunks: &[&str]| {
+        let encoder = TextEncoder::open(&published(name)).expect("a tokenizer");
+        let chunks = encoder.encode_chunks(chunks, Prompt::Default);
+        let told = chunks.err().expect("it is refused").to_string();
+        told.replace(&root, "[checkpoints]/")
+    };
+    let refused = |name: &str| told(name, &["a"]);
+    assert_snapshot!(refused("st-cls"), @"late chunking pools the tokens of each chunk by their mean, and the model of `[checkpoints]/st-cls` pools tokens in another way, in `1_Pooling`; embed the texts separately");
+    assert_snapshot!(refused("st-default-prompt"), @"late chunking pools the tokens of each chunk by their mean, and the model of `[checkpoints]/st-default-prompt` leaves prompts out of pooling; embed the texts separately");
+    assert_snapshot!(refused("st-t5"), @"late chunking pools the tokens of each chunk by their mean, and the model of `[checkpoints]/st-t5` has the module `2_Dense` after the pooling; embed the texts separately");
+    assert_snapshot!(refused("late-bert"), @"late chunking pools the tokens of each chunk by their mean, and the model of `[checkpoints]/late-bert` has a vector for each token already; embed the texts separately");
+    assert_snapshot!(refused("hf-gamma"), @"late chunking pools the tokens of each chunk by their mean, and the model of `[checkpoints]/hf-gamma` has no modules.json, which would specify the mean of tokens; embed the texts separately");
+    assert_snapshot!(told("st-mean", &["a b c d e f", "g h i j k l m n", "o p q r s t u v w x y z"]), @"late chunking reads all chunks as one text, and together they have more than 16 tokens, the model's maximum; give fewer or shorter chunks");
+    assert_snapshot!(told("st-mean", &["a", ""]), @"text 1 cannot be tokenized: it has no tokens");
 }
 
 #[test]

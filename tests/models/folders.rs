@@ -131,7 +131,7 @@ impl Run {
             false => outputs.get(&self.output).expect("it was asked for").clone(),
         };
         let got = match (asked, got.shape.as_slice()) {
-            ("sparse", &[_, 1]) => self.by_entry(&got),
+            ("sparse", &[_, 1]) if self.shape[1] > 1 => self.by_entry(&got),
             _ => got,
         };
         compare(&what, &cut(&got, self.columns), &self.shape, &self.values);
@@ -182,6 +182,52 @@ fn the_one_call_helpers_give_what_sentence_transformers_gives() {
         .rerank("a", &["b"])
         .expect_err("it has no score");
     assert!(error.to_string().contains("sequence_logits"), "{error}");
+}
+
+/// `chunks.json`.
+#[derive(Deserialize)]
+struct ExpectedChunks {
+    texts: Vec<String>,
+    ids: Vec<u32>,
+    ends: Vec<usize>,
+    rows: Vec<Vec<f32>>,
+}
+
+#[test]
+fn chunks_of_a_text_are_pooled_from_the_states_that_transformers_gives() {
+    let text = std::fs::read_to_string(folder("st-mean").join("chunks.json")).expect("results");
+    let expected: ExpectedChunks = serde_json::from_str(&text).expect("a known form");
+    let encoder = TextEncoder::open(&folder("st-mean")).expect("a tokenizer");
+    let chunks = encoder.encode_chunks(&expected.texts, Prompt::Default);
+    let chunks = chunks.expect("they fit");
+    assert_eq!(chunks.encoded.ids, expected.ids);
+    let ends: Vec<usize> = chunks.ranges.iter().map(|range| range.end).collect();
+    assert_eq!(ends, expected.ends[1..]);
+    let built = Engine::from_checkpoint(folder("st-mean"))
+        .device(DeviceChoice::Cpu)
+        .outputs(["sentence_embedding", "last_hidden_state"])
+        .build();
+    let engine = built.expect("it loads");
+    let rows = engine.embed_chunks(&expected.texts).expect("vectors");
+    let shape = vec![rows.len() as u64, rows[0].len() as u64];
+    let got = Output {
+        name: "chunks".to_owned(),
+        shape: shape.clone(),
+        values: rows.concat(),
+    };
+    compare("chunks", &got, &shape, &expected.rows.concat());
+    // A single chunk is the text itself.
+    let alone = engine.embed_chunks(&expected.texts[..1]).expect("a vector");
+    let usual = engine.embed(&expected.texts[..1]).expect("a vector");
+    let far = alone[0].iter().zip(&usual[0]).map(|(a, b)| (a - b).abs());
+    assert!(far.fold(0.0, f32::max) < 1e-5);
+    let none: [&str; 0] = [];
+    assert!(engine.embed_chunks(&none).expect("no vectors").is_empty());
+    let prompted = encoder.encode_chunks(&["a", "b"], Prompt::Text("find: "));
+    let whole = encoder.encode_with(&["find: a"], Prompt::Text(""));
+    let (prompted, whole) = (prompted.expect("it fits"), whole.expect("it fits"));
+    // Without the last special token of the first chunk.
+    assert_eq!(prompted.ranges[0].len(), whole.token_ids().len() - 1);
 }
 
 /// The first columns of each row.
@@ -278,6 +324,7 @@ as_published! {
     routes_of_an_inference_free_model: "st-router", 3 runs;
     a_table_for_queries_and_a_transformer_for_documents: "st-asym", 4 runs;
     routes_after_a_transformer: "st-routes", 3 runs;
+    an_adapter_for_each_task: "st-adapters", 3 runs;
     a_ranker_by_the_logits_of_two_tokens: "ce-qwen", 4 runs;
     a_cross_encoder_of_one_label: "ce-one", 2 runs;
     a_cross_encoder_whose_config_has_the_old_key: "ce-identity", 2 runs;

@@ -9,16 +9,17 @@ use std::{
 use gemmule_weights::quantized::{Config, Matrix};
 
 use super::{
-    CheckpointError, Found, ModelFiles, WeightSource, elements, encode_into, encode_weight,
+    CheckpointError, Found, ModelFiles, WeightSource,
+    adapted::{self, Adapted},
+    elements, encode_into, encode_weight,
     found::WEIGHTS,
     published::{self, ScaleAndZero},
     quantized::{self, Rows},
     room,
-    shard::{Place, Shard, Stored},
+    shard::{self, Place, Shard, Stored},
     static_table::{self, StaticTable},
 };
 use crate::{
-    files::{self, Kind},
     graph::WeightNames,
     names::nearest,
     tensor::{DType, Scaled},
@@ -49,6 +50,8 @@ enum Entry {
     Quantized(Matrix, [u64; 2]),
     /// A table of model2vec, with its dimensions.
     Static(Box<StaticTable>, [u64; 2]),
+    /// A weight with adapters.
+    Adapted(Box<Adapted>),
 }
 
 impl Entry {
@@ -56,6 +59,7 @@ impl Entry {
         match self {
             Self::Stored(place) => &place.stored.dims,
             Self::Quantized(_, dims) | Self::Static(_, dims) => dims,
+            Self::Adapted(weight) => weight.dims(),
         }
     }
 }
@@ -105,6 +109,7 @@ impl Checkpoint {
         checkpoint.main = checkpoint.add_folder(folder, "")?;
         checkpoint.join_quantized(config.as_ref(), folder)?;
         checkpoint.join_static()?;
+        checkpoint.join_adapted(&names)?;
         for module in &names.folders {
             checkpoint.add_folder(&root.join(module), &format!("{module}/"))?;
         }
@@ -135,7 +140,7 @@ impl Checkpoint {
             self.add_file(main.clone(), prefix)?;
             return Ok(main);
         }
-        for (shard, names) in named_by(&main)? {
+        for (shard, names) in shard::named_by(&main)? {
             self.add(&main, &shard, names, prefix)?;
         }
         self.unnamed.retain(|n| !self.entries.contains_key(n));
@@ -201,7 +206,7 @@ impl Checkpoint {
     ) -> Result<(), CheckpointError> {
         let stored = self.entries.iter().filter_map(|(name, entry)| match entry {
             Entry::Stored(place) => Some((name.as_str(), place)),
-            Entry::Quantized(..) | Entry::Static(..) => None,
+            Entry::Quantized(..) | Entry::Static(..) | Entry::Adapted(_) => None,
         });
         let stored = stored.collect();
         let found = quantized::find(config, folder, &self.main, &self.shards, &stored)?;
@@ -229,7 +234,7 @@ impl Checkpoint {
         }
         let mut take = |name: &str| match self.entries.remove(name) {
             Some(Entry::Stored(place)) => Some(place),
-            Some(Entry::Quantized(..) | Entry::Static(..)) | None => None,
+            Some(Entry::Quantized(..) | Entry::Static(..) | Entry::Adapted(_)) | None => None,
         };
         let parts = static_table::PARTS.map(&mut take);
         let ([mapping, factors], Some(rows)) = (parts, take(static_table::ROWS)) else {
@@ -238,6 +243,25 @@ impl Checkpoint {
         let (table, dims) = StaticTable::new(rows, mapping, factors, &self.shards)?;
         let entry = Entry::Static(Box::new(table), dims);
         self.entries.insert(static_table::ROWS.to_owned(), entry);
+        Ok(())
+    }
+
+    /// Replaces the tensors of weights with adapters with the weights that they represent.
+    fn join_adapted(&mut self, names: &WeightNames) -> Result<(), CheckpointError> {
+        for tensors in adapted::Names::among(&self.entries) {
+            let mut take = |name: &String| match self.entries.remove(name) {
+                Some(Entry::Stored(place)) => Some(place),
+                Some(Entry::Quantized(..) | Entry::Static(..) | Entry::Adapted(_)) | None => None,
+            };
+            let [a, b] = tensors.parts.each_ref().map(&mut take);
+            let (Some(original), Some(a), Some(b)) = (take(&tensors.original), a, b) else {
+                continue;
+            };
+            let name = tensors.weight.clone();
+            let adapter = names.adapter.clone();
+            let weight = Adapted::new(tensors, original, [a, b], adapter, &self.shards)?;
+            self.entries.insert(name, Entry::Adapted(Box::new(weight)));
+        }
         Ok(())
     }
 
@@ -256,6 +280,7 @@ impl Checkpoint {
         match entry {
             Entry::Stored(place) => self.shards[place.shard].file(),
             Entry::Static(table, _) => self.shards[table.shard()].file(),
+            Entry::Adapted(weight) => self.shards[weight.shard()].file(),
             Entry::Quantized(..) => &self.main,
         }
     }
@@ -286,6 +311,7 @@ impl Checkpoint {
                 Ok((values, n_bad))
             }
             Entry::Static(table, dims) => table.read(*dims, &self.shards),
+            Entry::Adapted(weight) => weight.read(&self.shards),
         }
     }
 
@@ -408,7 +434,7 @@ impl WeightSource for Checkpoint {
                 let file = self.main.clone();
                 Err(CheckpointError::QuantizedTranspose { file, tensor })
             }
-            (_, Entry::Stored(_) | Entry::Static(..)) => self.read(name, dims),
+            (_, Entry::Stored(_) | Entry::Static(..) | Entry::Adapted(_)) => self.read(name, dims),
         }
     }
 
@@ -417,7 +443,7 @@ impl WeightSource for Checkpoint {
             Entry::Quantized(matrix, [_, columns]) => {
                 published::format_of(matrix.runs_of_rows()?, *columns)
             }
-            Entry::Stored(_) | Entry::Static(..) => None,
+            Entry::Stored(_) | Entry::Static(..) | Entry::Adapted(_) => None,
         }
     }
 
@@ -432,7 +458,9 @@ impl WeightSource for Checkpoint {
                 let read = |name: &str| self.part(name);
                 quantized::read_groups(matrix, format, &self.main, read).map(Some)
             }
-            Entry::Quantized(..) | Entry::Stored(_) | Entry::Static(..) => Ok(None),
+            Entry::Quantized(..) | Entry::Stored(_) | Entry::Static(..) | Entry::Adapted(_) => {
+                Ok(None)
+            }
         }
     }
 
@@ -449,8 +477,8 @@ impl WeightSource for Checkpoint {
                 let n_bad = rows.each(|row| encode_into(&mut bytes, row, dtype));
                 (bytes, n_bad)
             }
-            Entry::Static(table, dims) => {
-                let (values, n_bad) = table.read(*dims, &self.shards)?;
+            Entry::Static(..) | Entry::Adapted(_) => {
+                let (values, n_bad) = self.values(&full, entry)?;
                 (encode_weight(&full, &values, dtype)?, n_bad)
             }
         };
@@ -545,31 +573,4 @@ fn without_indices(name: &str) -> String {
         false => part.to_owned(),
     };
     name.split('.').map(part).collect::<Vec<_>>().join(".")
-}
-
-/// Reads the index and returns the tensors of each shard.
-fn named_by(index: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
-    let broken = |problem: String| CheckpointError::Index {
-        file: index.to_owned(),
-        problem,
-    };
-    let text = files::text(index, Kind::ShardIndex)?;
-    let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| broken(e.to_string()))?;
-    let map = json
-        .get("weight_map")
-        .and_then(serde_json::Value::as_object)
-        .ok_or_else(|| broken("there is no `weight_map`".to_owned()))?;
-    let mut shards: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (tensor, shard) in map {
-        let name = shard
-            .as_str()
-            .ok_or_else(|| broken(format!("`{tensor}` names no file")))?;
-        // An index is untrusted input: it may name files in its own folder only.
-        if Path::new(name).components().count() != 1 || name.starts_with('.') {
-            return Err(broken(format!("`{name}` is not a plain file name")));
-        }
-        let tensors = shards.entry(name.to_owned()).or_default();
-        tensors.push(tensor.clone());
-    }
-    Ok(shards)
 }

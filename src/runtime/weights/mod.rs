@@ -4,6 +4,7 @@
 //! types are checked before the first byte is copied. The weights of a quantized checkpoint are dequantized when they are read, except
 //! for those that keep their published values ([`evaluate_quantized`]).
 
+mod adapted;
 mod checkpoint;
 mod error;
 mod files;

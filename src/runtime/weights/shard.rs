@@ -18,7 +18,10 @@ use gemmule_weights::{
 use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::Metadata};
 
 use super::{CheckpointError, decode_into, elements, encode_into, room};
-use crate::{files::read_at, tensor::DType};
+use crate::{
+    files::{self, Kind, read_at},
+    tensor::DType,
+};
 
 /// Size of the length field before the header, in bytes.
 const N_LENGTH: u64 = 8;
@@ -355,4 +358,31 @@ pub(super) fn count_bad(bytes: &[u8], dtype: DType) -> usize {
             elements.filter(is_bad).count()
         }
     }
+}
+
+/// Reads the index and returns the tensors of each shard.
+pub(super) fn named_by(index: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
+    let broken = |problem: String| CheckpointError::Index {
+        file: index.to_owned(),
+        problem,
+    };
+    let text = files::text(index, Kind::ShardIndex)?;
+    let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| broken(e.to_string()))?;
+    let map = json
+        .get("weight_map")
+        .and_then(serde_json::Value::as_object)
+        .ok_or_else(|| broken("there is no `weight_map`".to_owned()))?;
+    let mut shards: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (tensor, shard) in map {
+        let name = shard
+            .as_str()
+            .ok_or_else(|| broken(format!("`{tensor}` names no file")))?;
+        // An index is untrusted input: it may name files in its own folder only.
+        if Path::new(name).components().count() != 1 || name.starts_with('.') {
+            return Err(broken(format!("`{name}` is not a plain file name")));
+        }
+        let tensors = shards.entry(name.to_owned()).or_default();
+        tensors.push(tensor.clone());
+    }
+    Ok(shards)
 }

@@ -2,9 +2,12 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::json::{Json, check_known};
+use super::{
+    adapters::OWN_TRANSFORMER,
+    json::{Json, check_known},
+};
 use crate::{
     model::{EMBEDDING, Module, Pooling},
     ops::{Activation, PoolWeights},
@@ -46,7 +49,8 @@ pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, TextError> {
         check_known(keys, &known).map_err(|problem| json.problem(problem))?;
         // Names of arguments that a caller may pass to the module.
         let is_none = |v: &Value| v.is_null() || v.as_array().is_some_and(Vec::is_empty);
-        if let Some(kwargs) = keys.get("kwargs").filter(|v| !is_none(v)) {
+        let gives_task = |v: &Value| class == OWN_TRANSFORMER && *v == json!(["task"]);
+        if let Some(kwargs) = keys.get("kwargs").filter(|v| !is_none(v) && !gives_task(v)) {
             return Err(json.problem(format!(
                 "`kwargs` of the module `{class}` is {kwargs}; gemmule gives modules no arguments, so expected none"
             )));
@@ -97,16 +101,38 @@ pub(super) fn check_first(file: PathBuf, entries: &[Entry]) -> Result<(), TextEr
         "MLMTransformer",
         STATIC,
         SPARSE_STATIC,
+        OWN_TRANSFORMER,
     ];
-    let problem = match entries.first() {
-        Some(first) if known.contains(&first.class.as_str()) => return Ok(()),
-        Some(first) => format!(
-            "the first module is `{}`; expected a Transformer, a StaticEmbedding or a SparseStaticEmbedding",
-            first.class
-        ),
-        None => "the route has no module".to_owned(),
-    };
-    Err(TextError::Folder { file, problem })
+    match entries.first() {
+        Some(first) if known.contains(&first.class.as_str()) => Ok(()),
+        Some(first) => Err(unknown_first(file, first)),
+        None => {
+            let problem = "the route has no module".to_owned();
+            Err(TextError::Folder { file, problem })
+        }
+    }
+}
+
+/// Checks that a first module in the folder's own code has adapters to choose; otherwise its code is not known.
+pub(super) fn check_own_class(
+    file: PathBuf,
+    entries: &[Entry],
+    has_adapters: bool,
+) -> Result<(), TextError> {
+    match entries.first() {
+        Some(first) if first.class == OWN_TRANSFORMER && !has_adapters => {
+            Err(unknown_first(file, first))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn unknown_first(file: PathBuf, first: &Entry) -> TextError {
+    let problem = format!(
+        "the first module is `{}`; expected a Transformer, a StaticEmbedding or a SparseStaticEmbedding",
+        first.class
+    );
+    TextError::Folder { file, problem }
 }
 
 /// Returns the pooling modes of a Pooling's config.json, in the order in which their results are concatenated, and whether the tokens of

@@ -1,6 +1,6 @@
 //! Prompts before texts, and the types and dimensions of vectors.
 
-use gemmule::serve::{DefaultPrompt, RouteChoice};
+use gemmule::serve::DefaultPrompt;
 
 use super::{bodies::is_ok, *};
 
@@ -115,13 +115,10 @@ fn a_default_prompt_that_a_model_does_not_have_is_refused_at_the_start() {
 
 /// Serves a folder with a Router, with the routes for queries and for documents.
 fn routed(name: &str) -> Server {
-    let route = RouteChoice {
-        of: name.to_owned(),
-        task: "query".to_owned(),
-    };
     let queries = ModelChoice {
         name: format!("{name}:query"),
-        route: Some(route),
+        task: Some("query".to_owned()),
+        route_of: Some(name.to_owned()),
         all_tokens: false,
         ..choice(name, true, Duration::from_secs(10))
     };
@@ -220,6 +217,46 @@ fn a_purpose_chooses_the_route_of_a_router() {
         "the route `query` of the Router of `st-router` is not loaded; the server's log has the reason"
     );
     alone.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn chunks_of_a_text_are_embedded_together() {
+    let server = serving(&["st-mean"], quick());
+    let to = server.address();
+    let text = std::fs::read_to_string(checkpoint("st-mean").join("chunks.json")).unwrap();
+    let expected: Value = serde_json::from_str(&text).unwrap();
+    let mut asked = json!({"input": expected["texts"], "late_chunking": true});
+    let told = is_ok(to, "/v1/embeddings", &asked);
+    let ids = expected["ids"].as_array().unwrap();
+    assert_eq!(told["usage"]["total_tokens"], ids.len());
+    for (found, wanted) in told["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip(expected["rows"].as_array().unwrap())
+    {
+        let (found, wanted) = (floats(&found["embedding"]), floats(wanted));
+        assert_eq!(found.len(), wanted.len());
+        assert!(found.iter().zip(&wanted).all(|(a, b)| (a - b).abs() < 1e-4));
+    }
+    asked["late_chunking"] = json!(false);
+    assert_ne!(is_ok(to, "/v1/embeddings", &asked)["data"], told["data"]);
+    let told = |body: Value| {
+        let (status, told) = post(to, "/v1/embeddings", &body);
+        assert_eq!(status, 400, "{told}");
+        assert_eq!(told["error"]["param"], "late_chunking");
+        told["error"]["message"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(
+        told(json!({"input": [[5, 6]], "late_chunking": true})),
+        "`late_chunking` joins texts, and the input has token ids; send texts"
+    );
+    let many = vec!["rain and wind"; 20];
+    assert_eq!(
+        told(json!({"input": many, "late_chunking": true})),
+        "late chunking reads all chunks as one text, and together they have more than 16 tokens, the model's maximum; give fewer or shorter chunks"
+    );
+    server.shut_down(Duration::ZERO);
 }
 
 #[test]
