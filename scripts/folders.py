@@ -45,11 +45,12 @@ import numpy as np, safetensors.torch, torch, transformers as tf
 import sentence_transformers as st
 
 import compact_json
-from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling, StaticEmbedding, WeightedLayerPooling
 from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 from sentence_transformers.cross_encoder.modules import LogitScore
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from model2vec import StaticModel
 from tokenizers import Tokenizer, pre_tokenizers
 
@@ -899,6 +900,64 @@ def st_routes(folder):
     routed_runs(folder, [(None, TEXTS, None), ("document", LONG, None), ("query", TEXTS, None)])
 
 
+# Late interaction. scripts/late_interaction.py has folders of PyLate.
+
+
+ASKED = ["Who found the letter?", "bread", "How many people live in the town, and how many work at the harbour?"]
+READ = ["The letter was found in a box, under the floor of an old house.", " Rain. ", LONG[0]]
+
+
+def multi_vector(folder, modules, **settings):
+    """A folder as `MultiVectorEncoder` saves it, with the vectors of each text by itself, and the scores of all pairs."""
+    MultiVectorEncoder(modules=modules, device="cpu", **settings).save(folder, create_model_card=False)
+    model = MultiVectorEncoder(folder, device="cpu", model_kwargs={"dtype": torch.float32}).float()
+    lines, rows = ["{", f'"made_with": {json.dumps(MADE_WITH)},'], []
+    for side, task, texts, encode in (("queries", "query", ASKED, model.encode_query), ("documents", "document", READ, model.encode_document)):
+        lines.append(f'"{side}": [')
+        vectors = []
+        for i, text in enumerate(texts):
+            features = model.preprocess([text], prompt=model.prompts.get(task) or None, task=task)
+            ids, mask = features["input_ids"][0].tolist(), features["attention_mask"][0].tolist()
+            values = plain(encode([text], convert_to_numpy=True)[0])
+            assert mask == [1] * sum(mask) + [0] * (len(ids) - sum(mask)) and np.isfinite(values).all() and np.allclose(np.linalg.norm(values, axis=1), 1, atol=1e-5)
+            vectors.append(values)
+            run = json.dumps({"text": text, "ids": ids, "attended": sum(mask), "rows": values.shape[0], "width": values.shape[1]})[:-1]
+            numbers = ",".join(f"{x:.7g}" for x in values.ravel().tolist())
+            lines.append(f'{run},\n  "values": [{numbers}]}}' + ("," if i + 1 < len(texts) else ""))
+        lines.append("],")
+        rows.append(vectors)
+    # One document at a time, without padding.
+    scores = [[round(float(model.similarity([q], [d])[0][0]), 6) for d in rows[1]] for q in rows[0]]
+    with open(os.path.join(folder, "expected.json"), "w") as f:
+        f.write("\n".join(lines + [f'"scores": {json.dumps(scores)}', "}"]) + "\n")
+
+
+def multi_vector_modules(temporary, folder, width, **settings):
+    tok = bert_tokenizer()
+    path = os.path.join(temporary, os.path.basename(folder))
+    save(path, tok, tf.BertModel(bert(tok)))
+    dense = Dense(HIDDEN, width, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings")
+    draw(dense, os.path.basename(folder))
+    return [Transformer(path, model_kwargs={"dtype": torch.float16}, **settings), dense, Normalize(module_input_name="token_embeddings")]
+
+
+def late_multi(folder):
+    """As ColBERT: queries are padded to a fixed length, and nothing attends to the padding."""
+    with tempfile.TemporaryDirectory() as temporary:
+        settings = dict(query_expansion={"strategy": "fixed", "attend": False, "length": 20}, document_length=30)
+        modules = multi_vector_modules(temporary, folder, 16, **settings)
+        multi_vector(folder, [*modules, MultiVectorMask(skiplist_words=[",", ".", "no such word"])], prompts={"query": "find: ", "document": "text: "})
+
+
+def late_min(folder):
+    """Queries are padded if they are short, words are skipped on both sides, and a score is a mean."""
+    with tempfile.TemporaryDirectory() as temporary:
+        settings = dict(query_expansion={"strategy": "min", "attend": True, "length": 12, "token": "[SEP]"})
+        modules = multi_vector_modules(temporary, folder, 12, **settings)
+        mask = MultiVectorMask(skiplist_words=["?", "."], skiplist_tasks=["query", "document"])
+        multi_vector(folder, [*modules[:2], mask, modules[2]], similarity_fn_name="meanmaxsim")
+
+
 # Cross encoders.
 
 
@@ -1140,12 +1199,12 @@ if __name__ == "__main__":
     tf.logging.disable_progress_bar()
     total = 0
     for name, make in list(globals().items()):
-        if name.startswith(("st_", "ce_", "hf_")) and sys.argv[2:] in ([], [name.replace("_", "-")]):
+        if name.startswith(("st_", "ce_", "hf_", "late_")) and sys.argv[2:] in ([], [name.replace("_", "-")]):
             folder = os.path.join(sys.argv[1], name.replace("_", "-"))
             shutil.rmtree(folder, ignore_errors=True)
             make(folder)
             files = [os.path.join(at, f) for at, _, names in os.walk(folder) for f in names]
             size = sum(map(os.path.getsize, files))
             total += size
-            print(f"{os.path.basename(folder):18} {size:7} bytes, {len(read(folder, 'expected.json')['runs'])} runs")
+            print(f"{os.path.basename(folder):18} {size:7} bytes, {len(read(folder, 'expected.json').get('runs', []))} runs")
     print(f"{total} bytes, {MADE_WITH}")

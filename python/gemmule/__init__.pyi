@@ -83,6 +83,7 @@ class Embedder:
         dequantize: bool = False,
         threads: int | None = None,
         truncate_dim: int | None = None,
+        task: str | None = None,
     ) -> Self:
         """Load a model.
 
@@ -95,6 +96,8 @@ class Embedder:
                 on CUDA where kernels read their format. A CPU always dequantizes them.
             threads: Number of CPU threads. None is the number that the process may run at once.
             truncate_dim: Number of values to keep of each vector. None keeps all.
+            task: Task whose adapter is added to the weights, such as "retrieval.query" of jina-embeddings-v3, or whose route of a Router
+                is the default. None is the default route, without an adapter.
 
         Raises:
             InputError: An argument or the contents of the folder cannot be used.

@@ -21,7 +21,8 @@ use crate::{
 /// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or
 /// "cuda:N", and `dtype` "float32", "float16" or "bfloat16"; by default the first CUDA device in float16, or the CPU in float32.
 /// `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits, and `dequantize=True` dequantizes those of
-/// a quantized checkpoint. Several threads may use one object at once.
+/// a quantized checkpoint. `task` chooses an adapter of the weights, such as "retrieval.query" of jina-embeddings-v3, or the default route
+/// of a Router. Several threads may use one object at once.
 #[pyclass(frozen, module = "gemmule")]
 pub struct Embedder {
     model: TextModel,
@@ -48,7 +49,7 @@ struct Form {
 #[pymethods]
 impl Embedder {
     #[new]
-    #[pyo3(signature = (model, *, device=None, dtype=None, quantize=None, dequantize=false, threads=None, truncate_dim=None))]
+    #[pyo3(signature = (model, *, device=None, dtype=None, quantize=None, dequantize=false, threads=None, truncate_dim=None, task=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
         py: Python<'_>,
@@ -59,6 +60,7 @@ impl Embedder {
         dequantize: bool,
         threads: Option<usize>,
         truncate_dim: Option<usize>,
+        task: Option<&str>,
     ) -> Result<Self> {
         let choices = Choices {
             device,
@@ -69,7 +71,11 @@ impl Embedder {
             ..Choices::default()
         };
         let loading = Loading::new(model, &choices)?;
-        let model = TextModel::load(py, loading.clone(), embedded)?;
+        let default = match task {
+            Some(task) => loading.clone().for_task(task),
+            None => loading.clone(),
+        };
+        let model = TextModel::load(py, default, embedded)?;
         let folder = model.encoder.folder();
         let route = |task| Some((folder.route_for(task)?.to_owned(), task));
         let others = folder.other_tasks().into_iter().filter_map(route);
@@ -116,10 +122,8 @@ impl Embedder {
     ) -> Result<Bound<'py, PyAny>> {
         let texts = texts(sentences, "sentences")?;
         let chosen = self::prompt(prompt_name, prompt)?;
-        if let (Some(task), None) = (task, self.model.encoder.folder().route()) {
-            return Err(Error::Input(format!(
-                "task is \"{task}\", and the model computes all tasks in the same way; omit it"
-            )));
+        if let Some(task) = task {
+            self.check_task(task)?;
         }
         self.run(
             py,
@@ -216,6 +220,24 @@ impl Embedder {
             n_values: truncate_dim.or(self.truncate_dim),
             target: Target::new(to)?,
         })
+    }
+
+    /// Checks that the model distinguishes tasks, and has the adapter of this one if it has adapters.
+    fn check_task(&self, task: &str) -> Result<()> {
+        let folder = self.model.encoder.folder();
+        let problem = match (folder.route(), folder.adapters(), folder.adapter()) {
+            (Some(_), ..) => return Ok(()),
+            (None, [], _) => "the model computes all tasks in the same way; omit it".to_owned(),
+            (None, _, Some(loaded)) if loaded == task => return Ok(()),
+            (None, _, loaded) => {
+                let loaded = match loaded {
+                    Some(loaded) => format!("the adapter for \"{loaded}\""),
+                    None => "no adapter".to_owned(),
+                };
+                format!("the model has {loaded}; use Embedder(model, task=\"{task}\")")
+            }
+        };
+        Err(Error::Input(format!("task is \"{task}\", and {problem}")))
     }
 
     /// Returns the model of a task: a route of a Router, or the only model.

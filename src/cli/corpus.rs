@@ -116,6 +116,11 @@ impl PromptArgs {
         };
         Ok(folder.prompt(prompt)?.to_owned())
     }
+
+    /// Returns whether a prompt is given. Otherwise a late-interaction model may have one for each role.
+    pub(super) fn is_given(&self) -> bool {
+        self.prompt_name.is_some() || self.prompt.is_some()
+    }
 }
 
 /// The files and columns of a command.

@@ -88,6 +88,7 @@ pub(super) fn run(mut args: Args) -> Outcome {
             let task = VectorsOfTokens {
                 encoder,
                 prompt,
+                is_given: args.prompt.is_given(),
                 role,
             };
             args.files
@@ -152,6 +153,8 @@ impl Task for OneVector {
 struct VectorsOfTokens {
     encoder: TextEncoder,
     prompt: String,
+    /// Whether the prompt is not the default one.
+    is_given: bool,
     role: TextRole,
 }
 
@@ -177,7 +180,11 @@ impl Task for VectorsOfTokens {
 
     fn encode(&self, texts: &[String]) -> Result<Units<Vec<u32>>, String> {
         let text = texts.first().map_or("", String::as_str);
-        let (prompt, side) = (Prompt::Text(&self.prompt), self.encoder.cut_side());
+        let prompt = match self.is_given {
+            true => Prompt::Text(&self.prompt),
+            false => Prompt::Default,
+        };
+        let side = self.encoder.cut_side();
         let encoded = self.encoder.encode_as(self.role, text, prompt, side);
         let encoded = encoded.map_err(|e| e.to_string())?;
         Ok(Units {

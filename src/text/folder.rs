@@ -11,6 +11,7 @@ mod config;
 mod json;
 mod late;
 mod modules;
+mod multi_vector;
 mod prompts;
 mod router;
 mod score;
@@ -263,11 +264,11 @@ impl Folder {
         self.late.as_ref()
     }
 
-    /// Returns how the max products of a query's tokens become a score: their sum (PyLate), or their mean if the folder has no settings
+    /// Returns how the max products of a query's tokens become a score: as its settings say (their sum in PyLate), or their mean if the folder has no settings
     /// of late interaction and only its description has vectors of tokens (FlagEmbedding).
     pub fn late_score(&self) -> LateScore {
         match &self.late {
-            Some(_) => LateScore::Sum,
+            Some(late) => late.score,
             None => LateScore::Mean,
         }
     }
@@ -403,6 +404,12 @@ impl Folder {
     }
 
     fn read_modules(&mut self, listed: &[Entry], own: Option<&Json>) -> Result<(), TextError> {
+        if multi_vector::is_multi_vector(own, listed) {
+            let file = self.transformer_file()?;
+            let (late, modules) = multi_vector::read(&self.root, own, listed, file.as_ref())?;
+            (self.late, self.modules) = (Some(late), Some(modules));
+            return Ok(());
+        }
         self.late = LateInteraction::read(own, listed)?;
         if let Some(late) = &self.late {
             self.modules = Some(late::modules(&self.root, &listed[1..], late)?);
@@ -521,7 +528,7 @@ impl Folder {
     }
 
     /// Reads `sentence_bert_config.json`, which has other names in older folders.
-    fn read_transformer(&mut self) -> Result<(), TextError> {
+    fn transformer_file(&self) -> Result<Option<Json>, TextError> {
         let paths = self.trunk.paths().map_err(|source| TextError::Read {
             file: self.trunk.path().to_owned(),
             source,
@@ -532,7 +539,7 @@ impl Folder {
         files.sort_unstable();
         let &[file] = files.as_slice() else {
             return match files.as_slice() {
-                [] => Ok(()),
+                [] => Ok(None),
                 [first, ..] => Err(TextError::Folder {
                     file: self.trunk.name(first),
                     problem: format!(
@@ -542,13 +549,39 @@ impl Folder {
                 }),
             };
         };
-        let transformer = Transformer::read(&Json::read(&self.trunk, file)?)?;
+        Json::read(&self.trunk, file).map(Some)
+    }
+
+    /// Reads the settings of the transformer.
+    fn read_transformer(&mut self) -> Result<(), TextError> {
+        let Some(json) = self.transformer_file()? else {
+            return self.settle_lengths();
+        };
+        // The settings of late interaction in this file are read with the modules.
+        let is_multi = self.late.as_ref().is_some_and(|late| late.has_role_prompts);
+        let transformer = Transformer::read(&json, is_multi)?;
         self.max_seq_length = transformer.max_seq_length;
         self.lower_case = transformer.lower_case;
         self.messages = transformer.messages;
         self.tokenizer = transformer.tokenizer;
         if let Some(Value::Object(config)) = &mut self.config {
             config.extend(transformer.config);
+        }
+        self.settle_lengths()
+    }
+
+    /// Sets the lengths of late interaction that are those of all texts.
+    fn settle_lengths(&mut self) -> Result<(), TextError> {
+        let is_open = |late: &LateInteraction| late.lengths.contains(&usize::MAX);
+        if !self.late.as_ref().is_some_and(is_open) {
+            return Ok(());
+        }
+        let limit = self.limit(self.inputs().positions)?;
+        if let (Some(late), Some(limit)) = (&mut self.late, limit) {
+            for length in late.lengths.iter_mut().filter(|n| **n == usize::MAX) {
+                *length = limit;
+            }
+            late.lengths[0] = late.lengths[0].max(late.floor);
         }
         Ok(())
     }

@@ -280,7 +280,7 @@ macro_rules! as_published {
             // Those that write are in `tests/command/writer.rs` and `tests/command/translator.rs`, late interaction is in `late`.
             let refused = [
                 "translator", "writer", "hf-marian", "hf-m2m", "hf-t5",
-                "late-bert", "late-modernbert", "late-attend", "late-plain", "late-stanford",
+                "late-bert", "late-multi", "late-min", "late-modernbert", "late-attend", "late-plain", "late-stanford",
             ];
             let tested = [$($folder),*];
             let folders = std::fs::read_dir(folder("")).expect("the folders are there");

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use super::{
     Messages,
     json::{Json, check_known},
+    multi_vector,
 };
 use crate::text::TextError;
 
@@ -106,14 +107,11 @@ pub(super) struct Transformer {
 }
 
 impl Transformer {
-    pub(super) fn read(json: &Json) -> Result<Self, TextError> {
+    /// Reads the file. With `is_multi_vector`, its settings of late interaction are read elsewhere.
+    pub(super) fn read(json: &Json, is_multi_vector: bool) -> Result<Self, TextError> {
         json.check_keys(&KEYS)?;
-        for key in [
-            "query_length",
-            "document_length",
-            "query_expansion",
-            "tokenizer_name_or_path",
-        ] {
+        let late = multi_vector::KEYS.into_iter().filter(|_| !is_multi_vector);
+        for key in late.chain(["tokenizer_name_or_path"]) {
             if json.get(key).is_some() {
                 return Err(json.wrong(key, "null, as gemmule does not apply it"));
             }
