@@ -33,12 +33,12 @@ use crate::{
 pub use chunks::ChunkPooling;
 pub use config::config;
 pub(super) use config::no_config;
-use config::{check_own, parsed, static_config};
+use config::{SPARSE_STATIC_TYPE, STATIC_TYPE, check_own, parsed, static_config};
 use json::Json;
 pub use late::{LateInteraction, LateScore, TextRole};
 use modules::{
-    Entry, MAX_WIDTH, SPARSE_STATIC, STATIC, check_first, check_own_class, dense, dropout, entries,
-    layer_norm, logit_score, normalize, pooling, sparse_static, splade, weighted_layers,
+    Entry, First, MAX_WIDTH, check_first, check_own_class, dense, dropout, entries, layer_norm,
+    logit_score, normalize, pooling, sparse_static, splade, weighted_layers,
 };
 pub use prompts::Prompt;
 use router::{Route, routed};
@@ -84,17 +84,6 @@ pub struct Folder {
     pub(super) messages: Option<Messages>,
     /// Settings of a late-interaction model, if it is one.
     late: Option<LateInteraction>,
-}
-
-/// Class of the first module of a folder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum First {
-    /// A transformer, also of a folder without modules.
-    Transformer,
-    /// A table with a vector for each token. Its tokenizer adds no special tokens, and only tokenizer.json has settings of it.
-    Static,
-    /// A table with a weight for each token. Its tokenizer adds no special tokens.
-    SparseStatic,
 }
 
 /// Conversion of texts to messages, for a model that reads conversations.
@@ -158,16 +147,12 @@ impl Folder {
             Some(entry) => root.below(&entry.folder),
             None => root.clone(),
         };
-        let first = match listed.first().map(|first| first.class.as_str()) {
-            Some(STATIC) => First::Static,
-            Some(SPARSE_STATIC) => First::SparseStatic,
-            _ => First::Transformer,
-        };
+        let first = First::of(&listed);
         let config = match first {
-            First::Static => static_config(&trunk, "static_embedding").transpose(),
+            First::Static => static_config(&trunk, STATIC_TYPE).transpose(),
             First::SparseStatic => {
                 sparse_static(&Json::read(&trunk, CONFIG)?)?;
-                static_config(&trunk, "sparse_static_embedding").transpose()
+                static_config(&trunk, SPARSE_STATIC_TYPE).transpose()
             }
             First::Transformer => {
                 let text = trunk.text(CONFIG, Kind::Config)?;
@@ -568,22 +553,6 @@ impl Folder {
             config.extend(transformer.config);
         }
         self.settle_lengths()
-    }
-
-    /// Sets the lengths of late interaction that are those of all texts.
-    fn settle_lengths(&mut self) -> Result<(), TextError> {
-        let is_open = |late: &LateInteraction| late.lengths.contains(&usize::MAX);
-        if !self.late.as_ref().is_some_and(is_open) {
-            return Ok(());
-        }
-        let limit = self.limit(self.inputs().positions)?;
-        if let (Some(late), Some(limit)) = (&mut self.late, limit) {
-            for length in late.lengths.iter_mut().filter(|n| **n == usize::MAX) {
-                *length = limit;
-            }
-            late.lengths[0] = late.lengths[0].max(late.floor);
-        }
-        Ok(())
     }
 
     /// Returns the activation of a cross-encoder, if a file sets it.

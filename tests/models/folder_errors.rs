@@ -605,7 +605,7 @@ fn late_chunking_needs_a_mean_and_room() {
     let told = |name: &str, chunks: &[&str]| {
         let encoder = TextEncoder::open(&published(name)).expect("a tokenizer");
         let chunks = encoder.encode_chunks(chunks, Prompt::Default);
-        let told = chunks.err().expect("it is refused").to_string();
+        let told = chunks.expect_err("it is refused").to_string();
         told.replace(&root, "[checkpoints]/")
     };
     let refused = |name: &str| told(name, &["a"]);

@@ -11,6 +11,10 @@ use crate::{
     text::TextError,
 };
 
+/// `model_type` of the descriptions of tables.
+pub(super) const STATIC_TYPE: &str = "static_embedding";
+pub(super) const SPARSE_STATIC_TYPE: &str = "sparse_static_embedding";
+
 /// Reads a `config.json`.
 pub fn config(file: &Path) -> Result<Value, TextError> {
     parsed(file, &files::text(file, Kind::Config)?)

@@ -19,10 +19,32 @@ use crate::{
 pub(super) const MAX_WIDTH: u32 = 1 << 20;
 
 /// Class of a table with a vector for each token, whose mean is the embedding of a text.
-pub(super) const STATIC: &str = "StaticEmbedding";
+const STATIC: &str = "StaticEmbedding";
 
 /// Class of a table with a weight for each token, which are those of its entries in the sparse embedding of a text.
-pub(super) const SPARSE_STATIC: &str = "SparseStaticEmbedding";
+const SPARSE_STATIC: &str = "SparseStaticEmbedding";
+
+/// Class of the first module of a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum First {
+    /// A transformer, also of a folder without modules.
+    Transformer,
+    /// A table with a vector for each token. Its tokenizer adds no special tokens, and only tokenizer.json has settings of it.
+    Static,
+    /// A table with a weight for each token. Its tokenizer adds no special tokens.
+    SparseStatic,
+}
+
+impl First {
+    /// Returns the class of the first of these modules.
+    pub(super) fn of(entries: &[Entry]) -> Self {
+        match entries.first().map(|first| first.class.as_str()) {
+            Some(STATIC) => Self::Static,
+            Some(SPARSE_STATIC) => Self::SparseStatic,
+            _ => Self::Transformer,
+        }
+    }
+}
 
 /// Maximum number of layers of a WeightedLayerPooling.
 const MAX_LAYERS: u32 = 1 << 10;

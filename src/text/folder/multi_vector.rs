@@ -4,11 +4,11 @@
 use serde_json::Value;
 
 use super::{
-    LateInteraction, LateScore,
+    Folder, LateInteraction, LateScore,
     json::Json,
     late::VALUE,
     modules::{Entry, dense, dropout},
-    transformer::MAX_TOKENS,
+    transformer::{LATE_KEYS, MAX_TOKENS},
 };
 use crate::{model::Module, runtime::weights::ModelFiles, text::TextError};
 
@@ -16,9 +16,6 @@ use crate::{model::Module, runtime::weights::ModelFiles, text::TextError};
 const MODEL_TYPE: &str = "MultiVectorEncoder";
 /// Class of the module with the tokens that take part in scores.
 const MASK: &str = "MultiVectorMask";
-
-/// Keys of the transformer's file.
-pub(super) const KEYS: [&str; 3] = ["query_length", "document_length", "query_expansion"];
 
 /// Returns whether a folder is one of `MultiVectorEncoder`.
 pub(super) fn is_multi_vector(own: Option<&Json>, listed: &[Entry]) -> bool {
@@ -54,8 +51,8 @@ pub(super) fn read(
     let mut late = LateInteraction {
         prefixes: Default::default(),
         lengths: [
-            length(transformer, KEYS[0])?.unwrap_or(usize::MAX),
-            length(transformer, KEYS[1])?.unwrap_or(usize::MAX),
+            length(transformer, LATE_KEYS[0])?.unwrap_or(usize::MAX),
+            length(transformer, LATE_KEYS[1])?.unwrap_or(usize::MAX),
         ],
         expands: false,
         floor: 0,
@@ -135,7 +132,7 @@ fn length(json: &Json, key: &str) -> Result<Option<usize>, TextError> {
 
 /// Reads `query_expansion`: the padding of queries.
 fn expansion(json: &Json, late: &mut LateInteraction) -> Result<(), TextError> {
-    let key = KEYS[2];
+    let key = LATE_KEYS[2];
     if json.get(key).is_none() {
         return Ok(());
     }
@@ -164,7 +161,7 @@ fn expansion(json: &Json, late: &mut LateInteraction) -> Result<(), TextError> {
     let (is_fixed, floor, token, attends) = read().map_err(within)?;
     if late.lengths[0] < floor {
         let expected = format!("at least {floor}, the length to which queries are padded");
-        return Err(json.wrong(KEYS[0], &expected));
+        return Err(json.wrong(LATE_KEYS[0], &expected));
     }
     (late.expands, late.attends) = (true, attends);
     (late.floor, late.padding) = (floor, token);
@@ -200,4 +197,22 @@ fn mask(json: &Json, late: &mut LateInteraction) -> Result<(), TextError> {
         late.kept = (!ids.is_empty()).then_some(ids);
     }
     Ok(())
+}
+
+impl Folder {
+    /// Sets the lengths of late interaction that are those of all texts.
+    pub(super) fn settle_lengths(&mut self) -> Result<(), TextError> {
+        let is_open = |late: &LateInteraction| late.lengths.contains(&usize::MAX);
+        if !self.late.as_ref().is_some_and(is_open) {
+            return Ok(());
+        }
+        let limit = self.limit(self.inputs().positions)?;
+        if let (Some(late), Some(limit)) = (&mut self.late, limit) {
+            for length in late.lengths.iter_mut().filter(|n| **n == usize::MAX) {
+                *length = limit;
+            }
+            late.lengths[0] = late.lengths[0].max(late.floor);
+        }
+        Ok(())
+    }
 }

@@ -5,12 +5,14 @@ use serde_json::{Map, Value};
 use super::{
     Messages,
     json::{Json, check_known},
-    multi_vector,
 };
 use crate::text::TextError;
 
 /// Maximum number of tokens of a text, equal to that of a batch.
 pub(super) const MAX_TOKENS: u32 = 1 << 24;
+
+/// Keys of late interaction.
+pub(super) const LATE_KEYS: [&str; 3] = ["query_length", "document_length", "query_expansion"];
 
 /// Known keys of the file.
 const KEYS: [&str; 18] = [
@@ -110,7 +112,7 @@ impl Transformer {
     /// Reads the file. With `is_multi_vector`, its settings of late interaction are read elsewhere.
     pub(super) fn read(json: &Json, is_multi_vector: bool) -> Result<Self, TextError> {
         json.check_keys(&KEYS)?;
-        let late = multi_vector::KEYS.into_iter().filter(|_| !is_multi_vector);
+        let late = LATE_KEYS.into_iter().filter(|_| !is_multi_vector);
         for key in late.chain(["tokenizer_name_or_path"]) {
             if json.get(key).is_some() {
                 return Err(json.wrong(key, "null, as gemmule does not apply it"));
