@@ -287,9 +287,10 @@ impl Files {
             TooLong::Cut => "long texts cut",
             TooLong::Refuse => "long texts refused",
         };
-        let route = match folder.route() {
-            Some(route) => format!(", route {route}"),
-            None => String::new(),
+        let route = match (folder.route(), folder.adapter()) {
+            (Some(route), _) => format!(", route {route}"),
+            (None, Some(task)) => format!(", adapter {task}"),
+            (None, None) => String::new(),
         };
         Ok(format!(
             "{}{route}, files {digest}, {} on {}, {task}, batches of {} tokens, {too_long}, gemmule {}",

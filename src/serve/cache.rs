@@ -227,8 +227,8 @@ pub(super) enum Deep {
     Shared(Lookup),
 }
 
-/// Returns the digest of a model: all files of its folder, its compiled program, and the prompt of texts without their own. They
-/// determine the bits of results.
+/// Returns the digest of a model: all files of its folder, its compiled program, the prompt of texts without their own, and the task whose adapter is
+/// added to the weights. They determine the bits of results.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read.
@@ -236,7 +236,7 @@ pub(super) fn digest(
     engine: &Engine,
     files: &ModelFiles,
     output: &str,
-    default_prompt: &str,
+    [default_prompt, task]: [&str; 2],
 ) -> Result<Key, EngineError> {
     let mut digest = Sha256::new();
     let read = |source| EngineError::Read {
@@ -251,6 +251,7 @@ pub(super) fn digest(
         output.as_bytes(),
         &program,
         default_prompt.as_bytes(),
+        task.as_bytes(),
     ] {
         digest.update((part.len() as u64).to_le_bytes());
         digest.update(part);

@@ -128,7 +128,9 @@ impl Service {
                 model: {
                     let folder = encoder.folder();
                     let prompt = folder.prompt(Prompt::Default)?;
-                    digest(engine, folder.root_files(), output, prompt)?
+                    // The program and the files are the same for all adapters.
+                    let task = folder.adapter().unwrap_or_default();
+                    digest(engine, folder.root_files(), output, [prompt, task])?
                 },
                 joined: Arc::default(),
             }),

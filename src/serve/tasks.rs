@@ -91,8 +91,8 @@ impl Models {
         })
     }
 
-    /// Returns the model that answers requests of `model` with one of these tasks: the route of a Router for the first task that has a
-    /// route, else `model` itself.
+    /// Returns the model that answers requests for `model` with one of these tasks: the route of the same Router for the first task that
+    /// has a route, else `model` itself.
     ///
     /// # Errors
     /// Returns an error if that route is not loaded.
@@ -103,8 +103,9 @@ impl Models {
             return Ok(model);
         };
         let all = self.all();
+        let of = model.route_of.as_ref().unwrap_or(&model.name);
         let is_it = |other: &&Arc<Model>| {
-            other.route_of.as_ref() == Some(&model.name)
+            (other.route_of.as_ref() == Some(of) || other.name == *of)
                 && other.encoder().folder().route() == Some(route)
         };
         all.iter().find(is_it).cloned().ok_or_else(|| {

@@ -173,6 +173,9 @@ fn a_purpose_chooses_the_route_of_a_router() {
         &vectors(&json!({"model": "st-asym:query", "input": texts})),
         plain,
     );
+    // The other route of the same Router.
+    let asked = json!({"model": "st-asym:query", "input": documents[1]["texts"], "task": "document", "truncate": true});
+    close(&vectors(&asked), &documents[1]);
     close(
         &vectors(&json!({"input": documents[0]["texts"]})),
         &documents[0],
@@ -217,6 +220,48 @@ fn a_purpose_chooses_the_route_of_a_router() {
         "the route `query` of the Router of `st-router` is not loaded; the server's log has the reason"
     );
     alone.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn a_server_has_the_adapter_of_its_task() {
+    let cache = cache();
+    let opened = ["separation", "text-matching"].map(|task| {
+        let choice = ModelChoice {
+            name: task.to_owned(),
+            task: Some(task.to_owned()),
+            cache: Some(std::sync::Arc::clone(&cache)),
+            ..choice("st-adapters", true, Duration::from_secs(10))
+        };
+        Model::open(choice).unwrap()
+    });
+    let server = serving_models(opened.into(), quick());
+    let to = server.address();
+    let text = std::fs::read_to_string(checkpoint("st-adapters").join("expected.json")).unwrap();
+    let expected: Value = serde_json::from_str(&text).unwrap();
+    let run = &expected["runs"][2];
+    assert_eq!(run["task"], "text-matching");
+    let vectors = |body: Value| -> Vec<f32> {
+        let told = is_ok(to, "/v1/embeddings", &body);
+        let data = told["data"].as_array().unwrap();
+        data.iter()
+            .flat_map(|one| floats(&one["embedding"]))
+            .collect()
+    };
+    let other = vectors(json!({"model": "separation", "input": run["texts"]}));
+    let found = vectors(json!({"model": "text-matching", "input": run["texts"]}));
+    let wanted = floats(&run["values"]);
+    assert!(found.iter().zip(&wanted).all(|(a, b)| (a - b).abs() < 1e-4));
+    assert_ne!(found, other);
+    let named = json!({"model": "text-matching", "input": run["texts"], "task": "text-matching"});
+    assert_eq!(vectors(named), found);
+    let asked = json!({"model": "separation", "input": "rain", "input_type": "query"});
+    let (status, told) = post(to, "/v1/embeddings", &asked);
+    assert_eq!(status, 400, "{told}");
+    assert_eq!(
+        told["error"]["message"],
+        "`input_type` is `query`, whose adapter is `retrieval.query`, and the model was loaded with the adapter for `separation`; start the server with --task retrieval.query"
+    );
+    server.shut_down(Duration::ZERO);
 }
 
 #[test]
