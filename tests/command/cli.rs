@@ -1057,6 +1057,52 @@ fn the_shipped_descriptions_are_listed_and_printed() {
 }
 
 #[test]
+fn a_role_chooses_the_route_of_a_router() {
+    let cli = Cli::new();
+    let folder = published("st-asym");
+    let text = std::fs::read_to_string(Path::new(&folder).join("expected.json"));
+    let expected: serde_json::Value =
+        serde_json::from_str(&text.expect("it is there")).expect("JSON");
+    let runs = expected["runs"].as_array().expect("runs");
+    let plain = |task: &str| {
+        let is_it = |run: &&serde_json::Value| {
+            let own = run["task"].as_str().unwrap_or("document");
+            own == task && run["prompt_name"].is_null()
+        };
+        runs.iter().find(is_it).expect("there is a run")
+    };
+    for (how, task) in [
+        ("--role", "query"),
+        ("--task", "query"),
+        ("--role", "document"),
+    ] {
+        let run = plain(task);
+        let text = run["texts"][0].as_str().expect("a text");
+        let args = [
+            "run",
+            "--weights",
+            &folder,
+            "--device",
+            "cpu",
+            "--json",
+            how,
+            task,
+            "--text",
+            text,
+        ];
+        let json: serde_json::Value = serde_json::from_str(&cli.ok(&args)).expect("JSON");
+        let found = &json["outputs"]["sentence_embedding"]["values"];
+        let values = |of: &serde_json::Value| -> Vec<f64> {
+            let of = of.as_array().expect("numbers").iter();
+            of.filter_map(serde_json::Value::as_f64).collect()
+        };
+        let (found, wanted) = (values(found), values(&run["values"]));
+        assert!(!found.is_empty());
+        assert!(found.iter().zip(&wanted).all(|(a, b)| (a - b).abs() < 1e-4));
+    }
+}
+
+#[test]
 fn a_folder_runs_without_model_and_pairs_are_scored() {
     let cli = Cli::new();
     let run = |folder: &str, more: &[&str]| {
