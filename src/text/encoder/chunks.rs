@@ -9,8 +9,8 @@ use crate::text::{Prompt, TextError};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunks {
     pub encoded: Encoded,
-    /// Tokens of each chunk. Those of the first begin with the tokens of the prompt and the special tokens before them, and those of the
-    /// last end with the special tokens at the end.
+    /// Tokens of each chunk. The first chunk has the special tokens at the beginning and the tokens of the prompt, too, and the last one
+    /// the special tokens at the end.
     pub ranges: Vec<Range<usize>>,
 }
 
