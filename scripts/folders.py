@@ -46,11 +46,12 @@ import numpy as np, safetensors.torch, torch, transformers as tf
 import sentence_transformers as st
 
 import compact_json
-from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling, StaticEmbedding, WeightedLayerPooling
 from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 from sentence_transformers.cross_encoder.modules import LogitScore
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from model2vec import StaticModel
 from tokenizers import Tokenizer, pre_tokenizers
 
@@ -345,6 +346,101 @@ def jina(folder, later):
     record(folder, [{"texts": SHORT, "output": "last_hidden_state", "shape": list(values.shape), "values": values, "ids": [ids for ids, _ in runs]}])
 
 
+ADAPTERS = {"retrieval.query": "find: ", "retrieval.passage": "text: ", "separation": "", "text-matching": ""}
+
+
+def st_adapters(folder):
+    """As jina-embeddings-v3 is published: XLM-RoBERTa with rotary positions, and an adapter of every weight for each task, whose code is on
+    the hub. The model is computed by hand, after the published description: a linear layer's weight gets `B A`, a table's `A B`."""
+    tok, rank, alpha, n_layers, inner, heads = xlmr_tokenizer(), 4, 2, 2, 48, 2
+    random = torch.Generator().manual_seed(zlib.crc32(os.path.basename(folder).encode()))
+    draw_values = lambda *dims, deviation=0.3: (deviation * torch.randn(dims, generator=random)).half()
+    tensors = {}
+
+    def adapted(name, rows, columns, table=False):
+        tensors[f"roberta.{name}.parametrizations.weight.original"] = draw_values(rows, columns)
+        a, b = ((rows, rank), (rank, columns)) if table else ((rank, columns), (rows, rank))
+        for part, dims in (("A", a), ("B", b)):
+            tensors[f"roberta.{name}.parametrizations.weight.0.lora_{part}"] = draw_values(len(ADAPTERS), *dims)
+        if not table:
+            tensors[f"roberta.{name}.bias"] = draw_values(rows, deviation=0.1)
+
+    def norm(name):
+        tensors[f"roberta.{name}.weight"] = (1 + draw_values(HIDDEN, deviation=0.1)).half()
+        tensors[f"roberta.{name}.bias"] = draw_values(HIDDEN, deviation=0.1)
+
+    adapted("embeddings.word_embeddings", len(tok), HIDDEN, table=True)
+    adapted("embeddings.token_type_embeddings", 1, HIDDEN, table=True)
+    norm("emb_ln")
+    for i in range(n_layers):
+        adapted(f"encoder.layers.{i}.mixer.Wqkv", 3 * HIDDEN, HIDDEN)
+        adapted(f"encoder.layers.{i}.mixer.out_proj", HIDDEN, HIDDEN)
+        adapted(f"encoder.layers.{i}.mlp.fc1", inner, HIDDEN)
+        adapted(f"encoder.layers.{i}.mlp.fc2", HIDDEN, inner)
+        norm(f"encoder.layers.{i}.norm1")
+        norm(f"encoder.layers.{i}.norm2")
+    adapted("pooler.dense", HIDDEN, HIDDEN)
+
+    def states(ids, task):
+        def weight(name):
+            part = lambda ending: tensors[f"roberta.{name}.parametrizations.weight.{ending}"].float()
+            whole, a, b = part("original"), part("0.lora_A"), part("0.lora_B")
+            if task is None:
+                return whole
+            at = list(ADAPTERS).index(task)
+            product = b[at] @ a[at] if a.shape[1] == rank and a.shape[2] == whole.shape[1] else a[at] @ b[at]
+            return whole + product * (alpha / rank)
+
+        of = lambda name: tensors[f"roberta.{name}"].float()
+        linear = lambda name, x: x @ weight(name).T + of(f"{name}.bias")
+        normed = lambda name, x: torch.nn.functional.layer_norm(x, (HIDDEN,), of(f"{name}.weight"), of(f"{name}.bias"), 1e-5)
+        width = HIDDEN // heads
+        angles = torch.arange(len(ids))[:, None] / 20000 ** (torch.arange(0, width, 2) / width)[None]
+
+        def turned(x):  # [tokens, heads, width]
+            first, second = x.chunk(2, dim=-1)
+            cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+            return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+        x = normed("emb_ln", weight("embeddings.word_embeddings")[ids] + weight("embeddings.token_type_embeddings")[0])
+        for i in range(n_layers):
+            layer = f"encoder.layers.{i}"
+            q, k, v = linear(f"{layer}.mixer.Wqkv", x).reshape(len(ids), 3, heads, width).unbind(1)
+            attended = torch.einsum("qhw,khw->hqk", turned(q), turned(k)) / width**0.5
+            context = torch.einsum("hqk,khw->qhw", attended.softmax(-1), v).reshape(len(ids), HIDDEN)
+            x = normed(f"{layer}.norm1", linear(f"{layer}.mixer.out_proj", context) + x)
+            hidden = torch.nn.functional.gelu(linear(f"{layer}.mlp.fc1", x))
+            x = normed(f"{layer}.norm2", linear(f"{layer}.mlp.fc2", hidden) + x)
+        return x
+
+    os.makedirs(os.path.join(folder, "1_Pooling"))
+    tok.save_pretrained(folder)
+    safetensors.torch.save_file(tensors, os.path.join(folder, "model.safetensors"), {"format": "pt"})
+    where = "jinaai/xlm-roberta-flash-implementation--"
+    write({"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta", "position_embedding_type": "rotary", "rotary_emb_base": 20000.0, "vocab_size": len(tok),
+           "hidden_size": HIDDEN, "num_attention_heads": heads, "num_hidden_layers": n_layers, "intermediate_size": inner, "type_vocab_size": 1, "layer_norm_eps": 1e-5,
+           "max_position_embeddings": POSITIONS + 2, "hidden_act": "gelu", "emb_pooler": "mean", "pad_token_id": 1, "use_flash_attn": True, "load_trained_adapters": True,
+           "lora_adaptations": list(ADAPTERS), "lora_rank": rank, "lora_alpha": alpha, "lora_dropout_p": 0.0, "lora_main_params_trainable": False,
+           "task_instructions": ADAPTERS, "truncate_dim": None,
+           "auto_map": {"AutoConfig": f"{where}configuration_xlm_roberta.XLMRobertaFlashConfig", "AutoModel": f"{where}modeling_lora.XLMRobertaLoRA"}}, folder, "config.json")
+    write([{"idx": 0, "name": "transformer", "path": "", "type": "custom_st.Transformer", "kwargs": ["task"]},
+           {"idx": 1, "name": "pooler", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+           {"idx": 2, "name": "normalizer", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}], folder, "modules.json")
+    write({"word_embedding_dimension": HIDDEN, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False,
+           "pooling_mode_mean_sqrt_len_tokens": False}, folder, "1_Pooling/config.json")
+    write({"__version__": {"sentence_transformers": "3.1.0"}, "prompts": ADAPTERS, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+          folder, "config_sentence_transformers.json")
+    runs = []
+    for task in (None, "retrieval.query", "text-matching"):
+        ids = [tok((ADAPTERS[task] if task else "") + text)["input_ids"] for text in TEXTS]
+        values = torch.stack([states(torch.tensor(one), task).mean(0) for one in ids])
+        values = plain(torch.nn.functional.normalize(values, dim=-1))
+        check(values)
+        runs.append({"texts": TEXTS, "task": task, "output": "sentence_embedding", "shape": list(values.shape), "values": values, "ids": ids})
+    assert min(np.abs(a["values"] - b["values"]).max() for a, b in itertools.combinations(runs, 2)) > 0.01
+    record(folder, runs)
+
+
 OUTPUTS = {
     "last_hidden_state": lambda o: o.last_hidden_state[0],
     "pooler_output": lambda o: o.pooler_output,
@@ -430,6 +526,28 @@ def st_mean(folder):
     # Older transformers versions also saved this buffer.
     retensor(folder, lambda t: t | {"embeddings.position_ids": torch.arange(POSITIONS)[None]})
     encode(folder, SIMPLE + [(TEXTS, {"prompt_name": "query"}), (TEXTS[:2] + LONG[:1], {"prompt_name": "document"}), (TEXTS, {"prompt": "about: "})])
+    chunked(folder)
+
+
+CHUNKS = ["The train.", "It rained.", "Who?"]
+
+
+def chunked(folder):
+    """Vectors of chunks that one run computes: the mean of their tokens, with the special tokens at both ends."""
+    model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": torch.float32})
+    tok, parts = model.tokenizer, [model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in CHUNKS]
+    ids = [tok.cls_token_id] + sum(parts, []) + [tok.sep_token_id]
+    states = model[0].model(torch.tensor([ids])).last_hidden_state[0]
+    ends = list(itertools.accumulate(map(len, parts), initial=1))
+    ends[0], ends[-1] = 0, len(ids)
+    values = torch.stack([states[a:b].mean(0) for a, b in itertools.pairwise(ends)])
+    values = plain(torch.nn.functional.normalize(values, dim=-1))
+    check(values)
+    apart = model.encode(CHUNKS)
+    assert np.abs(values - apart).max() > 0.01 and len(ids) <= model.max_seq_length
+    row = lambda values: "[" + ",".join(f"{x:.9g}" for x in values.tolist()) + "]"
+    with open(os.path.join(folder, "chunks.json"), "w") as f:
+        f.write(f'{{"texts": {json.dumps(CHUNKS)},\n"ids": {ids},\n"ends": {ends},\n"rows": [\n' + ",\n".join(map(row, values)) + "\n]}\n")
 
 
 def st_default_prompt(folder):
@@ -728,7 +846,119 @@ def st_router(folder):
         ids, _ = ids_and_types(model.preprocess(texts, task="document"))
         check(values)
         runs.append({"texts": texts, "output": "sparse", "shape": list(values.shape), "values": values, "ids": ids} | how)
+    texts = QUERIES + LONG
+    values = plain(model.encode_query(texts, convert_to_sparse_tensor=False))
+    ids, _ = ids_and_types(model.preprocess(texts, task="query"))
+    check(values)
+    runs.append({"texts": texts, "task": "query", "output": "sparse", "shape": list(values.shape), "values": values, "ids": ids})
     record(folder, runs)
+
+
+QUERIES = ["the letter, the river and the letter", "rain"]
+
+
+def routed_runs(folder, tasks):
+    """Runs of a Router's routes, whose texts have the tasks."""
+    model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": torch.float32}).float()
+    runs = []
+    for task, texts, name in tasks:
+        values = plain(model.encode(texts, task=task, prompt_name=name))
+        features = model.preprocess(texts, task=task, prompt=model._resolve_prompt(None, name))
+        if "offsets" in features:
+            ids = [part.tolist() for part in torch.tensor_split(features["input_ids"], features["offsets"][1:])]
+        else:
+            ids, _ = ids_and_types(features)
+        check(values)
+        runs.append({"texts": texts, "task": task, "prompt_name": name, "output": "sentence_embedding", "shape": list(values.shape), "values": values, "ids": ids})
+    record(folder, runs)
+
+
+def st_asym(folder):
+    """A table for queries and a transformer for documents, which share the last module."""
+    tok = bert_tokenizer()
+    with tempfile.TemporaryDirectory() as temporary:
+        path = os.path.join(temporary, os.path.basename(folder))
+        save(path, tok, tf.BertModel(bert(tok)))
+        queries = StaticEmbedding(tok._tokenizer, embedding_dim=HIDDEN)
+        draw(queries, os.path.basename(folder))
+        documents = [Transformer(path, model_kwargs={"dtype": torch.float16}), Pooling(HIDDEN, "mean")]
+        router = Router.for_query_document(query_modules=[queries], document_modules=documents)
+        SentenceTransformer(modules=[router, Normalize()], device="cpu", prompts=PROMPTS).save(folder, create_model_card=False)
+    routed_runs(folder, [(None, TEXTS, None), ("document", LONG, "document"), ("query", QUERIES, None), ("query", QUERIES, "query")])
+
+
+def st_routes(folder):
+    """A Router after a transformer that its routes share, with rules for tasks and kinds of inputs."""
+    tok = bert_tokenizer()
+    with tempfile.TemporaryDirectory() as temporary:
+        path = os.path.join(temporary, os.path.basename(folder))
+        save(path, tok, tf.BertModel(bert(tok)))
+        short, long, norm = Dense(HIDDEN, 12, activation_function=torch.nn.Identity()), Dense(HIDDEN, 12), LayerNorm(12)
+        for at, module in enumerate((short, long, norm)):
+            draw(module, f"{os.path.basename(folder)}{at}")
+        rules = {("query", "text"): "short", ("document", None): "long", (None, ("image", "text")): "other"}
+        router = Router({"short": [short], "long": [long, norm], "other": [norm]}, default_route="long", route_mappings=rules)
+        modules = [Transformer(path, model_kwargs={"dtype": torch.float16}), Pooling(HIDDEN, "cls"), router, Normalize()]
+        SentenceTransformer(modules=modules, device="cpu").save(folder, create_model_card=False)
+    routed_runs(folder, [(None, TEXTS, None), ("document", LONG, None), ("query", TEXTS, None)])
+
+
+# Late interaction. scripts/late_interaction.py has folders of PyLate.
+
+
+ASKED = ["Who found the letter?", "bread", "How many people live in the town, and how many work at the harbour?"]
+READ = ["The letter was found in a box, under the floor of an old house.", " Rain. ", LONG[0]]
+
+
+def multi_vector(folder, modules, **settings):
+    """A folder as `MultiVectorEncoder` saves it, with the vectors of each text by itself, and the scores of all pairs."""
+    MultiVectorEncoder(modules=modules, device="cpu", **settings).save(folder, create_model_card=False)
+    model = MultiVectorEncoder(folder, device="cpu", model_kwargs={"dtype": torch.float32}).float()
+    lines, rows = ["{", f'"made_with": {json.dumps(MADE_WITH)},'], []
+    for side, task, texts, encode in (("queries", "query", ASKED, model.encode_query), ("documents", "document", READ, model.encode_document)):
+        lines.append(f'"{side}": [')
+        vectors = []
+        for i, text in enumerate(texts):
+            features = model.preprocess([text], prompt=model.prompts.get(task) or None, task=task)
+            ids, mask = features["input_ids"][0].tolist(), features["attention_mask"][0].tolist()
+            values = plain(encode([text], convert_to_numpy=True)[0])
+            assert mask == [1] * sum(mask) + [0] * (len(ids) - sum(mask)) and np.isfinite(values).all() and np.allclose(np.linalg.norm(values, axis=1), 1, atol=1e-5)
+            vectors.append(values)
+            run = json.dumps({"text": text, "ids": ids, "attended": sum(mask), "rows": values.shape[0], "width": values.shape[1]})[:-1]
+            numbers = ",".join(f"{x:.7g}" for x in values.ravel().tolist())
+            lines.append(f'{run},\n  "values": [{numbers}]}}' + ("," if i + 1 < len(texts) else ""))
+        lines.append("],")
+        rows.append(vectors)
+    # One document at a time, without padding.
+    scores = [[round(float(model.similarity([q], [d])[0][0]), 6) for d in rows[1]] for q in rows[0]]
+    with open(os.path.join(folder, "expected.json"), "w") as f:
+        f.write("\n".join(lines + [f'"scores": {json.dumps(scores)}', "}"]) + "\n")
+
+
+def multi_vector_modules(temporary, folder, width, **settings):
+    tok = bert_tokenizer()
+    path = os.path.join(temporary, os.path.basename(folder))
+    save(path, tok, tf.BertModel(bert(tok)))
+    dense = Dense(HIDDEN, width, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings")
+    draw(dense, os.path.basename(folder))
+    return [Transformer(path, model_kwargs={"dtype": torch.float16}, **settings), dense, Normalize(module_input_name="token_embeddings")]
+
+
+def late_multi(folder):
+    """As ColBERT: queries are padded to a fixed length, and nothing attends to the padding."""
+    with tempfile.TemporaryDirectory() as temporary:
+        settings = dict(query_expansion={"strategy": "fixed", "attend": False, "length": 20}, document_length=30)
+        modules = multi_vector_modules(temporary, folder, 16, **settings)
+        multi_vector(folder, [*modules, MultiVectorMask(skiplist_words=[",", ".", "no such word"])], prompts={"query": "find: ", "document": "text: "})
+
+
+def late_min(folder):
+    """Queries are padded if they are short, words are skipped on both sides, and a score is a mean."""
+    with tempfile.TemporaryDirectory() as temporary:
+        settings = dict(query_expansion={"strategy": "min", "attend": True, "length": 12, "token": "[SEP]"})
+        modules = multi_vector_modules(temporary, folder, 12, **settings)
+        mask = MultiVectorMask(skiplist_words=["?", "."], skiplist_tasks=["query", "document"])
+        multi_vector(folder, [*modules[:2], mask, modules[2]], similarity_fn_name="meanmaxsim")
 
 
 # Cross encoders.
@@ -973,12 +1203,12 @@ if __name__ == "__main__":
     tf.logging.disable_progress_bar()
     total = 0
     for name, make in list(globals().items()):
-        if name.startswith(("st_", "ce_", "hf_")) and sys.argv[2:] in ([], [name.replace("_", "-")]):
+        if name.startswith(("st_", "ce_", "hf_", "late_")) and sys.argv[2:] in ([], [name.replace("_", "-")]):
             folder = os.path.join(sys.argv[1], name.replace("_", "-"))
             shutil.rmtree(folder, ignore_errors=True)
             make(folder)
             files = [os.path.join(at, f) for at, _, names in os.walk(folder) for f in names]
             size = sum(map(os.path.getsize, files))
             total += size
-            print(f"{os.path.basename(folder):18} {size:7} bytes, {len(read(folder, 'expected.json')['runs'])} runs")
+            print(f"{os.path.basename(folder):18} {size:7} bytes, {len(read(folder, 'expected.json').get('runs', []))} runs")
     print(f"{total} bytes, {MADE_WITH}")

@@ -31,6 +31,8 @@ fn model(name: &str) -> Model {
         token_vectors: false,
         fill_mask: false,
         default_prompt: Default::default(),
+        task: None,
+        route_of: None,
         share: None,
         previous: None,
         trace: None,

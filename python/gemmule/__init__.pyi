@@ -83,6 +83,7 @@ class Embedder:
         dequantize: bool = False,
         threads: int | None = None,
         truncate_dim: int | None = None,
+        task: str | None = None,
     ) -> Self:
         """Load a model.
 
@@ -95,6 +96,8 @@ class Embedder:
                 published values if kernels support their format. The CPU always dequantizes them.
             threads: Number of CPU threads. None is the number of CPUs that the process may use.
             truncate_dim: Number of values of each vector to keep. None keeps all.
+            task: Task whose adapter is added to the weights, such as "retrieval.query" of jina-embeddings-v3, or whose route of a Router
+                is the default. None is the default route, without an adapter.
 
         Raises:
             InputError: An argument or the contents of the folder cannot be used.
@@ -114,6 +117,7 @@ class Embedder:
         normalize: bool = False,
         truncate_dim: int | None = None,
         to: Literal["numpy"] = "numpy",
+        task: str | None = None,
     ) -> _Floats:
         """Embed texts.
 
@@ -128,6 +132,8 @@ class Embedder:
             truncate_dim: Number of values of each vector to keep. Vectors are truncated before they are normalized.
             to: "numpy" returns a float32 array. "dlpack" returns a `DeviceArray`, which stays on the device in the model's storage
                 type. Its values are not checked for NaN.
+            task: Task that chooses the route of a Router, such as "query" or "document"; by default its default route. Other models have
+                no tasks.
 
         Returns:
             An array of shape [n, d], or of shape [d] for a single str.
@@ -145,6 +151,7 @@ class Embedder:
         normalize: bool = False,
         truncate_dim: int | None = None,
         to: Literal["dlpack"],
+        task: str | None = None,
     ) -> DeviceArray: ...
     @overload
     def encode_query(
@@ -156,7 +163,7 @@ class Embedder:
         truncate_dim: int | None = None,
         to: Literal["numpy"] = "numpy",
     ) -> _Floats:
-        """Embed queries: `encode` with the prompt `query`, if the model's folder defines it.
+        """Embed queries: `encode` with the task `query` and the prompt `query`, if the model's folder defines them.
 
         Returns:
             An array of shape [n, d], or of shape [d] for a single str.
@@ -182,7 +189,8 @@ class Embedder:
         truncate_dim: int | None = None,
         to: Literal["numpy"] = "numpy",
     ) -> _Floats:
-        """Embed documents: `encode` with the first of the prompts `document`, `passage` and `corpus` that the folder defines.
+        """Embed documents: `encode` with the task `document` and the first of the prompts `document`, `passage` and `corpus` that the folder
+        defines.
 
         Returns:
             An array of shape [n, d], or of shape [d] for a single str.

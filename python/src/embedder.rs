@@ -21,11 +21,20 @@ use crate::{
 /// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or
 /// "cuda:N". `dtype` is "float32", "float16" or "bfloat16". The default is the first CUDA device with float16, or the CPU with
 /// float32. `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits. `dequantize=True` dequantizes
-/// the weights of a quantized checkpoint. Several threads may use one object at once.
+/// the weights of a quantized checkpoint. `task` selects an adapter of the weights, such as "retrieval.query" of jina-embeddings-v3, or the
+/// default route of a Router. Several threads may use one object at once.
 #[pyclass(frozen, module = "gemmule")]
 pub struct Embedder {
     model: TextModel,
+    /// Other routes of a Router than its default route.
+    routes: Vec<Route>,
     truncate_dim: Option<usize>,
+}
+
+/// A route of a Router, or the reason why it cannot be loaded.
+struct Route {
+    name: String,
+    model: std::result::Result<TextModel, String>,
 }
 
 /// How the vectors of a call are returned.
@@ -40,7 +49,7 @@ struct Form {
 #[pymethods]
 impl Embedder {
     #[new]
-    #[pyo3(signature = (model, *, device=None, dtype=None, quantize=None, dequantize=false, threads=None, truncate_dim=None))]
+    #[pyo3(signature = (model, *, device=None, dtype=None, quantize=None, dequantize=false, threads=None, truncate_dim=None, task=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
         py: Python<'_>,
@@ -51,6 +60,7 @@ impl Embedder {
         dequantize: bool,
         threads: Option<usize>,
         truncate_dim: Option<usize>,
+        task: Option<&str>,
     ) -> Result<Self> {
         let choices = Choices {
             device,
@@ -61,8 +71,28 @@ impl Embedder {
             ..Choices::default()
         };
         let loading = Loading::new(model, &choices)?;
+        let default = match task {
+            Some(task) => loading.clone().for_task(task),
+            None => loading.clone(),
+        };
+        let model = TextModel::load(py, default, embedded)?;
+        let folder = model.encoder.folder();
+        let route = |task| Some((folder.route_for(task)?.to_owned(), task));
+        let others = folder.other_tasks().into_iter().filter_map(route);
+        let mut routes = Vec::new();
+        for (name, task) in others {
+            let model = TextModel::load(py, loading.clone().for_task(task), embedded);
+            let model = match model {
+                // The exception of a signal handler.
+                Err(error @ Error::Python(_)) => return Err(error),
+                Err(error) => Err(PyErr::from(error).value(py).to_string()),
+                Ok(model) => Ok(model),
+            };
+            routes.push(Route { name, model });
+        }
         Ok(Self {
-            model: TextModel::load(py, loading, embedded)?,
+            model,
+            routes,
             truncate_dim,
         })
     }
@@ -72,10 +102,11 @@ impl Embedder {
     /// Returns a float32 array of shape [n, d], or of shape [d] for a single str. Texts that are longer than the model's maximum are cut.
     /// The result of a text does not depend on the other texts, except for rounding.
     ///
-    /// `prompt`, or the folder's prompt `prompt_name`, is put before each text. `batch_tokens` limits the tokens that are computed at once.
-    /// `normalize_embeddings`, or `normalize`, scales each vector to length 1. `truncate_dim` keeps only the first values of each vector.
-    /// With `to="dlpack"`, the result is a `DeviceArray`, which stays on the device in the model's storage type.
-    #[pyo3(signature = (sentences, *, prompt_name=None, prompt=None, batch_tokens=None, normalize_embeddings=false, normalize=false, truncate_dim=None, to="numpy"))]
+    /// `prompt`, or the folder's prompt `prompt_name`, is put before each text. `task` selects the route of a Router. `batch_tokens` limits
+    /// the tokens that are computed at once. `normalize_embeddings`, or `normalize`, scales each vector to length 1. `truncate_dim` keeps only
+    /// the first values of each vector. With `to="dlpack"`, the result is a `DeviceArray`, which stays on the device in the model's storage
+    /// type.
+    #[pyo3(signature = (sentences, *, prompt_name=None, prompt=None, batch_tokens=None, normalize_embeddings=false, normalize=false, truncate_dim=None, to="numpy", task=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn encode<'py>(
         &self,
@@ -88,11 +119,16 @@ impl Embedder {
         normalize: bool,
         truncate_dim: Option<usize>,
         to: &str,
+        task: Option<&str>,
     ) -> Result<Bound<'py, PyAny>> {
         let texts = texts(sentences, "sentences")?;
         let chosen = self::prompt(prompt_name, prompt)?;
+        if let Some(task) = task {
+            self.check_task(task)?;
+        }
         self.run(
             py,
+            self.routed(task)?,
             &texts,
             chosen,
             batch_tokens,
@@ -100,7 +136,7 @@ impl Embedder {
         )
     }
 
-    /// Embed queries: `encode` with the prompt `query`, if the model's folder defines it.
+    /// Embed queries: `encode` with the task `query` and the prompt `query`, if the model's folder defines them.
     ///
     /// Returns a float32 array of shape [n, d], or of shape [d] for a single str.
     #[pyo3(signature = (sentences, *, batch_tokens=None, normalize_embeddings=false, truncate_dim=None, to="numpy"))]
@@ -114,9 +150,11 @@ impl Embedder {
         to: &str,
     ) -> Result<Bound<'py, PyAny>> {
         let texts = texts(sentences, "sentences")?;
-        let chosen = self.model.prompt_of(&QUERY)?;
+        let model = self.routed(QUERY.first().copied())?;
+        let chosen = model.prompt_of(&QUERY)?;
         self.run(
             py,
+            model,
             &texts,
             chosen,
             batch_tokens,
@@ -124,7 +162,8 @@ impl Embedder {
         )
     }
 
-    /// Embed documents: `encode` with the first of the prompts `document`, `passage` and `corpus` that the model's folder defines.
+    /// Embed documents: `encode` with the task `document`, and with the first of the prompts `document`, `passage` and `corpus` that the
+    /// model's folder defines.
     ///
     /// Returns a float32 array of shape [n, d], or of shape [d] for a single str.
     #[pyo3(signature = (sentences, *, batch_tokens=None, normalize_embeddings=false, truncate_dim=None, to="numpy"))]
@@ -138,9 +177,11 @@ impl Embedder {
         to: &str,
     ) -> Result<Bound<'py, PyAny>> {
         let texts = texts(sentences, "sentences")?;
-        let chosen = self.model.prompt_of(&DOCUMENT)?;
+        let model = self.routed(DOCUMENT.first().copied())?;
+        let chosen = model.prompt_of(&DOCUMENT)?;
         self.run(
             py,
+            model,
             &texts,
             chosen,
             batch_tokens,
@@ -182,9 +223,53 @@ impl Embedder {
         })
     }
 
+    /// Checks that the model distinguishes tasks, and has the adapter of this one if it has adapters.
+    fn check_task(&self, task: &str) -> Result<()> {
+        let folder = self.model.encoder.folder();
+        let problem = match (folder.route(), folder.adapters(), folder.adapter()) {
+            (Some(_), ..) => return Ok(()),
+            (None, [], _) => "the model computes all tasks in the same way; omit it".to_owned(),
+            (None, _, Some(loaded)) if loaded == task => return Ok(()),
+            (None, _, loaded) => {
+                let loaded = match loaded {
+                    Some(loaded) => format!("the adapter for \"{loaded}\""),
+                    None => "no adapter".to_owned(),
+                };
+                format!("the model has {loaded}; use Embedder(model, task=\"{task}\")")
+            }
+        };
+        Err(Error::Input(format!("task is \"{task}\", and {problem}")))
+    }
+
+    /// Returns the model of a task: a route of a Router, or the only model.
+    fn routed(&self, task: Option<&str>) -> Result<&TextModel> {
+        let folder = self.model.encoder.folder();
+        let (Some(task), Some(loaded)) = (task, folder.route()) else {
+            return Ok(&self.model);
+        };
+        let Some(name) = folder.route_for(task) else {
+            return Err(Error::Input(format!(
+                "the Router of `{}` has no route for the task \"{task}\"",
+                folder.root().display()
+            )));
+        };
+        let route = self.routes.iter().find(|route| route.name == name);
+        match route.map(|route| &route.model) {
+            Some(Ok(model)) => Ok(model),
+            _ if name == loaded => Ok(&self.model),
+            Some(Err(problem)) => Err(Error::Input(format!(
+                "the route \"{name}\" of the task \"{task}\" cannot be loaded: {problem}"
+            ))),
+            None => Err(Error::Input(format!(
+                "the route \"{name}\" of the task \"{task}\" does not read texts"
+            ))),
+        }
+    }
+
     fn run<'py>(
         &self,
         py: Python<'py>,
+        model: &TextModel,
         Texts { texts, is_single }: &Texts,
         prompt: Prompt<'_>,
         batch_tokens: Option<usize>,
@@ -199,14 +284,12 @@ impl Embedder {
                 ));
             }
             let width = |own| form.width(own);
-            let output = self
-                .model
-                .device_rows(py, inputs, prompt, batch_tokens, width)?;
+            let output = model.device_rows(py, inputs, prompt, batch_tokens, width)?;
             let array = DeviceArray::new(output, *is_single);
             return Ok(Bound::new(py, array)?.into_any());
         }
         let output = |_: &_, outputs: &gemmule::Outputs| Ok(outputs.get(EMBEDDING)?.clone());
-        let mut rows = self.model.rows(py, inputs, prompt, batch_tokens, output)?;
+        let mut rows = model.rows(py, inputs, prompt, batch_tokens, output)?;
         let own = rows.row.iter().product();
         let n = form.width(own)?;
         if n < own {

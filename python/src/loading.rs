@@ -21,8 +21,11 @@ use crate::{
 };
 
 /// A model, its device and its options.
+#[derive(Clone)]
 pub struct Loading {
     source: Source,
+    /// Task that chooses the route of a Router.
+    task: Option<String>,
     device: DeviceChoice,
     dtype: Option<DType>,
     quantize: Option<Format>,
@@ -43,6 +46,7 @@ pub struct Choices<'a> {
 }
 
 /// Location of a model.
+#[derive(Clone)]
 enum Source {
     Folder(PathBuf),
     /// A name on the hub.
@@ -71,6 +75,7 @@ impl Loading {
         }
         Ok(Self {
             source: source(model)?,
+            task: None,
             device: choices.device.map_or(Ok(DeviceChoice::Auto), str::parse)?,
             dtype: choices.dtype.map_or(Ok(None), parsed_dtype)?,
             quantize: choices.quantize.map(parsed_format).transpose()?,
@@ -78,6 +83,12 @@ impl Loading {
             kv_cache: choices.kv_dtype.map_or(Ok(None), parsed_kv_dtype)?,
             threads,
         })
+    }
+
+    /// Loads the route of a Router for a task instead of its default route.
+    pub fn for_task(mut self, task: &str) -> Self {
+        self.task = Some(task.to_owned());
+        self
     }
 
     /// Fetches and loads the model on a separate thread, so that Ctrl-C ends the wait. The thread then continues in the background, and its
@@ -125,6 +136,9 @@ impl Loading {
             Source::Hub(name) => Engine::from_hub(name)?,
         };
         builder = builder.device(self.device).dequantize(self.dequantize);
+        if let Some(task) = &self.task {
+            builder = builder.task(task);
+        }
         if let Some(dtype) = self.dtype {
             builder = builder.dtype(dtype);
         }

@@ -41,9 +41,25 @@ def test_folders_and_prompts_are_read_as_by_sentence_transformers(name):
         return
     embedder = Embedder(checkpoint(name), device="cpu")
     for run in embeddings:
-        vectors = embedder.encode(run["texts"], prompt_name=run["prompt_name"], prompt=run["prompt"])
+        if name == "st-adapters":
+            embedder = Embedder(checkpoint(name), device="cpu", task=run["task"])
+        vectors = embedder.encode(run["texts"], prompt_name=run.get("prompt_name"), prompt=run.get("prompt"), task=run.get("task"))
         expected = np.array(run["values"], np.float32).reshape(run["shape"])
         np.testing.assert_allclose(vectors, expected, atol=1e-5, err_msg=str(run["texts"]))
+
+
+def test_queries_and_documents_have_their_routes():
+    embedder = Embedder(checkpoint("st-asym"), device="cpu")
+    for method, task in ((embedder.encode_query, "query"), (embedder.encode_document, "document")):
+        (run,) = [run for run in runs("st-asym") if run.get("task") == run["prompt_name"] == task]
+        expected = np.array(run["values"], np.float32).reshape(run["shape"])
+        np.testing.assert_allclose(method(run["texts"]), expected, atol=1e-5)
+    with pytest.raises(InputError, match='has no route for the task "other"'):
+        embedder.encode("a text", task="other")
+    with pytest.raises(InputError, match=r'has no adapter; use Embedder\(model, task="separation"\)'):
+        Embedder(checkpoint("st-adapters"), device="cpu").encode("a text", task="separation")
+    with pytest.raises(InputError, match="computes all tasks in the same way"):
+        Embedder(checkpoint("st-mean"), device="cpu").encode("a text", task="query")
 
 
 def test_queries_and_documents_have_their_prompts():

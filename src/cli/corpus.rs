@@ -116,6 +116,11 @@ impl PromptArgs {
         };
         Ok(folder.prompt(prompt)?.to_owned())
     }
+
+    /// Returns whether a prompt is given. Otherwise a late-interaction model may have one for each role.
+    pub(super) fn is_given(&self) -> bool {
+        self.prompt_name.is_some() || self.prompt.is_some()
+    }
 }
 
 /// The files and columns of a command.
@@ -130,8 +135,8 @@ pub(super) struct Places {
 
 /// Opens the folder's tokenizer.
 pub(super) fn encoder(model: &Runnable) -> Result<TextEncoder, Report> {
-    let folder = model.tokenizer_folder("texts")?;
-    Ok(TextEncoder::of(Folder::open(folder)?).map_err(EngineError::from)?)
+    let folder = model.opened_folder("texts")?;
+    Ok(TextEncoder::of(folder).map_err(EngineError::from)?)
 }
 
 impl Files {
@@ -187,7 +192,7 @@ impl Files {
             batch_tokens: self.batch_tokens,
             refuses_long: self.too_long == TooLong::Refuse,
         };
-        let folder = Folder::open(model.tokenizer_folder("texts")?).map_err(EngineError::from)?;
+        let folder = model.opened_folder("texts")?;
         let identity = self.identity(model, &folder, &engines[0], &task.identity());
         let mut pool = Pool::start(engines, task, identity.into_diagnostic()?, options)?;
         let bar = ProgressBar::no_length();
@@ -282,8 +287,13 @@ impl Files {
             TooLong::Cut => "long texts cut",
             TooLong::Refuse => "long texts refused",
         };
+        let route = match (folder.route(), folder.adapter()) {
+            (Some(route), _) => format!(", route {route}"),
+            (None, Some(task)) => format!(", adapter {task}"),
+            (None, None) => String::new(),
+        };
         Ok(format!(
-            "{}, files {digest}, {} on {}, {task}, batches of {} tokens, {too_long}, gemmule {}",
+            "{}{route}, files {digest}, {} on {}, {task}, batches of {} tokens, {too_long}, gemmule {}",
             model.name(),
             engine.precision().name(),
             kind(engine.device()),

@@ -36,7 +36,7 @@ pub(super) struct Args {
     /// Keep the first N values of each vector, scaled to length 1 (Matryoshka representation learning)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     dimensions: Option<u32>,
-    /// Role of the texts for a late-interaction model: query or document. Each text gets one vector per token
+    /// Role of the texts: query or document. It selects the route of a Router. A late-interaction model returns one vector per token
     #[arg(long, value_name = "ROLE", value_parser = input::role, conflicts_with = "dimensions")]
     role: Option<TextRole>,
     #[command(flatten)]
@@ -45,7 +45,8 @@ pub(super) struct Args {
     files: Files,
 }
 
-pub(super) fn run(args: Args) -> Outcome {
+pub(super) fn run(mut args: Args) -> Outcome {
+    args.role = args.model.route(args.role)?;
     let places = Places {
         input: args.input,
         columns: vec![args.column],
@@ -86,6 +87,7 @@ pub(super) fn run(args: Args) -> Outcome {
             let task = VectorsOfTokens {
                 encoder,
                 prompt,
+                is_given: args.prompt.is_given(),
                 role,
             };
             args.files
@@ -150,6 +152,8 @@ impl Task for OneVector {
 struct VectorsOfTokens {
     encoder: TextEncoder,
     prompt: String,
+    /// Whether the prompt is not the default one.
+    is_given: bool,
     role: TextRole,
 }
 
@@ -175,7 +179,11 @@ impl Task for VectorsOfTokens {
 
     fn encode(&self, texts: &[String]) -> Result<Units<Vec<u32>>, String> {
         let text = texts.first().map_or("", String::as_str);
-        let (prompt, side) = (Prompt::Text(&self.prompt), self.encoder.cut_side());
+        let prompt = match self.is_given {
+            true => Prompt::Text(&self.prompt),
+            false => Prompt::Default,
+        };
+        let side = self.encoder.cut_side();
         let encoded = self.encoder.encode_as(self.role, text, prompt, side);
         let encoded = encoded.map_err(|e| e.to_string())?;
         Ok(Units {

@@ -10,7 +10,7 @@ use crate::{
     files::{self, Kind},
     heads::{TokenVectors, max_sim},
     model::TOKEN_VECTORS,
-    text::{self, Encoded, Prompt, TextEncoder, TextRole},
+    text::{self, Encoded, Folder, Prompt, TextEncoder, TextRole},
 };
 
 #[derive(clap::Args)]
@@ -37,7 +37,7 @@ pub(super) struct Input {
     /// for a padded batch
     #[arg(long, value_name = "FILE", group = "input")]
     ids: Option<PathBuf>,
-    /// Role of the texts for a late-interaction model: query or document
+    /// Role of the texts, for a late-interaction model or the routes of a Router: query or document
     #[arg(long, value_name = "ROLE", value_parser = role, conflicts_with_all = ["pairs", "pairs_file", "ids"])]
     role: Option<TextRole>,
     /// Put the prompt with this name, from the checkpoint's folder, before every text
@@ -144,8 +144,17 @@ impl Input {
         }
     }
 
-    /// Reads all inputs. `folder` is the folder of the checkpoint.
-    pub(super) fn read(&self, folder: Option<&Path>) -> Result<Read, Report> {
+    /// Returns the side of the texts, and removes it.
+    pub(super) fn take_role(&mut self) -> Option<TextRole> {
+        self.role.take()
+    }
+
+    /// Reads all inputs. `folder` returns the checkpoint's, and `role` is the side of texts for a late-interaction model.
+    pub(super) fn read(
+        &self,
+        role: Option<TextRole>,
+        folder: impl FnOnce() -> Result<Option<Folder>, Report>,
+    ) -> Result<Read, Report> {
         if let Some(file) = &self.ids {
             let text = files::text(file, Kind::Batch).map_err(EngineError::from)?;
             let batch = parse_ids(file, &text)?;
@@ -176,10 +185,10 @@ impl Input {
                 ),
             });
         }
-        let folder = folder.ok_or_else(|| {
+        let folder = folder()?.ok_or_else(|| {
             miette!("texts need the tokenizer.json of a checkpoint; give --weights, or --ids instead of texts")
         })?;
-        let encoder = TextEncoder::open(folder)?;
+        let encoder = TextEncoder::of(folder)?;
         let prompt = match (&self.prompt, &self.prompt_name) {
             (Some(text), _) => Prompt::Text(text),
             (None, Some(name)) => Prompt::Named(name),
@@ -201,7 +210,7 @@ impl Input {
                     }
                 }
                 Texts::Single(texts) => {
-                    let role = self.role.ok_or_else(no_role)?;
+                    let role = role.ok_or_else(no_role)?;
                     for (index, text) in texts.iter().enumerate() {
                         sequences.push(side(index, role, text)?);
                     }
@@ -213,9 +222,9 @@ impl Input {
             let late = Some(LateInputs { encoder, sequences });
             return Ok(Read { texts, batch, late });
         }
-        if self.role.is_some() {
+        if role.is_some() {
             return Err(miette!(
-                "--role is for late-interaction models, and this is none; leave it out"
+                "--role is for late-interaction models and the routes of a Router, and this model is neither; leave it out"
             ));
         }
         let batch = match &texts {

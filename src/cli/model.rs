@@ -21,7 +21,7 @@ use crate::{
     program::{AttentionChoice, NEXT_LOGITS, Program},
     runtime::{GraphChoice, weights::RandomWeights},
     tensor::Format,
-    text::{Folder, config},
+    text::{Folder, TextRole, config},
 };
 
 use super::{human, location::Location, memory::Memory, progress::Bars};
@@ -263,6 +263,10 @@ pub struct Runnable {
     /// Read sizes from this config.json instead of the checkpoint's
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Task of the texts, for a model that computes tasks differently: it chooses the route of a Router (query, document) or an adapter
+    /// (such as retrieval.query of jina-embeddings-v3)
+    #[arg(long, value_name = "TASK")]
+    task: Option<String>,
     /// Use random weights with this seed, for measurements
     #[arg(long, value_name = "SEED", conflicts_with = "weights")]
     random_weights: Option<u64>,
@@ -394,6 +398,34 @@ impl Runnable {
         })
     }
 
+    /// Opens the folder of the checkpoint for the task, for commands that need it for `what`.
+    pub(super) fn opened_folder(&self, what: &str) -> Result<Folder, Report> {
+        let folder = self.tokenizer_folder(what)?;
+        let opened = Folder::open_for(folder, self.task.as_deref());
+        Ok(opened.map_err(EngineError::from)?)
+    }
+
+    /// Opens the folder of the checkpoint for the task, if there is one.
+    pub(super) fn opened(&self) -> Result<Option<Folder>, Report> {
+        match self.folder()? {
+            Some(_) => self.opened_folder("texts").map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Takes a role as the task if it chooses the route of a Router. Returns the role otherwise.
+    pub(super) fn route(&mut self, role: Option<TextRole>) -> Result<Option<TextRole>, Report> {
+        let (Some(role), None) = (role, &self.task) else {
+            return Ok(role);
+        };
+        let folder = self.opened_folder("texts")?;
+        if folder.route().is_none() {
+            return Ok(Some(role));
+        }
+        self.task = Some(role.name().to_owned());
+        Ok(None)
+    }
+
     /// Returns a builder with the options from these arguments.
     pub fn builder(&self) -> Result<Builder, Report> {
         let folder = self.folder()?;
@@ -404,6 +436,9 @@ impl Runnable {
         };
         if let Some(folder) = folder {
             builder = builder.checkpoint(folder);
+        }
+        if let Some(task) = &self.task {
+            builder = builder.task(task);
         }
         if let Some(file) = &self.config {
             builder = builder.config(file);
@@ -452,7 +487,10 @@ impl Runnable {
     pub fn config(&self) -> Result<Value, EngineError> {
         match (&self.config, self.folder()?) {
             (Some(file), _) => Ok(config(file)?),
-            (None, Some(folder)) => Ok(Folder::open(folder)?.config()?.clone()),
+            (None, Some(folder)) => {
+                let folder = Folder::open_for(folder, self.task.as_deref())?;
+                Ok(folder.config()?.clone())
+            }
             (None, None) => Err(EngineError::NoConfig),
         }
     }

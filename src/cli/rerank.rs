@@ -65,6 +65,7 @@ pub(super) fn run(args: Args) -> Outcome {
         let task = Late {
             encoder,
             prompt,
+            is_given: args.prompt.is_given(),
             score,
         };
         return files.run(&job, model, &engines, task, places.result);
@@ -139,12 +140,18 @@ impl Task for Cross {
 struct Late {
     encoder: TextEncoder,
     prompt: String,
+    /// Whether the prompt is not the default one.
+    is_given: bool,
     score: LateScore,
 }
 
 impl Late {
     fn side(&self, role: TextRole, text: &str) -> Result<Encoded, String> {
-        let (prompt, side) = (Prompt::Text(&self.prompt), self.encoder.cut_side());
+        let prompt = match self.is_given {
+            true => Prompt::Text(&self.prompt),
+            false => Prompt::Default,
+        };
+        let side = self.encoder.cut_side();
         let encoded = self.encoder.encode_as(role, text, prompt, side);
         encoded.map_err(|e| e.to_string())
     }

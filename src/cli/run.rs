@@ -27,15 +27,16 @@ pub(super) struct Args {
     json: bool,
 }
 
-pub(super) fn run(args: Args) -> Outcome {
+pub(super) fn run(mut args: Args) -> Outcome {
     args.input.check()?;
+    let role = args.model.route(args.input.take_role())?;
     let mut builder = args.model.builder()?;
     if args.similarities {
         builder = builder.outputs([EMBEDDING]);
     }
     // Check the input before kernels are compiled and weights are loaded.
     let began = Instant::now();
-    let Read { texts, batch, late } = args.input.read(args.model.folder()?)?;
+    let Read { texts, batch, late } = args.input.read(role, || args.model.opened())?;
     let encoding = began.elapsed();
     let engine = Runnable::build(builder)?;
     let mut session = engine.session()?;

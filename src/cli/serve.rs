@@ -19,8 +19,8 @@ use crate::{
     http::{Ended, HttpChoice, Keys, Origin, Public, Server},
     schedule::{CostTable, served},
     serve::{
-        Cache, CacheChoice, Devices, Model, ModelChoice, ModelConfig, Models, Recorder,
-        ServeConfig, check_name,
+        Cache, CacheChoice, DefaultPrompt, Devices, Model, ModelChoice, ModelConfig, Models,
+        Recorder, ServeConfig, check_name,
     },
 };
 
@@ -36,9 +36,12 @@ pub(super) struct Args {
     /// A RON file that lists models with their devices, names and limits, such as `examples/serve.ron`
     #[arg(long, value_name = "FILE", conflicts_with_all = [
         "model", "weights", "name", "device", "dtype", "kv_dtype", "invariant", "costs", "write_costs", "all_tokens",
-        "sparse", "token_vectors", "fill_mask", "default_prompt_name", "default_prompt",
+        "sparse", "token_vectors", "fill_mask", "task", "default_prompt_name", "default_prompt",
     ])]
     config: Option<PathBuf>,
+    /// Task whose adapter is added to the weights (such as retrieval.query of jina-embeddings-v3), or whose route of a Router is the default
+    #[arg(long, value_name = "TASK")]
+    task: Option<String>,
     /// Name of a model in requests: one for each --model, then one for each --weights. By default, the name of the folder, or the name on
     /// the hub without ORG
     #[arg(long, value_name = "NAME", value_parser = name)]
@@ -315,42 +318,72 @@ fn open(
         let chosen = config.scheduler.as_deref().unwrap_or(&args.scheduler);
         let queue = config.max_queue_ms.unwrap_or(args.max_queue_ms);
         let tokenizers = config.tokenizers.or(args.tokenizers.map(NonZeroUsize::get));
-        let model = Model::open(ModelChoice {
-            folder,
-            devices: config.devices,
-            dtype: config.dtype,
-            kv_dtype: config.kv_dtype.unwrap_or_default(),
-            invariant: config.invariant,
-            scheduler: served(chosen, &settings).into_diagnostic()?,
-            costs,
-            batch_bytes: config.batch_bytes.unwrap_or(args.batch_bytes),
-            cache_bytes: config.kv_cache_bytes.or(args.kv_cache_bytes),
-            queue: Duration::from_millis(queue),
-            tokenizers: tokenizers.unwrap_or(cores.clamp(1, 64)),
-            all_tokens: config.all_tokens,
-            sparse: config.sparse,
-            token_vectors: config.token_vectors,
-            fill_mask: config.fill_mask,
-            default_prompt,
-            share: (!is_alone).then(|| (Arc::clone(devices), config.share.unwrap_or(1.0))),
-            trace: trace.take(),
-            cache: cache.clone(),
-            previous: previous.iter().find(|model| model.name == name).cloned(),
-            name,
-        })?;
-        say(&format!(
-            "{}: {}, {}{}, ready after {:.1} s",
-            model.name,
-            model.device,
-            model.dtype,
-            model
-                .kv_format
-                .map_or_else(String::new, |format| format!(", KV cache in {format}")),
-            began.elapsed().as_secs_f64()
-        ));
+        let mut open = |name: String, task: Option<String>, route_of: Option<String>| {
+            let choice = ModelChoice {
+                folder: folder.clone(),
+                devices: config.devices.clone(),
+                dtype: config.dtype,
+                kv_dtype: config.kv_dtype.unwrap_or_default(),
+                invariant: config.invariant,
+                scheduler: served(chosen, &settings).into_diagnostic()?,
+                costs: costs.clone().filter(|_| route_of.is_none()),
+                batch_bytes: config.batch_bytes.unwrap_or(args.batch_bytes),
+                cache_bytes: config.kv_cache_bytes.or(args.kv_cache_bytes),
+                queue: Duration::from_millis(queue),
+                tokenizers: tokenizers.unwrap_or(cores.clamp(1, 64)),
+                all_tokens: config.all_tokens,
+                sparse: config.sparse,
+                token_vectors: config.token_vectors,
+                fill_mask: config.fill_mask,
+                default_prompt: match &route_of {
+                    None => default_prompt.clone(),
+                    Some(_) => DefaultPrompt::OfFolder,
+                },
+                task,
+                route_of,
+                share: (!is_alone).then(|| (Arc::clone(devices), config.share.unwrap_or(1.0))),
+                trace: trace.take(),
+                cache: cache.clone(),
+                previous: previous.iter().find(|model| model.name == name).cloned(),
+                name,
+            };
+            Ok::<_, Report>(Model::open(choice)?)
+        };
+        let model = open(name.clone(), config.task.clone(), None)?;
+        say_ready(&model, began);
+        let folder = model.encoder().folder();
+        let tasks = folder.other_tasks().into_iter().map(str::to_owned);
+        let tasks: Vec<String> = tasks.collect();
         models.push(model);
+        for task in tasks {
+            let began = Instant::now();
+            // The default route can be served without the others.
+            let own_name = format!("{name}:{task}");
+            match open(own_name, Some(task.clone()), Some(name.clone())) {
+                Ok(model) => {
+                    say_ready(&model, began);
+                    models.push(model);
+                }
+                Err(error) => say(&format!(
+                    "{name}: texts of the task `{task}` are refused, since their route cannot be loaded: {error:#}"
+                )),
+            }
+        }
     }
     Ok(models)
+}
+
+fn say_ready(model: &Model, began: Instant) {
+    say(&format!(
+        "{}: {}, {}{}, ready after {:.1} s",
+        model.name,
+        model.device,
+        model.dtype,
+        model
+            .kv_format
+            .map_or_else(String::new, |format| format!(", KV cache in {format}")),
+        began.elapsed().as_secs_f64()
+    ));
 }
 
 /// Returns the folder of a model, and the model's default name. If the model is on the hub, fetches it.
@@ -445,6 +478,7 @@ fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
             sparse: args.sparse,
             token_vectors: args.token_vectors,
             fill_mask: args.fill_mask,
+            task: args.task.clone(),
             default_prompt_name: args.default_prompt_name.clone(),
             default_prompt: args.default_prompt.clone(),
             ..ModelConfig::default()

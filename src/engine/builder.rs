@@ -87,6 +87,7 @@ pub struct Builder {
     config: Option<PathBuf>,
     config_value: Option<Value>,
     checkpoint: Option<PathBuf>,
+    task: Option<String>,
     random: Option<RandomWeights>,
     outputs: Option<Vec<String>>,
     intermediates: Vec<String>,
@@ -118,6 +119,7 @@ impl Builder {
             config: None,
             config_value: None,
             checkpoint: None,
+            task: None,
             random: None,
             outputs: None,
             intermediates: Vec::new(),
@@ -146,6 +148,14 @@ impl Builder {
     /// Sets the checkpoint: a folder with `config.json` and `model.safetensors`, or with an index and its shards; or a GGUF file.
     pub fn checkpoint(mut self, folder: impl Into<PathBuf>) -> Self {
         self.checkpoint = Some(folder.into());
+        self
+    }
+
+    /// Sets the task of the texts, such as `query` or `document`, for a checkpoint that computes tasks differently: it chooses the route
+    /// of a Router of sentence-transformers, or an adapter of the weights (jina-embeddings-v3). By default, the Router's default route is
+    /// loaded, or the weights without an adapter.
+    pub fn task(mut self, task: impl Into<String>) -> Self {
+        self.task = Some(task.into());
         self
     }
 

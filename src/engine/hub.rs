@@ -164,11 +164,12 @@ fn fetch_checked(
         }
         Gguf::No => {}
     }
-    let trunk = modules(&folder).into_iter().next().unwrap_or_default();
-    let is_there = |name: &str| names.contains(&format!("{trunk}{name}").as_str());
-    let has_weights = WEIGHTS.iter().any(|name| is_there(name));
-    // An adapter is reported later, by an error that names its base model.
-    if files == Files::All && !has_weights && !is_there("adapter_config.json") {
+    let has_weights = trunks(&folder).iter().all(|trunk| {
+        let is_there = |name: &str| names.contains(&format!("{trunk}{name}").as_str());
+        // The error for an adapter names the model that it belongs to.
+        WEIGHTS.iter().any(|name| is_there(name)) || is_there("adapter_config.json")
+    });
+    if files == Files::All && !has_weights {
         let is_other = |name: &&&str| ENDINGS.iter().any(|ending| name.ends_with(ending));
         let others = names.iter().filter(is_other).take(3);
         return Err(EngineError::HubWeights {
@@ -185,16 +186,20 @@ fn check_config(
     folder: &Path,
     check: &dyn Fn(&Value) -> Result<(), EngineError>,
 ) -> Result<(), EngineError> {
-    let trunk = modules(folder).into_iter().next().unwrap_or_default();
-    let has = |name: &str| names.contains(&format!("{trunk}{name}").as_str());
-    let folder = folder.join(&trunk);
-    // The config.json of an adapter is not checked, since an adapter is not a complete model.
-    if has("config.json")
-        && !has("adapter_config.json")
-        && let Some(config) = json(&folder.join("config.json"), Kind::Config)
-    {
-        check(&config)?;
-        check_quantization(&folder)?;
+    let trunks = trunks(folder);
+    for trunk in &trunks {
+        let has = |name: &str| names.contains(&format!("{trunk}{name}").as_str());
+        let folder = folder.join(trunk);
+        // An adapter belongs to another model.
+        if has("config.json")
+            && !has("adapter_config.json")
+            && let Some(config) = json(&folder.join("config.json"), Kind::Config)
+            // The tables of some routes have no architecture.
+            && (trunks.len() == 1 || config.get("model_type").is_some())
+        {
+            check(&config)?;
+            check_quantization(&folder)?;
+        }
     }
     Ok(())
 }
@@ -249,31 +254,37 @@ fn wanted(names: &[&str], folder: &Path, files: Files) -> Vec<String> {
         return vec![MODULES.to_owned()];
     }
     let mut wanted: Vec<String> = OF_ROOT.map(str::to_owned).into();
-    let modules = modules(folder);
-    let trunk = modules.first().map_or("", String::as_str);
-    wanted.extend(OF_TRUNK.map(|name| format!("{trunk}{name}")));
-    let is_length = |name: &&&str| {
-        let name = name.strip_prefix(trunk);
-        name.is_some_and(|name| {
-            name.starts_with("sentence_") && name.ends_with("_config.json") && !name.contains('/')
-        })
-    };
-    wanted.extend(names.iter().filter(is_length).map(|&name| name.to_owned()));
-    for module in modules.iter().skip(1) {
-        wanted.push(format!("{module}config.json"));
-    }
-    if files == Files::All {
-        match has(&format!("{trunk}tokenizer.json")) {
-            true => wanted.push(format!("{trunk}tokenizer.json")),
-            false => wanted.extend(OTHER_TOKENIZERS.map(|name| format!("{trunk}{name}"))),
+    for modules in pipelines(folder) {
+        let (trunk, modules) = match modules.split_first() {
+            Some((trunk, modules)) => (trunk.as_str(), modules),
+            None => ("", &[][..]),
+        };
+        wanted.extend(OF_TRUNK.map(|name| format!("{trunk}{name}")));
+        let is_length = |name: &&&str| {
+            let name = name.strip_prefix(trunk);
+            name.is_some_and(|name| {
+                name.starts_with("sentence_")
+                    && name.ends_with("_config.json")
+                    && !name.contains('/')
+            })
+        };
+        wanted.extend(names.iter().filter(is_length).map(|&name| name.to_owned()));
+        for module in modules {
+            wanted.extend(["config.json", ROUTER].map(|name| format!("{module}{name}")));
         }
-        for stem in HEADS {
-            let both = [".safetensors", ".pt"].map(|ending| format!("{trunk}{stem}{ending}"));
-            wanted.extend(both.into_iter().find(|name| has(name)));
-        }
-        wanted.extend(weights(&has, folder, trunk));
-        for module in modules.iter().skip(1) {
-            wanted.extend(weights(&has, folder, module));
+        if files == Files::All {
+            match has(&format!("{trunk}tokenizer.json")) {
+                true => wanted.push(format!("{trunk}tokenizer.json")),
+                false => wanted.extend(OTHER_TOKENIZERS.map(|name| format!("{trunk}{name}"))),
+            }
+            for stem in HEADS {
+                let both = [".safetensors", ".pt"].map(|ending| format!("{trunk}{stem}{ending}"));
+                wanted.extend(both.into_iter().find(|name| has(name)));
+            }
+            wanted.extend(weights(&has, folder, trunk));
+            for module in modules {
+                wanted.extend(weights(&has, folder, module));
+            }
         }
     }
     let wanted: BTreeSet<String> = wanted.into_iter().filter(|name| has(name)).collect();
@@ -298,30 +309,41 @@ fn weights(has: &impl Fn(&str) -> bool, folder: &Path, prefix: &str) -> Vec<Stri
     wanted
 }
 
-/// Returns the folders in `modules.json`, as prefixes of file names. The transformer is the first. [`Folder`](crate::text::Folder) reports
-/// an invalid file.
-fn modules(folder: &Path) -> Vec<String> {
+/// Returns the folders of the transformers, as prefixes of names: one, or one for each route of a Router.
+fn trunks(folder: &Path) -> BTreeSet<String> {
+    let first = |modules: Vec<String>| modules.into_iter().next().unwrap_or_default();
+    pipelines(folder).into_iter().map(first).collect()
+}
+
+/// Returns the folders of the modules of each pipeline in `modules.json`, as prefixes of names: one pipeline, or one for each route of
+/// a Router. The transformer is the first. [`Folder`](crate::text::Folder) reports a file of another form.
+fn pipelines(folder: &Path) -> Vec<Vec<String>> {
     let list = json(&folder.join(MODULES), Kind::Config);
     let list = list.as_ref().and_then(Value::as_array);
     let paths = list.into_iter().flatten();
     let paths = paths.filter_map(|module| module.get("path")?.as_str());
-    let mut paths: Vec<&str> = paths.collect();
-    // A Router is replaced by the modules of its default route.
-    let router = json(&folder.join(ROUTER), Kind::Config);
-    let route = router.as_ref().and_then(|router| {
-        let name = router.get("parameters")?.get("default_route")?.as_str()?;
-        router.get("structure")?.get(name)?.as_array()
+    let prefixes = paths.map(|path| match path {
+        "" | "." => String::new(),
+        path => format!("{path}/"),
     });
-    if let Some(route) = route {
-        paths.splice(..paths.len().min(1), route.iter().filter_map(Value::as_str));
-    }
-    paths
-        .into_iter()
-        .map(|path| match path {
-            "" | "." => String::new(),
-            path => format!("{path}/"),
-        })
-        .collect()
+    let prefixes: Vec<String> = prefixes.collect();
+    let router = |(at, prefix): (usize, &String)| {
+        let file = folder.join(format!("{prefix}{ROUTER}"));
+        let router = json(&file, Kind::Config)?;
+        Some((at, router.get("structure")?.as_object()?.clone()))
+    };
+    let Some((at, routes)) = prefixes.iter().enumerate().find_map(router) else {
+        return vec![prefixes];
+    };
+    let route = |modules: &Value| {
+        let modules = modules.as_array().into_iter().flatten();
+        let modules = modules.filter_map(|module| module.as_str());
+        let modules = modules.map(|module| format!("{}{module}/", prefixes[at]));
+        let mut all = prefixes.clone();
+        all.splice(at..=at, modules);
+        all
+    };
+    routes.values().map(route).collect()
 }
 
 /// Reads a JSON file. Returns `None` if it is damaged, which is reported by the code that parses it later.
@@ -404,12 +426,14 @@ mod tests {
     }
 
     #[test]
-    fn a_router_has_the_files_of_its_default_route() {
+    fn a_router_has_the_files_of_its_routes() {
         let names = [
             "document_0_MLMTransformer/config.json",
             "document_0_MLMTransformer/model.safetensors",
             "document_1_SpladePooling/config.json",
             "modules.json",
+            "other/model.safetensors",
+            "query_0_SparseStaticEmbedding/config.json",
             "query_0_SparseStaticEmbedding/model.safetensors",
             "router_config.json",
         ];
@@ -425,6 +449,16 @@ mod tests {
         );
         let expected = [&names[..4], &names[5..]].concat();
         assert_eq!(all, expected);
+        let names = [
+            "1_Router/document_0_Dense/config.json",
+            "1_Router/document_0_Dense/model.safetensors",
+            "1_Router/query_0_Dense/model.safetensors",
+            "1_Router/router_config.json",
+            "config.json",
+            "modules.json",
+        ];
+        let modules = ("modules.json", r#"[{"path": ""}, {"path": "1_Router"}]"#);
+        assert_eq!(chosen(&names, &[modules], Files::All), names[3..]);
     }
 
     #[test]

@@ -6,8 +6,9 @@ use super::{Engine, EngineError};
 use crate::{
     Outputs,
     generate::generation_config_of,
-    model::EMBEDDING,
-    text::{Folder, Input, Prompt, StreamDecoder, TextEncoder, TextError},
+    heads::pool_chunks,
+    model::{EMBEDDING, STATES},
+    text::{Chunks, Folder, Input, Prompt, StreamDecoder, TextEncoder, TextError},
 };
 
 /// Maximum number of tokens of a batch; more texts are split into several batches.
@@ -33,6 +34,27 @@ impl Engine {
         self.rows(inputs, |outputs, at| {
             Ok(outputs.sequence(EMBEDDING, at)?.to_vec())
         })
+    }
+
+    /// Embeds the chunks of a text with late chunking: all chunks are computed as one sequence, so that their tokens attend to each other,
+    /// and the vector of a chunk is the mean of the states of its tokens. [`TextEncoder::encode_chunks`] describes the tokens, which
+    /// follow the folder's default prompt. The engine must have the output `last_hidden_state`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`TextEncoder::encode_chunks`], an error if the engine has no checkpoint folder or lacks that output, and an
+    /// error if the batch fails.
+    pub fn embed_chunks<S: AsRef<str>>(&self, chunks: &[S]) -> Result<Vec<Vec<f32>>, EngineError> {
+        let encoder = self.text_encoder()?;
+        let pooling = encoder.folder().chunk_pooling()?;
+        let Chunks { encoded, ranges } = encoder.encode_chunks(chunks, Prompt::Default)?;
+        if ranges.is_empty() {
+            return Ok(Vec::new());
+        }
+        let n_tokens = encoded.ids.len();
+        let rows = self.head(&[&encoded], STATES, n_tokens, |_, states| {
+            pool_chunks(states, n_tokens, &ranges, pooling)
+        })?;
+        Ok(rows.concat())
     }
 
     /// Scores each document for a query with a cross-encoder or a late-interaction model, and returns the scores in the order of the

@@ -31,7 +31,7 @@ pub use weight::{
     Bound, BoundLinear, Buckets, CacheRows, Positions, Sinusoid, WeightExpr, interleaved_row,
     resized_heads_at, slope,
 };
-pub use weight_names::{WeightNames, in_folder};
+pub use weight_names::{Adapter, WeightNames, in_folder};
 
 use serde::{Deserialize, Serialize};
 

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 /// Alternative names in checkpoints for the tensors of a graph.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WeightNames {
     /// Prefixes of published names, such as `bert.`; often includes the empty prefix.
     pub prefixes: Vec<String>,
@@ -20,6 +20,20 @@ pub struct WeightNames {
     /// Names of tensors that affect no output of the model. One `*` in a name matches any text.
     #[serde(default)]
     pub ignored: Vec<String>,
+    /// Adapter that is added to weights, for a checkpoint that has several; `None` for none of them.
+    #[serde(default)]
+    pub adapter: Option<Adapter>,
+}
+
+/// A low-rank adapter (LoRA, Hu et al. 2021, arXiv:2106.09685), which adds a product of two narrow matrices to each adapted weight.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Adapter {
+    /// Index among the adapters of the checkpoint.
+    pub index: u32,
+    /// Number of adapters of the checkpoint.
+    pub count: u32,
+    /// Factor of the product.
+    pub scale: f64,
 }
 
 /// Buffers that transformers computes by itself. Checkpoints of older versions contain them.

@@ -1,10 +1,11 @@
 //! Tasks of heads. Token classification, masked tokens, zero-shot classification and questions about a text work as in the pipelines of
-//! transformers. Late interaction works as in PyLate.
+//! transformers. Late interaction works as in PyLate. Late chunking pools the parts of a text after the whole text is computed.
 //!
 //! A job tokenizes its texts and returns the sequences that a model must compute ([`TokenJob::input`] and so on). It then turns their
 //! logits into results. Jobs do not depend on an engine, so both an engine and a server use them.
 
 mod answer;
+mod chunks;
 mod entity;
 mod job;
 mod late;
@@ -12,6 +13,7 @@ mod mask;
 mod zero_shot;
 
 pub use answer::{Answer, AnswerOptions};
+pub use chunks::pool_chunks;
 pub use entity::{Aggregation, Entity, EntityOptions};
 pub use job::{HeadError, MaskJob, QuestionJob, TokenJob, ZeroShotJob};
 pub use late::{TokenVectors, max_sim};

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     HandlerResult, RequestContext,
-    embeddings::{computed, prompted_by_purpose, shortened},
+    embeddings::{alike, computed, prompted_by_purpose, shortened},
     error::Failure,
     json,
     request::Fields,
@@ -68,7 +68,9 @@ pub(super) async fn embed(
     submit: Submit,
 ) -> HandlerResult {
     let name = fields.required_text("model")?;
-    let model = app.asks(app.models.embedding(Some(&name)))?;
+    let tasks = fields.peek("input_type").map(alike).unwrap_or_default();
+    let model = app.models.embedding(Some(&name));
+    let model = app.asks(model.and_then(|model| app.models.routed(model, &tasks)))?;
     let service = model.service()?;
     let types = types(&mut fields)?;
     let dimensions = fields.count("output_dimension", 1..=i64::MAX)?;
@@ -86,7 +88,7 @@ pub(super) async fn embed(
         purpose.filter(|purpose| service.has_prompts() || !INPUT_TYPES.contains(&purpose.as_str()));
     let prompt = purpose.map(|name| prompted_by_purpose(service, "input_type", &name, &inputs));
     let submit = Submit {
-        prompt: prompt.transpose()?,
+        prompt: prompt.transpose()?.flatten(),
         ..submit
     };
     let width = dimensions.unwrap_or(service.width());

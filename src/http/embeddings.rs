@@ -99,15 +99,20 @@ pub(super) fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure
     })
 }
 
-/// Returns the index of the prompt to put before all inputs. `param` is the field that selects it.
+/// Returns the index of the prompt to put before all inputs. `param` is the field that selects it. Returns `None` if the field selects the
+/// route of a Router whose folder has no prompt for it.
 pub(super) fn prompted(
     service: &Service,
     param: &'static str,
     names: &[&str],
     inputs: &[Text],
-) -> Result<usize, Failure> {
-    let index = service.prompt(param, names)?;
-    check_texts(param, inputs).map(|()| index)
+) -> Result<Option<usize>, Failure> {
+    let index = match service.prompt(param, names) {
+        Ok(index) => index,
+        Err(_) if service.is_route_for(names) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    check_texts(param, inputs).map(|()| Some(index))
 }
 
 /// Checks that a prompt can be put before inputs.
@@ -129,8 +134,10 @@ pub(super) fn prompted_by_purpose(
     param: &'static str,
     name: &str,
     inputs: &[Text],
-) -> Result<usize, Failure> {
-    prompted(service, param, &alike(name), inputs)
+) -> Result<Option<usize>, Failure> {
+    let names = alike(name);
+    service.check_adapter(param, &names)?;
+    prompted(service, param, &names, inputs)
 }
 
 /// Returns whether a purpose is for queries (true) or for documents (false); `None` for any other purpose.
@@ -144,7 +151,7 @@ pub(super) fn is_query(name: &str) -> Option<bool> {
 }
 
 /// Returns `name`, followed by the names of the same purpose in other models.
-fn alike(name: &str) -> Vec<&str> {
+pub(super) fn alike(name: &str) -> Vec<&str> {
     const ALIKE: [&[&str]; 2] = [
         &[
             "query",
@@ -185,7 +192,7 @@ pub(super) fn with_prompt(
                 format!("`{by_name}` and `{as_text}` both give a prompt; send one of them");
             return Err(Failure::invalid(as_text, problem));
         }
-        (Some(name), None) => (Some(prompted(service, by_name, &[&name], &inputs)?), None),
+        (Some(name), None) => (prompted(service, by_name, &[&name], &inputs)?, None),
         (None, text) => (None, text),
     };
     if let Some(text) = text {

@@ -19,6 +19,7 @@
 mod auth;
 mod bodies;
 mod body;
+mod chunks;
 mod cohere;
 mod cors;
 mod embeddings;

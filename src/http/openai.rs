@@ -11,8 +11,10 @@ use serde_json::{Value, json};
 
 use super::{
     Body, HandlerResult, RequestContext,
+    chunks::chunked,
     embeddings::{
-        PROMPTS, computed, cut, inputs, normalize, prompted_by_purpose, shortened, with_prompt,
+        PROMPTS, alike, computed, cut, inputs, normalize, prompted_by_purpose, shortened,
+        with_prompt,
     },
     error::Failure,
     fields::shown,
@@ -77,7 +79,7 @@ fn prompted(
     inputs: Vec<Text>,
     submit: Submit,
 ) -> Result<(Vec<Text>, Submit), Failure> {
-    let mut found: Option<(&str, usize)> = None;
+    let mut found: Option<(&str, Option<usize>)> = None;
     for param in ["input_type", "task"] {
         let Some(name) = fields.text(param)? else {
             continue;
@@ -97,7 +99,7 @@ fn prompted(
         return Err(Failure::invalid(other, problem));
     }
     let submit = Submit {
-        prompt: Some(index),
+        prompt: index,
         ..submit
     };
     Ok((inputs, submit))
@@ -200,7 +202,14 @@ pub(super) async fn embeddings(
     submit: Submit,
     is_raw: bool,
 ) -> HandlerResult {
-    let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
+    let model = app.models.embedding(fields.text("model")?.as_deref());
+    let mut names = ["input_type", "task"].into_iter();
+    let purpose = names.find_map(|name| fields.peek(name));
+    let tasks = match (purpose, fields.peek("prompt_name")) {
+        (Some(purpose), _) => alike(purpose),
+        (None, name) => name.into_iter().collect(),
+    };
+    let model = app.asks(model.and_then(|model| app.models.routed(model, &tasks)))?;
     let service = model.service()?;
     let form = Form::read(&mut fields, service.width(), is_raw)?;
     let mut submit = cut(&mut fields, submit)?;
@@ -211,9 +220,17 @@ pub(super) async fn embeddings(
     if let Some(further) = further {
         submit.wanted = OutputKind::Several(further);
     }
+    let are_chunks = fields.flag("late_chunking")?.unwrap_or(false);
+    if are_chunks && further.is_some() {
+        let problem = "`late_chunking` computes embeddings alone; leave `return_sparse` and `return_multivector` out";
+        return Err(Failure::invalid("late_chunking", problem.to_owned()));
+    }
     let inputs = inputs("input", &fields.value("input"))?;
     let (inputs, submit) = prompted(&mut fields, service, inputs, submit)?;
-    let answers = computed(app, service, inputs, submit, 0).await?;
+    let answers = match are_chunks {
+        true => chunked(app, &model, inputs, submit).await?,
+        false => computed(app, service, inputs, submit, 0).await?,
+    };
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     if form.is_raw {
         return raw(answers, &form, tokens);

@@ -221,6 +221,7 @@ fn described(route: Route) -> Described {
                     "output_dtype": value_type(true),
                     "output_dimension": or_null(whole(1)),
                     "normalized": flag(),
+                    "late_chunking": flag(),
                     "return_sparse": flag(),
                     "return_multivector": flag(),
                 }),

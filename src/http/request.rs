@@ -80,7 +80,11 @@ impl Fields {
 
     /// Returns the text of a field without removing the field.
     pub fn peek(&self, name: &str) -> Option<&str> {
-        self.values.get(name).and_then(Value::as_str)
+        let path = match self.prefix {
+            "" => name,
+            prefix => field(&format!("{prefix}{name}"))?.name,
+        };
+        self.values.get(path).and_then(Value::as_str)
     }
 
     pub fn is_object(&self, name: &str) -> bool {

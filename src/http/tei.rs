@@ -17,7 +17,8 @@ use super::{
     vectors::{Weight, weights},
 };
 use crate::serve::{
-    Answer, ClassScore, Kind, Model, Models, OutputKind, Submit, Text, TextRole, TextToken,
+    Answer, ClassScore, Kind, Model, Models, OutputKind, ServeError, Submit, Text, TextRole,
+    TextToken,
 };
 
 /// Handles `POST /`, the base address of a TEI server, by the route that fits the model and the body.
@@ -48,7 +49,8 @@ pub(super) async fn embed(
     mut fields: Fields,
     submit: Submit,
 ) -> HandlerResult {
-    let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
+    let model = app.models.embedding(fields.text("model")?.as_deref());
+    let model = app.asks(routed(app, &fields, model))?;
     let normalizes = fields.flag("normalize")?.unwrap_or(true);
     let dimensions = fields.count("dimensions", 1..=i64::MAX)?;
     shortened(
@@ -66,6 +68,16 @@ pub(super) async fn embed(
         rows.push(values);
     }
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
+}
+
+/// Returns the route of a Router that the name of a prompt chooses, or the model itself.
+fn routed(
+    app: &RequestContext<'_>,
+    fields: &Fields,
+    model: Result<Arc<Model>, ServeError>,
+) -> Result<Arc<Model>, ServeError> {
+    let name = fields.peek("prompt_name");
+    app.models.routed(model?, name.as_slice())
 }
 
 /// Computes the inputs of a request, truncated and with a prompt as its fields specify. Returns the answers and the number of their tokens.
@@ -129,7 +141,8 @@ pub(super) async fn embed_sparse(
     mut fields: Fields,
     submit: Submit,
 ) -> HandlerResult {
-    let model = app.asks(app.models.sparse(fields.text("model")?.as_deref()))?;
+    let model = app.models.sparse(fields.text("model")?.as_deref());
+    let model = app.asks(routed(app, &fields, model))?;
     let submit = Submit {
         wanted: OutputKind::Sparse,
         ..submit
@@ -146,8 +159,9 @@ pub(super) async fn similarity(
     mut fields: Fields,
     submit: Submit,
 ) -> HandlerResult {
-    let model = app.asks(app.models.embedding(fields.text("model")?.as_deref()))?;
+    let model = app.models.embedding(fields.text("model")?.as_deref());
     let mut parameters = fields.object("parameters", "parameters.")?;
+    let model = app.asks(routed(app, &parameters, model))?;
     let submit = cut(&mut parameters, submit)?;
     let mut compared = fields.object("inputs", "inputs.")?;
     let source = compared.required_text("source_sentence")?;
@@ -186,14 +200,18 @@ pub(super) async fn similarity(
 /// Returns the tokens of texts. Works with any kind of model.
 pub(super) async fn tokenize(app: &RequestContext<'_>, mut fields: Fields) -> HandlerResult {
     let model = app.models.named(fields.text("model")?.as_deref(), |_| true);
-    let model = app.asks(model)?;
+    let model = app.asks(routed(app, &fields, model))?;
     let adds_special = fields.flag("add_special_tokens")?.unwrap_or(true);
     let prompt = match (fields.text("prompt_name")?, fields.text("prompt")?) {
         (Some(_), Some(_)) => {
             let problem = "`prompt_name` and `prompt` both give a prompt; send one of them";
             return Err(Failure::invalid("prompt", problem.to_owned()));
         }
-        (Some(name), None) => model.prompt_text("prompt_name", &name)?.to_owned(),
+        (Some(name), None) => match model.prompt_text("prompt_name", &name) {
+            Ok(text) => text.to_owned(),
+            Err(_) if model.is_route_for(&name) => String::new(),
+            Err(error) => return Err(error.into()),
+        },
         (None, text) => text.unwrap_or_default(),
     };
     let texts: Vec<String> = inputs("inputs", &fields.value("inputs"))?

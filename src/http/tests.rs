@@ -227,6 +227,8 @@ fn small(name: &str) -> Model {
         token_vectors: false,
         fill_mask: name.ends_with("-mlm"),
         default_prompt: Default::default(),
+        task: None,
+        route_of: None,
         share: None,
         previous: None,
         trace: None,

@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    Model,
+    Model, adapters,
     config::Values,
     error::{At, File, ModelError, Problem, words},
     expect::Expectation,
@@ -23,7 +23,7 @@ use super::{
 use unroll::reads_tokens;
 
 use crate::{
-    graph::{Graph, GraphError, NodeId, Op, Part, Sinusoid, WeightExpr, WeightNames},
+    graph::{Adapter, Graph, GraphError, NodeId, Op, Part, Sinusoid, WeightExpr, WeightNames},
     ops::BatchInput,
     tensor::{SequenceEnd, Shape},
 };
@@ -43,6 +43,7 @@ pub(super) fn model(
     let values = Values::new(file, ast, config, outputs)?;
     let mut builder = Builder {
         file,
+        adapter: adapters::chosen(file, ast.adapters.as_ref(), config)?,
         values: &values,
         graph: Graph::new(),
         scopes: vec![HashMap::new()],
@@ -142,6 +143,8 @@ pub(super) struct Builder<'a> {
     /// Alternative names of weights.
     other_names: BTreeMap<String, Vec<String>>,
     /// Tied head tensors and their tables.
+    /// Adapter that is added to the weights.
+    adapter: Option<Adapter>,
     ties: &'a [(String, String)],
     /// Tied tensors for which the checkpoint has values that differ from the table.
     own: &'a BTreeSet<String>,
@@ -457,6 +460,7 @@ impl<'a> Builder<'a> {
                 folders,
                 ties: self.tied,
                 ignored: ast.ignores.clone(),
+                adapter: self.adapter,
             },
             expectations: self.expectations,
             dims: self.values.dims(),

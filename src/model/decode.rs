@@ -9,7 +9,8 @@ use super::{
     expr::{Condition, Expr},
     reader::{Args, Call, Piece, Reader, is_string},
     syntax::{
-        Ast, Count, Decoded, Definition, Origin, PartOf, Repeat, Requirement, Statement, Test, When,
+        Adapters, Ast, Count, Decoded, Definition, Origin, PartOf, Repeat, Requirement, Statement,
+        Test, When,
     },
 };
 use operator::{OPERATORS, operator, spelling};
@@ -29,6 +30,7 @@ pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
             "endings",
             "ties",
             "ignores",
+            "adapters",
             "require",
             "equal",
             "dims",
@@ -89,6 +91,7 @@ pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
             Ok(r.string("a tensor's name", p)?.value)
         })?,
     };
+    let adapters = args.optional("adapters").map(|p| adapters(r, p));
     let requirements = match args.optional("require") {
         None => Vec::new(),
         Some(piece) => each(r, "`require`", piece, |p| requirement(r, p))?,
@@ -126,6 +129,7 @@ pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
         endings,
         ties,
         ignores,
+        adapters: adapters.transpose()?,
         requirements,
         equal,
         dims: definitions(r, &args, "dims", "dimension", Kind::Dim)?,
@@ -136,6 +140,20 @@ pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
             r.string("an output's name", p)
         })?,
         expect: counts(r, &args, "expect")?,
+    })
+}
+
+/// Decodes `Adapters(names: "…", alpha: "…", rank: "…")`.
+fn adapters<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Adapters> {
+    let expected = "`Adapters(names: \"…\", alpha: \"…\", rank: \"…\")`, with keys of config.json";
+    let call = r.call("`adapters`", expected, piece)?;
+    word(r, "adapters", &call.name, &["Adapters"])?;
+    let args = call.named(r, &["names", "alpha", "rank"])?;
+    let key = |field: &'static str| r.string("a key", args.required(r, field)?);
+    Ok(Adapters {
+        names: key("names")?,
+        alpha: key("alpha")?,
+        rank: key("rank")?,
     })
 }
 

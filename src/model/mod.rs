@@ -17,6 +17,7 @@
 //! | `prefixes` | prefixes that published weight names may have; `[""]` if omitted |
 //! | `ties` | `{"lm_head.weight": "embed_tokens.weight"}`: a head tensor and the table that it is tied to. A `linear` that reads the table reads the head tensor instead if the checkpoint has one with different values |
 //! | `ignores` | names of tensors that checkpoints have and that affect no output; one `*` matches any text. Loading warns about any other tensor that no output reads |
+//! | `adapters` | `Adapters(names: "lora_adaptations", alpha: "lora_alpha", rank: "lora_rank")`: keys of config.json for low-rank adapters (LoRA), of which a checkpoint has one for each name. The one that the key `adapter` names is added to the weights when they are loaded; without this key, none is. A weight `w.weight` is stored as `w.parametrizations.weight.original`, with `w.parametrizations.weight.0.lora_A` and `lora_B` of all adapters |
 //! | `endings` | `{".weight": ".gamma"}`: alternative of some checkpoints for an ending of weight names; one, or a list |
 //! | `require` | `Must(key: "…", is: …)`: a key of config.json that must have this value, or one of a list, if present. If several shipped descriptions support one `model_type`, the first whose requirements are met is used. `default: …` is the value of the model without the key. `where: "…", has: …` restricts the requirement to configs in which another key has a value, or one of a list. `outputs: […]` restricts it to these requested outputs |
 //! | `equal` | lists of keys for the same value; the keys that are present must agree |
@@ -176,6 +177,7 @@
 //! - Precomputed values that depend only on weights, such as projections of distances: they are recomputed for every batch.
 
 mod activations;
+mod adapters;
 mod build;
 mod config;
 mod decode;
@@ -193,10 +195,11 @@ mod syntax;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub use adapters::ADAPTER;
 pub use error::{ModelError, Problem};
 pub use expect::Expectation;
 pub use modules::{
-    EMBEDDING, LOGITS, Module, Pooling, SPARSE, TOKEN_VECTORS, computed, normalizes_tokens,
+    EMBEDDING, LOGITS, Module, Pooling, SPARSE, STATES, TOKEN_VECTORS, computed, normalizes_tokens,
 };
 
 use crate::{

@@ -11,8 +11,8 @@ pub const SPARSE: &str = "sparse";
 pub const TOKEN_VECTORS: &str = "colbert";
 /// Output that scores are computed from. Without modules, it is an output of the description.
 pub const LOGITS: &str = "sequence_logits";
-/// Output of a description that most modules start from.
-pub(super) const STATES: &str = "last_hidden_state";
+/// Output of a description that most modules start from: the state of each token, `[tokens, width]`.
+pub const STATES: &str = "last_hidden_state";
 /// Output that modules for vocabulary weights start from.
 pub(super) const TOKEN_LOGITS: &str = "mlm_logits";
 /// Output that modules start from if they score the next token.

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{
-    Description, EMBEDDING,
+    Description, EMBEDDING, SPARSE,
     modules::{NEXT_LOGITS, STATES, TOKEN_LOGITS as MASK_LOGITS},
     syntax::{Origin, Requirement, Statement, Test, When},
 };
@@ -27,6 +27,7 @@ impl Description {
             (NEXT_LOGITS, generation),
             (STATES, "embeddings"),
             (EMBEDDING, "embeddings"),
+            (SPARSE, "sparse embeddings"),
             (MASK_LOGITS, "masks"),
         ];
         let of_outputs = of_outputs

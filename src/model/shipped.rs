@@ -20,6 +20,7 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "jina_bert",
     "roberta",
     "roformer",
+    "xlm_roberta_rotary",
     "xlm_roberta_xl",
     "distilbert",
     "albert",
@@ -62,7 +63,8 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "pegasus",
     "t5",
     "vae",
-    "static_embedding"
+    "static_embedding",
+    "sparse_static_embedding"
 ];
 
 /// Names of [`SHIPPED`], in the same order.

@@ -26,6 +26,7 @@ pub(super) struct Ast {
     pub ties: Vec<(String, String)>,
     /// Names of tensors that do not affect any output. One `*` matches any text.
     pub ignores: Vec<String>,
+    pub adapters: Option<Adapters>,
     pub requirements: Vec<Requirement>,
     /// Groups of keys for the same value. The keys that are present must agree.
     pub equal: Vec<Vec<At<String>>>,
@@ -36,6 +37,15 @@ pub(super) struct Ast {
     pub parts: Vec<PartOf>,
     pub default_outputs: Vec<At<String>>,
     pub expect: Vec<Count>,
+}
+
+/// Keys of config.json for adapters of which a checkpoint has several: the list of their names, and the factor of an adapter, which is
+/// divided by its rank.
+#[derive(Clone, Debug)]
+pub(super) struct Adapters {
+    pub names: At<String>,
+    pub alpha: At<String>,
+    pub rank: At<String>,
 }
 
 /// A graph that runs on its own.

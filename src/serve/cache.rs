@@ -228,8 +228,8 @@ pub(super) enum Deep {
     Shared(Lookup),
 }
 
-/// Returns the digest of everything in a model that determines the bits of its results: all files of its folder, its compiled program, and
-/// the default prompt.
+/// Returns the digest of everything in a model that determines the bits of its results: all files of its folder, its compiled program, the
+/// default prompt, and the task whose adapter is added to the weights.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read.
@@ -237,7 +237,7 @@ pub(super) fn digest(
     engine: &Engine,
     files: &ModelFiles,
     output: &str,
-    default_prompt: &str,
+    [default_prompt, task]: [&str; 2],
 ) -> Result<Key, EngineError> {
     let mut digest = Sha256::new();
     let read = |source| EngineError::Read {
@@ -252,6 +252,7 @@ pub(super) fn digest(
         output.as_bytes(),
         &program,
         default_prompt.as_bytes(),
+        task.as_bytes(),
     ] {
         digest.update((part.len() as u64).to_le_bytes());
         digest.update(part);

@@ -55,6 +55,9 @@ pub struct ModelConfig {
     /// Whether a masked language model fills masks instead of embedding texts.
     #[serde(default)]
     pub fill_mask: bool,
+    /// Task that chooses an adapter or a route of a Router.
+    #[serde(default)]
+    pub task: Option<String>,
     /// Name of the folder's prompt that is put before texts that have no prompt of their own.
     #[serde(default)]
     pub default_prompt_name: Option<String>,

@@ -9,6 +9,7 @@
 
 mod backlog;
 mod cache;
+mod chunks;
 mod config;
 mod costs;
 mod device_lock;
@@ -26,6 +27,7 @@ mod trace;
 mod translation;
 
 pub use cache::{Cache, CacheChoice, Lookup, Lookups, Tier};
+pub use chunks::{JoinedTexts, JoinedTokens};
 pub use config::{ModelConfig, ServeConfig, ServeConfigError, check_name};
 pub use costs::{full_batch, known_or_measured, measure};
 pub use device_lock::{DevicePermit, Devices, FairDeviceLock, ModelHandle};

@@ -57,6 +57,11 @@ pub struct ModelChoice {
     pub fill_mask: bool,
     /// Prompt for texts that have no prompt of their own.
     pub default_prompt: DefaultPrompt,
+    /// Task that chooses a route of a Router or an adapter, for a checkpoint that computes tasks differently.
+    pub task: Option<String>,
+    /// Name of the model of the default route, if this is another route of the same Router. Requests for that model with the task of this
+    /// route are answered by this one.
+    pub route_of: Option<String>,
     /// The devices of all models, and the model's share of their time relative to the other models. `None` if the model has its devices to
     /// itself.
     pub share: Option<(Arc<Devices>, f64)>,
@@ -99,6 +104,8 @@ pub struct Model {
     pub costs: Option<CostTable>,
     /// Time when it was loaded.
     pub since: SystemTime,
+    /// Name of the model whose default route has this model as another one; `None` for all other models.
+    pub(super) route_of: Option<String>,
     config: serde_json::Value,
 }
 
@@ -142,8 +149,12 @@ impl Model {
     /// # Errors
     /// Returns an error if the model cannot be loaded.
     pub fn open(choice: ModelChoice) -> Result<Self, EngineError> {
+        let task = choice.task.as_deref();
         let builder = |device: DeviceChoice| {
             let mut builder = Engine::from_checkpoint(&choice.folder).device(device);
+            if let Some(task) = task {
+                builder = builder.task(task);
+            }
             if let Some(dtype) = choice.dtype {
                 builder = builder.dtype(dtype);
             }
@@ -153,7 +164,7 @@ impl Model {
             true => vec![DeviceChoice::Auto],
             false => choice.devices.clone(),
         };
-        let folder = Folder::open(&choice.folder)?;
+        let folder = Folder::open_for(&choice.folder, task)?;
         let description = Description::for_config(folder.config()?)?;
         let writes = description.writes(folder.config()?);
         let writing = match folder.modules() {
@@ -197,6 +208,7 @@ impl Model {
                 kind: Kind::Generation(Box::new(service)),
                 costs: None,
                 since,
+                route_of: None,
                 config,
             });
         }
@@ -257,6 +269,7 @@ impl Model {
             kind: Kind::Service(service),
             costs: Some(costs),
             since,
+            route_of: choice.route_of,
             config,
         })
     }
@@ -397,6 +410,12 @@ impl Model {
             Kind::Generation(service) if service.has_source() => "generates text from a source",
             Kind::Generation(_) => "generates text",
         }
+    }
+
+    /// Returns whether the model is the route of a Router for a task.
+    pub fn is_route_for(&self, task: &str) -> bool {
+        let folder = self.encoder().folder();
+        folder.route().is_some() && folder.route() == folder.route_for(task)
     }
 
     pub(super) fn unsupported(&self, asked: &'static str) -> ServeError {

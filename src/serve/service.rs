@@ -128,7 +128,9 @@ impl Service {
                 model: {
                     let folder = encoder.folder();
                     let prompt = folder.prompt(Prompt::Default)?;
-                    digest(engine, folder.root_files(), output, prompt)?
+                    // The program and the files are the same for all adapters.
+                    let task = folder.adapter().unwrap_or_default();
+                    digest(engine, folder.root_files(), output, [prompt, task])?
                 },
                 joined: Arc::default(),
             }),
@@ -264,6 +266,37 @@ impl Service {
     pub fn prompt(&self, param: &'static str, names: &[&str]) -> Result<usize, ServeError> {
         let (index, _) = prompt(self.encoder().folder(), param, names)?;
         Ok(index)
+    }
+
+    /// Checks that the model has the adapter for a task, which one of these names is. `param` is the field that names it.
+    ///
+    /// # Errors
+    /// Returns an error if the checkpoint has an adapter of one of these names, and another or none is loaded.
+    pub fn check_adapter(&self, param: &'static str, names: &[&str]) -> Result<(), ServeError> {
+        let folder = self.encoder().folder();
+        let has = |name: &&&str| folder.adapters().iter().any(|own| own == **name);
+        match (names.iter().find(has), folder.adapter()) {
+            (None, _) => Ok(()),
+            (Some(name), Some(loaded)) if *name == loaded => Ok(()),
+            (Some(name), loaded) => {
+                let loaded = match loaded {
+                    Some(loaded) => format!("the adapter for `{loaded}`"),
+                    None => "no adapter".to_owned(),
+                };
+                let problem = format!(
+                    "`{param}` is `{}`, whose adapter is `{name}`, and the model was loaded with {loaded}; start the server with --task {name}",
+                    names.first().unwrap_or(name)
+                );
+                Err(ServeError::Invalid { param, problem })
+            }
+        }
+    }
+
+    /// Returns whether the model is the route of a Router for one of these tasks.
+    pub fn is_route_for(&self, tasks: &[&str]) -> bool {
+        let folder = self.encoder().folder();
+        let mut routes = tasks.iter().filter_map(|task| folder.route_for(task));
+        routes.any(|route| Some(route) == folder.route())
     }
 
     /// Returns whether the model's folder defines prompts.

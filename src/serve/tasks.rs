@@ -91,6 +91,32 @@ impl Models {
         })
     }
 
+    /// Returns the model that answers requests for `model` with one of these tasks: the route of the same Router for the first task that
+    /// has a route, else `model` itself.
+    ///
+    /// # Errors
+    /// Returns an error if that route is not loaded.
+    pub fn routed(&self, model: Arc<Model>, tasks: &[&str]) -> Result<Arc<Model>, ServeError> {
+        let folder = model.encoder().folder();
+        let mut routes = tasks.iter().filter_map(|task| folder.route_for(task));
+        let Some(route) = routes.next().filter(|&route| Some(route) != folder.route()) else {
+            return Ok(model);
+        };
+        let all = self.all();
+        let of = model.route_of.as_ref().unwrap_or(&model.name);
+        let is_it = |other: &&Arc<Model>| {
+            (other.route_of.as_ref() == Some(of) || other.name == *of)
+                && other.encoder().folder().route() == Some(route)
+        };
+        all.iter().find(is_it).cloned().ok_or_else(|| {
+            let problem = format!(
+                "the route `{route}` of the Router of `{}` is not loaded; the server's log has the reason",
+                model.name
+            );
+            ServeError::invalid("model", problem)
+        })
+    }
+
     fn serving(
         &self,
         name: Option<&str>,

@@ -1,4 +1,5 @@
 mod bytes;
+mod chunks;
 mod coder;
 mod encoded;
 mod language;
@@ -19,6 +20,7 @@ use super::{
     folder::cleaned_up, languages::Languages, sentencepiece::published, word_cache::WordCache,
 };
 use crate::{files::Kind, runtime::batch::Batch, tensor::SequenceEnd};
+pub use chunks::Chunks;
 pub use coder::CutSide;
 use coder::{Coder, cut_side, loaded};
 pub use encoded::Encoded;
@@ -233,11 +235,14 @@ impl TextEncoder {
     }
 
     /// Returns the tokens without a weight in lexical (sparse) embeddings: the begin, end, padding and unknown tokens of
-    /// `tokenizer_config.json` (FlagEmbedding's `_process_token_weights`).
+    /// `tokenizer_config.json` (FlagEmbedding's `_process_token_weights`). All tokens of a SparseStaticEmbedding have one.
     ///
     /// # Errors
     /// Returns an error if `tokenizer_config.json` is not JSON.
     pub fn unweighed(&self) -> Result<Vec<u32>, TextError> {
+        if !self.folder.adds_special() {
+            return Ok(Vec::new());
+        }
         let names = ["cls_token", "eos_token", "pad_token", "unk_token"];
         let tokens = self.folder.special_tokens(&names)?;
         Ok(tokens.iter().filter_map(|t| self.token_id(t)).collect())

@@ -59,14 +59,51 @@ pub enum TextError {
         known: String,
     },
     #[error(
-        "`{name}` has a pipeline of its own in the Router of `{}`, and gemmule loads only its default route `{loaded}`",
+        "texts for `{name}` have the route `{route}` in the Router of `{}`, and the route `{loaded}` is loaded; load the model for the task `{name}` (in Rust `Builder::task`, on the command line --role or --task)",
         .folder.display()
     )]
     OtherRoute {
         folder: PathBuf,
         name: String,
+        route: String,
         loaded: String,
     },
+    #[error(
+        "the Router of `{}` has no route for the task `{task}`{}; its routes are {routes}",
+        .folder.display(),
+        near.as_ref().map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default()
+    )]
+    NoRoute {
+        folder: PathBuf,
+        task: String,
+        near: Option<String>,
+        routes: String,
+    },
+    #[error(
+        "the checkpoint `{}` has no adapter for the task `{task}`{}; its adapters are {adapters}",
+        .folder.display(),
+        near.as_ref().map(|near| format!(" (did you mean `{near}`?)")).unwrap_or_default()
+    )]
+    NoAdapter {
+        folder: PathBuf,
+        task: String,
+        near: Option<String>,
+        adapters: String,
+    },
+    #[error(
+        "the task `{task}` was given, and `{}` computes all tasks in the same way; leave the task out",
+        .folder.display()
+    )]
+    NoTasks { folder: PathBuf, task: String },
+    #[error(
+        "late chunking pools the tokens of each chunk by their mean, and the model of `{}` {problem}; embed the texts separately",
+        .folder.display()
+    )]
+    LateChunking { folder: PathBuf, problem: String },
+    #[error(
+        "late chunking reads all chunks as one text, and together they have more than {limit} tokens, the model's maximum; give fewer or shorter chunks"
+    )]
+    LongChunks { limit: usize },
     #[error(
         "text {index}: pooling leaves out the {left_out} tokens of the prompt, and the text has no others, of {tokens} tokens in all; shorten the prompt"
     )]

@@ -5,10 +5,13 @@
 //! those of `SentenceTransformer(DIR)` and `CrossEncoder(DIR)` of version 6.2. A setting that gemmule does not support is an error that
 //! names it.
 
+mod adapters;
+mod chunks;
 mod config;
 mod json;
 mod late;
 mod modules;
+mod multi_vector;
 mod prompts;
 mod router;
 mod score;
@@ -27,18 +30,19 @@ use crate::{
     runtime::weights::ModelFiles,
     tensor::SequenceEnd,
 };
+pub use chunks::ChunkPooling;
 pub use config::config;
 pub(super) use config::no_config;
-use config::{check_own, parsed, static_config};
+use config::{SPARSE_STATIC_TYPE, STATIC_TYPE, check_own, parsed, static_config};
 use json::Json;
 pub use late::{LateInteraction, LateScore, TextRole};
 use modules::{
-    Entry, MAX_WIDTH, STATIC, check_first, dense, dropout, entries, layer_norm, logit_score,
-    normalize, pooling, splade, weighted_layers,
+    Entry, First, MAX_WIDTH, check_first, check_own_class, dense, dropout, entries, layer_norm,
+    logit_score, normalize, pooling, sparse_static, splade, weighted_layers,
 };
 pub use prompts::Prompt;
 use router::{Route, routed};
-pub use score::ClassScore;
+pub use score::{ClassScore, Score};
 use transformer::{MAX_TOKENS, Transformer};
 
 pub(super) use tokenizer::{TokenizerSettings, cleaned_up};
@@ -58,11 +62,12 @@ pub struct Folder {
     config: Option<Value>,
     /// Modules after the transformer; `None` in a folder without `modules.json`, or if the transformer is the only module.
     modules: Option<Vec<Module>>,
-    /// The pipeline of a Router that was loaded; `None` without a Router.
+    /// The routes of a Router, and the one that is loaded; `None` without a Router.
     route: Option<Route>,
-    /// Whether the model is a table with a vector for each token. Its tokenizer adds no special tokens, and tokenizer.json has all settings
-    /// of the tokenizer.
-    is_static: bool,
+    /// Tasks for which the checkpoint has adapters.
+    adapters: Vec<String>,
+    /// Class of the first module.
+    first: First,
     /// Whether pooling includes the tokens of the prompt.
     pools_prompt: bool,
     pub(super) lower_case: bool,
@@ -102,33 +107,6 @@ pub(super) struct Inputs {
     pub(super) end: Option<SequenceEnd>,
 }
 
-/// Activation function that turns a cross-encoder's logits into scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Score {
-    Identity,
-    Sigmoid,
-    Tanh,
-}
-
-impl Score {
-    /// Returns the default for `n_labels` labels.
-    pub fn usual(n_labels: u64) -> Self {
-        match n_labels {
-            1 => Score::Sigmoid,
-            _ => Score::Identity,
-        }
-    }
-
-    /// Returns the score of a logit.
-    pub fn of(self, logit: f32) -> f32 {
-        match self {
-            Score::Identity => logit,
-            Score::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
-            Score::Tanh => logit.tanh(),
-        }
-    }
-}
-
 impl Folder {
     /// Reads the JSON files of a folder, or the equivalent contents of a GGUF file; see [`ModelFiles::open`].
     ///
@@ -143,11 +121,24 @@ impl Folder {
     /// # Errors
     /// Returns the errors of [`open`](Self::open).
     pub fn of(root: ModelFiles) -> Result<Self, TextError> {
+        Self::of_task(root, None)
+    }
+
+    /// Reads the JSON files of a folder for a task such as `query` or `document`, which chooses the pipeline (route) of a Router, or an
+    /// adapter of the weights. Without a task, the Router's default route is read, and no adapter is used.
+    ///
+    /// # Errors
+    /// Returns the errors of [`open`](Self::open), and an error if the folder distinguishes no tasks or has no route for this one.
+    pub fn open_for(root: &Path, task: Option<&str>) -> Result<Self, TextError> {
+        Self::of_task(ModelFiles::open(root)?, task)
+    }
+
+    fn of_task(root: ModelFiles, task: Option<&str>) -> Result<Self, TextError> {
         let listed = Json::optional(&root, "modules.json")?;
         let (listed, route) = match listed.as_ref().map(entries).transpose()? {
             None => (Vec::new(), None),
             Some(listed) => {
-                let (listed, route) = routed(&root, listed)?;
+                let (listed, route) = routed(&root, listed, task)?;
                 check_first(root.name("modules.json"), &listed)?;
                 (listed, route)
             }
@@ -156,22 +147,37 @@ impl Folder {
             Some(entry) => root.below(&entry.folder),
             None => root.clone(),
         };
-        let is_static = listed.first().is_some_and(|first| first.class == STATIC);
-        let config = match is_static {
-            true => static_config(&trunk).transpose(),
-            false => {
+        let first = First::of(&listed);
+        let config = match first {
+            First::Static => static_config(&trunk, STATIC_TYPE).transpose(),
+            First::SparseStatic => {
+                sparse_static(&Json::read(&trunk, CONFIG)?)?;
+                static_config(&trunk, SPARSE_STATIC_TYPE).transpose()
+            }
+            First::Transformer => {
                 let text = trunk.text(CONFIG, Kind::Config)?;
                 text.map(|text| parsed(&trunk.name(CONFIG), &text))
             }
         };
+        let mut config = config.transpose()?;
+        let of_adapter = task.filter(|_| route.is_none());
+        let adapters = adapters::chosen(&root, config.as_mut(), of_adapter)?;
+        check_own_class(root.name("modules.json"), &listed, !adapters.is_empty())?;
+        if let (Some(task), true) = (of_adapter, adapters.is_empty()) {
+            return Err(TextError::NoTasks {
+                folder: root.path().to_owned(),
+                task: task.to_owned(),
+            });
+        }
         let own = Json::optional(&root, "config_sentence_transformers.json")?;
         let mut folder = Self {
             root,
             trunk,
-            config: config.transpose()?,
+            config,
             modules: None,
             route,
-            is_static,
+            adapters,
+            first,
             pools_prompt: true,
             lower_case: false,
             max_seq_length: None,
@@ -190,13 +196,14 @@ impl Folder {
         match listed.is_empty() {
             false => {
                 folder.read_modules(&listed, own.as_ref())?;
-                if !is_static {
+                if first == First::Transformer {
                     folder.read_transformer()?;
                 }
             }
             true => folder.read_without_modules()?,
         }
         folder.read_prompts(own.as_ref())?;
+        folder.read_instruction();
         folder.score = folder.read_score(own.as_ref().filter(|_| !listed.is_empty()))?;
         Ok(folder)
     }
@@ -242,11 +249,11 @@ impl Folder {
         self.late.as_ref()
     }
 
-    /// Returns the rule that turns the max products of a query's vectors into a score: the sum in a folder with settings for late
-    /// interaction (PyLate), otherwise the mean. Without such settings, only the description has token vectors (FlagEmbedding).
+    /// Returns the rule that turns the max products of a query's vectors into a score. Folders with settings for late interaction specify it:
+    /// PyLate uses the sum. In other folders, only the description has token vectors (FlagEmbedding), and the score is the mean.
     pub fn late_score(&self) -> LateScore {
         match &self.late {
-            Some(_) => LateScore::Sum,
+            Some(late) => late.score,
             None => LateScore::Mean,
         }
     }
@@ -319,7 +326,7 @@ impl Folder {
 
     /// Whether the tokenizer adds special tokens.
     pub(super) fn adds_special(&self) -> bool {
-        !self.is_static
+        self.first == First::Transformer
     }
 
     /// Whether a text that is too long is cut at its beginning.
@@ -343,9 +350,9 @@ impl Folder {
     /// Returns `tokenizer_config.json` with the settings that take precedence over it; empty if the file does not exist.
     fn tokenizer_config(&self) -> Result<Json, TextError> {
         const NAME: &str = "tokenizer_config.json";
-        let stored = match self.is_static {
-            true => None,
-            false => Json::optional(&self.trunk, NAME)?,
+        let stored = match self.first {
+            First::Static => None,
+            First::Transformer | First::SparseStatic => Json::optional(&self.trunk, NAME)?,
         };
         let mut json = match stored {
             Some(json) => json,
@@ -366,9 +373,11 @@ impl Folder {
     /// # Errors
     /// Returns an error if the file is not a JSON object.
     pub(super) fn tokenizer_settings(&self) -> Result<TokenizerSettings, TextError> {
-        let map = match self.is_static {
-            true => None,
-            false => Json::optional(&self.trunk, "special_tokens_map.json")?,
+        let map = match self.first {
+            First::Static => None,
+            First::Transformer | First::SparseStatic => {
+                Json::optional(&self.trunk, "special_tokens_map.json")?
+            }
         };
         TokenizerSettings::new(self.tokenizer_config()?, map, self.config.as_ref())
     }
@@ -380,13 +389,19 @@ impl Folder {
     }
 
     fn read_modules(&mut self, listed: &[Entry], own: Option<&Json>) -> Result<(), TextError> {
+        if multi_vector::is_multi_vector(own, listed) {
+            let file = self.transformer_file()?;
+            let (late, modules) = multi_vector::read(&self.root, own, listed, file.as_ref())?;
+            (self.late, self.modules) = (Some(late), Some(modules));
+            return Ok(());
+        }
         self.late = LateInteraction::read(own, listed)?;
         if let Some(late) = &self.late {
             self.modules = Some(late::modules(&self.root, &listed[1..], late)?);
             return Ok(());
         }
         let mut modules = Vec::new();
-        if self.is_static {
+        if self.first == First::Static {
             modules.push(Module::Pooling {
                 folder: "0_StaticEmbedding".to_owned(),
                 modes: vec![Pooling::Mean],
@@ -436,7 +451,7 @@ impl Folder {
                 other => {
                     let file = self.root.name("modules.json");
                     let problem = format!(
-                        "the module `{other}` is not known; gemmule computes Transformer, StaticEmbedding, Pooling, WeightedLayerPooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore"
+                        "the module `{other}` is not known; gemmule computes Transformer, StaticEmbedding, SparseStaticEmbedding, Pooling, WeightedLayerPooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore"
                     );
                     return Err(TextError::Folder { file, problem });
                 }
@@ -499,7 +514,7 @@ impl Folder {
     }
 
     /// Reads `sentence_bert_config.json`, which has other names in older folders.
-    fn read_transformer(&mut self) -> Result<(), TextError> {
+    fn transformer_file(&self) -> Result<Option<Json>, TextError> {
         let paths = self.trunk.paths().map_err(|source| TextError::Read {
             file: self.trunk.path().to_owned(),
             source,
@@ -510,7 +525,7 @@ impl Folder {
         files.sort_unstable();
         let &[file] = files.as_slice() else {
             return match files.as_slice() {
-                [] => Ok(()),
+                [] => Ok(None),
                 [first, ..] => Err(TextError::Folder {
                     file: self.trunk.name(first),
                     problem: format!(
@@ -520,7 +535,17 @@ impl Folder {
                 }),
             };
         };
-        let transformer = Transformer::read(&Json::read(&self.trunk, file)?)?;
+        Json::read(&self.trunk, file).map(Some)
+    }
+
+    /// Reads the settings of the transformer.
+    fn read_transformer(&mut self) -> Result<(), TextError> {
+        let Some(json) = self.transformer_file()? else {
+            return self.settle_lengths();
+        };
+        // The settings of late interaction in this file are read with the modules.
+        let is_multi = self.late.as_ref().is_some_and(|late| late.has_role_prompts);
+        let transformer = Transformer::read(&json, is_multi)?;
         self.max_seq_length = transformer.max_seq_length;
         self.lower_case = transformer.lower_case;
         self.messages = transformer.messages;
@@ -528,7 +553,7 @@ impl Folder {
         if let Some(Value::Object(config)) = &mut self.config {
             config.extend(transformer.config);
         }
-        Ok(())
+        self.settle_lengths()
     }
 
     /// Returns the activation of a cross-encoder, if a file sets it.

@@ -14,9 +14,13 @@ mod word_cache;
 
 pub use chat::{ChatOptions, ChatTemplate, Json, Message, Tool};
 pub use contain::panics_are_contained;
-pub use encoder::{CutSide, Encoded, Placed, PlacedToken, TargetPrefix, TextEncoder, TextToken};
+pub use encoder::{
+    Chunks, CutSide, Encoded, Placed, PlacedToken, TargetPrefix, TextEncoder, TextToken,
+};
 pub use error::{LanguageSide, TextError};
-pub use folder::{ClassScore, Folder, LateInteraction, LateScore, Prompt, Score, TextRole, config};
+pub use folder::{
+    ChunkPooling, ClassScore, Folder, LateInteraction, LateScore, Prompt, Score, TextRole, config,
+};
 pub use input::Input;
 pub use languages::LanguagePair;
 pub use stream_decoder::StreamDecoder;

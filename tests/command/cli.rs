@@ -676,7 +676,7 @@ fn the_doctor_names_a_cache_that_others_may_write_to() {
 #[test]
 fn unknown_names_are_answered_with_known_ones() {
     let cli = Cli::new();
-    assert_snapshot!(cli.error(&["check", "brt"]), @"× there is no description `brt`: it is neither a file nor shipped (did you mean `bart`?); shipped are bert, jina_bert, roberta, roformer, xlm_roberta_xl, distilbert, albert, electra, mpnet, nomic_bert, gte, deberta, deberta_v2, modernbert, neobert, eurobert, gemma, gemma2, gemma3_text, clip_text, gpt2, llama, qwen2, qwen3, phi3, olmo2, olmo3, starcoder2, stablelm, phi, smollm3, granite, opt, gpt_neox, gptj, falcon, cohere, bloom, marian, bart_classifier, bart, mbart, m2m_100, pegasus, t5, vae, static_embedding");
+    assert_snapshot!(cli.error(&["check", "brt"]), @"× there is no description `brt`: it is neither a file nor shipped (did you mean `bart`?); shipped are bert, jina_bert, roberta, roformer, xlm_roberta_rotary, xlm_roberta_xl, distilbert, albert, electra, mpnet, nomic_bert, gte, deberta, deberta_v2, modernbert, neobert, eurobert, gemma, gemma2, gemma3_text, clip_text, gpt2, llama, qwen2, qwen3, phi3, olmo2, olmo3, starcoder2, stablelm, phi, smollm3, granite, opt, gpt_neox, gptj, falcon, cohere, bloom, marian, bart_classifier, bart, mbart, m2m_100, pegasus, t5, vae, static_embedding, sparse_static_embedding");
     assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--after", "fuse_everything"]), @"× no pass `fuse_everything` ran; the passes are hoist_pooled_token, fold_soft_cap, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize, or `all`");
     assert_snapshot!(cli.error(&["explain", "bert", "--weights", ".", "--without", "fuse_atention"]), @"× no pass is named `fuse_atention`; the passes are hoist_pooled_token, fold_soft_cap, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize, quantize_inputs");
     assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--output", "sentence_embeding"]), @"× the description has no output `sentence_embeding` help: did you mean `sentence_embedding`?");
@@ -1053,7 +1053,53 @@ fn the_shipped_descriptions_are_listed_and_printed() {
     assert!(list.contains("roberta, xlm-roberta, camembert"), "{list}");
     let bert = gemmule::model::Description::shipped_source("bert");
     assert_eq!(Some(cli.ok(&["models", "bert"]).as_str()), bert);
-    assert_snapshot!(cli.error(&["models", "brt"]), @"× no description `brt` comes with gemmule (did you mean `bart`?); there are bert, jina_bert, roberta, roformer, xlm_roberta_xl, distilbert, albert, electra, mpnet, nomic_bert, gte, deberta, deberta_v2, modernbert, neobert, eurobert, gemma, gemma2, gemma3_text, clip_text, gpt2, llama, qwen2, qwen3, phi3, olmo2, olmo3, starcoder2, stablelm, phi, smollm3, granite, opt, gpt_neox, gptj, falcon, cohere, bloom, marian, bart_classifier, bart, mbart, m2m_100, pegasus, t5, vae, static_embedding");
+    assert_snapshot!(cli.error(&["models", "brt"]), @"× no description `brt` comes with gemmule (did you mean `bart`?); there are bert, jina_bert, roberta, roformer, xlm_roberta_rotary, xlm_roberta_xl, distilbert, albert, electra, mpnet, nomic_bert, gte, deberta, deberta_v2, modernbert, neobert, eurobert, gemma, gemma2, gemma3_text, clip_text, gpt2, llama, qwen2, qwen3, phi3, olmo2, olmo3, starcoder2, stablelm, phi, smollm3, granite, opt, gpt_neox, gptj, falcon, cohere, bloom, marian, bart_classifier, bart, mbart, m2m_100, pegasus, t5, vae, static_embedding, sparse_static_embedding");
+}
+
+#[test]
+fn a_role_chooses_the_route_of_a_router() {
+    let cli = Cli::new();
+    let folder = published("st-asym");
+    let text = std::fs::read_to_string(Path::new(&folder).join("expected.json"));
+    let expected: serde_json::Value =
+        serde_json::from_str(&text.expect("it is there")).expect("JSON");
+    let runs = expected["runs"].as_array().expect("runs");
+    let plain = |task: &str| {
+        let is_it = |run: &&serde_json::Value| {
+            let own = run["task"].as_str().unwrap_or("document");
+            own == task && run["prompt_name"].is_null()
+        };
+        runs.iter().find(is_it).expect("there is a run")
+    };
+    for (how, task) in [
+        ("--role", "query"),
+        ("--task", "query"),
+        ("--role", "document"),
+    ] {
+        let run = plain(task);
+        let text = run["texts"][0].as_str().expect("a text");
+        let args = [
+            "run",
+            "--weights",
+            &folder,
+            "--device",
+            "cpu",
+            "--json",
+            how,
+            task,
+            "--text",
+            text,
+        ];
+        let json: serde_json::Value = serde_json::from_str(&cli.ok(&args)).expect("JSON");
+        let found = &json["outputs"]["sentence_embedding"]["values"];
+        let values = |of: &serde_json::Value| -> Vec<f64> {
+            let of = of.as_array().expect("numbers").iter();
+            of.filter_map(serde_json::Value::as_f64).collect()
+        };
+        let (found, wanted) = (values(found), values(&run["values"]));
+        assert!(!found.is_empty());
+        assert!(found.iter().zip(&wanted).all(|(a, b)| (a - b).abs() < 1e-4));
+    }
 }
 
 #[test]
@@ -1164,7 +1210,7 @@ fn a_late_interaction_model_runs_queries_and_documents() {
     assert_snapshot!(cli.error(&args), @"× a late-interaction model reads queries and documents differently; give --role query or --role document");
     let other = published("st-mean");
     let args = ["run", "--weights", &other, "--role", "query", "--text", "x"];
-    assert_snapshot!(cli.error(&args), @"× --role is for late-interaction models, and this is none; leave it out");
+    assert_snapshot!(cli.error(&args), @"× --role is for late-interaction models and the routes of a Router, and this model is neither; leave it out");
     let args = [
         "run",
         "--weights",

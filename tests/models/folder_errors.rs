@@ -139,19 +139,19 @@ fn modules_that_are_not_known_are_named() {
         );
         refused(&folder)
     };
-    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "sentence_transformers.models.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, StaticEmbedding, Pooling, WeightedLayerPooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore");
+    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "sentence_transformers.models.WordWeights"})), @"`[dir]/modules.json`: the module `WordWeights` is not known; gemmule computes Transformer, StaticEmbedding, SparseStaticEmbedding, Pooling, WeightedLayerPooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore");
     assert_snapshot!(with(json!({"path": "../1_Pooling", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `../1_Pooling` is not a folder next to it");
     assert_snapshot!(with(json!({"path": "/etc", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `/etc` is not a folder next to it");
     assert_snapshot!(with(json!({"path": "", "type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: `` is not a folder next to it");
     assert_snapshot!(with(json!({"type": "sentence_transformers.models.Pooling"})), @"`[dir]/modules.json`: expected a `path` and a `type` of every module");
-    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "mine.Pooling"})), @"`[dir]/modules.json`: the module `mine.Pooling` is not known; gemmule computes Transformer, StaticEmbedding, Pooling, WeightedLayerPooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore");
+    assert_snapshot!(with(json!({"path": "1_Pooling", "type": "mine.Pooling"})), @"`[dir]/modules.json`: the module `mine.Pooling` is not known; gemmule computes Transformer, StaticEmbedding, SparseStaticEmbedding, Pooling, WeightedLayerPooling, Dense, Dropout, LayerNorm, Normalize, SpladePooling and LogitScore");
     folder.write("modules.json", "[]");
     assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: it lists no module");
     folder.write(
         "modules.json",
         r#"[{"path": "", "type": "sentence_transformers.models.CLIPModel"}]"#,
     );
-    assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: the first module is `CLIPModel`; expected a Transformer or a StaticEmbedding");
+    assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: the first module is `CLIPModel`; expected a Transformer, a StaticEmbedding or a SparseStaticEmbedding");
     folder.write("modules.json", "{");
     assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: it is not JSON: EOF while parsing an object at line 1 column 1");
 }
@@ -542,7 +542,14 @@ fn routes_of_a_router_that_are_not_loaded_are_refused() {
     let told = encoder.encode_with(&["a text"], Prompt::Named("query"));
     let root = published("").display().to_string();
     let told = told.expect_err("it is for documents").to_string();
-    assert_snapshot!(told.replace(&root, "[checkpoints]/"), @"`query` has a pipeline of its own in the Router of `[checkpoints]/st-router`, and gemmule loads only its default route `document`");
+    assert_snapshot!(told.replace(&root, "[checkpoints]/"), @"texts for `query` have the route `query` in the Router of `[checkpoints]/st-router`, and the route `document` is loaded; load the model for the task `query` (in Rust `Builder::task`, on the command line --role or --task)");
+    let open = |name: &str, task: &str| {
+        let built = Engine::from_checkpoint(published(name)).task(task).build();
+        let told = built.err().expect("there is no such route").to_string();
+        told.replace(&root, "[checkpoints]/")
+    };
+    assert_snapshot!(open("st-router", "querry"), @"the Router of `[checkpoints]/st-router` has no route for the task `querry` (did you mean `query`?); its routes are document, query");
+    assert_snapshot!(open("st-mean", "query"), @"the task `query` was given, and `[checkpoints]/st-mean` computes all tasks in the same way; leave the task out");
     let folder = copy("st-router");
     let with = |change_of: Value| {
         change(
@@ -554,8 +561,61 @@ fn routes_of_a_router_that_are_not_loaded_are_refused() {
     };
     assert_snapshot!(with(json!({"default_route": "documents"})), @r#"`[dir]/router_config.json`: `default_route` is "documents"; expected the name of a route"#);
     assert_snapshot!(with(json!({"allow_empty_key": true})), @"`[dir]/router_config.json`: `default_route` is null; expected the name of a route");
-    assert_snapshot!(with(json!({"default_route": "document", "route_mappings": {"(None, 'text')": "query"}})), @r#"`[dir]/router_config.json`: `route_mappings` is {"(None, 'text')":"query"}; expected none, as gemmule has one route"#);
-    assert_snapshot!(with(json!({"default_route": "query"})), @"`[dir]/modules.json`: the first module is `SparseStaticEmbedding`; expected a Transformer or a StaticEmbedding");
+    assert_snapshot!(with(json!({"default_route": "document", "route_mappings": {"None, 'text'": "query"}})), @r#"`[dir]/router_config.json`: `route_mappings` is {"None, 'text'":"query"}; expected routes by the task and the kind of input, such as {"('query', 'text')": "query"}"#);
+    assert_snapshot!(with(json!({"default_route": "document", "route_mappings": {"(None, 'text')": "other"}})), @"`[dir]/router_config.json`: `route_mappings` names the route `other`, which is not in `structure`");
+    let folder = copy("st-router");
+    change(
+        &folder,
+        "query_0_SparseStaticEmbedding/config.json",
+        json!({"path": "idf.json"}),
+    );
+    assert!(Engine::from_checkpoint(folder.path()).build().is_ok());
+    let built = Engine::from_checkpoint(folder.path()).task("query").build();
+    let told = built.err().expect("its weights are elsewhere");
+    assert_snapshot!(folder.text(&told), @r#"`[dir]/query_0_SparseStaticEmbedding/config.json`: `path` is "idf.json"; expected null, with the weights in model.safetensors, as `SparseEncoder.save_pretrained` of sentence-transformers writes them"#);
+}
+
+#[test]
+fn adapters_have_names_and_shapes() {
+    let folder = copy("st-adapters");
+    let told = |task: &str| {
+        let builder = Engine::from_checkpoint(folder.path()).device(DeviceChoice::Cpu);
+        folder.text(&builder.task(task).build().err().expect("it is refused"))
+    };
+    assert_snapshot!(told("retrieval.querry"), @"the checkpoint `[dir]` has no adapter for the task `retrieval.querry` (did you mean `retrieval.query`?); its adapters are retrieval.query, retrieval.passage, separation, text-matching");
+    change(&folder, "config.json", json!({"lora_rank": 0}));
+    assert_snapshot!(told("separation"), @"`lora_rank` in config.json is 0; expected a positive number");
+    change(
+        &folder,
+        "config.json",
+        json!({"lora_rank": 4, "lora_adaptations": ["separation"]}),
+    );
+    assert_snapshot!(told("separation"), @"`[dir]/model.safetensors`: the adapters of `roberta.embeddings.token_type_embeddings.weight` cannot be read: it has 4 adapters, and config.json names 1");
+    change(
+        &folder,
+        "config.json",
+        json!({"lora_adaptations": null, "auto_map": null}),
+    );
+    assert_snapshot!(refused(&folder), @"`[dir]/modules.json`: the first module is `custom_st.Transformer`; expected a Transformer, a StaticEmbedding or a SparseStaticEmbedding");
+}
+
+#[test]
+fn late_chunking_needs_a_mean_and_room() {
+    let root = published("").display().to_string();
+    let told = |name: &str, chunks: &[&str]| {
+        let encoder = TextEncoder::open(&published(name)).expect("a tokenizer");
+        let chunks = encoder.encode_chunks(chunks, Prompt::Default);
+        let told = chunks.expect_err("it is refused").to_string();
+        told.replace(&root, "[checkpoints]/")
+    };
+    let refused = |name: &str| told(name, &["a"]);
+    assert_snapshot!(refused("st-cls"), @"late chunking pools the tokens of each chunk by their mean, and the model of `[checkpoints]/st-cls` pools tokens in another way, in `1_Pooling`; embed the texts separately");
+    assert_snapshot!(refused("st-default-prompt"), @"late chunking pools the tokens of each chunk by their mean, and the model of `[checkpoints]/st-default-prompt` leaves prompts out of pooling; embed the texts separately");
+    assert_snapshot!(refused("st-t5"), @"late chunking pools the tokens of each chunk by their mean, and the model of `[checkpoints]/st-t5` has the module `2_Dense` after the pooling; embed the texts separately");
+    assert_snapshot!(refused("late-bert"), @"late chunking pools the tokens of each chunk by their mean, and the model of `[checkpoints]/late-bert` has a vector for each token already; embed the texts separately");
+    assert_snapshot!(refused("hf-gamma"), @"late chunking pools the tokens of each chunk by their mean, and the model of `[checkpoints]/hf-gamma` has no modules.json, which would specify the mean of tokens; embed the texts separately");
+    assert_snapshot!(told("st-mean", &["a b c d e f", "g h i j k l m n", "o p q r s t u v w x y z"]), @"late chunking reads all chunks as one text, and together they have more than 16 tokens, the model's maximum; give fewer or shorter chunks");
+    assert_snapshot!(told("st-mean", &["a", ""]), @"text 1 cannot be tokenized: it has no tokens");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use gemmule::{
     Batch, DType, DeviceChoice, Engine, Output, Session, TextError,
     measure::{Bound, Comparison},
-    text::{Prompt, TextEncoder},
+    text::{Folder, Prompt, TextEncoder},
 };
 use serde::Deserialize;
 
@@ -25,6 +25,8 @@ struct Run {
     pairs: Option<Vec<(String, String)>>,
     prompt: Option<String>,
     prompt_name: Option<String>,
+    /// Task that chooses the route of a Router.
+    task: Option<String>,
     output: String,
     shape: Vec<u64>,
     values: Vec<f32>,
@@ -66,17 +68,35 @@ impl Run {
         }
     }
 
+    /// The weights of vocabulary entries from those of tokens. The weights of a token are the same in all places.
+    fn by_entry(&self, weights: &Output) -> Output {
+        let width = self.shape[1] as usize;
+        let mut all = weights.values.iter();
+        let rows = self.ids.iter().flat_map(|ids| {
+            let mut row = vec![0.0; width];
+            for (&id, &weight) in ids.iter().zip(&mut all) {
+                row[id as usize] = weight;
+            }
+            row
+        });
+        Output {
+            name: weights.name.clone(),
+            shape: self.shape.clone(),
+            values: rows.collect(),
+        }
+    }
+
     /// Runs the unmodified folder, and compares ids and values.
     #[track_caller]
-    fn check(
-        &self,
-        name: &str,
-        sessions: &mut Vec<(String, Engine, Session)>,
-        encoder: &TextEncoder,
-    ) {
-        let what = format!("{name}, {:?} {:?}", self.output, self.prompt_name);
+    fn check(&self, name: &str, sessions: &mut Vec<(String, Engine, Session)>) {
+        let what = format!(
+            "{name}, {:?} {:?} {:?}",
+            self.output, self.prompt_name, self.task
+        );
+        let opened = Folder::open_for(&folder(name), self.task.as_deref());
+        let encoder = opened.and_then(TextEncoder::of).expect("a tokenizer");
         let batch = self
-            .encode(encoder)
+            .encode(&encoder)
             .unwrap_or_else(|e| panic!("{what}: {e}"));
         let ids: Vec<i32> = self.ids.iter().flatten().map(|&id| id as i32).collect();
         assert_eq!(batch.token_ids(), ids, "{what}");
@@ -90,16 +110,18 @@ impl Run {
         } else {
             &self.output
         };
-        if !sessions.iter().any(|(o, ..)| o == asked) {
-            let built = Engine::from_checkpoint(folder(name))
-                .device(DeviceChoice::Cpu)
-                .outputs([asked])
-                .build();
+        let key = format!("{asked} {:?}", self.task);
+        if !sessions.iter().any(|(known, ..)| *known == key) {
+            let mut builder = Engine::from_checkpoint(folder(name)).device(DeviceChoice::Cpu);
+            if let Some(task) = &self.task {
+                builder = builder.task(task);
+            }
+            let built = builder.outputs([asked]).build();
             let engine = built.unwrap_or_else(|e| panic!("{what}: {:?}", miette::Report::new(e)));
             let session = engine.session().expect("a session");
-            sessions.push((asked.to_owned(), engine, session));
+            sessions.push((key.clone(), engine, session));
         }
-        let of_output = sessions.iter_mut().find(|(o, ..)| o == asked);
+        let of_output = sessions.iter_mut().find(|(known, ..)| *known == key);
         let (_, engine, session) = of_output.expect("it was built");
         let outputs = session
             .run(&batch)
@@ -107,6 +129,10 @@ impl Run {
         let got = match is_scores {
             true => engine.scores(&outputs).expect("scores"),
             false => outputs.get(&self.output).expect("it was asked for").clone(),
+        };
+        let got = match (asked, got.shape.as_slice()) {
+            ("sparse", &[_, 1]) if self.shape[1] > 1 => self.by_entry(&got),
+            _ => got,
         };
         compare(&what, &cut(&got, self.columns), &self.shape, &self.values);
         if let Some(logits) = &self.logits {
@@ -158,6 +184,52 @@ fn the_one_call_helpers_give_what_sentence_transformers_gives() {
     assert!(error.to_string().contains("sequence_logits"), "{error}");
 }
 
+/// `chunks.json`.
+#[derive(Deserialize)]
+struct ExpectedChunks {
+    texts: Vec<String>,
+    ids: Vec<u32>,
+    ends: Vec<usize>,
+    rows: Vec<Vec<f32>>,
+}
+
+#[test]
+fn chunks_of_a_text_are_pooled_from_the_states_that_transformers_gives() {
+    let text = std::fs::read_to_string(folder("st-mean").join("chunks.json")).expect("results");
+    let expected: ExpectedChunks = serde_json::from_str(&text).expect("a known form");
+    let encoder = TextEncoder::open(&folder("st-mean")).expect("a tokenizer");
+    let chunks = encoder.encode_chunks(&expected.texts, Prompt::Default);
+    let chunks = chunks.expect("they fit");
+    assert_eq!(chunks.encoded.ids, expected.ids);
+    let ends: Vec<usize> = chunks.ranges.iter().map(|range| range.end).collect();
+    assert_eq!(ends, expected.ends[1..]);
+    let built = Engine::from_checkpoint(folder("st-mean"))
+        .device(DeviceChoice::Cpu)
+        .outputs(["sentence_embedding", "last_hidden_state"])
+        .build();
+    let engine = built.expect("it loads");
+    let rows = engine.embed_chunks(&expected.texts).expect("vectors");
+    let shape = vec![rows.len() as u64, rows[0].len() as u64];
+    let got = Output {
+        name: "chunks".to_owned(),
+        shape: shape.clone(),
+        values: rows.concat(),
+    };
+    compare("chunks", &got, &shape, &expected.rows.concat());
+    // A single chunk is the text itself.
+    let alone = engine.embed_chunks(&expected.texts[..1]).expect("a vector");
+    let usual = engine.embed(&expected.texts[..1]).expect("a vector");
+    let far = alone[0].iter().zip(&usual[0]).map(|(a, b)| (a - b).abs());
+    assert!(far.fold(0.0, f32::max) < 1e-5);
+    let none: [&str; 0] = [];
+    assert!(engine.embed_chunks(&none).expect("no vectors").is_empty());
+    let prompted = encoder.encode_chunks(&["a", "b"], Prompt::Text("find: "));
+    let whole = encoder.encode_with(&["find: a"], Prompt::Text(""));
+    let (prompted, whole) = (prompted.expect("it fits"), whole.expect("it fits"));
+    // Without the last special token of the first chunk.
+    assert_eq!(prompted.ranges[0].len(), whole.token_ids().len() - 1);
+}
+
 /// Returns the first columns of each row.
 fn cut(output: &Output, columns: Option<usize>) -> Output {
     let (Some(columns), Some(&width)) = (columns, output.shape.last()) else {
@@ -188,12 +260,11 @@ fn compare(what: &str, got: &Output, shape: &[u64], values: &[f32]) {
 
 #[track_caller]
 fn matches(name: &str, n_runs: usize) {
-    let encoder = TextEncoder::open(&folder(name)).expect("a tokenizer");
     let mut sessions = Vec::new();
     let runs = expected(name);
     assert_eq!(runs.len(), n_runs, "{name}");
     for run in &runs {
-        run.check(name, &mut sessions, &encoder);
+        run.check(name, &mut sessions);
     }
 }
 
@@ -210,7 +281,7 @@ macro_rules! as_published {
             // interaction in `late`.
             let refused = [
                 "translator", "writer", "hf-marian", "hf-m2m", "hf-t5",
-                "late-bert", "late-modernbert", "late-attend", "late-plain", "late-stanford",
+                "late-bert", "late-multi", "late-min", "late-modernbert", "late-attend", "late-plain", "late-stanford",
             ];
             let tested = [$($folder),*];
             let folders = std::fs::read_dir(folder("")).expect("the folders are there");
@@ -251,7 +322,10 @@ as_published! {
     a_table_with_a_vector_for_each_token: "st-static", 4 runs;
     a_table_with_a_row_and_a_factor_for_each_token: "st-potion", 3 runs;
     weights_of_the_vocabulary: "st-splade", 2 runs;
-    documents_of_a_router: "st-router", 2 runs;
+    routes_of_an_inference_free_model: "st-router", 3 runs;
+    a_table_for_queries_and_a_transformer_for_documents: "st-asym", 4 runs;
+    routes_after_a_transformer: "st-routes", 3 runs;
+    an_adapter_for_each_task: "st-adapters", 3 runs;
     a_ranker_by_the_logits_of_two_tokens: "ce-qwen", 4 runs;
     a_cross_encoder_of_one_label: "ce-one", 2 runs;
     a_cross_encoder_whose_config_has_the_old_key: "ce-identity", 2 runs;

@@ -56,6 +56,8 @@ fn choice(scheduler_name: &str) -> ModelChoice {
         token_vectors: false,
         fill_mask: false,
         default_prompt: Default::default(),
+        task: None,
+        route_of: None,
         share: None,
         previous: None,
         dtype: None,

@@ -57,6 +57,8 @@ fn a_browser_shows_model_load_and_latency() {
         token_vectors: false,
         fill_mask: false,
         default_prompt: Default::default(),
+        task: None,
+        route_of: None,
         share: None,
         previous: None,
         trace: None,

@@ -67,6 +67,8 @@ fn choice(name: &str, invariant: bool, queue: Duration) -> ModelChoice {
         token_vectors: false,
         fill_mask: false,
         default_prompt: Default::default(),
+        task: None,
+        route_of: None,
         share: None,
         previous: None,
         trace: None,

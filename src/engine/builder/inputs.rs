@@ -17,9 +17,10 @@ impl Builder {
     /// folder's settings.
     ///
     /// # Errors
-    /// Returns the errors of [`Folder::open`].
+    /// Returns the errors of [`Folder::open_for`].
     pub fn folder(&self) -> Result<Option<Folder>, EngineError> {
-        Ok(self.checkpoint.as_deref().map(Folder::open).transpose()?)
+        let open = |folder| Folder::open_for(folder, self.task.as_deref());
+        Ok(self.checkpoint.as_deref().map(open).transpose()?)
     }
 
     pub(super) fn description(&self, folder: Option<&Folder>) -> Result<Description, EngineError> {

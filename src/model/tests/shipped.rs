@@ -49,10 +49,12 @@ const WRITERS: [(&str, &str, usize); 20] = [
 const TRANSLATORS: [&str; 7] = ["marian", "bart", "mbart", "m2m_100", "pegasus", "t5", "vae"];
 
 /// Descriptions whose weight name prefixes do not follow from their names.
-const PREFIXES: [(&str, &[&str]); 14] = [
+const PREFIXES: [(&str, &[&str]); 16] = [
     ("vae", &[""]),
     ("bart_classifier", &["", "model."]),
     ("static_embedding", &[""]),
+    ("sparse_static_embedding", &[""]),
+    ("xlm_roberta_rotary", &["", "roberta."]),
     ("t5", &[""]),
     ("nomic_bert", &["", "bert."]),
     ("modernbert", &["", "model."]),
@@ -67,8 +69,9 @@ const PREFIXES: [(&str, &[&str]); 14] = [
 ];
 
 /// Descriptions with an unusual number of launches per layer, with the numbers for the first two layers.
-const OTHER_LAYERS: [(&str, [usize; 2]); 9] = [
+const OTHER_LAYERS: [(&str, [usize; 2]); 10] = [
     ("roformer", [9, 9]),
+    ("xlm_roberta_rotary", [9, 9]),
     ("nomic_bert", [10, 10]),
     ("modernbert", [9, 10]),
     ("eurobert", [10, 10]),
@@ -80,10 +83,16 @@ const OTHER_LAYERS: [(&str, [usize; 2]); 9] = [
 ];
 
 /// Descriptions that state no expected launches per layer.
-const WITHOUT_COUNTS: [&str; 4] = ["bart_classifier", "static_embedding", "deberta", "neobert"];
+const WITHOUT_COUNTS: [&str; 5] = [
+    "bart_classifier",
+    "static_embedding",
+    "sparse_static_embedding",
+    "deberta",
+    "neobert",
+];
 
 /// Descriptions of models without a maximum sequence length.
-const WITHOUT_POSITIONS: [&str; 1] = ["static_embedding"];
+const WITHOUT_POSITIONS: [&str; 2] = ["static_embedding", "sparse_static_embedding"];
 
 /// Keys that must have an unusual value in a description, with this value.
 const OWN_VALUES: [(&str, &str, &str); 2] = [

@@ -10,14 +10,15 @@ use gemmule_weights::quantized::{Config, Matrix, is_cache_scale};
 
 use super::{
     CheckpointError, Found, ModelFiles, WeightSource,
+    adapted::{self, Adapted},
     cache_scales::CacheScales,
     elements, encode_into, encode_weight,
     found::WEIGHTS,
-    index::{file_of, files_of, named_by},
+    index::{file_of, files_of, named_by, without_indices},
     published::{self, ScaleAndZero},
     quantized::{self, Rows},
     room,
-    shard::{Place, Shard, Stored},
+    shard::{Place, Shard, Stored, warn_of_bad},
     static_table::{self, StaticTable},
 };
 use crate::{
@@ -51,6 +52,8 @@ enum Entry {
     Quantized(Matrix, [u64; 2]),
     /// A table of model2vec, with its dimensions.
     Static(Box<StaticTable>, [u64; 2]),
+    /// A weight with adapters.
+    Adapted(Box<Adapted>),
 }
 
 impl Entry {
@@ -58,6 +61,7 @@ impl Entry {
         match self {
             Self::Stored(place) => &place.stored.dims,
             Self::Quantized(_, dims) | Self::Static(_, dims) => dims,
+            Self::Adapted(weight) => weight.dims(),
         }
     }
 }
@@ -107,6 +111,7 @@ impl Checkpoint {
         checkpoint.main = checkpoint.add_folder(folder, "")?;
         checkpoint.join_quantized(config, folder)?;
         checkpoint.join_static()?;
+        checkpoint.join_adapted(&names)?;
         for module in &names.folders {
             checkpoint.add_folder(&root.join(module), &format!("{module}/"))?;
         }
@@ -203,7 +208,7 @@ impl Checkpoint {
     ) -> Result<(), CheckpointError> {
         let stored = self.entries.iter().filter_map(|(name, entry)| match entry {
             Entry::Stored(place) => Some((name.as_str(), place)),
-            Entry::Quantized(..) | Entry::Static(..) => None,
+            Entry::Quantized(..) | Entry::Static(..) | Entry::Adapted(_) => None,
         });
         let stored = stored.collect();
         let found = quantized::find(config.as_ref(), folder, &self.main, &self.shards, &stored)?;
@@ -231,7 +236,7 @@ impl Checkpoint {
         }
         let mut take = |name: &str| match self.entries.remove(name) {
             Some(Entry::Stored(place)) => Some(place),
-            Some(Entry::Quantized(..) | Entry::Static(..)) | None => None,
+            Some(Entry::Quantized(..) | Entry::Static(..) | Entry::Adapted(_)) | None => None,
         };
         let parts = static_table::PARTS.map(&mut take);
         let ([mapping, factors], Some(rows)) = (parts, take(static_table::ROWS)) else {
@@ -243,17 +248,41 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Replaces the tensors of weights with adapters with the weights that they represent.
+    fn join_adapted(&mut self, names: &WeightNames) -> Result<(), CheckpointError> {
+        for tensors in adapted::Names::among(&self.entries) {
+            let mut take = |name: &String| match self.entries.remove(name) {
+                Some(Entry::Stored(place)) => Some(place),
+                Some(Entry::Quantized(..) | Entry::Static(..) | Entry::Adapted(_)) | None => None,
+            };
+            let [a, b] = tensors.parts.each_ref().map(&mut take);
+            let (Some(original), Some(a), Some(b)) = (take(&tensors.original), a, b) else {
+                continue;
+            };
+            let name = tensors.weight.clone();
+            let adapter = names.adapter.clone();
+            let weight = Adapted::new(tensors, original, [a, b], adapter, &self.shards)?;
+            self.entries.insert(name, Entry::Adapted(Box::new(weight)));
+        }
+        Ok(())
+    }
+
     /// Returns the dimensions of the table of a static embedding, `[tokens, width]`; `None` if the checkpoint has no such table.
     pub(super) fn static_dims(&self) -> Option<[u64; 2]> {
         let entries = static_table::NAMES.iter();
         let entry = entries.filter_map(|&name| self.entries.get(name)).next();
-        entry.and_then(|entry| entry.dims().try_into().ok())
+        match *entry?.dims() {
+            [tokens, width] => Some([tokens, width]),
+            [tokens] => Some([tokens, 1]),
+            _ => None,
+        }
     }
 
     fn file_of(&self, entry: &Entry) -> &Path {
         match entry {
             Entry::Stored(place) => self.shards[place.shard].file(),
             Entry::Static(table, _) => self.shards[table.shard()].file(),
+            Entry::Adapted(weight) => self.shards[weight.shard()].file(),
             Entry::Quantized(..) => &self.main,
         }
     }
@@ -284,6 +313,7 @@ impl Checkpoint {
                 Ok((values, n_bad))
             }
             Entry::Static(table, dims) => table.read(*dims, &self.shards),
+            Entry::Adapted(weight) => weight.read(&self.shards),
         }
     }
 
@@ -342,9 +372,10 @@ impl Checkpoint {
         let Some((full, entry)) = self.find(name) else {
             return Err(self.missing(&[name], 1));
         };
-        // Some checkpoints store a vector as a matrix with one row.
+        // Some checkpoints store a vector as a matrix with one row, and some store a table with one column as a vector.
         let is_row = matches!(entry.dims(), &[1, n] if dims == [n]);
-        if entry.dims() != dims && !is_row {
+        let is_column = matches!(entry.dims(), &[n] if dims == [n, 1]);
+        if entry.dims() != dims && !is_row && !is_column {
             return Err(CheckpointError::Shape {
                 file: self.file_of(entry).to_owned(),
                 tensor: full,
@@ -406,7 +437,7 @@ impl WeightSource for Checkpoint {
                 let file = self.main.clone();
                 Err(CheckpointError::QuantizedTranspose { file, tensor })
             }
-            (_, Entry::Stored(_) | Entry::Static(..)) => self.read(name, dims),
+            (_, Entry::Stored(_) | Entry::Static(..) | Entry::Adapted(_)) => self.read(name, dims),
         }
     }
 
@@ -416,7 +447,7 @@ impl WeightSource for Checkpoint {
                 published::format_of(matrix.runs_of_rows()?, *columns)
             }
             Entry::Stored(place) => published::of_gguf(place.stored.gguf()?.1),
-            Entry::Static(..) => None,
+            Entry::Static(..) | Entry::Adapted(_) => None,
         }
     }
 
@@ -437,7 +468,7 @@ impl WeightSource for Checkpoint {
                 }
                 Some(_) | None => Ok(None),
             },
-            Entry::Quantized(..) | Entry::Static(..) => Ok(None),
+            Entry::Quantized(..) | Entry::Static(..) | Entry::Adapted(_) => Ok(None),
         }
     }
 
@@ -501,8 +532,8 @@ impl WeightSource for Checkpoint {
                 let n_bad = rows.each(|row| encode_into(&mut bytes, row, dtype));
                 (bytes, n_bad)
             }
-            Entry::Static(table, dims) => {
-                let (values, n_bad) = table.read(*dims, &self.shards)?;
+            Entry::Static(..) | Entry::Adapted(_) => {
+                let (values, n_bad) = self.values(&full, entry)?;
                 (encode_weight(&full, &values, dtype)?, n_bad)
             }
         };
@@ -511,11 +542,8 @@ impl WeightSource for Checkpoint {
     }
 
     fn check(&self, stored: &[(&str, &[u64])]) -> Result<(), CheckpointError> {
-        let missing: Vec<&str> = stored
-            .iter()
-            .map(|s| s.0)
-            .filter(|name| self.find(name).is_none())
-            .collect();
+        let names = stored.iter().map(|&(name, _)| name);
+        let missing: Vec<&str> = names.filter(|name| self.find(name).is_none()).collect();
         if !missing.is_empty() {
             let unreadable = self.unreadable(&missing);
             return Err(unreadable.unwrap_or_else(|| self.missing(&missing, stored.len())));
@@ -529,7 +557,7 @@ impl WeightSource for Checkpoint {
         }
         let gguf = self.entries.values().filter_map(|entry| match entry {
             Entry::Stored(place) => place.stored.gguf(),
-            Entry::Quantized(..) | Entry::Static(..) => None,
+            Entry::Quantized(..) | Entry::Static(..) | Entry::Adapted(_) => None,
         });
         published::log_gguf(gguf.map(|(_, weight)| weight));
         Ok(())
@@ -568,21 +596,4 @@ impl WeightSource for Checkpoint {
         left.retain(is_like_one);
         left
     }
-}
-
-fn warn_of_bad(tensor: &str, n_bad: usize) {
-    if n_bad > 0 {
-        tracing::warn!(
-            "the tensor `{tensor}` holds {n_bad} values that are NaN or infinite; results that depend on it will be too"
-        );
-    }
-}
-
-/// Replaces every numeric component of a dotted tensor name with `#`.
-fn without_indices(name: &str) -> String {
-    let part = |part: &str| match part.bytes().all(|b| b.is_ascii_digit()) {
-        true => "#".to_owned(),
-        false => part.to_owned(),
-    };
-    name.split('.').map(part).collect::<Vec<_>>().join(".")
 }

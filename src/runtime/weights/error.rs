@@ -9,6 +9,12 @@ use crate::files::ReadError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
+    #[error("`{}`: the adapters of `{tensor}` cannot be read: {problem}", .file.display())]
+    Adapters {
+        file: PathBuf,
+        tensor: String,
+        problem: String,
+    },
     #[error(
         "`{folder}` contains none of `{SINGLE}`, `{INDEX}`, `{TORCH_SINGLE}` and `{TORCH_INDEX}`; expected a checkpoint folder as published on the Hugging Face hub. It has {found}"
     )]

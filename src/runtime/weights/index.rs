@@ -54,3 +54,12 @@ pub(super) fn named_by(index: &Path) -> Result<BTreeMap<String, Vec<String>>, Ch
     }
     Ok(shards)
 }
+
+/// Replaces every numeric component of a dotted tensor name with `#`.
+pub(super) fn without_indices(name: &str) -> String {
+    let part = |part: &str| match part.bytes().all(|b| b.is_ascii_digit()) {
+        true => "#".to_owned(),
+        false => part.to_owned(),
+    };
+    name.split('.').map(part).collect::<Vec<_>>().join(".")
+}

@@ -4,6 +4,7 @@
 //! are checked before the first byte is copied. The weights of a quantized checkpoint are dequantized when they are read, unless they keep
 //! their published low-bit values ([`evaluate_quantized`]).
 
+mod adapted;
 mod cache_scales;
 mod checkpoint;
 mod error;

@@ -364,3 +364,11 @@ pub(super) fn count_bad(bytes: &[u8], dtype: DType) -> usize {
         }
     }
 }
+
+pub(super) fn warn_of_bad(tensor: &str, n_bad: usize) {
+    if n_bad > 0 {
+        tracing::warn!(
+            "the tensor `{tensor}` holds {n_bad} values that are NaN or infinite; results that depend on it will be too"
+        );
+    }
+}

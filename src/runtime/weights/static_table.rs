@@ -16,8 +16,11 @@ pub(super) const PARTS: [&str; 2] = [MAPPING, FACTORS];
 const MAPPING: &str = "mapping";
 const FACTORS: &str = "weights";
 
+/// Name of a table with one number for each token, a vector.
+const WEIGHTS: &str = "weight";
+
 /// Possible names of a table, in the order in which they are looked up.
-pub(super) const NAMES: [&str; 2] = [TABLE, ROWS];
+pub(super) const NAMES: [&str; 3] = [TABLE, ROWS, WEIGHTS];
 
 /// The tensors of model2vec's table. They are read as a table with a row for each token.
 pub(super) struct StaticTable {

@@ -255,7 +255,7 @@ impl Weights {
             }
             Self::OfTokens(left_out) => {
                 let all = ids.iter().copied().zip(weights.iter().copied());
-                let is_one = |&(id, weight): &(u32, f32)| weight > 0.0 && !left_out.contains(&id);
+                let is_one = |&(id, weight): &(u32, f32)| weight != 0.0 && !left_out.contains(&id);
                 let mut all: Vec<(u32, f32)> = all.filter(is_one).collect();
                 all.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
                 // Weights are sorted, so the first weight of an entry is its largest.

@@ -43,7 +43,8 @@ impl TextEncoder {
                 })?),
             };
             let length = settings.lengths[role.index()];
-            if role == TextRole::Query && settings.expands && length > positions {
+            if role == TextRole::Query && settings.expands && settings.floor > positions {
+                let length = settings.floor;
                 return Err(self.late_problem(format!(
                     "queries are padded to {length} tokens, and the model has {positions} positions; expected at most as many"
                 )));
@@ -64,7 +65,7 @@ impl TextEncoder {
         };
         let (query, document) = (side(TextRole::Query)?, side(TextRole::Document)?);
         let padding = match settings.expands {
-            true => Some(self.filler()?),
+            true => Some(self.filler(&settings)?),
             false => None,
         };
         let skipped = self.skipped(&settings)?;
@@ -92,13 +93,17 @@ impl TextEncoder {
         prompt: Prompt,
         side: CutSide,
     ) -> Result<Encoded, TextError> {
-        let prompt = self.folder.prompt(prompt)?;
+        let prompt = self.folder.prompt(self.role_prompt(role, prompt))?;
         let whole = format!("{prompt}{text}");
         let Some(late) = &self.late else {
             return self.encoded(0, &whole, true, side);
         };
         let encoder = &late.encoders[role.index()];
-        let mut encoded = encoder.encoded(0, whole.trim_matches(is_space), true, side)?;
+        let whole = match late.settings.strips {
+            true => whole.trim_matches(is_space),
+            false => &whole,
+        };
+        let mut encoded = encoder.encoded(0, whole, true, side)?;
         if let Some(prefix) = late.prefixes[role.index()] {
             let at = encoded.ids.len().min(1);
             encoded.ids.insert(at, prefix);
@@ -109,7 +114,8 @@ impl TextEncoder {
         if role == TextRole::Query {
             encoded.is_cut = false;
             if let Some(padding) = late.padding {
-                let (n, length) = (encoded.ids.len(), late.settings.lengths[0]);
+                let n = encoded.ids.len();
+                let length = late.settings.floor.max(n);
                 encoded.ids.resize(length, padding);
                 if let Some(types) = &mut encoded.types {
                     types.resize(length, 0);
@@ -118,6 +124,29 @@ impl TextEncoder {
             }
         }
         Ok(encoded)
+    }
+
+    /// Returns the prompt of a role, if no other is chosen and the folder has one.
+    fn role_prompt<'p>(&self, role: TextRole, prompt: Prompt<'p>) -> Prompt<'p> {
+        const DOCUMENT: [&str; 3] = ["document", "passage", "corpus"];
+        let names = match role {
+            TextRole::Query => &["query"][..],
+            TextRole::Document => &DOCUMENT,
+        };
+        let late = self
+            .late
+            .as_ref()
+            .filter(|late| late.settings.has_role_prompts);
+        let named = || {
+            let names = names.iter();
+            names
+                .copied()
+                .find(|name| self.folder.prompt_index(&[name]).is_some())
+        };
+        match (prompt, late.and_then(|_| named())) {
+            (Prompt::Default, Some(name)) => Prompt::Named(name),
+            (prompt, _) => prompt,
+        }
     }
 
     /// Returns an error for a late-interaction model, which needs to know whether a text is a query or a document.
@@ -134,8 +163,15 @@ impl TextEncoder {
     pub fn takes_part(&self, role: TextRole, at: usize, id: u32) -> bool {
         match (&self.late, role) {
             (None, _) => at > 0,
-            (Some(_), TextRole::Query) => true,
-            (Some(late), TextRole::Document) => !late.skipped.contains(&id),
+            (Some(late), role) => {
+                let settings = &late.settings;
+                let is_skipped = settings.skips[role.index()] && late.skipped.contains(&id);
+                let kept = settings
+                    .kept
+                    .as_ref()
+                    .filter(|_| role == TextRole::Document);
+                !is_skipped && kept.is_none_or(|kept| kept.contains(&id))
+            }
         }
     }
 
@@ -184,8 +220,16 @@ impl TextEncoder {
         })
     }
 
-    /// Returns the token that queries are padded with: the mask token, else the end-of-sequence token, else the padding token.
-    fn filler(&self) -> Result<u32, TextError> {
+    /// Returns the token that queries are padded with: the one in the settings, else the mask token, the end-of-sequence
+    /// token or the padding token.
+    fn filler(&self, settings: &LateInteraction) -> Result<u32, TextError> {
+        if let Some(token) = &settings.padding {
+            return self.token_id(token).ok_or_else(|| {
+                self.late_problem(format!(
+                    "queries are padded with `{token}`, which is no token of the tokenizer"
+                ))
+            });
+        }
         for name in ["mask_token", "eos_token", "pad_token"] {
             if let Some(id) = self.named_token(name)? {
                 return Ok(id);
@@ -199,7 +243,8 @@ impl TextEncoder {
     /// transformers' `convert_tokens_to_ids`.
     fn skipped(&self, settings: &LateInteraction) -> Result<Vec<u32>, TextError> {
         let unknown = self.named_token("unk_token")?;
-        let words = settings.skipped.iter();
+        let is_known = |word: &&String| settings.skips_unknown || self.token_id(word).is_some();
+        let words = settings.skipped.iter().filter(is_known);
         let ids = words.map(|word| {
             self.token_id(word).or(unknown).ok_or_else(|| {
                 self.late_problem(format!(

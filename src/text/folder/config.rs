@@ -11,6 +11,10 @@ use crate::{
     text::TextError,
 };
 
+/// `model_type` of the descriptions of tables.
+pub(super) const STATIC_TYPE: &str = "static_embedding";
+pub(super) const SPARSE_STATIC_TYPE: &str = "sparse_static_embedding";
+
 /// Reads a `config.json`.
 pub fn config(file: &Path) -> Result<Value, TextError> {
     parsed(file, &files::text(file, Kind::Config)?)
@@ -24,16 +28,19 @@ pub(super) fn parsed(file: &Path, text: &str) -> Result<Value, TextError> {
     })
 }
 
-/// Creates the configuration of a static embedding, which has no config.json. Returns `None` if there are no weights, as in the folder of a
-/// compiled model.
-pub(super) fn static_config(trunk: &ModelFiles) -> Result<Option<Value>, TextError> {
+/// Returns the config.json of a table of static embeddings, which has none of its own: `None` without weights, as beside a compiled
+/// model. `model_type` selects the description.
+pub(super) fn static_config(
+    trunk: &ModelFiles,
+    model_type: &str,
+) -> Result<Option<Value>, TextError> {
     let [tokens, width] = match static_dims(trunk) {
         Ok(dims) => dims,
         Err(CheckpointError::NoCheckpoint { .. }) => return Ok(None),
         Err(error) => return Err(TextError::Weights(Box::new(error))),
     };
     Ok(Some(json!({
-        "model_type": "static_embedding", "vocab_size": tokens, "hidden_size": width,
+        "model_type": model_type, "vocab_size": tokens, "hidden_size": width,
     })))
 }
 

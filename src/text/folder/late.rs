@@ -28,7 +28,7 @@ const DENSE: &str = "pylate.models.Dense.Dense";
 const STANFORD: &str = "HF_ColBERT";
 const METADATA: &str = "artifact.metadata";
 /// Name of the value that the modules of a late-interaction model read and write.
-const VALUE: &str = "token_embeddings";
+pub(super) const VALUE: &str = "token_embeddings";
 /// Defaults of PyLate.
 const PREFIXES: [&str; 2] = ["[Q] ", "[D] "];
 const LENGTHS: [u32; 2] = [32, 180];
@@ -74,12 +74,27 @@ pub struct LateInteraction {
     pub(in crate::text) prefixes: [String; 2],
     /// Max number of tokens of a query and of a document, prefix and special tokens included.
     pub(in crate::text) lengths: [usize; 2],
-    /// Whether queries are padded to the max number of tokens of a query. The vectors of the padding take part in scores.
+    /// Whether queries are padded to `floor` tokens. The vectors of the padding take part in scores.
     pub(in crate::text) expands: bool,
+    pub(in crate::text) floor: usize,
+    /// Token of the padding; `None` for that of the tokenizer.
+    pub(in crate::text) padding: Option<String>,
     /// Whether tokens attend to the padding of queries.
-    attends: bool,
-    /// Tokens whose vectors are removed from documents.
+    pub(super) attends: bool,
+    /// Tokens whose vectors are removed.
     pub(in crate::text) skipped: Vec<String>,
+    /// Whether they are removed from queries and from documents.
+    pub(in crate::text) skips: [bool; 2],
+    /// Whether a word of `skipped` that is no token stands for the unknown token. Otherwise it is left out.
+    pub(in crate::text) skips_unknown: bool,
+    /// Ids of the only tokens whose vectors are kept in documents; `None` for all.
+    pub(in crate::text) kept: Option<Vec<u32>>,
+    /// Whether texts lose the white space at both ends.
+    pub(in crate::text) strips: bool,
+    /// Whether the folder's prompts for queries and documents are the default ones of these roles.
+    pub(in crate::text) has_role_prompts: bool,
+    /// From the max products of a query's vectors to its score.
+    pub(super) score: LateScore,
 }
 
 impl LateInteraction {
@@ -91,6 +106,25 @@ impl LateInteraction {
     /// Returns the max number of tokens of a query or a document, prefix and special tokens included.
     pub fn length(&self, role: TextRole) -> usize {
         self.lengths[role.index()]
+    }
+
+    /// Returns the settings that all models of PyLate and of stanford-nlp share.
+    fn of_lengths(lengths: [usize; 2]) -> Self {
+        Self {
+            prefixes: Default::default(),
+            lengths,
+            expands: false,
+            floor: lengths[0],
+            padding: None,
+            attends: false,
+            skipped: Vec::new(),
+            skips: [false, true],
+            skips_unknown: true,
+            kept: None,
+            strips: true,
+            has_role_prompts: false,
+            score: LateScore::Sum,
+        }
     }
 
     /// Reads PyLate's settings; `None` if no module, no key and no model type of PyLate is found.
@@ -120,12 +154,13 @@ impl LateInteraction {
         };
         let length = |at: usize| length(own, ["query_length", "document_length"][at], at);
         let expands = own.flag("do_query_expansion", true)?;
+        let lengths = [length(0)?, length(1)?];
         Ok(Some(Self {
             prefixes: [prefix(0)?, prefix(1)?],
-            lengths: [length(0)?, length(1)?],
             expands,
             attends: expands && own.flag("attend_to_expansion_tokens", false)?,
             skipped: words(own)?,
+            ..Self::of_lengths(lengths)
         }))
     }
 
@@ -156,14 +191,14 @@ impl LateInteraction {
             let prefix = json.text(key)?;
             Ok::<_, TextError>(prefix.unwrap_or(usual).to_owned())
         };
+        let lengths = [
+            length(&json, "query_maxlen", 0)?,
+            length(&json, "doc_maxlen", 1)?,
+        ];
         let late = Self {
             prefixes: [
                 prefix("query_token_id", "[unused0]")?,
                 prefix("doc_token_id", "[unused1]")?,
-            ],
-            lengths: [
-                length(&json, "query_maxlen", 0)?,
-                length(&json, "doc_maxlen", 1)?,
             ],
             expands: true,
             attends: json.flag("attend_to_mask_tokens", false)?,
@@ -171,6 +206,7 @@ impl LateInteraction {
                 true => punctuation(),
                 false => Vec::new(),
             },
+            ..Self::of_lengths(lengths)
         };
         let projection = Module::Dense {
             folder: String::new(),

@@ -2,9 +2,12 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::json::{Json, check_known};
+use super::{
+    adapters::OWN_TRANSFORMER,
+    json::{Json, check_known},
+};
 use crate::{
     model::{EMBEDDING, Module, Pooling},
     ops::{Activation, PoolWeights},
@@ -16,7 +19,32 @@ use crate::{
 pub(super) const MAX_WIDTH: u32 = 1 << 20;
 
 /// Class of a table with a vector for each token. The embedding of a text is the mean of the vectors of its tokens.
-pub(super) const STATIC: &str = "StaticEmbedding";
+const STATIC: &str = "StaticEmbedding";
+
+/// Class of a table with a weight for each token, which are those of its entries in the sparse embedding of a text.
+const SPARSE_STATIC: &str = "SparseStaticEmbedding";
+
+/// Class of the first module of a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum First {
+    /// A transformer, also of a folder without modules.
+    Transformer,
+    /// A table with a vector for each token. Its tokenizer adds no special tokens, and only tokenizer.json has settings of it.
+    Static,
+    /// A table with a weight for each token. Its tokenizer adds no special tokens.
+    SparseStatic,
+}
+
+impl First {
+    /// Returns the class of the first of these modules.
+    pub(super) fn of(entries: &[Entry]) -> Self {
+        match entries.first().map(|first| first.class.as_str()) {
+            Some(STATIC) => Self::Static,
+            Some(SPARSE_STATIC) => Self::SparseStatic,
+            _ => Self::Transformer,
+        }
+    }
+}
 
 /// Maximum number of layers of a WeightedLayerPooling.
 const MAX_LAYERS: u32 = 1 << 10;
@@ -43,7 +71,8 @@ pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, TextError> {
         check_known(keys, &known).map_err(|problem| json.problem(problem))?;
         // `kwargs` names arguments that a caller may pass to the module.
         let is_none = |v: &Value| v.is_null() || v.as_array().is_some_and(Vec::is_empty);
-        if let Some(kwargs) = keys.get("kwargs").filter(|v| !is_none(v)) {
+        let gives_task = |v: &Value| class == OWN_TRANSFORMER && *v == json!(["task"]);
+        if let Some(kwargs) = keys.get("kwargs").filter(|v| !is_none(v) && !gives_task(v)) {
             return Err(json.problem(format!(
                 "`kwargs` of the module `{class}` is {kwargs}; gemmule gives modules no arguments, so expected none"
             )));
@@ -93,16 +122,39 @@ pub(super) fn check_first(file: PathBuf, entries: &[Entry]) -> Result<(), TextEr
         "Transformer",
         "MLMTransformer",
         STATIC,
+        SPARSE_STATIC,
+        OWN_TRANSFORMER,
     ];
-    let problem = match entries.first() {
-        Some(first) if known.contains(&first.class.as_str()) => return Ok(()),
-        Some(first) => format!(
-            "the first module is `{}`; expected a Transformer or a StaticEmbedding",
-            first.class
-        ),
-        None => "the route has no module".to_owned(),
-    };
-    Err(TextError::Folder { file, problem })
+    match entries.first() {
+        Some(first) if known.contains(&first.class.as_str()) => Ok(()),
+        Some(first) => Err(unknown_first(file, first)),
+        None => {
+            let problem = "the route has no module".to_owned();
+            Err(TextError::Folder { file, problem })
+        }
+    }
+}
+
+/// Checks that a first module in the folder's own code has adapters to choose; otherwise its code is not known.
+pub(super) fn check_own_class(
+    file: PathBuf,
+    entries: &[Entry],
+    has_adapters: bool,
+) -> Result<(), TextError> {
+    match entries.first() {
+        Some(first) if first.class == OWN_TRANSFORMER && !has_adapters => {
+            Err(unknown_first(file, first))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn unknown_first(file: PathBuf, first: &Entry) -> TextError {
+    let problem = format!(
+        "the first module is `{}`; expected a Transformer, a StaticEmbedding or a SparseStaticEmbedding",
+        first.class
+    );
+    TextError::Folder { file, problem }
 }
 
 /// Reads a Pooling's config.json. Returns the pooling modes in the order in which their results are concatenated, and whether the tokens of
@@ -295,6 +347,17 @@ pub(super) fn normalize(json: Option<&Json>, folder: String) -> Result<Module, T
         check_values(json, EMBEDDING)?;
     }
     Ok(Module::Normalize { folder })
+}
+
+/// Checks the file of a SparseStaticEmbedding.
+pub(super) fn sparse_static(json: &Json) -> Result<(), TextError> {
+    let key = "path";
+    // Whether weights are trained does not change them.
+    json.check_keys(&["frozen", key])?;
+    match json.get(key) {
+        None => Ok(()),
+        Some(_) => Err(json.wrong(key, "null, with the weights in model.safetensors, as `SparseEncoder.save_pretrained` of sentence-transformers writes them")),
+    }
 }
 
 /// Checks the file of a Dropout, which has no effect outside of training.

@@ -33,7 +33,7 @@ impl Folder {
     /// Returns the text of the chosen prompt.
     ///
     /// # Errors
-    /// Returns an error for an unknown name, and for the name of a Router's route that is not loaded.
+    /// Returns an error for an unknown name, and for a name that is a task of another route of a Router than the loaded one.
     pub fn prompt<'s>(&'s self, choice: Prompt<'s>) -> Result<&'s str, TextError> {
         let name = match choice {
             Prompt::Text(text) => return Ok(text),
@@ -48,11 +48,13 @@ impl Folder {
         };
         if let Some(route) = &self.route
             && choice != Prompt::Default
-            && route.others.iter().any(|other| other == name)
+            && let Some(other) = route.of_task(name)
+            && other != route.name
         {
             return Err(TextError::OtherRoute {
                 folder: self.root.path().to_owned(),
                 name: name.to_owned(),
+                route: other.to_owned(),
                 loaded: route.name.clone(),
             });
         }

@@ -1,44 +1,115 @@
-//! Router of sentence-transformers: several pipelines of modules, of which one is chosen for queries and another for documents.
+//! Router of sentence-transformers: several pipelines of modules (routes), of which the task of a text chooses one.
 
 use super::{
+    Folder,
     json::{Json, check_known},
     modules::{Entry, entry},
 };
-use crate::{runtime::weights::ModelFiles, text::TextError};
+use crate::{names::nearest, runtime::weights::ModelFiles, text::TextError};
 
 /// Class of the module.
-pub(super) const ROUTER: &str = "Router";
+const ROUTER: &str = "Router";
 /// Names of the module's file. Older versions use the second name.
 const FILES: [&str; 2] = ["router_config.json", "config.json"];
+/// The kind of inputs that gemmule reads. Rules and routes may be for others.
+const TEXT: &str = "text";
+const OTHER_INPUTS: [&str; 4] = ["audio", "image", "message", "video"];
 
-/// The loaded pipeline, and the names of the others.
+/// The routes of a folder, and the one that is loaded.
 #[derive(Clone, Debug)]
 pub(super) struct Route {
     pub(super) name: String,
-    pub(super) others: Vec<String>,
+    /// Names of all routes.
+    routes: Vec<String>,
+    rules: Vec<Rule>,
 }
 
-/// Replaces a Router with the modules of its default route.
+/// An entry of `route_mappings` that can apply to texts.
+#[derive(Clone, Debug)]
+struct Rule {
+    /// `None` for any task.
+    task: Option<String>,
+    /// Whether the rule is for texts only, and not for all kinds of inputs.
+    of_texts: bool,
+    route: String,
+}
+
+impl Route {
+    /// Returns the route for a task, in the order of `Router._resolve_route_name`.
+    pub(super) fn of_task(&self, task: &str) -> Option<&str> {
+        resolved(&self.routes, &self.rules, Some(task))
+    }
+
+    /// Returns a task of each route that a task chooses.
+    pub(super) fn tasks(&self) -> Vec<&str> {
+        let named = self.rules.iter().filter_map(|rule| rule.task.as_deref());
+        let routes = self.routes.iter().map(String::as_str);
+        let tasks = routes.chain(named).filter(|t| !OTHER_INPUTS.contains(t));
+        let mut found: Vec<&str> = Vec::new();
+        for task in tasks {
+            let route = self.of_task(task);
+            if route.is_some() && !found.iter().any(|other| self.of_task(other) == route) {
+                found.push(task);
+            }
+        }
+        found
+    }
+}
+
+impl Folder {
+    /// Returns the name of the loaded route of a Router; `None` without a Router.
+    pub fn route(&self) -> Option<&str> {
+        self.route.as_ref().map(|route| route.name.as_str())
+    }
+
+    /// Returns the route of a Router for a task such as `query` or `document`; `None` without a Router, or if no route is for this task.
+    pub fn route_for(&self, task: &str) -> Option<&str> {
+        self.route.as_ref()?.of_task(task)
+    }
+
+    /// Returns the tasks for which [`open_for`](Self::open_for) reads other routes than the loaded one: one task for each route.
+    pub fn other_tasks(&self) -> Vec<&str> {
+        let Some(route) = &self.route else {
+            return Vec::new();
+        };
+        let is_other = |task: &&str| route.of_task(task) != Some(&route.name);
+        route.tasks().into_iter().filter(is_other).collect()
+    }
+}
+
+/// Returns the route for a task, in the order in which sentence-transformers looks for one.
+fn resolved<'r>(routes: &'r [String], rules: &'r [Rule], task: Option<&str>) -> Option<&'r str> {
+    let places = [(task, true), (task, false), (None, true), (None, false)];
+    let rule = places.into_iter().find_map(|(task, of_texts)| {
+        let applies = |rule: &&Rule| rule.task.as_deref() == task && rule.of_texts == of_texts;
+        rules.iter().find(applies)
+    });
+    let named = || task.into_iter().chain([TEXT]);
+    let direct = || named().find_map(|name| routes.iter().find(|route| *route == name));
+    let found = rule.map(|rule| &rule.route).or_else(direct);
+    found.map(String::as_str)
+}
+
+/// Replaces a Router by the modules of a route: the one for `task`, or the default route.
 ///
 /// # Errors
-/// Returns an error if the router's file is missing or malformed, or if routes depend on more than a task.
+/// Returns an error if the Router's file is missing or malformed, or if there is no route for the task.
 pub(super) fn routed(
     root: &ModelFiles,
-    listed: Vec<Entry>,
+    mut listed: Vec<Entry>,
+    task: Option<&str>,
 ) -> Result<(Vec<Entry>, Option<Route>), TextError> {
     let is_router = |entry: &Entry| entry.class == ROUTER;
-    match listed.iter().position(is_router) {
-        None => return Ok((listed, None)),
-        Some(0) if listed[0].folder.is_empty() => {}
-        Some(_) => {
-            let file = root.name("modules.json");
-            let problem = "a `Router` is read as the first module with an empty `path`".to_owned();
-            return Err(TextError::Folder { file, problem });
-        }
-    }
-    let json = match Json::optional(root, FILES[0])? {
+    let Some(at) = listed.iter().position(is_router) else {
+        return Ok((listed, None));
+    };
+    let inner = |name: &str| match listed[at].folder.as_str() {
+        "" => name.to_owned(),
+        folder => format!("{folder}/{name}"),
+    };
+    let json = match Json::optional(root, &inner(FILES[0]))? {
         Some(json) => json,
-        None => Json::read(root, FILES[1])?,
+        None => Json::read(root, &inner(FILES[1]))?,
     };
     json.check_keys(&["types", "structure", "parameters"])?;
     let structure = json.object("structure")?;
@@ -49,35 +120,149 @@ pub(super) fn routed(
     let known = ["default_route", "allow_empty_key", "route_mappings"];
     check_known(&json.object("parameters")?, &known)
         .map_err(|problem| json.problem(format!("`parameters`: {problem}")))?;
-    if !parameters.object("route_mappings")?.is_empty() {
-        return Err(parameters.wrong("route_mappings", "none, as gemmule has one route"));
+    let rules = rules(&parameters)?;
+    if let Some(rule) = rules
+        .iter()
+        .find(|rule| !structure.contains_key(&rule.route))
+    {
+        let problem = format!(
+            "`route_mappings` names the route `{}`, which is not in `structure`",
+            rule.route
+        );
+        return Err(json.problem(problem));
     }
-    let name = match parameters.text("default_route")? {
-        Some(name) => Some(name.to_owned()),
-        // If the file names no default route, its first route is the default. The parsed routes are not in the order of the file, so this
-        // is supported only for a single route.
-        None if parameters.flag("allow_empty_key", true)? && structure.len() == 1 => {
-            structure.keys().next().cloned()
+    let routes: Vec<String> = structure.keys().cloned().collect();
+    let name = match (task, resolved(&routes, &rules, task)) {
+        (_, Some(name)) => name.to_owned(),
+        (Some(task), None) => {
+            let near = nearest(task, routes.iter().map(String::as_str));
+            return Err(TextError::NoRoute {
+                folder: root.path().to_owned(),
+                task: task.to_owned(),
+                near: near.map(str::to_owned),
+                routes: routes.join(", "),
+            });
         }
-        None => None,
+        (None, None) => default_route(&parameters, &routes)?,
     };
-    let name = name.filter(|name| structure.contains_key(name));
-    let name = name.ok_or_else(|| parameters.wrong("default_route", "the name of a route"))?;
     let types = json.object("types")?;
-    let folders = structure[&name].as_array();
     let wrong = || {
         json.problem(format!(
             "the route `{name}` is not a list of modules in `types`"
         ))
     };
     let mut entries = Vec::new();
-    for folder in folders.ok_or_else(wrong)? {
+    for folder in structure[&name].as_array().ok_or_else(wrong)? {
         let folder = folder.as_str().ok_or_else(wrong)?;
         let class = types.get(folder).and_then(|class| class.as_str());
-        entries.push(entry(&json, folder, class.ok_or_else(wrong)?, false)?);
+        let found = entry(&json, folder, class.ok_or_else(wrong)?, false)?;
+        entries.push(Entry {
+            folder: inner(&found.folder),
+            ..found
+        });
     }
-    entries.extend(listed.into_iter().skip(1));
-    let others = structure.keys().filter(|other| **other != name);
-    let others = others.cloned().collect();
-    Ok((entries, Some(Route { name, others })))
+    listed.splice(at..=at, entries);
+    if listed.iter().any(is_router) {
+        let file = root.name("modules.json");
+        let problem = "there are several modules `Router`; expected one".to_owned();
+        return Err(TextError::Folder { file, problem });
+    }
+    let route = Route {
+        name,
+        routes,
+        rules,
+    };
+    Ok((listed, Some(route)))
+}
+
+/// Returns the route of texts without a task.
+fn default_route(parameters: &Json, routes: &[String]) -> Result<String, TextError> {
+    let name = match parameters.text("default_route")? {
+        Some(name) => Some(name.to_owned()),
+        // Then the first route in the file applies, whose order is not kept here.
+        None if parameters.flag("allow_empty_key", true)? && routes.len() == 1 => {
+            routes.first().cloned()
+        }
+        None => None,
+    };
+    let name = name.filter(|name| routes.contains(name));
+    name.ok_or_else(|| parameters.wrong("default_route", "the name of a route"))
+}
+
+/// Returns the rules that can apply to texts. Their keys are tuples of Python, such as `('query', 'text')` and `(None, 'image')`.
+fn rules(parameters: &Json) -> Result<Vec<Rule>, TextError> {
+    let key = "route_mappings";
+    let expected =
+        "routes by the task and the kind of input, such as {\"('query', 'text')\": \"query\"}";
+    let wrong = || parameters.wrong(key, expected);
+    let mut rules = Vec::new();
+    for (tuple, route) in parameters.object(key)? {
+        let inner = tuple
+            .strip_prefix('(')
+            .and_then(|rest| rest.strip_suffix(')'));
+        let (task, input) = inner
+            .and_then(|pair| pair.split_once(", "))
+            .ok_or_else(wrong)?;
+        let route = route.as_str().ok_or_else(wrong)?.to_owned();
+        let task = quoted(task).ok_or_else(wrong)?.map(str::to_owned);
+        // A tuple names several kinds at once, which is not the input of a text.
+        let input = match input.starts_with('(') {
+            true => continue,
+            false => quoted(input).ok_or_else(wrong)?,
+        };
+        if input.is_none_or(|input| input == TEXT) {
+            rules.push(Rule {
+                task,
+                of_texts: input.is_some(),
+                route,
+            });
+        }
+    }
+    Ok(rules)
+}
+
+/// Returns the text of Python's `'text'` or `"text"`, and `Some(None)` for `None`.
+fn quoted(text: &str) -> Option<Option<&str>> {
+    if text == "None" {
+        return Some(None);
+    }
+    let in_quotes = |quote: char| text.strip_prefix(quote)?.strip_suffix(quote);
+    in_quotes('\'').or_else(|| in_quotes('"')).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_choose_routes_like_in_sentence_transformers() {
+        let rule = |task: Option<&str>, of_texts, route: &str| Rule {
+            task: task.map(str::to_owned),
+            of_texts,
+            route: route.to_owned(),
+        };
+        let routes = ["a", "b", "image", "query"].map(str::to_owned).to_vec();
+        let rules = vec![
+            rule(Some("query"), false, "a"),
+            rule(Some("query"), true, "b"),
+        ];
+        let chosen = |rules: &[Rule], task| resolved(&routes, rules, task).map(str::to_owned);
+        assert_eq!(chosen(&rules, Some("query")).as_deref(), Some("b"));
+        assert_eq!(chosen(&rules[..1], Some("query")).as_deref(), Some("a"));
+        assert_eq!(chosen(&[], Some("query")).as_deref(), Some("query"));
+        assert_eq!(chosen(&rules, Some("other")), None);
+        assert_eq!(chosen(&rules, None), None);
+        let any = vec![rule(None, true, "a")];
+        assert_eq!(chosen(&any, Some("query")).as_deref(), Some("a"));
+        let route = Route {
+            name: "a".to_owned(),
+            routes: routes.clone(),
+            rules,
+        };
+        assert_eq!(route.tasks(), ["a", "b"]);
+        assert_eq!(quoted("'a'"), Some(Some("a")));
+        assert_eq!(quoted("None"), Some(None));
+        assert_eq!(quoted("'a\""), None);
+        assert_eq!(quoted("'"), None);
+    }
 }

@@ -2,11 +2,38 @@
 
 use serde_json::Value;
 
-use super::{Folder, Score};
+use super::Folder;
 use crate::text::TextError;
 
 /// Max number of labels without names.
 const MAX_LABELS: u64 = 1 << 20;
+
+/// Activation function that turns a cross-encoder's logits into scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Score {
+    Identity,
+    Sigmoid,
+    Tanh,
+}
+
+impl Score {
+    /// Returns the default for `n_labels` labels.
+    pub fn usual(n_labels: u64) -> Self {
+        match n_labels {
+            1 => Score::Sigmoid,
+            _ => Score::Identity,
+        }
+    }
+
+    /// Returns the score of a logit.
+    pub fn of(self, logit: f32) -> f32 {
+        match self {
+            Score::Identity => logit,
+            Score::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
+            Score::Tanh => logit.tanh(),
+        }
+    }
+}
 
 /// Activation function that turns the logits of a classifier into scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,6 +11,9 @@ use crate::text::TextError;
 /// Maximum number of tokens of a text, equal to that of a batch.
 pub(super) const MAX_TOKENS: u32 = 1 << 24;
 
+/// Keys of late interaction.
+pub(super) const LATE_KEYS: [&str; 3] = ["query_length", "document_length", "query_expansion"];
+
 /// Known keys of the file.
 const KEYS: [&str; 18] = [
     "max_seq_length",
@@ -106,14 +109,11 @@ pub(super) struct Transformer {
 }
 
 impl Transformer {
-    pub(super) fn read(json: &Json) -> Result<Self, TextError> {
+    /// Reads the file. With `is_multi_vector`, its settings of late interaction are read elsewhere.
+    pub(super) fn read(json: &Json, is_multi_vector: bool) -> Result<Self, TextError> {
         json.check_keys(&KEYS)?;
-        for key in [
-            "query_length",
-            "document_length",
-            "query_expansion",
-            "tokenizer_name_or_path",
-        ] {
+        let late = LATE_KEYS.into_iter().filter(|_| !is_multi_vector);
+        for key in late.chain(["tokenizer_name_or_path"]) {
             if json.get(key).is_some() {
                 return Err(json.wrong(key, "null, as gemmule does not apply it"));
             }

@@ -140,3 +140,25 @@ fn query_expansion_is_no_engine_of_bitwise_independence() {
     let folder = Folder::new();
     assert_snapshot!(folder.text(&built.err().expect("it is refused")), @"`layer.0.probabilities` (softmax): masks the query expansion of a late-interaction model, which has kernels only for stored scores; these sum rows in an order that depends on the other sequences, so do not use --invariant");
 }
+
+#[test]
+fn settings_of_a_multi_vector_encoder_that_are_wrong_are_named() {
+    let folder = copy("late-multi");
+    let text = std::fs::read_to_string(folder.file("modules.json")).expect("it is there");
+    let modules: Vec<Value> = serde_json::from_str(&text).expect("a list");
+    let of = |modules: &[Value]| {
+        folder.write("modules.json", Value::from(modules.to_vec()).to_string());
+        refused(&folder)
+    };
+    let mut pooled = modules.clone();
+    pooled.push(json!({"idx": 4, "name": "4", "path": "4_HierarchicalTokenPooling", "type": "sentence_transformers.multi_vector_encoder.modules.token_pooling.HierarchicalTokenPooling"}));
+    assert_snapshot!(of(&pooled), @"`[dir]/modules.json`: the module `HierarchicalTokenPooling` is not computed in a model with a vector for each token; gemmule computes Transformer, Dense, Dropout, Normalize and MultiVectorMask there");
+    assert_snapshot!(of(&[&modules[..2], &modules[3..]].concat()), @"`[dir]/modules.json`: there is no `Normalize` of `token_embeddings`; expected vectors of length 1");
+    assert_snapshot!(of(&modules[..3]), @"`[dir]/modules.json`: queries are padded (`query_expansion`), and there is no MultiVectorMask, with which the padding takes part in scores");
+    let with = |changes: Value| unread("late-multi", "sentence_bert_config.json", changes);
+    assert_snapshot!(with(json!({"query_length": 8})), @"`[dir]/sentence_bert_config.json`: `query_length` is 8; expected at least 20, the length to which queries are padded");
+    assert_snapshot!(with(json!({"query_expansion": {"strategy": "max", "length": 8}})), @r#"`[dir]/sentence_bert_config.json`: `query_expansion`: `strategy` is "max"; expected fixed or min"#);
+    assert_snapshot!(with(json!({"query_expansion": {"strategy": "min", "length": 8, "token": "[NONE]"}})), @"`[dir]/config_sentence_transformers.json`: queries are padded with `[NONE]`, which is no token of the tokenizer");
+    let with = |changes: Value| unread("late-multi", OWN, changes);
+    assert_snapshot!(with(json!({"similarity_fn_name": "dot"})), @r#"`[dir]/config_sentence_transformers.json`: `similarity_fn_name` is "dot"; expected maxsim or meanmaxsim"#);
+}

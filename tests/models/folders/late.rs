@@ -135,6 +135,23 @@ fn queries_that_are_not_expanded() {
     assert_eq!(matches("late-plain"), 0);
 }
 
+/// Folders of `MultiVectorEncoder` of sentence-transformers, made by `scripts/folders.py`.
+#[test]
+fn prompts_and_lengths_of_a_multi_vector_encoder() {
+    assert_eq!(matches("late-multi"), 2);
+    let opened = gemmule::text::Folder::open(&folder("late-multi")).expect("a folder");
+    let late = opened
+        .late_interaction()
+        .expect("it is for late interaction");
+    assert_eq!(late.length(TextRole::Query), 20);
+    assert_eq!(late.length(TextRole::Document), 30);
+}
+
+#[test]
+fn queries_that_are_only_padded_if_they_are_short() {
+    assert_eq!(matches("late-min"), 0);
+}
+
 #[test]
 fn a_checkpoint_of_stanford() {
     assert_eq!(matches("late-stanford"), 2);

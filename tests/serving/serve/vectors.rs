@@ -113,6 +113,197 @@ fn a_default_prompt_that_a_model_does_not_have_is_refused_at_the_start() {
     );
 }
 
+/// Serves a folder with a Router, with the routes for queries and for documents.
+fn routed(name: &str) -> Server {
+    let queries = ModelChoice {
+        name: format!("{name}:query"),
+        task: Some("query".to_owned()),
+        route_of: Some(name.to_owned()),
+        all_tokens: false,
+        ..choice(name, true, Duration::from_secs(10))
+    };
+    let documents = ModelChoice {
+        all_tokens: false,
+        ..choice(name, true, Duration::from_secs(10))
+    };
+    let models = [documents, queries].map(|choice| Model::open(choice).unwrap());
+    serving_models(models.into(), quick())
+}
+
+#[test]
+fn a_purpose_chooses_the_route_of_a_router() {
+    let runs = |name: &str| {
+        let text = std::fs::read_to_string(checkpoint(name).join("expected.json")).unwrap();
+        let all: Value = serde_json::from_str(&text).unwrap();
+        let all = all["runs"].as_array().unwrap().clone();
+        let (queries, documents): (Vec<Value>, Vec<Value>) =
+            all.into_iter().partition(|run| run["task"] == "query");
+        (queries, documents)
+    };
+    let server = routed("st-asym");
+    let to = server.address();
+    let (queries, documents) = runs("st-asym");
+    let [plain, prompted] = queries.as_slice() else {
+        panic!("there are two runs of queries");
+    };
+    let close = |found: &[f32], run: &Value| {
+        let wanted = floats(&run["values"]);
+        assert_eq!(found.len(), wanted.len());
+        let distance = |(a, b): (&f32, &f32)| (a - b).abs();
+        let far = found.iter().zip(&wanted).map(distance).fold(0.0, f32::max);
+        assert!(far < 1e-4, "{far}");
+    };
+    let vectors = |body: &Value| -> Vec<f32> {
+        let told = is_ok(to, "/v1/embeddings", body);
+        let data = told["data"].as_array().unwrap();
+        data.iter()
+            .flat_map(|one| floats(&one["embedding"]))
+            .collect()
+    };
+    let texts = &prompted["texts"];
+    for field in ["input_type", "task", "prompt_name"] {
+        close(&vectors(&json!({"input": texts, field: "query"})), prompted);
+    }
+    for purpose in ["search_query", "retrieval.query"] {
+        let asked = json!({"model": "st-asym", "input": texts, "input_type": purpose});
+        close(&vectors(&asked), prompted);
+    }
+    // The model of the route by its own name, without a prompt.
+    close(
+        &vectors(&json!({"model": "st-asym:query", "input": texts})),
+        plain,
+    );
+    // The other route of the same Router.
+    let asked = json!({"model": "st-asym:query", "input": documents[1]["texts"], "task": "document", "truncate": true});
+    close(&vectors(&asked), &documents[1]);
+    close(
+        &vectors(&json!({"input": documents[0]["texts"]})),
+        &documents[0],
+    );
+    let tei = is_ok(
+        to,
+        "/embed",
+        &json!({"inputs": texts, "prompt_name": "query"}),
+    );
+    let rows = tei.as_array().unwrap().iter().flat_map(floats);
+    close(&rows.collect::<Vec<f32>>(), prompted);
+    let cohere = json!({"model": "st-asym", "texts": texts, "input_type": "search_query"});
+    let told = is_ok(to, "/v2/embed", &cohere);
+    let rows = told["embeddings"]["float"].as_array().unwrap().iter();
+    close(&rows.flat_map(floats).collect::<Vec<f32>>(), prompted);
+    server.shut_down(Duration::ZERO);
+    // A folder without prompts, whose queries have weights of tokens, and whose documents have those of the vocabulary.
+    let server = routed("st-router");
+    let to = server.address();
+    let (queries, documents) = runs("st-router");
+    for (run, name) in [(&queries[0], json!("query")), (&documents[0], Value::Null)] {
+        let asked = json!({"inputs": run["texts"], "prompt_name": name, "truncate": true});
+        let told = is_ok(to, "/embed_sparse", &asked);
+        let width = run["shape"][1].as_u64().unwrap() as usize;
+        let rows = told.as_array().unwrap().iter().flat_map(|row| {
+            let mut values = vec![0.0; width];
+            for entry in row.as_array().unwrap() {
+                let at = entry["index"].as_u64().unwrap() as usize;
+                values[at] = entry["value"].as_f64().unwrap() as f32;
+            }
+            values
+        });
+        close(&rows.collect::<Vec<f32>>(), run);
+    }
+    server.shut_down(Duration::ZERO);
+    let alone = serving(&["st-router"], quick());
+    let asked = json!({"inputs": "rain", "prompt_name": "query"});
+    let (status, told) = post(alone.address(), "/embed_sparse", &asked);
+    assert_eq!(status, 422, "{told}");
+    assert_eq!(
+        told["error"],
+        "the route `query` of the Router of `st-router` is not loaded; the server's log has the reason"
+    );
+    alone.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn a_server_has_the_adapter_of_its_task() {
+    let cache = cache();
+    let opened = ["separation", "text-matching"].map(|task| {
+        let choice = ModelChoice {
+            name: task.to_owned(),
+            task: Some(task.to_owned()),
+            cache: Some(std::sync::Arc::clone(&cache)),
+            ..choice("st-adapters", true, Duration::from_secs(10))
+        };
+        Model::open(choice).unwrap()
+    });
+    let server = serving_models(opened.into(), quick());
+    let to = server.address();
+    let text = std::fs::read_to_string(checkpoint("st-adapters").join("expected.json")).unwrap();
+    let expected: Value = serde_json::from_str(&text).unwrap();
+    let run = &expected["runs"][2];
+    assert_eq!(run["task"], "text-matching");
+    let vectors = |body: Value| -> Vec<f32> {
+        let told = is_ok(to, "/v1/embeddings", &body);
+        let data = told["data"].as_array().unwrap();
+        data.iter()
+            .flat_map(|one| floats(&one["embedding"]))
+            .collect()
+    };
+    let other = vectors(json!({"model": "separation", "input": run["texts"]}));
+    let found = vectors(json!({"model": "text-matching", "input": run["texts"]}));
+    let wanted = floats(&run["values"]);
+    assert!(found.iter().zip(&wanted).all(|(a, b)| (a - b).abs() < 1e-4));
+    assert_ne!(found, other);
+    let named = json!({"model": "text-matching", "input": run["texts"], "task": "text-matching"});
+    assert_eq!(vectors(named), found);
+    let asked = json!({"model": "separation", "input": "rain", "input_type": "query"});
+    let (status, told) = post(to, "/v1/embeddings", &asked);
+    assert_eq!(status, 400, "{told}");
+    assert_eq!(
+        told["error"]["message"],
+        "`input_type` is `query`, whose adapter is `retrieval.query`, and the model was loaded with the adapter for `separation`; start the server with --task retrieval.query"
+    );
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
+fn chunks_of_a_text_are_embedded_together() {
+    let server = serving(&["st-mean"], quick());
+    let to = server.address();
+    let text = std::fs::read_to_string(checkpoint("st-mean").join("chunks.json")).unwrap();
+    let expected: Value = serde_json::from_str(&text).unwrap();
+    let mut asked = json!({"input": expected["texts"], "late_chunking": true});
+    let told = is_ok(to, "/v1/embeddings", &asked);
+    let ids = expected["ids"].as_array().unwrap();
+    assert_eq!(told["usage"]["total_tokens"], ids.len());
+    for (found, wanted) in told["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip(expected["rows"].as_array().unwrap())
+    {
+        let (found, wanted) = (floats(&found["embedding"]), floats(wanted));
+        assert_eq!(found.len(), wanted.len());
+        assert!(found.iter().zip(&wanted).all(|(a, b)| (a - b).abs() < 1e-4));
+    }
+    asked["late_chunking"] = json!(false);
+    assert_ne!(is_ok(to, "/v1/embeddings", &asked)["data"], told["data"]);
+    let told = |body: Value| {
+        let (status, told) = post(to, "/v1/embeddings", &body);
+        assert_eq!(status, 400, "{told}");
+        assert_eq!(told["error"]["param"], "late_chunking");
+        told["error"]["message"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(
+        told(json!({"input": [[5, 6]], "late_chunking": true})),
+        "`late_chunking` joins texts, and the input has token ids; send texts"
+    );
+    let many = vec!["rain and wind"; 20];
+    assert_eq!(
+        told(json!({"input": many, "late_chunking": true})),
+        "late chunking reads all chunks as one text, and together they have more than 16 tokens, the model's maximum; give fewer or shorter chunks"
+    );
+    server.shut_down(Duration::ZERO);
+}
+
 #[test]
 fn vectors_come_in_the_types_and_dimensions_that_are_asked_for() {
     let server = serving(&["st-mean", "st-cls"], quick());

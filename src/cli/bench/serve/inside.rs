@@ -131,6 +131,8 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, Offline), Report> {
         token_vectors: false,
         fill_mask: false,
         default_prompt: Default::default(),
+        task: None,
+        route_of: None,
         share: None,
         previous: None,
         trace: None,

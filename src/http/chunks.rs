@@ -1,0 +1,36 @@
+//! Late chunking: the inputs of a request are chunks of one text.
+
+use std::sync::Arc;
+
+use super::{RequestContext, embeddings::answers, error::Failure, on_thread};
+use crate::serve::{Answer, JoinedTexts, Model, OutputKind, Submit, Text};
+
+/// Computes inputs as one sequence, and returns the vector of each.
+pub(super) async fn chunked(
+    app: &RequestContext<'_>,
+    model: &Arc<Model>,
+    inputs: Vec<Text>,
+    submit: Submit,
+) -> Result<Vec<Answer>, Failure> {
+    let texts = JoinedTexts::new(inputs)?;
+    let service = model.service()?;
+    let memory = service.memory(texts.count(), OutputKind::Usual);
+    let memory = memory.saturating_add(BYTES * texts.bytes() as u64);
+    app.share().reserve(memory).await?;
+    let (whole, tokens) = {
+        let model = Arc::clone(model);
+        on_thread(move || texts.join(&model, submit)).await??
+    };
+    let submit = Submit {
+        wanted: OutputKind::AllTokens,
+        ..submit
+    };
+    let whole = answers(app, service, vec![whole], submit).await?;
+    match whole.first() {
+        Some(whole) => Ok(tokens.pool(whole)),
+        None => Err(Failure::not_ready("it has no answer")),
+    }
+}
+
+/// Bytes that tokenizing takes for each byte of the texts.
+const BYTES: u64 = 8;

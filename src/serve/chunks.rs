@@ -1,0 +1,96 @@
+//! Late chunking: inputs that are chunks of one text, which one run computes.
+
+use std::{ops::Range, sync::Arc};
+
+use super::{Answer, Model, ServeError, Submit, Text};
+use crate::{
+    heads::pool_chunks,
+    text::{ChunkPooling, Chunks, Prompt},
+};
+
+/// Field of a request that asks for it.
+const LATE_CHUNKING: &str = "late_chunking";
+
+/// Texts that are chunks of one text.
+pub struct JoinedTexts {
+    texts: Vec<String>,
+    /// Prompt in a request.
+    prompt: Option<Arc<str>>,
+}
+
+/// The tokens of each chunk of a sequence.
+pub struct JoinedTokens {
+    ranges: Vec<Range<usize>>,
+    pooling: ChunkPooling,
+}
+
+impl JoinedTexts {
+    /// Takes the texts of inputs.
+    ///
+    /// # Errors
+    /// Returns an error for inputs of token ids.
+    pub fn new(inputs: Vec<Text>) -> Result<Self, ServeError> {
+        let mut prompt = None;
+        let text = |input| match input {
+            Text::One(text) => Ok(text),
+            Text::Prompted(own, text) => {
+                prompt = Some(own);
+                Ok(text)
+            }
+            Text::Pair(..) | Text::Ids(_) | Text::Encoded(_) => {
+                let problem = format!(
+                    "`{LATE_CHUNKING}` joins texts, and the input has token ids; send texts"
+                );
+                Err(ServeError::invalid(LATE_CHUNKING, problem))
+            }
+        };
+        let texts = inputs.into_iter().map(text).collect::<Result<_, _>>()?;
+        Ok(Self { texts, prompt })
+    }
+
+    /// Number of texts.
+    pub fn count(&self) -> usize {
+        self.texts.len()
+    }
+
+    /// Length of all texts in bytes.
+    pub fn bytes(&self) -> usize {
+        self.texts.iter().map(String::len).sum()
+    }
+
+    /// Tokenizes the texts to one input of the model.
+    ///
+    /// # Errors
+    /// Returns an error if the model does not pool by the mean, for too many tokens, and for texts that the tokenizer refuses.
+    pub fn join(&self, model: &Model, submit: Submit) -> Result<(Text, JoinedTokens), ServeError> {
+        let encoder = model.encoder();
+        let named = submit
+            .prompt
+            .and_then(|at| encoder.folder().prompt_name(at));
+        let prompt = match (&self.prompt, named) {
+            (Some(text), _) => Prompt::Text(text),
+            (None, Some(name)) => Prompt::Named(name),
+            (None, None) => Prompt::Default,
+        };
+        let chunks = encoder.encode_chunks(&self.texts, prompt);
+        let both = chunks.and_then(|chunks| Ok((chunks, encoder.folder().chunk_pooling()?)));
+        let (chunks, pooling) =
+            both.map_err(|error| ServeError::invalid(LATE_CHUNKING, error.to_string()))?;
+        let Chunks { encoded, ranges } = chunks;
+        Ok((Text::Encoded(encoded), JoinedTokens { ranges, pooling }))
+    }
+}
+
+impl JoinedTokens {
+    /// Returns the answer of each chunk from that of the sequence, the states of all tokens.
+    pub fn pool(&self, whole: &Answer) -> Vec<Answer> {
+        let rows = pool_chunks(&whole.values, whole.tokens, &self.ranges, self.pooling);
+        let each = self.ranges.iter().zip(rows);
+        let each = each.map(|(range, values)| Answer {
+            values,
+            entries: Vec::new(),
+            tokens: range.len(),
+        });
+        each.collect()
+    }
+}

@@ -1,0 +1,96 @@
+//! Chunks of a text that are read together, for late chunking.
+
+use std::ops::Range;
+
+use super::{Encoded, TextEncoder};
+use crate::text::{Prompt, TextError};
+
+/// One sequence of several chunks, with the tokens of each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chunks {
+    pub encoded: Encoded,
+    /// Tokens of each chunk. The first chunk has the special tokens at the beginning and the tokens of the prompt, too, and the last one
+    /// the special tokens at the end.
+    pub ranges: Vec<Range<usize>>,
+}
+
+impl TextEncoder {
+    /// Tokenizes chunks as one sequence, after a prompt. Each chunk is tokenized by itself, so no token belongs to two of them.
+    ///
+    /// # Errors
+    /// Returns an error for chunks that have more tokens together than the model reads, for a chunk without tokens, for a text that the
+    /// tokenizer refuses or panics on, and the errors of [`Folder::prompt`](super::Folder::prompt) and
+    /// [`Folder::chunk_pooling`](super::Folder::chunk_pooling).
+    pub fn encode_chunks<S: AsRef<str>>(
+        &self,
+        chunks: &[S],
+        prompt: Prompt<'_>,
+    ) -> Result<Chunks, TextError> {
+        self.folder.chunk_pooling()?;
+        let prompt = self.folder.prompt(prompt)?;
+        let limit = self.max_tokens().unwrap_or(usize::MAX);
+        let encode = |index: usize, text: &str, adds_special: bool| {
+            let encoded = self.encoded(index, text, adds_special, self.cut_side)?;
+            match encoded.is_cut {
+                true => Err(TextError::LongChunks { limit }),
+                false => Ok(encoded.ids),
+            }
+        };
+        let mut ids: Vec<u32> = Vec::new();
+        let mut ranges: Vec<Range<usize>> = Vec::new();
+        for (index, chunk) in chunks.iter().enumerate() {
+            let from = ids.len();
+            match index {
+                0 => ids.extend(encode(
+                    index,
+                    &format!("{prompt}{}", chunk.as_ref()),
+                    false,
+                )?),
+                _ => ids.extend(encode(index, chunk.as_ref(), false)?),
+            }
+            if ids.len() > limit {
+                return Err(TextError::LongChunks { limit });
+            }
+            if ids.len() == from {
+                let problem = "it has no tokens".to_owned();
+                return Err(TextError::Text { index, problem });
+            }
+            ranges.push(from..ids.len());
+        }
+        let (Some(first), Some(last)) = (ranges.first().cloned(), ranges.last().cloned()) else {
+            return Ok(Chunks {
+                encoded: Encoded::default(),
+                ranges,
+            });
+        };
+        // Special tokens around a text do not depend on it.
+        let text = format!("{prompt}{}", chunks[0].as_ref());
+        let whole = encode(0, &text, true)?;
+        let own = &ids[first];
+        let before = whole.windows(own.len()).position(|window| window == own);
+        let before = before.ok_or_else(|| TextError::Text {
+            index: 0,
+            problem: "its tokens differ with special tokens around them".to_owned(),
+        })?;
+        let end = &whole[before + own.len()..];
+        ids.splice(..0, whole[..before].iter().copied());
+        ids.extend_from_slice(end);
+        for range in &mut ranges {
+            *range = range.start + before..range.end + before;
+        }
+        if let Some(range) = ranges.first_mut() {
+            range.start = 0;
+        }
+        if let Some(range) = ranges.last_mut() {
+            range.end = last.end + before + end.len();
+        }
+        if ids.len() > limit {
+            return Err(TextError::LongChunks { limit });
+        }
+        let encoded = Encoded {
+            ids,
+            ..Encoded::default()
+        };
+        Ok(Chunks { encoded, ranges })
+    }
+}

@@ -1,0 +1,74 @@
+//! Adapters of a transformer, of which the task of a text chooses one.
+
+use serde_json::Value;
+
+use super::Folder;
+use crate::{
+    model::{ADAPTER, Description},
+    names::nearest,
+    runtime::weights::ModelFiles,
+    text::TextError,
+};
+
+/// Class of a first module in the folder's own code, which gives the transformer the task of a text.
+pub(super) const OWN_TRANSFORMER: &str = "custom_st.Transformer";
+/// Key of config.json with the texts that are put before texts of a task.
+const INSTRUCTIONS: &str = "task_instructions";
+
+/// Returns the names of the adapters that the description for a config.json has, and adds the one for `task` to it.
+///
+/// # Errors
+/// Returns an error if there are adapters, and none has the name of the task.
+pub(super) fn chosen(
+    root: &ModelFiles,
+    config: Option<&mut Value>,
+    task: Option<&str>,
+) -> Result<Vec<String>, TextError> {
+    let Some(config) = config else {
+        return Ok(Vec::new());
+    };
+    // The only models with adapters have their own code on the hub.
+    if task.is_none() && config.get("auto_map").is_none() {
+        return Ok(Vec::new());
+    }
+    // A missing description is reported when the engine is built.
+    let description = Description::for_config(config).ok();
+    let names = description.and_then(|description| description.adapter_names(config).ok());
+    let names = names.flatten().unwrap_or_default();
+    if let (Some(task), false) = (task, names.is_empty()) {
+        if !names.iter().any(|name| name == task) {
+            let near = nearest(task, names.iter().map(String::as_str));
+            return Err(TextError::NoAdapter {
+                folder: root.path().to_owned(),
+                task: task.to_owned(),
+                near: near.map(str::to_owned),
+                adapters: names.join(", "),
+            });
+        }
+        config[ADAPTER] = task.into();
+    }
+    Ok(names)
+}
+
+impl Folder {
+    /// Returns the tasks for which the checkpoint has adapters of its weights; empty if it has none.
+    pub fn adapters(&self) -> &[String] {
+        &self.adapters
+    }
+
+    /// Returns the task whose adapter is added to the weights; `None` for none.
+    pub fn adapter(&self) -> Option<&str> {
+        let config = self.config.as_ref().filter(|_| !self.adapters.is_empty())?;
+        config.get(ADAPTER)?.as_str()
+    }
+
+    /// Makes the text that config.json puts before the texts of the chosen task the default prompt.
+    pub(super) fn read_instruction(&mut self) {
+        let config = self.config.as_ref();
+        let texts = config.and_then(|config| config.get(INSTRUCTIONS));
+        let text = self.adapter().and_then(|task| texts?.get(task)?.as_str());
+        if let (Some(text), None) = (text, &self.default_prompt) {
+            self.default_text = Some(text.to_owned());
+        }
+    }
+}

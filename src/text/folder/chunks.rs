@@ -1,0 +1,95 @@
+//! Late chunking: whether the vectors of parts of a text can be pooled from one run over the whole.
+
+use super::Folder;
+use crate::{
+    model::{Module, Pooling},
+    text::TextError,
+};
+
+/// Modules after the transformer that late chunking applies to each chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkPooling {
+    /// Whether vectors are scaled to length 1.
+    pub normalizes: bool,
+    /// Number of values to keep, before vectors are scaled; `None` for all.
+    pub width: Option<u32>,
+}
+
+impl Folder {
+    /// Returns how the states of the tokens of a chunk become its vector.
+    ///
+    /// # Errors
+    /// Returns an error unless the folder specifies the mean of all tokens, followed by modules that only scale or cut vectors.
+    pub fn chunk_pooling(&self) -> Result<ChunkPooling, TextError> {
+        let refused = |problem: String| TextError::LateChunking {
+            folder: self.root.path().to_owned(),
+            problem,
+        };
+        if self.late.is_some() {
+            return Err(refused("has a vector for each token already".to_owned()));
+        }
+        if self.messages.is_some() {
+            return Err(refused("reads conversations".to_owned()));
+        }
+        let modules = self.modules().unwrap_or_default();
+        let Some((first, modules)) = modules.split_first() else {
+            let problem = "has no modules.json, which would specify the mean of tokens";
+            return Err(refused(problem.to_owned()));
+        };
+        match first {
+            Module::Pooling {
+                modes,
+                after_prompt: false,
+                ..
+            } if modes.as_slice() == [Pooling::Mean] => {}
+            Module::Pooling {
+                after_prompt: true, ..
+            } => return Err(refused("leaves prompts out of pooling".to_owned())),
+            Module::Pooling { folder, .. } => {
+                let problem = format!("pools tokens in another way, in `{folder}`");
+                return Err(refused(problem));
+            }
+            Module::WeightedLayers { .. }
+            | Module::Dense { .. }
+            | Module::LayerNorm { .. }
+            | Module::Normalize { .. }
+            | Module::NormalizeTokens { .. }
+            | Module::Truncate { .. }
+            | Module::Splade { .. }
+            | Module::LogitScore { .. } => {
+                return Err(refused(
+                    "has another module than a Pooling after the transformer".to_owned(),
+                ));
+            }
+        }
+        let mut pooling = ChunkPooling {
+            normalizes: false,
+            width: None,
+        };
+        for module in modules {
+            match module {
+                Module::Normalize { .. } => pooling.normalizes = true,
+                // Values that are cut after scaling would not have length 1, so the order matters.
+                Module::Truncate { width } if !pooling.normalizes => pooling.width = Some(*width),
+                Module::Truncate { .. } => {
+                    return Err(refused(
+                        "cuts vectors after scaling them (`truncate_dim`)".to_owned(),
+                    ));
+                }
+                Module::Dense { folder, .. } | Module::LayerNorm { folder, .. } => {
+                    return Err(refused(format!(
+                        "has the module `{folder}` after the pooling"
+                    )));
+                }
+                Module::Pooling { .. }
+                | Module::WeightedLayers { .. }
+                | Module::NormalizeTokens { .. }
+                | Module::Splade { .. }
+                | Module::LogitScore { .. } => {
+                    return Err(refused("has more modules after the pooling".to_owned()));
+                }
+            }
+        }
+        Ok(pooling)
+    }
+}
