@@ -11,7 +11,7 @@ use crate::{
     text::{Chunks, Folder, Input, Prompt, StreamDecoder, TextEncoder, TextError},
 };
 
-/// Maximum number of tokens of a batch; more texts are split into several batches.
+/// Max tokens per batch. Texts with more tokens in total are distributed over several batches.
 const BATCH_TOKENS: usize = 16_384;
 
 /// The tokenizers of an engine, loaded on first use.

@@ -29,8 +29,8 @@ const MIN_BUDGET: u64 = 64;
 const SIZES: std::ops::RangeInclusive<u32> = 0..=44;
 /// Number of tokens that a tenant's deficit gains per turn (the quantum of deficit round robin).
 const QUANTUM: u64 = 512;
-/// Max number of a tenant's requests to search for a request that fits the remaining room of a batch. It is also the max number of urgent
-/// requests that are put back in a decision.
+/// Max number of a tenant's requests that are examined to find one that fits the remaining room of a batch. The selection of urgent
+/// requests also ends when this many of them did not fit.
 const LOOK_AHEAD: usize = 64;
 /// Number of times that later requests may overtake a tenant's first request because it does not fit.
 const PASSED_OVER: u8 = 8;

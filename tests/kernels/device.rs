@@ -571,8 +571,8 @@ fn a_batch_that_fits_where_its_bucket_does_not_runs() {
     let (alone, bucket) = (needed(&exact, TOKENS), needed(&buckets, TOKENS));
     assert!(alone + (14 << 20) < bucket, "{alone} and {bucket}");
     let expected = bits_of(&mut exact.session().expect("a session"), &of(TOKENS));
-    // Another session takes all memory except for 8 MiB and the memory that the batch needs with exact shapes. The number of its tokens is
-    // first estimated, and then corrected by the amount of free memory.
+    // Another session takes all memory except for 8 MiB and the memory that the batch needs with exact shapes. The number of tokens that
+    // the other session runs is first estimated, and then corrected after each run according to the memory that is still free.
     let huge = batch(&vec![LENGTH; 1 << 10]);
     let free = || out_of_memory(exact.session().expect("a session").run(&huge)).2;
     let left = alone + (8 << 20);

@@ -152,7 +152,7 @@ impl<T: Task> Pool<T> {
     }
 }
 
-/// Computes a short text. Returns the number of values per sequence or per token.
+/// Runs the model on a short text. Returns the number of output values per sequence or per token.
 fn probe<T: Task>(session: &mut Session, task: &T) -> Result<usize, miette::Report> {
     let texts = ["a".to_owned(), "a".to_owned()];
     let Units { sequences, .. } = task.encode(&texts).map_err(|reason| {

@@ -34,7 +34,7 @@ pub fn representative() -> Vec<KernelSpec> {
         ..gemm
     };
     for dtype in [DType::F16, DType::BF16] {
-        // The sizes are odd vocabulary sizes, and weights with many tiles per CTA.
+        // Odd vocabulary sizes. The second weight is so large that a CTA computes more than one tile.
         add(of(5003, 136, dtype, bias), true);
         add(of(20_001, 72, dtype, plain.with_residual()), true);
         for centred in [false, true] {
