@@ -101,7 +101,7 @@ impl Codegen {
     }
 
     /// Creates an environment whose sources mark the text of each partial, for tests that review sources. The test must remove the marks
-    /// and then [tidy](tidy) the source.
+    /// and then [`tidy`] the source.
     ///
     /// # Errors
     /// Returns an error if a template does not parse.
