@@ -452,6 +452,14 @@ fn logged<T>(level: Level, f: impl FnOnce() -> T) -> (T, String) {
             Ok(())
         }
     }
+    // tracing remembers which events nobody reads. Without a subscriber of the whole process, another test on another thread could make it
+    // forget an event of this one.
+    static READ: std::sync::Once = std::sync::Once::new();
+    READ.call_once(|| {
+        let all = tracing_subscriber::fmt().with_max_level(Level::INFO);
+        let all = all.with_writer(std::io::sink).finish();
+        tracing::subscriber::set_global_default(all).expect("no test sets another one");
+    });
     let sink = Sink::default();
     let writer = sink.clone();
     let subscriber = tracing_subscriber::fmt()
