@@ -171,7 +171,6 @@ fn a_device_keeps_matrices_in_q4_0() {
         let (kept, plain) = (cuda(false), cuda(true));
         assert_eq!(kept.program().weight_format(), Some(INT4_32));
         assert_eq!(plain.program().weight_format(), None);
-        assert!(kept.weight_bytes() < plain.weight_bytes());
         for engine in [kept, plain] {
             for (found, expected) in engine.embed(&TEXTS).expect("vectors").iter().zip(&expected) {
                 assert!(cosine(found, expected) > bound, "{dtype}");
