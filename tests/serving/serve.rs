@@ -2133,7 +2133,7 @@ fn a_poisonous_member_fails_alone() {
     }
     assert_eq!(large.join().unwrap(), 200);
     let [openai, tei, similar] = bad.join().unwrap();
-    let problem = "a batch failed: the output `sentence_embedding` has ";
+    let problem = "a batch failed: the output `sentence_embedding` contains ";
     assert!(
         openai.0 == 500 && openai.2.contains(problem),
         "{}",
