@@ -3,7 +3,7 @@
 use gemmule::{
     engine::LOGITS,
     model::{EMBEDDING, TOKEN_VECTORS, computed},
-    text::{Folder, Input, Prompt},
+    text::{Folder, Input, Prompt, TextRole},
 };
 use pyo3::prelude::*;
 
@@ -13,7 +13,7 @@ use crate::{
     device_array::{DeviceArray, Target},
     error::{Error, Result},
     loading::{Choices, Loading},
-    text_model::{DOCUMENT, QUERY, TextModel, prompt},
+    text_model::{TextModel, prompt},
 };
 
 /// Embeds texts, as `SentenceTransformer` does.
@@ -150,8 +150,8 @@ impl Embedder {
         to: &str,
     ) -> Result<Bound<'py, PyAny>> {
         let texts = texts(sentences, "sentences")?;
-        let model = self.routed(QUERY.first().copied())?;
-        let chosen = model.prompt_of(&QUERY)?;
+        let model = self.routed(Some(TextRole::Query.name()))?;
+        let chosen = model.prompt_of(TextRole::Query)?;
         self.run(
             py,
             model,
@@ -177,8 +177,8 @@ impl Embedder {
         to: &str,
     ) -> Result<Bound<'py, PyAny>> {
         let texts = texts(sentences, "sentences")?;
-        let model = self.routed(DOCUMENT.first().copied())?;
-        let chosen = model.prompt_of(&DOCUMENT)?;
+        let model = self.routed(Some(TextRole::Document.name()))?;
+        let chosen = model.prompt_of(TextRole::Document)?;
         self.run(
             py,
             model,

@@ -16,7 +16,7 @@ use crate::{
     arguments::{items, kind_of, pair, text},
     arrays::of_output,
     device_array::{DeviceArray, Target},
-    error::{Error, Result, of_text},
+    error::{Error, Result},
     loading::{Choices, Loading},
     text_model::{Sessions, folder, prompt},
 };
@@ -201,7 +201,7 @@ impl Engine {
     ) -> Result<Vec<Encoded>> {
         let encode = |index: usize, input: Input<'_>| -> Result<Encoded> {
             let encoded = self.encoder()?.encode_one(input, prompt);
-            Ok(encoded.map_err(|e| of_text(e, index))?)
+            Ok(encoded.map_err(|e| e.of_text(index))?)
         };
         let each = given.into_iter().enumerate();
         each.map(|(index, input)| match input {

@@ -147,16 +147,3 @@ fn of_checkpoint(error: &CheckpointError) -> Kind {
         _ => Kind::Input,
     }
 }
-
-/// Sets the index of the text in an error of a text that was tokenized separately.
-pub fn of_text(error: TextError, index: usize) -> TextError {
-    match error {
-        TextError::Text { problem, .. } => TextError::Text { index, problem },
-        TextError::TokenizerPanic { file, problem, .. } => TextError::TokenizerPanic {
-            file,
-            index,
-            problem,
-        },
-        other => other,
-    }
-}

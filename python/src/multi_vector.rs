@@ -20,7 +20,7 @@ use crate::{
     process,
     reranker::ranked,
     signals::Signals,
-    text_model::{DOCUMENT, QUERY, TextModel, prompt},
+    text_model::{TextModel, prompt},
 };
 
 /// Computes a vector for each token of a text, for late interaction, like `MultiVectorEncoder` of sentence-transformers and `ColBERT` of
@@ -96,7 +96,7 @@ impl MultiVectorEncoder {
         sentences: &Bound<'py, PyAny>,
         batch_tokens: Option<usize>,
     ) -> Result<Bound<'py, PyAny>> {
-        let chosen = self.model.prompt_of(&QUERY)?;
+        let chosen = self.model.prompt_of(TextRole::Query)?;
         self.run(py, sentences, TextRole::Query, chosen, batch_tokens)
     }
 
@@ -111,7 +111,7 @@ impl MultiVectorEncoder {
         sentences: &Bound<'py, PyAny>,
         batch_tokens: Option<usize>,
     ) -> Result<Bound<'py, PyAny>> {
-        let chosen = self.model.prompt_of(&DOCUMENT)?;
+        let chosen = self.model.prompt_of(TextRole::Document)?;
         self.run(py, sentences, TextRole::Document, chosen, batch_tokens)
     }
 
@@ -148,13 +148,13 @@ impl MultiVectorEncoder {
     ) -> Result<Vec<Bound<'py, PyDict>>> {
         let query = [text(query, || "query".to_owned())?];
         let Texts { texts, .. } = texts(documents, "documents")?;
-        let vectors = |texts: &[String], role, names: &[&str]| {
-            let prompt = self.model.prompt_of(names)?;
+        let vectors = |texts: &[String], role| {
+            let prompt = self.model.prompt_of(role)?;
             self.model
                 .token_vectors(py, texts, role, prompt, batch_tokens)
         };
-        let queries = vectors(&query, TextRole::Query, &QUERY)?;
-        let documents = vectors(&texts, TextRole::Document, &DOCUMENT)?;
+        let queries = vectors(&query, TextRole::Query)?;
+        let documents = vectors(&texts, TextRole::Document)?;
         let scores = self.scores(py, &queries, &documents)?;
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         ranked(py, &scores, top_k, return_documents.then_some(&texts[..]))

@@ -19,11 +19,6 @@ use crate::{
     signals::Signals,
 };
 
-/// Names of prompts for queries, in order of preference.
-pub const QUERY: [&str; 1] = ["query"];
-/// Names of the prompts for documents, in order of preference, as in sentence-transformers.
-pub const DOCUMENT: [&str; 3] = ["document", "passage", "corpus"];
-
 /// Default maximum number of tokens per batch on a CUDA device.
 const BATCH_TOKENS: usize = 16_384;
 /// Default maximum number of tokens per batch on a CPU, where larger batches are not faster. Signals are handled between batches.
@@ -226,16 +221,14 @@ impl TextModel {
         })
     }
 
-    /// Returns the first of the names that is a prompt of the folder, or else the folder's default.
+    /// Returns the folder's prompt for texts of a role, or else its default.
     ///
     /// # Errors
-    /// Returns an error if the first name selects a route of a Router that is not loaded.
-    pub fn prompt_of(&self, names: &[&str]) -> Result<Prompt<'_>> {
+    /// Returns an error if the role's name selects a route of a Router that is not loaded.
+    pub fn prompt_of(&self, role: TextRole) -> Result<Prompt<'_>> {
         let folder = self.encoder.folder();
-        if let Some(&first) = names.first() {
-            folder.prompt(Prompt::Named(first))?;
-        }
-        let index = folder.prompt_index(names);
+        folder.prompt(Prompt::Named(role.name()))?;
+        let index = folder.prompt_index(role.prompt_names());
         let name = index.and_then(|index| folder.prompt_name(index));
         Ok(name.map_or(Prompt::Default, Prompt::Named))
     }

@@ -109,17 +109,22 @@ pub(super) struct PromptArgs {
 impl PromptArgs {
     /// Returns the text of the prompt.
     pub(super) fn text(&self, folder: &Folder) -> Result<String, EngineError> {
-        let prompt = match (&self.prompt_name, &self.prompt) {
-            (Some(name), _) => Prompt::Named(name),
-            (None, Some(text)) => Prompt::Text(text),
-            (None, None) => Prompt::Default,
-        };
+        let prompt = self.chosen().unwrap_or_default();
         Ok(folder.prompt(prompt)?.to_owned())
     }
 
-    /// Returns whether a prompt is given. Otherwise a late-interaction model may have one for each role.
-    pub(super) fn is_given(&self) -> bool {
-        self.prompt_name.is_some() || self.prompt.is_some()
+    /// Returns the text of the prompt; `None` if no prompt is given. A late-interaction model may then have a prompt for each role.
+    pub(super) fn given(&self, folder: &Folder) -> Result<Option<String>, EngineError> {
+        let text = self.chosen().map(|prompt| folder.prompt(prompt));
+        Ok(text.transpose()?.map(str::to_owned))
+    }
+
+    fn chosen(&self) -> Option<Prompt<'_>> {
+        match (&self.prompt_name, &self.prompt) {
+            (Some(name), _) => Some(Prompt::Named(name)),
+            (None, Some(text)) => Some(Prompt::Text(text)),
+            (None, None) => None,
+        }
     }
 }
 

@@ -64,9 +64,9 @@ pub(super) fn run(mut args: Args) -> Outcome {
     if is_late && args.role.is_none() {
         return Err(input::no_role());
     }
-    let prompt = args.prompt.text(encoder.folder())?;
     match args.role {
         None => {
+            let prompt = args.prompt.text(encoder.folder())?;
             let engines = args.files.engines(&args.model, EMBEDDING)?;
             let task = OneVector {
                 encoder,
@@ -77,6 +77,7 @@ pub(super) fn run(mut args: Args) -> Outcome {
                 .run(&job, &args.model, &engines, task, places.result)
         }
         Some(role) => {
+            let prompt = args.prompt.given(encoder.folder())?;
             let engines = args.files.engines(&args.model, TOKEN_VECTORS);
             let engines = match is_late {
                 true => engines?,
@@ -87,7 +88,6 @@ pub(super) fn run(mut args: Args) -> Outcome {
             let task = VectorsOfTokens {
                 encoder,
                 prompt,
-                is_given: args.prompt.is_given(),
                 role,
             };
             args.files
@@ -151,9 +151,8 @@ impl Task for OneVector {
 /// Computes a vector for each token of a text, except for tokens that do not take part in scores of late interaction.
 struct VectorsOfTokens {
     encoder: TextEncoder,
-    prompt: String,
-    /// Whether the prompt is not the default one.
-    is_given: bool,
+    /// `None` for the default one.
+    prompt: Option<String>,
     role: TextRole,
 }
 
@@ -179,10 +178,8 @@ impl Task for VectorsOfTokens {
 
     fn encode(&self, texts: &[String]) -> Result<Units<Vec<u32>>, String> {
         let text = texts.first().map_or("", String::as_str);
-        let prompt = match self.is_given {
-            true => Prompt::Text(&self.prompt),
-            false => Prompt::Default,
-        };
+        let prompt = self.prompt.as_deref();
+        let prompt = prompt.map_or(Prompt::Default, Prompt::Text);
         let side = self.encoder.cut_side();
         let encoded = self.encoder.encode_as(self.role, text, prompt, side);
         let encoded = encoded.map_err(|e| e.to_string())?;

@@ -53,9 +53,9 @@ pub(super) fn run(args: Args) -> Outcome {
     };
     let job = args.files.job(&places, &columns())?;
     let encoder = corpus::encoder(&args.model)?;
-    let prompt = args.prompt.text(encoder.folder())?;
     let (model, files) = (&args.model, &args.files);
     if encoder.folder().late_interaction().is_some() || args.max_sim {
+        let prompt = args.prompt.given(encoder.folder())?;
         let engines = files.engines(model, TOKEN_VECTORS);
         let engines = match args.max_sim {
             false => engines?,
@@ -65,11 +65,11 @@ pub(super) fn run(args: Args) -> Outcome {
         let task = Late {
             encoder,
             prompt,
-            is_given: args.prompt.is_given(),
             score,
         };
         return files.run(&job, model, &engines, task, places.result);
     }
+    let prompt = args.prompt.text(encoder.folder())?;
     let engines = files.engines(model, LOGITS)?;
     let score = encoder.folder().score(1);
     let task = Cross {
@@ -139,18 +139,15 @@ impl Task for Cross {
 /// Computes scores by late interaction (MaxSim).
 struct Late {
     encoder: TextEncoder,
-    prompt: String,
-    /// Whether the prompt is not the default one.
-    is_given: bool,
+    /// `None` for the default one.
+    prompt: Option<String>,
     score: LateScore,
 }
 
 impl Late {
     fn side(&self, role: TextRole, text: &str) -> Result<Encoded, String> {
-        let prompt = match self.is_given {
-            true => Prompt::Text(&self.prompt),
-            false => Prompt::Default,
-        };
+        let prompt = self.prompt.as_deref();
+        let prompt = prompt.map_or(Prompt::Default, Prompt::Text);
         let side = self.encoder.cut_side();
         let encoded = self.encoder.encode_as(role, text, prompt, side);
         encoded.map_err(|e| e.to_string())

@@ -40,6 +40,29 @@ impl Engine {
         Ok(all)
     }
 
+    /// Runs texts in batches of up to `max_tokens` tokens. Calls `row` with the outputs of a batch, the position of a text in the batch and
+    /// the index of the text, and returns the results in the order of the texts.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Session::each_output`] and of `row`.
+    pub(super) fn in_order<T>(
+        &self,
+        encoded: &[impl Borrow<Encoded>],
+        max_tokens: usize,
+        row: impl Fn(&Outputs, usize, usize) -> Result<T, EngineError>,
+    ) -> Result<Vec<T>, EngineError> {
+        let mut rows: Vec<Option<T>> = encoded.iter().map(|_| None).collect();
+        let take = |outputs: &Outputs, batch: &[usize]| {
+            for (at, &index) in batch.iter().enumerate() {
+                rows[index] = Some(row(outputs, at, index)?);
+            }
+            Ok(())
+        };
+        let mut session = self.session()?;
+        session.each_output::<EngineError>(encoded, max_tokens, take, || Ok(()))?;
+        Ok(rows.into_iter().flatten().collect())
+    }
+
     /// Calls `work` on the threads of the CPU executor, or of the process if the engine uses a GPU.
     ///
     /// # Errors

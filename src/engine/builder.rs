@@ -224,8 +224,8 @@ impl Builder {
     }
 
     /// Sets the format of the KV cache of an engine that generates text: [`Format::E4m3`], or the storage type, which is the default. In
-    /// E4M3, keys and values are rounded when they are stored, and take half the memory of f16 or a quarter of f32.
-    /// They are divided by the scales that a quantized checkpoint publishes for them before.
+    /// E4M3, keys and values are divided by the scales that a quantized checkpoint publishes for them and rounded when they are stored,
+    /// and take half the memory of f16 or a quarter of f32.
     pub fn kv_cache(mut self, format: Format) -> Self {
         self.kv_cache = Some(format);
         self

@@ -1,6 +1,6 @@
 //! Methods of [`Engine`] that run task heads: classification, entity recognition, masked tokens and question answering.
 
-use super::{Engine, EngineError, Outputs};
+use super::{Engine, EngineError};
 use crate::{
     engine::LOGITS,
     heads::{
@@ -158,15 +158,8 @@ impl Engine {
                 tracing::warn!("text {index} is cut to {n} tokens, the checkpoint's maximum");
             }
         }
-        let mut rows: Vec<Option<T>> = inputs.iter().map(|_| None).collect();
-        let take = |outputs: &Outputs, batch: &[usize]| {
-            for (at, &index) in batch.iter().enumerate() {
-                rows[index] = Some(row(index, outputs.sequence(output, at)?));
-            }
-            Ok(())
-        };
-        let mut session = self.session()?;
-        session.each_output::<EngineError>(inputs, batch_tokens, take, || Ok(()))?;
-        Ok(rows.into_iter().flatten().collect())
+        self.in_order(inputs, batch_tokens, |outputs, at, index| {
+            Ok(row(index, outputs.sequence(output, at)?))
+        })
     }
 }

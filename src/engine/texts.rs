@@ -2,7 +2,7 @@
 
 use std::{ops::ControlFlow, sync::OnceLock};
 
-use super::{Engine, EngineError};
+use super::{Engine, EngineError, heads::BATCH_TOKENS};
 use crate::{
     Outputs,
     generate::generation_config_of,
@@ -10,9 +10,6 @@ use crate::{
     model::{EMBEDDING, STATES},
     text::{Chunks, Folder, Input, Prompt, StreamDecoder, TextEncoder, TextError},
 };
-
-/// Max tokens per batch. Texts with more tokens in total are distributed over several batches.
-const BATCH_TOKENS: usize = 16_384;
 
 /// The tokenizers of an engine, loaded on first use.
 #[derive(Default)]
@@ -123,16 +120,7 @@ impl Engine {
         let inputs: Vec<Input<'_>> = inputs.collect();
         let encode = |&input: &Input<'_>| encoder.encode_one(input, Prompt::Default);
         let encoded = self.encode_all::<_, EngineError>(&inputs, encode, || Ok(()))?;
-        let mut rows: Vec<Option<T>> = encoded.iter().map(|_| None).collect();
-        let take = |outputs: &Outputs, batch: &[usize]| {
-            for (at, &index) in batch.iter().enumerate() {
-                rows[index] = Some(row(outputs, at)?);
-            }
-            Ok(())
-        };
-        let mut session = self.session()?;
-        session.each_output::<EngineError>(&encoded, BATCH_TOKENS, take, || Ok(()))?;
-        Ok(rows.into_iter().flatten().collect())
+        self.in_order(&encoded, BATCH_TOKENS, |outputs, at, _| row(outputs, at))
     }
 
     /// Returns the tokenizer of texts.

@@ -107,9 +107,10 @@ pub(super) fn prompted(
     names: &[&str],
     inputs: &[Text],
 ) -> Result<Option<usize>, Failure> {
+    let folder = service.encoder().folder();
     let index = match service.prompt(param, names) {
         Ok(index) => index,
-        Err(_) if service.is_route_for(names) => return Ok(None),
+        Err(_) if names.iter().any(|name| folder.is_route_for(name)) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
     check_texts(param, inputs).map(|()| Some(index))

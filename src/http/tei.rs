@@ -209,7 +209,7 @@ pub(super) async fn tokenize(app: &RequestContext<'_>, mut fields: Fields) -> Ha
         }
         (Some(name), None) => match model.prompt_text("prompt_name", &name) {
             Ok(text) => text.to_owned(),
-            Err(_) if model.is_route_for(&name) => String::new(),
+            Err(_) if model.encoder().folder().is_route_for(&name) => String::new(),
             Err(error) => return Err(error.into()),
         },
         (None, text) => text.unwrap_or_default(),

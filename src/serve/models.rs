@@ -412,12 +412,6 @@ impl Model {
         }
     }
 
-    /// Returns whether the model is the route of a Router for a task.
-    pub fn is_route_for(&self, task: &str) -> bool {
-        let folder = self.encoder().folder();
-        folder.route().is_some() && folder.route() == folder.route_for(task)
-    }
-
     pub(super) fn unsupported(&self, asked: &'static str) -> ServeError {
         ServeError::UnsupportedTask {
             model: self.name.clone(),

@@ -292,13 +292,6 @@ impl Service {
         }
     }
 
-    /// Returns whether the model is the route of a Router for one of these tasks.
-    pub fn is_route_for(&self, tasks: &[&str]) -> bool {
-        let folder = self.encoder().folder();
-        let mut routes = tasks.iter().filter_map(|task| folder.route_for(task));
-        routes.any(|route| Some(route) == folder.route())
-    }
-
     /// Returns whether the model's folder defines prompts.
     pub fn has_prompts(&self) -> bool {
         !self.encoder().folder().prompt_names().is_empty()

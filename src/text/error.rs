@@ -175,7 +175,8 @@ impl std::fmt::Display for LanguageSide {
 
 impl TextError {
     /// Sets the index of the text in an error. Used for texts that are tokenized one by one.
-    pub(crate) fn of_text(self, index: usize) -> Self {
+    #[doc(hidden)]
+    pub fn of_text(self, index: usize) -> Self {
         match self {
             Self::Text { problem, .. } => Self::Text { index, problem },
             Self::TokenizerPanic { file, problem, .. } => Self::TokenizerPanic {

@@ -128,20 +128,13 @@ impl TextEncoder {
 
     /// Returns the prompt of a role, if no other is chosen and the folder has one.
     fn role_prompt<'p>(&self, role: TextRole, prompt: Prompt<'p>) -> Prompt<'p> {
-        const DOCUMENT: [&str; 3] = ["document", "passage", "corpus"];
-        let names = match role {
-            TextRole::Query => &["query"][..],
-            TextRole::Document => &DOCUMENT,
-        };
         let late = self
             .late
             .as_ref()
             .filter(|late| late.settings.has_role_prompts);
         let named = || {
-            let names = names.iter();
-            names
-                .copied()
-                .find(|name| self.folder.prompt_index(&[name]).is_some())
+            let mut names = role.prompt_names().iter().copied();
+            names.find(|name| self.folder.prompt_index(&[name]).is_some())
         };
         match (prompt, late.and_then(|_| named())) {
             (Prompt::Default, Some(name)) => Prompt::Named(name),

@@ -50,6 +50,14 @@ impl TextRole {
         }
     }
 
+    /// Returns the names of the prompts for texts of this role, in order of preference, as in sentence-transformers.
+    pub fn prompt_names(self) -> &'static [&'static str] {
+        match self {
+            Self::Query => &["query"],
+            Self::Document => &["document", "passage", "corpus"],
+        }
+    }
+
     /// Returns the name of the role, which prefixes the keys of its settings.
     pub fn name(self) -> &'static str {
         match self {
@@ -109,7 +117,7 @@ impl LateInteraction {
     }
 
     /// Returns the settings that all models of PyLate and of stanford-nlp share.
-    fn of_lengths(lengths: [usize; 2]) -> Self {
+    pub(super) fn of_lengths(lengths: [usize; 2]) -> Self {
         Self {
             prefixes: Default::default(),
             lengths,

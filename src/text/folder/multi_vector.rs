@@ -49,22 +49,15 @@ pub(super) fn read(
     }
     let transformer = transformer.unwrap_or(&no_file);
     let mut late = LateInteraction {
-        prefixes: Default::default(),
-        lengths: [
-            length(transformer, LATE_KEYS[0])?.unwrap_or(usize::MAX),
-            length(transformer, LATE_KEYS[1])?.unwrap_or(usize::MAX),
-        ],
-        expands: false,
         floor: 0,
-        padding: None,
-        attends: false,
-        skipped: Vec::new(),
-        skips: [false, true],
         skips_unknown: false,
-        kept: None,
         strips: false,
         has_role_prompts: true,
         score,
+        ..LateInteraction::of_lengths([
+            length(transformer, LATE_KEYS[0])?.unwrap_or(usize::MAX),
+            length(transformer, LATE_KEYS[1])?.unwrap_or(usize::MAX),
+        ])
     };
     expansion(transformer, &mut late)?;
     let refused = |problem: String| TextError::Folder {

@@ -67,6 +67,11 @@ impl Folder {
         self.route.as_ref()?.of_task(task)
     }
 
+    /// Returns whether the loaded route of a Router is for a task.
+    pub fn is_route_for(&self, task: &str) -> bool {
+        self.route().is_some() && self.route() == self.route_for(task)
+    }
+
     /// Returns the tasks for which [`open_for`](Self::open_for) reads other routes than the loaded one: one task for each route.
     pub fn other_tasks(&self) -> Vec<&str> {
         let Some(route) = &self.route else {
