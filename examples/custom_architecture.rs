@@ -78,7 +78,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "n_words": 1000, "n_positions": 64, "width": 64, "n_heads": 4, "n_layers": 2,
     });
 
-    // What becomes of it.
+    // Compile the description, and show which operators are fused.
     let description = Description::parse("pre_ln_encoder.ron", DESCRIPTION)?;
     let compiled = compile(
         &description,
@@ -95,7 +95,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let extents = Extents::of(batch.lens())?;
     println!("{}", compiled.report.explain(extents, DType::F32));
 
-    // And what it computes.
+    // Run the model.
     let engine = Engine::from_source("pre_ln_encoder.ron", DESCRIPTION)
         .config_value(config)
         .random_weights(RandomWeights::new(7))

@@ -31,8 +31,8 @@ TRANSLATES = (("written", "ForConditionalGeneration"),)
 
 
 def family(description, name, sizes, *heads, trunk="Model", states="last_hidden_state", keys=None, named=False):
-    """Returns a family of which all keys are changed, or only `keys`. With `keys` or `named`, `architectures` in config.json contains the
-    class of the head."""
+    """Returns a family. The sweep changes all of its keys, or only `keys`. With `keys` or `named`, `architectures` in config.json contains
+    the class of the head."""
     outputs = {states: trunk} | dict(heads)
     return dict(description=description, config=f"{name}Config", sizes=BASE | sizes, outputs={o: f"{name}{c}" for o, c in outputs.items()}, keys=keys, named=named or bool(keys))
 

@@ -3,9 +3,8 @@
 Weights are random with a fixed seed, because the time does not depend on them. Prompts have 32 tokens, and 48 new tokens follow. The time
 of a step is the time of all new tokens except the first, divided by their number. Each contender runs in a separate process. The processes
 alternate round by round, and the median over the rounds is shown. The time to the first result and the peak memory are those of a process
-that loads the model and generates two tokens, twice, which is the minimum of `bench generate`. ONNX Runtime's graph is built with the
-`onnx` package from its own fused operators (Attention with a past, SkipLayerNormalization, FastGelu), like the graphs of its GPT-2
-optimizer.
+that loads the model and twice generates two tokens, the minimum of `bench generate`. ONNX Runtime's graph is built with the `onnx` package
+from its own fused operators (Attention with a past, SkipLayerNormalization, FastGelu), like the graphs of its GPT-2 optimizer.
 
     pip install onnx==1.23.2 onnxruntime==1.32.0 ctranslate2==4.8.5 torch transformers
     taskset -c 0,1 python3 scripts/cpu_decode_peers.py target/release/gemmule [--rounds 10]

@@ -86,7 +86,7 @@ PAIRS = [
     ["Who wrote the letter?", "It was found in a box under the floor of an old house."],
 ]
 LONG_PAIR = [LONG[1], LONG[0]]  # Both texts lose tokens.
-LONG_SECOND = ["Where is the deep water?", LONG[0]]  # Only the second does.
+LONG_SECOND = ["Where is the deep water?", LONG[0]]  # Only the second text loses tokens.
 HUGE = int(1e30)  # The value that transformers writes for a tokenizer without a limit.
 HIDDEN, POSITIONS = 32, 64
 MADE_WITH = {"torch": torch.__version__.split("+")[0], "transformers": tf.__version__, "sentence_transformers": st.__version__}
@@ -154,7 +154,7 @@ def camembert_tokenizer():
 
 def albert_tokenizer():
     first = [(t, 0.0) for t in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")]
-    # transformers 5 returns types only on request. Before, and in training, pairs had both types.
+    # transformers 5 returns types for pairs only on request. Earlier versions always returned them, and the models were trained with them.
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     return tf.AlbertTokenizer(vocab=first + unigram(lower=True), model_max_length=POSITIONS, model_input_names=inputs)
 
@@ -350,8 +350,9 @@ ADAPTERS = {"retrieval.query": "find: ", "retrieval.passage": "text: ", "separat
 
 
 def st_adapters(folder):
-    """As jina-embeddings-v3 is published: XLM-RoBERTa with rotary positions, and an adapter of every weight for each task, whose code is on
-    the hub. The model is computed by hand, after the published description: a linear layer's weight gets `B A`, a table's `A B`."""
+    """A folder like the published jina-embeddings-v3: XLM-RoBERTa with rotary positions, an adapter of every weight for each task, and a
+    class whose code is on the hub. The model is computed by hand after its published description: `B A` is added to the weight of a linear
+    layer, and `A B` to a table."""
     tok, rank, alpha, n_layers, inner, heads = xlmr_tokenizer(), 4, 2, 2, 48, 2
     random = torch.Generator().manual_seed(zlib.crc32(os.path.basename(folder).encode()))
     draw_values = lambda *dims, deviation=0.3: (deviation * torch.randn(dims, generator=random)).half()
@@ -858,7 +859,7 @@ QUERIES = ["the letter, the river and the letter", "rain"]
 
 
 def routed_runs(folder, tasks):
-    """Runs of a Router's routes, whose texts have the tasks."""
+    """Runs the routes of a Router. Each entry of `tasks` is a task, its texts, and the name of a prompt."""
     model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": torch.float32}).float()
     runs = []
     for task, texts, name in tasks:

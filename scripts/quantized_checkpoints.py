@@ -475,9 +475,9 @@ def cached():
         ("qwen3-compressed", "qwen3", {}, ["self_attn.k_scale", "self_attn.v_scale"], None),
         # ModelOpt.
         ("llama-modelopt", "llama", {}, ["self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"], modelopt),
-        # AutoFP8. Queries, keys and values are of one matrix.
+        # AutoFP8. Queries, keys and values come from one matrix.
         ("phi3-fp8", "phi3", {}, ["self_attn.attn.k_scale", "self_attn.attn.v_scale"], fp8_config),
-        # One scale of both, a soft cap of scores, and a window.
+        # One scale for keys and values, a soft cap of scores, and a window.
         ("gemma2-fp8", "gemma2", gemma2, ["self_attn.kv_scale"] * 2, fp8_config),
     ]
     for case, kind, more, names, quantization in rows:

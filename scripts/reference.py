@@ -156,7 +156,7 @@ def random_model(out, name, family, lens_names, **sizes):
 
 # Settings of greedy search.
 RULES = {"greedy": {}, "rules": dict(repetition_penalty=1.3, no_repeat_ngram_size=2)}
-# And of beams.
+# Settings of beam search.
 BEAMS = {
     "beams": dict(num_beams=4),
     "early": dict(num_beams=3, length_penalty=2.0, early_stopping=True),
@@ -176,8 +176,9 @@ LEAST = {"least": dict(min_new_tokens=9), "least_beams": dict(num_beams=4, min_l
 def search_groups(logits_of, start, ends, most, num_beams, num_beam_groups, diversity_penalty, length_penalty=1.0, early_stopping=False,
                   repetition_penalty=1.0, no_repeat_ngram_size=0, renormalize_logits=False, suppress_tokens=(), forced_bos_token_id=None):
     """Returns the results of diverse beam search after `start` (Vijayakumar et al. 2016), best first, with scores, for one sequence.
-    Follows `_group_beam_search` and `BeamSearchScorer` of transformers 4. There, a group that is done continues with padding, which
-    counts against later groups; here it takes no token. `logits_of` returns the next logits after sequences of equal lengths."""
+    Follows `_group_beam_search` and `BeamSearchScorer` of transformers 4, with one difference. There, a group that is done continues with
+    padding tokens, which count as chosen by an earlier group. Here, such a group takes no token. `logits_of` returns the next logits after
+    sequences of equal lengths."""
     rules = tf.LogitsProcessorList()
     if repetition_penalty != 1.0:
         rules.append(tf.RepetitionPenaltyLogitsProcessor(repetition_penalty))

@@ -97,7 +97,7 @@ class Embedder:
             threads: Number of CPU threads. None is the number of CPUs that the process may use.
             truncate_dim: Number of values of each vector to keep. None keeps all.
             task: Task whose adapter is added to the weights, such as "retrieval.query" of jina-embeddings-v3, or whose route of a Router
-                is the default. None is the default route, without an adapter.
+                becomes the default route. By default, no adapter is added, and the folder determines the default route.
 
         Raises:
             InputError: An argument or the contents of the folder cannot be used.
@@ -122,7 +122,7 @@ class Embedder:
         """Embed texts.
 
         Args:
-            sentences: A text, or a list of texts. Texts longer than `max_seq_length` are cut.
+            sentences: A text, or a list of texts. Texts longer than `max_seq_length` are truncated.
             prompt_name: Name of a prompt of the model's folder, which is put before each text.
             prompt: Text that is put before each text. Without `prompt` and `prompt_name`, the folder's default prompt is used.
             batch_tokens: Maximum number of tokens that are computed at once. A longer text forms a separate batch. None is
@@ -299,7 +299,7 @@ class MultiVectorEncoder:
         """Compute the token vectors of queries or of documents.
 
         Args:
-            sentences: A text, or a list of texts. Texts longer than `query_length` or `document_length` are cut.
+            sentences: A text, or a list of texts. Texts longer than `query_length` or `document_length` are truncated.
             is_query: Whether the texts are queries. The folder determines how queries are padded, and which tokens of documents have
                 no vector.
             prompt_name: Name of a prompt of the model's folder, which is put before each text.
@@ -421,7 +421,7 @@ class Reranker:
         """Score pairs of a query and a document.
 
         Args:
-            pairs: A pair, or a list of pairs. If a pair is too long, the longer text is cut first.
+            pairs: A pair, or a list of pairs. If a pair is too long, the longer text is truncated first.
             prompt_name: Name of a prompt of the model's folder, which is put before each query.
             prompt: Text that is put before each query.
             batch_tokens: See `Embedder.encode`.

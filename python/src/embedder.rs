@@ -99,8 +99,8 @@ impl Embedder {
 
     /// Embed texts.
     ///
-    /// Returns a float32 array of shape [n, d], or of shape [d] for a single str. Texts that are longer than the model's maximum are cut.
-    /// The result of a text does not depend on the other texts, except for rounding.
+    /// Returns a float32 array of shape [n, d], or of shape [d] for a single str. Texts that are longer than the model's maximum are
+    /// truncated. The result of a text does not depend on the other texts, except for rounding.
     ///
     /// `prompt`, or the folder's prompt `prompt_name`, is put before each text. `task` selects the route of a Router. `batch_tokens` limits
     /// the tokens that are computed at once. `normalize_embeddings`, or `normalize`, scales each vector to length 1. `truncate_dim` keeps only
@@ -223,7 +223,7 @@ impl Embedder {
         })
     }
 
-    /// Checks that the model distinguishes tasks, and has the adapter of this one if it has adapters.
+    /// Checks that the model has a Router, or was loaded with the adapter for `task`.
     fn check_task(&self, task: &str) -> Result<()> {
         let folder = self.model.encoder.folder();
         let problem = match (folder.route(), folder.adapters(), folder.adapter()) {

@@ -72,7 +72,7 @@ try:
     {call}
 except KeyboardInterrupt:
     print("interrupted", flush=True)
-    # The model is still of use.
+    # The model can still be used.
     {again}
     print("well", flush=True)
     sys.exit(3)

@@ -151,7 +151,7 @@ impl Task for OneVector {
 /// Computes a vector for each token of a text, except for tokens that do not take part in scores of late interaction.
 struct VectorsOfTokens {
     encoder: TextEncoder,
-    /// `None` for the default one.
+    /// Text of the prompt; `None` for the default prompt.
     prompt: Option<String>,
     role: TextRole,
 }

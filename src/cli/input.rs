@@ -144,12 +144,12 @@ impl Input {
         }
     }
 
-    /// Returns the side of the texts, and removes it.
+    /// Returns the role of the texts, and removes it.
     pub(super) fn take_role(&mut self) -> Option<TextRole> {
         self.role.take()
     }
 
-    /// Reads all inputs. `folder` returns the checkpoint's, and `role` is the side of texts for a late-interaction model.
+    /// Reads all inputs. `folder` returns the folder of the checkpoint. `role` is the role of the texts, for a late-interaction model.
     pub(super) fn read(
         &self,
         role: Option<TextRole>,

@@ -99,7 +99,7 @@ enum Command {
     /// Run a model on texts or token ids
     Run(run::Args),
     /// Embed the texts of a large file, or resume an interrupted run
-    // Here `--output` is the file. The command itself chooses the outputs of the model.
+    // In this command, `--output` names the output file. The outputs of the model are fixed.
     #[cfg(feature = "corpora")]
     #[command(mut_arg("outputs", |arg| arg.long("model-output").hide(true)))]
     Embed(Box<embed::Args>),
@@ -112,7 +112,7 @@ enum Command {
     /// Translate a file with one text per line
     Translate(translate::Args),
     /// Classify texts, or label their tokens, or score labels that the model was not trained on
-    // With a file of texts, `--output` is a file, as for the commands above.
+    // With `--input`, `--output` names the output file.
     #[cfg_attr(feature = "corpora", command(
         mut_arg("outputs", |arg| arg.long("model-output").hide(true)),
         mut_arg("texts", |arg| arg.required_unless_present("input")),

@@ -398,7 +398,7 @@ impl Runnable {
         })
     }
 
-    /// Opens the folder of the checkpoint for the task, for commands that need it for `what`.
+    /// Opens the folder of the checkpoint for the task. The error for a missing folder says that `what` needs it.
     pub(super) fn opened_folder(&self, what: &str) -> Result<Folder, Report> {
         let folder = self.tokenizer_folder(what)?;
         let opened = Folder::open_for(folder, self.task.as_deref());

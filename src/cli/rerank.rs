@@ -139,7 +139,7 @@ impl Task for Cross {
 /// Computes scores by late interaction (MaxSim).
 struct Late {
     encoder: TextEncoder,
-    /// `None` for the default one.
+    /// Text of the prompt; `None` for the default prompt.
     prompt: Option<String>,
     score: LateScore,
 }

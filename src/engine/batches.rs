@@ -12,7 +12,7 @@ use crate::{
     text::{Encoded, TextError},
 };
 
-/// Number of inputs that are tokenized between two calls of `between`.
+/// Number of inputs that are tokenized between two calls of the callback `between`.
 const TOKENIZED_AT_ONCE: usize = 256;
 
 impl Engine {

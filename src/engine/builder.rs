@@ -53,7 +53,8 @@ struct Facts {
     own: BTreeSet<String>,
     /// Formats of tensors that keep their published quantized values, by tensor name.
     published: BTreeMap<String, Format>,
-    /// Formats of tensors that keep their published values if their inputs are in the order of their groups.
+    /// Formats of tensors with `desc_act`, by tensor name. These tensors keep their published values if their inputs can be computed in the
+    /// order of the quantization groups.
     ordered: BTreeMap<String, Format>,
     /// Whether the program has a KV cache in E4M3 whose scales the checkpoint publishes.
     cache_scales: bool,
@@ -210,8 +211,8 @@ impl Builder {
 
     /// Sets the format that the weights of linear layers are stored in. The default is the storage type. On CUDA, weights of a quantized
     /// checkpoint keep their published values instead if kernels support their format. CUDA kernels read [`Format::FP8`], [`Format::INT8`]
-    /// and [`Format::INT4`], with activations in f16 or bf16. With [`Format::INT8`], a CPU multiplies in int8. With the other two formats,
-    /// it rounds the weights and computes in f32.
+    /// and [`Format::INT4`], with activations in f16 or bf16. A CPU multiplies in int8 with [`Format::INT8`]. With [`Format::FP8`] or
+    /// [`Format::INT4`], it rounds the weights and computes in f32.
     pub fn quantize(mut self, format: Format) -> Self {
         self.quantize = Some(format);
         self
@@ -224,8 +225,8 @@ impl Builder {
     }
 
     /// Sets the format of the KV cache of an engine that generates text: [`Format::E4m3`], or the storage type, which is the default. In
-    /// E4M3, keys and values are divided by the scales that a quantized checkpoint publishes for them and rounded when they are stored,
-    /// and take half the memory of f16 or a quarter of f32.
+    /// E4M3, keys and values take half the memory of f16 or a quarter of f32. If a quantized checkpoint publishes scales for keys and
+    /// values, they are divided by these scales before they are rounded.
     pub fn kv_cache(mut self, format: Format) -> Self {
         self.kv_cache = Some(format);
         self
@@ -255,22 +256,22 @@ impl Builder {
         self.allocator(AllocatorChoice::Chunk(policy))
     }
 
-    /// Sets whether sequences are packed, or padded to the longest in their batch to measure the gain of packing.
-    /// Results are equal. Padding requires that the `fuse_attention` pass is disabled and that no output is a mean over
-    /// tokens.
+    /// Sets whether sequences are packed, or padded to the longest in their batch to measure the gain of packing. Results do not depend on
+    /// this setting. Padding requires that the `fuse_attention` pass is disabled and that no output is a mean over tokens.
     pub fn padding(mut self, padding: Padding) -> Self {
         self.padding = padding;
         self
     }
 
     /// Sets whether to disable programmatic dependent launch, for comparison. By default, from compute capability 9.0 on, a kernel may
-    /// start before the previous one ends, and waits just before it reads that kernel's results. Results are bitwise equal.
+    /// start before the previous kernel ends, and waits just before it reads the previous kernel's results. The setting does not change any
+    /// bit of the results.
     pub fn plain_launches(mut self, plain: bool) -> Self {
         self.plain_launches = plain;
         self
     }
 
-    /// Sets which launches are replayed as CUDA graphs. Results are bitwise equal.
+    /// Sets which launches are replayed as CUDA graphs. The setting does not change any bit of the results.
     pub fn graphs(mut self, graphs: GraphChoice) -> Self {
         self.graphs = graphs;
         self
@@ -367,7 +368,7 @@ impl Builder {
         facts.cache_scales = self.has_cache_scales(&loaded.artifact.program, &*source);
         let keeps = !(facts.published.is_empty() && facts.ordered.is_empty());
         let is_changed = keeps || facts.cache_scales;
-        // Only the program that runs is tuned.
+        // Only this last program runs, so only it is tuned.
         if is_changed || self.is_tuned() {
             loaded = self.artifact(&device, folder.as_ref(), &facts, true, &mut times)?;
         }
@@ -436,8 +437,8 @@ impl Builder {
         })
     }
 
-    /// Compiles the program, or reads it and its kernels from an artifact file. With `is_last`, `facts` are known, and the program is
-    /// tuned.
+    /// Compiles the program, or reads it and its kernels from an artifact file. `is_last` states that `facts` are complete, so that the
+    /// program is tuned, if requested.
     fn artifact(
         &self,
         device: &DeviceName,

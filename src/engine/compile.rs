@@ -35,8 +35,8 @@ pub struct CompileOptions {
     pub quantize: Option<Format>,
     /// Formats of the checkpoint tensors that keep their published quantized values, by tensor name. Only applies without `quantize`.
     pub published: BTreeMap<String, Format>,
-    /// Formats of the checkpoint's tensors that keep their published values if their inputs can be computed in the order of their
-    /// groups, by name. Only applies without `quantize` and `intermediates`.
+    /// Formats of the checkpoint tensors with `desc_act`, by tensor name. These tensors keep their published values if their inputs can be
+    /// computed in the order of the quantization groups. Only applies without `quantize` and `intermediates`.
     pub ordered: BTreeMap<String, Format>,
     /// Format of the KV cache; `None` for the storage type.
     pub kv_cache: Option<Format>,
@@ -128,7 +128,7 @@ impl Compiled {
     /// # Errors
     /// Returns the error of the first combination that cannot be lowered.
     pub fn check_everywhere(&self) -> Result<(), EngineError> {
-        // Cards that differ only in other properties have the same kernels, with other costs.
+        // These properties alone determine the kernels of a card. Other properties only change their costs.
         let key = |m: &Machine| (m.instructions, m.shared_per_sm, m.shared_per_cta);
         let mut machines: Vec<&Machine> = Vec::new();
         for machine in Machine::all()? {
@@ -208,7 +208,7 @@ pub fn compile(
         },
         cache: options.kv_cache.filter(|_| options.cached),
         cache_scales: options.cache_scales,
-        // Decode steps multiply few rows, so reading the weights takes most of their time. Their kernels convert the weights to 16 bits.
+        // Rounding inputs to E4M3 makes products faster, but decode steps multiply few rows and mostly wait for the weights.
         fp8_inputs: options.dtype.has_mma()
             && options.machine.instructions == Instructions::Hopper
             && !options.cached,

@@ -57,8 +57,9 @@ impl Engine {
             .generator_bytes(prompts, options, cache_bytes)?)
     }
 
-    /// Returns the KV cache size, in bytes, for running prompts of these lengths at once. A request without a limit on new tokens gets all
-    /// remaining positions, up to 1 GiB or 4,096 new tokens, whichever is more.
+    /// Returns the KV cache size, in bytes, for running prompts of these lengths at once. A request without a limit on new tokens is
+    /// counted with all remaining positions, but with no more than 4,096 new tokens or the number of tokens that fit in 1 GiB, whichever is
+    /// more.
     ///
     /// # Errors
     /// Returns [`GenerateError::NotGenerating`](crate::generate::GenerateError::NotGenerating) if the engine was not
@@ -73,9 +74,9 @@ impl Engine {
             .cache_bytes_needed(prompts, options)?)
     }
 
-    /// Returns a KV cache size, in bytes, for any number of prompts of these lengths. The cache has room for as many of the longest prompts
-    /// as the device or CPU runs concurrently. On a device, it takes at most half of the free memory. On a CPU, it takes at most 4 GiB for
-    /// requests without a limit on new tokens. It is always large enough for the longest prompt alone.
+    /// Returns a KV cache size, in bytes, for any number of prompts of these lengths. The cache has room for the longest prompts, as many
+    /// as the device or CPU runs concurrently. On a device, the cache takes at most half of the free memory. On a CPU, it takes at most 4
+    /// GiB for requests without a limit on new tokens. In each case, the longest prompt alone fits.
     ///
     /// # Errors
     /// Returns the errors of [`default_cache_bytes`](Self::default_cache_bytes).
@@ -89,9 +90,10 @@ impl Engine {
             .cache_bytes_at_most(prompts, options)?)
     }
 
-    /// Returns the default KV cache size, in bytes, for unknown requests. On a CPU, the cache has room for eight sequences of the model's
-    /// max length, but at most 4,096 positions each. On a device, it has room for the max number of concurrent sequences, or takes half of
-    /// the free memory if that is less, but has room for at least eight sequences.
+    /// Returns the default KV cache size, in bytes, for unknown requests. A sequence is counted with the model's max length, but with at
+    /// most 4,096 positions. On a CPU, the cache has room for eight sequences. On a device, it has room for the max number of concurrent
+    /// sequences if this takes at most half of the free memory. Otherwise it takes half of the free memory, or the memory of eight
+    /// sequences if that is more.
     ///
     /// # Errors
     /// Returns the errors of [`cache_bytes_needed`](Self::cache_bytes_needed) and errors of the device.

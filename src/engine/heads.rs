@@ -42,11 +42,11 @@ impl Engine {
     }
 
     /// Labels the tokens of texts, or finds entities in them, like the pipeline `token-classification` of transformers. The engine
-    /// must have the output `token_logits`. A text that is too long is cut.
+    /// must have the output `token_logits`. A text that is too long is truncated.
     ///
     /// # Errors
-    /// Returns an error if the engine has no checkpoint folder or lacks that output, if the tokenizer refuses a text,
-    /// or if a batch fails.
+    /// Returns an error if the engine has no checkpoint folder or no output `token_logits`, if the tokenizer refuses a text, or if a batch
+    /// fails.
     pub fn classify_tokens<S: AsRef<str>>(
         &self,
         texts: &[S],

@@ -194,7 +194,7 @@ fn check_config(
         if has("config.json")
             && !has("adapter_config.json")
             && let Some(config) = json(&folder.join("config.json"), Kind::Config)
-            // The tables of some routes have no architecture.
+            // Some routes of a Router are static embeddings, whose config.json has no `model_type`.
             && (trunks.len() == 1 || config.get("model_type").is_some())
         {
             check(&config)?;
@@ -315,8 +315,8 @@ fn trunks(folder: &Path) -> BTreeSet<String> {
     pipelines(folder).into_iter().map(first).collect()
 }
 
-/// Returns the folders of the modules of each pipeline in `modules.json`, as prefixes of names: one pipeline, or one for each route of
-/// a Router. The transformer is the first. [`Folder`](crate::text::Folder) reports a file of another form.
+/// Returns the folders of the modules of each pipeline in `modules.json`, as prefixes of names: one pipeline, or one for each route of a
+/// Router. The transformer is the first folder. A malformed file is ignored here, and [`Folder`](crate::text::Folder) reports it.
 fn pipelines(folder: &Path) -> Vec<Vec<String>> {
     let list = json(&folder.join(MODULES), Kind::Config);
     let list = list.as_ref().and_then(Value::as_array);

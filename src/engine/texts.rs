@@ -24,8 +24,8 @@ impl Engine {
     /// 16,384 tokens. The first call loads the tokenizer.
     ///
     /// # Errors
-    /// Returns an error if the engine has no checkpoint folder or lacks that output, if the tokenizer refuses a text,
-    /// or if a batch fails.
+    /// Returns an error if the engine has no checkpoint folder or no output `sentence_embedding`, if the tokenizer refuses a text, or if a
+    /// batch fails.
     pub fn embed<S: AsRef<str>>(&self, texts: &[S]) -> Result<Vec<Vec<f32>>, EngineError> {
         let inputs = texts.iter().map(|text| Input::Text(text.as_ref()));
         self.rows(inputs, |outputs, at| {
@@ -38,8 +38,8 @@ impl Engine {
     /// follow the folder's default prompt. The engine must have the output `last_hidden_state`.
     ///
     /// # Errors
-    /// Returns the errors of [`TextEncoder::encode_chunks`], an error if the engine has no checkpoint folder or lacks that output, and an
-    /// error if the batch fails.
+    /// Returns the errors of [`TextEncoder::encode_chunks`], an error if the engine has no checkpoint folder or no output
+    /// `last_hidden_state`, and an error if the batch fails.
     pub fn embed_chunks<S: AsRef<str>>(&self, chunks: &[S]) -> Result<Vec<Vec<f32>>, EngineError> {
         let encoder = self.text_encoder()?;
         let pooling = encoder.folder().chunk_pooling()?;

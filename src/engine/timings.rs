@@ -55,7 +55,7 @@ impl TimedOn {
         }
     }
 
-    /// Returns the card's description with this number of SMs; `None` if the card has no description of its own.
+    /// Returns the card's description with the measured number of SMs; `None` if the card has no description of its own.
     ///
     /// # Errors
     /// Returns the errors of [`Machine::all`].

@@ -61,7 +61,7 @@ pub(super) struct SpanToken {
 pub(super) struct Answers<'o> {
     options: &'o AnswerOptions,
     found: Vec<Answer>,
-    /// Lowest score of the empty answer.
+    /// Lowest score of the empty answer among the parts.
     none: f32,
 }
 

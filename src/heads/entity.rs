@@ -14,11 +14,11 @@ pub enum Aggregation {
     None,
     /// Adjacent tokens with the same label form an entity. A label that begins with `B-` begins a new entity.
     Simple,
-    /// Like `Simple`, with the label of the first token for all tokens of a word.
+    /// Like `Simple`. All tokens of a word get the label of the word's first token.
     First,
-    /// Like `Simple`, with the label of the highest mean score for all tokens of a word.
+    /// Like `Simple`. All tokens of a word get the label with the highest mean score over the tokens of the word.
     Average,
-    /// Like `Simple`, with the label of the highest score for all tokens of a word.
+    /// Like `Simple`. All tokens of a word get the label with the highest score at any token of the word.
     Max,
 }
 

@@ -281,7 +281,7 @@ impl MaskJob {
                     score,
                     token,
                     token_str: encoder.decode_with(&[token], false)?,
-                    // Other masks remain visible.
+                    // In a text with several masks, special tokens are kept, so that the other masks remain visible.
                     sequence: encoder.decode_with(&ids, n == 1)?,
                 })
             });

@@ -1,5 +1,5 @@
 //! Tasks of heads. Token classification, masked tokens, zero-shot classification and questions about a text work as in the pipelines of
-//! transformers. Late interaction works as in PyLate. Late chunking pools the parts of a text after the whole text is computed.
+//! transformers. Late interaction works as in PyLate. Late chunking computes a whole text and then pools each of its parts.
 //!
 //! A job tokenizes its texts and returns the sequences that a model must compute ([`TokenJob::input`] and so on). It then turns their
 //! logits into results. Jobs do not depend on an engine, so both an engine and a server use them.

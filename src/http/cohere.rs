@@ -23,7 +23,7 @@ const INPUT_TYPES: [&str; 4] = [
     "clustering",
 ];
 
-/// Reads `truncate`, which selects the side on which inputs that are too long are cut, or refuses such inputs.
+/// Reads `truncate`, which selects the side on which inputs that are too long are truncated, or refuses such inputs.
 fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure> {
     let side = match fields.text("truncate")?.as_deref() {
         None | Some("END") => Some(CutSide::Right),

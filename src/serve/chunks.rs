@@ -1,4 +1,4 @@
-//! Late chunking: inputs that are chunks of one text, which one run computes.
+//! Late chunking: the inputs of a request are chunks of one text, and one run computes the whole text.
 
 use std::{ops::Range, sync::Arc};
 
@@ -8,7 +8,7 @@ use crate::{
     text::{ChunkPooling, Chunks, Prompt},
 };
 
-/// Field of a request that asks for it.
+/// Request field that selects late chunking.
 const LATE_CHUNKING: &str = "late_chunking";
 
 /// Texts that are chunks of one text.
@@ -82,7 +82,7 @@ impl JoinedTexts {
 }
 
 impl JoinedTokens {
-    /// Returns the answer of each chunk from that of the sequence, the states of all tokens.
+    /// Returns the answer of each chunk. `whole` is the answer of the whole sequence: the states of all tokens.
     pub fn pool(&self, whole: &Answer) -> Vec<Answer> {
         let rows = pool_chunks(&whole.values, whole.tokens, &self.ranges, self.pooling);
         let each = self.ranges.iter().zip(rows);

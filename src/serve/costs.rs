@@ -94,8 +94,8 @@ fn kept(file: &Path) -> Result<Option<CostTable>, String> {
     CostTable::parse(&text).map(Some).map_err(|e| e.to_string())
 }
 
-/// Measures batches of increasing size for about the time `within`. Each batch runs once to warm up and then twice; the shorter time
-/// counts. The memory of a batch is computed by the planner.
+/// Measures batches of increasing size for about the time `within`. Each batch runs once to warm up and then twice, and the shorter time is
+/// used. The memory of a batch is computed by the planner.
 ///
 /// # Errors
 /// Returns an error if a batch fails.

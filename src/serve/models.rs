@@ -59,8 +59,8 @@ pub struct ModelChoice {
     pub default_prompt: DefaultPrompt,
     /// Task that chooses a route of a Router or an adapter, for a checkpoint that computes tasks differently.
     pub task: Option<String>,
-    /// Name of the model of the default route, if this is another route of the same Router. Requests for that model with the task of this
-    /// route are answered by this one.
+    /// Name of the model with the default route of a Router, if this model has another route of that Router. A request to the named model
+    /// is answered by this model if the request has the task of this route.
     pub route_of: Option<String>,
     /// The devices of all models, and the model's share of their time relative to the other models. `None` if the model has its devices to
     /// itself.
@@ -104,7 +104,7 @@ pub struct Model {
     pub costs: Option<CostTable>,
     /// Time when it was loaded.
     pub since: SystemTime,
-    /// Name of the model whose default route has this model as another one; `None` for all other models.
+    /// Name of the model with the default route of a Router, if this model has another route of that Router.
     pub(super) route_of: Option<String>,
     config: serde_json::Value,
 }

@@ -268,10 +268,11 @@ impl Service {
         Ok(index)
     }
 
-    /// Checks that the model has the adapter for a task, which one of these names is. `param` is the field that names it.
+    /// Checks that the loaded adapter is the one for a task. `names` are the possible names of the task's adapter. `param` is the field
+    /// that contains the task.
     ///
     /// # Errors
-    /// Returns an error if the checkpoint has an adapter of one of these names, and another or none is loaded.
+    /// Returns an error if the checkpoint has an adapter with one of these names, but another adapter or none is loaded.
     pub fn check_adapter(&self, param: &'static str, names: &[&str]) -> Result<(), ServeError> {
         let folder = self.encoder().folder();
         let has = |name: &&&str| folder.adapters().iter().any(|own| own == **name);

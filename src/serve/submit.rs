@@ -115,7 +115,7 @@ pub struct Answer {
 
 /// Bytes that an input takes from admission to its answer, in addition to its text.
 pub(super) const INPUT: u64 = 1024;
-/// Bytes that a value takes as f32 and in the JSON response, and bytes that a score with its label takes.
+/// Bytes that a value takes as f32 and in the JSON response; for a score with its label, [`SCORE`].
 pub(super) const VALUE: u64 = 20;
 pub(super) const SCORE: u64 = 1000;
 /// Bytes that an entry of a sparse embedding takes as two numbers and in the JSON response.

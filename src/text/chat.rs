@@ -34,7 +34,7 @@ const RESERVED: [&str; 7] = [
     "add_generation_prompt",
     "continue_final_message",
 ];
-/// Marks the end of the final message, so that the template's text after it can be cut off.
+/// Marks the end of the final message, so that the text that the template writes after the message can be removed.
 const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 /// The chat template of a checkpoint, with its special tokens.

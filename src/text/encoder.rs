@@ -32,11 +32,11 @@ pub use placed::{Placed, PlacedToken};
 /// Tokenizer of a checkpoint folder, with the folder's settings for texts: maximum length, lower case and prompts.
 pub struct TextEncoder {
     tokenizer: Coder,
-    /// Copy of the tokenizer that cuts texts on the other side, created on first use.
+    /// Copy of the tokenizer that truncates texts on the other side, created on first use.
     other_side: OnceLock<Coder>,
-    /// Side on which the tokenizer cuts texts.
+    /// Side on which the tokenizer truncates texts.
     cut_side: CutSide,
-    /// Copy of the tokenizer without a limit, created on first use.
+    /// Copy of the tokenizer that never truncates, created on first use.
     unlimited: OnceLock<Coder>,
     folder: Folder,
     /// Tokenizer file, for error messages.
@@ -78,10 +78,10 @@ impl TextEncoder {
         Self::of(Folder::open(folder)?)
     }
 
-    /// Loads `tokenizer.json` of a folder or, without one, a SentencePiece model (`source.spm`, `sentencepiece.bpe.model`)
-    /// with its `vocab.json`. Texts are cut to the folder's `max_seq_length`, or else to the minimum of the tokenizer's
-    /// `model_max_length` and the model's positions. Truncation in tokenizer.json applies only if none of these is known.
-    /// Padding is ignored, since batches are packed.
+    /// Loads `tokenizer.json` of a folder or, without one, a SentencePiece model (`source.spm`, `sentencepiece.bpe.model`) with its
+    /// `vocab.json`. Texts are truncated to the folder's `max_seq_length`, or else to the minimum of the tokenizer's `model_max_length` and
+    /// the model's positions. The truncation setting in tokenizer.json applies only if none of these is known. Padding is ignored, since
+    /// batches are packed.
     ///
     /// # Errors
     /// Returns an error if the file is missing, too large, or not a tokenizer (including a file on which the tokenizers
@@ -90,7 +90,7 @@ impl TextEncoder {
         Self::with(folder, true)
     }
 
-    /// Loads the tokenizer for prompts of a generator, which are never cut. The generator refuses a prompt that is too long.
+    /// Loads the tokenizer for prompts of a generator, which are never truncated. The generator refuses a prompt that is too long.
     ///
     /// # Errors
     /// Returns the errors of [`of`](Self::of).
@@ -103,7 +103,7 @@ impl TextEncoder {
         let file = folder.files().name(NAME);
         let Some(json) = folder.files().text(NAME, Kind::Tokenizer)? else {
             if !folder.adds_special() {
-                // Tokenizers in other formats always add special tokens, and this model has none.
+                // Tokenizers in other formats always add special tokens, and this folder must not add any.
                 return Err(folder.files().missing(NAME).into());
             }
             return Self::of_pieces(folder, cuts);
@@ -184,7 +184,7 @@ impl TextEncoder {
         &self.folder
     }
 
-    /// Tokenizes texts, each after the folder's default prompt, into one batch. Logs a warning for each text that is cut.
+    /// Tokenizes texts, each after the folder's default prompt, into one batch. Logs a warning for each truncated text.
     ///
     /// # Errors
     /// Returns an error if the tokenizer refuses a text or panics on it, or if there are too many tokens for one batch.
@@ -235,7 +235,8 @@ impl TextEncoder {
     }
 
     /// Returns the tokens without a weight in lexical (sparse) embeddings: the begin, end, padding and unknown tokens of
-    /// `tokenizer_config.json` (FlagEmbedding's `_process_token_weights`). All tokens of a SparseStaticEmbedding have one.
+    /// `tokenizer_config.json` (FlagEmbedding's `_process_token_weights`). For a SparseStaticEmbedding, the list is empty, since all of its
+    /// tokens have a weight.
     ///
     /// # Errors
     /// Returns an error if `tokenizer_config.json` is not JSON.
@@ -358,8 +359,8 @@ impl TextEncoder {
     }
 
     /// Tokenizes pairs of a query and a document, for a cross-encoder. The prompt is put before the query. If a pair is too long, the
-    /// longer text is cut first. For a model that reads conversations, the chat template writes each pair as one text. If this text is too
-    /// long, its end is cut, and the template's own last tokens are kept.
+    /// longer text is truncated first. For a model that reads conversations, the chat template writes each pair as one text. If this text
+    /// is too long, its end is truncated, and the template's own last tokens are kept.
     ///
     /// # Errors
     /// Returns the errors of [`encode_with`](Self::encode_with), and an error if the model generates text or the template omits a text of a
@@ -376,7 +377,7 @@ impl TextEncoder {
         )
     }
 
-    /// Tokenizes one input after a prompt. [`Encoded::is_cut`] is set if it was cut.
+    /// Tokenizes one input after a prompt. [`Encoded::is_cut`] is set if the input was truncated.
     ///
     /// # Errors
     /// Returns an error if the tokenizer refuses a text or panics on it, and the errors of [`Folder::prompt`].
@@ -384,7 +385,7 @@ impl TextEncoder {
         self.encode_cut(input, prompt, self.cut_side)
     }
 
-    /// Tokenizes one input after a prompt, and cuts a text that is too long on the given side.
+    /// Tokenizes one input after a prompt. An input that is too long is truncated on the given side.
     ///
     /// # Errors
     /// Returns the errors of [`encode_one`](Self::encode_one).
@@ -398,7 +399,7 @@ impl TextEncoder {
         self.coded(0, input, prompt, side)
     }
 
-    /// Returns the side on which texts are cut, according to the checkpoint's files.
+    /// Returns the side on which texts are truncated, according to the checkpoint's files.
     pub fn cut_side(&self) -> CutSide {
         self.cut_side
     }
@@ -456,8 +457,8 @@ impl TextEncoder {
         }
     }
 
-    /// Tokenizes a text written by the chat template. If the text is cut, its last tokens are replaced by the last tokens of the template,
-    /// which tell the model to respond.
+    /// Tokenizes a text written by the chat template. If the text is truncated, its last tokens are replaced by the last tokens of the
+    /// template, which tell the model to respond.
     fn written_down(
         &self,
         conversation: &Conversation,
@@ -499,7 +500,7 @@ impl TextEncoder {
         })
     }
 
-    /// Returns the encoding of an input, and whether it was cut.
+    /// Returns the encoding of an input, and whether it was truncated.
     fn encoding(
         &self,
         index: usize,

@@ -38,7 +38,7 @@ pub enum TextError {
     )]
     NoTokenizer {
         folder: PathBuf,
-        /// A tokenizer file of a format that is not supported.
+        /// Name of a tokenizer file in an unsupported format, if the folder has one.
         found: Option<&'static str>,
     },
     /// A tokenizer file other than tokenizer.json.

@@ -75,10 +75,10 @@ pub struct Folder {
     /// Settings that take precedence over tokenizer_config.json.
     tokenizer: Map<String, Value>,
     prompts: Vec<(String, String)>,
-    /// Number of leading prompts that no file of the folder defines.
+    /// Number of entries at the beginning of `prompts` that no file of the folder defines.
     n_implicit_prompts: usize,
     default_prompt: Option<String>,
-    /// Text of a default prompt that replaces the folder's own.
+    /// Text of a default prompt that the caller or an adapter sets. It takes precedence over `default_prompt`.
     default_text: Option<String>,
     score: Option<Score>,
     pub(super) messages: Option<Messages>,
@@ -249,8 +249,8 @@ impl Folder {
         self.late.as_ref()
     }
 
-    /// Returns the rule that turns the max products of a query's vectors into a score. Folders with settings for late interaction specify it:
-    /// PyLate uses the sum. In other folders, only the description has token vectors (FlagEmbedding), and the score is the mean.
+    /// Returns the rule that reduces the max products of a query's vectors to a score. A folder with settings for late interaction
+    /// specifies the rule; PyLate uses the sum. For any other model with token vectors (FlagEmbedding), the rule is the mean.
     pub fn late_score(&self) -> LateScore {
         match &self.late {
             Some(late) => late.score,
@@ -329,7 +329,7 @@ impl Folder {
         self.first == First::Transformer
     }
 
-    /// Whether a text that is too long is cut at its beginning.
+    /// Whether a text that is too long is truncated at its beginning.
     pub(super) fn cuts_the_front(&self) -> Result<bool, TextError> {
         let tokenizer = self.tokenizer_config()?;
         match tokenizer.text("truncation_side")? {

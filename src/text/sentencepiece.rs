@@ -42,7 +42,7 @@ pub(super) struct SentencePiece {
     /// Model of the target's language, for models of one pair.
     target: Option<std::sync::Arc<Model>>,
     languages: Languages,
-    /// Maximum number of tokens of a text, including special tokens, and whether a longer text is cut at its beginning.
+    /// Maximum number of tokens of a text, including special tokens, and whether a longer text is truncated at its beginning.
     limit: Option<(usize, bool)>,
 }
 
@@ -405,7 +405,7 @@ impl SentencePiece {
         })
     }
 
-    /// Sets the maximum number of tokens of a text, and whether a longer text is cut at its beginning.
+    /// Sets the maximum number of tokens of a text, and whether a longer text is truncated at its beginning.
     pub(super) fn limit(&mut self, limit: Option<(usize, bool)>) {
         self.limit = limit;
     }
@@ -481,12 +481,12 @@ impl SentencePiece {
         }
     }
 
-    /// Sets whether texts that are too long are cut at their beginning instead of their end.
+    /// Sets whether texts that are too long are truncated at their beginning instead of their end.
     pub(super) fn cut_front(&mut self, cuts_front: bool) {
         self.limit = self.limit.map(|(limit, _)| (limit, cuts_front));
     }
 
-    /// Encodes a text, with special tokens if requested, cut to the limit.
+    /// Encodes a text, with special tokens if requested, and truncates it to the limit.
     pub(super) fn encode(&self, text: &str, adds_special: bool) -> Encoding {
         let mut tokens = self.tokens(text);
         let (before, after) = match adds_special {

@@ -78,8 +78,8 @@ impl StreamDecoder {
         Ok(())
     }
 
-    /// Cuts the text before the first stop string, and returns whether there is one. [`ready`](Self::ready) ensures that no stop string
-    /// begins in the part that has been shown.
+    /// Truncates the text before the first stop string, and returns whether there is one. [`ready`](Self::ready) ensures that no stop
+    /// string begins in the part that has been shown.
     pub fn cut(&mut self, stops: &[String]) -> bool {
         let open = self.text.get(self.shown..).unwrap_or_default();
         let found = stops.iter().filter_map(|stop| open.find(stop.as_str()));

@@ -1,7 +1,7 @@
 //! A cache of the token ids of words, for tokenizers that tokenize a word independently of its context.
 //!
-//! The tokenizers crate normalizes text character by character and tracks offsets, which takes most of BERT's tokenization: 1
-//! to 2 µs per word. Words repeat, and a cached word takes a twentieth of that.
+//! The tokenizers crate normalizes text character by character and tracks offsets. This takes 1 to 2 µs per word, the largest part of
+//! BERT's tokenization. Words repeat, and reading a word from the cache takes a twentieth of this time.
 
 use quick_cache::sync::Cache;
 use tokenizers::{
@@ -95,8 +95,8 @@ impl WordCache {
         // The tokenizers crate truncates and adds special tokens.
         let is_pair = second.is_some();
         let whole = tokenizer.post_process(encoding(first, 0), second, adds_special)?;
-        // For a pair that is too long, the crate stops tokenizing at the limit before it compares the lengths of the texts, and then cuts
-        // other tokens.
+        // For a pair that is too long, the crate stops tokenizing each text at the limit, then compares the lengths of the texts and
+        // truncates. Complete texts have other lengths, so their truncation would differ.
         let cuts_a_pair = is_pair && !whole.get_overflowing().is_empty();
         Ok((!cuts_a_pair).then_some(whole))
     }
@@ -128,8 +128,8 @@ impl WordCache {
         Ok(Some(ids))
     }
 
-    /// Tokenizes words and adds them to the cache; `None` if not all of them were tokenized. The words are joined to one text, since a call
-    /// of the tokenizer costs as much as tokenizing several words.
+    /// Tokenizes words and adds them to the cache. Returns `None` if the tokenizer stopped before the last word. The words are joined to
+    /// one text, since a call of the tokenizer costs as much as tokenizing several words.
     fn learn(
         &self,
         tokenizer: &Tokenizer,

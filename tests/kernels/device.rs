@@ -697,7 +697,7 @@ fn batches_that_are_submitted_behind_one_another_have_the_bits_of_runs() {
         for round in 0..2 {
             let mut in_flight: VecDeque<(usize, Pending)> = VecDeque::new();
             let check = |(at, pending): (usize, Pending)| {
-                // Another thread waits for some of the results, for which it needs the device's context.
+                // Another thread waits for some of the results. It needs the device's context to read them.
                 let outputs = match at % 3 {
                     0 => std::thread::spawn(move || pending.wait()).join(),
                     _ => Ok(pending.wait()),

@@ -336,7 +336,7 @@ fn assert_same(with: &mut CpuSession, without: &mut CpuSession, tokens: u32) {
     }
 }
 
-/// Returns the number of launches that append this number of tokens to a cache: separately, and fused with the preparation of attention.
+/// Returns the number of launches that only append `tokens` tokens to a cache, and the number of launches that also prepare attention.
 fn appends(program: &Program, tokens: u32) -> [usize; 2] {
     let kernels = launched(program, tokens);
     let count = |is_one: fn(&KernelSpec) -> bool| kernels.iter().filter(|k| is_one(k)).count();

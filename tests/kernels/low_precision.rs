@@ -154,8 +154,8 @@ fn resized(
     (model, config, outputs)
 }
 
-/// On Hopper, the inputs of products are also in E4M3 if widths are multiples of 16. Their error is about the same as the error of the
-/// weights, so the sum is at most twice the error.
+/// On Hopper, the inputs of products are also in E4M3 if widths are multiples of 16. Inputs have about the same rounding error as weights,
+/// so the total error is at most twice the error of rounding the weights alone.
 #[test]
 #[ignore = "needs a CUDA device with Hopper's instructions and NVRTC"]
 fn products_in_fp8_on_a_device_have_the_error_of_the_format() {

@@ -84,7 +84,7 @@ fn written(engine: &Engine, expected: &[Expected]) -> Vec<Vec<(u32, Vec<f32>)>> 
         .collect()
 }
 
-/// Root of the mean square of the difference, relative to that of `want`.
+/// Returns the root mean square of the difference, relative to the root mean square of `want`.
 fn error(got: &[f32], want: &[f32]) -> f64 {
     assert_eq!(got.len(), want.len());
     let squares = |values: &mut dyn Iterator<Item = f32>| -> f64 {
@@ -114,7 +114,7 @@ fn texts_are_those_of_transformers_with_a_cache_that_is_rounded_with_the_publish
                 effect += error(logits, &want.exact[i]);
             }
         }
-        // A value near the middle of two may be rounded to either, but few are.
+        // Values near a midpoint of E4M3 may be rounded in either direction, but there are few such values.
         assert!(off < 0.05 * effect, "{case}: {off} of {effect}");
     }
 }
@@ -127,13 +127,13 @@ fn a_cache_in_the_type_of_the_activations_has_no_scales() {
         assert!(!engine.program().pool().scaled, "{case}");
         let expected = expected(case);
         for (text, want) in written(&engine, &expected).iter().zip(&expected) {
-            // Later tokens may follow others than those of the rounded cache.
+            // Later tokens may differ from those of the rounded cache, so only the first logits are compared.
             assert!(error(&text[0].1, &want.exact[0]) < 1e-4, "{case}");
         }
     }
 }
 
-/// The error of a folder with other tensors or settings.
+/// Returns the error of a folder with changed tensors or settings.
 fn refused(change: impl FnOnce(&mut Tensors, &mut Value)) -> String {
     let source = folder("llama-modelopt");
     let text = std::fs::read_to_string(source.join("config.json")).expect("a config");
@@ -225,7 +225,7 @@ fn a_device_writes_what_the_cpu_does_with_scales() {
                     .unwrap_or_else(|error| panic!("{case}: {error}"));
                 let mut largest = 0.0f64;
                 for (text, want) in written(&cuda, &expected).iter().zip(&expected) {
-                    // Texts are compared up to the first other token, whose logits still follow equal ones.
+                    // Compare up to and including the first token that differs. Its logits still depend only on equal tokens.
                     let steps = want.tokens.iter().zip(&want.logits);
                     for ((id, logits), (other, want)) in text.iter().zip(steps) {
                         largest = largest.max(error(logits, want));

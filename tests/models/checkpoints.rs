@@ -163,7 +163,7 @@ fn a_file_that_becomes_shorter_is_an_error() {
     let file = folder.file("model.safetensors");
     let handle = std::fs::OpenOptions::new().write(true).open(file);
     let handle = handle.expect("it is there");
-    // Cuts the file by one byte, so that the last tensor is incomplete, and then to nothing.
+    // Truncates the file by one byte, so that the last tensor is incomplete, and then to zero bytes.
     let size = handle.metadata().expect("it is open").len();
     let last = tiny_tensors(DType::F32);
     let mut errors = Vec::new();
@@ -353,7 +353,7 @@ fn a_tensor_of_whole_numbers_is_refused() {
 fn a_file_that_is_not_whole_is_refused() {
     let folder = whole();
     let bytes = std::fs::read(folder.file("model.safetensors")).expect("it was written");
-    // The file is cut in the length of the header, in the header, and in the data.
+    // The file is truncated within the length of the header, within the header, and within the data.
     folder.write("model.safetensors", &bytes[..5]);
     assert_snapshot!(folder.load_error(), @"`[dir]/model.safetensors` is not a complete safetensors file: header too small; download it again");
     folder.write("model.safetensors", &bytes[..100]);

@@ -662,7 +662,7 @@ fn the_length_of_texts_is_said_once() {
 
 #[test]
 fn a_padding_token_in_a_text_is_refused_where_positions_leave_it_out() {
-    // In transformers, a padding token has the position below that of the first other token, and is skipped when the others are numbered.
+    // transformers gives a padding token the position before that of the first other token, and numbers only the other tokens.
     let folder = published("st-xlmr");
     let engine = Engine::from_checkpoint(&folder)
         .device(DeviceChoice::Cpu)

@@ -68,7 +68,8 @@ impl Run {
         }
     }
 
-    /// The weights of vocabulary entries from those of tokens. The weights of a token are the same in all places.
+    /// Returns the weights of vocabulary entries, computed from the weights of tokens. A token has the same weight at each of its
+    /// positions.
     fn by_entry(&self, weights: &Output) -> Output {
         let width = self.shape[1] as usize;
         let mut all = weights.values.iter();
@@ -226,7 +227,7 @@ fn chunks_of_a_text_are_pooled_from_the_states_that_transformers_gives() {
     let prompted = encoder.encode_chunks(&["a", "b"], Prompt::Text("find: "));
     let whole = encoder.encode_with(&["find: a"], Prompt::Text(""));
     let (prompted, whole) = (prompted.expect("it fits"), whole.expect("it fits"));
-    // Without the last special token of the first chunk.
+    // The first range lacks the special token at the end of a text.
     assert_eq!(prompted.ranges[0].len(), whole.token_ids().len() - 1);
 }
 

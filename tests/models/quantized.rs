@@ -204,7 +204,7 @@ fn models_that_are_quantized_to_their_published_format_have_the_same_logits() {
     }
 }
 
-/// Models in an order of inputs, whose layers after an activation keep their values on a GPU.
+/// Models with `desc_act`. On a GPU, only the layers after an activation keep their published values.
 const ORDERED: [&str; 2] = ["llama-gptq-order-32", "phi3-gptq-order-32"];
 
 #[test]
@@ -255,7 +255,7 @@ fn layers_after_an_activation_keep_their_values_in_the_order_of_their_groups() {
         assert_eq!(kept, [0, 1].map(down), "{case}");
         let report = format!("{:?}", compiled.report.entries);
         assert!(report.contains("which has no rows to reorder"), "{report}");
-        // A value between the layers would be in another order.
+        // With intermediates, no values are reordered, because an intermediate value would be returned in the order of the groups.
         options.intermediates = vec!["last_hidden_state".to_owned()];
         let compiled = compile(&description, &config, &options).expect("it compiles");
         let mut elements = weights(&compiled).into_iter().map(|(element, _)| element);

@@ -156,7 +156,7 @@ fn a_file_that_is_no_state_dict_is_refused_and_nothing_is_executed() {
     insta::assert_snapshot!(refused("with-step.bin"), @"`[dir]/pytorch_model.bin` cannot be read as weights of PyTorch: `step` is no tensor; expected the state dict of a model: torch.save(model.state_dict(), FILE)");
 }
 
-/// Checks that each file, cut at every length and with each byte changed, is read or refused without a panic.
+/// Checks that each file, truncated at every length and with each byte changed, is read or refused without a panic.
 #[test]
 fn damaged_files_are_read_or_refused() {
     let folder = Folder::new();

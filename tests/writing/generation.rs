@@ -905,7 +905,7 @@ fn sequences_that_come_to_more_keys_than_a_kernel_is_chosen_for_go_on_as_on_a_cp
     let folder = tempfile::tempdir().expect("a folder");
     let config = folder.path().join("config.json");
     std::fs::write(&config, longer).expect("it is written");
-    // Lengths below and above the number of keys from which steps of few sequences split the keys.
+    // Lengths on both sides of the number of keys at which steps of few sequences begin to split the keys.
     let prompts = prompts(&[490, 20, 505, 100]);
     let options = SamplingParams {
         rules: Rules {

@@ -25,7 +25,7 @@ pub(crate) enum Record {
     Window(Entry),
     /// The output is complete.
     End {
-        /// Its number of bytes.
+        /// Size of the output in bytes.
         size: u64,
     },
 }
@@ -66,7 +66,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Opens a journal, or creates one. A last line that was cut by a crash is removed.
+    /// Opens a journal, or creates one. A last line that was truncated by a crash is removed.
     ///
     /// # Errors
     /// Returns an error if the journal is damaged before its last line.

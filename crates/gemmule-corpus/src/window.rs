@@ -16,7 +16,7 @@ pub(crate) fn bytes(row: &Row) -> usize {
 /// The position in the input after a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Position {
-    /// Number of rows before.
+    /// Number of rows before this position.
     pub row: u64,
     /// Number of decompressed bytes before this position; 0 for Parquet.
     pub byte: u64,

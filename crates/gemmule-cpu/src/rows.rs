@@ -195,8 +195,8 @@ pub struct Pooled {
     pub len: usize,
 }
 
-/// Computes the mean of the rows of each sequence. If `normalize` is set, divides the mean by its length, or by `normalize` if that is
-/// larger.
+/// Computes the mean of the rows of each sequence. If `normalize` is set, divides the mean by its Euclidean length, or by `normalize` if
+/// that is larger.
 pub struct MeanRows<'a> {
     pub x: &'a [f32],
     pub sequences: &'a [Pooled],

@@ -307,7 +307,7 @@ fn unreachable(uri: &Uri, error: &ureq::Error) -> Failure {
             error: failed,
             pause: None,
         },
-        // Certificates, and settings.
+        // Errors of certificates and settings, which another attempt would not fix.
         _ => Failure::Final(failed),
     }
 }

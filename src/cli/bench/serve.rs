@@ -268,7 +268,7 @@ fn drive<T: Target>(
         latest: Duration::ZERO,
     }));
     let all = args.warm_up + args.seconds;
-    // A closed loop sends requests of the same lengths in the same order, but not at planned times.
+    // A closed loop sends requests with the same lengths and in the same order as an open loop, but not at planned times.
     let rate = args.rate.unwrap_or(MOST_REQUESTS / all / 10.0).max(0.001);
     let requests = match args.rate {
         Some(rate) => (rate * all).ceil(),
@@ -385,8 +385,8 @@ fn drive<T: Target>(
     }
     let counted = counted.lock().unwrap_or_else(PoisonError::into_inner);
     let answered = counted.latency.len();
-    // In an open loop, responses after the last request count, and so does the time until they arrived. In a closed loop, count the
-    // responses within the measured time, regardless of when their requests were sent.
+    // In an open loop, responses after the last request are counted, and the measured time extends to the last response. In a closed loop,
+    // only responses within the measured time are counted, regardless of when their requests were sent.
     let (n, tokens, seconds) = match args.rate {
         Some(_) => {
             let seconds = counted.last.as_secs_f64().max(args.seconds);

@@ -33,7 +33,7 @@ const COMPUTED: usize = 2;
 pub(super) struct Options {
     /// Max number of tokens of a batch, unless it is a single sequence.
     pub(super) batch_tokens: usize,
-    /// Whether a row is refused if one of its texts is too long. Otherwise the text is cut.
+    /// Whether a row is refused if one of its texts is too long. Otherwise the text is truncated.
     pub(super) refuses_long: bool,
 }
 
@@ -53,7 +53,7 @@ struct Shared<T> {
     options: Options,
     /// Whether the pool has been dropped, so that results are no longer needed.
     is_stopped: AtomicBool,
-    /// Number of rows whose texts were cut.
+    /// Number of rows whose texts were truncated.
     n_cut: AtomicU64,
 }
 
@@ -146,7 +146,7 @@ impl<T: Task> Pool<T> {
         Ok(())
     }
 
-    /// Returns the number of rows whose texts were cut.
+    /// Returns the number of rows whose texts were truncated.
     pub(super) fn n_cut(&self) -> u64 {
         self.shared.n_cut.load(Ordering::Relaxed)
     }
@@ -265,7 +265,7 @@ fn tokenize<T: Task>(
 }
 
 impl<T: Task> Shared<T> {
-    /// Tokenizes a row. If a text is cut, the row is refused or counted.
+    /// Tokenizes a row. A row with a truncated text is refused or counted.
     fn encode(&self, texts: &[String]) -> Result<Units<T::Row>, String> {
         let units = self.task.encode(texts)?;
         let Some(cut) = units.sequences.iter().find(|one| one.is_cut) else {
@@ -319,8 +319,8 @@ impl<T: Task> Packer<T> {
                 }
             }
             left.sort_by_key(|one| one.tokens);
-            // The last batch of a piece may get rows of the next piece, but not of the next window, because a run may begin with that
-            // window.
+            // The last batch of a piece may get rows of the next piece, but not of the next window, because a resumed run may begin with
+            // that window.
             if !self.pack(&window, &mut left, piece.is_last) {
                 window.fail(EngineError::PipelineEnded);
                 return;

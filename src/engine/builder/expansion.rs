@@ -7,8 +7,8 @@ use crate::{
 };
 
 impl Builder {
-    /// Returns the padding with which a program runs. The program may be from an artifact, so its inputs are examined instead of the
-    /// options.
+    /// Returns the padding with which a program runs. An artifact's program was compiled with other options, so this examines the inputs of
+    /// the program instead of the options.
     pub(super) fn padding_of(&self, program: &Program) -> Padding {
         match self.padding {
             Padding::Removed if program.reads(BatchInput::ValidLens) => Padding::Expanded,

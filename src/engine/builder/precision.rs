@@ -40,8 +40,9 @@ impl Builder {
         }
     }
 
-    /// Returns the formats of two kinds of checkpoint tensors: those that keep their published quantized values, and those that keep them if
-    /// their inputs are put in the order of their groups. A CPU dequantizes all tensors.
+    /// Returns the formats of two kinds of checkpoint tensors: tensors that keep their published quantized values, and tensors with
+    /// `desc_act`, which keep their values if their inputs can be computed in the order of the quantization groups. Both are empty on a
+    /// CPU, which dequantizes all tensors.
     ///
     /// # Errors
     /// Returns an error if an order cannot be read.
@@ -70,8 +71,8 @@ impl Builder {
         Ok([published, ordered])
     }
 
-    /// Returns whether the program is compiled for the scales that the checkpoint publishes for its KV cache in E4M3. The cache of an
-    /// artifact has none.
+    /// Returns whether the program reads the scales that the checkpoint publishes for its KV cache in E4M3. The program of an artifact
+    /// reads no such scales.
     pub(super) fn has_cache_scales(&self, program: &Program, source: &dyn WeightSource) -> bool {
         let is_e4m3 = !program.caches.is_empty() && program.cache_format() == Format::E4m3;
         if !is_e4m3 || !source.has_cache_scales() {
@@ -121,7 +122,8 @@ impl Builder {
     }
 }
 
-/// Logs how many weights keep their published values, and how many of `n_ordered` with an order of inputs do not.
+/// Logs the number of weights that keep their published values, and the number of dequantized weights with `desc_act`. `n_ordered` is the
+/// number of all weights with `desc_act`.
 pub(super) fn log_kept(program: &Program, n_ordered: usize) {
     let n = weights::n_packed(program);
     tracing::info!("{n} matrices of the program keep the published values of the checkpoint");

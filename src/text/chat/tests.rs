@@ -316,7 +316,8 @@ fn published_templates_render_as_with_transformers() {
         let error = text(case, "error").unwrap_or_default();
         let is_right = match (&rendered, text(case, "text")) {
             (Ok(found), Some(expected)) => found == expected,
-            // The template appends the arguments to text. transformers passes an object, which is an error; this engine passes the string.
+            // The template concatenates the arguments with text. This fails in transformers, which passes an object. gemmule passes an
+            // object that also acts as its JSON text.
             (Ok(_), None) => error.starts_with("TypeError: can only concatenate str"),
             (Err(TextError::Conversation { .. }), None) => true,
             _ => false,
@@ -363,7 +364,7 @@ fn refused_conversations_name_the_field() {
         )
     );
     assert!(refused("{").1.contains("is a string that is not JSON (EOF"));
-    // Missing arguments become an empty object, and a message without calls has no such field.
+    // Missing arguments of a call become an empty object. A message with an empty list of calls has no field `tool_calls`.
     let written = |template: &str, messages: &[Message]| {
         let folder = folder(&[("chat_template.jinja", template)]);
         let template = ChatTemplate::open(folder.path()).unwrap();

@@ -9,8 +9,8 @@ use crate::text::{Prompt, TextError};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunks {
     pub encoded: Encoded,
-    /// Tokens of each chunk. The first chunk has the special tokens at the beginning and the tokens of the prompt, too, and the last one
-    /// the special tokens at the end.
+    /// Token range of each chunk. The first range also has the special tokens before the text and the tokens of the prompt. The last range
+    /// also has the special tokens after the text.
     pub ranges: Vec<Range<usize>>,
 }
 
@@ -63,7 +63,7 @@ impl TextEncoder {
                 ranges,
             });
         };
-        // Special tokens around a text do not depend on it.
+        // The special tokens around a text are the same for every text, so those of the first chunk are used.
         let text = format!("{prompt}{}", chunks[0].as_ref());
         let whole = encode(0, &text, true)?;
         let own = &ids[first];

@@ -13,7 +13,7 @@ use crate::text::{
     word_cache::WordCache,
 };
 
-/// Side on which a text that is too long is cut.
+/// Side on which a text that is too long is truncated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CutSide {
     Left,
@@ -66,7 +66,7 @@ impl Coder {
         }
     }
 
-    /// Returns a copy that cuts texts on the given side.
+    /// Returns a copy that truncates texts on the given side.
     pub(super) fn cutting(&self, side: CutSide) -> Self {
         let mut coder = self.clone();
         match &mut coder {
@@ -101,7 +101,7 @@ impl CutSide {
     }
 }
 
-/// Returns the side on which a folder's tokenizer cuts texts.
+/// Returns the side on which a folder's tokenizer truncates texts.
 pub(super) fn cut_side(folder: &Folder) -> Result<CutSide, TextError> {
     Ok(match folder.cuts_the_front()? {
         true => CutSide::Left,
@@ -118,7 +118,7 @@ fn one_text(input: EncodeInput<'_>) -> tokenizers::Result<String> {
 }
 
 /// Creates a tokenizer from a tokenizer.json, given by its path and its contents. The folder's settings take precedence over the file.
-/// `positions` is the model's maximum number of tokens. Texts are cut only if `cuts`.
+/// `positions` is the model's maximum number of tokens. If `cuts` is false, the tokenizer never truncates.
 ///
 /// # Errors
 /// Returns an error if the file is not a tokenizer (including a file on which the tokenizers crate panics), or if settings do not apply to

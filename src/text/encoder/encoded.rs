@@ -6,7 +6,7 @@ pub struct Encoded {
     pub ids: Vec<u32>,
     /// Segment ids, one for each token; `None` if all are 0 or the model has no segments.
     pub types: Option<Vec<u32>>,
-    /// Whether the text was longer than the checkpoint's maximum and was cut.
+    /// Whether the text was longer than the checkpoint's maximum and was truncated.
     pub is_cut: bool,
     /// Number of leading tokens that are attended to; `None` for all tokens. See [`Batch::with_attended`].
     pub attended: Option<usize>,

@@ -79,9 +79,8 @@ impl TextEncoder {
         Ok(self)
     }
 
-    /// Tokenizes a query or a document of a late-interaction model, after a prompt. A query that is longer than the folder's query
-    /// length is cut to it without setting [`Encoded::is_cut`]. Without settings for late interaction, the text is tokenized like any
-    /// other.
+    /// Tokenizes a query or a document of a late-interaction model, after a prompt. A query that is longer than the folder's query length
+    /// is truncated without setting [`Encoded::is_cut`]. If the folder has no settings for late interaction, `role` has no effect.
     ///
     /// # Errors
     /// Returns an error for a text that the tokenizer refuses or panics on, and the errors of
@@ -179,7 +178,7 @@ impl TextEncoder {
         }
     }
 
-    /// Returns a copy that cuts texts to `limit` tokens.
+    /// Returns a copy that truncates texts to `limit` tokens.
     fn limited(&self, limit: usize) -> Result<Self, String> {
         let mut tokenizer = self.tokenizer.clone();
         match &mut tokenizer {

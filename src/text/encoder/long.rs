@@ -147,7 +147,7 @@ impl TextEncoder {
         })
     }
 
-    /// Tokenizes a long text, cut on the given side to the tokenizer's limit.
+    /// Tokenizes a long text, and truncates it on the given side to the tokenizer's limit.
     pub(super) fn long(
         &self,
         index: usize,
@@ -229,7 +229,7 @@ impl TextEncoder {
         second: &str,
         side: CutSide,
     ) -> Result<Encoded, TextError> {
-        // If both texts are long, the number of tokens that each loses depends on the lengths of both in tokens.
+        // If both texts are long, the truncation of each depends on the number of tokens of both, so they are tokenized whole.
         let (first, second) = match first.len() > LONG && second.len() > LONG {
             true => (first.as_str(), second),
             false => (
@@ -251,7 +251,7 @@ impl TextEncoder {
         Ok(self.with_types(&encoding, is_cut))
     }
 
-    /// Returns the part of a long text that can contribute tokens to a cut pair. The part includes the end that is kept, and has more
+    /// Returns the part of a long text that can contribute tokens to a truncated pair. The part includes the end that is kept, and has more
     /// tokens than the limit.
     fn needed<'t>(&self, index: usize, text: &'t str, side: CutSide) -> Result<&'t str, TextError> {
         let Some(limit) = self.max_tokens().filter(|_| text.len() > LONG) else {

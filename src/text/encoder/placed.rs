@@ -5,7 +5,7 @@ use tokenizers::{Decoder as _, EncodeInput, Encoding, ModelWrapper};
 use super::{Coder, Encoded, TextEncoder};
 use crate::text::TextError;
 
-/// Max bytes of a text whose tokens have positions. The tokenizers crate uses about 300 bytes of memory for each byte of text.
+/// Max size in bytes of a text that is tokenized with positions. The tokenizers crate uses about 300 bytes of memory for each byte of text.
 const MAX_PLACED: usize = 64 << 10;
 
 /// Default overlap of consecutive parts of a text, in tokens.
@@ -13,7 +13,7 @@ const STRIDE: usize = 128;
 /// Max number of parts of a text.
 const MAX_PARTS: usize = 256;
 
-/// A token with its place.
+/// A token with its position in the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacedToken {
     pub id: u32,
@@ -28,7 +28,7 @@ pub struct PlacedToken {
     pub word: Option<u32>,
 }
 
-/// A sequence of tokens with their places.
+/// A sequence of tokens with their positions in the texts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placed {
     pub encoded: Encoded,
@@ -138,7 +138,7 @@ impl TextEncoder {
         }
     }
 
-    /// Tokenizes a pair of texts. If it is too long, the end of the first text is cut.
+    /// Tokenizes a pair of texts. If it is too long, the end of the first text is truncated.
     ///
     /// # Errors
     /// Returns the errors of [`place`](Self::place), and an error if the second text alone is too long.

@@ -1,4 +1,4 @@
-//! Adapters of a transformer, of which the task of a text chooses one.
+//! Adapters of a transformer's weights. The task of a text selects the adapter.
 
 use serde_json::Value;
 
@@ -10,15 +10,15 @@ use crate::{
     text::TextError,
 };
 
-/// Class of a first module in the folder's own code, which gives the transformer the task of a text.
+/// Class of a first module that is code in the folder. Such a module passes the task of a text to the transformer.
 pub(super) const OWN_TRANSFORMER: &str = "custom_st.Transformer";
-/// Key of config.json with the texts that are put before texts of a task.
+/// Key of config.json with the prompt of each task.
 const INSTRUCTIONS: &str = "task_instructions";
 
-/// Returns the names of the adapters that the description for a config.json has, and adds the one for `task` to it.
+/// Returns the names of the adapters in a config.json, as its description lists them. Writes the adapter for `task` into the config.
 ///
 /// # Errors
-/// Returns an error if there are adapters, and none has the name of the task.
+/// Returns an error if there are adapters, but none is named like the task.
 pub(super) fn chosen(
     root: &ModelFiles,
     config: Option<&mut Value>,
@@ -62,7 +62,7 @@ impl Folder {
         config.get(ADAPTER)?.as_str()
     }
 
-    /// Makes the text that config.json puts before the texts of the chosen task the default prompt.
+    /// Uses the prompt that config.json has for the chosen task as the default prompt, unless the folder has a default prompt.
     pub(super) fn read_instruction(&mut self) {
         let config = self.config.as_ref();
         let texts = config.and_then(|config| config.get(INSTRUCTIONS));

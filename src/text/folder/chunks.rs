@@ -1,4 +1,4 @@
-//! Late chunking: whether the vectors of parts of a text can be pooled from one run over the whole.
+//! Late chunking: whether the vectors of parts of a text can be pooled from one run over the whole text.
 
 use super::Folder;
 use crate::{
@@ -19,7 +19,7 @@ impl Folder {
     /// Returns how the states of the tokens of a chunk become its vector.
     ///
     /// # Errors
-    /// Returns an error unless the folder specifies the mean of all tokens, followed by modules that only scale or cut vectors.
+    /// Returns an error unless the folder specifies the mean of all tokens, followed by modules that only scale or truncate vectors.
     pub fn chunk_pooling(&self) -> Result<ChunkPooling, TextError> {
         let refused = |problem: String| TextError::LateChunking {
             folder: self.root.path().to_owned(),
@@ -69,7 +69,7 @@ impl Folder {
         for module in modules {
             match module {
                 Module::Normalize { .. } => pooling.normalizes = true,
-                // Values that are cut after scaling would not have length 1, so the order matters.
+                // Truncating a scaled vector changes its length, so the vector must not be scaled yet.
                 Module::Truncate { width } if !pooling.normalizes => pooling.width = Some(*width),
                 Module::Truncate { .. } => {
                     return Err(refused(

@@ -11,7 +11,7 @@ use crate::{
     text::TextError,
 };
 
-/// `model_type` of the descriptions of tables.
+/// `model_type` of the descriptions of static and sparse static embeddings.
 pub(super) const STATIC_TYPE: &str = "static_embedding";
 pub(super) const SPARSE_STATIC_TYPE: &str = "sparse_static_embedding";
 
@@ -28,8 +28,8 @@ pub(super) fn parsed(file: &Path, text: &str) -> Result<Value, TextError> {
     })
 }
 
-/// Returns the config.json of a table of static embeddings, which has none of its own: `None` without weights, as beside a compiled
-/// model. `model_type` selects the description.
+/// Builds the config.json of a static embedding, whose folder has none, from the sizes of its weights. `model_type` selects the
+/// description. Returns `None` for a folder without weights, such as the folder of a compiled model.
 pub(super) fn static_config(
     trunk: &ModelFiles,
     model_type: &str,

@@ -67,7 +67,8 @@ impl TextRole {
     }
 }
 
-/// Reduction of the max products of a query's vectors to a score.
+/// Rule that reduces the products of a query with a document to a score. For each vector of the query, the rule takes the max product with
+/// a vector of the document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LateScore {
     Sum,
@@ -91,17 +92,17 @@ pub struct LateInteraction {
     pub(super) attends: bool,
     /// Tokens whose vectors are removed.
     pub(in crate::text) skipped: Vec<String>,
-    /// Whether they are removed from queries and from documents.
+    /// Whether the vectors of the skipped tokens are removed from queries and from documents.
     pub(in crate::text) skips: [bool; 2],
-    /// Whether a word of `skipped` that is no token stands for the unknown token. Otherwise it is left out.
+    /// Whether a word of `skipped` that is not a token stands for the unknown token. Otherwise, the word is ignored.
     pub(in crate::text) skips_unknown: bool,
     /// Ids of the only tokens whose vectors are kept in documents; `None` for all.
     pub(in crate::text) kept: Option<Vec<u32>>,
     /// Whether texts lose the white space at both ends.
     pub(in crate::text) strips: bool,
-    /// Whether the folder's prompts for queries and documents are the default ones of these roles.
+    /// Whether queries and documents get the folder's prompt for their role by default.
     pub(in crate::text) has_role_prompts: bool,
-    /// From the max products of a query's vectors to its score.
+    /// Rule that reduces the max products to a score.
     pub(super) score: LateScore,
 }
 

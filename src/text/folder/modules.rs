@@ -21,7 +21,7 @@ pub(super) const MAX_WIDTH: u32 = 1 << 20;
 /// Class of a table with a vector for each token. The embedding of a text is the mean of the vectors of its tokens.
 const STATIC: &str = "StaticEmbedding";
 
-/// Class of a table with a weight for each token, which are those of its entries in the sparse embedding of a text.
+/// Class of a table with a weight for each token. The sparse embedding of a text has the weights of the text's tokens.
 const SPARSE_STATIC: &str = "SparseStaticEmbedding";
 
 /// Class of the first module of a folder.
@@ -29,7 +29,7 @@ const SPARSE_STATIC: &str = "SparseStaticEmbedding";
 pub(super) enum First {
     /// A transformer, also of a folder without modules.
     Transformer,
-    /// A table with a vector for each token. Its tokenizer adds no special tokens, and only tokenizer.json has settings of it.
+    /// A table with a vector for each token. Its tokenizer adds no special tokens. All settings of the tokenizer are in tokenizer.json.
     Static,
     /// A table with a weight for each token. Its tokenizer adds no special tokens.
     SparseStatic,
@@ -135,7 +135,7 @@ pub(super) fn check_first(file: PathBuf, entries: &[Entry]) -> Result<(), TextEr
     }
 }
 
-/// Checks that a first module in the folder's own code has adapters to choose; otherwise its code is not known.
+/// Checks that a first module whose class is code in the folder has adapters. The class is not supported without adapters.
 pub(super) fn check_own_class(
     file: PathBuf,
     entries: &[Entry],
@@ -352,7 +352,7 @@ pub(super) fn normalize(json: Option<&Json>, folder: String) -> Result<Module, T
 /// Checks the file of a SparseStaticEmbedding.
 pub(super) fn sparse_static(json: &Json) -> Result<(), TextError> {
     let key = "path";
-    // Whether weights are trained does not change them.
+    // `frozen` only concerns training.
     json.check_keys(&["frozen", key])?;
     match json.get(key) {
         None => Ok(()),

@@ -186,14 +186,14 @@ fn mask(json: &Json, late: &mut LateInteraction) -> Result<(), TextError> {
         let ids = value.as_array().map(|list| list.iter().map(id));
         let ids: Option<Vec<u32>> = ids.and_then(Iterator::collect);
         let ids = ids.ok_or_else(|| json.wrong(kept, "a list of token ids"))?;
-        // An empty list keeps all.
+        // An empty list keeps all tokens.
         late.kept = (!ids.is_empty()).then_some(ids);
     }
     Ok(())
 }
 
 impl Folder {
-    /// Sets the lengths of late interaction that are those of all texts.
+    /// Replaces unset lengths of queries and documents with the max number of tokens of a text.
     pub(super) fn settle_lengths(&mut self) -> Result<(), TextError> {
         let is_open = |late: &LateInteraction| late.lengths.contains(&usize::MAX);
         if !self.late.as_ref().is_some_and(is_open) {

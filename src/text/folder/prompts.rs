@@ -33,7 +33,7 @@ impl Folder {
     /// Returns the text of the chosen prompt.
     ///
     /// # Errors
-    /// Returns an error for an unknown name, and for a name that is a task of another route of a Router than the loaded one.
+    /// Returns an error for an unknown name, and for the name of a task whose Router route is not the loaded one.
     pub fn prompt<'s>(&'s self, choice: Prompt<'s>) -> Result<&'s str, TextError> {
         let name = match choice {
             Prompt::Text(text) => return Ok(text),

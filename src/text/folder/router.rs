@@ -1,4 +1,4 @@
-//! Router of sentence-transformers: several pipelines of modules (routes), of which the task of a text chooses one.
+//! Router of sentence-transformers: several pipelines of modules (routes). The task of a text selects the route.
 
 use super::{
     Folder,
@@ -11,7 +11,7 @@ use crate::{names::nearest, runtime::weights::ModelFiles, text::TextError};
 const ROUTER: &str = "Router";
 /// Names of the module's file. Older versions use the second name.
 const FILES: [&str; 2] = ["router_config.json", "config.json"];
-/// The kind of inputs that gemmule reads. Rules and routes may be for others.
+/// The kind of inputs that gemmule reads. A Router may also have rules and routes for other kinds.
 const TEXT: &str = "text";
 const OTHER_INPUTS: [&str; 4] = ["audio", "image", "message", "video"];
 
@@ -29,7 +29,7 @@ pub(super) struct Route {
 struct Rule {
     /// `None` for any task.
     task: Option<String>,
-    /// Whether the rule is for texts only, and not for all kinds of inputs.
+    /// Whether the rule applies only to texts. Otherwise it applies to all kinds of inputs.
     of_texts: bool,
     route: String,
 }
@@ -40,7 +40,7 @@ impl Route {
         resolved(&self.routes, &self.rules, Some(task))
     }
 
-    /// Returns a task of each route that a task chooses.
+    /// Returns one task for each route that can be selected by a task.
     pub(super) fn tasks(&self) -> Vec<&str> {
         let named = self.rules.iter().filter_map(|rule| rule.task.as_deref());
         let routes = self.routes.iter().map(String::as_str);
@@ -184,7 +184,8 @@ pub(super) fn routed(
 fn default_route(parameters: &Json, routes: &[String]) -> Result<String, TextError> {
     let name = match parameters.text("default_route")? {
         Some(name) => Some(name.to_owned()),
-        // Then the first route in the file applies, whose order is not kept here.
+        // sentence-transformers then uses the first route of the file. The order of the file is not kept here, so the route must be the
+        // only one.
         None if parameters.flag("allow_empty_key", true)? && routes.len() == 1 => {
             routes.first().cloned()
         }
@@ -210,7 +211,7 @@ fn rules(parameters: &Json) -> Result<Vec<Rule>, TextError> {
             .ok_or_else(wrong)?;
         let route = route.as_str().ok_or_else(wrong)?.to_owned();
         let task = quoted(task).ok_or_else(wrong)?.map(str::to_owned);
-        // A tuple names several kinds at once, which is not the input of a text.
+        // A tuple is an input that consists of several kinds, and not only of a text.
         let input = match input.starts_with('(') {
             true => continue,
             false => quoted(input).ok_or_else(wrong)?,

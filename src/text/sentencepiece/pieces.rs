@@ -361,7 +361,7 @@ impl Model {
         (normal, origins)
     }
 
-    /// Returns the lengths of the most probable sequence of pieces.
+    /// Returns the length in bytes of each piece of the most probable sequence.
     fn top_tokens(&self, text: &str) -> Vec<usize> {
         // The best score of a split that ends at each byte, and the start of its last part.
         let mut ends = vec![(f32::NEG_INFINITY, 0); text.len() + 1];
@@ -404,7 +404,7 @@ impl Model {
         lens
     }
 
-    /// Returns the lengths of the parts after repeatedly merging the pair of neighbours with the best score.
+    /// Repeatedly merges the pair of neighbours with the best score. Returns the length in bytes of each resulting part.
     fn join(&self, text: &str) -> Vec<usize> {
         let mut line = Line::new(self, text);
         let mut pairs = BinaryHeap::new();
@@ -456,7 +456,7 @@ impl Model {
         }
     }
 
-    /// Returns the text of pieces at the beginning of a text.
+    /// Returns the text that pieces represent at the beginning of a text, where a leading space may be removed.
     pub(super) fn text<'p>(&self, pieces: impl IntoIterator<Item = &'p str>) -> String {
         let mut text = String::new();
         let mut is_begun = false;

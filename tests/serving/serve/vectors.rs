@@ -168,12 +168,12 @@ fn a_purpose_chooses_the_route_of_a_router() {
         let asked = json!({"model": "st-asym", "input": texts, "input_type": purpose});
         close(&vectors(&asked), prompted);
     }
-    // The model of the route by its own name, without a prompt.
+    // A request that names the model of the route itself uses no prompt.
     close(
         &vectors(&json!({"model": "st-asym:query", "input": texts})),
         plain,
     );
-    // The other route of the same Router.
+    // A request that names one route's model, with the task of the other route.
     let asked = json!({"model": "st-asym:query", "input": documents[1]["texts"], "task": "document", "truncate": true});
     close(&vectors(&asked), &documents[1]);
     close(
@@ -192,7 +192,7 @@ fn a_purpose_chooses_the_route_of_a_router() {
     let rows = told["embeddings"]["float"].as_array().unwrap().iter();
     close(&rows.flat_map(floats).collect::<Vec<f32>>(), prompted);
     server.shut_down(Duration::ZERO);
-    // A folder without prompts, whose queries have weights of tokens, and whose documents have those of the vocabulary.
+    // In this folder without prompts, queries have weights of tokens, and documents have weights of vocabulary entries.
     let server = routed("st-router");
     let to = server.address();
     let (queries, documents) = runs("st-router");

@@ -165,7 +165,8 @@ impl Jsonl {
         let find = |column: &String| columns.iter().find(|(name, _)| name == column);
         let has_strings =
             |column: &&String| find(column).is_some_and(|(_, k)| k.contains("string"));
-        // If every column has strings, the reason for refusing the first row, such as an invalid string, is more helpful.
+        // If every column has strings, the texts are unusable for another reason, such as an invalid string. The reason of the first row is
+        // reported.
         let Some(column) = self.columns.iter().find(|column| !has_strings(column)) else {
             return without_texts();
         };

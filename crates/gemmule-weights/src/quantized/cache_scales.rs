@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{Element, pickle::shown};
 
-/// The rows of a cache.
+/// Kind of the rows of a KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheRows {
     Keys,
@@ -98,7 +98,7 @@ pub fn cache_scale(name: &str, info: &Info, bytes: &[u8]) -> Result<f32> {
     }
 }
 
-/// A reason for which the scales of a checkpoint do not apply to a cache in E4M3: a key of config.json, and its problem.
+/// Reason why the scales of a checkpoint do not apply to a KV cache in E4M3: a key of config.json, and the problem with its value.
 #[derive(Debug)]
 pub(super) struct OtherCache {
     key: String,
@@ -111,8 +111,8 @@ impl OtherCache {
     }
 }
 
-/// Reads how the cache is quantized; `None` if the scales are those of E4M3, or if nothing is said about them. A checkpoint whose
-/// settings of the cache are not understood can be used without them.
+/// Reads how the KV cache is quantized. Returns `None` if the scales are for E4M3, or if no key describes the cache. An invalid key is also
+/// returned as a reason and not as an error, because the checkpoint can be used without the scales.
 pub(super) fn other_cache(keys: &mut Keys) -> Option<OtherCache> {
     match read_cache(keys) {
         Ok(other) => other,

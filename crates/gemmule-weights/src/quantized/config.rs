@@ -24,7 +24,7 @@ pub struct Config {
     /// Name and settings of the method, for the log.
     summary: String,
     unknown: Vec<String>,
-    /// Why the scales of the KV cache are not those of E4M3, if they are not.
+    /// Reason why the scales of the KV cache do not apply to a cache in E4M3; `None` if they do.
     other_cache: Option<OtherCache>,
 }
 
@@ -181,10 +181,10 @@ impl Config {
         &self.summary
     }
 
-    /// Checks that the scales of the KV cache, if there are any, are those of a cache in E4M3.
+    /// Checks that the scales of the KV cache, if there are any, are for a cache in E4M3.
     ///
     /// # Errors
-    /// Returns an error that names the key with another type.
+    /// Returns an error that names the key of config.json that specifies another type.
     pub fn check_cache(&self) -> Result<()> {
         match &self.other_cache {
             Some(other) => Err(other.error()),

@@ -38,7 +38,7 @@ pub struct Runs {
     pub scales: Element,
 }
 
-/// Values of few bits.
+/// Type of the values of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     E4M3,
@@ -118,7 +118,7 @@ impl Matrix {
     }
 
     /// Returns the runs of elements that share a scale if the columns are put in the order of their groups; see
-    /// [`column_order`](Self::column_order). `None` if they are not listed, and for 8-bit integers with zero points.
+    /// [`column_order`](Self::column_order). Returns `None` if no tensor lists the groups, and for 8-bit integers with zero points.
     pub fn ordered_runs_of_rows(&self) -> Option<Runs> {
         match self.order {
             Order::None | Order::Runs(_) => None,
@@ -212,8 +212,8 @@ impl Matrix {
         Ok(are_runs.then_some(order))
     }
 
-    /// Reads the scale and the zero point of each `width` columns of each row, which must be of one group. Listed columns are in the
-    /// order of their groups. The values are not read.
+    /// Reads the scale and the zero point of each run of `width` columns in each row. All columns of a run must belong to one group. If a
+    /// tensor lists the groups of the columns, runs are counted in the order of the groups. The values are not read.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read).

@@ -94,7 +94,7 @@ pub struct Filter {
 pub struct Arguments {
     pub positional: Vec<Expr>,
     pub named: Vec<(String, Expr)>,
-    /// `*list` and `**dict`.
+    /// Arguments of the form `*list` and `**dict`.
     pub list: Option<Box<Expr>>,
     pub dict: Option<Box<Expr>>,
 }
@@ -102,7 +102,7 @@ pub struct Arguments {
 #[derive(Debug)]
 pub struct Expr {
     pub line: u32,
-    /// Height of the tree below.
+    /// Height of the expression tree below this node.
     pub height: u32,
     pub kind: Box<ExprKind>,
 }

@@ -220,7 +220,7 @@ impl Machine<'_> {
         let known: &[&str] = match of {
             Value::Str(_) => &STR,
             Value::Dict(dict) => {
-                // A dict parsed from a JSON string has the methods of both types.
+                // A dict parsed from a JSON string has the methods of a dict and of a string.
                 let is_text = dict.source.is_some() && STR.contains(&name);
                 match is_text && dict.field(name, &meter)?.is_none() {
                     true => &STR,

@@ -80,7 +80,7 @@ impl Machine<'_> {
                     None => Value::text(&meter, ", ")?.to_text(&meter)?,
                 };
                 self.joiners.push((separator, false));
-                // Stored objects are charged, too.
+                // The machine stores the joiner, so the meter is charged for it.
                 let mut kept = Items::new(&meter)?;
                 kept.push(Value::None)?;
                 self.kept.push(kept);

@@ -24,7 +24,7 @@ pub struct Machine<'t> {
     pub namespaces: Vec<Namespace>,
     pub cyclers: Vec<(Rc<Seq>, usize)>,
     pub joiners: Vec<(Rc<Text>, bool)>,
-    /// Charges for the objects above.
+    /// Charges for `cyclers` and `joiners`.
     pub kept: Vec<Items<Value>>,
     loops: Vec<LoopFrame<'t>>,
 }
@@ -50,7 +50,7 @@ struct LoopFrame<'t> {
     changed: Option<Value>,
 }
 
-/// Control flow of the enclosing loop.
+/// Effect of a statement on the enclosing loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flow {
     Next,

@@ -285,7 +285,7 @@ impl Parser {
         }
     }
 
-    /// Parses a body after its name was consumed.
+    /// Parses a body whose opening tag, including an optional block name, was consumed.
     fn block_without_name(&mut self, end: &str) -> Result<Vec<Node>> {
         self.block(end)
     }

@@ -56,7 +56,7 @@ pub struct Seq {
 pub enum SeqKind {
     List,
     Tuple,
-    /// An element of `groupby`: a tuple with the attributes `grouper` and `list`.
+    /// An element of the result of `groupby`: a tuple with the attributes `grouper` and `list`.
     Group,
     Range {
         start: i128,

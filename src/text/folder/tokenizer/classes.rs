@@ -22,7 +22,7 @@ pub(super) enum Setting {
     Accents,
     /// `add_prefix_space`. If false, Metaspace gets this scheme.
     PrefixSpace(PrependScheme),
-    /// `add_prefix_space` and `legacy`, for a Metaspace that may be written as normalizers.
+    /// `add_prefix_space` and `legacy`, for a Metaspace that tokenizer.json may express as normalizers.
     LegacySpace,
     /// `split_by_punct`.
     Punctuation,
