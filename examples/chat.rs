@@ -1,5 +1,5 @@
 //! Reads a line, answers it, and prints tokens as they are generated. If the checkpoint has a chat template, the conversation is formatted
-//! with it. Otherwise the model continues everything that was said so far.
+//! with the template. Otherwise, the model continues the plain text of the conversation.
 //!
 //!     cargo run --release --example chat -- CHECKPOINT_DIR
 

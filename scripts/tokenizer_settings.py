@@ -133,7 +133,7 @@ def arguments(file, folder):
     for changes in ARGUMENTS:
         with base.tempfile.TemporaryDirectory() as copy:
             shutil.copytree(folder, copy, dirs_exist_ok=True)
-            # Use a small max_seq_length. The limit that is the default before 5.4 would hide the effects of the other settings.
+            # Use a small max_seq_length. Without it, the default limit of versions before 5.4 would hide the effects of the other settings.
             base.write({"max_seq_length": 16} | changes, copy, "sentence_bert_config.json")
             try:
                 model = base.SentenceTransformer(copy, device="cpu")

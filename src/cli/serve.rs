@@ -357,7 +357,7 @@ fn open(
         models.push(model);
         for task in tasks {
             let began = Instant::now();
-            // The default route can be served without the others.
+            // A route that cannot be loaded is reported, and the default route is served without it.
             let own_name = format!("{name}:{task}");
             match open(own_name, Some(task.clone()), Some(name.clone())) {
                 Ok(model) => {

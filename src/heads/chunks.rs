@@ -24,7 +24,7 @@ pub fn pool_chunks(
         let mut scale = 1.0 / range.len().max(1) as f64;
         if pooling.normalizes {
             let square: f64 = sums.iter().map(|sum| (sum * scale).powi(2)).sum();
-            // The least norm of `torch.nn.functional.normalize`.
+            // The min norm of `torch.nn.functional.normalize`.
             scale /= square.sqrt().max(1e-12);
         }
         sums.into_iter().map(|sum| (sum * scale) as f32).collect()

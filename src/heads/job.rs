@@ -303,8 +303,8 @@ impl ZeroShotJob {
     /// Tokenizes the text with a sentence for each label. `names` are the labels of the model.
     ///
     /// # Errors
-    /// Returns an error if there is no label, if the template has no place for a label, or if the model has no entailment label. Also
-    /// returns the errors of [`TextEncoder::pair_cutting_first`].
+    /// Returns an error if there is no label, if the template does not contain `{}`, or if the model has no entailment label. Also returns
+    /// the errors of [`TextEncoder::pair_cutting_first`].
     pub fn new(
         encoder: &TextEncoder,
         names: &[String],

@@ -38,7 +38,8 @@ use crate::{
 /// Max number of waiting texts. A tenant with less than its share of them may exceed the maximum.
 const MAX_WAITING: u64 = 1024;
 
-/// A prompt is tokenized up to at least this number of tokens, even if the model has fewer positions.
+/// Prompts up to this number of tokens are tokenized to their end even if they are too long for the model, so that the error states their
+/// number of tokens.
 const COUNTED: usize = 1 << 17;
 
 /// A served model that generates text.
@@ -384,7 +385,7 @@ impl GenerationService {
         // Check before queueing, so that refused requests do not count as waiting.
         let checked = self.admission.check(&request).map_err(ServeError::from);
         checked.map_err(|error| error.of_source(source.field()))?;
-        // The max number of new tokens counts as the text's waiting tokens.
+        // A waiting text is counted with its max number of new tokens.
         request.options.rules.max_new_tokens = self.admission.new_tokens(&request);
         request.options.max_length = None;
         let (sender, pieces) = unbounded_channel();

@@ -128,7 +128,7 @@ impl Folder {
     /// adapter of the weights. Without a task, the Router's default route is read, and no adapter is used.
     ///
     /// # Errors
-    /// Returns the errors of [`open`](Self::open), and an error if the folder distinguishes no tasks or has no route for this one.
+    /// Returns the errors of [`open`](Self::open), and an error if the folder distinguishes no tasks or has no route for `task`.
     pub fn open_for(root: &Path, task: Option<&str>) -> Result<Self, TextError> {
         Self::of_task(ModelFiles::open(root)?, task)
     }

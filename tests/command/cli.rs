@@ -937,7 +937,7 @@ fn source_is_written_of_the_kernels_that_timings_choose() {
         .iter()
         .map(|kernel| kernel.as_kernel().symbol())
         .collect();
-    // Select a kernel that only serves few rows. Any other kernel would be kept for larger batches.
+    // Select a kernel that is used only for few rows. Any other kernel would still be used for larger batches.
     let few = gemmule::tensor::Extents::of(&[1; 64]).expect("a batch");
     let launched = compiled.program.steps.iter().find_map(|step| {
         let name = &names[*step.dispatch.at(&few)?];

@@ -17,7 +17,8 @@ pub enum Stored {
     F16,
     /// Blocks of 32 elements. Matrices whose row length is not a multiple of 32 are F32.
     Q8,
-    /// Blocks of Q4_0, like those of 8 bits. The element of the largest magnitude becomes -8, so that some scales are negative.
+    /// Blocks of Q4_0. Like with `Q8`, they have 32 elements. The element of the largest magnitude becomes -8, so that some scales are
+    /// negative.
     Q4,
 }
 

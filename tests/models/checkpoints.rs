@@ -452,8 +452,8 @@ fn logged<T>(level: Level, f: impl FnOnce() -> T) -> (T, String) {
             Ok(())
         }
     }
-    // tracing remembers which events nobody reads. Without a subscriber of the whole process, another test on another thread could make it
-    // forget an event of this one.
+    // tracing remembers which events nobody reads. Without a subscriber of the whole process, another test on another thread could make
+    // tracing forget an event of this test.
     static READ: std::sync::Once = std::sync::Once::new();
     READ.call_once(|| {
         let all = tracing_subscriber::fmt().with_max_level(Level::INFO);

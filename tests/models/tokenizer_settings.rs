@@ -77,7 +77,7 @@ fn settings_change_tokens_as_in_transformers_or_are_refused_by_name() {
             serde_json::from_str(&read("tokenizer_config.json")).expect("an object");
         let folder = Folder::new();
         folder.write("tokenizer.json", read("tokenizer.json"));
-        // Without a model type, no description is parsed, which would take most of the time.
+        // The config.json has no model type, so no description is parsed. Parsing would take most of the time of the test.
         folder.write(
             "config.json",
             match name.as_str() {

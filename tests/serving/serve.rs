@@ -688,7 +688,8 @@ fn a_text_without_max_tokens_has_all_positions_that_are_left() {
     assert_eq!((prompt + new, reason), (128, json!("length")));
     server.shut_down(Duration::ZERO);
 
-    // The KV cache may be the limit. This one has 64 positions, and the last new token needs none.
+    // The KV cache may have room for fewer tokens than the model has positions. This cache has 64 positions, and the last new token needs
+    // none.
     let engine = Engine::from_checkpoint(folder.path()).device(DeviceChoice::Cpu);
     let engine = engine.generating().build().unwrap();
     let mut options = generation_config(folder.path()).unwrap();

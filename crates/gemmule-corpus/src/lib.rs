@@ -1,6 +1,6 @@
 //! Computes values from the texts of large files: vectors, scores or labels.
 //!
-//! [`run`] reads texts from a file, passes them to a [`Model`] in windows of a few thousand rows, and writes the values that it
+//! [`run`] reads texts from a file, passes them to a [`Model`] in windows of a few thousand rows, and writes the values that the model
 //! computes for each row. The crate knows nothing about transformers.
 //!
 //! ```

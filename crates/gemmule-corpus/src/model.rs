@@ -22,8 +22,8 @@ pub trait Model {
 
     /// Begins a window. The rows are in the order of the input; the model may sort them by length and split them into batches.
     ///
-    /// A run begins the next window before it finishes this one, so a model that computes on its own threads always has work. Up to two
-    /// windows are in progress. [`finish`](Self::finish) returns the errors of a window.
+    /// A run begins the next window before it finishes the current one, so a model that computes on its own threads always has work. Up to
+    /// two windows are in progress. [`finish`](Self::finish) returns the errors of a window.
     fn begin(&mut self, rows: Vec<Texts>);
 
     /// Waits for the oldest window that is in progress, and returns its results.

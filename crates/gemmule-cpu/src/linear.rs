@@ -200,8 +200,8 @@ impl Linear<'_> {
         }
     }
 
-    /// Calls `part` for each chunk of rows in turn, with the chunk's layer, number of rows and part of the result. Chunks limit the memory
-    /// for quantized activations at any batch size.
+    /// Splits the layer into layers on chunks of rows. Calls `part` with each layer, its number of rows, and its part of the result. Chunks
+    /// limit the memory for quantized activations at any batch size.
     fn by_chunks(&self, out: &mut [f32], part: impl Fn(&Linear<'_>, usize, &mut [f32])) {
         const ROWS: usize = 4096;
         let (n, k) = (self.n, self.k);
@@ -240,8 +240,8 @@ impl Linear<'_> {
 
     /// Partitions a result of `rows` rows into blocks with at most the given numbers of rows and columns.
     fn cut(&self, rows: usize, [max_rows, cols]: [usize; 2]) -> Cut {
-        /// Number of multiplications below which one thread is faster than several. Fewer than four rows count as four, because reading the
-        /// weight takes as long as the products of four rows.
+        /// Number of multiplications below which one thread is faster than several. Fewer than four rows are counted as four, because
+        /// reading the weight takes as long as the products of four rows.
         const MIN_PARALLEL: usize = 1 << 18;
         /// Minimum number of rows per block; smaller blocks take longer per row.
         const MIN_ROWS: usize = 32;

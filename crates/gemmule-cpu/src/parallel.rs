@@ -58,7 +58,7 @@ pub struct SharedOut<'a> {
 // SAFETY: this is a `&mut [f32]` whose elements are accessed only through `slice` and `block`. Callers of these functions guarantee that no
 // two tasks access the same element.
 unsafe impl Send for SharedOut<'_> {}
-// SAFETY: as above.
+// SAFETY: for the same reason as `Send`.
 unsafe impl Sync for SharedOut<'_> {}
 
 impl<'a> SharedOut<'a> {

@@ -13,8 +13,8 @@ pub(crate) fn dispatch<Op: WithSimd>(op: Op) -> Op::Output {
     Arch::new().dispatch(op)
 }
 
-/// Computes `eˣ` with a relative error of at most 3e-7. The result is `e^−87.3` below −87.3, where it would be subnormal, and
-/// `e^88.3` above 88.3. NaN stays NaN.
+/// Computes `eˣ` with a relative error of at most 3e-7. The result is `e^−87.3` for `x` below −87.3, where `eˣ` would be subnormal, and
+/// `e^88.3` for `x` above 88.3. NaN stays NaN.
 ///
 /// Uses `x = n·ln 2 + r` with `|r| ≤ ln 2 / 2`, a polynomial of degree 6 for `eʳ` (Cephes `expf`), and `2ⁿ` assembled from
 /// exponent bits.
@@ -51,7 +51,7 @@ pub(crate) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     simd.mul_f32s(mantissa, simd.transmute_f32s_u32s(power))
 }
 
-/// Computes `2ˣ` for `x ≤ 0` with a relative error of at most 3e-7. The result is `2^−126` below −126, where it would be
+/// Computes `2ˣ` for `x ≤ 0` with a relative error of at most 3e-7. The result is `2^−126` for `x` below −126, where `2ˣ` would be
 /// subnormal. NaN stays NaN.
 ///
 /// Uses a polynomial for the fraction of `x` between −½ and ½, times `2ⁿ` assembled from exponent bits.

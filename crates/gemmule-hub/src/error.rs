@@ -137,7 +137,7 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// Whether the hub could not be reached. An error response does not count.
+    /// Whether the hub is unavailable: it cannot be reached, limits requests, or fails with a status of 500 or above.
     pub(crate) fn is_network(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::TooManyRequests { .. } => true,

@@ -233,8 +233,8 @@ fn served(sets: Vec<Set>, limit: Option<u32>) -> (Vec<Set>, Vec<String>) {
     (served, skipped.collect())
 }
 
-/// Describes the batch whose time exceeds that of a larger batch by the largest factor; `None` if no batch takes longer than a larger
-/// batch.
+/// Describes a smaller and a larger batch of which the smaller one takes longer, by the largest factor. Returns `None` if no smaller batch
+/// takes longer than a larger one.
 fn slower_than_larger<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Option<String> {
     let rows: Vec<&Row> = rows.into_iter().collect();
     let pairs = rows

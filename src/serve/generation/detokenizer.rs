@@ -306,7 +306,8 @@ impl Sequence {
         let _ = self.job.pieces.send(Err(error));
     }
 
-    /// Tells the generator to end the text. Until it does, further tokens are ignored. This must be called before the last piece is sent.
+    /// Tells the generator to end the text. Until the generator ends the text, further tokens are ignored. This must be called before the
+    /// last piece is sent.
     fn stop(&mut self) {
         self.text.stopped = true;
         self.job.ending.complete();

@@ -144,7 +144,7 @@ impl Shared {
             },
         );
         self.count_waiting(&state);
-        // If no lane is free, there is nothing to decide. The next batch that finishes wakes the thread.
+        // If no lane is free, the scheduler cannot start a batch. The next batch that finishes wakes the thread.
         let is_asked = state.desk.has_place();
         drop(state);
         if is_asked {

@@ -183,7 +183,7 @@ fn a_lost_device_refuses_all_requests() {
             "{error}"
         );
     }
-    // The request either ran before, or gets the same error.
+    // The waiting request either ran before the device was lost, or gets the error of the lost device.
     for answer in waits {
         match answer.blocking_recv().unwrap() {
             Ok(_) | Err(ServeError::NotReady { why: LOST }) => {}

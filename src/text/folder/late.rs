@@ -86,7 +86,8 @@ pub struct LateInteraction {
     /// Whether queries are padded to `floor` tokens. The vectors of the padding take part in scores.
     pub(in crate::text) expands: bool,
     pub(in crate::text) floor: usize,
-    /// Token of the padding; `None` for that of the tokenizer.
+    /// Name of the token that pads queries. If it is `None`, the tokenizer's mask token is used, or else its end-of-sequence token or
+    /// padding token.
     pub(in crate::text) padding: Option<String>,
     /// Whether tokens attend to the padding of queries.
     pub(super) attends: bool,
@@ -98,7 +99,7 @@ pub struct LateInteraction {
     pub(in crate::text) skips_unknown: bool,
     /// Ids of the only tokens whose vectors are kept in documents; `None` for all.
     pub(in crate::text) kept: Option<Vec<u32>>,
-    /// Whether texts lose the white space at both ends.
+    /// Whether white space at both ends of a text is removed.
     pub(in crate::text) strips: bool,
     /// Whether queries and documents get the folder's prompt for their role by default.
     pub(in crate::text) has_role_prompts: bool,

@@ -52,8 +52,8 @@ pub fn chosen(all: &[Rendering]) -> BTreeMap<&'static str, Vec<&Rendering>> {
         .collect()
 }
 
-/// Greedily chooses the candidate with the most pairs that no chosen rendering contains. Candidates that only models have come after all
-/// others, so that a change of a model does not affect the other choices.
+/// Greedily chooses the candidate with the most pairs that no chosen rendering contains. Candidates that occur only in models are
+/// considered last, so that a change of a model does not affect the other choices.
 fn cover<'a>(candidates: &[&'a Rendering]) -> Vec<&'a Rendering> {
     let mut n_chosen_with: HashMap<&String, usize> = HashMap::new();
     let mut all_chosen = Vec::new();

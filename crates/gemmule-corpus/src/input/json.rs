@@ -15,7 +15,7 @@ use crate::Keep;
 pub(super) struct Members<'l> {
     /// The member of each column of texts.
     pub texts: Vec<Option<&'l RawValue>>,
-    /// Kept members in the order of the object. If a name occurs several times, the last value counts, at the position of the first.
+    /// Kept members in the order of the object. If a name occurs several times, its last value is used, at the position of the first.
     pub kept: Vec<(String, &'l RawValue)>,
 }
 

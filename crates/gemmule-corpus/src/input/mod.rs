@@ -56,7 +56,7 @@ pub(crate) trait Source: Send {
         None
     }
 
-    /// Returns the size of the input in bytes, if it is not compressed and windows know their byte position.
+    /// Returns the size of the input in bytes; `None` if the input is compressed, or if its windows have no byte position.
     fn total_bytes(&self) -> Option<u64> {
         None
     }
