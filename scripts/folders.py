@@ -459,7 +459,8 @@ def run(folder, *runs):
     out = []
     for cls, output in runs:
         model, info = cls.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-        # If a trunk is read from a folder of a head without a pooler, it creates a pooler with random weights, which is not used.
+        # If a trunk is read from the folder of a head without a pooler, transformers creates a pooler with random weights, which is not
+        # used.
         missing = [k for k in info["missing_keys"] if output == "pooler_output" or not k.startswith("pooler.")]
         assert not missing, (folder, info)
         assert all(p.dtype == torch.float32 for p in model.parameters())

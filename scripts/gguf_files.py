@@ -434,7 +434,8 @@ def byte_pair_files() -> None:
     gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
     llama3 = signature(TikTokenConverter.__init__).parameters["pattern"].default
-    # Name, splitting, whether characters are composed, whether merges are ignored, and whether a text begins with the BOS token.
+    # For each case: name, pre-tokenizer, whether characters are composed (NFC), whether merges are ignored for whole tokens, and whether a
+    # text begins with the BOS token.
     cases = [
         ("gpt-2", gpt2, False, False, False),
         ("llama-bpe", split(llama3), False, True, True),

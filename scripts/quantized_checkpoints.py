@@ -423,7 +423,7 @@ def models():
         expected = {"ids": ids, "next_logits": [[round(v, 5) for v in row.tolist()] for row in logits]}
         (folder / "expected.json").write_text(json.dumps(expected) + "\n")
         if own_head:
-            # transformers also reads the folder itself, unless it ties the head.
+            # Check that transformers reads the same weights from the folder. It would tie the head, so a copy of the folder disables that.
             with tempfile.TemporaryDirectory() as copy:
                 save(pathlib.Path(copy), written | {"tie_word_embeddings": False}, tensors)
                 read = AutoModelForCausalLM.from_pretrained(copy, dtype=torch.float32)

@@ -128,7 +128,7 @@ impl Service {
                 model: {
                     let folder = encoder.folder();
                     let prompt = folder.prompt(Prompt::Default)?;
-                    // The program and the files are the same for all adapters.
+                    // The program and the files are the same for all adapters, so the digest also depends on the task of the adapter.
                     let task = folder.adapter().unwrap_or_default();
                     digest(engine, folder.root_files(), output, [prompt, task])?
                 },

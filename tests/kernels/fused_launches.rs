@@ -141,7 +141,7 @@ fn what_is_not_computed_for_a_batch_takes_no_memory() {
         .filter(|(_, record)| record.bytes == 0)
         .map(|((_, tensor), _)| tensor.name.clone())
         .collect();
-    // Only batches of other sizes store these products. A product that is always fused has no tensor.
+    // This batch fuses all products that other batch sizes store, so they take no memory. A product that is always fused has no tensor.
     let is_product = |name: &&String| name.ends_with(".product");
     let products = program
         .planned()

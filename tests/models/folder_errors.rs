@@ -96,7 +96,8 @@ fn layers_that_would_be_left_out_are_an_error() {
 
 #[test]
 fn layers_of_outputs_that_are_not_asked_for_are_not_left_out() {
-    // The output `early` reads only the first of two layers. Other outputs read the second layer, so it is not reported as left out.
+    // The output `early` reads only the first of two layers. Other outputs read the second layer, so the second layer is not reported as
+    // left out.
     let bert = Description::shipped_source("bert").expect("it is shipped");
     let early = bert
         .replacen("        Repeat(times: \"layers\",", "        Repeat(times: 1, index: \"i\", name: \"first\", body: [Let(\"hidden\", linear(x: \"hidden\", out: \"hidden\", weight: \"encoder.layer.{i}.attention.self.query.weight\"))]),\n        Let(\"early\", relu(x: \"hidden\")),\n        Repeat(times: \"layers\",", 1)

@@ -1735,7 +1735,7 @@ fn texts_that_have_room_do_not_wait_however_short_the_queue_may_be() {
         let body = json!({"prompt": "One", "max_tokens": 40, "n": n, "temperature": 1});
         ask_with(to, "POST", "/v1/completions", "", &body.to_string())
     };
-    // The server has only seen a single text. A step with many texts takes little longer.
+    // So far, the server has only run a single text. A step with many texts takes little longer, so all of these texts must be admitted.
     assert_eq!(ask(1).0, 200);
     let clients: Vec<_> = (0..24).map(|_| thread::spawn(move || ask(4))).collect();
     for client in clients {

@@ -236,7 +236,7 @@ impl Attend<'_, '_> {
             n_keys: self.len,
         };
         if let Some(cap) = self.positions.cap() {
-            // Scores are in base 2, and so is the cap.
+            // Scores include the factor log₂ e, so the cap is multiplied by this factor, too.
             let cap = Capped::new(cap * std::f32::consts::LOG2_E);
             simd::map_in_place(simd, cap, scores);
         }

@@ -166,7 +166,7 @@ impl Shared {
         if let (Some(kept), Some((key, joined))) = (&self.kept, &lead.coalesced) {
             match &result {
                 Ok(answer) => {
-                    // Cache the answer before an equal request arrives.
+                    // Cache the answer before the computation ends, so that an equal request finds one or the other.
                     kept.cache.keep(*key, answer);
                     for waiter in lead.complete() {
                         waiter.give(answer);

@@ -28,7 +28,7 @@ fn options(max_new_tokens: usize) -> SamplingParams {
             ..Rules::default()
         },
         logits: true,
-        // This is used by models with an encoder.
+        // Only models with an encoder have a start token of the decoder.
         decoder_start: Some(1),
         ..SamplingParams::default()
     }
