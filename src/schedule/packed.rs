@@ -32,7 +32,7 @@ const QUANTUM: u64 = 512;
 /// Max number of a tenant's requests that are examined to find one that fits the remaining room of a batch. The selection of urgent
 /// requests also ends when this many of them did not fit.
 const LOOK_AHEAD: usize = 64;
-/// Number of times that later requests may overtake a tenant's first request because it does not fit.
+/// Number of times that later requests may overtake a tenant's first request if the first request does not fit.
 const PASSED_OVER: u8 = 8;
 /// Time before the end of the running batch at which the next batch is submitted.
 const GUARD: Micros = Micros(300);
