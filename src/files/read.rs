@@ -155,7 +155,7 @@ pub fn up_to(file: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// An open file with its first bytes. These identify the kind of the file. They are kept because a pipe cannot be read twice.
+/// An open file with its first bytes, which identify the kind of the file. The bytes are kept, because a pipe cannot be read twice.
 pub struct Beginning {
     path: PathBuf,
     file: File,
@@ -219,7 +219,7 @@ impl Beginning {
             return Ok(String::from_utf8(bytes).ok());
         }
         match std::str::from_utf8(&bytes) {
-            // The text is invalid UTF-8; the limit did not just cut a character.
+            // The bytes are invalid UTF-8. The limit did not merely truncate a character.
             Err(error) if error.error_len().is_some() => Ok(None),
             _ => Err(ReadError::TooLarge { file: path, kind }),
         }

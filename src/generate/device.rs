@@ -94,7 +94,7 @@ impl DeviceRows {
         let n_rows = coming.map(Row::n_rows).sum();
         let wanted = room(n_rows, max(Row::max_tokens), source);
         let last = self.rows.iter().rposition(Option::is_some);
-        // Unused rows after the last sequence cost nothing in a step, but gaps between sequences do.
+        // Unused rows after the last sequence cost nothing in a step, but unused rows between sequences cost time.
         let is_sparse = last.is_some_and(|last| last >= 8 && last + 1 >= 2 * wanted.rows);
         let lacks_room = n_waiting > 0 && !self.decode.has_room(wanted);
         self.must_compact |= is_sparse || lacks_room;

@@ -1,8 +1,8 @@
 //! Concurrent prefill on a device.
 //!
 //! Decoding a few sequences leaves most of the device idle. Prompts are therefore read on a separate stream, concurrently with the decode
-//! steps. Each prefill run reads all weights, so it takes all waiting prompts; prompts that arrive later wait for the next run. The busier
-//! the device, the more prompts share a run.
+//! steps. Each prefill run reads all weights, so it takes all waiting prompts; prompts that arrive later wait for the next run. On a busier
+//! device, more prompts therefore share a run.
 
 use std::{collections::VecDeque, sync::Arc};
 

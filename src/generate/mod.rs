@@ -367,7 +367,7 @@ impl Generator {
                 self.settle(advanced);
                 Ok(())
             }
-            // Only prompts are being read.
+            // No decode step is in flight, but prompts are still being read.
             _ if is_silent => self.fills.wait_for_room(),
             _ => Ok(()),
         }

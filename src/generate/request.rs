@@ -83,7 +83,7 @@ pub enum Reason {
 /// A result of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The next token of a sequence, with its log-probability before rules and sampling if requested.
+    /// The next token of a sequence, with its log-probability, before rules and sampling, if requested.
     Token {
         ticket: Ticket,
         id: u32,

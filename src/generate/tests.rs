@@ -303,7 +303,7 @@ proptest! {
         run(&WRITER, blocks * block, &acts);
     }
 
-    /// Checks the same for a model that generates from a source.
+    /// Checks blocks, lanes, admission and cancellation of a model that generates from a source.
     #[test]
     fn sources_own_their_blocks_and_have_the_results_of_running_alone(blocks in 2u64..40, acts in acts()) {
         let block = TRANSLATOR.engine.generator(0).map_or(0, |g| g.block_bytes);

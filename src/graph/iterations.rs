@@ -1,7 +1,6 @@
 //! Names of values in loops. The names of two iterations differ in one index.
 
-/// Returns the iteration of the `Repeat` that a value belongs to: `layer.` and 3 for
-/// `layer.3.query`.
+/// Returns the prefix of a value that a `Repeat` computes, and its iteration: `layer.` and 3 for `layer.3.query`.
 pub fn iteration(name: &str) -> Option<(&str, u64)> {
     let mut at = 0;
     for part in name.split_inclusive('.') {

@@ -39,17 +39,18 @@ pub enum Op {
     SoftCap(SoftCap),
     /// `x, gamma, beta` → LayerNorm over the last dimension.
     LayerNorm { eps: f32 },
-    /// `x, weight` → RMSNorm of `heads` adjacent parts of a row from column `from` on, each as wide
-    /// as the weight.
+    /// `x, weight` → RMSNorm of each of `heads` adjacent parts of a row. Each part is as wide as the weight. The first part starts at
+    /// column `from` of the row, and the result has only the columns of the parts.
     RmsNorm { eps: f32, heads: u32, from: u32 },
-    /// `[tokens, width]` → rotary position embedding of each head of `head` columns, from column
-    /// `from` on.
+    /// `[tokens, width]` → rotary position embedding of adjacent heads of `head` columns each. The first head starts at column `from` of a
+    /// row, and the result has only the columns of the heads.
     Rotary {
         rotation: Rotation,
         from: u32,
         head: u32,
     },
-    /// `x` → the columns of `heads` heads of `head` columns each, from column `from` on. They are kept for later tokens of the sequence.
+    /// `x` → the columns of `heads` adjacent heads of `head` columns each. The first head starts at column `from` of a row. The columns are
+    /// kept for later tokens of the sequence.
     Cache {
         name: String,
         from: u32,
@@ -94,7 +95,8 @@ pub enum Op {
         v: HeadView,
         out: HeadView,
     },
-    /// `x` → the rows after the prompt of each sequence, packed; the rows at the end are unused. Only pooling reads the result.
+    /// `x` → the rows of the tokens after each sequence's prompt, packed at the start. The remaining rows are unused. Only pooling reads
+    /// the result.
     AfterPrompt,
     /// First token of each sequence: `[tokens, width]` → `[batch, width]`.
     FirstToken,
@@ -113,8 +115,8 @@ pub enum Op {
     L2Normalize { eps: f32 },
     /// Logits `[tokens, width]` → `[tokens, 1]`: log-probability of each token given the previous tokens; 0 for the first token.
     LogProbability,
-    /// `mean, log_variance`, both `[batch, width]` → `mean + exp(log_variance / 2) · noise`, with
-    /// the seed of each sequence.
+    /// `mean, log_variance`, both `[batch, width]` → `mean + exp(log_variance / 2) · noise`. The noise of a row is computed from the
+    /// sequence's seed.
     Draw,
 
     /// `x` → columns `start .. start + width`.

@@ -27,8 +27,7 @@ pub enum WeightExpr {
         dims: [u64; 2],
         buckets: Buckets,
     },
-    /// Rows of a table of relative positions with dimensions `dims`, by distance: `[2·farthest + 1,
-    /// width]`.
+    /// The row of each distance, `[2·farthest + 1, width]`, from a table of relative positions in the checkpoint with dimensions `dims`.
     Positions {
         name: String,
         dims: [u64; 2],
@@ -65,20 +64,20 @@ pub enum WeightExpr {
     },
     /// The scale of a value that is stored in E4M3, `[1]`.
     Scale(Bound),
-    /// The scale of a cache in E4M3 that the checkpoint publishes, `[1]`.
+    /// The scale that the checkpoint publishes for a cache in E4M3, `[1]`.
     CacheScale {
-        /// The linear layer that computes the rows, as the checkpoint names it.
+        /// Name in the checkpoint of the linear layer that computes the rows.
         linear: String,
         rows: CacheRows,
     },
-    /// A quantized matrix with its columns in the order of their groups.
+    /// A quantized matrix of the checkpoint, with its columns sorted by quantization group.
     OrderedColumns { name: String, dims: [u64; 2] },
-    /// A tensor of the checkpoint with the rows (or elements) of each of its equal parts in the order of the columns of another tensor,
-    /// which is read as [`OrderedColumns`](Self::OrderedColumns).
+    /// A tensor of the checkpoint whose rows (or elements) are reordered like the columns of the matrix `by`, which is read as
+    /// [`OrderedColumns`](Self::OrderedColumns). The tensor consists of equal parts, each with one row for each of these columns.
     OrderedRows {
         name: String,
         dims: Vec<u64>,
-        /// Name and dimensions of the other tensor.
+        /// Name and dimensions of the matrix.
         by: String,
         by_dims: [u64; 2],
     },
@@ -133,8 +132,8 @@ impl Bound {
 
     /// Returns the largest magnitude that the value can have, from the values of the weights.
     ///
-    /// Rounding to E4M3 increases a factor by at most a sixteenth. For a linear layer, the result therefore includes `17 / 16` for each of
-    /// the two factors of a product.
+    /// Rounding to E4M3 increases a magnitude by at most a sixteenth. The bound of a linear layer therefore includes the factor `17 / 16`
+    /// twice, for the input and for the weight.
     pub fn of(&self, gamma: &[f32], beta: &[f32], weight: &[f32], bias: &[f32]) -> f64 {
         let n = gamma.len();
         let root = (n as f64).sqrt();
@@ -201,7 +200,7 @@ impl Sinusoid {
 pub struct Buckets {
     /// Number of rows in the table.
     pub n: u32,
-    /// Distance from which all larger distances use the last row on their side.
+    /// All distances of at least `reach` use the last row on their side.
     pub reach: u32,
     /// Whether keys after the query use half of the rows; otherwise they use the first row.
     pub bidirectional: bool,
@@ -324,7 +323,8 @@ impl Positions {
             .unsigned_abs()
     }
 
-    /// Returns the distance from which all larger distances use the last row on their side; `None` if it is too large.
+    /// Returns the smallest distance that uses the outermost row of the table on either side. All larger distances use these two rows as
+    /// well. Returns `None` if the distance exceeds [`PositionBias::FARTHEST`].
     pub fn farthest(self) -> Option<u32> {
         let last = 2 * u64::from(self.span) - 1;
         let is_far = |far: u32| {
@@ -525,7 +525,7 @@ impl WeightExpr {
         }
     }
 
-    /// Returns the name of the tensor with a row of a matrix. `None` if the row is computed.
+    /// Returns the name of the checkpoint tensor that contains row `row` of the matrix; `None` if the row is computed.
     pub fn name_of_row(&self, row: u64) -> Option<&str> {
         match self {
             WeightExpr::Stored { name, .. }

@@ -20,7 +20,7 @@ pub struct WeightNames {
     /// Names of tensors that affect no output of the model. One `*` in a name matches any text.
     #[serde(default)]
     pub ignored: Vec<String>,
-    /// Adapter that is added to weights, for a checkpoint that has several; `None` for none of them.
+    /// Adapter that is added to the weights; `None` if no adapter is added.
     #[serde(default)]
     pub adapter: Option<Adapter>,
 }

@@ -1,4 +1,4 @@
-//! Adapters of which a checkpoint has several.
+//! Low-rank adapters of a checkpoint, of which config.json chooses at most one.
 
 use serde_json::Value;
 
@@ -48,7 +48,7 @@ fn names(file: &File, adapters: &Adapters, config: &Value) -> Result<Vec<String>
     texts.ok_or_else(|| wrong(file, &adapters.names, config, "a list of names"))
 }
 
-/// Returns the adapter that config.json chooses; `None` for none of them.
+/// Returns the adapter that config.json chooses; `None` if it chooses no adapter.
 pub(super) fn chosen(
     file: &File,
     adapters: Option<&Adapters>,

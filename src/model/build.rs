@@ -142,9 +142,9 @@ pub(super) struct Builder<'a> {
     weights: HashMap<String, (NodeId, Range<usize>)>,
     /// Alternative names of weights.
     other_names: BTreeMap<String, Vec<String>>,
-    /// Tied head tensors and their tables.
     /// Adapter that is added to the weights.
     adapter: Option<Adapter>,
+    /// Tied head tensors and their tables.
     ties: &'a [(String, String)],
     /// Tied tensors for which the checkpoint has values that differ from the table.
     own: &'a BTreeSet<String>,
@@ -169,7 +169,7 @@ pub(super) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// Begins a part. Its values are prefixed with its name if there are several parts.
+    /// Begins a part. If there are several parts, the names of its values start with the name of the part.
     fn enter(&mut self, part: &PartOf, names: &mut Vec<Part>) {
         let Some((name, stream)) = &part.named else {
             return;
@@ -191,7 +191,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Binds a name to a node. If an enclosing body defines the name, it is updated there; otherwise, it is defined in this body.
+    /// Binds a name to a node. If an enclosing body defines the name, that definition is updated. Otherwise, the current body defines the
+    /// name.
     fn bind(&mut self, name: &'a str, id: NodeId) {
         if let Some((inner, outer)) = self.scopes.split_last_mut() {
             match outer.iter_mut().find_map(|scope| scope.get_mut(name)) {

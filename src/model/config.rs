@@ -31,8 +31,8 @@ pub(super) struct Values<'a> {
 /// Maximum size of a dimension: kernels index with 32 bits.
 const MAX_SIZE: u64 = i32::MAX as u64;
 
-/// Returns the value of a key. The key may be a path such as `text_config.hidden_size`, with indices from 0 for lists,
-/// `layer_types.3`. A null value counts as absent, as in Hugging Face configs.
+/// Returns the value of a key. The key may be a path: `text_config.hidden_size` is a nested key, and `layer_types.3` is an entry of a list,
+/// counted from 0. A null value counts as absent, as in Hugging Face configs.
 pub(super) fn lookup<'c>(config: &'c Map<String, Value>, key: &str) -> Option<&'c Value> {
     entry(config, key).filter(|v| !v.is_null())
 }
@@ -195,7 +195,7 @@ impl<'a> Values<'a> {
         self.evaluate(expr, span)
     }
 
-    /// Evaluates an expression whose names are already resolved. Otherwise like [`whole`](Self::whole).
+    /// Like [`whole`](Self::whole), for an expression whose names are already resolved.
     fn evaluate(&self, expr: &Expr, span: &std::ops::Range<usize>) -> Result<u64, ModelError> {
         expr.whole(&|name| self.number(name))
             .map_err(|message| self.arithmetic(message, span, expr.names()))
@@ -279,7 +279,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Lists names with their values and the config.json keys that these come from.
+    /// Lists names with their values, and with the config.json keys from which the values come.
     fn in_words(&self, names: &[&'a At<String>]) -> Option<String> {
         let mut words: Vec<String> = Vec::new();
         let mut open: Vec<&At<String>> = names.iter().rev().copied().collect();

@@ -260,7 +260,7 @@ pub(super) struct File(Arc<Source>);
 
 #[derive(Debug)]
 struct Source {
-    /// Shown with the text.
+    /// File name, shown with the text.
     name: String,
     text: String,
 }

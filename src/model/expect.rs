@@ -145,7 +145,7 @@ pub(super) fn check(expectations: &[Expectation], fused: &Graph) -> Result<(), M
         if !node.op.is_compute() {
             continue;
         }
-        // A node counts in the whole graph and in every scope that is a prefix of its name.
+        // A node is counted in the whole graph and in every scope that is a prefix of its name.
         let ends = node.name.match_indices('.').map(|(end, _)| end);
         let scopes = ends.map(|end| Some(&node.name[..end])).chain([None]);
         for scope in scopes {

@@ -17,9 +17,9 @@
 //! | `prefixes` | prefixes that published weight names may have; `[""]` if omitted |
 //! | `ties` | `{"lm_head.weight": "embed_tokens.weight"}`: a head tensor and the table that it is tied to. A `linear` that reads the table reads the head tensor instead if the checkpoint has one with different values |
 //! | `ignores` | names of tensors that checkpoints have and that affect no output; one `*` matches any text. Loading warns about any other tensor that no output reads |
-//! | `adapters` | `Adapters(names: "lora_adaptations", alpha: "lora_alpha", rank: "lora_rank")`: keys of config.json for low-rank adapters (LoRA), of which a checkpoint has one for each name. The one that the key `adapter` names is added to the weights when they are loaded; without this key, none is. A weight `w.weight` is stored as `w.parametrizations.weight.original`, with `w.parametrizations.weight.0.lora_A` and `lora_B` of all adapters |
-//! | `endings` | `{".weight": ".gamma"}`: alternative of some checkpoints for an ending of weight names; one, or a list |
-//! | `require` | `Must(key: "…", is: …)`: a key of config.json that must have this value, or one of a list, if present. If several shipped descriptions support one `model_type`, the first whose requirements are met is used. `default: …` is the value of the model without the key. `where: "…", has: …` restricts the requirement to configs in which another key has a value, or one of a list. `outputs: […]` restricts it to these requested outputs |
+//! | `adapters` | `Adapters(names: "lora_adaptations", alpha: "lora_alpha", rank: "lora_rank")`: keys of config.json for low-rank adapters (LoRA), of which a checkpoint has one for each name. The one that the key `adapter` names is added to the weights when they are loaded; without this key, no adapter is added. A weight `w.weight` is stored as `w.parametrizations.weight.original`, with `w.parametrizations.weight.0.lora_A` and `lora_B` of all adapters |
+//! | `endings` | `{".weight": ".gamma"}`: an ending of weight names, with the ending that some checkpoints use instead, or a list of such endings |
+//! | `require` | `Must(key: "…", is: …)`: a key of config.json that must have this value, or one of a list, if present. If several shipped descriptions support one `model_type`, the first whose requirements are met is used. `default: …` is the value that the model uses if the key is absent. `where: "…", has: …` restricts the requirement to configs in which the key `where` has the value `has`, or one of a list. `outputs: […]` restricts it to these requested outputs |
 //! | `equal` | lists of keys for the same value; the keys that are present must agree |
 //! | `dims` | whole numbers by name |
 //! | `reals` | real numbers by name |
@@ -48,14 +48,15 @@
 //! - `Let("name", operator(…))` defines a value. A name is defined once.
 //! - `Repeat(times: "layers", from: 0, index: "i", name: "layer", body: […], expect: {…})` repeats a body; `times` may be 0. Inside, a
 //!   `Let` of an outer name updates it for the next iteration and for the statements after the loop. Other names are local to an iteration.
-//!   Values of iteration 3 are called `layer.3.…` in the graph. `expect` counts in every iteration.
-//! - `When(key: "…", is: …, absent: "…", name: "…", body: […], otherwise: […], expect: {…}, expect_otherwise: {…})` selects a body: the first
-//!   if the key of config.json has the value, or one of a list (an absent key is `null`), else the optional second. A key may contain
+//!   Values of iteration 3 are called `layer.3.…` in the graph. `expect` counts the nodes of every iteration separately.
+//! - `When(key: "…", is: …, absent: "…", name: "…", body: […], otherwise: […], expect: {…}, expect_otherwise: {…})` selects a body: the
+//!   first if the key of config.json has the value, or one of a list (an absent key is `null`), else the optional second. A key may contain
 //!   indices, `layer_types.{i}`, so that a body depends on the layer's entry in config.json. If there is no such key, the condition
-//!   `absent` decides, for instance `"i % 3 == 0"`; a key that is null counts as absent unless `is` names null. `When(holds: "embedding != hidden", …)` compares two sizes by `== != < <= > >=`. A `Let`
-//!   of an outer name updates it. A name that both bodies define stays visible to later statements. With `name`, values of either body
-//!   are called `name.…` in the graph. `expect` applies if the first body is taken, `expect_otherwise` if the second is. They count in the
-//!   enclosing iteration, or in the whole graph if there is none.
+//!   `absent` decides, for instance `"i % 3 == 0"`; a key that is null counts as absent unless `is` names null.
+//!   `When(holds: "embedding != hidden", …)` compares two sizes by `== != < <= > >=`. A `Let` of an outer name updates it. A name that both
+//!   bodies define stays visible to later statements. With `name`, values of either body are called `name.…` in the graph. `expect` applies
+//!   if the first body is taken, `expect_otherwise` if the second is. Both count the nodes of the enclosing iteration, or of the whole
+//!   graph if there is none.
 //!
 //! `expect` counts `launches` (all), `gemms` (with any epilogue), or an operator after the passes: the operators of the table below by
 //! name (activations by their kind: `gelu`, `gelu_tanh`, `relu`, `tanh`, `silu`, `quick_gelu`, `log1p_relu`), `bias_linear`, `linear_gelu`,
@@ -94,7 +95,7 @@
 //! | `concat` | `of` (2 to 16 values) | values with the same number of rows, concatenated along the width |
 //! | `l2_normalize` | `x`, `eps` | rows scaled to length 1 |
 //! | `draw` | `mean`, `log_variance` | a latent variable, one row per sequence: `mean + exp(log_variance / 2) · noise`, where the noise is standard normal and depends on the sequence's seed |
-//! | `log_probability` | `x` | from logits of every token: the log-probability of each token given the tokens before it, 0 for a sequence's first. It must be an output, and no operator may read it |
+//! | `log_probability` | `x` | from logits of every token: the log-probability of each token given the tokens before it, and 0 for the first token of a sequence. It must be an output, and no operator may read it |
 //!
 //! A `bias` of `softmax` is added to its scores. It depends on the distance `d`, the position of the key minus that of the query:
 //!
@@ -169,8 +170,8 @@
 //!
 //! - Convolutions (in the largest DeBERTa v2, whose `conv_kernel_size` is rejected), recurrences, mixtures of experts, images.
 //! - Attention sinks, dropped or merged tokens.
-//! - Relative keys and values that are added to keys and values by distance (Shaw et al. 2018: BERT's `relative_key`). No kernel
-//!   fuses `relative_scores` into attention yet, so the scores are stored and their memory grows with the square of the length.
+//! - Relative keys and values that are added to keys and values by distance (Shaw et al. 2018: BERT's `relative_key`). No kernel fuses
+//!   `relative_scores` into attention yet, so the scores are stored and their memory grows with the square of the sequence length.
 //! - Frequencies of rotary positions that depend on a sequence's length (`longrope` and `dynamic` beyond the trained length).
 //! - Pooling by a token that is found by its id (for CLIP, this is the last token, since its tokenizer ends a text with it), means weighted
 //!   by token, and sums over tokens (SPLADE's first version).
@@ -235,8 +236,8 @@ impl Description {
         Ok(Self { file, ast, own })
     }
 
-    /// Returns the description for a checkpoint that has its own values for the tied tensors `own`. Linear layers read them
-    /// instead of the tables that they are tied to.
+    /// Returns the description for a checkpoint that has its own values for the tied tensors `own`. Linear layers read these tensors
+    /// instead of the tables to which the tensors are tied.
     pub fn with_own(self, own: BTreeSet<String>) -> Self {
         Self { own, ..self }
     }
@@ -331,8 +332,8 @@ impl Description {
         self.build_with(config, outputs, &[])
     }
 
-    /// Builds like [`build`](Self::build), and adds the output that `modules` [compute](computed), usually [`EMBEDDING`] from the
-    /// output `last_hidden_state`. By default that output is the only one. Without modules, this is the same as `build`.
+    /// Builds like [`build`](Self::build), and adds the output that `modules` [compute](computed), usually [`EMBEDDING`] from the output
+    /// `last_hidden_state`. By default, only that output is built. Without modules, this is the same as `build`.
     ///
     /// # Errors
     /// Returns the errors of `build`, and an error if the description lacks the output that the modules start from or a module's

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use super::syntax::{Operator, Statement, given};
 
-/// Returns, in order, the statements that compute the `wanted` values, and those that append to caches if `caches`. A `Repeat` or
-/// a `When` counts as a whole.
+/// Returns, in order, the statements that compute the `wanted` values, and those that append to caches if `caches`. A `Repeat` or a `When`
+/// is included as a whole.
 pub(super) fn needed<'a>(
     body: &'a [Statement],
     wanted: impl Iterator<Item = &'a str>,

@@ -27,8 +27,8 @@ const MAX_LINE: usize = 1 << 13;
 /// so this bounds the memory to build a graph.
 const MAX_NAME: usize = 64;
 
-/// Returns whether a terminal would interpret the character when a message shows it: control characters except tab and line ends,
-/// and overrides of the text direction. No valid description contains them.
+/// Returns whether a terminal could interpret the character instead of showing it. This holds for control characters, except tab and line
+/// ends, and for overrides of the text direction. No valid description contains such characters.
 fn is_raw_control(c: char) -> bool {
     let overrides = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     overrides || (c.is_control() && !matches!(c, '\t' | '\r' | '\n'))

@@ -39,8 +39,8 @@ pub(super) struct Ast {
     pub expect: Vec<Count>,
 }
 
-/// Keys of config.json for adapters of which a checkpoint has several: the list of their names, and the factor of an adapter, which is
-/// divided by its rank.
+/// Keys of config.json for low-rank adapters: the list of adapter names, and the two numbers whose quotient `alpha / rank` is the factor of
+/// each adapter.
 #[derive(Clone, Debug)]
 pub(super) struct Adapters {
     pub names: At<String>,
@@ -73,7 +73,7 @@ pub(super) struct Requirement {
     pub is: Vec<serde_json::Value>,
     /// Value that the model uses if the key is absent; `None` if any value in `is` is possible.
     pub default: Option<serde_json::Value>,
-    /// Another key, with the values for which the requirement applies.
+    /// If given, the requirement applies only if this other key of config.json has one of these values.
     pub only: Option<(At<String>, Vec<serde_json::Value>)>,
     /// Outputs for which the requirement applies; `None` for all.
     pub outputs: Option<Vec<At<String>>>,
@@ -175,7 +175,7 @@ pub(super) enum PositionBias {
     Relative {
         table: At<Pattern>,
         buckets: At<Expr>,
-        /// Distance from which all larger distances share a bucket.
+        /// All distances of at least `reach` on one side share a bucket.
         reach: At<Expr>,
         bidirectional: bool,
     },
@@ -192,8 +192,8 @@ pub(super) struct RowsOf {
     pub groups: Option<At<Expr>>,
     /// First row to read in each part.
     pub from: At<Expr>,
-    /// Number of the rows of a part that are pairs of neighbours. The first rows of all pairs are put before the second rows; no rows are
-    /// reordered if not given.
+    /// Number of rows that are stored in pairs of neighbours, counted from the first row that is read of each part. The first rows of all
+    /// pairs are put before the second rows. If not given, no rows are reordered.
     pub interleaved: Option<At<Expr>>,
 }
 
@@ -237,7 +237,7 @@ pub(super) enum Operator {
         x: At<String>,
         cap: At<Expr>,
     },
-    /// An activation by its own operator, such as `gelu`, `relu` or `tanh`.
+    /// An activation that has its own operator, such as `gelu`, `relu` or `tanh`.
     Activate {
         x: At<String>,
         kind: Activation,
@@ -271,7 +271,7 @@ pub(super) enum Operator {
         heads: At<Expr>,
         /// Number of leading columns of a head that are rotated.
         width: At<Expr>,
-        /// Share of these columns that is rotated, rounded down.
+        /// Share of the `width` columns that is rotated, rounded down.
         part: Option<At<Expr>>,
         theta: At<Expr>,
         /// Keys of config.json. The first one present specifies the frequency scaling.
@@ -308,7 +308,7 @@ pub(super) enum Operator {
         table: At<Pattern>,
         width: At<Expr>,
         span: At<Expr>,
-        /// Distance whose logarithm maps to the last row; `None` without logarithms.
+        /// If given, distances above half of `span` are scaled logarithmically, so that the distance `reach − 1` has the last row.
         reach: Option<At<Expr>>,
     },
     RelativeScores {
@@ -351,7 +351,7 @@ pub(super) enum Operator {
         x: At<String>,
         /// Id of the token that ends a sequence. Later tokens are padding.
         end: Option<At<Expr>>,
-        /// Value of `end` that selects the highest id of each sequence instead.
+        /// If `end` has this value, the highest id of each sequence ends it.
         highest_end: Option<At<Expr>>,
         /// Id that the last token of each sequence must have.
         is: Option<At<Expr>>,

@@ -91,7 +91,7 @@ pub fn activate_f64(activation: Activation, x: f64) -> f64 {
         Activation::GeluExact => x * 0.5 * erfc(-x / SQRT_2),
         Activation::GeluTanh => {
             let inner = (2.0 / PI).sqrt() * (x + 0.044715 * x * x * x);
-            // This is (1 + tanh u) / 2, without the cancellation for u far below 0.
+            // This equals x · (1 + tanh(inner)) / 2, without its cancellation if `inner` is far below 0.
             x / (1.0 + (-2.0 * inner).exp())
         }
         // NaN is preserved, as by the other activations.
@@ -127,8 +127,8 @@ pub fn erfc(x: f64) -> f64 {
     }
 }
 
-/// The series needs few terms below this value. From this value on, the fraction needs few levels, while `1 − erf` would lose digits (erfc
-/// is 5e-3 here).
+/// Argument below which `erf` is computed by a series, which then needs few terms. Larger arguments use a continued fraction, which then
+/// needs few levels. For them, `1 − erf` would lose digits: erfc(2) is 5e-3.
 const SERIES_BELOW: f64 = 2.0;
 
 /// Abramowitz and Stegun 7.1.6: `2/√π · exp(−x²) · Σ 2ⁿx²ⁿ⁺¹ / (1·3·…·(2n + 1))`. All terms have the same sign.

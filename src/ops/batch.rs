@@ -30,8 +30,8 @@ pub enum BatchInput {
     SlotStarts,
     /// i32 `[batch]`: keys of each sequence: its cached tokens plus its tokens in the batch.
     KeyLens,
-    /// i32 `[source_slots]`: the slots of each sequence's source keys by position, one sequence after another. Sequences
-    /// that share a source repeat them.
+    /// i32 `[source_slots]`: the slots of each sequence's source keys by position, one sequence after another. The slots of a source that
+    /// several sequences share are repeated.
     SourceSlots,
     /// i32 `[batch]`: index in [`BatchInput::SourceSlots`] of each sequence's first slot.
     SourceStarts,
@@ -41,10 +41,10 @@ pub enum BatchInput {
     Seeds,
     /// i32 `[tokens]`: the vocabulary id of the token before each token, and `first` for the first token of a sequence.
     PreviousIds { first: u32 },
-    /// i32 `[tokens + 1]`: the tokens after the prompt of each sequence, one sequence after another. The remaining entries are 0.
+    /// i32 `[tokens + 1]`: indices of the tokens after each sequence's prompt, one sequence after another. The remaining entries are 0.
     PooledTokens,
-    /// i32 `[batch + 1]`: index in [`BatchInput::PooledTokens`] of each sequence's first token. The last entry is the total number of these
-    /// tokens.
+    /// i32 `[batch + 1]`: index in [`BatchInput::PooledTokens`] of each sequence's first entry. The last entry is the total number of
+    /// tokens after prompts.
     PooledCuLens,
 }
 

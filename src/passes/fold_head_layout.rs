@@ -8,10 +8,11 @@ use crate::{
     ops::HeadView,
 };
 
-/// `split_heads(y[:, o..])[h, t, c] = y[t, o + h·head + c]`, and the same for `merge_heads`: the kernel that reads or writes the heads can
-/// transpose them by addressing. Hence `scores(split_heads(y)) = scores(y as columns)`, likewise for the values of `context`, and
-/// `merge_heads(context(…)) = context(…) as columns`. Operators between a projection and its heads (caches, norms of heads, rotary
-/// positions) can read columns of a wider value as well.
+/// Folds `split_heads` and `merge_heads` into the operators that read or write the heads. Since
+/// `split_heads(y[:, o..])[h, t, c] = y[t, o + h·head + c]`, a kernel can read and write heads as columns of rows, without a transposed
+/// copy: `scores(split_heads(y)) = scores(y as columns)`, and `merge_heads(context(…)) = context(…) as columns`. The values that `context`
+/// reads are folded like the operands of `scores`. Operators between a projection and its heads (caches, norms of heads, rotary positions)
+/// can also read columns of a wider value.
 pub(super) struct FoldHeadLayout;
 
 impl Pass for FoldHeadLayout {

@@ -8,9 +8,9 @@ use crate::{
     ops::{AttentionProblem, HeadView},
 };
 
-/// `context(softmax(s · scores(q, k)), v) = attention{s}(q, k, v)`: the scores, whose size is quadratic in the length, never reach device
-/// memory (ByteTransformer III.E). The result is `[tokens, heads·head]`. If the context is head-major, the following `merge_heads` is also
-/// fused.
+/// `context(softmax(s · scores(q, k)), v) = attention{s}(q, k, v)`: the scores, whose size is quadratic in the sequence length, never reach
+/// device memory (ByteTransformer III.E). The result is `[tokens, heads·head]`. If the context is head-major, the following `merge_heads`
+/// is also fused.
 pub(super) struct FuseAttention;
 
 impl Pass for FuseAttention {

@@ -96,7 +96,7 @@ impl HoistPooledToken {
     }
 
     /// Computes the hoisted values for the pooled rows only. The results are new nodes, because the meaning of an existing name must not
-    /// change. A pool that is an output also keeps its name. Other pools are replaced by the new values.
+    /// change. A pool that is an output is rewritten and keeps its name. Any other pool is replaced by a new value.
     fn hoist(
         &self,
         graph: &mut Graph,
@@ -127,7 +127,7 @@ impl HoistPooledToken {
                 *operand = match pooled.get(operand) {
                     Some(&known) => known,
                     None => {
-                        // The name starts with the pool's name, because the launch does not belong to the value's layer.
+                        // The name starts with the pool's name, so that `expect:` does not count the launch in the value's layer.
                         let name = format!("{}.{}", pool.name(), graph.node(*operand).name);
                         let row = graph.add(names.fresh(name), pool.clone(), &[*operand])?;
                         added.push(row);

@@ -60,7 +60,7 @@ pub fn all() -> &'static [&'static dyn Pass] {
         &hoist_pooled_token::HoistPooledToken,
         // Runs before the scale is folded, because published models scale before the cap.
         &fold_soft_cap::FoldSoftCap,
-        // Runs before the other passes, because attention is matched as scores, softmax and context with nothing between them.
+        // Runs before attention is fused, because that fusion matches scores, softmax and context with no scale in between.
         &fold_scale::FoldScale,
         // Runs before the head layout is folded: query, key and value are identified by their split heads, and folding removes the slices
         // that this pass adds. Runs before any bias becomes an epilogue: only plain projections can be stacked.
@@ -79,8 +79,8 @@ pub fn all() -> &'static [&'static dyn Pass] {
         &fuse_gate::FuseGate,
         // Fuses all remaining biases.
         &fuse_bias_activation::FuseBiasActivation,
-        // Runs after biases are fused, so that linear layers include them. Runs after LayerNorm with residual, which leaves the sums that
-        // have other readers.
+        // Runs after biases are fused, so that linear layers include them. Runs after the fusion of LayerNorm with a residual, which leaves
+        // sums that have other readers.
         &fuse_residual::FuseResidual,
         // Independent of the other passes.
         &fuse_pool_normalize::FusePoolNormalize,
@@ -97,7 +97,8 @@ pub struct Options {
     pub quantize: Option<Format>,
     /// Formats of tensors that keep their published quantized values, by tensor name.
     pub published: BTreeMap<String, Format>,
-    /// Formats of tensors that keep their published values if their inputs are put in the order of their groups, by name.
+    /// Formats of tensors that keep their published values only if `order_inputs` sorts their columns by quantization group, by tensor
+    /// name.
     pub ordered: BTreeMap<String, Format>,
     /// Format of the KV cache; `None` for the program's storage type.
     pub cache: Option<Format>,

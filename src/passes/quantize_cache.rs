@@ -10,8 +10,8 @@ use crate::{
 pub(super) const NAME: &str = "quantize_cache";
 
 /// Stores every cache in `format`: `attention(q, cache(k), cache(v))` becomes `attention(q, cache(round(k)), cache(round(v)))`. All parts
-/// of a model share blocks, so all caches have the same format. With published scales, `cache(k)` becomes `s · round(k / s)`, and each cache
-/// has its own scale s.
+/// of a model share the blocks of one KV cache, so all caches have the same format. With published scales, `cache(k)` becomes
+/// `s · round(k / s)`, and each cache has its own scale s.
 ///
 /// This pass changes results, so it is not in [`all`](super::all). It runs after all passes of that list, and only on request.
 pub(super) fn run(

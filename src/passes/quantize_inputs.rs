@@ -1,7 +1,7 @@
-//! Products whose input is in E4M3, like the weight.
+//! Converts the inputs of fp8 linear layers to E4M3, the format of their weights.
 //!
-//! An input is divided by a single scale, which is computed from the weights when the model is loaded. It maps the largest possible
-//! magnitude of the input to that of E4M3 ([`Bound`]). E4M3 has 3 mantissa bits over 15 binary orders of magnitude, so a bound that is
+//! An input is divided by a single scale, which is computed from the weights when the model is loaded. The scale maps the largest possible
+//! magnitude of the input ([`Bound`]) to that of E4M3. E4M3 has 3 mantissa bits over 15 binary orders of magnitude, so a bound that is
 //! several times too large costs precision only for the smallest values. No calibration batch is needed, nothing overflows, and the kernel
 //! that computes an input also converts it.
 
@@ -49,7 +49,7 @@ pub(super) fn rewrite(
         weight: rows,
         input: bound,
     };
-    // Several layers with different inputs may read the same weight.
+    // The scales are named after the layer, because layers with different inputs may read the same weight.
     let scale = graph.add(
         format!("{}.product_scales", graph.node(id).name),
         Op::Weight(scales),
@@ -127,7 +127,7 @@ fn bound(graph: &Graph, id: NodeId) -> Option<Bound> {
     }
 }
 
-/// Returns the bound of weighted means of `v`, whose rows are columns of a linear layer's result.
+/// Returns the bound of weighted means of the values `v`, which are columns of a linear layer's result; `None` if no bound is known.
 fn mean_of(graph: &Graph, id: NodeId, view: HeadView, kv_heads: u32, head: u32) -> Option<Bound> {
     let values = graph.operand(id, "v")?;
     let columns = u64::from(kv_heads) * u64::from(head);

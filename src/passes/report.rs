@@ -59,8 +59,8 @@ impl fmt::Display for Part {
     }
 }
 
-/// Number of elements of intermediate results that a group of operators reads from and writes to device memory. Each operand counts once.
-/// Weights and the batch's ids are excluded, since no pass saves them.
+/// Number of elements of intermediate results that a group of operators reads from and writes to device memory. Each operand of an operator
+/// is counted once. Weights and the batch's ids are excluded, since no pass saves them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Moved {
     pub before: Size,

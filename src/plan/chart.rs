@@ -15,7 +15,7 @@ const RIGHT: f64 = 20.0;
 const TOP: f64 = 64.0;
 /// Gap between two lanes. It contains the heading of the lower lane.
 const LANE_GAP: f64 = 28.0;
-/// Total height of all chunk lanes, unless there are many.
+/// Total height of all lanes, unless a lane would be lower than [`MIN_LANE_HEIGHT`].
 const LANES_HEIGHT: f64 = 520.0;
 const MIN_LANE_HEIGHT: f64 = 56.0;
 const LOAD_HEIGHT: f64 = 72.0;
@@ -178,7 +178,7 @@ impl Operators {
     }
 }
 
-/// The lane of one chunk.
+/// The lane of one chunk: a horizontal band that shows its tensors.
 struct Lane {
     chunk: usize,
     bytes: u64,
@@ -388,7 +388,7 @@ impl Tensor<'_> {
     }
 }
 
-/// Returns the color of each tensor. Names that are equal without digits have the same color; colors are assigned in order of appearance.
+/// Returns the color of each tensor. Names that differ only in digits have the same color. Colors are assigned in order of appearance.
 fn fills(names: &[String]) -> Vec<&'static str> {
     let mut kinds: HashMap<String, usize> = HashMap::new();
     names

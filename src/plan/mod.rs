@@ -169,7 +169,7 @@ fn aligned(bytes: u64) -> u64 {
 pub fn lower_bound(records: &[UsageRecord]) -> u64 {
     let mut events: Vec<(u32, bool, u64)> = Vec::with_capacity(2 * records.len());
     for record in records {
-        // At the same operator, tensors are born before others die, because `last_op` still reads its operands.
+        // Starts sort before ends at the same operator, because a tensor is still alive while its last reader writes another tensor.
         events.push((record.first_op, false, aligned(record.bytes)));
         events.push((record.last_op, true, aligned(record.bytes)));
     }
@@ -260,7 +260,7 @@ fn release(held: &mut Vec<u64>, stats: &mut RequestStats) -> u64 {
     held.drain(..).sum()
 }
 
-/// Returns the total size of the chunks in `these` that are missing in `those` or have another size there.
+/// Returns the total size of the chunks in `these` that `those` lacks or has with another size.
 fn bytes_not_in(these: &[u64], those: &[u64]) -> u64 {
     let differing = these
         .iter()

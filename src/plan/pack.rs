@@ -63,8 +63,8 @@ impl Bin {
         }
     }
 
-    /// Returns the offset of the smallest gap that fits `item`. Gaps are between tensors whose lifetimes overlap with that of `item`.
-    /// Without such a gap, returns the end of the last of these tensors, if the bin has room there. This is `FindGapFromChunk`
+    /// Returns the offset of the smallest gap that fits `item`. A gap lies between two placed tensors whose lifetimes overlap with that of
+    /// `item`. If no gap fits, returns the end of the highest such tensor, if `item` fits above it. This is `FindGapFromChunk`
     /// (TurboTransformers, algorithm 2). Line 17 of the paper's listing reverses the comparison with the room at the end. The listing also
     /// omits that the tensors of a chunk must be visited in order of offset.
     pub fn find_gap(&self, item: &Item) -> Option<u64> {

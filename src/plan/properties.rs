@@ -1,4 +1,4 @@
-//! Properties of all plans, tested with thousands of random graphs and with transformers of every length.
+//! Properties of all plans, tested with thousands of random graphs, and with transformers for all sequence lengths up to 512.
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -178,7 +178,7 @@ proptest! {
         plan.placements[a] = plan.placements[b];
         let found = plan.validate(&records);
         if clash {
-            // The tensor may also overlap a third tensor, and the error may report that one.
+            // The tensor may also overlap a third tensor, and the error may report the overlap with the third tensor.
             let Err(PlanError::Overlap { a: x, b: y, .. }) = found else {
                 return Err(TestCaseError::fail(format!("{found:?}")));
             };
@@ -202,8 +202,8 @@ fn check_as_new(used: &mut dyn Allocator, new: &mut dyn Allocator, requests: &[V
     }
 }
 
-/// Returns the ratios of footprint to lower bound of a new allocator, in ascending order, for random graphs with a fixed seed. Graphs
-/// smaller than one chunk are excluded, because the chunk size would hide any waste.
+/// Returns the ratio of a new allocator's footprint to the lower bound for each of several random graphs with a fixed seed, in ascending
+/// order. Graphs smaller than one chunk are excluded, because the chunk size would hide any waste.
 fn ratios(
     strategy: impl Strategy<Value = Vec<UsageRecord>>,
     footprint: impl Fn(&[UsageRecord]) -> u64,

@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 /// Kernels for fused attention. If a kernel is chosen by name, no other kernel replaces it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AttentionChoice {
-    /// Selects the kernel by the longest sequence of the batch. On Hopper, this is warpgroup MMA if it supports the head size, with a
-    /// separate kernel for few tokens. On other cards, this is the short kernel up to its limit, and the online kernel for longer
-    /// sequences.
+    /// Selects the kernel by the longest sequence of the batch. On Hopper, batches run on the warpgroup MMA kernel if it supports the head
+    /// size, or on a separate kernel if they have few tokens. On other cards and for other head sizes, a batch runs on the short kernel up
+    /// to its maximum length, and on the online kernel beyond.
     #[default]
     Auto,
     /// One kernel with all keys of a sequence in shared memory (ByteTransformer III.E.1). A longer sequence is an error.
     Short,
-    /// Two grouped GEMMs, with the softmax split between them (ByteTransformer III.E.2). The scores
-    /// are stored in global memory, and their size is quadratic in the lengths.
+    /// Two grouped GEMMs, with the softmax split between them (ByteTransformer III.E.2). The scores are stored in global memory, and their
+    /// size is quadratic in the sequence lengths.
     Grouped,
     /// One kernel with online softmax, for any length.
     Online,

@@ -127,7 +127,7 @@ impl Buckets {
         }
     }
 
-    /// Returns the max number of keys per sequence with which `tokens` tokens launch the same kernels as with `keys` keys.
+    /// Returns the max number of keys per sequence for which a batch of `tokens` tokens launches the same kernels as for `keys` keys.
     pub fn max_keys(&self, tokens: u64, keys: u64) -> u64 {
         let bound = |&&(rows, end): &&(Interval, u64)| end >= keys && rows.contains(tokens);
         let next = self.keys.iter().find(bound);

@@ -37,7 +37,7 @@ pub struct LowerOptions<'a> {
     pub padding: Padding,
     /// The card that the program is compiled for.
     pub machine: &'a Machine,
-    /// Timings on such a card, which correct the cost model.
+    /// Kernel timings on a card of this kind, which correct the cost model.
     pub timings: Option<&'a Timings>,
     /// The kernels for fused attention.
     pub attention: AttentionChoice,
@@ -212,7 +212,8 @@ impl<'a> Lowering<'a> {
         Ok(out)
     }
 
-    /// Returns the batch input that replaces the sequence bounds, if the node selects the rows after prompts or pools such rows.
+    /// Returns the batch input that the node's kernel reads instead of `cu_lens`, if the node selects the rows after prompts or pools such
+    /// rows.
     fn pooled(&self, id: NodeId, op: &Op) -> Option<BatchInput> {
         let after = |id: NodeId| *self.graph.op(id) == Op::AfterPrompt;
         match op {

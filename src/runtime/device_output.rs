@@ -16,7 +16,7 @@ pub struct DeviceOutput {
     pub name: String,
     /// Dimensions, outermost first: `[tokens, width]` or `[batch, width]`.
     pub shape: Vec<u64>,
-    /// Type of the values, in row-major order: the storage type of the model on a CUDA device, and f32 on the CPU.
+    /// Type of the values: the storage type of the model on a CUDA device, and f32 on the CPU. The values are stored in row-major order.
     pub element: Element,
     memory: DeviceMemory,
 }

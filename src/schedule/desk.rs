@@ -1,5 +1,5 @@
-//! State that the driver of a scheduler keeps: the waiting requests and the lanes. The simulator and the server use the same code, so a
-//! scheduler sees the same state in both.
+//! State that the driver of a scheduler keeps: the waiting requests, and the state of each device ([`Lane`]). The simulator and the server
+//! use the same code, so a scheduler sees the same state in both.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,8 @@ use super::{
     Costs, Decision, Lane, Micros, Planned, Queue, Scheduler, View, Waiting, queue::Arrivals,
 };
 
-/// Waiting requests and lane states. The driver passes in the current time; nothing here reads a clock.
+/// Waiting requests, and the state of each device (lane). The driver (the server or the simulator) passes in the current time, so this type
+/// reads no clock.
 #[derive(Debug)]
 pub struct SchedulerState {
     waiting: Arrivals,
@@ -33,8 +34,8 @@ pub enum InvalidDecision {
 }
 
 impl SchedulerState {
-    /// Creates a state with one lane per entry of `bytes`. Each lane accepts `depth` batches. An entry is the memory of a batch on its
-    /// lane, in bytes.
+    /// Creates a state with one lane per entry of `bytes`, which is the memory that a batch may use on the lane. Each lane accepts `depth`
+    /// batches.
     pub fn new(bytes: &[u64], depth: u8) -> Self {
         let lane = |&bytes: &u64| Lane {
             in_flight: 0,

@@ -15,8 +15,10 @@
 //! | `slotted-das` | hungry | slotted DAS | shared rows, cut into slots | TCB algorithm 2, 4.2 |
 //! | `packed` | a device has fewer than two batches | deadlines, classes, tenants | packed, up to a token budget | gemmule |
 //!
-//! To add a scheduler, implement the trait and add a line to [`NAMES`] and to [`scheduler`]. The properties in `schedule/tests`
-//! check every scheduler.
+//! Hungry schedulers decide whenever a device is idle, and lazy ones wait for more requests. DAS selects requests by utility and deadline.
+//!
+//! To add a scheduler, implement the trait and add a line to [`NAMES`] and to [`scheduler`]. The properties in `schedule/tests` check every
+//! scheduler.
 
 mod costs;
 mod desk;

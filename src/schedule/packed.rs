@@ -32,7 +32,7 @@ const QUANTUM: u64 = 512;
 /// Max number of a tenant's requests that are examined to find one that fits the remaining room of a batch. The selection of urgent
 /// requests also ends when this many of them did not fit.
 const LOOK_AHEAD: usize = 64;
-/// Number of times that later requests may overtake a tenant's first request because it does not fit.
+/// Number of times that later requests may overtake a tenant's first request if the first request does not fit.
 const PASSED_OVER: u8 = 8;
 /// Time before the end of the running batch at which the next batch is submitted.
 const GUARD: Micros = Micros(300);
@@ -44,13 +44,13 @@ const AGEING: u64 = 4;
 /// 1. A request is refused if its deadline has passed, or would pass even if it ran alone now. If a full batch of requests is waiting, a
 ///    request is also refused if a full batch would finish after its deadline.
 /// 2. The budget is the smallest number of tokens that reaches 97 % of the maximum throughput. Throughput is predicted by the costs, for
-///    the mean sequence length of the waiting requests. If more than two such batches are waiting and no request has a deadline, the budget
-///    must reach 99.5 %. The budget is limited by the lane's memory. Unless more than two batches are waiting, it is also limited by half
-///    of the time left until the earliest deadline.
-/// 3. Requests with less time left than two batches take come first, earliest deadline first. The other requests follow by class. A class
-///    rises by one each time its oldest request has waited for four times the target latency. Tenants of one class take turns by tokens
-///    (deficit round robin); each tenant's requests run in order of arrival. If a request does not fit, a request that fits may overtake it
-///    if it is among the next 64, at most eight times.
+///    the mean sequence length of the waiting requests. If the waiting requests fill more than two batches of this size and none has a
+///    deadline, the budget must reach 99.5 %. The budget is limited by the lane's memory. Unless more than two batches are waiting, it is
+///    also limited by half of the time left until the earliest deadline.
+/// 3. Requests come first if less time is left until their deadlines than two batches take, earliest deadline first. The other requests
+///    follow by class. A class rises by one each time its oldest request has waited for four times the target latency. Tenants of one class
+///    take turns by tokens (deficit round robin); each tenant's requests run in order of arrival. If a tenant's next request does not fit,
+///    one of the tenant's first 64 requests that fits may overtake it, at most eight times.
 /// 4. If the device rounds up the number of tokens of a batch, further requests fill the difference at no extra cost.
 /// 5. An idle lane gets its batch at once. A busy lane gets its next batch when half a budget is waiting, or shortly before its current
 ///    batch ends.
@@ -68,8 +68,8 @@ pub struct Packed {
     turn: u32,
     /// Memory of the largest lane at the last decision, in bytes.
     bytes: u64,
-    /// The smallest numbers of tokens that reach [`RATE`] and [`FULL_RATE`], by quantized mean length. A common factor of all costs does
-    /// not change them.
+    /// The smallest numbers of tokens that reach [`RATE`] and [`FULL_RATE`], by quantized mean length. Multiplying all costs by a factor
+    /// does not change these numbers.
     budgets: HashMap<i32, (u64, u64)>,
     /// Queue positions of the requests that are already part of the current decision.
     gone: Marks,
@@ -258,7 +258,7 @@ impl Packed {
         view.waiting.at(at).map(|(waiting, _)| waiting)
     }
 
-    /// Adds a request to the current decision, and returns whether it was not part of it before.
+    /// Adds a request to the current decision. Returns `false` if the decision already contains the request.
     fn forget(&mut self, view: &View<'_>, waiting: &Waiting) -> bool {
         let at = view.waiting.place(waiting.id);
         let is_new = at.is_some_and(|at| self.gone.set(at));
@@ -393,8 +393,8 @@ impl Packed {
         self.lines = lines;
     }
 
-    /// Returns a request of `line` that fits the batch, and its position in the line. Prefers the first request, and else returns the first
-    /// one that fits. Removes requests that have left from the front of the line.
+    /// Returns the first request of `line` if it fits the batch, or else the next one that fits, with its position in the line. Removes
+    /// requests that have left from the front of the line.
     fn next<'v>(
         &self,
         view: &View<'v>,

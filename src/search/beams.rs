@@ -18,7 +18,7 @@ pub struct Beams {
 /// Condition for ending the search once the number of finished hypotheses is the number of beams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EarlyStopping {
-    /// End if the best beam would not beat the worst hypothesis by ending now.
+    /// End if the best beam, ended now, would not beat the worst hypothesis.
     Heuristic,
     /// End at once.
     Yes,
@@ -113,7 +113,7 @@ pub struct Step {
     pub token: u32,
 }
 
-/// Origin of a best hypothesis.
+/// Origin of one of the best hypotheses after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
     /// The hypothesis was already one of the best, at this index.
@@ -122,9 +122,9 @@ pub enum Kept {
     New(Step),
 }
 
-/// Scores of the beams of one request, without their tokens, as in `_beam_search` of transformers
-/// 5. Entry `i` belongs to beam `i` or to the `i`-th best hypothesis; the entries of a group are contiguous. Transformers 5 has no groups,
-///    so a search with several groups finishes as in the `BeamSearchScorer` of transformers 4.
+/// Scores of the beams of one request, without their tokens. A search with one group works as `_beam_search` of transformers 5 does. A
+/// search with several groups, which transformers 5 does not have, finishes as in the `BeamSearchScorer` of transformers 4. Entry `i`
+/// belongs to beam `i` or to the `i`-th best hypothesis, and the entries of a group are contiguous.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BeamState {
     /// Sum of the log-probabilities of each beam.

@@ -18,7 +18,7 @@ pub struct Rules {
     pub no_repeat_ngram: usize,
     /// End tokens.
     pub end: Vec<u32>,
-    /// Minimum length before an end token is allowed, including the prompt.
+    /// Minimum sequence length, including the prompt, before an end token is allowed.
     pub min_length: usize,
     /// Minimum number of new tokens before an end token is allowed.
     pub min_new_tokens: usize,
@@ -35,7 +35,7 @@ pub struct Rules {
     /// Whether log-probabilities are renormalised after these rules, which affects the scores of
     /// beams.
     pub renormalize: bool,
-    /// Maximum number of new tokens. [`Rules::NO_LIMIT`] allows as many as the model's positions and the KV cache.
+    /// Maximum number of new tokens. With [`Rules::NO_LIMIT`], only the model's positions and the KV cache limit the number.
     pub max_new_tokens: usize,
 }
 

@@ -95,7 +95,7 @@ impl Sampling {
         left
     }
 
-    /// Chooses the token at `uniform` in [0, 1) of the cumulative distribution.
+    /// Chooses the first token, in order of ids, whose cumulative probability exceeds `uniform`, a number in [0, 1).
     pub fn choose(&self, logits: &[f32], uniform: f64) -> u32 {
         let all = self.distribution(logits);
         let mut rest = uniform;

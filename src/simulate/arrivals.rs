@@ -224,8 +224,8 @@ impl Lengths {
                 mean,
                 deviation,
             } => {
-                // The mean is within the range, so about half of the draws usually are. In a narrow
-                // range, fewer are.
+                // The mean is within the range, so usually about half of the draws or more are accepted. If the range is narrow, fewer are
+                // accepted.
                 for _ in 0..1000 {
                     let normal: f64 = StandardNormal.sample(source);
                     let drawn = (mean + deviation * normal).round();

@@ -83,9 +83,9 @@ impl Summary {
         summary
     }
 
-    /// Returns whether the devices were saturated: when the last request arrived, too many requests
-    /// had no response. The threshold is 3 % of all requests plus twice the number that arrive
-    /// during the minimum latency, because these are in flight at any load.
+    /// Returns whether the devices were saturated: when the last request arrived, too many requests had no response. The threshold is 3 %
+    /// of all requests plus twice the number of requests that arrive during the minimum latency, because about this many requests are in
+    /// flight at any load.
     pub fn is_saturated(&self) -> bool {
         let window = self.requests as f64 / self.offered.max(f64::MIN_POSITIVE);
         let unanswered = (self.offered - self.answered) * window;

@@ -21,7 +21,8 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Happened {
-    /// The server started with one lane for each entry of `bytes`, which is the lane's memory. Each lane queues up to `depth` batches.
+    /// The server started with one lane (device) for each entry of `bytes`, which is the memory of the lane. Each lane queues up to `depth`
+    /// batches.
     Began { bytes: Vec<u64>, depth: u8 },
     /// The scheduler made this decision.
     Decided(Decision),

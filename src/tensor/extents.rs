@@ -9,14 +9,14 @@ pub struct Extents {
     pub batch: u64,
     /// Length of the longest sequence.
     pub longest: u64,
-    /// Number of pairs of a token and a key of its sequence. Each pair has one attention score per
-    /// head. Without cached keys it is the sum of the squared lengths.
+    /// Number of pairs of a token and a key of its sequence. Each pair has one attention score per head. Without cached keys, this is the
+    /// sum of the squared sequence lengths.
     pub pairs: u64,
     /// Total number of keys: the tokens of the batch, and the cached tokens before them.
     pub slots: u64,
-    /// Number of blocks in the pool of the cache; 0 without a cache.
+    /// Number of blocks in the pool of the KV cache; 0 without a KV cache.
     pub blocks: u64,
-    /// Maximum number of keys of a sequence, including those of this batch, or of a sequence's source; 0 without a cache.
+    /// Largest number of keys that a sequence or its source has, including the keys of this batch; 0 without a KV cache.
     pub cached_keys: u64,
     /// Total length of the sequences' sources, whose keys another part of the model computed.
     pub source_slots: u64,
@@ -115,8 +115,7 @@ impl Extents {
         }
     }
 
-    /// Returns the maximum number of keys that a token attends to, of its sequence or of its
-    /// source.
+    /// Returns the maximum number of keys that a token attends to, in its sequence or in its source.
     pub fn max_keys(&self) -> u64 {
         self.cached_keys.max(self.longest)
     }
@@ -124,11 +123,11 @@ impl Extents {
     /// Number of keys in a tile whose scores are reduced together.
     pub const KEY_TILE: u64 = 128;
 
-    /// Returns `⌊pairs / 128⌋ + tokens`, an upper bound on `Σ length · ⌈length / 128⌉`.
+    /// Returns the size of a tensor with one value for each token and each tile of keys that the token attends to:
+    /// `⌊pairs / 128⌋ + tokens`, an upper bound on `Σ n · ⌈n / 128⌉` over the sequence lengths `n`.
     ///
-    /// Evaluated for the sequences before a given sequence, the same expression is a valid start for the rows of that sequence. No sum of
-    /// quotients is needed. The rows of two sequences never overlap, because n² / 128 + n exceeds n · ⌈n / 128⌉ by more than the rounding
-    /// down.
+    /// A kernel stores the values of a sequence at the index `⌊pairs / 128⌋ + tokens`, evaluated for the sequences before it. The values of
+    /// two sequences do not overlap, because `⌊n² / 128⌋ + n` is at least `n · ⌈n / 128⌉`.
     pub fn key_tiles(&self) -> u64 {
         (self.pairs / Self::KEY_TILE).saturating_add(self.tokens)
     }

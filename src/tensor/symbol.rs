@@ -11,10 +11,9 @@ pub enum Symbol {
     Batch,
     /// Length of the longest sequence.
     Longest,
-    /// Sum of the squared sequence lengths.
+    /// Number of pairs of a token and a key of its sequence: the sum of the squared sequence lengths if no keys are cached.
     Pairs,
-    /// Size of a tensor with one value for each row of scores and each tile of keys. It is at least the sum of length · ⌈length / 128⌉ over
-    /// the sequences; see [`Extents::key_tiles`](super::Extents::key_tiles).
+    /// Size of a tensor with one value for each row of scores and each tile of keys. See [`Extents::key_tiles`](super::Extents::key_tiles).
     KeyTiles,
     /// Total number of keys: the tokens of the batch, and the cached tokens before them.
     Slots,

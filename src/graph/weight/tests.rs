@@ -12,7 +12,7 @@ fn bound(linear: Option<BoundLinear>) -> Bound {
     }
 }
 
-/// The values of outputs with these weights for a normalized row.
+/// Returns the outputs of a linear layer after the norm, for the normalized row `z`.
 fn outputs(z: &[f64], weight: &[f32], bias: &[f32]) -> Vec<f64> {
     let of_row = |(row, bias): (&[f32], &f32)| {
         let products = (0..WIDTH).map(|c| {

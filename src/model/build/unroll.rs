@@ -15,7 +15,7 @@ use crate::{
 const MAX_VALUES: u64 = 20_000;
 
 impl<'a> Builder<'a> {
-    /// Upper bound on the number of values after unrolling, computed without unrolling. Both bodies of a `When` count.
+    /// Upper bound on the number of values after unrolling, computed without unrolling. Both bodies of a `When` are counted.
     pub(super) fn size_of<'b>(
         &self,
         body: impl IntoIterator<Item = &'b Statement>,

@@ -2,7 +2,7 @@
 
 use super::{parse, refused};
 
-/// An encoder and a decoder of one layer without their own weights.
+/// An encoder that caches its embeddings, and a decoder that attends to them. Both read the table `words`, the only weight.
 const TINY: &str = r#"Model(
     name: "tiny",
     dims: {"vocab": 10, "hidden": 8},

@@ -94,7 +94,7 @@ const WITHOUT_COUNTS: [&str; 5] = [
 /// Descriptions of models without a maximum sequence length.
 const WITHOUT_POSITIONS: [&str; 2] = ["static_embedding", "sparse_static_embedding"];
 
-/// Keys that must have an unusual value in a description, with this value.
+/// Keys that a description requires to have an unusual value, with this value.
 const OWN_VALUES: [(&str, &str, &str); 2] = [
     ("nomic_bert", "activation_function", "swiglu"),
     (

@@ -65,7 +65,7 @@ impl HeadView {
     }
 }
 
-/// The token of a pair, query or key, whose row of `x` is multiplied by the table's row.
+/// Token of a (query, key) pair whose row of `x` is used to compute the relative score of the pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Side {
     Query,

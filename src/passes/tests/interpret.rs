@@ -207,12 +207,12 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
     }
 }
 
-/// Any order of columns.
+/// An arbitrary order of columns, for [`WeightExpr::OrderedColumns`].
 fn order(columns: u64) -> impl Iterator<Item = u64> {
     (0..columns).rev()
 }
 
-/// A power of two, by which sums in f32 and f64 are multiplied without rounding.
+/// Returns the scale of a cache. It is a power of two, so that multiplying by it does not round.
 pub fn cache_scale(linear: &str, rows: CacheRows) -> f64 {
     let nth = linear.len() as i32 % 3;
     match rows {

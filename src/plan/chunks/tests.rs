@@ -29,7 +29,7 @@ fn a_fresh_request_gets_one_chunk_with_bounded_headroom() {
     for (mib, chunk) in [(4, 4 * MIB + 4 * MIB * 8 / 100), (100, 102 * MIB)] {
         let mut allocator = ChunkAllocator::default();
         allocator.plan(&request(mib)).unwrap();
-        // The factor 1.08 is a float, so the last unit may differ.
+        // The factor 1.08 is not exact in f64, so the size may differ by one [`ALIGNMENT`].
         let [held] = allocator.held() else {
             panic!("{:?}", allocator.held())
         };

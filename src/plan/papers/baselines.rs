@@ -8,8 +8,8 @@ use crate::plan::{
 };
 
 /// TurboTransformers 4.2, algorithms 1 and 2; only errors in the listing are corrected. Tensors are placed in order of descending size.
-/// Each tensor goes into the first chunk with a large enough gap, and there into the smallest such gap. If there is none, it goes into a
-/// new chunk of max(2 MiB, 1.2 × its size). Chunks that a plan does not use are released at once.
+/// Each tensor goes into the first chunk with a large enough gap, and into the smallest such gap of this chunk. If no chunk has such a gap,
+/// the tensor goes into a new chunk of max(2 MiB, 1.2 × its size). Chunks that a plan does not use are released at once.
 #[derive(Clone, Debug, Default)]
 pub struct Turbo {
     held: Vec<u64>,

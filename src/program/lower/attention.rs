@@ -24,11 +24,14 @@ enum Launches {
     Several(Chain),
 }
 
-/// Launches of an attention whose decode kernel also appends the new token to the cache.
+/// Kernels of an attention whose decode kernel also appends each sequence's new token to the cache. `steps` are the decode kernels, for
+/// batches with one token per sequence. `pieces` are the attention kernels for batches with longer sequences, whose rows a separate launch
+/// appends.
 pub(super) struct Appending {
     steps: Dispatch<KernelSpec>,
     pieces: Dispatch<KernelSpec>,
-    /// Operands of the launch that appends longer pieces to the cache: its inputs, without the scales of the cache, and the cache.
+    /// Operands of the decode kernels in addition to those of attention: the operands of the append launch without the scales, and the
+    /// cache.
     operands: Vec<TensorIndex>,
 }
 
@@ -209,7 +212,7 @@ impl Lowering<'_> {
     }
 
     /// Checks whether the attention's decode kernel can append the new rows to the cache itself. If so, records the launches for
-    /// [`Self::attention`]. The launch of `kernel` then appends only longer pieces.
+    /// [`Self::attention`]. The launch of `kernel` then appends only the rows of batches with longer sequences.
     pub(super) fn appending(
         &mut self,
         attention: Option<NodeId>,

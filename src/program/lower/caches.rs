@@ -69,7 +69,8 @@ impl Lowering<'_> {
         Ok(cache)
     }
 
-    /// Returns the tensor with the scale of a cache. `cache` adds to it, or reads what another part added.
+    /// Returns the tensor with the scale of a cache. `cache` is the node that appends to the cache, or a node that reads a cache of another
+    /// part.
     pub(super) fn cache_scale(&self, cache: NodeId) -> Option<TensorIndex> {
         let added = match self.graph.op(cache) {
             Op::CrossCache { name, .. } => self.adder(name)?,
@@ -79,7 +80,7 @@ impl Lowering<'_> {
         self.tensor_of.get(&scale).copied()
     }
 
-    /// Returns the node that adds to a cache.
+    /// Returns the node that appends to a cache.
     fn adder(&self, cache: &str) -> Option<NodeId> {
         let mut added = self.tensor_of.keys();
         let is_own = |&&node: &&NodeId| matches!(self.graph.op(node), Op::Cache { name, .. } if name == cache);

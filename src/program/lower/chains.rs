@@ -45,7 +45,7 @@ pub fn alternatives(
     Ok(found.question(options).alternatives(tokens, more))
 }
 
-/// The chains of a graph, before they are covered.
+/// The chains of a graph, before launches are chosen for them.
 struct Found {
     nodes: Vec<Vec<NodeId>>,
     place_of: HashMap<NodeId, (usize, usize)>,

@@ -474,7 +474,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Creates the tensors for `id`: those of all values of the launch whose last node is `id`, or else the tensor of the node's own value.
+    /// Creates the tensors for `id`. If `id` is the last node of a launch, these are the tensors of all values of the launch. Otherwise,
+    /// this is the tensor of the node's own value.
     pub(super) fn values_of(&mut self, id: NodeId) {
         let Some(launch) = self.prepared.launches.get(&id) else {
             return self.rows_of(id);

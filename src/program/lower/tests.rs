@@ -279,7 +279,7 @@ fn operators() -> Vec<Op> {
     ops
 }
 
-/// Returns all tuples of `n` operands; for four or more, of a small subset.
+/// Returns all tuples of `n` operands. Tuples of four or more operands are formed from a small subset only.
 fn tuples(graph: &Graph, all: &[NodeId], n: usize) -> Vec<Vec<NodeId>> {
     const FEW: [&str; 12] = [
         "ids",

@@ -33,7 +33,7 @@ impl Batch {
         filled(self.lens.len() + 1, |to| self.write_pair_offsets(to))
     }
 
-    // Like all `write_*` functions below, writes an array of the batch to a slice, which must have exactly the length of the array.
+    // The `write_*` functions write an array of the batch to a slice, which must have exactly the length of the array.
 
     pub(in crate::runtime) fn write_token_ids(&self, to: &mut [i32]) {
         to.copy_from_slice(bytemuck::cast_slice(&self.token_ids));

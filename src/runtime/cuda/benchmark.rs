@@ -46,8 +46,8 @@ pub struct Measurement {
     pub provider: Provider,
     /// Time of one launch in microseconds: the median time of a replay of the graph, divided by the number of its launches.
     pub us: f64,
-    /// Difference from cuBLASLt's result in f32, with the epilogue applied on the host; `None` if cuBLASLt does not support the shape. The
-    /// tolerance of the kernel applies. For results of cuBLASLt, it is wider.
+    /// Difference from cuBLASLt's result in f32, with the epilogue applied on the host; `None` if cuBLASLt does not support the shape.
+    /// Results of kernels must be within the tolerance of the kernel, and results of cuBLASLt within a wider tolerance.
     pub difference: Option<Difference>,
 }
 

@@ -52,7 +52,7 @@ pub struct Presence {
     pub driver_version: Option<(i32, i32)>,
     pub devices: Vec<DeviceInfo>,
     pub cublas_lt: bool,
-    /// Error if the loader path depends on the current folder. No library was loaded then.
+    /// Error if the loader path depends on the current folder. In this case, no library was loaded.
     pub refused: Option<CudaError>,
 }
 

@@ -92,7 +92,7 @@ impl Uploads {
         to: sys::CUdeviceptr,
         bytes: &[u8],
     ) -> Result<(), DriverError> {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees the requirements of this function.
         unsafe { result::memcpy_htod_async(to, bytes, self.0.cu_stream()) }
     }
 
@@ -101,7 +101,7 @@ impl Uploads {
     /// # Safety
     /// The requirements of [`copy`](Self::copy) apply.
     pub(super) unsafe fn clear(&self, from: sys::CUdeviceptr, n: usize) -> Result<(), DriverError> {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees the requirements of this function.
         unsafe { result::memset_d8_async(from, 0, n, self.0.cu_stream()) }
     }
 

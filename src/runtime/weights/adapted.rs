@@ -11,7 +11,7 @@ use crate::graph::Adapter;
 
 /// Ending of the name of an adapted weight.
 const ORIGINAL: &str = ".parametrizations.weight.original";
-/// Endings of the names of its adapters' matrices.
+/// Endings of the names of the adapters' matrices of an adapted weight.
 const PARTS: [&str; 2] = [
     ".parametrizations.weight.0.lora_A",
     ".parametrizations.weight.0.lora_B",
@@ -57,7 +57,7 @@ impl Adapted {
     /// Joins the tensors of a weight.
     ///
     /// # Errors
-    /// Returns an error if the shapes do not fit each other, or the number of adapters is another one.
+    /// Returns an error if the shapes do not fit each other, or if the checkpoint does not have as many adapters as config.json names.
     pub fn new(
         names: Names,
         original: Place,
@@ -80,7 +80,7 @@ impl Adapted {
         let &[rows, columns] = weight.as_slice() else {
             return Err(wrong(format!("{}; expected a matrix", found())));
         };
-        // `B · A` of a linear layer, and `A · B` of an embedding table.
+        // The adapter adds `B · A` to a linear layer, and `A · B` to an embedding table.
         let fits = |left: &[u64], right: &[u64]| match (left, right) {
             (&[n, r, rank], &[m, other, c]) => {
                 (n == m && rank == other && [r, c] == [rows, columns]).then_some((n, rank))

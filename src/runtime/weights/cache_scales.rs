@@ -19,7 +19,7 @@ pub(super) fn names(linear: &str, rows: CacheRows) -> Vec<String> {
     rows.scale_names(linear)
 }
 
-/// The tensors of a quantized checkpoint among which the scales are.
+/// Tensors of a quantized checkpoint, in which the scales are looked up.
 pub(super) struct CacheScales<'a> {
     /// The quantization, and the path of its config.json.
     pub config: Option<(&'a Config, &'a Path)>,

@@ -1,4 +1,4 @@
-//! The files of a checkpoint: those of the index of its shards, and those beside it.
+//! Files of a checkpoint: the shards that its index lists, and additional files next to the checkpoint.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

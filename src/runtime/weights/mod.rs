@@ -111,8 +111,8 @@ pub trait WeightSource: Send + Sync {
         Ok(None)
     }
 
-    /// Returns the order in which the columns of a matrix form runs, and the format in which the matrix is then published, if kernels
-    /// read this format. `None` for a matrix without an order.
+    /// Returns the columns of a quantized matrix in the order of their groups, and the format of the matrix with its columns in this order.
+    /// Returns `None` if the checkpoint assigns no groups to single columns, or if kernels do not support the format.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read).
@@ -124,8 +124,7 @@ pub trait WeightSource: Send + Sync {
         Ok(None)
     }
 
-    /// Reads like [`read_groups`](Self::read_groups) the groups of a matrix whose columns are in the order of
-    /// [`ordered`](Self::ordered).
+    /// Like [`read_groups`](Self::read_groups), for a matrix with its columns in the order that [`ordered`](Self::ordered) returns.
     ///
     /// # Errors
     /// Returns the errors of [`read_groups`](Self::read_groups).

@@ -1,5 +1,4 @@
-//! Matrices of quantized checkpoints whose columns are in the order of their groups, and the tensors that compute their inputs in the
-//! same order.
+//! Sorts the columns of quantized matrices by group, and reorders the rows of the tensors that compute the inputs of these matrices alike.
 
 use super::{CheckpointError, WeightSource};
 
@@ -20,7 +19,7 @@ pub(super) fn order(
         })
 }
 
-/// Puts the rows of each equal part in this order. `width` is the number of items of a row.
+/// Splits `stored` into parts of `order.len()` rows, and puts the rows of each part in `order`. A row has `width` items.
 pub(super) fn rows<T: Copy>(stored: &[T], order: &[u32], width: u64) -> Vec<T> {
     let width = width as usize;
     let mut out = Vec::with_capacity(stored.len());

@@ -106,7 +106,8 @@ pub(super) fn format_of(runs: Runs, columns: u64) -> Option<Scaled> {
     })
 }
 
-/// Returns the format of kernels that holds the values and scales of a matrix of a file of llama.cpp without rounding.
+/// Returns the kernel format that holds the values and scales of a matrix in a GGUF file without rounding; `None` if there is no such
+/// format.
 pub(super) fn of_gguf(weight: &Weight) -> Option<Scaled> {
     weight.is_int4().then_some(Scaled {
         values: Values::Int4,
@@ -114,7 +115,7 @@ pub(super) fn of_gguf(weight: &Weight) -> Option<Scaled> {
     })
 }
 
-/// Reads the scales of a matrix of a file of llama.cpp, with the zero point of its integers.
+/// Reads the scale and the zero point of each group of a matrix in a GGUF file.
 pub(super) fn groups_of_gguf(
     folder: &Folder,
     weight: &Weight,
@@ -123,7 +124,7 @@ pub(super) fn groups_of_gguf(
     Ok(scales.map(|scale| (scale, 8)).collect())
 }
 
-/// Logs how the quantized tensors of a file of llama.cpp are read.
+/// Logs how the quantized tensors of a GGUF file are read.
 pub(super) fn log_gguf<'w>(weights: impl Iterator<Item = &'w Weight>) {
     let (mut kept, mut others) = (0, BTreeMap::<String, usize>::new());
     for weight in weights.filter(|weight| weight.format.block_elements() > 1) {

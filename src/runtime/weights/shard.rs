@@ -46,7 +46,7 @@ enum Location {
     Range(Arc<File>, Range<u64>),
     /// Elements of a file in an order other than row-major.
     View(Arc<File>, torch::Tensor),
-    /// Elements of a file of llama.cpp. Quantized elements are read as f32.
+    /// Elements in a GGUF file. Quantized elements are read as f32.
     Gguf(Arc<gguf::folder::Folder>, Box<Weight>),
 }
 
@@ -68,7 +68,7 @@ impl Stored {
         }
     }
 
-    /// Returns the tensor of a file of llama.cpp.
+    /// Returns the tensor and its file if it is stored in a GGUF file.
     pub fn gguf(&self) -> Option<(&gguf::folder::Folder, &Weight)> {
         match &self.location {
             Location::Gguf(folder, weight) => Some((folder, weight)),
@@ -144,7 +144,7 @@ impl Shard {
         Ok((Self { path }, stored))
     }
 
-    /// Returns the file and the tensors of a model of llama.cpp.
+    /// Returns the file and the tensors of a GGUF model.
     pub fn of_gguf(folder: &Arc<gguf::folder::Folder>) -> (Self, BTreeMap<String, Stored>) {
         let weights = folder
             .names()
@@ -282,7 +282,7 @@ impl Shard {
     }
 
     /// Passes the bytes of a tensor's elements to `take` in row-major order, in pieces of whole elements. A tensor that is stored in
-    /// another order, or in a file of llama.cpp, is read as a whole.
+    /// another order, or in a GGUF file, is read as a whole.
     fn pieces(
         &self,
         name: &str,

@@ -361,7 +361,7 @@ impl Composed {
                 });
                 let filled = first_fit(&mut order, rows as usize, length);
                 let n_taken = filled.iter().map(Vec::len).sum();
-                // `first_fit` stopped at the last request that it tried, because it did not fit.
+                // `first_fit` stopped at the last request that it tried, because that request did not fit.
                 let left = tried.split_off(n_taken);
                 self.put_back(left);
                 let filled = filled.into_iter();

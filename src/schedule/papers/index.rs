@@ -265,7 +265,7 @@ impl Index {
         long.next().map(|(&tokens, requests)| (tokens, requests))
     }
 
-    /// Returns the shortest request, and among several the one with the earliest deadline.
+    /// Returns the shortest request. Among requests of equal length, returns the one with the earliest deadline.
     pub fn shortest(&self) -> Option<(u32, Entry)> {
         self.shortest_from(0)
     }

@@ -210,8 +210,8 @@ proptest! {
 
 #[test]
 fn no_request_starves_under_packed_at_full_load() {
-    // The device computes a million tokens per second and receives 85 % of that. Short high-class requests with deadlines arrive
-    // constantly, next to long requests of the lowest class from another tenant.
+    // The device computes a million tokens per second, and requests with 850,000 tokens arrive per second. Short high-class requests with
+    // deadlines arrive constantly, next to long requests of the lowest class from another tenant.
     let costs = Straight {
         batch: 50,
         ..Straight::default()
@@ -249,7 +249,7 @@ fn no_request_starves_under_packed_at_full_load() {
         }
         longest = longest.max(at.since(waiting.arrived).0);
     }
-    // A request rises above all classes after ten times 200 ms.
+    // A request of class 0 rises above class 9 after ten times 200 ms.
     assert!(longest < 2_000_000, "{longest} µs");
 }
 
@@ -317,7 +317,7 @@ fn packed_gives_a_busy_lane_its_next_batch_late_or_when_it_is_large() {
     desk.arrive(Waiting::new(10_000, Micros(0)));
     let first = desk.decide(Micros(0), &mut *packed, &costs).unwrap();
     assert_eq!(first.run.len(), 1);
-    // The batch ends at 10.3 ms. A short request is held back until shortly before that.
+    // The batch ends at 10.3 ms. A short request is held back until shortly before the batch ends.
     desk.arrive(Waiting::new(10, Micros(100)));
     let waits = desk.decide(Micros(100), &mut *packed, &costs).unwrap();
     assert!(waits.run.is_empty());
@@ -373,7 +373,7 @@ fn of_a_card() -> CostTable {
 fn packed_meets_more_deadlines_than_the_others_at_every_load() {
     let costs = of_a_card();
     // Each entry is the request lengths, the requests per second that the card sustains, and the range of the time to the deadline in
-    // microseconds. That time is up to a few batches.
+    // microseconds. The deadlines are at most a few batch durations after the arrivals.
     let loads = [
         ("normal:5,500,250,90", 12_800.0, 3_000, 15_000),
         ("normal:3,100,20,4.5", 165_000.0, 1_000, 5_000),

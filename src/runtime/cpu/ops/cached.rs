@@ -33,7 +33,7 @@ impl Stored<'_> {
         }
     }
 
-    /// Stores a row from element `at` on, in the format of `pool`. A scale other than 1 is that of a cache in E4M3.
+    /// Stores a row from element `at` on, in the format of `pool`. Only a cache in E4M3 has a `scale` other than 1.
     fn store(&mut self, pool: Pool, at: usize, row: &[f32], scale: f32) {
         match self {
             Self::Real(values) if pool.is_e4m3() => {
@@ -203,10 +203,10 @@ struct Room {
 }
 
 impl Room {
-    /// Computes the number of slots of a pool that has `elements` elements from the start of the cache on.
+    /// Computes the number of slots of a pool that ends `elements` elements after the start of the cache.
     fn of(elements: usize, heads: usize, head: usize, stride: usize) -> Self {
         let own = heads * head * BLOCK as usize;
-        // The last block may end after the elements of this cache, before a whole stride.
+        // In the last block, the pool may end right after the elements of this cache.
         let blocks = match elements.checked_sub(own) {
             Some(rest) => rest / stride.max(1) + 1,
             None => 0,
@@ -238,8 +238,8 @@ struct Keys<'a> {
     before: usize,
 }
 
-/// Returns the keys of each sequence. Checks that there are at least as many own keys as tokens of the sequence in the batch, or at least
-/// one key of a source text.
+/// Returns the keys of each sequence. Checks that a sequence has at least as many keys as tokens in the batch, or that its source text has
+/// at least one key.
 fn keys_of<'a>(
     whose: Whose,
     op: &'static str,

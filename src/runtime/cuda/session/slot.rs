@@ -207,7 +207,8 @@ impl Slot {
         }
     }
 
-    /// Returns whether the session must wait for a ticket before the slot can take another batch. A dropped ticket does not count.
+    /// Returns whether the session must wait for a ticket before the slot can take another batch. A slot whose ticket was dropped is not
+    /// taken.
     pub(super) fn is_taken(&self) -> bool {
         self.output_slot.is_taken()
     }

@@ -130,9 +130,9 @@ impl CudaSession {
     }
 
     /// Times parts of a run. Each part is a CUDA graph of its launches, in order, on the memory of the run. Before every replay, the whole
-    /// run is executed untimed. It provides the input values of the part, and leaves L2 in the state after a run. Runs `warm_up` additional
-    /// replays of each part and discards them. A part without launches takes no time. If the batch continues cached sequences, each run
-    /// writes the same positions of `cache`.
+    /// run is executed untimed. This run provides the input values of the part, and leaves L2 in the state after a run. Runs `warm_up`
+    /// additional replays of each part and discards them. A part without launches takes no time. If the batch continues cached sequences,
+    /// each run writes the same positions of `cache`.
     pub fn time_parts(
         &mut self,
         batch: &Batch,
