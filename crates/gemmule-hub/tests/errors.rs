@@ -88,7 +88,7 @@ fn damaged_contents_are_refused() {
     // The hashes of files outside of Git LFS are verified, too.
     let (server, _) = hub_where(|r| {
         r.target
-            .ends_with("/config.json")
+            .ends_with(&format!("{COMMIT}/config.json"))
             .then(|| Response::new(200, "[\"model_type\", \"bert\"]"))
     });
     let error = fetch(&client(&server.url, &folder())).unwrap_err();
