@@ -71,11 +71,14 @@ serve: $(STAMP)
 	cargo build --release --locked --bin gemmule
 	target/release/gemmule serve --weights "$(CHECKPOINT)" --name all-MiniLM-L6-v2 --port $(PORT)
 
-test: $(STAMP) $(CLIENTS_STAMP)
+# The packages of the clients are installed while the lints run. This does not use `--jobs`, because cargo would join make's job server.
+test: $(STAMP)
+	@$(MAKE) --no-print-directory $(CLIENTS_STAMP) & clients=$$!; \
+		$(MAKE) --no-print-directory lint; lint=$$?; wait $$clients && exit $$lint
 	@$(MAKE) --no-print-directory run-test
 
 .PHONY: run-test
-run-test: lint
+run-test:
 	cargo test --locked --workspace --features gemmule/shared-cache,gemmule/corpora
 
 lint: $(STAMP) $(FETCHED)

@@ -217,6 +217,30 @@ impl DeviceRows {
         Ok(n)
     }
 
+    /// Enqueues the selection of the first new tokens of sequences whose logits are on the device. `which` lists the index of the sequence of
+    /// each row of `logits`. Sequences without a row in the loop are left out. Returns a fence after which the logits are no longer read.
+    pub(super) fn choose(
+        &mut self,
+        sequences: &mut [Row],
+        which: impl Iterator<Item = usize>,
+        logits: u64,
+    ) -> Result<Fence, CudaError> {
+        let (mut rows, mut step) = (Vec::new(), Vec::new());
+        for (nth, at) in which.enumerate() {
+            let sequence = &mut sequences[at];
+            if let Some(row) = sequence.row {
+                rows.push((nth, row));
+                step.push((row, sequence.ticket));
+                sequence.n_enqueued += 1;
+            }
+        }
+        self.decode.enqueue_choice(logits, &rows)?;
+        if !step.is_empty() {
+            self.steps.push_back(step);
+        }
+        self.decode.fence()
+    }
+
     /// Returns the results of the oldest step in flight, by sequence. If `wait`, waits for the step; otherwise, it may not have finished.
     pub(super) fn receive(
         &mut self,

@@ -6,8 +6,7 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use super::GenerateError;
-use super::{Generator, Row};
+use super::{Executor, GenerateError, Generator, Row};
 use crate::runtime::cuda::Fence;
 
 /// Max number of prefill runs in flight: one that runs and one that is enqueued.
@@ -52,7 +51,8 @@ impl Fills {
 }
 
 impl Generator {
-    /// Adds waiting prompts to the cache, except for the last token of each. Decoding starts with that token.
+    /// Adds waiting prompts to the cache, except for the last token of each. Decoding starts with that token, unless the device is idle
+    /// ([`fill_and_choose`](Self::fill_and_choose)).
     pub(super) fn fill_caches(&mut self) -> Result<(), GenerateError> {
         let awaits = |row: &Row| row.suits_device() && row.row.is_none() && row.open() > 1;
         let mut left = self.max_prompt_tokens;
@@ -67,6 +67,13 @@ impl Generator {
         if taken.is_empty() || !self.fills.has_room()? {
             return Ok(());
         }
+        let is_complete = |&(at, n): &(usize, usize)| {
+            let row = &self.rows[at];
+            n + 1 == row.open() && row.beams().is_none()
+        };
+        if self.in_flight() == 0 && taken.iter().all(is_complete) {
+            return self.fill_and_choose(&taken);
+        }
         let batch = self.batch(&taken)?;
         let filled = self.executor.fill(&batch)?;
         let filled = self.fills.push(filled);
@@ -75,5 +82,29 @@ impl Generator {
             self.rows[at].filled.clone_from(&filled);
         }
         Ok(())
+    }
+
+    /// Adds whole prompts to the cache and selects their first new tokens in the same run, which saves a decode step. This is for an idle
+    /// device only: otherwise, the prompts join the next decode step, which reads the weights for all sequences anyway. `taken` lists
+    /// requests, each with the number of its tokens before the last one.
+    fn fill_and_choose(&mut self, taken: &[(usize, usize)]) -> Result<(), GenerateError> {
+        let whole: Vec<_> = taken.iter().map(|&(at, n)| (at, n + 1)).collect();
+        let batch = self.batch(&whole)?;
+        let (Executor::Cuda(session, cache), Some(device)) = (&mut self.executor, &mut self.device)
+        else {
+            return Ok(());
+        };
+        let (filled, logits) = session.fill_to_logits(&batch, cache)?;
+        let filled = self.fills.push(Some(filled));
+        for &(at, n) in taken {
+            self.rows[at].cached += n;
+            self.rows[at].filled.clone_from(&filled);
+        }
+        device.seat(&mut self.rows)?;
+        let which = taken.iter().map(|&(at, _)| at);
+        let chosen = device.choose(&mut self.rows, which, logits)?;
+        // The next run overwrites the logits.
+        session.wait_behind(&chosen)?;
+        self.run_ahead()
     }
 }

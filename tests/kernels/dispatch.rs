@@ -19,6 +19,7 @@ use gemmule::{
     select::Batches,
     tensor::Extents,
 };
+use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 /// Returns the launches of a program, each with its ranges of batches. Equal launches of several layers are listed once.
@@ -80,54 +81,97 @@ fn decoding_program(machine: &Machine, model: &str, config: &serde_json::Value) 
     })
 }
 
+/// The tables of a model on a card.
+struct Tables {
+    machine: &'static Machine,
+    model: &'static str,
+    /// Programs in f16 and f32. `None` for models with several parts, because their tables are long and contain the same kernels.
+    plain: Option<String>,
+    /// The program that generates text, on cards whose tables are snapshots.
+    decode: Option<String>,
+}
+
+impl Tables {
+    /// Compiles the programs, checks them, and writes down their tables.
+    fn of(
+        machine: &'static Machine,
+        model: &'static str,
+        name: &str,
+        config: &serde_json::Value,
+    ) -> Self {
+        let [f16, f32] = programs(machine, name, config);
+        for program in [&f16, &f32] {
+            check(machine, program, &format!("{model} on {}", machine.name));
+        }
+        let n = |program: &Program| program.kernels.len();
+        let whole = description(name).expect("it is shipped");
+        let is_whole = whole.outputs_without_source() == whole.output_names();
+        let decoding = is_read(machine).then(|| decoding_program(machine, name, config));
+        Self {
+            machine,
+            model,
+            plain: is_whole.then(|| {
+                format!(
+                    "f16, {} kernels\n{}\nf32, {} kernels\n{}",
+                    n(&f16),
+                    table(&f16),
+                    n(&f32),
+                    table(&f32)
+                )
+            }),
+            decode: decoding.flatten().map(|program| {
+                check(machine, &program, &format!("{} decodes", machine.name));
+                format!("f16, {} kernels\n{}", n(&program), table(&program))
+            }),
+        }
+    }
+}
+
+/// Returns whether all tables of a card are snapshots.
+fn is_read(machine: &Machine) -> bool {
+    machine.fit == Fit::Timings || machine.name == crate::common::usual().name
+}
+
 #[test]
-fn tables_are_as_reviewed() {
+fn every_card_runs_its_reviewed_kernels_for_every_batch() {
+    let configs = shipped_configs().expect("they are shipped");
+    let machines = Machine::all().expect("the cards are described");
+    let pairs: Vec<_> = machines
+        .iter()
+        .flat_map(|machine| configs.iter().map(move |shipped| (machine, shipped)))
+        .collect();
+    let all: Vec<Tables> = pairs
+        .into_par_iter()
+        .map(|(machine, (model, name, config))| Tables::of(machine, model, name, config))
+        .collect();
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path("../../snapshots/dispatch");
     settings.set_prepend_module_to_snapshot(false);
     settings.set_omit_expression(true);
     let mut names = BTreeSet::from(["digests.snap".to_owned()]);
+    let mut review = |name: String, text: String| {
+        settings.bind(|| insta::assert_snapshot!(name.clone(), text));
+        names.insert(format!("{name}.snap"));
+    };
     let mut digests = String::new();
     let written = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dispatch");
     std::fs::create_dir_all(&written).expect("the folder is there");
-    for machine in Machine::all().expect("the cards are described") {
-        let is_read = machine.fit == Fit::Timings || machine.name == crate::common::usual().name;
-        for (model, name, config) in shipped_configs().expect("they are shipped") {
-            if is_read && let Some(program) = decoding_program(machine, name, &config) {
-                let name = format!("{}.{model}.decode", machine.name);
-                let text = format!(
-                    "f16, {} kernels\n{}",
-                    program.kernels.len(),
-                    table(&program)
-                );
-                settings.bind(|| insta::assert_snapshot!(name.clone(), text));
-                names.insert(format!("{name}.snap"));
-            }
-            // Tables of models with several parts are left out, because they are long and contain the same kernels.
-            let whole = description(name).expect("it is shipped");
-            if whole.outputs_without_source() != whole.output_names() {
-                continue;
-            }
-            let description = name;
-            let name = format!("{}.{model}", machine.name);
-            let [f16, f32] = programs(machine, description, &config);
-            let text = format!(
-                "f16, {} kernels\n{}\nf32, {} kernels\n{}",
-                f16.kernels.len(),
-                table(&f16),
-                f32.kernels.len(),
-                table(&f32)
-            );
-            if is_read || model == "bert-base" {
-                settings.bind(|| insta::assert_snapshot!(name.clone(), text));
-                names.insert(format!("{name}.snap"));
-                continue;
-            }
-            std::fs::write(written.join(format!("{name}.txt")), &text).expect("it is written");
-            let digest = Sha256::digest(text.as_bytes());
-            let digest: String = digest[..8].iter().map(|b| format!("{b:02x}")).collect();
-            let _ = writeln!(digests, "{name} {digest}");
+    for tables in all {
+        let name = format!("{}.{}", tables.machine.name, tables.model);
+        if let Some(text) = tables.decode {
+            review(format!("{name}.decode"), text);
         }
+        let Some(text) = tables.plain else {
+            continue;
+        };
+        if is_read(tables.machine) || tables.model == "bert-base" {
+            review(name, text);
+            continue;
+        }
+        std::fs::write(written.join(format!("{name}.txt")), &text).expect("it is written");
+        let digest = Sha256::digest(text.as_bytes());
+        let digest: String = digest[..8].iter().map(|b| format!("{b:02x}")).collect();
+        let _ = writeln!(digests, "{name} {digest}");
     }
     settings.bind(|| insta::assert_snapshot!("digests", digests));
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("snapshots/dispatch");
@@ -211,17 +255,6 @@ fn check(machine: &Machine, program: &Program, what: &str) {
 /// Returns whether CTAs of the kernel stay on their SM and process one tile after another.
 fn is_persistent(template: &str) -> bool {
     ["gemm_wgmma", "gemm_residual_norm", "mha_wgmma_persistent"].contains(&template)
-}
-
-#[test]
-fn every_card_has_a_kernel_that_it_runs_for_every_batch() {
-    for machine in Machine::all().expect("the cards are described") {
-        for (model, description, config) in shipped_configs().expect("they are shipped") {
-            for program in programs(machine, description, &config) {
-                check(machine, &program, &format!("{} on {}", model, machine.name));
-            }
-        }
-    }
 }
 
 /// Checks programs for cards that do not exist, because nothing may depend on the numbers of real cards.

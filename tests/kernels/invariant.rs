@@ -62,7 +62,8 @@ fn on_a_cpu_they_do_not_without_the_mode_either() {
 fn where_padding_is_kept_they_do() {
     let builder = builder().padding(Padding::Kept).without(["fuse_attention"]);
     let engine = builder.outputs(["last_hidden_state"]).build();
-    assert!(n_changed(&engine.expect("it builds")) > 0);
+    let n_changed = mates::n_changed(&engine.expect("it builds"), &[7, 65], 100);
+    assert!(n_changed > 0);
 }
 
 #[test]

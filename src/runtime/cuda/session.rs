@@ -12,7 +12,7 @@ use cudarc::driver::{CudaEvent, result};
 
 pub use decode_loop::{ChosenRows, DecodeLoop, Entry, LoopRoom, TokenSelection};
 pub use fence::Fence;
-use launcher::{Bound, Launcher};
+use launcher::{Bound, Launcher, address_of};
 pub use slot::CudaTicket;
 use slot::{Piece, Slot};
 use staging::{BatchData, Extra};
@@ -202,15 +202,43 @@ impl CudaSession {
     /// Enqueues work that appends the next tokens of sequences to `cache`, without computing outputs. Returns a fence after this work, and
     /// does not wait for it.
     pub fn fill(&mut self, batch: &Batch, cache: &mut CudaCache) -> Result<Fence, CudaError> {
+        let n_steps = self.launcher.model.program.steps_to_fill_caches();
+        let (fence, _) = self.fill_by(batch, cache, n_steps)?;
+        Ok(fence)
+    }
+
+    /// Does the same as [`fill`](Self::fill), and computes the logits of each sequence's next token. Returns the address of the logits,
+    /// one row per sequence, which is valid until the next batch on the stream.
+    pub fn fill_to_logits(
+        &mut self,
+        batch: &Batch,
+        cache: &mut CudaCache,
+    ) -> Result<(Fence, u64), CudaError> {
+        let (fence, ready) = self.fill_by(batch, cache, usize::MAX)?;
+        let program = self.launcher.model.program();
+        let chunks = self.workspace.chunks();
+        let logits = program.next_logits();
+        let logits = logits.map_or(0, |(tensor, _)| {
+            address_of(program, tensor, &ready.site.plan, chunks)
+        });
+        Ok((fence, logits))
+    }
+
+    /// Enqueues the first `n_steps` steps of the program.
+    fn fill_by(
+        &mut self,
+        batch: &Batch,
+        cache: &mut CudaCache,
+        n_steps: usize,
+    ) -> Result<(Fence, Ready), CudaError> {
         let ready = self.prepare(batch, cache.memory.start())?;
         let staging = &mut self.slots[ready.slot].staging;
         staging.fill(&ready.data, batch, &ready.extents)?;
         let [upload, ..] = &*self.launcher.model.before;
         staging.upload(&ready.data, upload)?;
         staging.note_upload()?;
-        let n_steps = self.launcher.model.program.steps_to_fill_caches();
         self.launch(&ready, n_steps, &|_| true)?;
-        Fence::after(&self.launcher.stream)
+        Ok((Fence::after(&self.launcher.stream)?, ready))
     }
 
     /// Makes later runs wait for a fence in another stream.

@@ -24,7 +24,7 @@ use self::{
 };
 use super::{
     CudaCache, CudaSession, Fence, advise,
-    launcher::{Bound, Launcher},
+    launcher::{Bound, Launcher, address_of},
 };
 use crate::{
     kernels::decoding::{Advance, Chosen},
@@ -54,6 +54,8 @@ pub struct DecodeLoop {
     buckets: Buckets,
     replays: bool,
     logits: TensorIndex,
+    /// Bytes of a row of logits.
+    logit_bytes: u64,
     /// The part of the model that generates text.
     part: u32,
     /// Address and number of blocks of the KV cache, including the spare block.
@@ -127,6 +129,7 @@ impl DecodeLoop {
             part,
             replays: session.replay != GraphChoice::Off,
             logits: logits.0,
+            logit_bytes: u64::from(logits.1) * program.tensors[logits.0].element.bytes(),
             cache: (cache.memory.start(), cache.blocks),
             table: None,
             ring: Ring { memory, address },
@@ -383,24 +386,10 @@ impl DecodeLoop {
         let Some([choose, candidates, beams, ..]) = model.decoding.as_deref() else {
             return Ok(());
         };
-        let slot = program
-            .planned()
-            .position(|(index, _)| index == self.logits);
-        let at = slot.map(|slot| site.plan.placements[slot]);
-        let logits = at.map_or(0, |at| bound.chunks.at(at.chunk as usize, at.offset));
+        let logits = address_of(program, self.logits, &site.plan, bound.chunks);
         let (memory, at) = (table.memory.start(), table.at);
         let of = |offset: u64| memory + offset;
-        let begin = [
-            logits,
-            of(at.requests),
-            of(at.known),
-            of(at.tokens),
-            of(at.slot_starts),
-            of(at.best_of_group),
-            of(at.sum_of_group),
-            of(at.raw_of_group),
-            of(at.n_arrived),
-        ];
+        let begin = table.choice_operands(logits, 0);
         let stream = self.launcher.stream.cu_stream();
         let start = self.launcher.start;
         if selection != TokenSelection::Search {
@@ -455,6 +444,54 @@ impl DecodeLoop {
             ring,
             self.launcher.start,
         )
+    }
+
+    /// Enqueues the token selection of sequences whose logits a prefill run has computed. `rows` lists pairs of a row of `logits` and the
+    /// sequence's row in the loop. All other sequences keep their tokens. The result counts as a step for [`receive`](Self::receive).
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    pub fn enqueue_choice(
+        &mut self,
+        logits: u64,
+        rows: &[(usize, usize)],
+    ) -> Result<(), CudaError> {
+        let (Some(table), Some([choose, ..])) =
+            (&self.table, self.launcher.model.decoding.as_deref())
+        else {
+            return Ok(());
+        };
+        let Some(end) = rows.iter().map(|&(_, row)| row + 1).max() else {
+            return Ok(());
+        };
+        let (memory, at) = (table.memory.start(), table.at);
+        let stream = self.launcher.stream.cu_stream();
+        // SAFETY: both arrays have an entry for each row of the table.
+        unsafe { result::memcpy_dtod_async(memory + at.chosen, memory + at.idle, 4 * end, stream) }
+            .during(|| "reset the chosen tokens".to_owned())?;
+        for group in rows.chunk_by(|a, b| (a.0 + 1, a.1 + 1) == *b) {
+            let (from, first) = group[0];
+            let extents = table.room.extents(group.len(), self.cache.1, self.part);
+            let begin = table.choice_operands(logits + from as u64 * self.logit_bytes, first);
+            let of_row = |array: u64| memory + array + 4 * first as u64;
+            let end = [of_row(at.chosen), of_row(at.log_probability)];
+            let args = [&begin[..], &end].concat();
+            // SAFETY: the table has all operands for these extents, and `logits` has a row for each sequence of the group.
+            unsafe { choose.launch(stream, &extents, &args, "the choice", Start::Plain) }?;
+        }
+        let extents = table.room.extents(end, self.cache.1, self.part);
+        let ring = self.ring.address;
+        self.advance(
+            table,
+            &extents,
+            at.chosen,
+            at.step,
+            ring,
+            self.launcher.start,
+        )?;
+        self.enqueued += 1;
+        self.in_flight.push_back(end);
+        Ok(())
     }
 
     /// Rewrites the batch data of all rows after rows were edited.

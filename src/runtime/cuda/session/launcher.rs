@@ -8,7 +8,7 @@ use super::staging::BatchData;
 use crate::{
     kernels::KernelSpec,
     plan::Plan,
-    program::Storage,
+    program::{Program, Storage, TensorIndex},
     runtime::cuda::{
         error::CudaError,
         memory::Chunks,
@@ -33,6 +33,19 @@ pub(super) struct Bound<'a> {
     pub(super) chunks: &'a Chunks,
     /// Address of the KV cache, or 0 without one.
     pub(super) cache: u64,
+}
+
+/// Returns the address of a tensor that the plan places; 0 for other tensors.
+pub(super) fn address_of(
+    program: &Program,
+    tensor: TensorIndex,
+    plan: &Plan,
+    chunks: &Chunks,
+) -> u64 {
+    let mut planned = program.planned();
+    let slot = planned.position(|(index, _)| index == tensor);
+    let at = slot.map(|slot| plan.placements[slot]);
+    at.map_or(0, |at| chunks.at(at.chunk as usize, at.offset))
 }
 
 impl Launcher {

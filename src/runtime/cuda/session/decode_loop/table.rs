@@ -154,6 +154,25 @@ impl LoopRoom {
 }
 
 impl Table {
+    /// Returns the first operands of the token selection for rows from `first` on. `logits` is the address of the first row's logits.
+    pub(super) fn choice_operands(&self, logits: u64, first: usize) -> [u64; 9] {
+        let (memory, at) = (self.memory.start(), self.at);
+        let of = |offset: u64, ints: u32| memory + offset + 4 * u64::from(ints) * first as u64;
+        [
+            logits,
+            of(at.requests, DeviceSamplingParams::WIDTH),
+            of(at.known, 1),
+            // Rows of `slot_starts` refer to the start of `tokens`.
+            memory + at.tokens,
+            of(at.slot_starts, 1),
+            // The scratch memory of the first rows.
+            memory + at.best_of_group,
+            memory + at.sum_of_group,
+            memory + at.raw_of_group,
+            memory + at.n_arrived,
+        ]
+    }
+
     pub(super) fn new(launcher: &Launcher, room: LoopRoom) -> Result<Self, CudaError> {
         let at = Places::of(room);
         let LoopRoom {
