@@ -71,7 +71,9 @@ impl Generator {
             let row = &self.rows[at];
             n + 1 == row.open() && row.beams().is_none()
         };
-        if self.in_flight() == 0 && taken.iter().all(is_complete) {
+        let n_tokens: usize = taken.iter().map(|&(_, n)| n + 1).sum();
+        let fits = n_tokens <= self.max_prompt_tokens;
+        if self.in_flight() == 0 && fits && taken.iter().all(is_complete) {
             return self.fill_and_choose(&taken);
         }
         let batch = self.batch(&taken)?;

@@ -65,8 +65,9 @@ fn default_prompt_tokens(on_device: bool) -> usize {
 
 /// Generates several sequences at once. Generators of one engine run concurrently.
 ///
-/// On a GPU, a loop on the device decodes sequences and beams. The host adds each prompt except its last token to the KV cache. After that,
-/// the device decodes without the host, some steps ahead of the events that [`poll`](Self::poll) has returned.
+/// On a GPU, a loop on the device decodes sequences and beams. The host adds each prompt except its last token to the KV cache, or the whole
+/// prompt if the device is idle. After that, the device decodes without the host, some steps ahead of the events that
+/// [`poll`](Self::poll) has returned.
 pub struct Generator {
     /// Decode loop of the device. The loop uses the executor's memory, so this field is declared first to be dropped first.
     device: Option<DeviceRows>,
