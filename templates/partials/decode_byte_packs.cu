@@ -12,12 +12,14 @@ constexpr unsigned int STAGE_BYTES = VALUES_AT + 4 * VALUE_PACKS * PACK_BYTES;
 constexpr unsigned int UNITS = ROWS * HEAD / 4;  // groups of four adjacent outputs, each reduced by one thread
 static_assert(HEAD % PACK == 0, "rows are whole packs");
 
-// Shared-memory offsets for lane 4g + c: of the i-th pack of a key, and of a pack in the `row`-th row of value packs. The packs of one copy
-// are adjacent. The 16 lanes that read at once access all banks.
+// Shared-memory offset of the i-th pack of a key, for lane 4g + c. The packs of one copy are adjacent. The 16 lanes that read at once
+// access all banks.
 __device__ __forceinline__ unsigned int key_place(unsigned int g, unsigned int c, unsigned int i) {
     return ((g ^ (i % 2 * 2 + i / 2 % 2)) * 4 + c) * 8;
 }
 
+// Shared-memory offset of a pack in the `row`-th row of value packs, for lane 4g + c. The packs of one copy are adjacent. The 16 lanes that
+// read at once access all banks.
 __device__ __forceinline__ unsigned int value_place(unsigned int g, unsigned int c, unsigned int row) {
     return ((c ^ row % 2) * 8 + (g ^ c / 2 * 4)) * 8;
 }

@@ -22,5 +22,5 @@ struct Request {
 constexpr int SAMPLES = 1, LOG_PROBABILITY = 2, RENORMALIZES = 4;  // flags
 constexpr int STOP_WHEN_FULL = 1, STOP_WHEN_BEATEN = 2;  // early stopping of a beam search; 0 selects a heuristic
 
-// Outcomes other than a token.
+// Outcomes other than a token: the row holds no sequence, a logit is NaN or +∞, the rules exclude every token, the beam search is done.
 constexpr int IDLE = -1, NOT_A_NUMBER = -2, NO_TOKEN = -3, FOUND = -4;
