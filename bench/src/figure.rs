@@ -263,7 +263,7 @@ impl Figure {
         let lower = layout.lower();
         let (from, to) = layout.bar_of(0, 0);
         let widest = self.values().map(|v| width_of(&number(v), TEXT)).max();
-        // Label all bars or none, because labelled bars would seem more important.
+        // Label all bars or none. If only some bars had labels, they would seem more important.
         let look = || match to - from {
             bar if bar >= widest.unwrap_or(0) => Some(Look::below()),
             bar if bar >= layout::TURNED_WIDTH => Some(Look::standing()),

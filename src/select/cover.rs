@@ -1,5 +1,6 @@
-//! Covers of chains by implementations. For one number of rows, the cheapest cover is a shortest path over the chain's sites. Over all
-//! numbers of rows, the selected covers have the smallest loss, few kernels and few changes.
+//! Covers of chains. A cover is a list of implementations that together compute all sites of a [`Chain`]. For one number of rows, the
+//! cheapest cover is a shortest path over the sites. Over all numbers of rows, covers are selected for a small loss of time, few kernels
+//! and few changes of cover.
 
 use super::{
     Dispatch, Timings,
@@ -42,8 +43,8 @@ pub struct Alternative {
 }
 
 impl Edges {
-    /// Returns a separate launch for each site, with the kernel that is fastest at [`MAX_ROWS`]. Large batches lose only a small fraction
-    /// of their time, and small batches take little time anyway.
+    /// Returns a separate launch for each site, with the kernel that is fastest at [`MAX_ROWS`]. Compared with a dispatch by rows, large
+    /// batches lose only a small fraction of their time, and small batches take little time anyway.
     fn invariant(&self, kernels: &Kernels) -> Vec<ChosenLaunch> {
         let (_, times) = kernels.times_on(&[MAX_ROWS]).remove(0);
         let mut covered = Vec::new();

@@ -116,6 +116,7 @@ fn remove(samples: &mut [(u64, Vec<f64>)], is_kept: &[bool]) {
     }
 }
 
+/// State of the greedy removal of kernels.
 struct Pruning<'a> {
     edges: &'a [Edges],
     /// Numbers of rows, each with the cycles of all kernels; infinite for removed kernels.
