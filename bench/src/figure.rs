@@ -22,7 +22,7 @@ use scale::{floor_125, linear_ticks, log_ticks, number};
 
 /// Maximum value that is drawn. It exceeds any measurement, and sums of such values are finite.
 const MAX_VALUE: f64 = 1e30;
-/// Maximum ratio of a logarithmic axis; smaller values are drawn at its lower end.
+/// Maximum ratio of the two ends of a logarithmic axis. Values below the lower end are drawn at the lower end.
 const MAX_SPAN: f64 = 1e12;
 
 /// Kind of a [`Figure`].

@@ -185,8 +185,8 @@ impl Teams {
         self.ctas_per_sm(width, dtype).min(most)
     }
 
-    /// All teams of one to eight warps and one, two or four rows in which each warp has work and no thread spills registers, and the
-    /// default.
+    /// The default, and all teams of one to eight warps and one, two or four rows in which each warp has work and no thread spills
+    /// registers.
     pub fn candidates(width: u32, dtype: DType) -> Vec<Self> {
         let usual = Self::usual(width, dtype);
         let packs = width / vector_width(dtype, &[width]);

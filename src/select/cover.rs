@@ -35,7 +35,7 @@ pub struct ChosenLaunch {
     pub dispatch: Dispatch<KernelSpec>,
 }
 
-/// A kernel that is not selected for some number of rows, and all kernels of the cheapest cover that contains it.
+/// A kernel that is not selected for a given number of rows, and all kernels of the cheapest cover that contains this kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
     pub kernel: KernelSpec,
@@ -85,8 +85,8 @@ impl SelectionInput<'_> {
     }
 
     /// Returns kernels that may be as fast as the selected ones at a number of rows although their estimates are higher. For such a kernel,
-    /// the cheapest cover that contains it takes little more time than the best cover: at most the fraction `more` of the time of the
-    /// kernels that differ.
+    /// the cheapest cover that contains it takes little more time than the best cover: the difference is at most the fraction `more` of the
+    /// time of the kernels in which the two covers differ.
     pub fn alternatives(&self, rows: u64, more: f64) -> Vec<Alternative> {
         let (kernels, all) = self.edges();
         let (_, times) = kernels.times_on(&[rows]).remove(0);

@@ -15,7 +15,7 @@ struct Request {
     unsigned int n_candidates;  // max candidates of a row
     float diversity, length_penalty;
     int stopping;
-    // Lengths of the lists of ids, which are stored one after another.
+    // Lengths of five lists of token ids, which are stored one after another in `ids`.
     int n_end, n_suppressed, n_suppressed_first, n_forced_first, n_forced_last;
     int ids[{{ width }} - 24];
 };

@@ -46,7 +46,7 @@ pub(super) struct Row {
     pub problem: usize,
 }
 
-/// Returns whether a peer does less than the task. It is shown but not used for comparisons.
+/// Returns whether a peer does less than the task. Such a peer is shown but not used for comparisons.
 fn does_less(who: &str) -> bool {
     who.ends_with("product only")
 }

@@ -98,7 +98,7 @@ impl MhaDecode {
             heads, kv_heads, ..
         } = self.plain;
         let group = heads / kv_heads;
-        // In the f32 kernel, a lane holds one accumulator pack per query head and value pack. 16 accumulator packs are the limit.
+        // In the f32 kernel, a lane holds one accumulator pack per query head and value pack. Registers have room for 16 accumulator packs.
         let most = match self.plain.dtype {
             DType::F32 => (16 / self.value_packs()).clamp(1, MAX_ROWS),
             DType::F16 | DType::BF16 => MAX_ROWS,
