@@ -125,5 +125,5 @@ private:
 {% if adjusts %}    ByDistance by_distance[2];  // for heads 2c and 2c + 1
 {% endif %}    unsigned int q[KEY_PACKS][4];
     float row_max[2], row_sum[2];  // for heads 2c and 2c + 1; the maxima are scaled, the sums are over the lane's keys
-    float o[VALUE_PACKS * 4][4];   // columns 2e and 2e + 1 of the lane's packs, each for heads 2c and 2c + 1
+    float o[VALUE_PACKS * 4][4];   // o[4i + e]: columns 2e and 2e + 1 of the lane's i-th pack, each for heads 2c and 2c + 1
 };

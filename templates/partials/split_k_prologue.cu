@@ -2,7 +2,7 @@
     __shared__ alignas(8) unsigned long long barriers[STEPS + 1];
     const unsigned int weights = (shared_address(shared) + 1023) / 1024 * 1024;
     const unsigned int tokens = weights + STEPS * WEIGHT_BYTES;
-    const unsigned int partials = tokens + STEPS * X_BYTES;  // [OWNED][SPLITS] for the octets that this CTA finishes
+    const unsigned int partials = tokens + STEPS * X_BYTES;  // accumulators [OWNED][SPLITS] of the octets that this CTA finishes
     const unsigned int full = shared_address(barriers);      // one barrier per step, filled once
     const unsigned int arrived = full + STEPS * 8;           // for the partials of the cluster
 
