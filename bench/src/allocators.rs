@@ -105,7 +105,7 @@ pub(crate) fn run(args: Args) -> Outcome {
         .into_diagnostic()?;
     let mut allocators = Vec::new();
     for (allocator, choice) in args.choices()? {
-        // Sessions on a CUDA device plan by buckets.
+        // On a CUDA device, a session plans memory for the bucket of a batch instead of the batch's exact size.
         let buckets = match engine.as_ref().map(Engine::device) {
             Some(DeviceName::Cuda(_)) => GraphChoice::default().buckets(&program, &choice),
             _ => Buckets::none(),

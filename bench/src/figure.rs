@@ -22,7 +22,7 @@ use scale::{floor_125, linear_ticks, log_ticks, number};
 
 /// Maximum value that is drawn. It exceeds any measurement, and sums of such values are finite.
 const MAX_VALUE: f64 = 1e30;
-/// Maximum ratio of a logarithmic axis; smaller values are drawn at its lower end.
+/// Maximum ratio of the two ends of a logarithmic axis. Values below the lower end are drawn at the lower end.
 const MAX_SPAN: f64 = 1e12;
 
 /// Kind of a [`Figure`].
@@ -263,7 +263,7 @@ impl Figure {
         let lower = layout.lower();
         let (from, to) = layout.bar_of(0, 0);
         let widest = self.values().map(|v| width_of(&number(v), TEXT)).max();
-        // Label all bars or none, because labelled bars would seem more important.
+        // Label all bars or none. If only some bars had labels, they would seem more important.
         let look = || match to - from {
             bar if bar >= widest.unwrap_or(0) => Some(Look::below()),
             bar if bar >= layout::TURNED_WIDTH => Some(Look::standing()),

@@ -39,7 +39,7 @@ impl ChosenBy {
 pub(crate) struct Launched {
     pub(crate) machine: Machine,
     timings: Option<Timings>,
-    /// Sites, each with its kernels by number of rows.
+    /// For each [`Site`] (the problem of a node, such as a linear layer), its kernels by number of rows.
     known: RefCell<Vec<(Site, Dispatch<KernelSpec>)>>,
 }
 

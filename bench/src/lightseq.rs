@@ -42,7 +42,7 @@ struct Row {
     batch: usize,
     prompt_tokens: usize,
     new: usize,
-    /// Number of beams of a beam search; sampling has the next two fields instead.
+    /// Number of beams of a beam search; sampling has `top_k` and `top_p` instead.
     #[serde(default)]
     beams: Option<usize>,
     #[serde(default)]

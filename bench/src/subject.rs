@@ -82,7 +82,7 @@ fn served(mut sets: Vec<Set>, limits: &Limits) -> Result<Vec<Set>, Report> {
     Ok(sets)
 }
 
-/// A model whose outputs and passes are selected by the benchmark.
+/// The model of a benchmark: its description, sizes, weights and device. The benchmark itself selects the outputs and the passes.
 #[derive(clap::Args)]
 pub(crate) struct Subject {
     /// A shipped description or the path of a RON file

@@ -41,8 +41,9 @@ pub struct Candidates {
 
 /// Max number of candidates per row.
 const STRIDE: u32 = Beam::MOST_CANDIDATES as u32;
-/// Threads per CTA of [`Candidates`], and resident CTAs per SM.
+/// Threads per CTA of [`Candidates`].
 const THREADS: u32 = 256;
+/// Resident CTAs of [`Candidates`] per SM.
 const CTAS_PER_SM: u32 = 3;
 
 impl Candidates {
@@ -209,8 +210,9 @@ impl Kernel for Candidates {
 pub struct BeamStep;
 
 impl BeamStep {
-    /// Number of elements per row of `scores` and of `states`.
+    /// Number of elements per row of `scores`.
     pub const SCORES: usize = 2;
+    /// Number of elements per row of `states`.
     pub const STATES: usize = 4;
     /// Threads per CTA. The shared memory of the candidates must have room for one integer per thread and beam.
     const THREADS: u32 = 128;

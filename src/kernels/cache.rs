@@ -73,7 +73,8 @@ impl Pool {
         }
     }
 
-    /// Takes the scales from the start of `reads`, the operands from their parameters on. They are 1 if there are none.
+    /// Removes the scales of keys and values from the start of `reads`, and returns them. Without scales, removes nothing and returns 1 for
+    /// both.
     pub(super) fn take_scales(self, reads: &mut &[&HostTensor]) -> [f32; 2] {
         match (self.scaled, *reads) {
             (true, [keys, values, rest @ ..]) => {

@@ -87,8 +87,8 @@ impl Chain {
         self
     }
 
-    /// Merges the tensors `names`, which must be of the same kind, into one tensor named `tensor`, as if a merged projection had written
-    /// them.
+    /// Merges the tensors `names`, which must have equal elements, shapes and fills, into one tensor named `tensor`, as if a merged
+    /// projection had written them.
     pub fn sharing(mut self, names: &[&str], tensor: &'static str) -> Self {
         let shared = self.tensors.iter().position(|t| names.contains(&t.name));
         let Some(shared) = shared else { return self };

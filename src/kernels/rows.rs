@@ -62,8 +62,9 @@ impl Teams {
     const MAX_PER_THREAD: u32 = 64;
     /// Max number of narrow rows per SM that count as few rows. It was measured at a width of 384.
     const FEW_ROWS_PER_SM: u64 = 27;
-    /// Max resident warps per SM, and 32-bit registers in each of the four partitions of an SM.
+    /// Max resident warps per SM.
     const WARPS_PER_SM: u32 = 64;
+    /// Number of 32-bit registers in each of the four partitions of an SM.
     const REGISTERS_PER_PARTITION: u32 = 16384;
     /// Resident threads per SM that every GPU supports.
     const THREADS_PER_SM: u32 = 1024;
@@ -177,14 +178,15 @@ impl Teams {
     pub(super) fn min_ctas_per_sm(self, width: u32, dtype: DType) -> u32 {
         let most = match self.x_rows {
             1 => (Self::THREADS_PER_SM / self.threads()).max(1),
-            // With a higher bound, some kernels with several rows per team spill registers. Without it, they use few enough registers.
+            // Kernels with several rows per team use few enough registers without a bound. With a bound above 1, some of them spill
+            // registers.
             _ => 1,
         };
         self.ctas_per_sm(width, dtype).min(most)
     }
 
-    /// All teams of one to eight warps and one, two or four rows in which each warp has work and no thread spills registers, and the
-    /// default.
+    /// The default, and all teams of one to eight warps and one, two or four rows in which each warp has work and no thread spills
+    /// registers.
     pub fn candidates(width: u32, dtype: DType) -> Vec<Self> {
         let usual = Self::usual(width, dtype);
         let packs = width / vector_width(dtype, &[width]);

@@ -75,13 +75,14 @@ pub struct Wgmma {
     /// Fraction of `contention` that applies from `spread_from` outputs per warpgroup on. Registers are then so scarce that the
     /// activation's instructions are spread out between MMAs.
     pub spread: f64,
+    /// Min outputs per warpgroup for which [`Wgmma::spread`] applies.
     pub spread_from: f64,
     /// Fraction by which MMAs of a ping-pong kernel take longer if each SM has a single tile. One warpgroup then multiplies alone and
     /// does not keep the tensor cores busy.
     pub alone: f64,
     /// Min cycles of a k-step, due to latency, if each SM has a single tile.
     pub alone_step: f64,
-    /// Cycles of a launch apart from its MMAs.
+    /// Cycles of a launch that are not due to its MMAs.
     pub launch: f64,
     /// Cycles per byte of the first stage, which all SMs load at the same time.
     pub stage_byte: f64,
@@ -104,7 +105,7 @@ pub struct SplitK {
     pub step: f64,
     /// Cycles of a cluster barrier.
     pub cluster: f64,
-    /// Cycles to co-schedule a cluster while CTAs of the previous kernel run. The factor is (CTAs of the cluster − 1)².
+    /// Cycles to co-schedule a cluster while CTAs of the previous kernel run. They are multiplied by (CTAs of the cluster − 1)².
     pub cluster_at_once: f64,
     /// Cycles per byte of partial sums that CTAs exchange.
     pub exchange_byte: f64,
@@ -140,11 +141,12 @@ pub struct Stream {
     pub wave_again: f64,
     /// Additional cycles if the ring is filled more than once.
     pub refill: f64,
-    /// Cycles each time that the k-steps of a tile fill the ring.
+    /// Cycles per filling of the ring by the k-steps of a tile.
     pub depth: f64,
-    /// Additional cycles of clusters that occupy more than half of the SMs' room for CTAs. The factor is the fraction beyond half.
+    /// Additional cycles of clusters that occupy more than half of the SMs' room for CTAs. They are multiplied by the occupied fraction
+    /// minus 1/2.
     pub crowd: f64,
-    /// Cycles to co-schedule a cluster. The factor is (CTAs of the cluster − 1)².
+    /// Cycles to co-schedule a cluster. They are multiplied by (CTAs of the cluster − 1)².
     pub cluster_at_once: f64,
     /// Cycles per partial sum that CTAs exchange.
     pub exchange: f64,
@@ -168,6 +170,7 @@ pub struct SmallM {
     pub short_mma: f64,
     /// Additional cycles of each k-step with fewer MMA cycles than `short_mma`, after the first `fitted_steps` steps.
     pub wait: f64,
+    /// Number of k-steps to which `wait` does not apply.
     pub fitted_steps: u32,
 }
 

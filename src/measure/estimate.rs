@@ -8,7 +8,7 @@ use crate::{
     tensor::Extents,
 };
 
-/// Number of tokens of the smallest batch. Each further batch is half an octave larger.
+/// Number of tokens of the smallest batch. Each further batch has √2 times as many tokens.
 const FIRST: f64 = 32.0;
 /// Number of batch sizes.
 const SIZES: i32 = 23;

@@ -1,5 +1,6 @@
-//! Covers of chains by implementations. For one number of rows, the cheapest cover is a shortest path over the chain's sites. Over all
-//! numbers of rows, the selected covers have the smallest loss, few kernels and few changes.
+//! Covers of chains. A cover is a list of implementations that together compute all sites of a [`Chain`]. For one number of rows, the
+//! cheapest cover is a shortest path over the sites. Over all numbers of rows, covers are selected for a small loss of time, few kernels
+//! and few changes of cover.
 
 use super::{
     Dispatch, Timings,
@@ -34,7 +35,7 @@ pub struct ChosenLaunch {
     pub dispatch: Dispatch<KernelSpec>,
 }
 
-/// A kernel that is not selected for some number of rows, and all kernels of the cheapest cover that contains it.
+/// A kernel that is not selected for a given number of rows, and all kernels of the cheapest cover that contains this kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
     pub kernel: KernelSpec,
@@ -42,8 +43,8 @@ pub struct Alternative {
 }
 
 impl Edges {
-    /// Returns a separate launch for each site, with the kernel that is fastest at [`MAX_ROWS`]. Large batches lose only a small fraction
-    /// of their time, and small batches take little time anyway.
+    /// Returns a separate launch for each site, with the kernel that is fastest at [`MAX_ROWS`]. Compared with a dispatch by rows, large
+    /// batches lose only a small fraction of their time, and small batches take little time anyway.
     fn invariant(&self, kernels: &Kernels) -> Vec<ChosenLaunch> {
         let (_, times) = kernels.times_on(&[MAX_ROWS]).remove(0);
         let mut covered = Vec::new();
@@ -84,8 +85,8 @@ impl SelectionInput<'_> {
     }
 
     /// Returns kernels that may be as fast as the selected ones at a number of rows although their estimates are higher. For such a kernel,
-    /// the cheapest cover that contains it takes little more time than the best cover: at most the fraction `more` of the time of the
-    /// kernels that differ.
+    /// the cheapest cover that contains it takes little more time than the best cover: the difference is at most the fraction `more` of the
+    /// time of the kernels in which the two covers differ.
     pub fn alternatives(&self, rows: u64, more: f64) -> Vec<Alternative> {
         let (kernels, all) = self.edges();
         let (_, times) = kernels.times_on(&[rows]).remove(0);

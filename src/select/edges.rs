@@ -1,4 +1,5 @@
-//! The implementations of a chain's sites as edges of a graph. The shortest path in this graph is the cheapest cover.
+//! A graph for the search of covers. Node `i` means that the first `i` sites of a chain are computed. Each edge is an implementation of one
+//! or more sites. The shortest path is the cheapest cover.
 
 use super::implementations::Implementation;
 
@@ -23,6 +24,7 @@ pub(super) type Cover = Vec<(usize, Vec<usize>)>;
 pub(super) struct Edges {
     pub edges: Vec<Edge>,
     pub n_sites: usize,
+    /// Number of occurrences of the chain in a run.
     pub times: usize,
 }
 
@@ -77,7 +79,7 @@ impl Edges {
         best
     }
 
-    /// Removes all kernels that are not kept from the edges, which speeds up the search for covers.
+    /// Removes the kernels that are not kept (`is_kept`) from the edges, which speeds up the search for covers.
     pub(super) fn with_only(mut self, is_kept: &[bool]) -> Self {
         let lists = self.edges.iter_mut().flat_map(|edge| &mut edge.kernels);
         lists.for_each(|kernels| kernels.retain(|&kernel| is_kept[kernel]));

@@ -1,4 +1,5 @@
-//! Implementations of a single site or of several adjacent sites, fused. Each has its own file and a line in [`ALL`].
+//! Implementations of sites. A [`Site`] is the problem of one node of a graph, such as a linear layer or a norm. An implementation computes
+//! one site, or several adjacent sites in fused launches. Each implementation has its own file and a line in [`ALL`].
 
 mod deferred_norm;
 mod fp8;
@@ -12,8 +13,7 @@ mod prepare;
 use super::site::{Link, Site};
 use crate::{kernels::KernelSpec, machine::Machine, tensor::DType};
 
-/// Returns the implementation of the first sites of a chain on a card; `None` if it does not
-/// support them.
+/// Returns the implementation of the first sites of a chain on a card; `None` if the implementation does not support these sites.
 type Implement = fn(&[Link], &Machine) -> Option<Implementation>;
 
 /// All implementations. If two implementations take equal time, the first is used.

@@ -7,7 +7,8 @@ use crate::{kernels::KernelSpec, machine::Machine};
 /// Measured times of kernels within a program.
 ///
 /// A timing corrects the estimate of its kernel by a factor. Between two timed numbers of rows, the factor is interpolated in the logarithm
-/// of rows. Outside the timed range, it fades to 1 within an octave. Between timed numbers, wave quantization comes from the model.
+/// of rows, and the cost model still determines the effect of partial waves. Outside the timed range, the factor fades to 1 within an
+/// octave.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timings {
     /// For each kernel symbol, the timed numbers of rows in ascending order, each with the microseconds of a launch.

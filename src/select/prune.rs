@@ -116,6 +116,7 @@ fn remove(samples: &mut [(u64, Vec<f64>)], is_kept: &[bool]) {
     }
 }
 
+/// State of the greedy removal of kernels.
 struct Pruning<'a> {
     edges: &'a [Edges],
     /// Numbers of rows, each with the cycles of all kernels; infinite for removed kernels.
@@ -243,8 +244,9 @@ impl<'a> Pruning<'a> {
         lost / self.samples.len() as f64
     }
 
-    /// Returns the loss of covers at a sample. This is `part`, the additional time relative to covers with all kernels, plus a quadratic
-    /// penalty, which equals `part` at `MUCH`. Due to the penalty, a slow kernel at one number of rows is not compensated at others.
+    /// Returns the loss of covers at a sample. The loss is `part`, the additional time relative to covers with all kernels, plus a
+    /// quadratic penalty, which equals `part` at `MUCH`. Due to the penalty, a slow kernel at one number of rows is not compensated at
+    /// others.
     fn loss(&self, at: usize, cycles: &[f64]) -> f64 {
         const MUCH: f64 = 0.02;
         let each = self.edges.iter().zip(cycles);

@@ -1,4 +1,4 @@
-//! Problems of the nodes of a graph, independent of kernels.
+//! Problems of the nodes of a graph, independent of kernels, and chains of such problems.
 
 use crate::kernels::{
     e4m3::ToE4m3,
@@ -9,7 +9,7 @@ use crate::kernels::{
     rms_norm::RmsNorm,
 };
 
-/// The problem of one node.
+/// The problem of one node: an operation and its sizes, without a choice of kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Site {
     /// A linear layer, without a gate and with a result that is not in E4M3.
@@ -32,7 +32,7 @@ pub enum Site {
     },
 }
 
-/// A site of a chain. The next site reads this site's value as its first operand only.
+/// A site of a chain. The next site reads this site's value as its first operand, and as no other operand.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Link {
     pub site: Site,

@@ -15,14 +15,14 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-// Both GELUs are x·P(x) with P(-t) = 1 - P(t). Therefore x·P(x) = max(x, 0) - t·P(-t) with t = |x|. log2 P(-t) is smooth. The polynomial
-// that approximates it has the form with the fewest multiply-adds, because each multiply-add takes an issue slot from concurrent MMAs. The
-// approximation is minimax in units of max(ulp of an f16 result, 2^-16). This preserves the relative accuracy of results with magnitudes
-// above 2^-6, also of negative results, for which 1 + erf or 1 + tanh would suffer from cancellation. Both polynomials decrease
-// monotonically for large t, so no clamp is needed. An infinite x gives NaN. After rounding to f16, results of at least 2^-6 have an error
-// of at most 0.68 ulp, and smaller results have an error of at most 6.5e-6.
+// Both GELUs are x·P(x) with P(-t) = 1 - P(t). Therefore x·P(x) = max(x, 0) - t·P(-t) with t = |x|. log2 P(-t) is smooth, so it is
+// approximated by a polynomial. The polynomial has the form with the fewest multiply-adds, because each multiply-add takes an issue slot
+// from concurrent MMAs. The approximation is minimax in units of max(ulp of an f16 result, 2^-16). This preserves the relative accuracy of
+// results with magnitudes above 2^-6, also of negative results, for which 1 + erf or 1 + tanh would suffer from cancellation. Both
+// polynomials decrease monotonically for large t, so no clamp is needed. An infinite x gives NaN. After rounding to f16, results of at
+// least 2^-6 have an error of at most 0.68 ulp, and smaller results have an error of at most 6.5e-6.
 //
-// GELU, P(-t) = erfc(t/√2)/2: error of at most 0.18 such units.
+// GELU, P(-t) = erfc(t/√2)/2: error of at most 0.18 of these units.
 __device__ __forceinline__ float gelu_exact(float x) {
     if constexpr (PRECISE) {
         return 0.5f * x * (1.0f + erff(x * 0.70710678f));
@@ -37,7 +37,7 @@ __device__ __forceinline__ float gelu_exact(float x) {
     }
 }
 
-// GELU with tanh, P(-t) = 1/(1 + exp(2√(2/π)(t + 0.044715t³))): error of at most 0.18 such units.
+// GELU with tanh, P(-t) = 1/(1 + exp(2√(2/π)(t + 0.044715t³))): error of at most 0.18 of the units described above gelu_exact.
 __device__ __forceinline__ float gelu_tanh(float x) {
     if constexpr (PRECISE) {
         return 0.5f * x * (1.0f + tanhf(0.79788456f * fmaf(0.044715f * x * x, x, x)));
@@ -64,7 +64,7 @@ __device__ __forceinline__ float tanh_of(float x) {
     }
 }
 
-{% if activation == "silu" %}// exp and 1/x have errors of at most 2 and 1 ulp of f32.
+{% if activation == "silu" %}// The approximate exp and 1/x have errors of at most 2 and 1 ulp of f32.
 __device__ __forceinline__ float silu(float x) {
     if constexpr (PRECISE) {
         return x / (1.0f + expf(-x));
@@ -75,7 +75,7 @@ __device__ __forceinline__ float silu(float x) {
     }
 }
 
-{% elif activation == "quick_gelu" %}// exp and 1/x have errors of at most 2 and 1 ulp of f32.
+{% elif activation == "quick_gelu" %}// The approximate exp and 1/x have errors of at most 2 and 1 ulp of f32.
 __device__ __forceinline__ float quick_gelu(float x) {
     if constexpr (PRECISE) {
         return x / (1.0f + expf(-1.702f * x));

@@ -1,7 +1,6 @@
-// Layout of the scores and the softmax partials of a batch. `pairs` is the sum of the squared lengths of the preceding sequences, and
-// `tokens` is the sum of their lengths. The start computed from the sums of the whole batch is the stride of a head. A start is a rounded
-// quotient of these sums, so no other prefix sum is needed. Gaps between sequences remain: a sequence of n tokens has room for at least n
-// rows.
+// Layout of the scores and the softmax partials of a batch. The start of a sequence is computed from two sums over the preceding sequences:
+// `pairs`, the sum of their squared lengths, and `tokens`, the sum of their lengths. The sums over the whole batch give the stride of a
+// head. Rounding leaves gaps between sequences: a sequence of n tokens has room for at least n rows.
 {% include "partials/attention_key_tiles.cu" %}
 
 // Row pitch of n scores. Each row starts at a multiple of 8 scores (16 bytes).
@@ -16,7 +15,7 @@ __device__ __forceinline__ unsigned long long partial_start(unsigned long long p
     return pairs / KEY_TILE + tokens;
 }
 
-// Index of the first score of a head and sequence. partials_of returns the index of the first partial.
+// Index of the first score of a head and sequence.
 __device__ __forceinline__ unsigned long long scores_of(unsigned int head, unsigned int sequence, unsigned int batch,
                                                         const int* __restrict__ cu_lens,
                                                         const long long* __restrict__ pair_offsets) {
@@ -24,6 +23,7 @@ __device__ __forceinline__ unsigned long long scores_of(unsigned int head, unsig
         score_start(pair_offsets[sequence], cu_lens[sequence]);
 }
 
+// Index of the first partial of a head and sequence.
 __device__ __forceinline__ unsigned long long partials_of(unsigned int head, unsigned int sequence, unsigned int batch,
                                                           const int* __restrict__ cu_lens,
                                                           const long long* __restrict__ pair_offsets) {

@@ -40,12 +40,13 @@ __device__ __forceinline__ unsigned int value_row(unsigned int lane) {
     return lane % 16 * PITCH + lane / 16 * 16;
 }
 
-// Reductions over the four lanes that hold a row of an accumulator.
+// Maximum over the four lanes that hold a row of an accumulator.
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
+// Sum over the four lanes that hold a row of an accumulator.
 __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);

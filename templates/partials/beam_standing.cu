@@ -12,8 +12,8 @@
         if (thread < m) {
             bool just_ended = (ends[thread] || is_last) && thread < of_group;
             if (request.n_groups > 1 && !ends[thread]) {
-                // In the last step with several groups, the beams that continue also end, unless enough other sequences of the group have
-                // ended or end now.
+                // In the last step with several groups, the beams that continue also end. The exception is a search that stops when each
+                // group is full, if the sequences of this group that have ended or end now fill it.
                 int n_full = n_ended, n_open = 0;
                 for (int i = 0; i < min(m, of_group); ++i) n_full += ends[i];
                 for (int i = 0; i < thread; ++i) n_open += !ends[i];
@@ -76,7 +76,8 @@
                 are_all_ended &= next_ended[i] != 0;
                 worst = fminf(worst, next_best[i]);
             }
-            // With several groups, the score of the best candidate counts even if this candidate ends.
+            // Best score that the search can still reach: that of the best beam that continues. With several groups, it is that of the best
+            // candidate, even if this candidate ends, as in `BeamSearchScorer`.
             const float possible = (request.n_groups > 1 ? kept_score[0] : running[first]) / norms[1];
             bool is_beaten = true, goes_on = false;
             for (int i = 0; i < of_group; ++i) {

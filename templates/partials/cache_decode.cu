@@ -19,7 +19,7 @@ __device__ __forceinline__ void unpack_e4m3(unsigned int word, unsigned int& low
 {%- endif %}
 #else
     // Each element is in the upper byte of a half word. The addition carries only for a NaN, whose exponent and mantissa bits are all ones.
-    // The carry then sets the exponent of a NaN in the result.
+    // The carry sets the highest exponent bits of the result, which makes it a NaN.
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const unsigned int bits = __byte_perm(word, 0, i == 0 ? 0x1404 : 0x3424), sign = bits & 0x80008000;

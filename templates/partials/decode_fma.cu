@@ -43,7 +43,7 @@ public:
         for (unsigned int i = 0; i < KEY_PACKS; ++i) {
             const unsigned int at = stage + key_place(g, c, i);
             const float4 low = load_shared(at + i * PACK_BYTES), high = load_shared(at + (KEY_PACKS + i) * PACK_BYTES);
-            const unsigned int pack = min(i * 4 + c, PACKS - 1);  // keys beyond are zeros
+            const unsigned int pack = min(i * 4 + c, PACKS - 1);  // packs past the end of a key are zeros
 #pragma unroll
             for (unsigned int r = 0; r < ROWS; ++r) {
                 const float4 query = queries()[r * PACKS + pack];

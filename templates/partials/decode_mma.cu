@@ -18,9 +18,9 @@ __device__ __forceinline__ void load_shared(unsigned int (&to)[4], unsigned int 
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
 {% endif %}
-// Up to eight query heads per warp. The columns of the MMAs are heads. Their rows are keys in the first product, and columns of the values
-// in the second product. A lane's packs of 8 elements are used as elements 2c, 2c + 1, 2c + 8 and 2c + 9 of two products, both for queries
-// and for keys. This is valid because the order of a dot product's terms does not matter.
+// Up to eight query heads per warp. The columns of the MMAs are heads. The rows of the MMAs are keys in the first product, and columns of
+// the values in the second product. A lane's packs of 8 elements are used as elements 2c, 2c + 1, 2c + 8 and 2c + 9 of two products, both
+// for queries and for keys. This is valid because the order of a dot product's terms does not matter.
 class Heads {
 public:
 {% if bias != "none" %}    __device__ __forceinline__ Heads(const T* queries, unsigned int rows, const T* biases, unsigned int first_head)
@@ -125,5 +125,5 @@ private:
 {% if adjusts %}    ByDistance by_distance[2];  // for heads 2c and 2c + 1
 {% endif %}    unsigned int q[KEY_PACKS][4];
     float row_max[2], row_sum[2];  // for heads 2c and 2c + 1; the maxima are scaled, the sums are over the lane's keys
-    float o[VALUE_PACKS * 4][4];   // columns 2e and 2e + 1 of the lane's packs, each for heads 2c and 2c + 1
+    float o[VALUE_PACKS * 4][4];   // o[4i + e]: columns 2e and 2e + 1 of the lane's i-th pack, each for heads 2c and 2c + 1
 };

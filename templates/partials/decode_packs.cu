@@ -10,10 +10,11 @@ constexpr unsigned int STAGE_BYTES = VALUES_AT + 4 * VALUE_PACKS * PACK_BYTES;
 constexpr unsigned int UNITS = ROWS * HEAD / 4;  // groups of four adjacent outputs, each reduced by one thread
 static_assert(HEAD % 8 == 0, "rows are whole packs");
 
-// Shared-memory offsets for lane 4g + c: of the i-th pack of a key, and of any pack of a value. The offsets avoid bank conflicts among the
-// eight lanes that copy a line, and among the eight lanes that read at once.
+// Shared-memory offset of the i-th pack of a key, for lane 4g + c. The offsets avoid bank conflicts among the eight lanes that copy a line,
+// and among the eight lanes that read at once.
 __device__ __forceinline__ unsigned int key_place(unsigned int g, unsigned int c, unsigned int i) {
     return ((g ^ i % 2) * 4 + c) * 16;
 }
 
+// Shared-memory offset of a pack of a value, for lane 4g + c. The offsets avoid bank conflicts, as in key_place.
 __device__ __forceinline__ unsigned int value_place(unsigned int g, unsigned int c) { return (c * 8 + (g ^ c * 2)) * 16; }

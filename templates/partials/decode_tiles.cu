@@ -74,7 +74,7 @@ private:
     unsigned int kv_head, first, end, shared;
     unsigned int slots, next_slots;  // slot of the lane's key in a pair of tiles
 {% if appends %}    unsigned int newest;    // index of the token's own key
-    const T* newest_key;    // row of the key head; the value follows its key
+    const T* newest_key;    // the token's own key in the projection; its value has a fixed offset from the key
 {% if scaled %}    float key_scale, value_scale;
 {% endif %}{% endif %}
     __device__ __forceinline__ void load_slots(unsigned int pair) {

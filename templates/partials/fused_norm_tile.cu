@@ -1,7 +1,7 @@
 using T = {{ storage }};
 constexpr int N = {{ n }};
 constexpr int K = {{ k }};
-constexpr int BLOCK_M = {{ block_m }}, BLOCK_N = {{ block_n }}, BLOCK_K = 64;  // a 128-byte swizzle span
+constexpr int BLOCK_M = {{ block_m }}, BLOCK_N = {{ block_n }}, BLOCK_K = 64;  // BLOCK_K elements are a 128-byte swizzle span
 constexpr int STAGES = {{ stages }};
 constexpr bool COOPERATIVE = {{ cooperative }};  // else ping-pong
 constexpr int CLUSTER = {{ cluster }};

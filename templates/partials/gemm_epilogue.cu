@@ -21,7 +21,7 @@
                 T* to = out + static_cast<size_t>(row) * N;
                 unsigned int pair[2];
 {%- if residual %}
-                float more[4] = {};  // of the columns of lane_bias
+                float more[4] = {};  // residual of the columns of lane_bias
                 const T* add = residual + static_cast<size_t>(row) * N;
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {

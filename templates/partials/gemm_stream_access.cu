@@ -49,7 +49,7 @@ __device__ __forceinline__ float2 load_row_stats(const float* from) {
 constexpr int STATS_WARPS = (ROWS + 63) / 64;
 {%- endif %}
 
-// Stores columns `column` and `column + 1` of a row, which may be unaligned.
+// Stores columns `column` and `column + 1` of a row. The row may be unaligned.
 __device__ __forceinline__ void store_two(T* to, int column, unsigned int pair) {
     if constexpr (N % 2 == 0) {
         if (column < N) *reinterpret_cast<unsigned int*>(to) = pair;

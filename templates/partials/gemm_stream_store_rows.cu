@@ -1,5 +1,5 @@
         // With an odd number of columns, every other row is not aligned to 4 bytes. Each warp stores whole rows of the tile in 4-byte
-        // words. Stores of 2-byte elements, of eight rows at a time, would take as long in L2 as reading the weight takes in device memory.
+        // words. Storing 2-byte elements of eight rows at a time would take as long in L2 as reading the weight from device memory.
         const auto store_rows = [&](int first_octet) {
             consumers_sync();
 #pragma unroll 1

@@ -5,7 +5,7 @@ constexpr unsigned int THREADS = {{ threads }};
 constexpr unsigned int WARPS = THREADS / 32;
 constexpr unsigned int VOCABULARY = {{ vocabulary }};
 constexpr unsigned int N = {{ vector }};                            // logits per access
-constexpr unsigned int WORDS = (VOCABULARY + 31) / 32;              // of a bitmap
+constexpr unsigned int WORDS = (VOCABULARY + 31) / 32;              // words of a bitmap of the vocabulary
 constexpr unsigned int MOST_GROUPS = {{ most_groups }};
 constexpr unsigned int PACKS = {{ packs }};                          // accesses of a lane to its group
 // A warp reads one piece of the row at a time. Each lane has a group of tokens in the piece. A group consists of every 32nd access of the
@@ -100,8 +100,8 @@ template <typename Value> __device__ __forceinline__ Value sum_of_lookers(Value 
     return value;
 }
 
-// Returns the k-th largest of the maxima of at least 2k merged groups, or 0. The result is a lower bound of the k-th largest logit. Every
-// thread receives the result. `merged` has room for 4k elements, and `found` must be 0.
+// Returns the k-th largest of the maxima of at least 2k merged groups, or 0 if fewer than k of them contain tokens. The result is a lower
+// bound of the k-th largest logit. Every thread receives the result. `merged` has room for 4k elements, and `found` must be 0.
 __device__ __forceinline__ unsigned int kth_of_maxima(const unsigned int* bests, unsigned int k, unsigned int* merged, unsigned int* found) {
     unsigned int n = 64;
     while (n < 2 * k) n *= 2;

@@ -15,12 +15,12 @@ struct Request {
     unsigned int n_candidates;  // max candidates of a row
     float diversity, length_penalty;
     int stopping;
-    // Lengths of the lists of ids, which are stored one after another.
+    // Lengths of five lists of token ids, which are stored one after another in `ids`.
     int n_end, n_suppressed, n_suppressed_first, n_forced_first, n_forced_last;
     int ids[{{ width }} - 24];
 };
 constexpr int SAMPLES = 1, LOG_PROBABILITY = 2, RENORMALIZES = 4;  // flags
 constexpr int STOP_WHEN_FULL = 1, STOP_WHEN_BEATEN = 2;  // early stopping of a beam search; 0 selects a heuristic
 
-// Outcomes other than a token.
+// Outcomes other than a token: the row holds no sequence, a logit is NaN or +∞, the rules exclude every token, the beam search is done.
 constexpr int IDLE = -1, NOT_A_NUMBER = -2, NO_TOKEN = -3, FOUND = -4;

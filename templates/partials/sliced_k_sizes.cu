@@ -15,7 +15,7 @@ static_assert(K_STEPS / SPLITS / 2 * WEIGHT_BYTES >= EXCHANGED * PARTIAL_BYTES, 
 static_assert(UNALIASED_STEPS == STEPS || (UNALIASED_STEPS - WARPGROUP_STEPS >= FROM_SHARED && (UNALIASED_STEPS - WARPGROUP_STEPS) * WEIGHT_BYTES >= EXCHANGED * PARTIAL_BYTES),
               "x overwrites only weights that are in registers, and not where accumulators are exchanged");
 
-// Like the wgmma above, but with the weights as A fragments in registers.
+// Like warpgroup_mma in split_k_sizes, but with the weights as A fragments in registers.
 __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], const unsigned int (&weight)[4],
                                              unsigned long long x, int accumulate) {
     asm volatile("{\n"
@@ -44,10 +44,11 @@ __device__ __forceinline__ void load_four(float (&to)[4], unsigned int from) {
                  : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3]) : "r"(from) : "memory");
 }
 
-// Named barriers of THREADS threads. bar.sync waits for all of them; bar.arrive does not wait.
+// Waits at a named barrier until all THREADS threads have arrived.
 template <int THREADS> __device__ __forceinline__ void named_barrier_sync(int barrier) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
 }
+// Arrives at a named barrier of THREADS threads without waiting.
 template <int THREADS> __device__ __forceinline__ void named_barrier_arrive(int barrier) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
 }

@@ -2,7 +2,7 @@
     __shared__ alignas(8) unsigned long long barriers[STEPS + 1];
     const unsigned int weights = (shared_address(shared) + 1023) / 1024 * 1024;
     const unsigned int tokens = weights + STEPS * WEIGHT_BYTES;
-    const unsigned int partials = tokens + STEPS * X_BYTES;  // [OWNED][SPLITS] for the octets that this CTA finishes
+    const unsigned int partials = tokens + STEPS * X_BYTES;  // accumulators [OWNED][SPLITS] of the octets that this CTA finishes
     const unsigned int full = shared_address(barriers);      // one barrier per step, filled once
     const unsigned int arrived = full + STEPS * 8;           // for the partials of the cluster
 
@@ -35,8 +35,8 @@
 #pragma unroll
     for (int e = 0; e < 2; ++e) lane_bias[e] = my_row + e * 8 < N ? to_float(bias[my_row + e * 8]) : 0.0f;
 {% endif %}
-    // The dependent kernel can now prefetch its weights. Clusters trigger after the wait, because they were slower in measurements when
-    // they ran next to two other kernels.
+    // The dependent kernel can now prefetch its weights. Clusters trigger after the wait: in measurements, they were slower if CTAs of two
+    // other kernels ran at the same time.
     if (SPLITS == 1) griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     if (SPLITS > 1) griddepcontrol_launch_dependents();

@@ -1,5 +1,5 @@
 // Multiplies the accumulators by the scales of their columns.
-{% if swap_ab %}using TileScale = float4;  // of a lane's columns
+{% if swap_ab %}using TileScale = float4;  // scales of a lane's columns
 
 __device__ __forceinline__ TileScale load_tile_scale(const float* scale, unsigned int column) {
     if (N % BLOCK_N != 0 && column >= N) return {};
@@ -16,7 +16,7 @@ __device__ __forceinline__ void scale_tile(float (&acc)[M_TILES][ACCUMULATORS], 
         }
     }
 }
-{% else %}struct TileScale { float at[(BLOCK_N + 127) / 128]; };  // of a thread
+{% else %}struct TileScale { float at[(BLOCK_N + 127) / 128]; };  // scales that a thread loads
 
 // Loads the scales of a tile's columns. Each thread of a warpgroup has every 128th scale.
 __device__ __forceinline__ TileScale load_tile_scale(const float* scale, unsigned int tile_n) {

@@ -26,7 +26,7 @@ __device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& we
                  : "memory");
 }
 
-{% endif %}{% if prepares %}{% include "partials/wgmma_store_heads.cu" %}{% elif to_e4m3 %}{% include "partials/wgmma_store_quantized.cu" %}{% else %}// Stores this warp's 16 rows of each 64 of the tile, from (row, column) on; tile_bias is read if BIAS.
+{% endif %}{% if prepares %}{% include "partials/wgmma_store_heads.cu" %}{% elif to_e4m3 %}{% include "partials/wgmma_store_quantized.cu" %}{% else %}// Stores this warp's rows, which are 16 of each 64 rows of the tile, from (row, column) on. tile_bias is read only if BIAS.
 __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULATORS], const float* tile_bias, T* out,
 {%- if residual %}
                                            const T* residual,

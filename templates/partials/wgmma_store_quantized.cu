@@ -21,8 +21,8 @@ __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULAT
         }
     }
 }
-{% else %}// Stores this warp's 16 rows of each 64 of the tile in E4M3, from (row, column) on. Each result is multiplied by `factor`. tile_bias is
-// read if BIAS.
+{% else %}// Stores this warp's rows, which are 16 of each 64 rows of the tile, in E4M3, from (row, column) on. Each result is multiplied by
+// `factor`. tile_bias is read only if BIAS.
 __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULATORS], const float* tile_bias, unsigned char* out,
                                            float factor, unsigned int row, unsigned int column, unsigned int rows) {
     const int lane = threadIdx.x % 32;

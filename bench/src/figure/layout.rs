@@ -2,9 +2,11 @@
 
 use super::{Figure, Kind};
 
-/// Height of text and of titles.
+/// Height of text.
 pub(super) const TEXT: i32 = 13;
+/// Height of the text of titles.
 pub(super) const TITLE: i32 = 16;
+/// Height of a line of a title.
 pub(super) const TITLE_LINE: i32 = 22;
 pub(super) const MARGIN: i32 = 14;
 /// Width of the numbers next to the value axis.

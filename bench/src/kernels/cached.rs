@@ -82,7 +82,7 @@ pub(super) fn problems(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, 
     .collect()
 }
 
-/// Returns the kernel that a model launches, followed by the others. The general kernel is included only if it is fast enough.
+/// Returns the kernel that a model launches, followed by the others. [`MhaCached`] is included only if it is fast enough.
 fn contenders(plain: &MhaCached, machine: &Machine, batch: &Extents) -> Option<Vec<Contender>> {
     let dispatch = CachedAttention(plain.clone()).by_length(machine);
     let picked = dispatch.at(batch)?.clone();

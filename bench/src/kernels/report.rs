@@ -15,8 +15,8 @@ use crate::{
     peers::PeerTime,
 };
 
-/// Allowed difference in ulps of 1 for each launch of unfused kernels except the last. Each of these launches rounds its result, which the
-/// fused kernel does not. Values are at most 4, which also bounds the effect of the rounding.
+/// Allowed difference between unfused kernels and the fused kernel, in ulps of 1, for each unfused launch except the last. Each of these
+/// launches rounds its result, unlike the fused kernel. Values are at most 4, which also bounds the effect of the rounding.
 const ALLOWED_IN_PIECES: f32 = 4.0;
 /// Maximum length in the figure of short sequences (ByteTransformer III.E).
 const SHORT: u32 = 384;
@@ -46,7 +46,7 @@ pub(super) struct Row {
     pub problem: usize,
 }
 
-/// Returns whether a peer does less than the task. It is shown but not used for comparisons.
+/// Returns whether a peer does less than the task. Such a peer is shown but not used for comparisons.
 fn does_less(who: &str) -> bool {
     who.ends_with("product only")
 }

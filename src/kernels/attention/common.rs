@@ -39,7 +39,7 @@ pub(super) fn edge_cases() -> Vec<Case> {
     cases
 }
 
-/// Relative bound for a value stored in `dtype`: twice half a unit in the last place.
+/// Relative bound for a value stored in `dtype`: twice the max rounding error, which is half a unit in the last place.
 pub(super) fn rounding(dtype: DType) -> f32 {
     match dtype {
         DType::F16 => 1e-3,

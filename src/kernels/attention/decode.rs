@@ -98,7 +98,7 @@ impl MhaDecode {
             heads, kv_heads, ..
         } = self.plain;
         let group = heads / kv_heads;
-        // In the f32 kernel, a lane holds one accumulator pack per query head and value pack. 16 accumulator packs are the limit.
+        // In the f32 kernel, a lane holds one accumulator pack per query head and value pack. Registers have room for 16 accumulator packs.
         let most = match self.plain.dtype {
             DType::F32 => (16 / self.value_packs()).clamp(1, MAX_ROWS),
             DType::F16 | DType::BF16 => MAX_ROWS,
@@ -106,11 +106,12 @@ impl MhaDecode {
         group.div_ceil(group.div_ceil(most))
     }
 
-    /// Number of packs of a key row per lane. A lane holds every fourth pack of a key row, and every eighth pack of a value row.
+    /// Number of packs of a key row that a lane holds: every fourth pack.
     fn key_packs(&self) -> u32 {
         self.packs().div_ceil(4)
     }
 
+    /// Number of packs of a value row that a lane holds: every eighth pack.
     fn value_packs(&self) -> u32 {
         self.packs().div_ceil(8)
     }
@@ -167,7 +168,7 @@ impl MhaDecode {
         one_query && plain.head <= 64 && self.ctas == DecodeCtas::Small
     }
 
-    /// Min CTAs per SM for register allocation. Without a minimum, ptxas may spill registers.
+    /// Min CTAs per SM. Without a minimum, ptxas limits the registers per thread by its own occupancy heuristic, and may spill registers.
     fn min_ctas(&self) -> u32 {
         match (self.ctas, self.plain.head) {
             _ if self.is_brief() => 6,
@@ -363,8 +364,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 let capped = plain.by_distance().filter(|plain| plain.by.cap.is_some());
                 all.extend(capped.map(|plain| MhaDecode { plain, ctas }.into()));
             }
-            // Biases and caps with a cache in E4M3 have instances in only one tiling.
-            // Scales in some tilings.
+            // With a cache in E4M3, some tilings also have scales.
             let is_scaled = matches!(
                 (head, ctas),
                 (64, Cluster(_)) | (96 | 128, Small) | (80 | 256, Large)
@@ -372,6 +372,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
             let e4m3 = [plain.in_e4m3()].into_iter();
             let e4m3 = e4m3.chain(is_scaled.then(|| plain.scaled()));
             for plain in e4m3.filter(|_| dtype.has_mma()) {
+                // With a cache in E4M3, only this tiling has position biases.
                 if (head, ctas) == (96, Small) {
                     let all_by = plain.by_distance();
                     let all_by = all_by.filter(|by| !plain.pool.scaled || by.by.cap.is_some());

@@ -129,8 +129,8 @@ impl MhaOnline {
         }
     }
 
-    /// Two 16-row tiles per warp halve the shared-memory reads per MMA, as long as the accumulators leave registers for them.
-    /// Larger heads use smaller query and key tiles.
+    /// Returns the tiling. Two 16-row tiles per warp halve the shared-memory reads per MMA. They are used if the accumulators leave enough
+    /// registers. Larger heads use smaller query and key tiles.
     fn plan(&self) -> Tiling {
         if !self.dtype.has_mma() {
             return Tiling::simt(self.of.head);

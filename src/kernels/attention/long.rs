@@ -30,14 +30,14 @@ const KEY_TILE: u32 = Extents::KEY_TILE as u32;
 /// prologue is short compared to the time for its tiles.
 const CTAS_PER_SM: u64 = 4;
 
-/// Layout of the tensors between the three kernels, for one batch. A sequence is identified by two sums over the preceding sequences:
-/// `pairs`, the sum of squared lengths, and `tokens`, the sum of lengths.
+/// Layout of the scores and partials that the three kernels exchange, for one batch.
 ///
-/// A start index is a rounded quotient of these sums, so no other prefix sum is needed. Gaps between sequences remain, which are neither
-/// written nor read.
+/// The start of a sequence is computed from two sums over the preceding sequences: `pairs`, the sum of squared lengths, and `tokens`, the
+/// sum of lengths. Rounding leaves gaps between sequences, which are neither written nor read.
 pub struct Layout {
-    /// Elements of a head's scores.
+    /// Number of elements of a head's scores, including gaps.
     scores: usize,
+    /// Number of partials of a head, including gaps.
     partials: usize,
 }
 

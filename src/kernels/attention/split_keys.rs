@@ -123,7 +123,7 @@ impl Kernel for MhaSplitKeys {
         self.check().map_err(|e| e.to_string())
     }
 
-    /// Returns a launch with the tile indices of the other fused kernels, and the head as the fastest dimension.
+    /// Returns a launch with one CTA per tile index and head. Tile indices are as in `Tiling::launch`. The head varies fastest.
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let tiles = extents.tokens / u64::from(ROWS) + extents.batch;
         Launch::of_ctas(

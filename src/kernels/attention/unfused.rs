@@ -77,8 +77,8 @@ impl AttentionScores {
         suits_tensor_cores(self.head, self.dtype, [self.q, self.k])
     }
 
-    /// Tiles are small, because sequences are short and their last tiles are partly empty. Several CTAs per SM hide each other's latency.
-    /// Head sizes above 160 leave room for only one stage.
+    /// Returns the tiling. Tiles are small, because sequences are short and their last tiles are partly empty. Several CTAs per SM hide
+    /// each other's latency. Head sizes above 160 leave room for only one stage.
     fn plan(&self) -> ScoresPlan {
         let [rows, keys] = [64, 64];
         let stage = (rows + keys) * row_bytes(self.head, self.dtype);

@@ -9,7 +9,7 @@ use crate::{
     search::{Beams, EarlyStopping, Rules},
 };
 
-/// Test data for beam search: groups of rows of several sizes, with rows without beams between them.
+/// Test data for beam search. The rows are in groups of several sizes. Rows without beams are between the groups.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum BeamData {
     /// A [`DeviceSamplingParams`] for each row.

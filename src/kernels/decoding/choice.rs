@@ -123,7 +123,8 @@ impl DeviceSamplingParams {
                 if of.n > Beam::MOST || n_candidates > Beam::MOST_CANDIDATES {
                     return None;
                 }
-                // The sum over all tokens would depend on the tokens that earlier groups have taken.
+                // Renormalization needs the sum over all tokens. With a diversity penalty, this sum depends on the tokens that earlier
+                // groups have taken.
                 if rules.renormalize && of.groups > 1 && of.diversity > 0.0 {
                     return None;
                 }

@@ -1,4 +1,4 @@
-//! Kernels that only move elements. Fusion replaces them by addressing.
+//! Kernels that only move elements. With fusion, other kernels read the elements at their original place instead.
 
 use serde::{Deserialize, Serialize};
 

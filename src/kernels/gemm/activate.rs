@@ -2,7 +2,7 @@
 
 use crate::ops::{Activation, activate_f64};
 
-/// Literals of the cheaper form of a function, in the order of the source. They are read from the partial.
+/// Returns the literals of a function's approximate form, in the order in which they occur in the partial.
 fn device_literals(function: &str) -> Vec<f32> {
     let partial = include_str!("../../../templates/partials/activation.cu");
     let (_, body) = partial

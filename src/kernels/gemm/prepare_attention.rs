@@ -69,9 +69,9 @@ impl GemmPrepareAttention {
                 .all(|columns| columns.is_multiple_of(RowOrder::GROUP))
     }
 
-    /// Max accumulators of a consumer warpgroup, and max columns of a tile. Within these limits, a thread has registers left for a head and
-    /// its angles.
+    /// Max accumulators of a consumer warpgroup. With more accumulators, a thread has no registers left for a head and its angles.
     const MAX_OUTPUTS: u32 = 128 * 128;
+    /// Max columns of a tile. With more columns, a thread has no registers left for a head and its angles.
     const MAX_COLUMNS: u32 = 192;
     /// Max columns of a ping-pong tile in fp8, whose threads also hold scales.
     const MAX_COLUMNS_FP8: u32 = 128;

@@ -1,7 +1,8 @@
 //! Constants of the GEMMs for small M on Hopper, in which the weight is the M side of an MMA.
 
-/// Rows of the weight per tile (the M side of an MMA), and elements of k per step: 128 bytes, the span of the widest swizzle.
+/// Rows of the weight per tile: the M side of an MMA.
 pub(super) const BLOCK_N: u32 = 64;
+/// Elements of k per step: 128 bytes, the span of the widest swizzle.
 pub(super) const BLOCK_K: u32 = 64;
 /// Bytes of the weights of one step.
 pub(super) const STEP_BYTES: u32 = BLOCK_N * BLOCK_K * 2;

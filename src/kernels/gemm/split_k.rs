@@ -168,7 +168,7 @@ impl SplitKTile {
 
     /// Whether each CTA of a cluster has at least one step of k.
     pub(super) const fn shares(self, k: u32) -> bool {
-        // A greater depth would overflow the sizes above, and does not fit shared memory.
+        // A greater depth would overflow the sizes that `SplitKTile` computes, and would not fit shared memory.
         k <= 1 << 16 && self.splits <= k.div_ceil(BLOCK_K)
     }
 }

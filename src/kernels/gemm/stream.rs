@@ -1,5 +1,5 @@
-//! The GEMM of decode steps on Hopper. It streams the weight through a ring buffer. It can be fused with the part of a norm before the
-//! product and with the part of the next norm after the product.
+//! The GEMM of decode steps on Hopper. It streams the weight through a ring buffer. It can normalize its input, and prepare the norm of its
+//! output ([`StreamNorm`]).
 
 mod check;
 mod estimate;
@@ -67,12 +67,12 @@ const MAX_STAGES: u32 = 16;
 /// Max bytes of partial accumulators that have their own memory next to the ring. More bytes reuse the ring's memory, at the cost of a
 /// later cluster barrier.
 const MAX_BESIDE: u32 = 16 * 1024;
-/// Constants for rows with an odd number of columns, which are stored through shared memory: the number of octets of rows in shared memory
-/// at once, and the padding of a row in words. The padding puts eight rows that are written at once into different banks.
+/// Octets of rows that are in shared memory at once, if rows have an odd number of columns and are therefore stored through shared memory.
 const STAGED_OCTETS: u32 = 2;
+/// Padding of such a row in shared memory, in words. It puts eight rows that are written at once into different banks.
 const STAGED_PADDING: u32 = 4;
-/// Max rows of a tile for which the MMAs of single warps multiply a packed weight. MMAs of single warps read x once per warp. MMAs of a
-/// warpgroup read x once per warpgroup.
+/// Max rows of a tile for which single warps, instead of warpgroups, multiply a packed weight. Each single warp reads all of x from shared
+/// memory, whereas the four warps of a warpgroup read it once together.
 const WARP_MMA_ROWS: u32 = 16;
 /// Blocks of [`BLOCK_K`] columns in a stage of a packed weight.
 const BLOCKS: u32 = 2;

@@ -49,8 +49,8 @@ impl Tile {
         }
     }
 
-    /// Candidates for a weight in this format. A packed weight has blocks of 64 columns. Its words take as many registers as half of a
-    /// warp's columns.
+    /// Candidates for a weight in this format. A packed weight has blocks of 64 columns. The packed words that a thread holds take half as
+    /// many registers as its warp has columns.
     pub fn reading(weight: Format, dtype: DType) -> Vec<Tile> {
         let all = Self::candidates(dtype).iter().copied();
         match (weight, dtype) {

@@ -439,7 +439,8 @@ impl Kernel for GemmWgmma {
         }
     }
 
-    /// In E4M3, a stage has the same number of bytes and twice as many products as in f16. Tensor cores compute them in the same time.
+    /// Estimates the cycles. In E4M3, a stage has the same number of bytes and twice as many products as in f16. Tensor cores compute the
+    /// products of a stage in the same time.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let GemmProblem { k, epilogue, .. } = self.problem;
         let k = k.div_ceil(self.elements_in_16_bits());

@@ -13,7 +13,7 @@ use crate::{
     tensor::DType,
 };
 
-/// Max number of rows for which this was measured.
+/// Max number of rows for which the two launches were timed.
 const MAX_ROWS: u64 = 128;
 /// Max number of row tiles of the first launch if each CTA processes all of k. For more tiles, twice as many CTAs with half the rows are
 /// faster.

@@ -147,7 +147,7 @@ impl Kernel for MhaLongContext {
             role: Role::Read {
                 element: DType::F32.into(),
                 shape: statistics_shape(self.heads),
-                // The values are positive, like row sums of exponentials. The row maxima among them exceed most scores.
+                // Row sums must be positive, and row maxima should exceed most scores. A mean of 4 satisfies both.
                 fill: Fill::Normal {
                     mean: 4.0,
                     deviation: 0.5,

@@ -90,7 +90,7 @@ impl MhaLongScores {
             rows,
             threads: rows * 2,
             depth,
-            // A thread has 128 registers with 256 threads per CTA, and 168 with 128 threads.
+            // These minima limit a thread to 128 registers if a CTA has 256 threads, and to 168 registers if it has 128 threads.
             min_blocks: if rows == 128 { 2 } else { 3 },
             shared_bytes: shared(rows),
         }

@@ -52,8 +52,8 @@ impl StreamTile {
         Self::ROWS.into_iter().flat_map(|rows| {
             Self::SPLITS.into_iter().flat_map(move |splits| {
                 let shapes: &[(u32, u32)] = match (rows, splits) {
-                    // Clusters of six, with one CTA per SM, are only for tiles of 128 rows. Clusters of eight with such tiles would not
-                    // fit.
+                    // Clusters of six, with one CTA per SM, are only for tiles of 128 rows, where clusters of eight may have more CTAs than
+                    // fit on the GPU at once.
                     (128, 6) => &[(2, 1)],
                     (_, 6) => &[],
                     (128, _) => &[(1, 1), (1, 2), (2, 1)],
