@@ -352,7 +352,7 @@ class MultiVectorEncoder:
             documents: Arrays of shape [tokens, d], or a single array of this shape.
 
         Returns:
-            A float32 array of shape [queries, documents], computed on the CPU.
+            A float32 array of shape [queries, documents]. A GPU computes it if copying the arrays to it is estimated to be faster.
         """
 
     def rank(
@@ -365,6 +365,8 @@ class MultiVectorEncoder:
         batch_tokens: int | None = None,
     ) -> list[_Ranked]:
         """Rank documents for a query, best first, with the prompts of `encode_query` and `encode_document`.
+
+        On a GPU, the vectors of documents stay on the device, where their scores are computed.
 
         Returns:
             The best `top_k` documents, or all: dicts with `corpus_id` (the index of the document), `score` and, with

@@ -115,7 +115,7 @@ impl MultiVectorEncoder {
         self.run(py, sentences, TextRole::Document, chosen, batch_tokens)
     }
 
-    /// Score documents for queries by their token vectors (MaxSim), on the CPU.
+    /// Score documents for queries by their token vectors (MaxSim), on the model's GPU if this is estimated to be faster than the CPU.
     ///
     /// `queries` and `documents` are lists of arrays of shape [tokens, d], or single arrays of this shape. Returns a float32 array of shape
     /// [queries, documents].
@@ -146,16 +146,14 @@ impl MultiVectorEncoder {
         return_documents: bool,
         batch_tokens: Option<usize>,
     ) -> Result<Vec<Bound<'py, PyDict>>> {
-        let query = [text(query, || "query".to_owned())?];
+        let query = text(query, || "query".to_owned())?;
         let Texts { texts, .. } = texts(documents, "documents")?;
-        let vectors = |texts: &[String], role| {
-            let prompt = self.model.prompt_of(role)?;
-            self.model
-                .token_vectors(py, texts, role, prompt, batch_tokens)
-        };
-        let queries = vectors(&query, TextRole::Query)?;
-        let documents = vectors(&texts, TextRole::Document)?;
-        let scores = self.scores(py, &queries, &documents)?;
+        let model = &self.model;
+        let prompts = [
+            model.prompt_of(TextRole::Query)?,
+            model.prompt_of(TextRole::Document)?,
+        ];
+        let scores = model.late_scores(py, &query, &texts, prompts, batch_tokens)?;
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         ranked(py, &scores, top_k, return_documents.then_some(&texts[..]))
     }

@@ -173,6 +173,15 @@ impl Reranker {
         }
         let documents: Vec<String> = pairs.iter().map(|(_, text)| text.clone()).collect();
         let model = &self.model;
+        if let [query] = &queries[..] {
+            let prompts = [prompt, Prompt::Default];
+            let values = model.late_scores(py, query, &documents, prompts, batch_tokens)?;
+            return Ok(Rows {
+                values,
+                n_rows: pairs.len(),
+                row: Vec::new(),
+            });
+        }
         let (query, document) = (TextRole::Query, TextRole::Document);
         let queries = model.token_vectors(py, &queries, query, prompt, batch_tokens)?;
         let mut documents =

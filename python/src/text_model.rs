@@ -6,7 +6,6 @@ use gemmule::{
     Batch, DeviceOutput, Engine, EngineError, Output, Outputs, Session, TextError,
     engine::DeviceName,
     heads::TokenVectors,
-    model::TOKEN_VECTORS,
     text::{Encoded, Folder, Input, Prompt, TextEncoder, TextRole},
 };
 use pyo3::Python;
@@ -184,16 +183,42 @@ impl TextModel {
             let side = self.encoder.cut_side();
             let encode = |text: &String| self.encoder.encode_as(role, text, prompt, side);
             let encoded = self.encoded(texts, encode, &mut signals)?;
-            let mut vectors = vec![TokenVectors::default(); texts.len()];
-            self.each_output(&encoded, batch_tokens, &mut signals, |outputs, at| {
-                for (nth, &index) in at.iter().enumerate() {
-                    let rows = outputs.sequence(TOKEN_VECTORS, nth)?;
-                    let ids = &encoded[index].ids;
-                    vectors[index] = TokenVectors::of(&self.encoder, role, ids, rows);
-                }
-                Ok(())
-            })?;
-            Ok(vectors)
+            self.sessions.with(&self.engine, |session| {
+                let between = || signals.check();
+                session.vectors(&self.encoder, role, &encoded, batch_tokens, between)
+            })
+        })
+    }
+
+    /// Scores documents for a query by their token vectors, which stay on a CUDA device. A prompt is given for each role.
+    ///
+    /// # Errors
+    /// Returns the errors of [`rows`](Self::rows).
+    pub fn late_scores(
+        &self,
+        py: Python<'_>,
+        query: &str,
+        documents: &[String],
+        [of_query, of_documents]: [Prompt<'_>; 2],
+        batch_tokens: Option<usize>,
+    ) -> Result<Vec<f32>> {
+        let batch_tokens = self.batch_tokens(batch_tokens)?;
+        py.detach(move || {
+            let mut signals = Signals::new();
+            let side = self.encoder.cut_side();
+            let encode =
+                |role, text: &str, prompt| self.encoder.encode_as(role, text, prompt, side);
+            let query = encode(TextRole::Query, query, of_query);
+            let query = query.map_err(EngineError::from)?;
+            let encode = |text: &String| encode(TextRole::Document, text, of_documents);
+            let documents = self.encoded(documents, encode, &mut signals)?;
+            self.sessions.with(&self.engine, |session| {
+                let between = || signals.check();
+                let Self {
+                    engine, encoder, ..
+                } = self;
+                engine.late_scores(session, encoder, &query, &documents, batch_tokens, between)
+            })
         })
     }
 

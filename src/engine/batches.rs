@@ -8,7 +8,6 @@ use rayon::prelude::*;
 use super::{Engine, EngineError, Pending, Session};
 use crate::{
     Batch, Outputs,
-    runtime::{LoadedModel, cpu::Threads},
     text::{Encoded, TextError},
 };
 
@@ -71,10 +70,7 @@ impl Engine {
         &self,
         work: impl FnOnce() -> T + Send,
     ) -> Result<T, EngineError> {
-        Ok(match &self.model {
-            LoadedModel::Cpu(model) => model.threads().run(work),
-            LoadedModel::Cuda(_) => Threads::usual()?.run(work),
-        })
+        Ok(self.model.on_threads(work)?)
     }
 }
 

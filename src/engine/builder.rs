@@ -426,6 +426,7 @@ impl Builder {
             model,
             folder,
             encoders: Default::default(),
+            host_scorer: Default::default(),
             device,
             limits,
             allocator: self.allocator,

@@ -152,14 +152,19 @@ impl Engine {
         batch_tokens: usize,
         row: impl Fn(usize, &[f32]) -> T,
     ) -> Result<Vec<T>, EngineError> {
-        for (index, input) in inputs.iter().enumerate() {
-            if input.is_cut {
-                let n = input.ids.len();
-                tracing::warn!("text {index} is cut to {n} tokens, the checkpoint's maximum");
-            }
-        }
+        warn_of_cut(inputs.iter().copied());
         self.in_order(inputs, batch_tokens, |outputs, at, index| {
             Ok(row(index, outputs.sequence(output, at)?))
         })
+    }
+}
+
+/// Logs a warning for each text that was truncated.
+pub(super) fn warn_of_cut<'a>(inputs: impl IntoIterator<Item = &'a Encoded>) {
+    for (index, input) in inputs.into_iter().enumerate() {
+        if input.is_cut {
+            let n = input.ids.len();
+            tracing::warn!("text {index} is cut to {n} tokens, the checkpoint's maximum");
+        }
     }
 }

@@ -41,7 +41,10 @@ mod timings;
 mod tune;
 mod weights;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+};
 
 pub use artifact::{Artifact, Sealed};
 pub use builder::{Builder, LoadTimes};
@@ -49,6 +52,7 @@ pub use compile::{CompileOptions, Compiled, compile, emit};
 pub use device::{ChosenBy, DeviceChoice, DeviceName, default_dtype};
 pub use error::EngineError;
 pub use kv_cache_choice::{KvCacheChoice, UnknownKvCacheChoice};
+pub use late::LateScorer;
 pub use model_file::{ModelFile, description};
 pub use outputs::Outputs;
 pub(crate) use padding::laid_out;
@@ -72,7 +76,7 @@ use crate::{
         AllocatorChoice, Footprint, GraphChoice, LoadedModel, Output, Planner, PlannerError,
         batch::{Batch, Limits},
         cpu::CpuSession,
-        cuda::CudaSession,
+        cuda::{CudaSession, HostScorer},
     },
     text::{Folder, Score},
 };
@@ -89,6 +93,8 @@ pub struct Engine {
     /// The checkpoint folder of the weights, if there is one.
     folder: Option<Folder>,
     encoders: texts::Encoders,
+    /// Memory on the device for token vectors of the host; `None` without a GPU.
+    host_scorer: OnceLock<Option<Arc<HostScorer>>>,
     device: DeviceName,
     limits: Limits,
     allocator: AllocatorChoice,

@@ -103,7 +103,7 @@ impl Session {
     }
 
     /// Checks a batch, and removes the tokens after each end-of-sequence token.
-    fn checked<'b>(&self, batch: &'b Batch) -> Result<Cow<'b, Batch>, BatchError> {
+    pub(super) fn checked<'b>(&self, batch: &'b Batch) -> Result<Cow<'b, Batch>, BatchError> {
         batch.check(&self.limits)?;
         self.check_left_out(batch)?;
         self.ended(batch)

@@ -24,6 +24,9 @@ use petgraph::{
 /// Name of the output for text generation: the logits of the token after each sequence.
 pub const NEXT_LOGITS: &str = "next_token_logits";
 
+/// Name of the output with a vector of length 1 for each token, for late interaction, `[tokens, width]`.
+pub const TOKEN_VECTORS: &str = "colbert";
+
 pub use infer::{HEAD_STEP, MAX_HEAD, MAX_PARTS, MAX_TABLES, MAX_WIDTH};
 pub use iterations::{index_ranges, iteration};
 pub use op::Op;

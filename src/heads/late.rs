@@ -41,36 +41,20 @@ impl TokenVectors {
 /// # Panics
 /// Panics if the widths differ.
 pub fn max_sim(query: &TokenVectors, documents: &[TokenVectors], score: LateScore) -> Vec<f32> {
-    let mut ends = Vec::with_capacity(documents.len());
-    let mut rows = 0;
-    for document in documents {
-        assert!(
-            document.values.is_empty() || document.width == query.width,
-            "vectors of one model have one width"
-        );
-        rows += document.rows().len();
-        ends.push(rows);
-    }
-    let packed: Vec<f32> = documents
-        .iter()
-        .flat_map(|document| &document.values)
-        .copied()
-        .collect();
+    let fits = |own: &TokenVectors| own.values.is_empty() || own.width == query.width;
+    assert!(
+        documents.iter().all(fits),
+        "vectors of one model have one width"
+    );
+    let rows: Vec<&[f32]> = documents.iter().map(|own| &own.values[..]).collect();
     let mut scores = vec![0.0; documents.len()];
     let run = MaxSim {
         query: &query.values,
-        documents: &packed,
+        documents: &rows,
         width: query.width.max(1),
-        ends: &ends,
         out: &mut scores,
     };
     run.run();
-    match score {
-        LateScore::Sum => {}
-        LateScore::Mean => {
-            let n = query.rows().len().max(1) as f32;
-            scores.iter_mut().for_each(|score| *score /= n);
-        }
-    }
+    score.of_sums(&mut scores, query.rows().len());
     scores
 }

@@ -1,9 +1,7 @@
 //! Ranks documents by the scores of pairs, or by late interaction.
 
 use super::{RequestContext, embeddings::answers, error::Failure, on_thread};
-use crate::serve::{
-    Answer, OutputKind, ServeError, Service, Submit, Text, TextRole, TokenVectors, max_sim,
-};
+use crate::serve::{Answer, OutputKind, ServeError, Service, Submit, Text, TextRole, TokenVectors};
 
 /// Scores documents against a query. Returns the index and the score of each document, best first, and the number of tokens.
 pub(super) async fn ranked(
@@ -44,7 +42,7 @@ pub(super) async fn ranked(
 }
 
 /// Scores documents against a query by their token vectors. Returns the index and the score of each document, best first, and the number of
-/// tokens. The token vectors of documents are cached like other responses. Scores are computed on the host.
+/// tokens. The token vectors of documents are cached like other responses, in host memory.
 async fn ranked_late(
     app: &RequestContext<'_>,
     service: &Service,
@@ -79,8 +77,9 @@ async fn ranked_late(
         .into_iter()
         .map(|answer| vectors(answer.values))
         .collect();
-    let score = service.encoder().folder().late_score();
-    let scores = on_thread(move || max_sim(&sides, &documents, score)).await?;
+    let scorer = service.late_scorer().clone();
+    let scores = on_thread(move || scorer.scores(&sides, &documents)).await?;
+    let scores = scores.map_err(|e| ServeError::Internal(e.to_string()))?;
     Ok((best_first(scores), tokens))
 }
 

@@ -18,6 +18,7 @@ pub mod gemm;
 pub mod layernorm;
 mod limits;
 pub mod log_probability;
+pub mod max_sim;
 pub mod pack;
 pub mod pooling;
 pub mod prepare_attention;
@@ -85,6 +86,10 @@ pub enum Fill {
     Chosen { vocabulary: u32 },
     /// State of a beam search.
     Beams(beam_search::BeamData),
+    /// Indices of the tokens of each sequence, in reverse order. Every third sequence lacks its first token. Zeros follow.
+    TakenRows,
+    /// For each sequence, the offset of its indices in [`Fill::TakenRows`], and the number of all indices.
+    TakenOffsets,
 }
 
 impl Fill {

@@ -6,8 +6,8 @@ use super::{
     Kernel, attention, attention::*, beam_search, beam_search::*, cache, cache::*, decoding,
     decoding::*, draw, draw::*, e4m3, e4m3::*, elementwise, elementwise::*, embedding,
     embedding::*, gemm, gemm::*, layernorm, layernorm::*, log_probability, log_probability::*,
-    pack::*, pooling, pooling::*, prepare_attention, prepare_attention::*, rms_norm, rms_norm::*,
-    rotary, rotary::*, upload::*, weighted_pool, weighted_pool::*,
+    max_sim, max_sim::*, pack::*, pooling, pooling::*, prepare_attention, prepare_attention::*,
+    rms_norm, rms_norm::*, rotary, rotary::*, upload::*, weighted_pool, weighted_pool::*,
 };
 
 /// Lists all kernels. Every function over all kernels is derived from this list.
@@ -44,7 +44,7 @@ kernels! {
     MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaDecodeAppend, MhaPrefill,
     AppendCache,
     PrepareAttention, Gate, Draw, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload, Scatter, ChooseToken, Candidates, BeamStep, Advance,
-    RelativeScores, ToE4m3, NormToE4m3, MhaToE4m3, WeightedPool, SoftCap,
+    RelativeScores, ToE4m3, NormToE4m3, MhaToE4m3, WeightedPool, SoftCap, MaxSim,
 }
 
 impl KernelSpec {
@@ -75,6 +75,7 @@ pub fn representative() -> Vec<KernelSpec> {
         embedding::representative(),
         pooling::representative(),
         log_probability::representative(),
+        max_sim::representative(),
         rms_norm::representative(),
         rotary::representative(),
         attention::representative(),

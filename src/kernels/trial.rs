@@ -127,6 +127,18 @@ impl Case {
         u64::from(self.blocks_of_keys() + sources.sum::<u32>())
     }
 
+    /// Rows of [`Fill::TakenRows`] for each sequence. The rows of a sequence of one token may be empty.
+    fn taken(&self) -> Vec<Vec<i64>> {
+        let mut first = 0;
+        let rows = |(nth, &len): (usize, &u32)| {
+            let left_out = i64::from(nth % 3 == 1);
+            let start = first;
+            first += i64::from(len);
+            (start + left_out..first).rev().collect()
+        };
+        self.lens.iter().enumerate().map(rows).collect()
+    }
+
     fn blocks_of_keys(&self) -> u32 {
         let blocks = self.keys().into_iter().map(|n| n.div_ceil(BLOCK));
         blocks.sum::<u32>() + 1
@@ -165,7 +177,12 @@ impl Fill {
             Fill::Normal { .. } | Fill::Below(_) | Fill::Logits { .. } | Fill::Chosen { .. } => {
                 false
             }
-            Fill::BatchInput(_) | Fill::Choices { .. } | Fill::Known | Fill::Beams(_) => true,
+            Fill::BatchInput(_)
+            | Fill::Choices { .. }
+            | Fill::Known
+            | Fill::Beams(_)
+            | Fill::TakenRows
+            | Fill::TakenOffsets => true,
         }
     }
 
@@ -199,6 +216,18 @@ impl Fill {
             Fill::Choices { vocabulary } => HostTensor::Index(Self::choices(case, vocabulary)),
             Fill::Known => HostTensor::Index(Self::known(case)),
             Fill::Beams(data) => data.make(case),
+            Fill::TakenRows => {
+                let mut rows = case.taken().concat();
+                rows.resize(n, 0);
+                HostTensor::Index(rows)
+            }
+            Fill::TakenOffsets => {
+                let ends = case.taken().into_iter().scan(0, |end, rows| {
+                    *end += rows.len() as i64;
+                    Some(*end)
+                });
+                HostTensor::Index(std::iter::once(0).chain(ends).collect())
+            }
             Fill::Chosen { vocabulary } => HostTensor::Index(
                 (0..n)
                     .map(|_| (uniform(state) % u64::from(vocabulary + 4)) as i64 - 4)

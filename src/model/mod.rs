@@ -200,8 +200,10 @@ pub use adapters::ADAPTER;
 pub use error::{ModelError, Problem};
 pub use expect::Expectation;
 pub use modules::{
-    EMBEDDING, LOGITS, Module, Pooling, SPARSE, STATES, TOKEN_VECTORS, computed, normalizes_tokens,
+    EMBEDDING, LOGITS, Module, Pooling, SPARSE, STATES, computed, normalizes_tokens,
 };
+
+pub use crate::graph::TOKEN_VECTORS;
 
 use crate::{
     graph::{Graph, NEXT_LOGITS, WeightNames},

@@ -1,14 +1,15 @@
 //! The modules of a sentence-transformers folder that follow the transformer.
 
 use super::{error::At, syntax::Ast};
-use crate::ops::{Activation, PoolWeights};
+use crate::{
+    graph::TOKEN_VECTORS,
+    ops::{Activation, PoolWeights},
+};
 
 /// Output that most modules compute from a description's output `last_hidden_state`.
 pub const EMBEDDING: &str = "sentence_embedding";
 /// Output of sparse weights: of vocabulary entries, `[batch, vocabulary]`, or of tokens, `[tokens, 1]`.
 pub const SPARSE: &str = "sparse";
-/// Output with a vector of length 1 for each token, for late interaction, `[tokens, width]`.
-pub const TOKEN_VECTORS: &str = "colbert";
 /// Output that scores are computed from. Without modules, it is an output of the description.
 pub const LOGITS: &str = "sequence_logits";
 /// Output of a description that most modules start from: the state of each token, `[tokens, width]`.

@@ -121,6 +121,7 @@ pub struct SizeOverflow {
 }
 
 pub use crate::graph::NEXT_LOGITS;
+use crate::graph::TOKEN_VECTORS;
 
 impl Program {
     /// Returns the logits for text generation, `[batch, vocabulary]`, and the vocabulary size;
@@ -133,6 +134,19 @@ impl Program {
         let vocabulary = u32::try_from(vocabulary.as_constant()?).ok()?;
         let is_one = rows.as_symbol() == Some(Symbol::Batch) && !self.caches.is_empty();
         is_one.then_some((*tensor, vocabulary))
+    }
+
+    /// Returns the token vectors for late interaction, `[tokens, width]`, and their width; `None` if the program has no such output.
+    pub fn token_vectors(&self) -> Option<(TensorIndex, u32)> {
+        let (_, tensor) = self
+            .outputs
+            .iter()
+            .find(|(name, _)| name == TOKEN_VECTORS)?;
+        let [rows, width] = self.tensors[*tensor].shape.0.as_slice() else {
+            return None;
+        };
+        let width = u32::try_from(width.as_constant()?).ok()?;
+        (rows.as_symbol() == Some(Symbol::Tokens)).then_some((*tensor, width))
     }
 
     /// Returns the format of the weights of linear layers, if it differs from that of other tensors.

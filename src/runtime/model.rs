@@ -1,6 +1,9 @@
 use std::sync::Arc;
 
-use super::{cpu::CpuModel, cuda::CudaModel};
+use super::{
+    cpu::{CpuModel, Threads, ThreadsError},
+    cuda::CudaModel,
+};
 use crate::program::Program;
 
 /// A program and its weights on one device, shared by sessions and generators.
@@ -16,6 +19,17 @@ impl LoadedModel {
             Self::Cpu(model) => model.program(),
             Self::Cuda(model) => model.program(),
         }
+    }
+
+    /// Calls `work` on the threads of the CPU executor, or of the process for a model on a GPU.
+    pub(crate) fn on_threads<T: Send>(
+        &self,
+        work: impl FnOnce() -> T + Send,
+    ) -> Result<T, ThreadsError> {
+        Ok(match self {
+            Self::Cpu(model) => model.threads().run(work),
+            Self::Cuda(_) => Threads::usual()?.run(work),
+        })
     }
 
     /// Bytes of the weights. On a CPU, this includes the packed weights of linear layers and the unpacked weights that other steps read.

@@ -46,7 +46,7 @@ pub use translation::TranslationParams;
 
 pub use crate::heads::{
     Aggregation, AnswerOptions, EntityOptions, MaskJob, MaskOptions, QuestionJob, TokenJob,
-    TokenVectors, ZeroShotJob, ZeroShotOptions, max_sim,
+    TokenVectors, ZeroShotJob, ZeroShotOptions,
 };
 pub use crate::text::{
     ChatOptions, ClassScore, CutSide, Json, Message, TargetPrefix, TextRole, TextToken, Tool,

@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     Batch, Engine, EngineError,
-    engine::{LOGITS, Pipeline},
+    engine::{LOGITS, LateScorer, Pipeline},
     heads::{MASK_LOGITS, TOKEN_LOGITS},
     model::{EMBEDDING, TOKEN_VECTORS},
     schedule::{CostTable, Scheduler, SchedulerState},
@@ -92,6 +92,7 @@ pub struct Service {
     has_sparse: bool,
     /// Width of the token vectors for late interaction; 0 if there are none.
     token_width: usize,
+    late_scorer: LateScorer,
     labels: Vec<String>,
     class_score: ClassScore,
 }
@@ -152,6 +153,7 @@ impl Service {
             true => outputs.get(output)?.values.len() / N as usize,
             false => outputs.get(output)?.values.len(),
         };
+        let late_scorer = engine.late_scorer(encoder.folder().late_score());
         let vocabulary = engine.limits().vocabulary as usize;
         let weights = match outputs.get(SPARSE).map(|output| output.values.len()) {
             Ok(n) if n == vocabulary => Some(Weights::OfEntries),
@@ -238,6 +240,7 @@ impl Service {
             has_states,
             has_sparse,
             token_width,
+            late_scorer,
             labels,
             class_score,
         })
@@ -246,6 +249,11 @@ impl Service {
     /// Returns the number of values in an answer: the width of an embedding, or the number of labels.
     pub fn width(&self) -> usize {
         self.width
+    }
+
+    /// Returns the scorer of token vectors, on the device of the first engine.
+    pub fn late_scorer(&self) -> &LateScorer {
+        &self.late_scorer
     }
 
     /// Returns the names of the model's labels.

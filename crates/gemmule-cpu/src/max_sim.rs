@@ -15,17 +15,14 @@ const BLOCK: usize = 256;
 /// these products in f32. A document without rows scores 0.
 ///
 /// # Panics
-/// Panics if a slice is not whole rows of `width`, if `ends` decreases or does not end with the last row, or if `out` and `ends` differ in
-/// length.
+/// Panics if a slice is not whole rows of `width`, or if `out` and `documents` differ in length.
 pub struct MaxSim<'a> {
     /// Rows of the query, `[rows, width]`.
     pub query: &'a [f32],
-    /// Rows of all documents one after another, `[rows, width]`.
-    pub documents: &'a [f32],
+    /// Rows of each document, `[rows, width]`.
+    pub documents: &'a [&'a [f32]],
     /// Number of columns, not 0.
     pub width: usize,
-    /// For each document, the number of rows of `documents` up to its end.
-    pub ends: &'a [usize],
     /// Receives the score of each document.
     pub out: &'a mut [f32],
 }
@@ -33,6 +30,8 @@ pub struct MaxSim<'a> {
 /// Scratch memory of a task.
 #[derive(Default)]
 struct Scratch {
+    /// Rows of short documents, which are multiplied together.
+    rows: Vec<f32>,
     products: Vec<f32>,
     largest: Vec<f32>,
 }
@@ -44,44 +43,62 @@ impl MaxSim<'_> {
             query,
             documents,
             width,
-            ends,
             out,
         } = self;
-        let (n_queries, n_rows) = (query.len() / width, documents.len() / width);
+        let n_queries = query.len() / width;
+        let is_whole = |rows: &[f32]| rows.len().is_multiple_of(width);
         assert!(
-            n_queries * width == query.len()
-                && n_rows * width == documents.len()
-                && ends.is_sorted()
-                && ends.last().copied().unwrap_or(0) == n_rows
-                && ends.len() == out.len(),
-            "rows are whole, and documents end at theirs"
+            is_whole(query) && documents.iter().all(|rows| is_whole(rows)),
+            "rows are whole"
         );
+        assert_eq!(documents.len(), out.len(), "each document has a score");
         if n_queries == 0 {
             out.fill(0.0);
             return;
         }
         // Each task has consecutive documents with about `BLOCK` rows in total.
         let mut tasks = Vec::new();
-        let (mut first, mut from) = (0, 0);
-        for (at, &end) in ends.iter().enumerate() {
-            if end - from >= BLOCK || at + 1 == ends.len() {
-                tasks.push((first..at + 1, from..end));
-                (first, from) = (at + 1, end);
+        let (mut first, mut rows, mut all) = (0, 0, 0);
+        for (at, document) in documents.iter().enumerate() {
+            rows += document.len() / width;
+            all += document.len();
+            if rows >= BLOCK || at + 1 == documents.len() {
+                tasks.push(first..at + 1);
+                (first, rows) = (at + 1, 0);
             }
         }
         let scores = SharedOut::new(out);
-        let work = n_queries.saturating_mul(documents.len());
+        let work = n_queries.saturating_mul(all);
         parallel::with_scratch(tasks.len(), work, &|scratch: &mut Scratch, i| {
-            let (members, rows) = tasks[i].clone();
+            let members = tasks[i].clone();
             // SAFETY: no two tasks have the same document.
             let scores = unsafe { scores.slice(members.clone()) };
-            let Scratch { products, largest } = scratch;
+            let Scratch {
+                rows: copies,
+                products,
+                largest,
+            } = scratch;
+            let members = &documents[members];
+            let rows = match members {
+                [one] => one,
+                several => {
+                    copies.clear();
+                    several
+                        .iter()
+                        .for_each(|rows| copies.extend_from_slice(rows));
+                    &copies[..]
+                }
+            };
             largest.clear();
             largest.resize(n_queries, f32::NEG_INFINITY);
-            let mut ends = members.map(|at| ends[at]).zip(scores).peekable();
-            let mut row = rows.start;
-            for block in rows.clone().step_by(BLOCK) {
-                let n = BLOCK.min(rows.end - block);
+            let ends = members.iter().scan(0, |end, document| {
+                *end += document.len() / width;
+                Some(*end)
+            });
+            let mut ends = ends.zip(scores).peekable();
+            let (mut row, n_rows) = (0, rows.len() / width);
+            for block in (0..n_rows).step_by(BLOCK) {
+                let n = BLOCK.min(n_rows - block);
                 products.resize(n * n_queries, 0.0);
                 let to = SharedOut::new(products);
                 let queries = rows_from(query, width, 0).transposed();
@@ -90,7 +107,7 @@ impl MaxSim<'_> {
                     multiply(
                         (n, n_queries, width),
                         1.0,
-                        rows_from(documents, width, block),
+                        rows_from(rows, width, block),
                         queries,
                         Into::Overwrite,
                         &to,
@@ -176,11 +193,8 @@ mod tests {
         (0..n).map(value).collect()
     }
 
-    fn expected(query: &[f32], documents: &[f32], width: usize, ends: &[usize]) -> Vec<f32> {
-        let mut from = 0;
-        let score = |&end: &usize| {
-            let rows = &documents[from * width..end * width];
-            from = end;
+    fn expected(query: &[f32], documents: &[&[f32]], width: usize) -> Vec<f32> {
+        let score = |rows: &&[f32]| {
             let product = |a: &[f32], b: &[f32]| zip(a, b).map(|(a, b)| a * b).sum::<f32>();
             let largest = |q: &[f32]| {
                 let products = rows.chunks_exact(width).map(|row| product(q, row));
@@ -188,7 +202,7 @@ mod tests {
             };
             query.chunks_exact(width).map(largest).sum()
         };
-        ends.iter().map(score).collect()
+        documents.iter().map(score).collect()
     }
 
     #[test]
@@ -203,36 +217,32 @@ mod tests {
         ];
         for (seed, lens) in lengths.into_iter().enumerate() {
             for (n_queries, width) in [(0, 4), (1, 1), (7, 5), (32, 16), (65, 8)] {
-                let ends: Vec<usize> = (1..=lens.len()).map(|n| lens[..n].iter().sum()).collect();
-                let end = ends.last().copied().unwrap_or(0);
                 let query = values(n_queries * width, seed);
-                let documents = values(end * width, seed + 1);
-                let mut out = vec![f32::NAN; ends.len()];
+                let all = values(lens.iter().sum::<usize>() * width, seed + 1);
+                let mut rest = &all[..];
+                let document = |&n: &usize| rest.split_off(..n * width).unwrap_or_default();
+                let documents: Vec<&[f32]> = lens.iter().map(document).collect();
+                let mut out = vec![f32::NAN; documents.len()];
                 let run = MaxSim {
                     query: &query,
                     documents: &documents,
                     width,
-                    ends: &ends,
                     out: &mut out,
                 };
                 run.run();
-                assert_eq!(
-                    out,
-                    expected(&query, &documents, width, &ends),
-                    "{n_queries} {width} {lens:?}"
-                );
+                let want = expected(&query, &documents, width);
+                assert_eq!(out, want, "{n_queries} {width} {lens:?}");
             }
         }
     }
 
     #[test]
-    #[should_panic(expected = "documents end")]
-    fn a_document_past_the_last_row_is_refused() {
+    #[should_panic(expected = "rows are whole")]
+    fn a_part_of_a_row_is_refused() {
         let run = MaxSim {
-            query: &[1.0],
-            documents: &[1.0],
-            width: 1,
-            ends: &[2],
+            query: &[1.0, 1.0],
+            documents: &[&[1.0]],
+            width: 2,
             out: &mut [0.0],
         };
         run.run();

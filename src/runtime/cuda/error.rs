@@ -1,7 +1,9 @@
 use cudarc::{cublaslt::result::CublasError, driver::DriverError};
 
 use crate::{
+    graph::TOKEN_VECTORS,
     jit::JitError,
+    kernels::max_sim::MaxSim,
     machine::MachineError,
     program::{LaunchError, SizeOverflow},
     runtime::{PlannerError, weights::CheckpointError},
@@ -79,6 +81,11 @@ pub enum CudaError {
         "the session already has two batches in flight; wait for the ticket of one of them first"
     )]
     InFlight,
+    #[error(
+        "the model has no token vectors that a device can score; expected the output `{TOKEN_VECTORS}` with at most {} values per token",
+        MaxSim::MAX_WIDTH
+    )]
+    NoTokenVectors,
     #[error("no cubin was given for the kernel `{symbol}`; compile the model for {target}")]
     MissingCubin { symbol: String, target: String },
     #[error("the program's weight `{name}` was not loaded; load the program as a model of its own")]

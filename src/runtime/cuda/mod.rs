@@ -10,6 +10,7 @@ mod matrix;
 mod memory;
 mod model;
 mod output_memory;
+mod scorer;
 mod session;
 mod stopwatch;
 mod watch;
@@ -20,6 +21,7 @@ pub use device::{Device, DeviceInfo, Presence, probe};
 pub use error::CudaError;
 pub use model::{Code, CudaModel};
 pub use output_memory::CudaMemory;
+pub use scorer::{HostScorer, TakenRows};
 pub use session::{
     ChosenRows, CudaCache, CudaSession, CudaTicket, DecodeLoop, Entry, Fence, LoopRoom, Part,
     Timing, TokenSelection,

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     jit::{Cubin, Target},
-    kernels::{HostTensor, KernelSpec, Launch, Role},
+    kernels::{HostTensor, KernelSpec, Launch, Role, max_sim::MaxSim},
     machine::Machine,
     plan::ALIGNMENT,
     program::{Program, Storage},
@@ -29,7 +29,7 @@ use crate::{
         elements::encode_tensor,
         weights::{WeightSource, evaluate_as, evaluate_quantized, evaluate_scaled},
     },
-    tensor::{Element, Extents, Size},
+    tensor::{DType, Element, Extents, Size},
 };
 
 /// Max bytes of shared memory per CTA without an opt-in.
@@ -268,12 +268,30 @@ pub struct CudaModel {
     pub(super) before: Arc<[Loaded; 3]>,
     /// Kernels that run after and between the decode steps of a text-generating program ([`KernelSpec::decoding`]).
     pub(super) decoding: Option<Arc<[Loaded; 5]>>,
+    scoring: Option<Arc<Scoring>>,
     arena: Arc<Buffer>,
+}
+
+/// Kernels that score the token vectors of late interaction.
+pub(super) struct Scoring {
+    /// Values of a token vector.
+    pub(super) width: u32,
+    /// For vectors in their storage type.
+    pub(super) stored: Loaded,
+    /// For vectors in f32; `None` if this is the storage type.
+    of_f32: Option<Loaded>,
+}
+
+impl Scoring {
+    /// Returns the kernel for vectors in f32.
+    pub(super) fn of_f32(&self) -> &Loaded {
+        self.of_f32.as_ref().unwrap_or(&self.stored)
+    }
 }
 
 impl CudaModel {
     /// Returns all kernels that a program needs on a device: its own kernels, the kernels that upload and pack a batch, and the kernels
-    /// that select tokens.
+    /// that select tokens or score token vectors.
     pub fn kernels(program: &Program) -> Vec<KernelSpec> {
         program
             .kernels
@@ -281,6 +299,7 @@ impl CudaModel {
             .cloned()
             .chain(KernelSpec::runtime())
             .chain(decoding(program).into_iter().flatten())
+            .chain(scoring(program).into_iter().flatten().map(KernelSpec::from))
             .collect()
     }
 
@@ -318,6 +337,17 @@ impl CudaModel {
                 Ok::<_, CudaError>(selecting.into())
             })
             .transpose()?;
+        let scoring = scoring(&program)
+            .map(|[stored, of_f32]| {
+                let other = (stored != of_f32).then(|| load(&of_f32.into()));
+                let scoring = Scoring {
+                    width: stored.width,
+                    stored: load(&stored.into())?,
+                    of_f32: other.transpose()?,
+                };
+                Ok::<_, CudaError>(scoring.into())
+            })
+            .transpose()?;
         let (arena, weights) = upload(&device, &program, source, progress)?;
         Ok(Self {
             device,
@@ -326,6 +356,7 @@ impl CudaModel {
             weights,
             before: before.into(),
             decoding,
+            scoring,
             arena: arena.into(),
         })
     }
@@ -381,6 +412,7 @@ impl CudaModel {
             weights,
             before: Arc::clone(&self.before),
             decoding: None,
+            scoring: None,
             arena: Arc::clone(&self.arena),
         })
     }
@@ -394,6 +426,11 @@ impl CudaModel {
                 &self.device,
             )
         })
+    }
+
+    /// Returns the kernels that score token vectors.
+    pub(super) fn scoring(&self) -> Option<&Scoring> {
+        self.scoring.as_deref()
     }
 
     pub fn program(&self) -> &Program {
@@ -414,6 +451,16 @@ impl CudaModel {
 fn decoding(program: &Program) -> Option<[KernelSpec; 5]> {
     let (_, vocabulary) = program.next_logits()?;
     Some(KernelSpec::decoding(vocabulary, program.dtype))
+}
+
+/// Returns the kernels that score token vectors in their storage type and in f32, if the program has token vectors of a supported width.
+fn scoring(program: &Program) -> Option<[MaxSim; 2]> {
+    let (tensor, width) = program.token_vectors()?;
+    let Element::Value(dtype) = program.tensors[tensor].element else {
+        return None;
+    };
+    let of = |dtype| MaxSim { width, dtype };
+    (width <= MaxSim::MAX_WIDTH).then(|| [of(dtype), of(DType::F32)])
 }
 
 /// Loaded kernels by symbol, shared by several programs.

@@ -2,6 +2,7 @@ mod decode_loop;
 mod fence;
 mod launcher;
 mod on_device;
+mod scoring;
 mod slot;
 mod staging;
 mod timing;
@@ -23,6 +24,7 @@ use super::{
     graphs::{GraphBinding, Graphs, Key, THREAD, capture},
     memory::{Buffer, Chunks},
     model::{CudaModel, Start},
+    scorer::Scorer,
 };
 use crate::{
     kernels::{KernelSpec, upload::Upload},
@@ -56,6 +58,8 @@ pub struct CudaSession {
     buckets: Buckets,
     /// Index of each output of the program among the planned tensors.
     output_slots: Vec<usize>,
+    /// Memory of the scores of late interaction, after the first use.
+    scorer: Option<Scorer>,
 }
 
 /// Device memory of a KV cache: the blocks of all caches of a program, and one spare block that belongs to no sequence.
@@ -134,6 +138,7 @@ impl CudaSession {
             replay,
             buckets: replay.buckets(&model.program, allocator),
             output_slots: output_slots(&model.program),
+            scorer: None,
             launcher: Launcher {
                 model,
                 stream,

@@ -76,6 +76,19 @@ pub enum LateScore {
     Mean,
 }
 
+impl LateScore {
+    /// Turns sums of the max products of a query with `n` vectors into scores.
+    pub fn of_sums(self, sums: &mut [f32], n: usize) {
+        match self {
+            Self::Sum => {}
+            Self::Mean => {
+                let n = n.max(1) as f32;
+                sums.iter_mut().for_each(|sum| *sum /= n);
+            }
+        }
+    }
+}
+
 /// Settings of a late-interaction model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LateInteraction {

@@ -265,3 +265,93 @@ fn an_artifact_masks_the_expansion_too() {
         .expect("vectors");
     compare("late-bert", &vectors[0].values, &query.values);
 }
+
+/// Returns the texts of a folder's documents, repeated so that they fill several batches of different lengths.
+fn many_documents(expected: &Expected) -> Vec<String> {
+    let texts = expected.documents.iter().map(|run| &run.text);
+    let repeated = |(nth, text): (usize, &String)| vec![text.as_str(); 1 + nth % 3].join(" ");
+    texts.cycle().take(3000).enumerate().map(repeated).collect()
+}
+
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn a_gpu_scores_documents_whose_vectors_stay_on_it() {
+    for name in [
+        "late-bert",
+        "late-modernbert",
+        "late-attend",
+        "late-plain",
+        "late-multi",
+    ] {
+        let expected = expected(name);
+        let query = &expected.queries[0].text;
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let built = Engine::from_checkpoint(folder(name)).device(DeviceChoice::Cuda(0));
+            let engine = built.dtype(dtype).build().expect("a model");
+            let score = engine.folder().expect("a folder").late_score();
+            let documents = many_documents(&expected);
+            let got = engine.rerank(query, &documents).expect("scores");
+            let queries = engine.token_vectors(TextRole::Query, &[query]);
+            let queries = queries.expect("vectors");
+            let vectors = engine.token_vectors(TextRole::Document, &documents);
+            let vectors = vectors.expect("vectors");
+            let want = max_sim(&queries[0], &vectors, score);
+            let copied = engine.late_scorer(score).on_device(&queries[0], &vectors);
+            let copied = copied.expect("scores").expect("a GPU");
+            let far = |(got, want): (&f32, &f32)| (got - want).abs() > 1e-4 * want.abs().max(1.0);
+            for (how, got) in [("rerank", &got), ("copied", &copied)] {
+                let first = got.iter().zip(&want).position(far);
+                assert_eq!(
+                    (got.len(), first),
+                    (want.len(), None),
+                    "{name} {dtype} {how}"
+                );
+            }
+        }
+    }
+}
+
+/// Compares scores of vectors in host memory on a GPU and on the CPU, and prints the times.
+#[test]
+#[ignore = "needs a CUDA device and NVRTC"]
+fn a_gpu_scores_vectors_that_are_copied_to_it() {
+    let built = Engine::from_checkpoint(folder("late-bert")).device(DeviceChoice::Cuda(0));
+    let engine = built.build().expect("a model");
+    let text = engine.token_vectors(TextRole::Document, &["a text"]);
+    let width = text.expect("vectors")[0].width;
+    let value = |i: usize| ((i * 7919) % 2003) as f32 / 2003.0 - 0.5;
+    let rows = |n: usize, seed: usize| TokenVectors {
+        width,
+        values: (0..n * width).map(|i| value(i + seed)).collect(),
+    };
+    for (n, tokens, n_query) in [
+        (10, 300, 32),
+        (1000, 300, 32),
+        (1000, 300, 256),
+        (3, 70_000, 8),
+        (2, 0, 4),
+    ] {
+        // As many values as with a width of 128.
+        let tokens = tokens * 128 / width;
+        let documents: Vec<TokenVectors> = (0..n).map(|i| rows(tokens, i)).collect();
+        let query = rows(n_query, 5);
+        let scorer = engine.late_scorer(LateScore::Sum);
+        let mut times = [f64::INFINITY; 2];
+        for _ in 0..4 {
+            let start = std::time::Instant::now();
+            let copied = scorer.on_device(&query, &documents);
+            times[0] = times[0].min(start.elapsed().as_secs_f64());
+            let start = std::time::Instant::now();
+            let want = max_sim(&query, &documents, LateScore::Sum);
+            times[1] = times[1].min(start.elapsed().as_secs_f64());
+            let copied = copied.expect("scores").expect("a GPU");
+            let far = |(got, want): (&f32, &f32)| (got - want).abs() > 1e-4 * want.abs().max(1.0);
+            let first = copied.iter().zip(&want).position(far);
+            assert_eq!((copied.len(), first), (n, None), "{n} {tokens} {n_query}");
+        }
+        let [gpu, cpu] = times.map(|seconds| seconds * 1e3);
+        println!(
+            "{n} documents of {tokens} x {width}, query of {n_query}: GPU {gpu:.2} ms, CPU {cpu:.2} ms"
+        );
+    }
+}

@@ -316,7 +316,8 @@ pub fn run(
         | KernelSpec::ChooseToken(_)
         | KernelSpec::Candidates(_)
         | KernelSpec::BeamStep(_)
-        | KernelSpec::Advance(_) => Err(OpError::Packing { op }),
+        | KernelSpec::Advance(_)
+        | KernelSpec::MaxSim(_) => Err(OpError::Packing { op }),
     }
 }
 
