@@ -1,11 +1,14 @@
 //! Sources of weights: tensors of a checkpoint, and computed tables.
 
+use std::iter;
+
 use serde::{Deserialize, Serialize, de::Error};
 
-use crate::ops::PositionBias;
-
+mod tables;
 #[cfg(test)]
 mod tests;
+
+pub use tables::{Buckets, Positions, Sinusoid, slope};
 
 /// Source of a weight: a tensor of the checkpoint, or a value computed at load time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -135,231 +138,57 @@ impl Bound {
     /// Rounding to E4M3 increases a magnitude by at most a sixteenth. The bound of a linear layer therefore includes the factor `17 / 16`
     /// twice, for the input and for the weight.
     pub fn of(&self, gamma: &[f32], beta: &[f32], weight: &[f32], bias: &[f32]) -> f64 {
-        let n = gamma.len();
-        let root = (n as f64).sqrt();
-        let beta = |c: usize| beta.get(c).map_or(0.0, |&b| f64::from(b));
-        let Some(linear) = &self.linear else {
-            let columns = gamma.iter().enumerate();
-            let bounds = columns.map(|(c, &g)| root * f64::from(g.abs()) + beta(c).abs());
-            return bounds.fold(0.0, f64::max);
-        };
+        let rows = weight.chunks_exact(gamma.len().max(1)).enumerate();
+        let outputs = rows.map(|(row, weight)| {
+            let bias = bias.get(row).copied().unwrap_or_default();
+            Self::of_output(gamma, beta, weight, bias)
+        });
+        self.of_outputs(gamma, beta, &outputs.collect::<Vec<_>>())
+    }
+
+    /// Returns the bound of an output of a linear layer, from a row of its weight.
+    pub fn of_output(gamma: &[f32], beta: &[f32], row: &[f32], bias: f32) -> f64 {
         const ROUNDING: f64 = 17.0 / 16.0;
-        let output = |row: usize| {
-            let weight = weight[row * n..][..n].iter().zip(gamma).enumerate();
-            let (mut square, mut constant) = (0.0, 0.0);
-            for (c, (&w, &g)) in weight {
-                square += (f64::from(w) * f64::from(g)).powi(2);
-                constant += f64::from(w) * beta(c);
-            }
-            let bias = bias.get(row).map_or(0.0, |&b| f64::from(b));
-            ROUNDING * ROUNDING * (root * square.sqrt() + (constant + bias).abs())
+        let square = sum(row, gamma, |w, g| (w * g).powi(2));
+        let constant = sum(row, beta, |w, b| w * b) + f64::from(bias);
+        ROUNDING * ROUNDING * ((gamma.len() as f64 * square).sqrt() + constant.abs())
+    }
+
+    /// Returns the largest magnitude that the value can have, from the bounds of all outputs of the linear layer.
+    pub fn of_outputs(&self, gamma: &[f32], beta: &[f32], outputs: &[f64]) -> f64 {
+        let largest = |bounds: &mut dyn Iterator<Item = f64>| bounds.fold(0.0, f64::max);
+        let Some(linear) = &self.linear else {
+            let root = (gamma.len() as f64).sqrt();
+            let beta = beta.iter().chain(iter::repeat(&0.0));
+            let bounds = gamma.iter().zip(beta);
+            return largest(
+                &mut bounds.map(|(g, b)| root * f64::from(g.abs()) + f64::from(b.abs())),
+            );
         };
-        let (from, outputs) = (linear.from as usize, linear.outputs as usize);
-        let bounds: Vec<f64> = (from..from + outputs).map(output).collect();
+        let bounds = &outputs[linear.from as usize..][..linear.outputs as usize];
         match linear.gated {
             true => {
-                let (gates, ups) = bounds.split_at(outputs / 2);
-                let products = gates.iter().zip(ups).map(|(a, b)| a * b);
-                products.fold(0.0, f64::max)
+                let (gates, ups) = bounds.split_at(bounds.len() / 2);
+                largest(&mut gates.iter().zip(ups).map(|(a, b)| a * b))
             }
-            false => bounds.into_iter().fold(0.0, f64::max),
+            false => largest(&mut bounds.iter().copied()),
         }
     }
 }
 
-/// Frequencies of a table of sines and cosines. Row `p` has `sin(p · f[j])` in the first half of
-/// its columns and `cos(p · f[j])` in the second.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Sinusoid {
-    /// `f[j] = 10000^(−2j / width)` (Vaswani et al. 2017, 3.5).
-    OverWidth,
-    /// `f[j] = 10000^(−j / (width / 2 − 1))`, as in tensor2tensor and fairseq.
-    OverHalf,
-}
-
-impl Sinusoid {
-    /// Returns one element of a table of the given width.
-    pub fn at(self, row: u64, column: u64, width: u64) -> f64 {
-        let half = width / 2;
-        let nth = (column % half.max(1)) as f64;
-        let exponent = match self {
-            Sinusoid::OverWidth => 2.0 * nth / width as f64,
-            Sinusoid::OverHalf => nth / (half as f64 - 1.0),
-        };
-        let angle = row as f64 * 10_000f64.powf(-exponent);
-        match column < half {
-            true => angle.sin(),
-            false => angle.cos(),
+/// Returns the sum of `term` over pairs.
+fn sum(a: &[f32], b: &[f32], term: impl Fn(f64, f64) -> f64) -> f64 {
+    // Independent sums, so that the compiler can vectorize the loop.
+    let mut sums = [0.0f64; 8];
+    let ((whole, rest), (of_b, rest_of_b)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
+    for (a, b) in whole.iter().zip(of_b) {
+        for (sum, (&a, &b)) in sums.iter_mut().zip(a.iter().zip(b)) {
+            *sum += term(a.into(), b.into());
         }
     }
-}
-
-/// Assignment of distances to the rows of a bias table (Raffel et al. 2020, section 2.1). Small distances have one row each; larger
-/// distances share rows, in proportion to their logarithm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Buckets {
-    /// Number of rows in the table.
-    pub n: u32,
-    /// All distances of at least `reach` use the last row on their side.
-    pub reach: u32,
-    /// Whether keys after the query use half of the rows; otherwise they use the first row.
-    pub bidirectional: bool,
-}
-
-impl Buckets {
-    /// Returns the number of rows for each side of the query.
-    fn side_size(self) -> u32 {
-        match self.bidirectional {
-            true => self.n / 2,
-            false => self.n,
-        }
-    }
-
-    /// Returns the problem with these numbers, if any, as (found, expected).
-    pub fn problem(self) -> Option<(String, String)> {
-        let exact = self.side_size() / 2;
-        if exact == 0 || (self.bidirectional && !self.n.is_multiple_of(2)) {
-            let expected = match self.bidirectional {
-                true => "an even number of at least 4",
-                false => "2 or more",
-            };
-            return Some((format!("{} buckets", self.n), expected.to_owned()));
-        }
-        if self.reach <= exact || self.reach > PositionBias::FARTHEST {
-            let found = format!("{} buckets up to a distance of {}", self.n, self.reach);
-            let farthest = PositionBias::FARTHEST;
-            return Some((
-                found,
-                format!("a distance from {} to {farthest}", exact + 1),
-            ));
-        }
-        None
-    }
-
-    /// Returns the row of a distance, which is the key's position minus the query's. Divisions are
-    /// in f32, as in transformers.
-    pub fn row(self, distance: i64) -> u64 {
-        let side = self.side_size();
-        let first = match self.bidirectional && distance > 0 {
-            true => u64::from(side),
-            false => 0,
-        };
-        let far = match self.bidirectional {
-            true => distance.unsigned_abs(),
-            false => distance.min(0).unsigned_abs(),
-        };
-        let exact = u64::from(side / 2);
-        if far < exact {
-            return first + far;
-        }
-        let logarithm = |ratio: f64| ratio.ln() as f32;
-        let ratio = logarithm(f64::from(far as f32 / exact as f32))
-            / logarithm(f64::from(self.reach) / exact as f64);
-        let steps = (ratio * (u64::from(side) - exact) as f32) as u64;
-        first + (exact + steps).min(u64::from(side) - 1)
-    }
-}
-
-/// Assignment of distances to the rows of a table of relative positions, `[2·span, width]`
-/// (DeBERTa: He et al. 2021, arXiv:2006.03654, section 3.1, and the code of arXiv:2111.09543). The
-/// row is `span + r`, where `r` is the query's position minus the key's, clamped to `−span ..= span
-/// − 1`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Positions {
-    pub span: u32,
-    /// If set, distances above half of the span are scaled logarithmically, so that the distance
-    /// `reach − 1` has the last row. If `None`, no distance is scaled.
-    pub reach: Option<u32>,
-}
-
-impl Positions {
-    /// Returns the problem with these numbers, if any, as (found, expected).
-    pub fn problem(self) -> Option<(String, String)> {
-        let Some(reach) = self.reach else {
-            return match (1..=PositionBias::FARTHEST).contains(&self.span) {
-                true => None,
-                false => {
-                    let expected = format!("1 to {}", PositionBias::FARTHEST);
-                    Some((format!("a span of {}", self.span), expected))
-                }
-            };
-        };
-        let found = format!("a span of {} and a reach of {reach}", self.span);
-        let middle = self.span / 2;
-        if middle < 2 || reach <= middle + 1 || self.farthest().is_none() {
-            let expected = format!(
-                "a span from 4 on, and a reach from half of it and 2 on whose last row is within a distance of {}",
-                PositionBias::FARTHEST
-            );
-            return Some((found, expected));
-        }
-        None
-    }
-
-    /// Returns the row of a distance, which is the key's position minus the query's. Logarithms are
-    /// divided in f32, as in transformers.
-    pub fn row(self, distance: i64) -> u64 {
-        let span = i64::from(self.span);
-        let relative = -distance;
-        let bucket = match self.reach {
-            None => relative,
-            Some(reach) => {
-                let middle = span / 2;
-                let far = relative.unsigned_abs();
-                if far <= middle.unsigned_abs() {
-                    relative
-                } else {
-                    let logarithm = |ratio: f32| f64::from(ratio).ln() as f32;
-                    let whole = logarithm(((f64::from(reach) - 1.0) / middle as f64) as f32);
-                    let steps = logarithm(far as f32 / middle as f32) / whole;
-                    let steps = (steps * (middle - 1) as f32).ceil();
-                    relative.signum() * (steps as i64 + middle)
-                }
-            }
-        };
-        bucket
-            .saturating_add(span)
-            .clamp(0, 2 * span - 1)
-            .unsigned_abs()
-    }
-
-    /// Returns the smallest distance that uses the outermost row of the table on either side. All larger distances use these two rows as
-    /// well. Returns `None` if the distance exceeds [`PositionBias::FARTHEST`].
-    pub fn farthest(self) -> Option<u32> {
-        let last = 2 * u64::from(self.span) - 1;
-        let is_far = |far: u32| {
-            let far = i64::from(far);
-            self.row(far) == 0 && self.row(-far) == last
-        };
-        // Rows are monotonic in the distance.
-        let (mut near, mut far) = (0, 1);
-        while !is_far(far) {
-            if far >= PositionBias::FARTHEST {
-                return None;
-            }
-            (near, far) = (far, 2 * far);
-        }
-        while far - near > 1 {
-            let middle = near + (far - near) / 2;
-            match is_far(middle) {
-                true => far = middle,
-                false => near = middle,
-            }
-        }
-        Some(far)
-    }
-}
-
-/// Returns the ALiBi slope of a head (Press et al. 2022, section 3, and their code). If the number of heads `n` is a power of two, the
-/// slopes are a geometric sequence with first term and ratio 2^(−8 / n). Otherwise, the slopes for the next smaller power of two are
-/// followed by every other slope for the next larger power of two.
-pub fn slope(head: u64, heads: u64) -> f64 {
-    let power = 1u64 << heads.max(1).ilog2();
-    let (nth, of) = match head < power {
-        true => (head + 1, power),
-        false => (2 * (head - power) + 1, 2 * power),
-    };
-    2f64.powf(-8.0 * nth as f64 / of as f64)
+    let rest = rest.iter().zip(rest_of_b);
+    let rest = rest.map(|(&a, &b)| term(a.into(), b.into()));
+    sums.into_iter().chain(rest).sum()
 }
 
 /// Deserialises the parts of a concatenation. Nested concatenations are rejected, because unlimited
@@ -551,6 +380,16 @@ impl WeightExpr {
             | WeightExpr::ProductScales { .. }
             | WeightExpr::Scale(_)
             | WeightExpr::CacheScale { .. } => None,
+        }
+    }
+
+    /// Returns the bound from which scales of products or of their inputs are computed; `None` for other weights.
+    pub fn bound(&self) -> Option<&Bound> {
+        match self {
+            WeightExpr::ProductScales { input: bound, .. } | WeightExpr::Scale(bound) => {
+                Some(bound)
+            }
+            _ => None,
         }
     }
 

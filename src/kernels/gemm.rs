@@ -133,8 +133,8 @@ impl Kernel for Gemm {
         } else {
             ""
         };
-        let packed = self.problem.packed();
         let mut constants = self.problem.constants();
+        constants.extend(packed::constants(self.problem.packed()));
         constants.extend([
             ("block_m", self.tile.m.into()),
             ("block_n", self.tile.n.into()),
@@ -146,10 +146,8 @@ impl Kernel for Gemm {
             ("min_ctas", min_ctas.into()),
             ("copy_bytes", self.access_bytes(k, 16).into()),
             ("store_bytes", self.access_bytes(n, store).into()),
-            ("packed", packed.map_or("", packed::kind).into()),
             ("hopper", false.into()),
             ("warp_mma", false.into()),
-            ("group", packed.map_or(0, packed::group).into()),
         ]);
         constants
     }

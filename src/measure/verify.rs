@@ -80,7 +80,8 @@ impl Bound {
     /// Returns the bounds of a precision. f32 rounds once per value. f16 and bf16 round at every launch, to 11 and 8 bits, and the dense
     /// layer of a pooler amplifies the errors. int8 rounds each factor to 8 bits, relative to the maximum of its row; on a CPU that adds
     /// two products in 16 bits, weights are rounded to 7 bits. fp8 rounds the mantissa of each weight to 4 bits. int4 rounds weights to 16
-    /// steps over the range of a group of 128 weights.
+    /// steps over the range of a group of 128 weights. Groups have smaller errors than rows in 8 bits, and their inputs are not rounded to 8
+    /// bits, so the bounds of int8 hold for both.
     pub fn of(precision: impl Into<Precision>) -> Self {
         match precision.into() {
             Precision::F16 => Self {

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::{Entry, Options, Report, quantize_inputs};
 use crate::{
     graph::{Graph, GraphError, NodeId, Op, WeightExpr},
-    tensor::Format,
+    tensor::{Format, Values},
 };
 
 /// Name in reports.
@@ -114,7 +114,7 @@ fn published(expr: &WeightExpr, options: &Options) -> Result<Option<Format>, Str
 fn reaches_heads(format: Format) -> bool {
     match format {
         Format::Plain(_) => true,
-        Format::Scaled(scaled) => scaled.values.are_multiplied_as_integers(),
+        Format::Scaled(scaled) => scaled.values == Values::Int8,
         Format::E4m3 => false,
     }
 }

@@ -26,23 +26,12 @@ pub struct Scaled {
 /// Values that a scale multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Values {
-    /// Integers from −127 to 127, symmetric around 0.
+    /// Integers from −128 to 127, without a zero point. Rounded values are symmetric around 0.
     Int8,
     /// Floating-point values of 4 exponent and 3 mantissa bits, up to 448.
     E4m3,
     /// Integers from 0 to 15, from which a zero point of the group is subtracted.
     Int4,
-}
-
-impl Values {
-    /// Whether the CPU executor multiplies these values as integers, and rounds the inputs of a product likewise. It widens other values
-    /// to f32.
-    pub const fn are_multiplied_as_integers(self) -> bool {
-        match self {
-            Values::Int8 => true,
-            Values::E4m3 | Values::Int4 => false,
-        }
-    }
 }
 
 /// Elements that share a scale.
@@ -59,6 +48,12 @@ impl Format {
     pub const INT8: Self = Self::Scaled(Scaled {
         values: Values::Int8,
         group: Group::Row,
+    });
+
+    /// 8-bit integers with a scale for each 32 elements of a row, like Q8_0 of GGUF files.
+    pub const INT8_32: Self = Self::Scaled(Scaled {
+        values: Values::Int8,
+        group: Group::Columns(32),
     });
 
     /// E4M3 with a scale for each row.
@@ -109,19 +104,42 @@ impl Format {
 
 /// Returns the divisor that maps the largest magnitude of a row to that of E4M3; 1 for a row of zeros.
 pub fn row_scale(row: &[f32]) -> f32 {
-    let largest = row.iter().fold(0.0f32, |most, v| most.max(v.abs()));
     // A subnormal scale would lose precision.
-    match largest / e4m3::MAX {
+    match largest(row) / e4m3::MAX {
         scale if scale >= f32::MIN_POSITIVE => scale,
         _ => 1.0,
     }
 }
 
+/// Returns the largest magnitude. NaN is ignored.
+pub(super) fn largest(elements: &[f32]) -> f32 {
+    // Independent maxima, so that the compiler can vectorize the loop.
+    let mut most = [0.0f32; 16];
+    let (whole, rest) = elements.as_chunks::<16>();
+    for elements in whole {
+        for (most, v) in most.iter_mut().zip(elements) {
+            *most = if v.abs() > *most { v.abs() } else { *most };
+        }
+    }
+    let all = most.iter().chain(rest);
+    all.fold(0.0, |most, v| most.max(v.abs()))
+}
+
 impl Scaled {
+    /// Whether the CPU executor multiplies these values as integers, and rounds the inputs of a product likewise. It widens other values
+    /// to f32.
+    pub const fn is_multiplied_as_integers(self) -> bool {
+        match (self.values, self.group) {
+            (Values::Int8, Group::Row) => true,
+            (Values::Int8, Group::Columns(_)) | (Values::E4m3 | Values::Int4, _) => false,
+        }
+    }
+
     /// Returns the name used in symbols and reports.
     pub const fn name(self) -> &'static str {
         match (self.values, self.group) {
             (Values::Int8, Group::Row) => "int8",
+            (Values::Int8, Group::Columns(32)) => "int8_g32",
             (Values::E4m3, Group::Row) => "fp8",
             (Values::Int4, Group::Columns(128)) => "int4",
             (Values::Int4, Group::Columns(64)) => "int4_g64",
@@ -138,10 +156,11 @@ impl Scaled {
     pub fn check(self) -> Result<(), String> {
         match (self.values, self.group) {
             (Values::Int8 | Values::E4m3, Group::Row)
+            | (Values::Int8, Group::Columns(32))
             | (Values::E4m3, Group::Columns(128))
             | (Values::Int4, Group::Columns(32 | 64 | 128)) => Ok(()),
             (Values::Int8 | Values::E4m3, Group::Columns(_)) | (Values::Int4, _) => Err(format!(
-                "{:?} in groups of {:?}; expected 8-bit values with a scale for each row, E4M3 in groups of 128 columns, or 4-bit integers in groups of 32, 64 or 128 columns",
+                "{:?} in groups of {:?}; expected 8-bit values with a scale for each row, 8-bit integers in groups of 32 columns, E4M3 in groups of 128 columns, or 4-bit integers in groups of 32, 64 or 128 columns",
                 self.values, self.group
             )),
         }

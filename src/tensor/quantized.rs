@@ -7,13 +7,15 @@
 //!    columns 16s + 2t, + 1, + 8 and + 9. A word of E4M3 has these columns in this order. A word of 8-bit integers has the first two
 //!    columns in bytes 0 and 2, and the others in bytes 1 and 3. A word of 4-bit values serves two MMAs, and its nibbles i and i + 4 are
 //!    neighbouring columns. A mask therefore extracts two integers into the halves of a register, as the MMA expects them.
-//! 2. The scales. If rows share a scale, an f32 for each row. Otherwise, a word for each group of columns and each row: an f32 for E4M3, or
-//!    an f16 and the zero point, a 16-bit integer.
+//! 2. The scales. If rows share a scale, an f32 for each row. Otherwise, a scale for each group of columns and each row: an f32 for E4M3,
+//!    an f16 for 8-bit integers, or an f16 and the zero point, a 16-bit integer.
+
+use std::iter;
 
 use half::f16;
 use rayon::prelude::*;
 
-use super::{DType, Group, Scaled, Values, e4m3};
+use super::{DType, Group, Scaled, Values, e4m3, format::largest, row_scale};
 
 /// Columns of a block of values.
 const BLOCK: usize = 64;
@@ -39,37 +41,46 @@ impl Scaled {
     /// value. Int4 spreads its 16 integers over the range from the smallest to the largest element, which is extended to include 0.
     pub fn quantize(self, matrix: &[f32], columns: usize) -> Quantized {
         let columns = columns.max(1);
-        let rows = matrix.par_chunks(columns);
-        let groups =
-            rows.flat_map_iter(|row| row.chunks(self.width(columns)).map(|g| self.group(g)));
-        self.quantize_with(matrix, columns, groups.collect())
+        self.quantize_rows(matrix.len() / columns, columns, |row, elements| {
+            elements.extend_from_slice(&matrix[row * columns..][..columns]);
+        })
     }
 
-    /// Rounds a matrix with rows of `columns` elements to this format, with the given scale and zero point of each group, row by row.
-    ///
-    /// # Panics
-    /// Panics if the number of groups does not match the matrix.
-    pub fn quantize_with(
+    /// Rounds a matrix like [`quantize`](Self::quantize). `read` appends the elements of a row.
+    pub fn quantize_rows(
         self,
-        matrix: &[f32],
+        n_rows: usize,
         columns: usize,
-        groups: Vec<(f32, u8)>,
+        read: impl Fn(usize, &mut Vec<f32>) + Sync,
     ) -> Quantized {
         let columns = columns.max(1);
         let width = self.width(columns);
         let per_row = columns.div_ceil(width);
-        assert_eq!(groups.len(), matrix.len() / columns * per_row);
-        let mut codes = vec![0; matrix.len()];
+        let mut codes = vec![0; n_rows * columns];
+        let mut groups = vec![(0.0, 0); n_rows * per_row];
         codes
             .par_chunks_mut(columns)
-            .zip(groups.par_chunks(per_row))
-            .zip(matrix.par_chunks(columns))
-            .for_each(|((codes, groups), row)| {
-                let of_groups = codes.chunks_mut(width).zip(row.chunks(width));
-                for (group, (codes, elements)) in groups.iter().zip(of_groups) {
+            .zip(groups.par_chunks_mut(per_row))
+            .enumerate()
+            .for_each_init(Vec::new, |elements, (row, (codes, groups))| {
+                elements.clear();
+                read(row, elements);
+                let of_groups = codes.chunks_mut(width).zip(elements.chunks(width));
+                for (group, (codes, elements)) in groups.iter_mut().zip(of_groups) {
+                    *group = self.group(elements);
                     self.encode(elements, *group, codes);
                 }
             });
+        self.with_codes(columns, codes, groups)
+    }
+
+    /// Returns a matrix with rows of `columns` elements from its codes, and the scale and zero point of each group, row by row.
+    ///
+    /// # Panics
+    /// Panics if the number of groups does not match the codes.
+    pub fn with_codes(self, columns: usize, codes: Vec<u8>, groups: Vec<(f32, u8)>) -> Quantized {
+        let per_row = columns.div_ceil(self.width(columns));
+        assert_eq!(groups.len(), codes.len() / columns * per_row);
         Quantized {
             format: self,
             columns,
@@ -87,7 +98,15 @@ impl Scaled {
             Group::Row => rows,
             Group::Columns(width) => rows * (columns / u64::from(width)),
         };
-        values.checked_add(scales.checked_mul(4)?)
+        values.checked_add(scales.checked_mul(self.scale_bytes())?)
+    }
+
+    /// Bytes of a scale in a packed matrix, including a zero point.
+    pub const fn scale_bytes(self) -> u64 {
+        match (self.values, self.group) {
+            (Values::Int8, Group::Columns(_)) => 2,
+            (Values::Int8, Group::Row) | (Values::E4m3 | Values::Int4, _) => 4,
+        }
     }
 
     /// Bits of a value.
@@ -126,11 +145,13 @@ impl Scaled {
 
     /// Chooses the scale and the zero point of a group.
     fn group(self, elements: &[f32]) -> (f32, u8) {
-        let largest = || elements.iter().fold(0.0f32, |most, v| most.max(v.abs()));
-        match self.values {
-            Values::Int8 => (largest() / 127.0, 0),
-            Values::E4m3 => (largest() / e4m3::MAX, 0),
-            Values::Int4 => {
+        match (self.values, self.group) {
+            (Values::Int8, Group::Row) => (largest(elements) / 127.0, 0),
+            (Values::Int8, Group::Columns(_)) => {
+                (f16::from_f32(largest(elements) / 127.0).to_f32(), 0)
+            }
+            (Values::E4m3, _) => (row_scale(elements), 0),
+            (Values::Int4, _) => {
                 let (low, high) = elements.iter().fold((0.0f32, 0.0f32), |(low, high), &v| {
                     (low.min(v), high.max(v))
                 });
@@ -147,14 +168,20 @@ impl Scaled {
 
     /// Writes the codes of a group.
     fn encode(self, elements: &[f32], (scale, zero): (f32, u8), codes: &mut [u8]) {
-        // Published scales may be negative.
-        let scaled = |v: f32| if scale == 0.0 { 0.0 } else { v / scale };
-        for (code, &v) in codes.iter_mut().zip(elements) {
-            *code = match self.values {
-                Values::Int8 => (scaled(v).round().clamp(-128.0, 127.0) as i32 + 128) as u8,
-                Values::E4m3 => e4m3::encode(scaled(v)),
-                Values::Int4 => (scaled(v).round() + f32::from(zero)).clamp(0.0, LARGEST) as u8,
-            };
+        /// Here, f32 has only integers, and the low bits of an integer near 0 are those of its sum.
+        const INTEGERS: f32 = 12_582_912.0;
+        if scale == 0.0 {
+            return codes.fill(self.zero());
+        }
+        let integer = |v: f32| ((v / scale).clamp(-128.0, 127.0) + INTEGERS).to_bits() as u8;
+        let pairs = codes.iter_mut().zip(elements);
+        match self.values {
+            Values::Int8 => pairs.for_each(|(code, &v)| *code = integer(v) ^ 0x80),
+            Values::E4m3 => pairs.for_each(|(code, &v)| *code = e4m3::encode(v / scale)),
+            Values::Int4 => pairs.for_each(|(code, &v)| {
+                let code_of = i32::from(integer(v) as i8) + i32::from(zero);
+                *code = code_of.clamp(0, LARGEST as i32) as u8;
+            }),
         }
     }
 
@@ -175,17 +202,25 @@ impl Scaled {
         }
     }
 
-    /// Writes an element's code into a row of a block. `column` counts from the first column of the block.
-    fn put(self, row: &mut [u8], column: usize, code: u8) {
-        let (mma, within) = (column / 16, column % 16);
-        let (upper, lane, odd) = (within / 8, within % 8 / 2, within % 2);
+    /// Writes the codes of a row of a block in the order of this module's documentation.
+    fn put(self, codes: &[u8; BLOCK], row: &mut [u8]) {
+        // Codes of the columns 2t, 2t + 1, 2t + 8 and 2t + 9 of an MMA.
+        let of_lane = |lane: usize, mma: usize| {
+            let at = 16 * mma + 2 * lane;
+            [0, 1, 8, 9].map(|more| codes[at + more])
+        };
+        let words = row.as_chunks_mut::<4>().0.iter_mut().enumerate();
         match self.values {
-            Values::Int8 => row[16 * lane + 4 * mma + 2 * odd + upper] = code,
-            Values::E4m3 => row[16 * lane + 4 * mma + 2 * upper + odd] = code,
-            Values::Int4 => {
-                let nibble = mma % 2 * 2 + upper + 4 * odd;
-                row[8 * lane + mma / 2 * 4 + nibble / 2] |= code << (nibble % 2 * 4);
-            }
+            Values::Int8 => words.for_each(|(at, word)| {
+                let [a, b, c, d] = of_lane(at / 4, at % 4);
+                *word = [a, c, b, d];
+            }),
+            Values::E4m3 => words.for_each(|(at, word)| *word = of_lane(at / 4, at % 4)),
+            Values::Int4 => words.for_each(|(at, word)| {
+                let [a, b, c, d] = of_lane(at / 2, at % 2 * 2);
+                let [e, f, g, h] = of_lane(at / 2, at % 2 * 2 + 1);
+                *word = [a | c << 4, e | g << 4, b | d << 4, f | h << 4];
+            }),
         }
     }
 }
@@ -193,20 +228,27 @@ impl Scaled {
 impl Quantized {
     /// Returns the matrix.
     pub fn values(&self) -> Vec<f32> {
-        self.values_rounded(|scale| scale)
+        self.values_rounded(|scale| scale, |value| value)
     }
 
-    /// Returns the matrix as an operand of MMAs of `dtype`. If groups of columns share a scale, the scales and the scaled elements are
-    /// rounded to `dtype`. If rows share a scale, kernels apply it to the sums, so nothing is rounded.
+    /// Returns the matrix as an operand of MMAs of `dtype`. If groups of columns share a scale, the scaled elements are rounded to `dtype`,
+    /// and so are the scales, except for those of 8-bit integers. If rows share a scale, kernels apply it to the sums, so nothing is
+    /// rounded.
     pub fn values_in(&self, dtype: DType) -> Vec<f32> {
-        match self.format.group {
-            Group::Row => self.values(),
-            Group::Columns(_) => self.values_rounded(|value| dtype.round(value)),
+        let round = |value| dtype.round(value);
+        match (self.format.values, self.format.group) {
+            (_, Group::Row) => self.values(),
+            (Values::Int8, Group::Columns(_)) => self.values_rounded(|scale| scale, round),
+            (Values::E4m3 | Values::Int4, Group::Columns(_)) => self.values_rounded(round, round),
         }
     }
 
-    /// Returns the matrix, with scales and elements rounded by `round`.
-    fn values_rounded(&self, round: impl Fn(f32) -> f32 + Copy + Sync) -> Vec<f32> {
+    /// Returns the matrix, with scales rounded by `round_scale`, and scaled elements by `round`.
+    fn values_rounded(
+        &self,
+        round_scale: impl Fn(f32) -> f32 + Copy + Sync,
+        round: impl Fn(f32) -> f32 + Copy + Sync,
+    ) -> Vec<f32> {
         let width = self.format.width(self.columns);
         let rows = self.codes.par_chunks(self.columns);
         let per_row = self.columns.div_ceil(width);
@@ -214,7 +256,7 @@ impl Quantized {
             .flat_map_iter(|(codes, groups)| {
                 let of_groups = groups.iter().zip(codes.chunks(width));
                 of_groups.flat_map(move |(&(scale, zero), codes)| {
-                    let scale = round(scale);
+                    let scale = round_scale(scale);
                     let value = move |&code| round(self.format.value(code, zero) * scale);
                     codes.iter().map(value)
                 })
@@ -222,54 +264,66 @@ impl Quantized {
             .collect()
     }
 
+    /// Returns the code of each element, row by row.
+    pub fn into_codes(self) -> Vec<u8> {
+        self.codes
+    }
+
+    /// Returns the scale of each group, row by row.
+    pub fn scales(&self) -> impl Iterator<Item = f32> + '_ {
+        self.groups.iter().map(|&(scale, _)| scale)
+    }
+
     /// Returns the bytes that kernels read, in the layout of this module's documentation.
     pub fn pack(&self) -> Vec<u8> {
-        let rows = self.codes.len() / self.columns;
+        let (rows, columns) = (self.codes.len() / self.columns, self.columns);
         let padded = (rows as u64).next_multiple_of(ROWS) as usize;
-        let n_columns = (self.columns as u64).next_multiple_of(COLUMNS) as usize;
+        let n_columns = (columns as u64).next_multiple_of(COLUMNS) as usize;
         let pitch = BLOCK / 8 * self.format.bits() as usize;
-        let mut packed = vec![0; n_columns / BLOCK * padded * pitch];
-        packed
-            .par_chunks_mut(padded * pitch)
-            .enumerate()
-            .for_each(|(block, to)| {
-                for (row, to) in to.chunks_mut(pitch).enumerate() {
-                    for column in 0..BLOCK {
-                        let at = block * BLOCK + column;
-                        let code = match row < rows && at < self.columns {
-                            true => self.codes[row * self.columns + at],
-                            false => self.format.zero(),
-                        };
-                        self.format.put(to, column, code);
-                    }
+        let n_values = n_columns / BLOCK * padded * pitch;
+        let of_group = self.format.width(columns);
+        let per_row = columns.div_ceil(of_group);
+        let n_groups = match self.format.group {
+            Group::Row => 1,
+            Group::Columns(_) => n_columns / of_group,
+        };
+        let scale_bytes = self.format.scale_bytes() as usize;
+        let mut packed = vec![0; n_values + n_groups * padded * scale_bytes];
+        let (values, scales) = packed.split_at_mut(n_values);
+        let blocks = values.par_chunks_mut(padded * pitch).enumerate();
+        blocks.for_each(|(block, to)| {
+            let rows = self.codes.chunks(columns).map(Some);
+            let rows = rows.chain(iter::repeat(None));
+            for (row, to) in rows.zip(to.chunks_exact_mut(pitch)) {
+                let row = row
+                    .and_then(|row| row.get(block * BLOCK..))
+                    .unwrap_or_default();
+                let mut codes = [self.format.zero(); BLOCK];
+                match row.first_chunk() {
+                    Some(whole) => codes = *whole,
+                    None => codes[..row.len()].copy_from_slice(row),
                 }
-            });
-        match self.format.group {
-            Group::Row => {
-                for row in 0..padded {
-                    let scale = self.groups.get(row).map_or(0.0, |&(scale, _)| scale);
-                    packed.extend(scale.to_le_bytes());
-                }
+                self.format.put(&codes, to);
             }
-            Group::Columns(width) => {
-                let per_row = self.columns.div_ceil(width as usize);
-                for group in 0..n_columns / width as usize {
-                    for row in 0..padded {
-                        let (scale, zero) = match row < rows && group < per_row {
-                            true => self.groups[row * per_row + group],
-                            false => (0.0, 0),
-                        };
-                        match self.format.values {
-                            Values::E4m3 => packed.extend(scale.to_le_bytes()),
-                            Values::Int8 | Values::Int4 => {
-                                packed.extend(f16::from_f32(scale).to_le_bytes());
-                                packed.extend(u16::from(zero).to_le_bytes());
-                            }
+        });
+        let groups = scales.par_chunks_mut(padded * scale_bytes).enumerate();
+        groups
+            .filter(|&(group, _)| group < per_row)
+            .for_each(|(group, to)| {
+                for (row, to) in to.chunks_exact_mut(scale_bytes).take(rows).enumerate() {
+                    let (scale, zero) = self.groups[row * per_row + group];
+                    match (self.format.values, self.format.group) {
+                        (_, Group::Row) | (Values::E4m3, _) => {
+                            to.copy_from_slice(&scale.to_le_bytes())
+                        }
+                        (Values::Int8 | Values::Int4, Group::Columns(_)) => {
+                            let word =
+                                u32::from(f16::from_f32(scale).to_bits()) | u32::from(zero) << 16;
+                            to.copy_from_slice(&word.to_le_bytes()[..scale_bytes]);
                         }
                     }
                 }
-            }
-        }
+            });
         packed
     }
 }
@@ -286,9 +340,15 @@ mod tests {
                 unreachable!("the formats below have scales")
             }
         };
-        let mut all: Vec<_> = [Format::INT8, Format::FP8, Format::FP8_128, Format::INT4]
-            .map(scaled)
-            .into();
+        let mut all: Vec<_> = [
+            Format::INT8,
+            Format::INT8_32,
+            Format::FP8,
+            Format::FP8_128,
+            Format::INT4,
+        ]
+        .map(scaled)
+        .into();
         all.extend([32, 64].map(|width| Scaled {
             values: Values::Int4,
             group: Group::Columns(width),
@@ -358,8 +418,9 @@ mod tests {
                         let at = (column / BLOCK * padded + row) * pitch;
                         let of_row = &packed[at..at + pitch];
                         let code = quantized.codes[row * columns + column];
-                        let mut alone = vec![0; pitch];
-                        format.put(&mut alone, column % BLOCK, 0xf);
+                        let (mut codes, mut alone) = ([0; BLOCK], vec![0; pitch]);
+                        codes[column % BLOCK] = 0xf;
+                        format.put(&codes, &mut alone);
                         let place = alone.iter().position(|&b| b != 0).unwrap_or(0);
                         let stored = match (format.bits(), alone[place]) {
                             (4, 0xf0) => of_row[place] >> 4,

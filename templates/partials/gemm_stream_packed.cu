@@ -2,7 +2,7 @@ constexpr unsigned int X_BYTES = MMA_N * 256;  // two boxes of 64 columns
 constexpr int WEIGHT_ROWS = {% if gated %}2 * N{% else %}N{% endif %}, PADDED_ROWS = (WEIGHT_ROWS + 7) / 8 * 8;
 constexpr int SCALES = {% if group > 0 %}128 / GROUP{% else %}0{% endif %};  // scales of a row in a stage
 constexpr unsigned int VALUE_BYTES = 2 * BLOCK_N * ROW_BYTES;
-constexpr unsigned int STAGE_BYTES = X_BYTES + (VALUE_BYTES + SCALES * BLOCK_N * 4 + 1023) / 1024 * 1024;
+constexpr unsigned int STAGE_BYTES = X_BYTES + (VALUE_BYTES + SCALES * BLOCK_N * {{ scale_bytes }} + 1023) / 1024 * 1024;
 constexpr size_t ALL_VALUES = static_cast<size_t>(K_STAGES) * 2 * PADDED_ROWS * ROW_BYTES;  // bytes before the scales of the weight
 
 // Copies bytes from global to shared memory, like warp_load_box. The size is a multiple of 16.

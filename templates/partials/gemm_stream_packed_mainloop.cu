@@ -23,7 +23,7 @@
                     Scale scale;
 #pragma unroll
                     for (int k = 0; k < 4; ++k) {
-                        if (k * 16 % GROUP == 0) scale = scale_of(load_word(scales + ((block * 64 + k * 16) / GROUP * BLOCK_N + row) * 4));
+                        if (k * 16 % GROUP == 0) scale = scale_of(load_word(scales + ((block * 64 + k * 16) / GROUP * BLOCK_N + row) * {{ scale_bytes }}));
                         unpack_weight(word_of(words, k), scale, to[k][half], to[k][half + 2]);
                     }
 {%- else %}

@@ -32,7 +32,7 @@
                     if (k * 16 % GROUP == 0) {
 #pragma unroll
                         for (int half = 0; half < 2; ++half)
-                            scale[half] = scale_of(load_word(scales + (k * 16 / GROUP * BLOCK_N + first_row + half * half_rows) * 4));
+                            scale[half] = scale_of(load_word(scales + (k * 16 / GROUP * BLOCK_N + first_row + half * half_rows) * {{ scale_bytes }}));
 #pragma unroll
                         for (int i = 0; i < ACCUMULATORS; ++i) sums[i] = 0.0f;
                     }

@@ -112,16 +112,39 @@ __device__ __forceinline__ void unpack_weight(unsigned int word, {% if group > 0
 {%- endif %}
 }
 {%- else %}
+{%- if group > 0 %}
+{%- set scaled_pairs = storage == "f16" and not warp_mma %}
+
+// Scale of a group{% if warp_mma %}, which is applied to sums{% elif scaled_pairs %}, in both halves of a register{% endif %}.
+struct Scale { {% if scaled_pairs %}unsigned int{% else %}float{% endif %} factor; };
+
+// `word` contains the scale as an f16.
+__device__ __forceinline__ Scale scale_of(unsigned int word) {
+{%- if scaled_pairs %}
+    return { __byte_perm(word, 0, 0x1010) };
+{%- else %}
+    float factor;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(factor) : "h"(static_cast<unsigned short>(word)));
+    return { factor };
+{%- endif %}
+}
+{%- endif %}
+
 // Unpacks columns 2t and 2t + 1 to `low`, and 2t + 8 and 2t + 9 to `high`, for an MMA whose values are the bytes of `word`: `low` has bytes
 // 0 and 2, and `high` has bytes 1 and 3.
-__device__ __forceinline__ void unpack_weight(unsigned int word, unsigned int& low, unsigned int& high) {
+__device__ __forceinline__ void unpack_weight(unsigned int word, {% if group > 0 %}const Scale& scale, {% endif %}unsigned int& low, unsigned int& high) {
 {%- if storage == "f16" %}
     // A byte in the mantissa of 1024 represents 1024 plus 128 plus the integer.
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(low) : "r"(__byte_perm(word, 0x64646464, 0x4240)), "r"(0xe480e480));
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(high) : "r"(__byte_perm(word, 0x64646464, 0x4341)), "r"(0xe480e480));
+{%- if group > 0 and not warp_mma %}
+    asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(low) : "r"(scale.factor), "r"(0x80008000));
+    asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(high) : "r"(scale.factor), "r"(0x80008000));
+{%- endif %}
 {%- else %}
     // A byte in the mantissa of 2²³ represents 2²³ plus 128 plus the integer.
-    const auto integer = [&](int byte) { return __uint_as_float(__byte_perm(word, 0x4b000000, 0x7440 + byte)) - 8388736.0f; };
+{%- set difference = "__uint_as_float(__byte_perm(word, 0x4b000000, 0x7440 + byte)) - 8388736.0f" %}
+    const auto integer = [&](int byte) { return {% if group > 0 and not warp_mma %}({{ difference }}) * scale.factor{% else %}{{ difference }}{% endif %}; };
     low = pack_pair<bf16>(integer(0), integer(2));
     high = pack_pair<bf16>(integer(1), integer(3));
 {%- endif %}
@@ -150,7 +173,7 @@ __device__ __forceinline__ void load_words(unsigned int (&to)[LANE_WORDS], unsig
 
 __device__ __forceinline__ unsigned int load_word(unsigned int from) {
     unsigned int to;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to) : "r"(from) : "memory");
+    asm volatile("ld.shared.u{{ 8 * scale_bytes }} %0, [%1];" : "=r"(to) : "r"(from) : "memory");
     return to;
 }
 {%- endif %}

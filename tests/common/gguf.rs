@@ -85,6 +85,11 @@ impl Gguf {
 
     /// Returns the bytes of the file, in version 3.
     pub fn bytes(&self, stored: Stored) -> Vec<u8> {
+        self.mixed(|_| stored)
+    }
+
+    /// Returns the bytes of a file in which `stored` chooses the format of each matrix by its name.
+    pub fn mixed(&self, stored: impl Fn(&str) -> Stored) -> Vec<u8> {
         const ALIGNMENT: usize = 32;
         let pad = |out: &mut Vec<u8>| out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
         let mut out = b"GGUF".to_vec();
@@ -95,8 +100,8 @@ impl Gguf {
         let mut data = Vec::new();
         for tensor in &self.tensors {
             let row = tensor.dims.last().copied().unwrap_or(1);
-            let stored = match (tensor.dims.len(), stored) {
-                (2, Stored::Q8 | Stored::Q4) if row % 32 == 0 => stored,
+            let stored = match (tensor.dims.len(), stored(&tensor.name)) {
+                (2, stored @ (Stored::Q8 | Stored::Q4)) if row % 32 == 0 => stored,
                 (2, Stored::F16) => Stored::F16,
                 _ => Stored::F32,
             };

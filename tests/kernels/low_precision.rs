@@ -14,7 +14,7 @@ use gemmule::{
 use serde_json::{Value, json};
 
 const VOCABULARY: u32 = 1000;
-const FORMATS: [Format; 3] = [Format::FP8, Format::INT8, Format::INT4];
+const FORMATS: [Format; 4] = [Format::FP8, Format::INT8, Format::INT8_32, Format::INT4];
 
 /// Widths that are not multiples of a tile or of a group of 128 columns.
 fn encoder() -> (&'static str, Value, &'static [&'static str]) {
@@ -75,6 +75,7 @@ fn errors_on_a_cpu_are_those_of_the_formats() {
         let exact = values(&on_cpu().build().expect("an engine"), &lens);
         let mut errors = Vec::new();
         for (format, bound) in [
+            (Format::INT8_32, 0.05),
             (Format::INT8, 0.05),
             (Format::FP8, 0.12),
             (Format::INT4, 0.5),
@@ -219,9 +220,9 @@ fn weights_of_few_bits_take_less_memory() {
         builder.build().expect("an engine").weight_bytes()
     };
     let plain = bytes(None);
-    let [fp8, int8, int4] = FORMATS.map(|format| bytes(Some(format)));
+    let [fp8, int8, int8_32, int4] = FORMATS.map(|format| bytes(Some(format)));
     assert!(
-        int4 < fp8 && fp8 <= int8 && int8 < plain,
-        "{plain} {fp8} {int8} {int4}"
+        int4 < fp8 && fp8 <= int8 && int8 < int8_32 && int8_32 < plain,
+        "{plain} {fp8} {int8} {int8_32} {int4}"
     );
 }

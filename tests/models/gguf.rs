@@ -2,14 +2,16 @@
 
 use std::{collections::HashMap, path::Path};
 
-use crate::common::Folder;
 use crate::common::gguf::{Stored, bert, checkpoint, gemma, writer};
+use crate::common::{Folder, options};
 use gemmule::{
     Batch, DType, DeviceChoice, Engine, EngineError, Outputs,
-    engine::Builder,
+    engine::{Builder, compile},
     graph::{WeightExpr, WeightNames},
+    model::Description,
+    program::{Program, Storage},
     runtime::weights::{Checkpoint, ModelFiles, WeightSource, evaluate, evaluate_quantized},
-    tensor::{Format, Group, Scaled, Values},
+    tensor::{Element, Format, Group, Scaled, Values},
     text::TextEncoder,
 };
 use gemmule_weights::gguf::{Gguf, folder};
@@ -119,61 +121,150 @@ const INT4_32: Format = Format::Scaled(Scaled {
     group: Group::Columns(32),
 });
 
-#[test]
-fn matrices_in_q4_0_keep_their_values_in_the_format_of_kernels() {
-    let folder = Folder::new();
-    let file = folder.write("bert.gguf", bert().bytes(Stored::Q4));
-    let opened = Gguf::open(&file).and_then(folder::Folder::new);
-    let opened = opened.expect("it is valid");
-    let (mut n, mut negative) = (0, 0);
-    let files = ModelFiles::open(&file).expect("a file");
-    let source = Checkpoint::of(&files, &files, WeightNames::default()).expect("weights");
-    for name in opened.names() {
-        let weight = opened.weight(name).expect("a name of the file");
-        let dims = weight.dims.clone();
-        let format = source.published(name, &dims);
-        let is_packed = weight.format.to_string() == "Q4_0";
-        assert_eq!(
-            format.map(Format::Scaled),
-            is_packed.then_some(INT4_32),
-            "{name}"
-        );
-        let Some(format) = format else {
-            continue;
-        };
-        let groups = source.read_groups(name, &dims, format).expect("scales");
-        let scales = groups.iter().flatten();
-        negative += scales.filter(|(scale, _)| *scale < 0.0).count();
-        let expr = WeightExpr::Stored {
-            name: name.to_owned(),
-            dims,
-        };
-        let want = evaluate(&expr, &source).expect("it is read");
-        let got = evaluate_quantized(&expr, &source, format).expect("it is read");
-        assert_eq!(got.values(), want, "{name}");
-        n += 1;
+/// Formats whose values kernels keep.
+const KEPT: [(Stored, Format); 2] = [(Stored::Q4, INT4_32), (Stored::Q8, Format::INT8_32)];
+
+/// Stores the matrices of a model in several formats, and the matrices of one attention in two.
+fn mixed(name: &str) -> Stored {
+    match name {
+        "token_embd.weight" | "blk.0.attn_q.weight" => Stored::Q8,
+        "blk.1.attn_output.weight" => Stored::F16,
+        name if name.starts_with("blk.0") => Stored::Q4,
+        _ => Stored::Q8,
     }
-    assert!(n > 10 && negative > 100, "{n} matrices, {negative} scales");
+}
+
+#[test]
+fn matrices_keep_their_values_in_the_formats_of_kernels() {
+    for (stored, expected) in KEPT {
+        let folder = Folder::new();
+        let file = folder.write("bert.gguf", bert().bytes(stored));
+        let opened = Gguf::open(&file).and_then(folder::Folder::new);
+        let opened = opened.expect("it is valid");
+        let (mut n, mut negative) = (0, 0);
+        let files = ModelFiles::open(&file).expect("a file");
+        let source = Checkpoint::of(&files, &files, WeightNames::default()).expect("weights");
+        for name in opened.names() {
+            let weight = opened.weight(name).expect("a name of the file");
+            let dims = weight.dims.clone();
+            let format = source.published(name, &dims);
+            let is_packed = ["Q4_0", "Q8_0"].contains(&weight.format.to_string().as_str());
+            assert_eq!(
+                format.map(Format::Scaled),
+                is_packed.then_some(expected),
+                "{name}"
+            );
+            let Some(format) = format else {
+                continue;
+            };
+            let codes = source.read_codes(name, &dims, format).expect("codes");
+            let groups = codes.iter().flat_map(|codes| &codes.groups);
+            negative += groups.filter(|(scale, _)| *scale < 0.0).count();
+            let expr = WeightExpr::Stored {
+                name: name.to_owned(),
+                dims,
+            };
+            let want = evaluate(&expr, &source).expect("it is read");
+            let got = evaluate_quantized(&expr, &source, format).expect("it is read");
+            assert_eq!(got.values(), want, "{name}");
+            n += 1;
+        }
+        assert!(n > 10, "{n} matrices");
+        assert_eq!(negative > 100, stored == Stored::Q4, "{negative} scales");
+    }
+}
+
+#[test]
+fn layers_of_a_file_in_several_formats_keep_their_values() {
+    let folder = Folder::new();
+    let file = folder.write("bert.gguf", bert().mixed(mixed));
+    let files = ModelFiles::open(&file).expect("a file");
+    let config = Gguf::open(&file).and_then(folder::Folder::new);
+    let config = config.expect("it is valid").config().clone();
+    let description = Description::for_config(&config).expect("it is shipped");
+    let mut options = options(DType::F16);
+    let plain = compile(&description, &config, &options).expect("it compiles");
+    let names = plain.model.weight_names;
+    let source = Checkpoint::of(&files, &files, names).expect("weights");
+    let weights = |program: &Program| {
+        let tensors = program.tensors.clone().into_iter();
+        let weights = tensors.filter_map(|tensor| match tensor.place {
+            Storage::Weight(expr) => Some((tensor.element, expr)),
+            _ => None,
+        });
+        weights.collect::<Vec<_>>()
+    };
+    for (_, expr) in weights(&plain.program) {
+        for (name, dims) in expr.stored() {
+            if let Some(format) = source.published(name, dims) {
+                let format = Format::Scaled(format);
+                options.published.insert(name.to_owned(), format);
+            }
+        }
+    }
+    let compiled = compile(&description, &config, &options).expect("it compiles");
+    compiled.program.validate().expect("it is sound");
+    let mut kept = Vec::new();
+    for (element, expr) in weights(&compiled.program) {
+        if let Element::Scaled(format) = element {
+            let want = evaluate(&expr, &source).expect("it is read");
+            let got = evaluate_quantized(&expr, &source, format).expect("it is read");
+            assert_eq!(got.values(), want, "{expr:?}");
+            let (name, _) = expr.stored()[0];
+            kept.push(format!("{name}: {}", Format::Scaled(format)));
+        }
+    }
+    // Query, key and value of the first layer are multiplied at once, and `ffn_down` has rows of 48 elements, which no format has.
+    assert_eq!(
+        kept,
+        [
+            "encoder.layer.0.attention.output.dense.weight: int4_g32",
+            "encoder.layer.0.intermediate.dense.weight: int4_g32",
+            "encoder.layer.1.attention.self.query.weight: int8_g32",
+            "encoder.layer.1.intermediate.dense.weight: int8_g32",
+        ]
+    );
+    let report = format!("{:?}", compiled.report.entries);
+    assert!(report.contains("in another format than"), "{report}");
+}
+
+/// Layers whose rows have no whole groups are rounded.
+#[test]
+fn a_file_in_q8_0_has_nearly_the_same_vectors_in_the_format_of_kernels() {
+    let folder = Folder::new();
+    let file = folder.write("bert.gguf", bert().bytes(Stored::Q8));
+    let expected = engine(&file).embed(&TEXTS).expect("vectors");
+    let kept = builder(&file).quantize(Format::INT8_32).build();
+    let kept = kept.expect("an engine").embed(&TEXTS).expect("vectors");
+    assert_ne!(kept, expected);
+    for (kept, expected) in kept.iter().zip(&expected) {
+        assert!(cosine(kept, expected) > 0.999_95);
+    }
 }
 
 #[test]
 #[ignore = "needs a CUDA device and NVRTC"]
-fn a_device_keeps_matrices_in_q4_0() {
+fn a_device_keeps_matrices_of_integers() {
     let folder = Folder::new();
-    let file = folder.write("bert.gguf", bert().bytes(Stored::Q4));
-    let expected = engine(&file).embed(&TEXTS).expect("vectors");
-    for (dtype, bound) in [(DType::F16, 0.999), (DType::BF16, 0.99)] {
-        let cuda = |dequantize| {
-            let builder = Engine::from_checkpoint(&file).device(DeviceChoice::Cuda(0));
-            let built = builder.dtype(dtype).dequantize(dequantize).build();
-            built.expect("an engine")
-        };
-        let (kept, plain) = (cuda(false), cuda(true));
-        assert_eq!(kept.program().weight_format(), Some(INT4_32));
-        assert_eq!(plain.program().weight_format(), None);
-        for engine in [kept, plain] {
-            for (found, expected) in engine.embed(&TEXTS).expect("vectors").iter().zip(&expected) {
-                assert!(cosine(found, expected) > bound, "{dtype}");
+    let files = KEPT.map(|(stored, format)| (bert().bytes(stored), format));
+    let mixed = (bert().mixed(mixed), INT4_32);
+    for (bytes, format) in files.into_iter().chain([mixed]) {
+        let file = folder.write("bert.gguf", bytes);
+        let expected = engine(&file).embed(&TEXTS).expect("vectors");
+        for (dtype, bound) in [(DType::F16, 0.999), (DType::BF16, 0.99)] {
+            let cuda = |dequantize| {
+                let builder = Engine::from_checkpoint(&file).device(DeviceChoice::Cuda(0));
+                let built = builder.dtype(dtype).dequantize(dequantize).build();
+                built.expect("an engine")
+            };
+            let (kept, plain) = (cuda(false), cuda(true));
+            assert_eq!(kept.program().weight_format(), Some(format));
+            assert_eq!(plain.program().weight_format(), None);
+            for engine in [kept, plain] {
+                let vectors = engine.embed(&TEXTS).expect("vectors");
+                for (found, expected) in vectors.iter().zip(&expected) {
+                    assert!(cosine(found, expected) > bound, "{format} {dtype}");
+                }
             }
         }
     }

@@ -413,3 +413,58 @@ fn a_quantized_matrix_is_not_transposed() {
         "{text}"
     );
 }
+
+/// Groups of more than 32 columns share a scale with their parts of 32.
+#[test]
+fn groups_of_8_bit_integers_keep_their_values() {
+    use safetensors::Dtype::{BF16, F32, I8};
+    const ROWS: usize = 5;
+    let cases: [(usize, usize, _, _); 5] = [
+        (32, 96, BF16, true),
+        (64, 192, BF16, true),
+        (128, 384, BF16, true),
+        (128, 384, F32, false),
+        (48, 96, BF16, false),
+    ];
+    for (size, columns, scales, is_kept) in cases {
+        let groups = columns.div_ceil(size);
+        let codes = (0..ROWS * columns).map(|at| (at * 31 % 256) as u8);
+        let scale = |at: usize| 0.01 + at as f32 / 64.0;
+        let scale_bytes = (0..ROWS * groups).flat_map(|at| match scales {
+            F32 => scale(at).to_le_bytes().to_vec(),
+            _ => half::bf16::from_f32(scale(at)).to_le_bytes().to_vec(),
+        });
+        let stored = |dtype, shape: [usize; 2], bytes: Vec<u8>| Stored {
+            dtype,
+            shape: shape.to_vec(),
+            bytes,
+        };
+        let mut tensors = Tensors::new();
+        let weight = stored(I8, [ROWS, columns], codes.collect());
+        tensors.insert("up.weight".to_owned(), weight);
+        let scale = stored(scales, [ROWS, groups], scale_bytes.collect());
+        tensors.insert("up.weight_scale".to_owned(), scale);
+        let weights = json!({
+            "num_bits": 8, "type": "int", "strategy": "group", "group_size": size, "symmetric": true,
+        });
+        let config = json!({"quantization_config": {
+            "quant_method": "compressed-tensors", "format": "int-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        }});
+        let folder = Folder::new();
+        folder.write("config.json", config.to_string());
+        write_tensors(&folder.file("model.safetensors"), &tensors);
+        let source = open(folder.path());
+        let (name, dims) = ("up.weight".to_owned(), vec![ROWS as u64, columns as u64]);
+        let format = source.published(&name, &dims);
+        let expected = is_kept.then_some(Format::INT8_32);
+        assert_eq!(format.map(Format::Scaled), expected, "{size}");
+        let Some(format) = format else {
+            continue;
+        };
+        let expr = WeightExpr::Stored { name, dims };
+        let want = evaluate(&expr, &source).expect("it is read");
+        let got = evaluate_quantized(&expr, &source, format).expect("it is read");
+        assert_eq!(got.values(), want, "{size}");
+    }
+}

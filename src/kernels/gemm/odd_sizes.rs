@@ -18,6 +18,7 @@ pub(super) fn odd_formats() -> impl Iterator<Item = Format> {
         Format::INT4,
         narrow,
         Format::FP8_128,
+        Format::INT8_32,
     ]
     .into_iter()
 }

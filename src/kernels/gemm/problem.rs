@@ -327,7 +327,7 @@ impl GemmProblem {
         match self.weight {
             _ if self.is_plain() || self.packed().is_some() => false,
             Format::Plain(_) => true,
-            Format::Scaled(scaled) => scaled.values.are_multiplied_as_integers(),
+            Format::Scaled(scaled) => scaled.is_multiplied_as_integers(),
             Format::E4m3 => false,
         }
     }

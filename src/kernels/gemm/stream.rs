@@ -195,7 +195,7 @@ impl GemmStream {
             None => x_bytes + tile.weight_rows() * BLOCK_K * 2,
             Some(weight) => {
                 let row = BLOCKS * packed::block_bytes(weight)
-                    + 4 * packed::scales(weight, self.step_k());
+                    + packed::scale_bytes(weight, self.step_k());
                 x_bytes + (tile.weight_rows() * row).next_multiple_of(ALIGNMENT)
             }
         };
@@ -326,8 +326,8 @@ impl Kernel for GemmStream {
             per_sm,
         } = self.tile;
         let layout = self.checked_layout();
-        let packed = self.problem.packed();
         let mut constants = self.problem.constants();
+        constants.extend(packed::constants(self.problem.packed()));
         let (eps, is_centred) = self.input_norm().unwrap_or((1.0, false));
         let cluster = match splits {
             // The attribute takes time even if a cluster has only one CTA.
@@ -337,14 +337,6 @@ impl Kernel for GemmStream {
         let acc = layout.mma_n / 2;
         let list = |of: &dyn Fn(u32) -> String| (0..acc).map(of).collect::<Vec<_>>().join(", ");
         constants.extend([
-            ("packed", packed.map_or("", packed::kind).into()),
-            ("group", packed.map_or(0, packed::group).into()),
-            (
-                "row_scaled",
-                packed
-                    .is_some_and(|weight| packed::group(weight) == 0)
-                    .into(),
-            ),
             ("hopper", true.into()),
             ("block_k", (BLOCK_K * self.elements_in_16_bits()).into()),
             ("mma_k", (16 * self.elements_in_16_bits()).into()),

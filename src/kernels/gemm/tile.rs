@@ -155,7 +155,7 @@ impl Tile {
     pub(super) fn shared_bytes(self, dtype: DType, weight: Option<Scaled>) -> u32 {
         let row = self.k * dtype.bytes() as u32;
         let of_weight = weight.map_or(row, |weight| {
-            packed::block_bytes(weight) + 4 * packed::scales(weight, self.k)
+            packed::block_bytes(weight) + packed::scale_bytes(weight, self.k)
         });
         (self.m * row + self.n * of_weight) * self.stages
     }

@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 
 use super::{
-    super::weights::{WeightSource, evaluate, evaluate_quantized, evaluate_scaled},
+    super::{
+        elements::decode_values,
+        weights::{WeightSource, evaluate, evaluate_quantized, evaluate_scaled},
+    },
     CpuError, Threads,
     ops::{MatmulPrecision, PackedWeight, Read},
 };
@@ -79,9 +82,8 @@ impl Weights {
             {
                 let rows = match tensor.element {
                     Element::E4m3 => {
-                        let mut rows = evaluate_scaled(expr, source)?;
-                        rows.iter_mut().for_each(|v| *v = tensor.element.round(*v));
-                        rows
+                        let rows = evaluate_scaled(expr, source)?;
+                        decode_values(&rows.into_codes(), tensor.element)
                     }
                     Element::Scaled(scaled)
                         if precision(tensor.element)? == MatmulPrecision::F32 =>
@@ -131,7 +133,7 @@ pub(super) fn precision(element: Element) -> Result<MatmulPrecision, CpuError> {
     let precision = match element {
         Element::Value(DType::F32) | Element::E4m3 => MatmulPrecision::F32,
         Element::Value(DType::BF16) => MatmulPrecision::Bf16,
-        Element::Scaled(scaled) => match scaled.values.are_multiplied_as_integers() {
+        Element::Scaled(scaled) => match scaled.is_multiplied_as_integers() {
             true => MatmulPrecision::Int8,
             // The weight is rounded to the format, and the product is computed in f32.
             false => MatmulPrecision::F32,

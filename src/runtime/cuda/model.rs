@@ -1,17 +1,18 @@
 use std::{
     collections::HashMap,
     ffi::c_void,
+    panic::resume_unwind,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    thread,
 };
 
 use cudarc::{
     driver::{CudaFunction, DriverError, result, sys},
     nvrtc::Ptx,
 };
-use rayon::prelude::*;
 
 use super::{
     device::Device,
@@ -20,17 +21,20 @@ use super::{
     memory::{Buffer, Uploads},
 };
 use crate::{
+    graph::WeightExpr,
     jit::{Cubin, Target},
-    kernels::{HostTensor, KernelSpec, Launch, Role, max_sim::MaxSim},
+    kernels::{KernelSpec, Launch, Role, max_sim::MaxSim},
     machine::Machine,
     plan::ALIGNMENT,
     program::{Program, Storage},
-    runtime::{
-        elements::encode_tensor,
-        weights::{WeightSource, evaluate_as, evaluate_quantized, evaluate_scaled},
+    runtime::weights::{
+        Scales, WeightSource, encode, evaluate_as, evaluate_quantized, evaluate_scaled,
     },
     tensor::{DType, Element, Extents, Size},
 };
+
+/// Number of tensors that are read or uploaded at the same time. All threads convert each of them.
+const LOADERS: usize = 8;
 
 /// Max bytes of shared memory per CTA without an opt-in.
 const DEFAULT_SHARED: u32 = 48 * 1024;
@@ -492,6 +496,11 @@ fn load_one(
     }
 }
 
+/// Returns the result of a thread. A panic continues in this thread.
+fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+}
+
 /// Uploads all weights into one allocation. Returns the allocation, and the addresses of the weights by tensor index.
 fn upload(
     device: &Device,
@@ -515,20 +524,25 @@ fn upload(
         .enumerate()
         .filter_map(|(i, o)| o.map(|o| (i, o)))
         .collect();
-    // Each thread holds at most one tensor, which limits the host memory. Some threads read tensors while others upload.
+    // Each loader holds one tensor, which limits the host memory. Some loaders read tensors while others upload.
     let done = AtomicUsize::new(0);
     let start = arena.start();
-    wanted.par_iter().try_for_each(|&(index, offset)| {
+    let scales = Scales::default();
+    let upload = |&(index, offset): &(usize, u64)| {
         let tensor = &program.tensors[index];
         let Storage::Weight(expr) = &tensor.place else {
             return Ok(());
         };
         let bytes = match tensor.element {
             Element::Scaled(scaled) => evaluate_quantized(expr, source, scaled)?.pack(),
+            Element::Value(dtype) if expr.bound().is_some() => {
+                encode(&scales.evaluate(expr, source)?, dtype)
+            }
             Element::Value(dtype) => evaluate_as(expr, source, dtype)?,
             Element::E4m3 => {
-                let rows = HostTensor::Real(evaluate_scaled(expr, source)?);
-                encode_tensor(&rows, tensor.element, 1)
+                let matrix = evaluate_scaled(expr, source)?;
+                scales.add_rows(expr, &matrix);
+                matrix.into_codes()
             }
             Element::I32 | Element::I64 => evaluate_as(expr, source, program.dtype)?,
         };
@@ -541,7 +555,33 @@ fn upload(
             .during(|| format!("upload `{}`", tensor.name))?;
         progress(done.fetch_add(1, Ordering::Relaxed) + 1, wanted.len());
         Ok::<(), CudaError>(())
+    };
+    // Scales are computed from bounds, and from the rows of matrices that have been uploaded.
+    let expr = |&(index, _): &(usize, u64)| match &program.tensors[index].place {
+        Storage::Weight(expr) => Some(expr),
+        Storage::Batch(_) | Storage::Planned { .. } | Storage::Cached(_) => None,
+    };
+    let bounds = Scales::bounds(wanted.iter().filter_map(expr));
+    let is_scale = |wanted: &(usize, u64)| expr(wanted).and_then(WeightExpr::bound).is_some();
+    let (last, first): (Vec<_>, Vec<_>) = wanted.iter().copied().partition(is_scale);
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(wanted) = first.get(next.fetch_add(1, Ordering::Relaxed)) {
+            // The other loaders stop after an error.
+            upload(wanted).inspect_err(|_| next.store(first.len(), Ordering::Relaxed))?;
+        }
+        Ok::<(), CudaError>(())
+    };
+    // The loaders are not threads of rayon's pool: such a thread might begin another tensor while it waits for the parts of one.
+    thread::scope(|scope| {
+        let added = scope.spawn(|| bounds.iter().try_for_each(|b| scales.add_input(b, source)));
+        let loaders: Vec<_> = (0..LOADERS).map(|_| scope.spawn(work)).collect();
+        for loader in loaders {
+            joined(loader)?;
+        }
+        Ok::<(), CudaError>(joined(added)?)
     })?;
+    last.iter().try_for_each(upload)?;
     uploads
         .finish()
         .during(|| "wait for the uploads".to_owned())?;

@@ -15,7 +15,8 @@ use super::{
     elements, encode_into, encode_weight,
     found::WEIGHTS,
     index::{file_of, files_of, named_by, without_indices},
-    published::{self, ScaleAndZero},
+    ordered,
+    published::{self, Codes},
     quantized::{self, Rows},
     room,
     shard::{Place, Shard, Stored, warn_of_bad},
@@ -23,7 +24,6 @@ use super::{
 };
 use crate::{
     graph::{CacheRows, WeightNames},
-    names::nearest,
     tensor::{DType, Scaled},
 };
 
@@ -292,6 +292,11 @@ impl Checkpoint {
         Rows::read(matrix, &self.main, |name| self.part(name))
     }
 
+    /// Reads a quantized matrix, and the number of its values that are not finite.
+    fn codes(&self, matrix: &Matrix, format: Scaled) -> Result<(Codes, usize), CheckpointError> {
+        quantized::read_codes(matrix, format, &self.main, |name| self.part(name))
+    }
+
     /// Reads a tensor of a quantized matrix.
     fn part(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
         match self.parts.get(name) {
@@ -398,26 +403,8 @@ impl Checkpoint {
     }
 
     fn missing(&self, names: &[&str], n_needed: usize) -> CheckpointError {
-        const SHOWN: usize = 5;
-        let mut list: Vec<String> = names
-            .iter()
-            .take(SHOWN)
-            .map(
-                |name| match nearest(name, self.entries.keys().map(String::as_str)) {
-                    Some(near) => format!("`{name}` (the nearest name there is `{near}`)"),
-                    None => format!("`{name}`"),
-                },
-            )
-            .collect();
-        if names.len() > SHOWN {
-            list.push(format!("and {} more", names.len() - SHOWN));
-        }
-        CheckpointError::Missing {
-            file: self.main.clone(),
-            n_missing: names.len(),
-            n_needed,
-            list: list.join(", "),
-        }
+        let known = self.entries.keys().map(String::as_str);
+        CheckpointError::missing(self.main.clone(), names, n_needed, known)
     }
 }
 
@@ -451,25 +438,33 @@ impl WeightSource for Checkpoint {
         }
     }
 
-    fn read_groups(
+    fn dtype(&self, name: &str, dims: &[u64]) -> DType {
+        match self.checked(name, dims) {
+            Ok((_, Entry::Stored(place))) => place.stored.dtype().unwrap_or(DType::F32),
+            Ok(_) | Err(_) => DType::F32,
+        }
+    }
+
+    fn read_codes(
         &self,
         name: &str,
         dims: &[u64],
         format: Scaled,
-    ) -> Result<Option<Vec<ScaleAndZero>>, CheckpointError> {
-        match self.checked(name, dims)?.1 {
-            Entry::Quantized(matrix, _) if self.published(name, dims) == Some(format) => {
-                let read = |name: &str| self.part(name);
-                quantized::read_groups(matrix, format, &self.main, read).map(Some)
-            }
-            Entry::Stored(place) => match place.stored.gguf() {
-                Some((folder, weight)) if published::of_gguf(weight) == Some(format) => {
-                    published::groups_of_gguf(folder, weight).map(Some)
-                }
-                Some(_) | None => Ok(None),
-            },
-            Entry::Quantized(..) | Entry::Static(..) | Entry::Adapted(_) => Ok(None),
+    ) -> Result<Option<Codes>, CheckpointError> {
+        let (full, entry) = self.checked(name, dims)?;
+        if self.published(name, dims) != Some(format) {
+            return Ok(None);
         }
+        let read = match entry {
+            Entry::Quantized(matrix, _) => self.codes(matrix, format)?,
+            Entry::Stored(place) => match place.stored.gguf() {
+                Some((folder, weight)) => published::codes_of_gguf(folder, weight, format)?,
+                None => return Ok(None),
+            },
+            Entry::Static(..) | Entry::Adapted(_) => return Ok(None),
+        };
+        warn_of_bad(&full, read.1);
+        Ok(Some(read.0))
     }
 
     fn ordered(
@@ -488,16 +483,17 @@ impl WeightSource for Checkpoint {
         Ok(order.map(|order| (format, order)))
     }
 
-    fn read_ordered_groups(
+    fn read_ordered_codes(
         &self,
         name: &str,
         dims: &[u64],
         format: Scaled,
-    ) -> Result<Option<Vec<ScaleAndZero>>, CheckpointError> {
+    ) -> Result<Option<Codes>, CheckpointError> {
         match (self.checked(name, dims)?.1, self.ordered(name, dims)?) {
-            (Entry::Quantized(matrix, _), Some((own, _))) if own == format => {
-                let read = |name: &str| self.part(name);
-                quantized::read_groups(matrix, format, &self.main, read).map(Some)
+            (Entry::Quantized(matrix, _), Some((own, order))) if own == format => {
+                let (mut codes, _) = self.codes(matrix, format)?;
+                codes.elements = ordered::columns(&codes.elements, &order).collect();
+                Ok(Some(codes))
             }
             _ => Ok(None),
         }

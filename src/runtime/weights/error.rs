@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use gemmule_weights::{gguf::GgufError, quantized::QuantizedError, torch::TorchError};
 
 use super::found::{Found, INDEX, SINGLE, TORCH_INDEX, TORCH_SINGLE};
-use crate::files::ReadError;
+use crate::{files::ReadError, names::nearest};
 
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
@@ -146,4 +146,32 @@ impl From<GgufError> for CheckpointError {
 fn quoted(names: &[String]) -> String {
     let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
     names.join(", ")
+}
+
+impl CheckpointError {
+    /// Returns an error for tensors that a file does not have. `known` are the names of its tensors.
+    pub(super) fn missing<'n>(
+        file: PathBuf,
+        names: &[&str],
+        n_needed: usize,
+        known: impl Iterator<Item = &'n str> + Clone,
+    ) -> Self {
+        const SHOWN: usize = 5;
+        let shown = names.iter().take(SHOWN);
+        let mut list: Vec<String> = shown
+            .map(|name| match nearest(name, known.clone()) {
+                Some(near) => format!("`{name}` (the nearest name there is `{near}`)"),
+                None => format!("`{name}`"),
+            })
+            .collect();
+        if names.len() > SHOWN {
+            list.push(format!("and {} more", names.len() - SHOWN));
+        }
+        Self::Missing {
+            file,
+            n_missing: names.len(),
+            n_needed,
+            list: list.join(", "),
+        }
+    }
 }

@@ -15,23 +15,27 @@ mod ordered;
 mod published;
 mod quantized;
 mod random;
+mod rows;
+mod scales;
 mod shard;
 mod static_table;
 #[cfg(test)]
 mod tests;
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
+use rayon::prelude::*;
 
 pub use checkpoint::Checkpoint;
 pub use error::CheckpointError;
 pub use files::{ModelFiles, gguf_models, gguf_parts, gguf_stem, is_local};
 pub use found::Found;
-pub use published::{ScaleAndZero, evaluate_quantized};
+pub use published::{Codes, ScaleAndZero, evaluate_quantized};
 pub use random::RandomWeights;
+pub use scales::{Scales, evaluate_scaled};
 
 use crate::{
-    graph::{Bound, CacheRows, WeightExpr, WeightNames, interleaved_row, resized_heads_at, slope},
-    tensor::{DType, Scaled, row_scale},
+    graph::{CacheRows, WeightExpr, WeightNames, interleaved_row, resized_heads_at, slope},
+    tensor::{DType, Scaled},
 };
 
 /// Checks the quantization that the config.json of a folder describes. No weights are needed.
@@ -68,6 +72,8 @@ pub fn vector(files: &ModelFiles, name: &str, n: u64) -> Result<Vec<f32>, Checkp
 
 /// Number of elements that are converted at once.
 const PIECE: usize = 1024;
+/// Number of items that a thread copies at once.
+const COPIED: usize = 1 << 20;
 
 /// A source of stored tensors, converted to f32.
 pub trait WeightSource: Send + Sync {
@@ -91,23 +97,27 @@ pub trait WeightSource: Send + Sync {
         encode_weight(name, &self.read(name, dims)?, dtype)
     }
 
+    /// Returns the narrowest type in which [`read_as`](Self::read_as) rounds no element of a tensor.
+    fn dtype(&self, _name: &str, _dims: &[u64]) -> DType {
+        DType::F32
+    }
+
     /// Returns the format in which a matrix is published. Returns `None` if the matrix is not quantized, or if kernels do not support its
     /// format.
     fn published(&self, _name: &str, _dims: &[u64]) -> Option<Scaled> {
         None
     }
 
-    /// Reads the scale and the zero point of each group of a matrix, row by row. Returns `None` unless the matrix is
-    /// [published](Self::published) in this format.
+    /// Reads the codes and scales of a matrix. Returns `None` unless the matrix is [published](Self::published) in this format.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read), and an error for a scale that the format cannot hold.
-    fn read_groups(
+    fn read_codes(
         &self,
         _name: &str,
         _dims: &[u64],
         _format: Scaled,
-    ) -> Result<Option<Vec<ScaleAndZero>>, CheckpointError> {
+    ) -> Result<Option<Codes>, CheckpointError> {
         Ok(None)
     }
 
@@ -124,16 +134,16 @@ pub trait WeightSource: Send + Sync {
         Ok(None)
     }
 
-    /// Like [`read_groups`](Self::read_groups), for a matrix with its columns in the order that [`ordered`](Self::ordered) returns.
+    /// Like [`read_codes`](Self::read_codes), for a matrix with its columns in the order that [`ordered`](Self::ordered) returns.
     ///
     /// # Errors
-    /// Returns the errors of [`read_groups`](Self::read_groups).
-    fn read_ordered_groups(
+    /// Returns the errors of [`read_codes`](Self::read_codes).
+    fn read_ordered_codes(
         &self,
         _name: &str,
         _dims: &[u64],
         _format: Scaled,
-    ) -> Result<Option<Vec<ScaleAndZero>>, CheckpointError> {
+    ) -> Result<Option<Codes>, CheckpointError> {
         Ok(None)
     }
 
@@ -185,6 +195,21 @@ pub(super) fn room<T>(tensor: &str, n: u64) -> Result<Vec<T>, CheckpointError> {
     let n = usize::try_from(n).map_err(|_| refused())?;
     values.try_reserve_exact(n).map_err(|_| refused())?;
     Ok(values)
+}
+
+/// Allocates `n` zeros like [`room`]. Memory pages are only touched when they are written, so that several threads can share this work.
+fn zeros(tensor: &str, n: u64) -> Result<Vec<u8>, CheckpointError> {
+    let checked: Vec<u8> = room(tensor, n)?;
+    drop(checked);
+    Ok(vec![0; n as usize])
+}
+
+/// Copies the items of a part to the start of `rest`, and returns the remaining items of `rest`.
+fn put<'r, T: Copy + Send + Sync>(rest: &'r mut [T], part: &[T]) -> &'r mut [T] {
+    let (to, rest) = rest.split_at_mut(part.len());
+    let pieces = to.par_chunks_mut(COPIED).zip(part.par_chunks(COPIED));
+    pieces.for_each(|(to, from)| to.copy_from_slice(from));
+    rest
 }
 
 /// Number of elements of a tensor, saturating at `u64::MAX`.
@@ -280,26 +305,15 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
             }
             Ok(out)
         }
-        WeightExpr::ProductScales { weight, input } => {
-            let input = scale(input, source)?;
-            let mut out = room("the scales of a product", expr.dims()[0])?;
-            // Evaluate one part at a time, because a matrix may be large.
-            for part in weight {
-                let columns = part.dims().last().map_or(1, |&n| n.max(1) as usize);
-                let rows = evaluate(part, source)?;
-                out.extend(rows.chunks(columns).map(|row| row_scale(row) * input));
-            }
-            Ok(out)
+        WeightExpr::ProductScales { .. } | WeightExpr::Scale(_) => {
+            Scales::default().evaluate(expr, source)
         }
-        WeightExpr::Scale(bound) => Ok(vec![scale(bound, source)?]),
         WeightExpr::CacheScale { linear, rows } => Ok(vec![source.cache_scale(linear, *rows)?]),
         WeightExpr::OrderedColumns { name, dims } => {
             let order = ordered::order(source, name, dims)?;
             let stored = source.read(name, dims)?;
             let mut out = room(name, elements(dims))?;
-            for row in stored.chunks_exact(order.len().max(1)) {
-                out.extend(order.iter().map(|&column| row[column as usize]));
-            }
+            out.extend(ordered::columns(&stored, &order));
             Ok(out)
         }
         WeightExpr::OrderedRows {
@@ -311,48 +325,6 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
             let order = ordered::order(source, by, by_dims)?;
             let stored = source.read(name, dims)?;
             Ok(ordered::rows(&stored, &order, elements(&dims[1..])))
-        }
-    }
-}
-
-/// Evaluates the weight of a product in E4M3. Each row of the matrix is divided by its own scale.
-///
-/// # Errors
-/// Returns the errors of [`WeightSource::read`].
-pub fn evaluate_scaled(
-    expr: &WeightExpr,
-    source: &dyn WeightSource,
-) -> Result<Vec<f32>, CheckpointError> {
-    let mut rows = evaluate(expr, source)?;
-    let columns = expr.dims().last().map_or(1, |&n| n.max(1) as usize);
-    for row in rows.chunks_mut(columns) {
-        let scale = row_scale(row);
-        row.iter_mut().for_each(|v| *v /= scale);
-    }
-    Ok(rows)
-}
-
-/// Returns the scale by which values within `bound` are divided to fit the range of E4M3.
-fn scale(bound: &Bound, source: &dyn WeightSource) -> Result<f32, CheckpointError> {
-    let all = |parts: &[WeightExpr]| -> Result<Vec<f32>, CheckpointError> {
-        let mut values = Vec::new();
-        for part in parts {
-            values.extend(evaluate(part, source)?);
-        }
-        Ok(values)
-    };
-    let (gamma, beta) = (all(&bound.gamma)?, all(&bound.beta)?);
-    let (weight, bias) = match &bound.linear {
-        Some(linear) => (all(&linear.weight)?, all(&linear.bias)?),
-        None => (Vec::new(), Vec::new()),
-    };
-    let largest = bound.of(&gamma, &beta, &weight, &bias) as f32;
-    match largest.is_finite() {
-        true => Ok(row_scale(&[largest])),
-        false => {
-            let stored = bound.gamma.iter().flat_map(WeightExpr::stored).next();
-            let tensor = stored.map_or("a norm", |(name, _)| name).to_owned();
-            Err(CheckpointError::NoBound { tensor })
         }
     }
 }
@@ -425,9 +397,10 @@ pub fn evaluate_as(
         }
         WeightExpr::ConcatRows(parts) => {
             let name = expr.stored().first().map_or("", |&(name, _)| name);
-            let mut out = room(name, elements(&expr.dims()).saturating_mul(dtype.bytes()))?;
+            let mut out = zeros(name, elements(&expr.dims()).saturating_mul(dtype.bytes()))?;
+            let mut rest = out.as_mut_slice();
             for part in parts {
-                out.extend(evaluate_as(part, source, dtype)?);
+                rest = put(rest, &evaluate_as(part, source, dtype)?);
             }
             Ok(out)
         }

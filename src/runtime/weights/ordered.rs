@@ -19,6 +19,15 @@ pub(super) fn order(
         })
 }
 
+/// Returns the elements of all rows, with the columns in this order.
+pub(super) fn columns<'s, T: Copy>(
+    stored: &'s [T],
+    order: &'s [u32],
+) -> impl Iterator<Item = T> + 's {
+    let rows = stored.chunks_exact(order.len().max(1));
+    rows.flat_map(move |row| order.iter().map(|&column| row[column as usize]))
+}
+
 /// Splits `stored` into parts of `order.len()` rows, and puts the rows of each part in `order`. A row has `width` items.
 pub(super) fn rows<T: Copy>(stored: &[T], order: &[u32], width: u64) -> Vec<T> {
     let width = width as usize;

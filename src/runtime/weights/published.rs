@@ -4,71 +4,105 @@ use std::collections::BTreeMap;
 
 use gemmule_weights::{
     Element,
-    gguf::folder::{Folder, Weight},
+    gguf::folder::{Folder, Integers, Weight},
     quantized::{Kind, Runs},
 };
+use rayon::prelude::*;
 
-use super::{CheckpointError, WeightSource, elements, evaluate, ordered, selected_rows};
+use super::{
+    CheckpointError, WeightSource, elements, ordered, put, rows::Rows, selected_rows, zeros,
+};
 use crate::{
     graph::WeightExpr,
     tensor::{Group, Quantized, Scaled, Values},
 };
 
+/// Elements of a matrix of a file of llama.cpp that a thread reads at once.
+const PART: u64 = 1 << 20;
+
 /// Scale and zero point of a group.
 pub type ScaleAndZero = (f32, u8);
+
+/// Values of few bits as published.
+pub struct Codes {
+    /// Code of each element, row by row, as [`Scaled::with_codes`] takes them.
+    pub elements: Vec<u8>,
+    /// Scale and zero point of each group, row by row.
+    pub groups: Vec<ScaleAndZero>,
+}
 
 /// Evaluates the weight of a linear layer as low-bit values. Matrices that are published in this format keep their values and scales. Other
 /// matrices are rounded.
 ///
 /// # Errors
-/// Returns the errors of [`WeightSource::read`] and [`WeightSource::read_groups`].
+/// Returns the errors of [`WeightSource::read`] and [`WeightSource::read_codes`].
 pub fn evaluate_quantized(
     expr: &WeightExpr,
     source: &dyn WeightSource,
     format: Scaled,
 ) -> Result<Quantized, CheckpointError> {
-    let rows = evaluate(expr, source)?;
-    let columns = expr.dims().last().map_or(1, |&n| n as usize);
-    Ok(match groups(expr, source, format)? {
-        Some(groups) => format.quantize_with(&rows, columns, groups),
-        None => format.quantize(&rows, columns),
-    })
+    if let Some(Codes { elements, groups }) = codes(expr, source, format)? {
+        let columns = expr.dims().last().map_or(1, |&n| n.max(1) as usize);
+        return Ok(format.with_codes(columns, elements, groups));
+    }
+    let rows = Rows::evaluate(expr, source)?;
+    Ok(format.quantize_rows(rows.len(), rows.columns, |row, to| rows.read(row, to)))
 }
 
-/// Returns the published scales and zero points of a matrix, row by row. Returns `None` unless all stored matrices of the expression are
-/// published in this format.
-fn groups(
+/// Returns the published codes and scales of a matrix. Returns `None` unless all stored matrices of the expression are published in this
+/// format.
+fn codes(
     expr: &WeightExpr,
     source: &dyn WeightSource,
     format: Scaled,
-) -> Result<Option<Vec<ScaleAndZero>>, CheckpointError> {
+) -> Result<Option<Codes>, CheckpointError> {
+    // Elements and groups of a row.
+    let of_row = |dims: &[u64]| {
+        let columns = elements(&dims[1..]);
+        let per_row = columns.div_ceil(format.width(columns as usize).max(1) as u64);
+        (columns, per_row)
+    };
     match expr {
-        WeightExpr::Stored { name, dims } => source.read_groups(name, dims, format),
+        WeightExpr::Stored { name, dims } => source.read_codes(name, dims, format),
         WeightExpr::Rows { name, dims, .. } => {
-            let columns = elements(&dims[1..]) as usize;
-            let per_row = columns.div_ceil(format.width(columns).max(1)) as u64;
-            let stored = source.read_groups(name, dims, format)?;
-            Ok(stored.map(|groups| selected_rows(expr, groups, per_row)))
+            let (columns, per_row) = of_row(dims);
+            let stored = source.read_codes(name, dims, format)?;
+            Ok(stored.map(|stored| Codes {
+                elements: selected_rows(expr, stored.elements, columns),
+                groups: selected_rows(expr, stored.groups, per_row),
+            }))
         }
-        WeightExpr::OrderedColumns { name, dims } => source.read_ordered_groups(name, dims, format),
+        WeightExpr::OrderedColumns { name, dims } => source.read_ordered_codes(name, dims, format),
         WeightExpr::OrderedRows {
             name,
             dims,
             by,
             by_dims,
         } => {
-            let columns = elements(&dims[1..]) as usize;
-            let per_row = columns.div_ceil(format.width(columns).max(1)) as u64;
-            let Some(stored) = source.read_groups(name, dims, format)? else {
+            let (columns, per_row) = of_row(dims);
+            let Some(stored) = source.read_codes(name, dims, format)? else {
                 return Ok(None);
             };
             let order = ordered::order(source, by, by_dims)?;
-            Ok(Some(ordered::rows(&stored, &order, per_row)))
+            Ok(Some(Codes {
+                elements: ordered::rows(&stored.elements, &order, columns),
+                groups: ordered::rows(&stored.groups, &order, per_row),
+            }))
         }
         WeightExpr::ConcatRows(parts) => {
-            let parts = parts.iter().map(|part| groups(part, source, format));
-            let parts: Option<Vec<_>> = parts.collect::<Result<_, _>>()?;
-            Ok(parts.map(|parts| parts.concat()))
+            let mut all = zeros("a quantized matrix", elements(&expr.dims()))?;
+            let (mut rest, mut groups) = (all.as_mut_slice(), Vec::new());
+            for part in parts {
+                let Some(part) = codes(part, source, format)? else {
+                    return Ok(None);
+                };
+                rest = put(rest, &part.elements);
+                groups.extend(part.groups);
+            }
+            Ok(Some(Codes {
+                elements: all,
+                groups,
+            }))
         }
         WeightExpr::Transposed { .. }
         | WeightExpr::Sinusoid { .. }
@@ -89,13 +123,17 @@ fn groups(
 pub(super) fn format_of(runs: Runs, columns: u64) -> Option<Scaled> {
     let is_row = runs.columns == columns;
     let holds = |width: &u32| is_row || runs.columns.is_multiple_of(u64::from(*width));
+    // The scales of groups of integers are in f16.
+    let is_16 = matches!(runs.scales, Element::F16 | Element::BF16);
     let (values, group) = match runs.kind {
-        Kind::Int8 => (Values::Int8, is_row.then_some(Group::Row)),
+        Kind::Int8 if is_row => (Values::Int8, Some(Group::Row)),
+        Kind::Int8 => {
+            let is_held = is_16 && holds(&32);
+            (Values::Int8, is_held.then_some(Group::Columns(32)))
+        }
         Kind::E4M3 if is_row => (Values::E4m3, Some(Group::Row)),
         Kind::E4M3 => (Values::E4m3, holds(&128).then_some(Group::Columns(128))),
         Kind::Int4 => {
-            // Kernels have scales in f16.
-            let is_16 = matches!(runs.scales, Element::F16 | Element::BF16);
             let width = [128, 64, 32].into_iter().find(holds).filter(|_| is_16);
             (Values::Int4, width.map(Group::Columns))
         }
@@ -109,40 +147,71 @@ pub(super) fn format_of(runs: Runs, columns: u64) -> Option<Scaled> {
 /// Returns the kernel format that holds the values and scales of a matrix in a GGUF file without rounding; `None` if there is no such
 /// format.
 pub(super) fn of_gguf(weight: &Weight) -> Option<Scaled> {
-    weight.is_int4().then_some(Scaled {
-        values: Values::Int4,
+    let values = match weight.integers()? {
+        Integers::Int4 => Values::Int4,
+        Integers::Int8 => Values::Int8,
+    };
+    Some(Scaled {
+        values,
         group: Group::Columns(Weight::RUN as u32),
     })
 }
 
-/// Reads the scale and the zero point of each group of a matrix in a GGUF file.
-pub(super) fn groups_of_gguf(
+/// Reads a matrix of a GGUF file in the format that [`of_gguf`] returns. Also returns the number of its values that are not finite.
+pub(super) fn codes_of_gguf(
     folder: &Folder,
     weight: &Weight,
-) -> Result<Vec<ScaleAndZero>, CheckpointError> {
-    let scales = folder.scales(weight)?.into_iter();
-    Ok(scales.map(|scale| (scale, 8)).collect())
+    format: Scaled,
+) -> Result<(Codes, usize), CheckpointError> {
+    // Rows of a part.
+    let rows = PART.div_ceil(weight.dims.last().map_or(1, |&n| n.max(1)));
+    let (elements, scales) = match weight.in_parts(rows) {
+        Some(parts) => {
+            let parts = parts.par_iter().map(|part| folder.read_integers(part));
+            let parts: Vec<_> = parts.collect::<Result<_, _>>()?;
+            let mut all = zeros(weight.stored_name(), elements(&weight.dims))?;
+            let (mut rest, mut scales) = (all.as_mut_slice(), Vec::new());
+            for (elements, of_part) in &parts {
+                rest = put(rest, elements);
+                scales.extend_from_slice(of_part);
+            }
+            (all, scales)
+        }
+        None => folder.read_integers(weight)?,
+    };
+    let n_bad = scales.iter().filter(|scale| !scale.is_finite()).count();
+    // The integers of Q4_0 are codes minus 8.
+    let zero = format.zero_point(8);
+    let groups = scales.into_iter().map(|scale| (scale, zero)).collect();
+    let codes = Codes { elements, groups };
+    Ok((codes, n_bad * Weight::RUN as usize))
 }
 
 /// Logs how the quantized tensors of a GGUF file are read.
 pub(super) fn log_gguf<'w>(weights: impl Iterator<Item = &'w Weight>) {
-    let (mut kept, mut others) = (0, BTreeMap::<String, usize>::new());
+    let mut kept = BTreeMap::<String, usize>::new();
+    let mut others = BTreeMap::<String, usize>::new();
     for weight in weights.filter(|weight| weight.format.block_elements() > 1) {
-        match weight.is_int4() {
-            true => kept += 1,
-            false => *others.entry(weight.format.to_string()).or_default() += 1,
-        }
+        let formats = match weight.integers() {
+            Some(_) => &mut kept,
+            None => &mut others,
+        };
+        *formats.entry(weight.format.to_string()).or_default() += 1;
     }
-    if kept > 0 {
+    let listed = |formats: BTreeMap<String, usize>| {
+        let each = formats.iter().map(|(format, n)| format!("{n} in {format}"));
+        each.collect::<Vec<_>>().join(", ")
+    };
+    if !kept.is_empty() {
         tracing::info!(
-            "the file has {kept} matrices in Q4_0, which a GPU keeps in 4 bits with activations in f16 or bf16"
+            "the file has matrices whose values a GPU keeps in linear layers, with activations in f16 or bf16: {}",
+            listed(kept)
         );
     }
     if !others.is_empty() {
-        let each = others.iter().map(|(format, n)| format!("{n} in {format}"));
         tracing::info!(
             "the file has tensors in formats that kernels do not have ({}); they are dequantized when they are read. `--quantize int8` or `int4` stores the weights of all linear layers in few bits",
-            each.collect::<Vec<_>>().join(", ")
+            listed(others)
         );
     }
 }

@@ -3,11 +3,11 @@
 use std::{collections::BTreeMap, path::Path};
 
 use gemmule_weights::quantized::{
-    Config, Info, Matrices, Matrix, Quantized, QuantizedError, check_plain,
+    Config, Info, Matrices, Matrix, Quantized, QuantizedError, Values as Stored, check_plain,
 };
 
 use super::{
-    CheckpointError, ScaleAndZero, room,
+    CheckpointError, Codes, room,
     shard::{Place, Shard},
 };
 use crate::{
@@ -136,19 +136,20 @@ pub(super) fn find(
     Ok(Some((matrices, notes)))
 }
 
-/// Reads the scale and the zero point of each group of a matrix that is published in this format, row by row.
+/// Reads a matrix that is published in this format. Also returns the number of its values that are not finite.
 ///
 /// # Errors
 /// Returns the errors of `read`, and an error for a scale that the format cannot hold.
-pub(super) fn read_groups(
+pub(super) fn read_codes(
     matrix: &Matrix,
     format: Scaled,
     main: &Path,
-    mut read: impl FnMut(&str) -> Result<Vec<u8>, CheckpointError>,
-) -> Result<Vec<ScaleAndZero>, CheckpointError> {
+    read: impl FnMut(&str) -> Result<Vec<u8>, CheckpointError>,
+) -> Result<(Codes, usize), CheckpointError> {
     let width = format.width(matrix.dims()[1] as usize);
-    let groups = matrix.read_groups(width, |name| read(name).map_err(Failure::Read));
-    let groups = groups.map_err(|failure| failure.of(Path::new(CONFIG), main))?;
+    let quantized = read_matrix(matrix, main, read)?;
+    let groups = matrix.groups_of(&quantized, width);
+    let groups = groups.map_err(|problem| Failure::Problem(problem).of(Path::new(CONFIG), main))?;
     let held = groups
         .into_iter()
         .map(|(scale, zero)| match format.holds_scale(scale) {
@@ -159,7 +160,25 @@ pub(super) fn read_groups(
                 scale,
             }),
         });
-    held.collect()
+    let groups = held.collect::<Result<_, _>>()?;
+    let (elements, n_bad) = match quantized.values {
+        Stored::E4M3(codes) => {
+            let n_bad = codes.iter().filter(|&code| code & 0x7f == 0x7f).count();
+            (codes, n_bad)
+        }
+        Stored::Integers { codes, .. } => (codes, 0),
+    };
+    Ok((Codes { elements, groups }, n_bad))
+}
+
+/// Combines the tensors of a matrix.
+fn read_matrix(
+    matrix: &Matrix,
+    main: &Path,
+    mut read: impl FnMut(&str) -> Result<Vec<u8>, CheckpointError>,
+) -> Result<Quantized, CheckpointError> {
+    let quantized = matrix.read(|name| read(name).map_err(Failure::Read));
+    quantized.map_err(|failure| failure.of(Path::new(CONFIG), main))
 }
 
 /// Returns the columns of a matrix in the order of their groups; `None` if its groups differ in size.
@@ -186,10 +205,9 @@ impl Rows {
     pub fn read(
         matrix: &Matrix,
         main: &Path,
-        mut read: impl FnMut(&str) -> Result<Vec<u8>, CheckpointError>,
+        read: impl FnMut(&str) -> Result<Vec<u8>, CheckpointError>,
     ) -> Result<Self, CheckpointError> {
-        let quantized = matrix.read(|name| read(name).map_err(Failure::Read));
-        let quantized = quantized.map_err(|failure| failure.of(Path::new(CONFIG), main))?;
+        let quantized = read_matrix(matrix, main, read)?;
         let mut row = room(matrix.name(), quantized.columns as u64)?;
         row.resize(quantized.columns, 0.0);
         Ok(Self { quantized, row })

@@ -7,7 +7,10 @@ use std::{
     io,
     ops::Range,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use gemmule_weights::{
@@ -15,9 +18,10 @@ use gemmule_weights::{
     gguf::{self, folder::Weight},
     torch,
 };
+use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::Metadata};
 
-use super::{CheckpointError, decode_into, elements, encode_into, room};
+use super::{CheckpointError, decode, decode_into, elements, encode, encode_into, room, zeros};
 use crate::{files::read_at, tensor::DType};
 
 /// Size of the length field before the header, in bytes.
@@ -244,7 +248,8 @@ impl Shard {
         Ok((values, n_bad))
     }
 
-    /// Reads a tensor like [`read`](Self::read) and encodes its elements as `to`. Elements that already have this type are copied.
+    /// Reads a tensor like [`read`](Self::read) and encodes its elements as `to`. Elements that already have this type are copied. Pieces are
+    /// read in parallel, except for tensors that are stored in another order.
     pub fn read_as(
         &self,
         name: &str,
@@ -252,26 +257,75 @@ impl Shard {
         from: DType,
         to: DType,
     ) -> Result<(Vec<u8>, usize), CheckpointError> {
-        let mut bytes = room(name, elements(&stored.dims).saturating_mul(to.bytes()))?;
-        let mut values = Vec::new();
-        let mut n_bad = 0;
-        self.pieces(name, stored, |piece| {
-            n_bad += count_bad(piece, from);
-            if from == to {
-                bytes.extend_from_slice(piece);
-            } else {
-                values.clear();
-                decode_into(&mut values, piece, from);
-                encode_into(&mut bytes, &values, to);
+        let size = elements(&stored.dims).saturating_mul(to.bytes());
+        let n_bad = AtomicUsize::new(0);
+        let count = |piece: &[u8]| n_bad.fetch_add(count_bad(piece, from), Ordering::Relaxed);
+        // Rows of a piece.
+        let width = stored.dims.last().map_or(1, |&n| n.max(1));
+        let rows = (PIECE as u64 / DType::F32.bytes() / width).max(1);
+        let parts = match &stored.location {
+            Location::Gguf(folder, weight) if weight.element().is_none() => {
+                weight.in_parts(rows).map(|parts| (folder, parts))
             }
-        })?;
-        Ok((bytes, n_bad))
+            Location::Range(..) | Location::View(..) | Location::Gguf(..) => None,
+        };
+        let mut bytes;
+        match (&stored.location, parts) {
+            (Location::Range(file, range), _) => {
+                bytes = zeros(name, size)?;
+                let of_piece = PIECE / from.bytes() as usize * to.bytes() as usize;
+                let pieces = bytes.par_chunks_mut(of_piece).enumerate();
+                pieces.try_for_each_init(Vec::new, |piece, (nth, out)| {
+                    let at = range.start + (nth * PIECE) as u64;
+                    if from == to {
+                        self.read_at(file, name, out, at)?;
+                        count(out);
+                        return Ok::<(), CheckpointError>(());
+                    }
+                    piece.resize(out.len() / to.bytes() as usize * from.bytes() as usize, 0);
+                    self.read_at(file, name, piece, at)?;
+                    count(piece);
+                    out.copy_from_slice(&encode(&decode(piece, from), to));
+                    Ok(())
+                })?;
+            }
+            (_, Some((folder, parts))) => {
+                bytes = zeros(name, size)?;
+                let of_part = (rows * width * to.bytes()) as usize;
+                let pieces = bytes.par_chunks_mut(of_part).zip(&parts);
+                pieces.try_for_each(|(out, part)| {
+                    let values = folder.read(part)?;
+                    let is_bad = |value: &&f32| !value.is_finite();
+                    n_bad.fetch_add(values.iter().filter(is_bad).count(), Ordering::Relaxed);
+                    out.copy_from_slice(&encode(&values, to));
+                    Ok::<(), CheckpointError>(())
+                })?;
+            }
+            (Location::View(..) | Location::Gguf(..), None) => {
+                bytes = room(name, size)?;
+                self.pieces(name, stored, |piece| {
+                    count(piece);
+                    match from == to {
+                        true => bytes.extend_from_slice(piece),
+                        false => encode_into(&mut bytes, &decode(piece, from), to),
+                    }
+                })?;
+            }
+        }
+        Ok((bytes, n_bad.into_inner()))
     }
 
     /// Reads the bytes of a tensor's elements in row-major order.
     pub fn bytes(&self, name: &str, stored: &Stored) -> Result<Vec<u8>, CheckpointError> {
         let size = match &stored.location {
-            Location::Range(_, bytes) => bytes.end - bytes.start,
+            Location::Range(file, range) => {
+                let mut bytes = zeros(name, range.end - range.start)?;
+                let pieces = bytes.par_chunks_mut(PIECE).enumerate();
+                pieces.try_for_each(|(nth, out)| {
+                    self.read_at(file, name, out, range.start + (nth * PIECE) as u64)
+                })?;
+                return Ok(bytes);
+            }
             Location::View(_, view) => elements(&view.dims).saturating_mul(view.element.bytes()),
             Location::Gguf(_, weight) => elements(&stored.dims)
                 .saturating_mul(weight.element().unwrap_or(Element::F32).bytes()),

@@ -3,7 +3,10 @@ use std::collections::HashMap;
 use safetensors::{Dtype, tensor::TensorView};
 
 use super::*;
-use crate::graph::WeightNames;
+use crate::{
+    graph::{Bound, WeightNames},
+    tensor::Element,
+};
 
 #[test]
 fn encoded_elements_are_those_of_the_evaluated_expression() {
@@ -144,9 +147,17 @@ fn scales_bring_rows_and_bounded_inputs_to_the_range_of_e4m3() {
         assert!((got / want - 1.0).abs() < 1e-6, "{got}, expected {want}");
     }
     let rows = evaluate_scaled(&weight, &source).expect("it is there");
-    for (got, want) in rows.iter().zip([112.0f32, -448.0, 224.0, 0.0, 0.0, 0.0]) {
-        assert!((got - want).abs() < 1e-4, "{got}, expected {want}");
+    // The kept scales of the rows and of the input are those that are computed again.
+    let kept = Scales::default();
+    for bound in Scales::bounds([&scales, &weight].into_iter()) {
+        kept.add_input(bound, &source).expect("it is finite");
     }
+    kept.add_rows(&weight, &rows);
+    let from_kept = kept.evaluate(&scales, &source).expect("it is there");
+    assert_eq!(from_kept, got_scales);
+    let codes = rows.into_codes();
+    let decoded = crate::runtime::elements::decode_values(&codes, Element::E4m3);
+    assert_eq!(decoded, [112.0f32, -448.0, 224.0, 0.0, 0.0, 0.0]);
 }
 
 #[test]
@@ -163,4 +174,37 @@ fn rows_of_each_group_are_kept_in_order() {
     // Keeps the third and fourth row of each of two groups. A group has six rows of two elements.
     keep_rows(&mut rows, [2, 2, 2], 2, 12);
     assert_eq!(rows, [4, 5, 6, 7, 16, 17, 18, 19]);
+}
+
+/// The tensor has several pieces, which are read in parallel.
+#[test]
+fn large_tensors_are_read_in_order() {
+    let folder = tempfile::tempdir().expect("room for a folder");
+    let values: Vec<f32> = (0..900_000).map(|n| (n % 8191) as f32).collect();
+    let stored = [DType::F16, DType::BF16].map(|dtype| (dtype.name(), encode(&values, dtype)));
+    let views = stored.iter().zip([Dtype::F16, Dtype::BF16]);
+    let views = views.map(|((name, bytes), dtype)| {
+        let view = TensorView::new(dtype, vec![3, 300_000], bytes).expect("the sizes agree");
+        (*name, view)
+    });
+    let views: HashMap<&str, TensorView<'_>> = views.collect();
+    let file = folder.path().join("model.safetensors");
+    safetensors::serialize_to_file(&views, None, &file).expect("room for a file");
+    let source = Checkpoint::open(folder.path(), folder.path(), WeightNames::default());
+    let source = source.expect("it is valid");
+    for (name, bytes) in &stored {
+        let expr = WeightExpr::Stored {
+            name: (*name).to_owned(),
+            dims: vec![3, 300_000],
+        };
+        let plain = evaluate(&expr, &source).expect("it is there");
+        for dtype in DType::ALL {
+            let read = evaluate_as(&expr, &source, dtype).expect("it is there");
+            assert!(read == encode(&plain, dtype), "{name} as {dtype}");
+            assert!(read == *bytes || dtype.name() != *name, "{name}");
+        }
+        let both = WeightExpr::ConcatRows(vec![expr.clone(), expr]);
+        let read = evaluate_as(&both, &source, DType::F32).expect("it is there");
+        assert!(read == encode(&[plain.clone(), plain].concat(), DType::F32));
+    }
 }

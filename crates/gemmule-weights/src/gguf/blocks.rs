@@ -4,7 +4,7 @@
 
 use half::{bf16, f16};
 
-use super::Format;
+use super::{Format, folder::Integers};
 
 /// Number of elements of the larger blocks.
 const K: usize = 256;
@@ -43,10 +43,33 @@ pub(super) fn dequantise(format: Format, blocks: &[u8], out: &mut [f32]) {
     }
 }
 
-fn each<const B: usize, const N: usize>(
+/// Writes the codes and scales of whole blocks of integers.
+///
+/// # Panics
+/// Panics if `blocks` does not consist of whole blocks, or if there is another number of codes or scales.
+pub(super) fn integers(of: Integers, blocks: &[u8], codes: &mut [u8], scales: &mut [f32]) {
+    match of {
+        Integers::Int4 => each(blocks, codes, |block: &[u8; 18], out: &mut [u8; 32]| {
+            for (i, &byte) in block[2..].iter().enumerate() {
+                (out[i], out[16 + i]) = (byte & 15, byte >> 4);
+            }
+        }),
+        Integers::Int8 => each(blocks, codes, |block: &[u8; 34], out: &mut [u8; 32]| {
+            for (out, &byte) in out.iter_mut().zip(&block[2..]) {
+                *out = byte ^ 0x80;
+            }
+        }),
+    }
+    let block = blocks.len() / scales.len().max(1);
+    for (scale, block) in scales.iter_mut().zip(blocks.chunks_exact(block.max(1))) {
+        *scale = half(block, 0);
+    }
+}
+
+fn each<const B: usize, const N: usize, T>(
     blocks: &[u8],
-    out: &mut [f32],
-    one: impl Fn(&[u8; B], &mut [f32; N]),
+    out: &mut [T],
+    one: impl Fn(&[u8; B], &mut [T; N]),
 ) {
     let ((blocks, rest), (out, unfilled)) = (blocks.as_chunks(), out.as_chunks_mut());
     assert!(rest.is_empty() && unfilled.is_empty() && blocks.len() == out.len());
@@ -75,16 +98,6 @@ fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
     for (i, x) in out.iter_mut().enumerate() {
         *x = d * f32::from(nibble(&block[2..], i) as i8 - 8);
     }
-}
-
-/// Writes the scales of whole blocks of Q4_0.
-///
-/// # Panics
-/// Panics if there is another number of blocks.
-pub(super) fn q4_0_scales(blocks: &[u8], out: &mut [f32]) {
-    each(blocks, out, |block: &[u8; 18], [scale]: &mut [f32; 1]| {
-        *scale = half(block, 0);
-    });
 }
 
 fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {

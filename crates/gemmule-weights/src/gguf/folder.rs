@@ -61,18 +61,57 @@ impl Weight {
         }
     }
 
-    /// Returns whether the elements are 4-bit integers minus 8, times a scale in f16 for each [`Self::RUN`] neighbouring elements of a
-    /// row of a matrix; see [`Folder::scales`].
-    pub fn is_int4(&self) -> bool {
+    /// Returns the integers whose products with scales are the elements of a matrix, if [`Folder::read_integers`] reads them.
+    pub fn integers(&self) -> Option<Integers> {
         let are_rows = match self.arrangement {
             Arrangement::None | Arrangement::Halves { .. } => self.dims.len() == 2,
             Arrangement::MinusOne | Arrangement::Transposed => false,
         };
-        self.format == Format::Q4_0 && are_rows
+        match self.format {
+            Format::Q4_0 if are_rows => Some(Integers::Int4),
+            Format::Q8_0 if are_rows => Some(Integers::Int8),
+            _ => None,
+        }
     }
 
-    /// Elements that share a scale; see [`Self::is_int4`].
+    /// Divides a matrix into parts of `rows` rows, except for the last part. `None` if the file does not have the rows in their published
+    /// order.
+    pub fn in_parts(&self, rows: u64) -> Option<Vec<Self>> {
+        let ([n, width], Arrangement::None | Arrangement::MinusOne) =
+            (self.dims.as_slice(), self.arrangement)
+        else {
+            return None;
+        };
+        let (rows, row_bytes) = (rows.max(1), self.tensor.bytes / (*n).max(1));
+        let parts = (0..n.div_ceil(rows)).map(|part| {
+            let from = part * rows;
+            let dims = vec![rows.min(n - from), *width];
+            let tensor = Tensor {
+                dims: dims.clone(),
+                bytes: dims[0] * row_bytes,
+                offset: self.tensor.offset + from * row_bytes,
+                ..self.tensor.clone()
+            };
+            Self {
+                dims,
+                tensor,
+                ..self.clone()
+            }
+        });
+        Some(parts.collect())
+    }
+
+    /// Neighbouring elements of a row that share a scale; see [`Self::integers`].
     pub const RUN: u64 = 32;
+}
+
+/// Integers that are multiplied by a scale in f16 for each [`Weight::RUN`] elements. A code is an unsigned byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Integers {
+    /// Codes from 0 to 15, minus 8.
+    Int4,
+    /// Codes from 0 to 255, minus 128.
+    Int8,
 }
 
 impl Folder {
@@ -215,35 +254,34 @@ impl Folder {
         Ok(out)
     }
 
-    /// Reads the scales of a matrix of this folder, row by row; see [`Weight::is_int4`].
+    /// Reads the codes and the scales of a matrix of this folder, row by row; see [`Weight::integers`].
     ///
     /// # Errors
     /// Returns an error if a tensor has another format, if the file cannot be read, or if memory runs out.
-    pub fn scales(&self, weight: &Weight) -> Result<Vec<f32>, GgufError> {
+    pub fn read_integers(&self, weight: &Weight) -> Result<(Vec<u8>, Vec<f32>), GgufError> {
         let tensor = &weight.tensor;
-        if !weight.is_int4() {
-            let problem = format!(
-                "its format {} has no scales of 4-bit integers",
-                weight.format
-            );
+        let Some(integers) = weight.integers() else {
+            let problem = format!("its format {} has no rows of integers", weight.format);
             return Err(self.gguf.error(wrong_tensor(&tensor.name, problem)));
-        }
-        let per_row = tensor.row() / Weight::RUN;
-        let n = tensor.elements() / Weight::RUN;
-        let mut out = self.gguf.allocate(tensor, n, 0f32)?;
-        let mut row = self.gguf.allocate(tensor, per_row, 0f32)?;
-        let mut placed = weight.arrangement.place_rows(tensor, per_row, &mut out);
+        };
+        let (width, per_row) = (tensor.row(), tensor.row() / Weight::RUN);
+        let mut codes = self.gguf.allocate(tensor, tensor.elements(), 0u8)?;
+        let n_scales = tensor.elements() / Weight::RUN;
+        let mut scales = self.gguf.allocate(tensor, n_scales, 0f32)?;
+        let mut row_codes = self.gguf.allocate(tensor, width, 0u8)?;
+        let mut row_scales = self.gguf.allocate(tensor, per_row, 0f32)?;
+        let arrangement = weight.arrangement;
+        let mut placed_codes = arrangement.place_rows(tensor, width, &mut codes);
+        let mut placed_scales = arrangement.place_rows(tensor, per_row, &mut scales);
         let row_bytes = (per_row * tensor.format.block_bytes()) as usize;
         self.gguf.each_row(tensor, |blocks, _| {
             for blocks in blocks.chunks_exact(row_bytes) {
-                blocks::q4_0_scales(blocks, &mut row);
-                match placed.next_row() {
-                    Some(out) => out.copy_from_slice(&row),
-                    None => placed.next_column(&row),
-                }
+                blocks::integers(integers, blocks, &mut row_codes, &mut row_scales);
+                placed_codes.put_row(&row_codes);
+                placed_scales.put_row(&row_scales);
             }
         })?;
-        Ok(out)
+        Ok((codes, scales))
     }
 
     /// Reads a tensor whose elements have `N` bytes, and arranges them as published.
@@ -253,10 +291,7 @@ impl Folder {
         let row = tensor.row() as usize;
         self.gguf.each_row(tensor, |elements, _| {
             for elements in elements.as_chunks::<N>().0.chunks_exact(row) {
-                match placed.next_row() {
-                    Some(out) => out.copy_from_slice(elements),
-                    None => placed.next_column(elements),
-                }
+                placed.put_row(elements);
             }
         })
     }

@@ -212,21 +212,24 @@ impl Matrix {
         Ok(are_runs.then_some(order))
     }
 
-    /// Reads the scale and the zero point of each run of `width` columns in each row. All columns of a run must belong to one group. If a
-    /// tensor lists the groups of the columns, runs are counted in the order of the groups. The values are not read.
+    /// Returns the scale and the zero point of each run of `width` columns in each row. All columns of a run must belong to one group.
+    /// `quantized` is the matrix as returned by [`read`](Self::read). If a tensor lists the groups of the columns, runs are counted in the
+    /// order of the groups.
     ///
     /// # Errors
-    /// Returns the errors of [`read`](Self::read).
-    pub fn read_groups<E: From<QuantizedError>>(
+    /// Returns [`QuantizedError::Memory`].
+    pub fn groups_of(
         &self,
+        quantized: &Quantized,
         width: usize,
-        mut read: impl FnMut(&str) -> Result<Vec<u8>, E>,
-    ) -> Result<Vec<(f32, u16)>, E> {
-        let zeros = self.zeros(&mut read)?;
-        let scales = self.scales(&read(&self.scales.name)?)?;
-        let size = match self.columns_by_group(&mut read)? {
+    ) -> Result<Vec<(f32, u16)>, QuantizedError> {
+        let size = match quantized.columns_by_group {
             Groups::Runs(size) => size,
             Groups::Listed(_) => self.block[1] as usize,
+        };
+        let zero = |at| match &quantized.values {
+            Values::E4M3(_) => 0,
+            Values::Integers { zeros, .. } => zeros.at(at),
         };
         let [rows, columns] = self.dims.map(|n| n as usize);
         let (per_row, width) = (self.grid[1] as usize, width.max(1));
@@ -235,7 +238,7 @@ impl Matrix {
             let first = row / self.block_rows() * per_row;
             groups.extend((0..columns).step_by(width).map(|column| {
                 let at = first + column / size;
-                (scales[at], zeros.at(at))
+                (quantized.scales[at], zero(at))
             }));
         }
         Ok(groups)

@@ -15,13 +15,13 @@ impl GemmStream {
     /// Cycles of a step for converting and multiplying a packed weight, if `ctas` CTAs share an SM. Each of the four schedulers of an SM
     /// serves a warp of each warpgroup.
     fn conversion(&self, ctas: f64) -> f64 {
-        let Some(values) = self.problem.packed().map(|weight| weight.values) else {
+        let Some(weight) = self.problem.packed() else {
             return 0.0;
         };
         let by_warps = self.multiplies_by_warps();
         // Issue slots of the MMAs that multiply 16 weight rows of 128 columns by an octet of rows of x.
         let octet = if by_warps { 35.0 } else { 16.0 };
-        let converted = packed::conversion_slots(values, by_warps);
+        let converted = packed::conversion_slots(weight, by_warps);
         let slots = converted + octet * f64::from(self.tile.rows / 8);
         (slots * f64::from(self.tile.groups) * ctas).hypot(STEP_LATENCY)
     }

@@ -89,6 +89,14 @@ impl<T: Copy> Placed<'_, T> {
         self.out.get_mut(at * self.row..(at + 1) * self.row)
     }
 
+    /// Places the next row.
+    pub(super) fn put_row(&mut self, elements: &[T]) {
+        match self.next_row() {
+            Some(out) => out.copy_from_slice(elements),
+            None => self.next_column(elements),
+        }
+    }
+
     /// Places each element of the next row separately.
     pub(super) fn next_column(&mut self, elements: &[T]) {
         match self.arrangement {
@@ -139,10 +147,7 @@ mod tests {
                     let mut placed = placed;
                     for row in 0..ROWS {
                         let items: Vec<u64> = (0..width).map(|i| row * width + i).collect();
-                        match placed.next_row() {
-                            Some(out) => out.copy_from_slice(&items),
-                            None => placed.next_column(&items),
-                        }
+                        placed.put_row(&items);
                     }
                 };
                 let mut elements = vec![0; tensor.elements() as usize];

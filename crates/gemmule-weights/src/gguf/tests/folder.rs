@@ -33,6 +33,7 @@ fn published(name: &str) -> Gguf {
 
 #[test]
 fn tensors_are_those_of_transformers() {
+    let mut n_divided = 0;
     for model in MODELS {
         let (folder, published) = (folder(model), published(model));
         let mut expected: Vec<_> = published
@@ -52,6 +53,15 @@ fn tensors_are_those_of_transformers() {
                 expected,
                 "{model}: {name}"
             );
+            let parts = weight.in_parts(3);
+            n_divided += parts.iter().flatten().count();
+            let of_parts = parts.iter().flatten();
+            let read = of_parts.map(|part| folder.read(part).expect("values"));
+            let read: Vec<f32> = read.flatten().collect();
+            assert!(
+                parts.is_none() || read == expected,
+                "{model}: {name}, in parts"
+            );
             let raw = folder.read_raw(weight);
             let Some(element) = weight.element() else {
                 assert!(raw.is_err(), "{model}: {name}");
@@ -61,6 +71,7 @@ fn tensors_are_those_of_transformers() {
             assert_eq!(found, expected, "{model}: {name}, raw");
         }
     }
+    assert!(n_divided > 100, "{n_divided} parts");
 }
 
 fn elements(element: Element, bytes: &[u8]) -> Vec<f32> {
