@@ -45,6 +45,8 @@ def cached_attention(p, dtype):
     import torch
     from torch.nn import functional as F
     from torch.nn.attention.bias import causal_lower_right
+    if "window" in p or "e4m3" in p:
+        return  # no kernel skips keys before the window, or reads a cache in E4M3
     batch, new, keys, heads, kv_heads, head = p["sequences"], p["new"], p["keys"], p["heads"], p["kv_heads"], p["head"]
     rows = lambda n, of: torch.randn(batch, n, of, head, device="cuda", dtype=dtype)
     n = peers.n_sets(2 * nbytes(dtype, batch, kv_heads, keys, head))
@@ -66,7 +68,8 @@ def attention(p, dtype):
         n = peers.n_sets(4 * nbytes(dtype, tokens, heads, head))
         qkv = [torch.randn(tokens, heads + 2 * kv_heads, head, device="cuda", dtype=dtype) for _ in range(n)]
         # Flash attention derives groups from the numbers of heads. A window without an upper end is full attention.
-        mask = {"window_size": (-1, 0)} if causal else {}
+        window = p.get("window", -1)
+        mask = {"window_size": (window, 0 if causal else window)} if causal or window >= 0 else {}
         return [lambda x=x: varlen_attn(*x.split([heads, kv_heads, kv_heads], 1), cu_lens, cu_lens, longest, longest, **mask) for x in qkv]
 
     def padded(backend):
@@ -86,6 +89,8 @@ def attention(p, dtype):
         return [lambda x=x: call(x) for x in qkv]
 
     yield "torch varlen", varlen
+    if "window" in p:
+        return  # the other kernels do not skip keys outside the window
     yield "cuDNN SDPA, padded", lambda: padded("CUDNN_ATTENTION")
     yield "efficient SDPA, padded", lambda: padded("EFFICIENT_ATTENTION")
 

@@ -34,7 +34,7 @@ use problem::{Family, Problem, Task};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Kernels to time: softmax, layernorm, attention, cached, gemm; default: all
+    /// Kernels to time: softmax, layernorm, attention, cached, windows, gemm; default: all
     #[arg(long, value_delimiter = ',', value_name = "KERNELS")]
     only: Vec<Family>,
     /// CUDA device
@@ -207,6 +207,11 @@ fn problems(args: &Args, launched: &Launched) -> Result<Vec<Problem>, Report> {
                 attention::problems(args.dtype, &launched.machine, &sets, own)?
             }
             Family::Cached => cached::problems(args.dtype, &launched.machine)?,
+            Family::Windows => {
+                let mut own = attention::windows(args.dtype, &launched.machine)?;
+                own.extend(cached::windows(args.dtype, &launched.machine)?);
+                own
+            }
             Family::Gemm => gemm::problems(args.dtype, launched)?,
         });
     }

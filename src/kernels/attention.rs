@@ -104,7 +104,7 @@ pub enum AttentionError {
     )]
     WarpgroupHead { head: u32 },
     #[error(
-        "warpgroup attention does not support causal attention with windows, biases or caps; use the online kernel"
+        "warpgroup attention does not support causal attention with biases or caps; use the online kernel"
     )]
     WarpgroupMask,
     #[error("warpgroup attention over {dtype} elements; expected f16 or bf16")]
@@ -160,10 +160,6 @@ pub enum AttentionError {
         "prefill attention over {dtype} elements; expected f16 or bf16, use the plain kernel for a cache"
     )]
     PrefillStorage { dtype: DType },
-    #[error(
-        "prefill attention by warpgroups reads no KV cache in e4m3; use prefill attention for any card"
-    )]
-    PrefillE4m3,
     #[error(
         "a softmax over {dtype} cannot be {form:?}; expected f32, f16 or bf16, a power of two from 4 to 1024 lanes, 1, 2 or 4 rows together, and at most 64 elements per lane"
     )]

@@ -30,7 +30,7 @@ impl Attention {
     /// kernel.
     pub fn by_length(&self, machine: &Machine, longest: Option<u64>) -> Dispatch<KernelSpec> {
         let MhaOnline { of, dtype } = self.0;
-        if !of.by.is_none()
+        if of.by.adjusts()
             && let Ok(by_distance) = self.wgmma(machine)
         {
             return by_distance;
@@ -65,7 +65,7 @@ impl Attention {
         let MhaOnline { of, dtype } = self.0;
         let is_plain = !MhaWgmma::tiles(&of, dtype, machine.instructions).is_empty();
         let plain = match self.wgmma(machine) {
-            Ok(dispatch) if is_plain || !of.by.is_none() => dispatch,
+            Ok(dispatch) if is_plain || of.by.adjusts() => dispatch,
             Ok(_) | Err(_) => return None,
         };
         let plain = match (invariant, plain.choices().last()) {
@@ -169,18 +169,23 @@ impl Attention {
     }
 
     fn tiles_by_length(&self) -> Vec<(Option<u64>, KernelSpec)> {
-        let head = self.0.of.head;
-        let tiles = match self.0.of.by.is_none() {
-            true => MhaTile::by_length(head),
-            false => MhaTile::for_distances(head)
+        let AttentionProblem {
+            head, by, causal, ..
+        } = self.0.of;
+        let tiles = match by.adjusts() {
+            false => MhaTile::by_length(head),
+            true => MhaTile::for_adjusted_scores(head)
                 .map(|tile| (None, tile))
                 .into_iter()
                 .collect(),
         };
-        tiles
+        let kernels = tiles
             .into_iter()
-            .map(|(up_to, tile)| (up_to, MhaWgmma::of(&self.0, tile).into()))
-            .collect()
+            .map(|(up_to, tile)| (up_to, MhaWgmma::of(&self.0, tile).into()));
+        // With a window, 64 queries attend to no more keys than in sequences of this length.
+        let sides = if causal { 1 } else { 2 };
+        let most = by.window.map(|window| 64 + sides * u64::from(window));
+        within(kernels.collect(), most)
     }
 
     /// Returns the kernel for batches of few tokens on cards where it was measured to be the fastest.
@@ -279,7 +284,7 @@ mod tests {
     use super::*;
     use crate::{
         machine::testing,
-        ops::HeadView,
+        ops::{Bias, HeadView},
         tensor::{DType, Extents},
     };
 
@@ -340,16 +345,27 @@ mod tests {
     }
 
     #[test]
-    fn distances_have_a_warpgroup_kernel_on_hopper_unless_later_keys_are_hidden() {
+    fn windows_have_warpgroup_kernels_on_hopper_and_biases_have_if_no_keys_are_hidden() {
         let machine = testing::hopper();
         let usual = |problem: &Attention| shown(&problem.by_length(&machine, None));
         let mut problem = attention(64, DType::F16);
         problem.0.of.by.window = Some(64);
         assert_eq!(usual(&problem), ["any batch: mha_wgmma"]);
+        problem.0.of.by.window = Some(65);
+        let by_length = [
+            "longest up to 192: mha_wgmma",
+            "longest above 192: mha_wgmma_persistent",
+        ];
+        assert_eq!(usual(&problem), by_length);
+        problem.0.of.causal = true;
+        assert_eq!(usual(&problem), ["any batch: mha_wgmma"]);
+        problem.0.of.by.window = Some(4096);
+        let all = usual(&problem);
+        assert_eq!((&all[0][..], all.len()), (by_length[0], 3));
         let mut single = attention(64, DType::F32);
         single.0.of.by.window = Some(64);
         assert_eq!(usual(&single), ["any batch: mha_simt"]);
-        problem.0.of.causal = true;
+        problem.0.of.by.bias = Some(Bias::Slopes);
         assert_eq!(problem.wgmma(&machine), Err(AttentionError::WarpgroupMask));
         assert_eq!(usual(&problem), ["any batch: mha_online"]);
     }

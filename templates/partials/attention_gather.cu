@@ -1,8 +1,10 @@
 constexpr unsigned int GATHER_WARPS = 4 / PIPELINES;               // producer warps per pipeline
 constexpr unsigned int GATHERERS = GATHER_WARPS * 32;
-constexpr unsigned int ROW_CHUNKS = HEAD / 8;                      // 16-byte chunks per row
+{% if e4m3 %}constexpr unsigned int ROW_CHUNKS = HEAD / 16;                     // 16-byte chunks per row
+constexpr unsigned int PASS = ROW_CHUNKS == 6 ? 4 : 32 / ROW_CHUNKS;  // rows that a warp copies at once
+{% else %}constexpr unsigned int ROW_CHUNKS = HEAD / 8;                      // 16-byte chunks per row
 constexpr unsigned int PASS = 32 / ROW_CHUNKS;                     // rows that a warp copies at once
-constexpr unsigned int WARP_ROWS = KEYS / GATHER_WARPS;            // consecutive rows of a tile that a warp copies
+{% endif %}constexpr unsigned int WARP_ROWS = KEYS / GATHER_WARPS;            // consecutive rows of a tile that a warp copies
 static_assert(KEYS % GATHER_WARPS == 0 && WARP_ROWS % PASS == 0 && WARP_ROWS <= 32, "a lane for each row's slot");
 static_assert(STRIDE % HEAD == 0, "rows of a cache have numbers");
 static_assert(STAGES > 2, "a consumer needs the next stage's keys before it empties a stage, while one is on its way");
@@ -12,19 +14,47 @@ __device__ __forceinline__ void barrier_expect(unsigned int barrier, unsigned in
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Waits for this thread's copies except the last PENDING groups, and arrives at the full barriers of stage `at`. WGMMA reads through the
+{% if e4m3 %}{% include "partials/cache_decode.cu" %}
+// Converts the chunks of a tile's rows that this thread has copied. A chunk in E4M3 becomes two chunks, and was copied to the place of the
+// first. Only this thread accesses these places.
+__device__ __forceinline__ void convert_copies(unsigned int tile) {
+    const unsigned int lane = threadIdx.x % 32, chunk = lane % ROW_CHUNKS * 2, pass_row = lane / ROW_CHUNKS;
+    if (PASS * ROW_CHUNKS < 32 && pass_row >= PASS) return;
+#pragma unroll 2
+    for (unsigned int i = 0; i < WARP_ROWS; i += PASS) {
+        const unsigned int row = threadIdx.x / 32 % GATHER_WARPS * WARP_ROWS + i + pass_row;
+        const unsigned int to[2] = {tile + swizzled<KEYS>(row, chunk), tile + swizzled<KEYS>(row, chunk + 1)};
+        unsigned int packed[4];
+        asm volatile("ld.shared.v4.u32 { %0, %1, %2, %3 }, [%4];"
+                     : "=r"(packed[0]), "=r"(packed[1]), "=r"(packed[2]), "=r"(packed[3]) : "r"(to[0])
+                     : "memory");
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            unsigned int words[4];
+            unpack_e4m3(packed[j * 2], words[0], words[1]);
+            unpack_e4m3(packed[j * 2 + 1], words[2], words[3]);
+            asm volatile("st.shared.v4.u32 [%0], { %1, %2, %3, %4 };" ::"r"(to[j]), "r"(words[0]), "r"(words[1]),
+                         "r"(words[2]), "r"(words[3])
+                         : "memory");
+        }
+    }
+}
+
+{% endif %}// Waits for this thread's copies except the last PENDING groups, and arrives at the full barriers of stage `at`. WGMMA reads through the
 // async proxy, so a thread must fence its copies before it arrives. It therefore cannot use cp.async.mbarrier.arrive.
 template <int PENDING> __device__ __forceinline__ void arrive_full(const SharedStorage& smem, unsigned int at) {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-    fence_for_copies();
+{% if e4m3 %}    convert_copies(smem.keys(at));
+    convert_copies(smem.values(at));
+{% endif %}    fence_for_copies();
     barrier_arrive(smem.full_keys(at));
     barrier_arrive(smem.full_values(at));
 }
 
 // Code of the producer warps of a pipeline. The warps load Q with TMA, and gather rows of K and V by slot from the cache. Rows past the
 // last key become zeros.
-__device__ __forceinline__ void produce(const SharedStorage& smem, const TensorMap& q, const Element* keys,
-                                        const Element* values, const int* slots, const int* slot_starts,
+__device__ __forceinline__ void produce(const SharedStorage& smem, const TensorMap& q, const {% if e4m3 %}unsigned char{% else %}Element{% endif %}* keys,
+                                        const {% if e4m3 %}unsigned char{% else %}Element{% endif %}* values, const int* slots, const int* slot_starts,
                                         const int* key_lens, TileScheduler& scheduler, PersistentSchedule& schedule) {
     constexpr unsigned int NONE = ~0u;
     PipelineState<Q_STAGES> q_stage;
@@ -37,13 +67,14 @@ __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorM
         tile.keys = tile.length == 0 ? 0 : __ldg(key_lens + tile.sequence);
         const int* own = slots + (tile.length == 0 ? 0 : __ldg(slot_starts + tile.sequence)) + warp_row;
         const unsigned int n_keys = tile.keys_of(ROWS);
-        // Index of the cache row that is the warp's l-th row, in lane l. Indices count rows of HEAD elements.
+{% if skips_keys %}        const unsigned int first_key = tile.first_key_of(tile.first);
+{% endif %}        // Index of the cache row that is the warp's l-th row, in lane l. Indices count rows of HEAD elements.
         const auto row_from = [&](unsigned int key) {
             if (lane >= WARP_ROWS || key + warp_row + lane >= n_keys) return NONE;
             const unsigned int slot = __ldg(own + key + lane);
             return slot / BLOCK * static_cast<unsigned int>(STRIDE / HEAD) + tile.head / GROUP * BLOCK + slot % BLOCK;
         };
-        unsigned int rows = row_from(0);
+        unsigned int rows = row_from({{ first_key }});
         if (leads) {
             barrier_wait(smem.empty_queries(q_stage.index), q_stage.phase ^ 1);
             store_tile(smem.tile(q_stage.index), tile);
@@ -63,14 +94,14 @@ __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorM
         }
         __syncwarp();
         unsigned int on_its_way = 0;  // index of the previous stage, whose copies are in flight
-        for (unsigned int key = 0; key < n_keys; key += KEYS) {
+        for (unsigned int key = {{ first_key }}; key < n_keys; key += KEYS) {
             const unsigned int next_rows = row_from(key + KEYS);  // loaded early, so that it is available when the next stage is empty
-            if (key > 0) barrier_wait(smem.empty(stage.index), stage.phase ^ 1);
+            if (key > {{ first_key }}) barrier_wait(smem.empty(stage.index), stage.phase ^ 1);
 #pragma unroll 2
             for (unsigned int i = 0; i < WARP_ROWS; i += PASS) {
                 const unsigned int from = __shfl_sync(0xffffffff, rows, i + pass_row);
-                const unsigned int to = swizzled<KEYS>(warp_row + i + pass_row, chunk);
-                const unsigned long long at = from == NONE ? 0 : static_cast<unsigned long long>(from) * HEAD + chunk * 8;
+                const unsigned int to = swizzled<KEYS>(warp_row + i + pass_row, {% if e4m3 %}chunk * 2{% else %}chunk{% endif %});
+                const unsigned long long at = from == NONE ? 0 : static_cast<unsigned long long>(from) * HEAD + chunk * {% if e4m3 %}16{% else %}8{% endif %};
                 if (PASS * ROW_CHUNKS < 32 && pass_row >= PASS) continue;
                 asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem.keys(stage.index) + to),
                              "l"(keys + at), "r"(from == NONE ? 0 : 16)
@@ -81,7 +112,7 @@ __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorM
             }
             asm volatile("cp.async.commit_group;" ::: "memory");
             rows = next_rows;
-            if (key > 0) arrive_full<1>(smem, on_its_way);
+            if (key > {{ first_key }}) arrive_full<1>(smem, on_its_way);
             on_its_way = stage.index;
             stage.advance();
         }

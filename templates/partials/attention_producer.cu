@@ -78,13 +78,14 @@ __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorM
                     min((tile.length - tile.first + 63) / 64, static_cast<unsigned int>(CONSUMERS));
                 const unsigned int box = tile.head * BOXES, kv_box = tile.head / GROUP * BOXES;
                 const unsigned int n_keys = tile.keys_of(ROWS);
-                unsigned int q_bytes = consumers * Q_BYTES;  // queries arrive with the first keys
-                for (unsigned int key = 0; key < n_keys; key += KEYS) {
+{% if skips_keys %}                const unsigned int first_key = tile.first_key_of(tile.first);
+{% endif %}                unsigned int q_bytes = consumers * Q_BYTES;  // queries arrive with the first keys
+                for (unsigned int key = {{ first_key }}; key < n_keys; key += KEYS) {
                     const unsigned int keys = smem.full_keys(stage.index), values = smem.full_values(stage.index);
-                    if (key > 0) barrier_wait(smem.empty(stage.index), stage.phase ^ 1);
+                    if (key > {{ first_key }}) barrier_wait(smem.empty(stage.index), stage.phase ^ 1);
                     barrier_arrive_expecting(keys, TILE_BYTES + q_bytes);
                     load_boxes(smem.keys(stage.index), k, {{ k_column }} / COLUMNS + kv_box, tile.start + key, keys);
-                    if (key == 0) {
+                    if (key == {{ first_key }}) {
 #pragma unroll
                         for (unsigned int i = 0; i < CONSUMERS; ++i) {
                             if (i < consumers) {

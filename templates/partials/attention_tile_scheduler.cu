@@ -11,11 +11,21 @@ struct Tile {
     // Number of keys that precede query `row` (relative to the sequence) and that it attends to.
     __device__ __forceinline__ unsigned int keys_before(unsigned int row) const { return all_keys() - length + row; }
 
-    // Number of keys that the first `rows` queries of the tile attend to.
+{% if skips_keys %}    // First key that query `row` attends to.
+    __device__ __forceinline__ unsigned int first_key_of(unsigned int row) const {
+        return keys_before(row) - min(keys_before(row), WINDOW);
+    }
+
+    // End of the keys that the first `rows` queries of the tile attend to.
+    __device__ __forceinline__ unsigned int keys_of(unsigned int rows) const {
+        const unsigned int end = keys_before(min(length, first + rows));
+        return CAUSAL ? end : min(all_keys(), end + WINDOW);
+    }
+{% else %}    // Number of keys that the first `rows` queries of the tile attend to.
     __device__ __forceinline__ unsigned int keys_of(unsigned int rows) const {
         return CAUSAL ? keys_before(min(length, first + rows)) : all_keys();
     }
-};
+{% endif %}};
 
 // Maps a tile index to a query tile of the batch. Every warp searches separately. In a batch of at most 32 sequences, each lane has one
 // sequence and counts the tiles before it. Indices then have no gaps, and the longest sequence may come first. In larger batches, tiles are

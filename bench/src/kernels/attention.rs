@@ -6,7 +6,9 @@ use gemmule::{
     cli::bench::sets::{Set, named},
     kernels::{
         Case, Instructions, KernelSpec,
-        attention::{AttentionContext, AttentionScores, AttentionSoftmax, MhaOnline},
+        attention::{
+            AttentionContext, AttentionScores, AttentionSoftmax, MhaOnline, MhaTile, MhaWgmma,
+        },
         chain::Chain,
     },
     machine::Machine,
@@ -34,9 +36,8 @@ const FEW: [&str; 3] = ["b16_m128", "b16_m512", "b16_m1024"];
 /// Heads and head size: BERT-base, MiniLM, BERT-large.
 const HEADS: [(u32, u32); 3] = [(12, 64), (12, 32), (16, 64)];
 
-/// Heads, key heads, head size, and whether attention is causal, for sequences of equal length. There are as many
-/// sequences as 8,192 tokens allow, and at least one.
-const EQUAL: [(u32, u32, u32, bool); 6] = [
+/// Heads of sequences of equal length. There are as many sequences as 8,192 tokens allow, and at least one.
+const EQUAL: [Heads; 6] = [
     (8, 8, 128, false),
     (8, 8, 128, true),
     (16, 8, 128, true),
@@ -46,6 +47,22 @@ const EQUAL: [(u32, u32, u32, bool); 6] = [
 ];
 const EQUAL_LENGTHS: [u32; 6] = [512, 1024, 2048, 4096, 8192, 16_384];
 const EQUAL_TOKENS: u32 = 8192;
+
+/// Heads, key heads, head size, whether attention is causal, and lengths and windows. Without a window, the time is that of full or causal
+/// attention.
+const WINDOWED: [(Heads, &[u32], &[Option<u32>]); 5] = [
+    ((16, 4, 64, true), &WINDOWED_LENGTHS, &CAUSAL_WINDOWS),
+    ((8, 8, 96, true), &WINDOWED_LENGTHS, &CAUSAL_WINDOWS),
+    ((16, 4, 128, true), &WINDOWED_LENGTHS, &CAUSAL_WINDOWS),
+    ((8, 2, 256, true), &WINDOWED_LENGTHS, &CAUSAL_WINDOWS),
+    ((12, 12, 64, false), &[1024, 8192], &WINDOWS),
+];
+const WINDOWED_LENGTHS: [u32; 2] = [2048, 16_384];
+const CAUSAL_WINDOWS: [Option<u32>; 4] = [None, Some(512), Some(2047), Some(4096)];
+const WINDOWS: [Option<u32>; 4] = [None, Some(64), Some(128), Some(512)];
+
+/// Heads, key heads, head size, and whether attention is causal.
+type Heads = (u32, u32, u32, bool);
 
 /// Returns every head shape on every set if the user gives sets, and otherwise a default selection of both.
 pub(super) fn problems(
@@ -63,25 +80,44 @@ pub(super) fn problems(
         };
         let names: Vec<String> = names.iter().map(|&n| n.to_owned()).collect();
         for set in named(sets.to_vec(), &names)? {
-            problems.push(problem(machine, (heads, heads, head, false), set, dtype)?);
+            let heads = (heads, heads, head, false);
+            problems.push(problem(machine, heads, None, set, dtype)?);
         }
     }
     for heads in EQUAL.into_iter().filter(|_| !chosen) {
         for length in EQUAL_LENGTHS {
-            let n = (EQUAL_TOKENS / length).max(1);
-            let set = Set {
-                name: format!("{n}x{length}"),
-                lens: vec![length; n as usize],
-            };
-            problems.push(problem(machine, heads, set, dtype)?);
+            problems.push(problem(machine, heads, None, equal(length), dtype)?);
         }
     }
     Ok(problems)
 }
 
+/// Returns problems with windows, in sequences of equal length.
+pub(super) fn windows(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, Report> {
+    let mut problems = Vec::new();
+    for (heads, lengths, windows) in WINDOWED {
+        for &length in lengths {
+            for &window in windows.iter().filter(|w| w.is_none_or(|w| w < length)) {
+                problems.push(problem(machine, heads, window, equal(length), dtype)?);
+            }
+        }
+    }
+    Ok(problems)
+}
+
+/// Returns sequences of equal length.
+fn equal(length: u32) -> Set {
+    let n = (EQUAL_TOKENS / length).max(1);
+    Set {
+        name: format!("{n}x{length}"),
+        lens: vec![length; n as usize],
+    }
+}
+
 fn problem(
     machine: &Machine,
-    (heads, kv_heads, head, causal): (u32, u32, u32, bool),
+    (heads, kv_heads, head, causal): Heads,
+    window: Option<u32>,
     set: Set,
     dtype: DType,
 ) -> Result<Problem, Report> {
@@ -93,7 +129,10 @@ fn problem(
         head,
         scale: default_scale(head),
         causal,
-        by: PositionBias::default(),
+        by: PositionBias {
+            window,
+            ..PositionBias::default()
+        },
         q: column(0),
         k: column(heads * head),
         v: column((heads + kv_heads) * head),
@@ -107,6 +146,7 @@ fn problem(
             kv_heads,
             head,
             causal,
+            window,
             lens: set.lens,
         },
     })
@@ -152,6 +192,11 @@ fn contenders(
     let short = short.filter(|kernel| matches!(kernel, KernelSpec::MhaShort(_)));
     let wgmma = attention.wgmma(machine).ok();
     let wgmma = wgmma.and_then(|by_length| by_length.at(&batch).cloned());
+    let one_tile = MhaTile::for_adjusted_scores(head).map(|tile| MhaWgmma::of(&attention.0, tile));
+    let one_tile = one_tile.filter(|kernel| {
+        let serves = of.by.window.is_some() && kernel.check().is_ok();
+        serves && machine.instructions == Instructions::Hopper
+    });
     let mut all = vec![Contender::picked(
         label(&picked),
         merged(Chain::of(picked.clone())),
@@ -161,6 +206,7 @@ fn contenders(
         ("mha_short of tight length", short),
         ("mha_wgmma", wgmma),
         ("mha_online", Some(attention.0.clone().into())),
+        ("mha_wgmma with one tile per CTA", one_tile.map(Into::into)),
     ];
     // Skip a kernel with the same name: it differs only in its tile, and the selected kernel has the best tile for these rows.
     for (name, kernel) in alone
@@ -176,7 +222,7 @@ fn contenders(
         let label = "grouped scores, reduction, context";
         all.push(Contender::other(label, merged(grouped)));
     }
-    if of.causal {
+    if of.causal || of.by.window.is_some() {
         return Ok(all);
     }
     let scores = AttentionScores {

@@ -1,7 +1,7 @@
 //! Attention to a KV cache: decode steps with one token per sequence, and parts of prompts.
 
 use gemmule::{
-    DType,
+    DType, Format,
     kernels::{
         Case, Instructions, KernelSpec,
         attention::{DecodeCtas, Keys, MhaCached, MhaDecode, MhaPrefill},
@@ -9,7 +9,7 @@ use gemmule::{
         chain::Chain,
     },
     machine::Machine,
-    ops::{HeadView, default_scale},
+    ops::{HeadView, PositionBias, default_scale},
     select::CachedAttention,
     tensor::Extents,
 };
@@ -39,11 +39,38 @@ const SHAPES: [(u32, u32, u32); 15] = [
     (1, 8192, 8192),
 ];
 
+/// Shapes of prompts with a window.
+const WINDOWED: [(u32, u32, u32); 1] = [(1, 8192, 8192)];
+const WINDOWS: [Option<u32>; 3] = [None, Some(512), Some(4096)];
+
+/// Heads as in [`HEADS`], a shape as in [`SHAPES`], a window, and whether the cache is in E4M3.
+type Shape = ((u32, u32, u32), (u32, u32, u32), Option<u32>, bool);
+
 pub(super) fn problems(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, Report> {
     let all = HEADS
         .into_iter()
-        .flat_map(|heads| SHAPES.map(|shape| (heads, shape)));
-    all.map(|((heads, kv_heads, head), (sequences, new, keys))| {
+        .flat_map(|heads| SHAPES.map(|shape| (heads, shape, None, false)));
+    of_shapes(all, dtype, machine)
+}
+
+/// Returns prompts with and without windows, with caches in the type of the activations and in E4M3.
+pub(super) fn windows(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, Report> {
+    let all = [(16, 8, 128), (8, 2, 256)]
+        .into_iter()
+        .flat_map(|heads| WINDOWED.map(|shape| (heads, shape)))
+        .flat_map(|(heads, shape)| WINDOWS.map(|window| (heads, shape, window)))
+        .flat_map(|(heads, shape, window)| [false, true].map(|e4m3| (heads, shape, window, e4m3)));
+    let is_shorter = |&(_, (.., keys), window, _): &Shape| window.is_none_or(|w| w < keys);
+    of_shapes(all.filter(is_shorter), dtype, machine)
+}
+
+fn of_shapes(
+    all: impl Iterator<Item = Shape>,
+    dtype: DType,
+    machine: &Machine,
+) -> Result<Vec<Problem>, Report> {
+    let mut problems = Vec::new();
+    for ((heads, kv_heads, head), (sequences, new, keys), window, e4m3) in all {
         let task = Task::CachedAttention {
             heads,
             kv_heads,
@@ -51,9 +78,18 @@ pub(super) fn problems(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, 
             sequences,
             new,
             keys,
+            window,
+            e4m3,
+        };
+        let format = match e4m3 {
+            true => Format::E4m3,
+            false => dtype.into(),
         };
         let plain = MhaCached {
-            by: Default::default(),
+            by: PositionBias {
+                window,
+                ..PositionBias::default()
+            },
             keys: Keys::Own,
             heads,
             kv_heads,
@@ -63,7 +99,7 @@ pub(super) fn problems(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, 
                 offset: 0,
                 stride: (heads + 2 * kv_heads) * head,
             },
-            pool: Pool::of_layer(kv_heads, head, dtype),
+            pool: Pool::of_layer(kv_heads, head, format),
             dtype,
         };
         let n = sequences as usize;
@@ -72,14 +108,14 @@ pub(super) fn problems(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, 
             ..Case::new("timed", &vec![new; n])
         };
         let batch = case.extents().into_diagnostic()?;
-        Ok(Problem {
+        problems.push(Problem {
             contenders: contenders(&plain, machine, &batch)
                 .ok_or_else(|| miette!("no kernel computes {task} on `{}`", machine.name))?,
             task,
             case,
-        })
-    })
-    .collect()
+        });
+    }
+    Ok(problems)
 }
 
 /// Returns the kernel that a model launches, followed by the others. [`MhaCached`] is included only if it is fast enough.

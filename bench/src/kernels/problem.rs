@@ -109,6 +109,9 @@ pub(super) enum Task {
         kv_heads: u32,
         head: u32,
         causal: bool,
+        /// Max distance of keys that are attended to.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        window: Option<u32>,
         lens: Vec<u32>,
     },
     /// Attention to `keys` keys per sequence. The last `new` keys are those of the queries' tokens, and the others are cached.
@@ -119,6 +122,11 @@ pub(super) enum Task {
         sequences: u32,
         new: u32,
         keys: u32,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        window: Option<u32>,
+        /// Whether the cache is in E4M3.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        e4m3: bool,
     },
     Gemm {
         rows: u32,
@@ -158,6 +166,13 @@ impl Work {
     }
 }
 
+/// Number of pairs of a token and an earlier token in a sequence of `n` tokens, at most `window` apart.
+fn up_to(n: u32, window: Option<u32>) -> f64 {
+    let far = f64::from(window.map_or(n, |window| window.min(n)));
+    // Tokens from `far` on have `far` earlier tokens within the window.
+    far * (far - 1.0).max(0.0) / 2.0 + (f64::from(n) - far) * far
+}
+
 impl Task {
     pub fn op(&self) -> &'static str {
         match self {
@@ -191,14 +206,16 @@ impl Task {
                 heads,
                 head,
                 causal,
+                window,
                 lens,
                 ..
             } => {
-                let of = |n: f64| match causal {
-                    true => n * (n + 1.0) / 2.0,
-                    false => n * n,
+                // Each token attends to itself, and on each side to no more keys than the window.
+                let of = |n: u32| {
+                    let side = up_to(n, *window);
+                    f64::from(n) + if *causal { side } else { 2.0 * side }
                 };
-                let pairs: f64 = lens.iter().map(|&n| of(f64::from(n))).sum();
+                let pairs: f64 = lens.iter().map(|&n| of(n)).sum();
                 Work::Flop(4.0 * pairs * f64::from(*heads) * f64::from(*head))
             }
             Task::CachedAttention {
@@ -219,10 +236,11 @@ impl Task {
                 sequences,
                 new,
                 keys,
+                window,
                 ..
             } => {
-                let [new, keys] = [*new, *keys].map(f64::from);
-                let pairs = new * (keys - new) + new * (new + 1.0) / 2.0;
+                let earlier = up_to(*keys, *window) - up_to(*keys - *new, *window);
+                let pairs = f64::from(*new) + earlier;
                 let columns = f64::from(*heads) * f64::from(*head);
                 Work::Flop(4.0 * f64::from(*sequences) * pairs * columns)
             }
@@ -240,6 +258,7 @@ impl Task {
 /// - `b16_m128 12x64`: set, heads x head size
 /// - `16x512 16kv8x128 causal`: also the number of key heads (8), and whether attention is causal
 /// - `8x 1 of 96 32kv8x128`: sequences, new tokens, keys, heads, key heads x head size
+/// - `1x8192 16kv4x128 causal window 4096`: also the max distance of keys that are attended to
 /// - `1229x3072x768`: rows x outputs x inputs
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -254,6 +273,7 @@ impl fmt::Display for Task {
                 kv_heads,
                 head,
                 causal,
+                window,
                 ..
             } => {
                 let groups = match kv_heads == heads {
@@ -261,7 +281,8 @@ impl fmt::Display for Task {
                     false => format!("kv{kv_heads}"),
                 };
                 let causal = if *causal { " causal" } else { "" };
-                write!(f, "{set} {heads}{groups}x{head}{causal}")
+                write!(f, "{set} {heads}{groups}x{head}{causal}")?;
+                within(f, *window)
             }
             Task::CachedAttention {
                 heads,
@@ -270,12 +291,25 @@ impl fmt::Display for Task {
                 sequences,
                 new,
                 keys,
-            } => write!(f, "{sequences}x {new} of {keys} {heads}kv{kv_heads}x{head}"),
+                window,
+                e4m3,
+            } => {
+                let format = if *e4m3 { " e4m3" } else { "" };
+                write!(
+                    f,
+                    "{sequences}x {new} of {keys} {heads}kv{kv_heads}x{head}{format}"
+                )?;
+                within(f, *window)
+            }
             Task::Gemm { rows, n, k } | Task::GemmBiasGelu { rows, n, k } => {
                 write!(f, "{rows}x{n}x{k}")
             }
         }
     }
+}
+
+fn within(f: &mut fmt::Formatter<'_>, window: Option<u32>) -> fmt::Result {
+    window.map_or(Ok(()), |window| write!(f, " window {window}"))
 }
 
 /// Operators that are timed together.
@@ -285,15 +319,17 @@ pub(super) enum Family {
     LayerNorm,
     Attention,
     Cached,
+    Windows,
     Gemm,
 }
 
 impl Family {
-    pub const ALL: [(&'static str, Family); 5] = [
+    pub const ALL: [(&'static str, Family); 6] = [
         ("softmax", Family::Softmax),
         ("layernorm", Family::LayerNorm),
         ("attention", Family::Attention),
         ("cached", Family::Cached),
+        ("windows", Family::Windows),
         ("gemm", Family::Gemm),
     ];
 }

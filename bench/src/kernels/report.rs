@@ -210,7 +210,7 @@ struct Drawing {
     time: bool,
 }
 
-const DRAWINGS: [Drawing; 9] = [
+const DRAWINGS: [Drawing; 10] = [
     Drawing {
         file: "softmax.svg",
         title: "Softmax of attention scores, 12 heads",
@@ -264,21 +264,43 @@ const DRAWINGS: [Drawing; 9] = [
         file: "attention_equal.svg",
         title: "Attention, 8,192 tokens in sequences of equal length",
         x_label: "sequences x length, heads x head size",
-        of: |task| matches!(task, Task::Attention { lens, .. } if is_equal(lens)),
+        of: |task| matches!(task, Task::Attention { lens, window: None, .. } if is_equal(lens)),
         time: false,
     },
     Drawing {
         file: "attention_cached.svg",
         title: "Attention to a KV cache",
         x_label: "sequences x new tokens of all keys, heads x head size",
-        of: |task| matches!(task, Task::CachedAttention { .. }),
+        of: |task| {
+            matches!(
+                task,
+                Task::CachedAttention {
+                    window: None,
+                    e4m3: false,
+                    ..
+                }
+            )
+        },
+        time: true,
+    },
+    Drawing {
+        file: "attention_windows.svg",
+        title: "Attention with windows, and to a KV cache in E4M3",
+        x_label: "sequences x length, heads x head size, window",
+        of: |task| match task {
+            Task::Attention { window, .. } => window.is_some(),
+            Task::CachedAttention { window, e4m3, .. } => window.is_some() || *e4m3,
+            _ => false,
+        },
         time: true,
     },
 ];
 
 fn longest(task: &Task) -> Option<u32> {
     match task {
-        Task::Attention { lens, .. } if !is_equal(lens) => lens.iter().copied().max(),
+        Task::Attention {
+            lens, window: None, ..
+        } if !is_equal(lens) => lens.iter().copied().max(),
         _ => None,
     }
 }

@@ -59,6 +59,7 @@ fn work_is_the_minimum_of_an_operator() {
         kv_heads: 12,
         head: 64,
         causal,
+        window: None,
         lens: vec![10, 20],
     };
     // 4·(100 + 400)·768: only pairs within a sequence.
@@ -72,7 +73,17 @@ fn work_is_the_minimum_of_an_operator() {
         sequences: 3,
         new,
         keys: 10,
+        window: None,
+        e4m3: false,
     };
+    // With a window of 3, the sequences have 10 + 24 and 20 + 54 pairs. On both sides, they have 10 + 48 and 20 + 108.
+    for (causal, pairs) in [(true, 108.0), (false, 186.0)] {
+        let mut windowed = attention(causal);
+        if let Task::Attention { window, .. } = &mut windowed {
+            *window = Some(3);
+        }
+        assert_eq!(windowed.work(f16), Work::Flop(4.0 * pairs * 768.0));
+    }
     // Bytes are the keys and values of both key heads. There are 8 + 9 + 10 pairs for each head.
     assert_eq!(cached(1).work(f16), Work::Bytes(15_360.0));
     assert_eq!(cached(3).work(f16), Work::Flop(4.0 * 3.0 * 27.0 * 256.0));
@@ -185,7 +196,7 @@ fn only_chooses_families_and_an_unknown_word_names_the_known_ones() {
     let text = error.to_string();
     assert!(text.contains("did you mean `softmax`?"), "{text}");
     assert!(
-        text.contains("softmax, layernorm, attention, cached, gemm"),
+        text.contains("softmax, layernorm, attention, cached, windows, gemm"),
         "{text}"
     );
 }
@@ -304,7 +315,7 @@ fn every_problem_is_in_one_figure_and_figures_draw() {
     let rows = rows(&problems, &laps, &[], DType::F16);
     let figures = figures(&problems, &rows, "a card", DType::F16);
     let n_groups: usize = figures.iter().map(|(_, f)| f.groups.len()).sum();
-    assert_eq!((figures.len(), n_groups), (9, problems.len()));
+    assert_eq!((figures.len(), n_groups), (10, problems.len()));
     for (name, figure) in figures {
         assert!(figure.svg().unwrap().starts_with("<svg"), "{name}");
     }

@@ -56,8 +56,7 @@ impl PositionBiasCode for PositionBias {
             Some(Bias::Table { reach }) => reach,
             Some(Bias::Slopes) | None => 0,
         };
-        let adjusts = self.bias.is_some() || self.cap.is_some();
-        let scale_log2 = match adjusts {
+        let scale_log2 = match self.adjusts() {
             true => f32_literal(1.0),
             false => log2.clone(),
         };
@@ -87,7 +86,7 @@ impl PositionBiasCode for PositionBias {
                 .into(),
             ),
             ("reach", reach.into()),
-            ("adjusts", adjusts.into()),
+            ("adjusts", self.adjusts().into()),
             ("capped", self.cap.is_some().into()),
             ("score_log2", log2.into()),
             ("scale_log2", scale_log2.into()),

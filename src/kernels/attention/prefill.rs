@@ -36,7 +36,6 @@ impl MhaPrefill {
             dtype => return Err(AttentionError::PrefillStorage { dtype }),
         }
         match self.tile {
-            Some(_) if self.plain.pool.is_e4m3() => Err(AttentionError::PrefillE4m3),
             Some(tile) => {
                 let tiles = MhaTile::gathering(self.plain.head);
                 MhaWgmma::check_tile(&self.attending(), tile, tiles)
@@ -120,7 +119,12 @@ impl Kernel for MhaPrefill {
             constants.extend([
                 ("block", BLOCK.into()),
                 ("stride", self.plain.pool.stride.into()),
+                ("e4m3", self.plain.pool.is_e4m3().into()),
+                ("scaled", self.plain.pool.scaled.into()),
             ]);
+            if self.plain.pool.scaled {
+                constants.insert("score_scale", "scale_log2".into());
+            }
             return constants;
         }
         let mut constants = self.online().constants();
@@ -212,11 +216,7 @@ impl Kernel for MhaPrefill {
 
 /// Returns the kernel for any GPU, and the kernels for Hopper.
 fn of_tiles(plain: MhaCached) -> impl Iterator<Item = KernelSpec> {
-    let tiles = match plain.pool.is_e4m3() {
-        true => &[][..],
-        false => MhaTile::gathering(plain.head),
-    };
-    let tiles = tiles.iter().copied().map(Some);
+    let tiles = MhaTile::gathering(plain.head).iter().copied().map(Some);
     let with = move |tile| MhaPrefill {
         plain: plain.clone(),
         tile,
@@ -268,6 +268,17 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 let all_by = e4m3.by_distance().chain(capped);
                 all.extend(all_by.map(|plain| MhaPrefill { plain, tile: None }.into()));
             }
+            // Windows of less and more than a tile.
+            let window = Some(if dtype == DType::F16 { 300 } else { 37 });
+            let by = PositionBias { window, ..plain.by };
+            all.extend(MhaTile::gathering(head).iter().map(|&tile| {
+                let plain = MhaCached {
+                    by,
+                    ..plain.clone()
+                };
+                let tile = Some(tile);
+                MhaPrefill { plain, tile }.into()
+            }));
             if kv_heads == heads {
                 let source = |plain: &MhaCached| MhaCached {
                     keys: Keys::Source,

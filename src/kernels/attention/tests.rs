@@ -467,13 +467,6 @@ fn every_instance_renders_with_its_parameters_in_order() {
 #[test]
 fn a_cache_in_e4m3_is_refused_by_kernels_that_do_not_convert_it() {
     let all = super::representative();
-    let prefill = all.iter().find_map(|kernel| match kernel {
-        KernelSpec::MhaPrefill(k) if k.tile.is_some() => Some(k.clone()),
-        _ => None,
-    });
-    let mut prefill = prefill.expect("one is for Hopper");
-    prefill.plain = prefill.plain.in_e4m3();
-    assert_eq!(prefill.check(), Err(AttentionError::PrefillE4m3));
     let decode = all.iter().find_map(|kernel| match kernel {
         KernelSpec::MhaDecode(k) if k.plain.dtype == DType::F32 => Some(k.clone()),
         _ => None,

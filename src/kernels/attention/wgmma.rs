@@ -175,8 +175,8 @@ impl MhaTile {
         }
     }
 
-    /// Tile for attention with a window or a bias, for every length; `None` if the kernel does not support the head size.
-    pub fn for_distances(head: u32) -> Option<MhaTile> {
+    /// Tile for attention with a bias or a cap, for every length; `None` if the kernel does not support the head size.
+    pub fn for_adjusted_scores(head: u32) -> Option<MhaTile> {
         let one_tile = |tile: &&MhaTile| !tile.persistent;
         Self::candidates(head).iter().find(one_tile).copied()
     }
@@ -255,6 +255,9 @@ impl MhaTile {
             ("causal", of.causal.into()),
             ("cached", (origin == Origin::Cache).into()),
             ("to_e4m3", false.into()),
+            ("e4m3", false.into()),
+            ("scaled", false.into()),
+            ("score_scale", "SCALE_LOG2".into()),
             ("head", head.into()),
             ("columns", columns(head).into()),
             ("ones", ones.into()),
@@ -278,6 +281,8 @@ impl MhaTile {
             ("acc_operands", operands(acc).into()),
         ]);
         all.extend(of.by.constants("head", of.scale));
+        let skips_keys = of.by.window.is_some() && !of.by.adjusts();
+        all.insert("skips_keys", skips_keys.into());
         if self.persistent {
             let (producer, consumer) = self.registers(origin);
             all.extend([
@@ -287,6 +292,10 @@ impl MhaTile {
                 ("consumer_registers", consumer.into()),
                 ("arrivals", self.arrivals(origin).into()),
                 ("record", TILE_RECORD.into()),
+                (
+                    "first_key",
+                    if skips_keys { "first_key" } else { "0" }.into(),
+                ),
             ]);
         }
         all
@@ -381,23 +390,23 @@ impl MhaWgmma {
     }
 
     /// Tiles that support this attention on a GPU with these instructions. The list is empty if the kernel does not support the attention,
-    /// or if the attention has a window, a bias or a cap, for which [`MhaTile::for_distances`] returns the only tile.
+    /// or if the attention has a bias or a cap, for which [`MhaTile::for_adjusted_scores`] returns the only tile.
     pub fn tiles(
         of: &AttentionProblem,
         dtype: DType,
         instructions: Instructions,
     ) -> &'static [MhaTile] {
         let whole = |v: HeadView| has_whole_boxes(v, of.head);
-        let serves = of.by.is_none() && [of.q, of.k, of.v].into_iter().all(whole);
+        let serves = !of.by.adjusts() && [of.q, of.k, of.v].into_iter().all(whole);
         match instructions {
             Instructions::Hopper if dtype.has_mma() && serves => MhaTile::candidates(of.head),
             _ => &[],
         }
     }
 
-    /// Whether the kernel supports this attention: causal attention must not have a window, a bias or a cap.
+    /// Whether the kernel supports this attention: causal attention must not have a bias or a cap.
     pub fn serves(of: &AttentionProblem) -> bool {
-        of.by.is_none() || !of.causal
+        !of.by.adjusts() || !of.causal
     }
 
     /// Checks that the kernel can be generated as described.
@@ -438,8 +447,8 @@ impl MhaWgmma {
                 });
             }
         }
-        // The consumer threads of a persistent CTA have no registers left for a window, a bias or a cap.
-        let serves = of.by.is_none() || !tile.persistent;
+        // The consumer threads of a persistent CTA have no registers left for a bias or a cap.
+        let serves = !of.by.adjusts() || !tile.persistent;
         match tiles.contains(&tile) && serves {
             true => Ok(()),
             false => Err(AttentionError::WarpgroupTile {

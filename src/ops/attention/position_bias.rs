@@ -131,6 +131,11 @@ impl PositionBias {
         *self == Self::default()
     }
 
+    /// Returns whether there is a bias or a cap, which changes the scores of keys that are attended to.
+    pub fn adjusts(&self) -> bool {
+        self.bias.is_some() || self.cap.is_some()
+    }
+
     /// Range of keys, out of `n_keys`, that the query at position `query` attends to.
     pub fn seen(&self, causal: bool, query: usize, n_keys: usize) -> Range<usize> {
         let after = self

@@ -225,6 +225,9 @@ mod tests {
         let mut windowed = cached(64, DType::F16);
         windowed.0.by.window = Some(300);
         let dispatch = windowed.by_length(&hopper);
+        let pieces = &shown(&dispatch)[2..];
+        let last = "longest above 192: mha_wgmma_persistent";
+        assert_eq!(pieces, ["longest 2 to 192: mha_prefill", last]);
         let steps = &shown(&dispatch)[..2];
         assert_eq!(
             steps,
@@ -298,9 +301,9 @@ mod tests {
         };
         let hopper = testing::hopper();
         let all = shown(&stored(64, DType::F16).by_length(&hopper));
-        assert_eq!(all.len(), 5, "{all:?}");
         assert!(all[..4].iter().all(|line| line.ends_with(": mha_decode")));
-        assert_eq!(all[4], "longest above 1: mha_prefill");
+        let long = "longest above 192: mha_wgmma_persistent";
+        assert_eq!(all[4..], ["longest 2 to 192: mha_prefill", long]);
         let x = HeadView::TokenMajor {
             offset: 12 * 64,
             stride: 20 * 64,

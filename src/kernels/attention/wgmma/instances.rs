@@ -34,10 +34,19 @@ pub(in crate::kernels::attention) fn representative() -> Vec<KernelSpec> {
                 k: column(heads * head),
                 v: column((heads + kv_heads) * head),
             };
-            let tiles = MhaTile::candidates(head).iter();
-            all.extend(tiles.map(|&tile| KernelSpec::from(MhaWgmma { of, dtype, tile })));
+            // A window that hides whole key tiles from a warpgroup, and one that is longer than a tile.
+            let window = match dtype {
+                DType::BF16 => 37,
+                DType::F16 | DType::F32 => 300,
+            };
+            for window in [None, Some(window)] {
+                let by = PositionBias { window, ..of.by };
+                let of = AttentionProblem { by, ..of };
+                let tiles = MhaTile::candidates(head).iter();
+                all.extend(tiles.map(|&tile| KernelSpec::from(MhaWgmma { of, dtype, tile })));
+            }
         }
-        // Windows and biases.
+        // Biases and caps, alone and with windows, and windows alone.
         for (heads, head) in [(12, 64), (2, 128), (3, 256), (12, 32), (5, 96)] {
             let column = |i| HeadView::TokenMajor {
                 offset: i * heads * head,
@@ -54,7 +63,7 @@ pub(in crate::kernels::attention) fn representative() -> Vec<KernelSpec> {
                     continue;
                 }
                 let of = AttentionProblem { by, ..full };
-                let tile = MhaTile::for_distances(head);
+                let tile = MhaTile::for_adjusted_scores(head);
                 all.extend(tile.map(|tile| KernelSpec::from(MhaWgmma { of, dtype, tile })));
             }
         }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ops::{PositionBias, default_scale};
+use crate::ops::{Bias, PositionBias, default_scale};
 
 fn kernel(head: u32, tile: MhaTile) -> MhaWgmma {
     let column = |i: u32| HeadView::TokenMajor {
@@ -131,55 +131,48 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
         }),
         "128x72x2_persistent is not a tile of warpgroup attention with head size 64"
     );
-    let windowed = AttentionProblem {
-        by: PositionBias {
-            window: Some(64),
-            ..PositionBias::default()
-        },
-        ..good.of
-    };
+    let with = |by| AttentionProblem { by, ..good.of };
+    let windowed = with(PositionBias {
+        window: Some(64),
+        ..PositionBias::default()
+    });
+    let adjusted = with(PositionBias {
+        bias: Some(Bias::Slopes),
+        ..windowed.by
+    });
     assert_eq!(
         refused(MhaWgmma {
-            of: windowed,
+            of: adjusted,
             ..good.clone()
         }),
         "128x64x2_persistent is not a tile of warpgroup attention with head size 64"
     );
-    let tile = MhaTile::for_distances(64).expect("there is one");
-    let of = windowed;
-    assert_eq!(
-        MhaWgmma {
+    let one_tile = MhaTile::for_adjusted_scores(64).expect("there is one");
+    let causal = |of| AttentionProblem { causal: true, ..of };
+    for (of, tile) in [
+        (adjusted, one_tile),
+        (windowed, one_tile),
+        (windowed, tile),
+        (causal(windowed), tile),
+    ] {
+        let kernel = MhaWgmma {
             of,
             tile,
             ..good.clone()
-        }
-        .check(),
-        Ok(())
-    );
-    let causal = AttentionProblem {
-        causal: true,
-        ..good.of
-    };
-    let tiles = |of, instructions| MhaWgmma::tiles(of, DType::F16, instructions);
-    assert!(tiles(&good.of, Instructions::Ampere).is_empty());
-    assert!(!tiles(&good.of, Instructions::Hopper).is_empty());
-    assert!(!tiles(&causal, Instructions::Hopper).is_empty());
-    let window = AttentionProblem {
-        by: PositionBias {
-            window: Some(64),
-            ..PositionBias::default()
-        },
-        ..good.of
-    };
-    assert!(tiles(&window, Instructions::Hopper).is_empty());
+        };
+        assert_eq!(kernel.check(), Ok(()));
+    }
+    let tiles = |of, instructions| MhaWgmma::tiles(&of, DType::F16, instructions);
+    assert!(tiles(good.of, Instructions::Ampere).is_empty());
+    assert!(!tiles(good.of, Instructions::Hopper).is_empty());
+    assert!(!tiles(causal(good.of), Instructions::Hopper).is_empty());
+    assert!(!tiles(causal(windowed), Instructions::Hopper).is_empty());
+    assert!(tiles(adjusted, Instructions::Hopper).is_empty());
     assert_eq!(
         refused(MhaWgmma {
-            of: AttentionProblem {
-                causal: true,
-                ..window
-            },
-            ..good
+            of: causal(adjusted),
+            ..good.clone()
         }),
-        "warpgroup attention does not support causal attention with windows, biases or caps; use the online kernel"
+        "warpgroup attention does not support causal attention with biases or caps; use the online kernel"
     );
 }
