@@ -543,7 +543,7 @@ fn buckets_end_where_the_model_does_and_serve_batches_at_their_edges() {
     batches.push(last(&[64; 33]));
     let used = compare_with_exact_shapes(&engine, &batches);
     assert!(used.replayed > 33, "{used:?}");
-    // The caller pads the same sequences. These batches have shapes of their own.
+    // Batches that the caller padded are not rounded to a bucket: they run with their exact shapes.
     for lens in [&[7, 1, 3][..], &[509, 1], &[40; 9]] {
         let batch = padded(lens);
         compare_with_exact_shapes(&engine, &[batch]);

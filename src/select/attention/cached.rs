@@ -1,4 +1,6 @@
-//! Dispatch of attention to a KV cache: decode steps by the numbers of sequences and keys, longer pieces of prompts by tokens.
+//! Dispatch of attention to a KV cache. Steps of one token per sequence are dispatched by the number of sequences and, on Hopper, of keys.
+//! Batches with pieces of several tokens are dispatched by the longest piece and, if the kernel has a finer tile, also by the tokens of the
+//! batch.
 
 use super::{Batches, Dispatch, Entry, Interval, by_rounds};
 use crate::{

@@ -72,10 +72,10 @@ impl Future for Reply {
 }
 
 impl Reply {
-    /// Blocks the thread until the reply arrives, for callers without a runtime.
+    /// Blocks the thread until the reply arrives, for callers without an async runtime.
     ///
     /// # Errors
-    /// Returns the errors of the future.
+    /// Returns the same errors as awaiting the reply.
     pub fn wait(mut self) -> Result<Answer, ServeError> {
         let (_, never) = oneshot::channel();
         let answer = std::mem::replace(&mut self.answer, never);

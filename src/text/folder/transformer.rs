@@ -109,7 +109,8 @@ pub(super) struct Transformer {
 }
 
 impl Transformer {
-    /// Reads the file. With `is_multi_vector`, its settings of late interaction are read elsewhere.
+    /// Reads the file. Its settings of late interaction are refused, unless `is_multi_vector`: the folder's module of token vectors then
+    /// reads them.
     pub(super) fn read(json: &Json, is_multi_vector: bool) -> Result<Self, TextError> {
         json.check_keys(&KEYS)?;
         let late = LATE_KEYS.into_iter().filter(|_| !is_multi_vector);
