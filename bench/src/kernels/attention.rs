@@ -48,18 +48,19 @@ const EQUAL: [Heads; 6] = [
 const EQUAL_LENGTHS: [u32; 6] = [512, 1024, 2048, 4096, 8192, 16_384];
 const EQUAL_TOKENS: u32 = 8192;
 
-/// Heads, key heads, head size, whether attention is causal, and lengths and windows. Without a window, the time is that of full or causal
-/// attention.
-const WINDOWED: [(Heads, &[u32], &[Option<u32>]); 5] = [
-    ((16, 4, 64, true), &WINDOWED_LENGTHS, &CAUSAL_WINDOWS),
-    ((8, 8, 96, true), &WINDOWED_LENGTHS, &CAUSAL_WINDOWS),
-    ((16, 4, 128, true), &WINDOWED_LENGTHS, &CAUSAL_WINDOWS),
-    ((8, 2, 256, true), &WINDOWED_LENGTHS, &CAUSAL_WINDOWS),
-    ((12, 12, 64, false), &[1024, 8192], &WINDOWS),
+/// Heads of attention with windows.
+const WINDOWED: [Heads; 5] = [
+    (16, 4, 64, true),
+    (8, 8, 96, true),
+    (16, 4, 128, true),
+    (8, 2, 256, true),
+    (12, 12, 64, false),
 ];
-const WINDOWED_LENGTHS: [u32; 2] = [2048, 16_384];
-const CAUSAL_WINDOWS: [Option<u32>; 4] = [None, Some(512), Some(2047), Some(4096)];
-const WINDOWS: [Option<u32>; 4] = [None, Some(64), Some(128), Some(512)];
+/// Sequence lengths and windows of causal attention, and of full attention. Without a window, the time is that of all keys.
+const CAUSAL_WINDOWS: ([u32; 2], [Option<u32>; 4]) =
+    ([2048, 16_384], [None, Some(512), Some(2047), Some(4096)]);
+const FULL_WINDOWS: ([u32; 2], [Option<u32>; 4]) =
+    ([1024, 8192], [None, Some(64), Some(128), Some(512)]);
 
 /// Heads, key heads, head size, and whether attention is causal.
 type Heads = (u32, u32, u32, bool);
@@ -95,9 +96,13 @@ pub(super) fn problems(
 /// Returns problems with windows, in sequences of equal length.
 pub(super) fn windows(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, Report> {
     let mut problems = Vec::new();
-    for (heads, lengths, windows) in WINDOWED {
-        for &length in lengths {
-            for &window in windows.iter().filter(|w| w.is_none_or(|w| w < length)) {
+    for heads in WINDOWED {
+        let (lengths, windows) = match heads {
+            (.., true) => CAUSAL_WINDOWS,
+            (.., false) => FULL_WINDOWS,
+        };
+        for length in lengths {
+            for window in windows.into_iter().filter(|w| w.is_none_or(|w| w < length)) {
                 problems.push(problem(machine, heads, window, equal(length), dtype)?);
             }
         }
