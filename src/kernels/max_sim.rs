@@ -31,7 +31,7 @@ const WARPS: u32 = THREADS / 32;
 const STAGED_BYTES: u32 = 64 << 10;
 
 impl MaxSim {
-    /// Max width for which [`STAGED_BYTES`] hold the fewest vectors of a query that are multiplied at once.
+    /// Max width for which `STAGED_BYTES` hold the fewest vectors of a query that are multiplied at once.
     pub const MAX_WIDTH: u32 = 4096;
 
     fn is_mma(&self) -> bool {
