@@ -136,7 +136,7 @@ pub(super) enum Test {
         /// Key with indices of the enclosing loops.
         key: At<Spelling>,
         is: Vec<serde_json::Value>,
-        /// Condition that decides if the key is absent. A null value counts as absent unless `is` contains null.
+        /// Condition that decides the test instead of `is` when the key is absent. A null value counts as absent unless `is` contains null.
         absent: Option<At<Condition>>,
     },
     Holds(At<Condition>),

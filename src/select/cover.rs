@@ -189,7 +189,8 @@ fn fine_rows() -> Vec<u64> {
 /// savings are within the error of the estimates and are not worth another entry in the dispatch.
 const CHANGE: f64 = 0.0005;
 
-/// Returns the launches of one chain. Ranges of rows are assigned to covers so that the loss is minimal.
+/// Returns the launches of one chain. Ranges of rows are assigned to covers so that the sum of the
+/// loss and the changes of cover ([`CHANGE`]) is minimal.
 fn covered(edges: &Edges, kernels: &Kernels, grid: &[(u64, Vec<f64>)]) -> Vec<ChosenLaunch> {
     let mut covers: Vec<Cover> = Vec::new();
     let mut best = Vec::new();

@@ -682,8 +682,8 @@ fn writer_with(change: impl FnOnce(&Path)) -> tempfile::TempDir {
 
 #[test]
 fn a_logit_that_is_no_number_fails_its_request_and_no_other() {
-    // A text ends at the last position, whose embedding is not read. The embedding of the position before is damaged, so only a sequence
-    // that reaches it fails, in that step.
+    // The token at the last position is never an input, so the embedding of this position is never read. The embedding of the position
+    // before it is damaged. Only a sequence that reaches that position fails, in the step that reads the embedding.
     let folder = writer_with(|folder| {
         let file = folder.join("model.safetensors");
         let mut bytes = std::fs::read(&file).expect("weights");

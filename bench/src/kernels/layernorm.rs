@@ -85,7 +85,7 @@ fn picked_norm(
     }
 }
 
-/// Like [`alone`], for a LayerNorm with a bias and a residual. The unfused kernels follow.
+/// Like [`alone`], for a LayerNorm with a bias and a residual. The last contender is the same computation in separate kernels.
 fn after_a_gemm(
     launched: &Launched,
     rows: u32,

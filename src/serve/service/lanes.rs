@@ -242,7 +242,7 @@ pub(super) struct Collect {
     pub(super) bytes: u64,
 }
 
-/// With each batch after a reduction of its memory limit, a lane regains the full limit divided by this number.
+/// After a lane's memory limit was reduced, each finished batch raises it again by the full limit divided by this number.
 pub(super) const RECOVERS: u64 = 256;
 
 impl Weights {
