@@ -68,18 +68,7 @@ fn dtype(expr: &WeightExpr, source: &dyn WeightSource) -> DType {
                 false => DType::F32,
             }
         }
-        WeightExpr::Transposed { .. }
-        | WeightExpr::Sinusoid { .. }
-        | WeightExpr::RelativeBias { .. }
-        | WeightExpr::Positions { .. }
-        | WeightExpr::Slopes { .. }
-        | WeightExpr::ResizedHeads { .. }
-        | WeightExpr::PlusOne { .. }
-        | WeightExpr::Zeros { .. }
-        | WeightExpr::ProductScales { .. }
-        | WeightExpr::Scale(_)
-        | WeightExpr::CacheScale { .. }
-        | WeightExpr::OrderedColumns { .. }
-        | WeightExpr::OrderedRows { .. } => DType::F32,
+        // In f32, no element of any expression is rounded.
+        _ => DType::F32,
     }
 }
