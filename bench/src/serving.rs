@@ -25,7 +25,7 @@ use crate::figure::{Figure, Kind, Series};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Cost table for BERT-base (TurboTransformers' model), written by `gemmule serve
+    /// Cost table for BERT-base, the model in TurboTransformers' figures, written by `gemmule serve
     /// --write-costs` or `gemmule bench costs --estimated`
     #[arg(long, value_name = "FILE")]
     costs: PathBuf,

@@ -244,7 +244,9 @@ pub struct Settings {
     pub timeout: Micros,
     /// Maximum number of requests in a padded batch (TurboTransformers: 20).
     pub most: usize,
-    /// Number of rows in TCB's batches. For `tnb` and `ttb`, it is the maximum number of requests in a batch (TCB: 64).
+    /// Number of rows of a batch for the schedulers whose rows are shared (`concat-…`, `slotted-das`). The schedulers `tnb` and `ttb` pad
+    /// instead. For them, it is the number of rows that DAS fills when it selects requests, and the maximum number of requests in a batch.
+    /// TCB uses 64.
     pub rows: u32,
     /// Number of tokens in a row (TCB: 100 to 400).
     pub length: u32,

@@ -13,7 +13,7 @@ use crate::{kernels::KernelSpec, machine::Machine};
 
 /// The input of a kernel selection.
 pub struct SelectionInput<'a> {
-    /// Distinct chains, with the number of occurrences of each in a run.
+    /// Distinct chains, each with the number of its occurrences in the program.
     pub chains: &'a [(Chain, usize)],
     pub machine: &'a Machine,
     /// Timings that correct the cost model.

@@ -24,7 +24,7 @@ pub(super) type Cover = Vec<(usize, Vec<usize>)>;
 pub(super) struct Edges {
     pub edges: Vec<Edge>,
     pub n_sites: usize,
-    /// Number of occurrences of the chain in a run.
+    /// Number of occurrences of the chain in the program.
     pub times: usize,
 }
 

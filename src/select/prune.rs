@@ -11,7 +11,8 @@ use crate::{kernels::KernelSpec, machine::Machine};
 /// Min saving of a kernel that is kept: a fraction of the time of a run's chains, averaged over octaves of rows and measured by
 /// [`Pruning::loss`].
 const WORTH_A_KERNEL: f64 = 0.0009;
-/// Pruning starts with all kernels that take at most this factor of the time of the best cover's kernel at some number of rows.
+/// Pruning starts with the kernels that are nearly as fast as the fastest one. At some sampled number of rows, such a kernel takes at most
+/// `NEAR` times as long as the kernel that the cheapest cover uses for the same launch.
 const NEAR: f64 = 1.03;
 
 /// Distinct candidates with their estimates, identified by index.

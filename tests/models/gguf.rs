@@ -289,7 +289,8 @@ fn linear_layers_after_the_pooling_are_those_of_the_file() {
     }
 }
 
-/// Writes a folder with transformers' tensors and settings for a GGUF file.
+/// Writes the model of `{name}.gguf` as a folder in the layout of the library transformers. Its settings are translated from that file. Its
+/// tensors are those of `{name}-published.gguf`, which have transformers' names and order of rows.
 fn published(name: &str, fixture: &Path) -> Folder {
     let file = |name: String| Gguf::open(fixture.join(name)).expect("a file");
     let tensors = file(format!("{name}-published.gguf"));

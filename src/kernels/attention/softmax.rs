@@ -210,8 +210,8 @@ impl AttentionSoftmax {
 }
 
 impl AttentionSoftmax {
-    /// Returns `scale · log2(e)`. A scale of 0 would turn the −∞ of a masked key into NaN, so the smallest normal number replaces it. The
-    /// probabilities are then equal, too, as long as scores are below 10³⁰.
+    /// Returns `scale · log2(e)`, or the smallest normal number if this is 0, because 0 times the −∞ of a masked key would be NaN. As long
+    /// as scores are below 10³⁰ in magnitude, all keys that are not masked still get the same probability, as they would with a scale of 0.
     fn scale_log2(&self) -> f32 {
         match scale_log2(self.scale) {
             0.0 => f32::MIN_POSITIVE,

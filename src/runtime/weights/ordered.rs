@@ -19,7 +19,7 @@ pub(super) fn order(
         })
 }
 
-/// Returns the elements of all rows, with the columns in this order.
+/// Returns the elements of the row-major matrix `stored`, row by row. Element `i` of each returned row is from column `order[i]`.
 pub(super) fn columns<'s, T: Copy>(
     stored: &'s [T],
     order: &'s [u32],

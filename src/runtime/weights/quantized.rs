@@ -98,10 +98,10 @@ pub(super) fn configured(folder: &Path) -> Result<Option<Config>, CheckpointErro
     Config::parse(&json).map_err(|problem| CheckpointError::Quantized { file, problem })
 }
 
-/// Finds the quantized matrices among the tensors of a folder. Returns `None` without a configuration.
+/// Finds the quantized matrices among the tensors of a folder. Returns `None` if there is no configuration and no tensor is quantized.
 ///
 /// # Errors
-/// Returns an error if tensors contradict the configuration, or if they are quantized and there is no configuration.
+/// Returns an error if the tensors contradict the configuration, or if a tensor is quantized although there is no configuration.
 pub(super) fn find(
     config: Option<&Config>,
     folder: &Path,

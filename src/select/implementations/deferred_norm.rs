@@ -15,8 +15,8 @@ use crate::{
 
 /// Max number of rows for which the two launches were timed.
 const MAX_ROWS: u64 = 128;
-/// Max number of row tiles of the first launch if each CTA processes all of k. For more tiles, twice as many CTAs with half the rows are
-/// faster.
+/// Max number of row tiles of the first launch, for any split of k. If k is not split, a launch with more tiles than this is slower than
+/// one whose tiles have half the rows, and which therefore has twice as many CTAs.
 const MAX_TILES: u64 = 4;
 /// Rows of the candidate tiles of the two launches. Smaller tiles would have more CTAs, which leave the CTAs of the next kernel no room to
 /// prefetch their weights.

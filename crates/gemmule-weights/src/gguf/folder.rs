@@ -61,7 +61,8 @@ impl Weight {
         }
     }
 
-    /// Returns the integers whose products with scales are the elements of a matrix, if [`Folder::read_integers`] reads them.
+    /// Returns the type of the integers that [`Folder::read_integers`] reads. Each element of the matrix is such an integer times the scale
+    /// of its run. Returns `None` unless the tensor is a matrix in Q4_0 or Q8_0 that is stored neither transposed nor plus one.
     pub fn integers(&self) -> Option<Integers> {
         let are_rows = match self.arrangement {
             Arrangement::None | Arrangement::Halves { .. } => self.dims.len() == 2,

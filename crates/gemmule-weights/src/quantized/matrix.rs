@@ -108,8 +108,8 @@ impl Matrix {
         self.dims
     }
 
-    /// Returns the runs of elements that share a scale. Returns `None` if a tensor lists the groups of the columns, and for 8-bit integers
-    /// with zero points.
+    /// Returns the runs of elements that share a scale. Returns `None` if a tensor assigns a group to each column (`Order::Listed`), and
+    /// for 8-bit integers with zero points.
     pub fn runs_of_rows(&self) -> Option<Runs> {
         match self.order {
             Order::None | Order::Runs(_) => self.runs_of_groups(),
@@ -117,8 +117,9 @@ impl Matrix {
         }
     }
 
-    /// Returns the runs of elements that share a scale if the columns are put in the order of their groups; see
-    /// [`column_order`](Self::column_order). Returns `None` if no tensor lists the groups, and for 8-bit integers with zero points.
+    /// Returns the runs of elements that share a scale once the columns are sorted by group; see [`column_order`](Self::column_order).
+    /// Returns `None` if the groups are runs of columns by definition, as in [`runs_of_rows`](Self::runs_of_rows), and for 8-bit integers
+    /// with zero points.
     pub fn ordered_runs_of_rows(&self) -> Option<Runs> {
         match self.order {
             Order::None | Order::Runs(_) => None,
