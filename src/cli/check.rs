@@ -75,7 +75,8 @@ fn compiled_for(
         options.outputs = Some(vec![output.to_owned()]);
     }
     options.without.insert("hoist_pooled_token".to_owned());
-    // Descriptions expect fused attention, which has no mask for the padding of a query.
+    // Descriptions expect fused attention. Fused attention cannot mask the tokens that pad a query (ColBERT's query expansion), so compile
+    // without this mask.
     for module in &mut options.modules {
         if let Module::NormalizeTokens { hides_expansion } = module {
             *hides_expansion = false;

@@ -149,7 +149,8 @@ impl Args {
         }
     }
 
-    /// Returns the targets to include code for: the requested targets, or else the target of the named or timed card.
+    /// Returns the targets to include code for: the requested targets, or else the target of the card that is named or that the timings are
+    /// from, or else [`DEFAULT_TARGETS`]. If kernels are timed on a device, the only possible target is that of the device.
     fn targets(
         &self,
         device: Option<&Device>,

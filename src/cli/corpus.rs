@@ -316,7 +316,8 @@ fn kind(device: &DeviceName) -> String {
     }
 }
 
-/// Estimates the total number of rows from the number of bytes read so far.
+/// Estimates the total number of rows from the number of bytes read so far. Returns `None` if the size of the input is not known, or if
+/// nothing has been read.
 fn estimated_rows(progress: &Progress) -> Option<u64> {
     let total = progress.total_bytes?;
     let share = progress.bytes as f64 / total.max(1) as f64;

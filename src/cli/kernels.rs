@@ -354,7 +354,7 @@ mod tests {
     use super::*;
     use crate::kernels::representative;
 
-    /// Returns the kernels of the catalogue that need no model. They are built faster.
+    /// Returns the kernels of the catalogue that can be listed without compiling any model, which saves time.
     fn without_models() -> BTreeMap<String, Emitted> {
         let kernels = representative().into_iter().chain(KernelSpec::runtime());
         kernels

@@ -13,7 +13,7 @@ use crate::{
     jit::Source,
 };
 
-/// Results by emitted source.
+/// Contents of the ledger.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Ledger {
     /// Results by symbol.

@@ -41,13 +41,14 @@ impl Location {
         self.model.as_deref().or(self.named.as_deref())
     }
 
-    /// Returns the name of a description or the path of a file; `None` if MODEL is a checkpoint or a model on the hub.
+    /// Returns MODEL if it is the name of a description or the path of a file. Returns `None` if MODEL is missing, a checkpoint, or a model
+    /// on the hub.
     pub(super) fn model(&self) -> Option<&str> {
         let is_own = |name: &&str| on_hub(name).is_none() && local(name).is_none();
         self.given().filter(is_own)
     }
 
-    /// Returns MODEL, or else the folder that selects the model.
+    /// Returns MODEL, or else the path of `--weights`.
     pub(super) fn name(&self) -> &str {
         let folder = || self.weights.as_deref().and_then(Path::to_str);
         let given = self.given().or_else(folder);

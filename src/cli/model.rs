@@ -76,7 +76,8 @@ pub(super) struct Card {
 }
 
 impl Card {
-    /// Does the same as [`machine`](Self::machine). Without --card, the card of the timings is used if it is the card of all targets.
+    /// Returns the card of the timings, if --card is not given and no target differs from the target of that card. Otherwise, does the same
+    /// as [`machine`](Self::machine).
     pub(super) fn machine_of(
         &self,
         targets: &[Target],
@@ -93,7 +94,8 @@ impl Card {
         self.machine(targets)
     }
 
-    /// Returns the named card, or else the card that represents the single target, or else the default card.
+    /// Returns the card that --card names. Without --card, returns the card that represents the only target. Returns the default card if
+    /// there is not exactly one target, or if no card represents it.
     pub(super) fn machine(&self, targets: &[Target]) -> Result<Machine, EngineError> {
         let runs_on = |machine: &Machine, target: Target| {
             let (major, minor) = machine.capability;
@@ -375,7 +377,7 @@ impl Runnable {
         self.choices.outputs()
     }
 
-    /// Returns MODEL, or else the folder that selects the model.
+    /// Returns MODEL, or else the path of `--weights`.
     pub fn name(&self) -> &str {
         self.location.name()
     }
@@ -413,7 +415,8 @@ impl Runnable {
         }
     }
 
-    /// Takes a role as the task if it chooses the route of a Router. Returns the role otherwise.
+    /// If the model is a sentence-transformers Router and no task is given, uses the role as the task, which selects the route, and returns
+    /// `None`. Otherwise, returns the role.
     pub(super) fn route(&mut self, role: Option<TextRole>) -> Result<Option<TextRole>, Report> {
         let (Some(role), None) = (role, &self.task) else {
             return Ok(role);

@@ -64,8 +64,8 @@ pub struct Codegen {
     marks: Option<Marks>,
 }
 
-/// Marker characters around a partial, in this order: `begin`, the partial's name, `name_end`, the
-/// partial's text, `end`.
+/// Marker characters around the text of a partial (an included template). A marked partial is written as `begin`, its name, `name_end`, its
+/// text, `end`.
 #[derive(Clone, Copy, Debug)]
 pub struct Marks {
     pub begin: char,

@@ -50,7 +50,7 @@ impl Sealed {
         }
     }
 
-    /// Binds cubins to their sources, given in the same order.
+    /// Binds each of `cubins` to the source at the same index of `sources`.
     pub fn all(cubins: Vec<Cubin>, sources: &[Source], nvrtc: (i32, i32)) -> Vec<Self> {
         let both = cubins.into_iter().zip(sources);
         both.map(|(cubin, source)| Self::new(cubin, source, nvrtc))
@@ -100,7 +100,7 @@ impl Artifact {
         }
     }
 
-    /// Returns whether a file starts like an artifact of any version. For a pipe, this consumes the first bytes.
+    /// Returns whether a file starts like an artifact of any version. Do not call this for a pipe, because it consumes the first bytes:
     /// [`ModelFile::open`](super::ModelFile::open) reads a file only once.
     pub fn is_one(file: &Path) -> bool {
         Beginning::open(file, N_FIRST).is_ok_and(|beginning| begins(beginning.bytes()))
@@ -194,7 +194,7 @@ impl Artifact {
         Ok(())
     }
 
-    /// Checks that every id within [`Limits`] selects a row of each table, since a device does not check ids.
+    /// Checks that every id within [`Limits`] selects a row of each embedding table, since kernels do not check ids.
     fn check_limits(&self) -> Result<(), String> {
         let Limits {
             vocabulary,

@@ -15,8 +15,8 @@ use crate::{
 const TOKENIZED_AT_ONCE: usize = 256;
 
 impl Engine {
-    /// Tokenizes inputs on the engine's threads, and returns them in order. Calls `between` after some hundred inputs each; its error
-    /// stops the work.
+    /// Tokenizes inputs on the engine's threads, and returns them in order. Calls `between` after every `TOKENIZED_AT_ONCE` inputs. If
+    /// `between` returns an error, no more inputs are tokenized.
     ///
     /// # Errors
     /// Returns the error of the first input that is refused, with its index, and the errors of `between`.
@@ -62,7 +62,7 @@ impl Engine {
         Ok(rows.into_iter().flatten().collect())
     }
 
-    /// Calls `work` on the threads of the CPU executor, or of the process if the engine uses a GPU.
+    /// Calls `work` on the threads of the CPU executor. If the engine uses a GPU, calls it on [`Threads::usual`](super::Threads::usual).
     ///
     /// # Errors
     /// Returns an error if threads cannot be started.
@@ -78,7 +78,7 @@ impl Session {
     /// Calls `run` for each batch of texts, with the indices of its sequences, and then `between`. Batches have up to `max_tokens` tokens.
     ///
     /// # Errors
-    /// Returns the errors of `run` and of `between`.
+    /// Returns the errors of `run` and of `between`, and an error if the sequences of a batch are not a valid [`Batch`].
     #[doc(hidden)]
     pub fn each_batch<E: From<EngineError>>(
         &mut self,

@@ -49,7 +49,7 @@ struct Loaded {
 /// Properties of a checkpoint that the program depends on.
 #[derive(Default)]
 struct Facts {
-    /// Tied output heads that the checkpoint also stores as separate tensors.
+    /// Tied output heads for which the checkpoint also stores a separate tensor with other values.
     own: BTreeSet<String>,
     /// Formats of tensors that keep their published quantized values, by tensor name.
     published: BTreeMap<String, Format>,
@@ -152,9 +152,9 @@ impl Builder {
         self
     }
 
-    /// Sets the task of the texts, such as `query` or `document`, for a checkpoint that computes tasks differently: it chooses the route
-    /// of a Router of sentence-transformers, or an adapter of the weights (jina-embeddings-v3). By default, the Router's default route is
-    /// loaded, or the weights without an adapter.
+    /// Sets the task of the texts, such as `query` or `document`. The task selects the route of a Router of sentence-transformers, or an
+    /// adapter of the weights (jina-embeddings-v3). Without a task, the Router's default route is loaded, or the weights without an
+    /// adapter.
     pub fn task(mut self, task: impl Into<String>) -> Self {
         self.task = Some(task.into());
         self
@@ -238,8 +238,9 @@ impl Builder {
         self
     }
 
-    /// Corrects the cost model with a file of [`write_timings`](super::write_timings). Building fails if the file is damaged, or if it is
-    /// from another card or for other kernels. If [`Builder::tune`] is set, the kernels are timed instead.
+    /// Corrects the cost model with a file of [`write_timings`](super::write_timings). A file is refused if it is damaged, or if it is from
+    /// another card or for other kernels. If kernels are timed ([`Builder::tune`]), a refused file is ignored with a warning. Otherwise,
+    /// building fails.
     pub fn timings(mut self, file: impl Into<PathBuf>) -> Self {
         self.timings = Some(file.into());
         self
@@ -323,8 +324,8 @@ impl Builder {
         self
     }
 
-    /// Sets the number of CPU threads. Engines with the same number share a pool. The default is the caller's rayon pool, or
-    /// else [`Threads::usual`].
+    /// Sets the number of CPU threads. Engines with the same number share a pool. The default is [`Threads::usual`]: the rayon pool that
+    /// the calling thread belongs to, or else the global pool.
     pub fn threads(mut self, threads: NonZeroUsize) -> Self {
         self.threads = Some(threads);
         self
@@ -368,7 +369,7 @@ impl Builder {
         facts.cache_scales = self.has_cache_scales(&loaded.artifact.program, &*source);
         let keeps = !(facts.published.is_empty() && facts.ordered.is_empty());
         let is_changed = keeps || facts.cache_scales;
-        // Only this last program runs, so only it is tuned.
+        // The program that is compiled here is the one that runs, so only this compilation is tuned.
         if is_changed || self.is_tuned() {
             loaded = self.artifact(&device, folder.as_ref(), &facts, true, &mut times)?;
         }

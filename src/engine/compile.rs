@@ -33,10 +33,10 @@ pub struct CompileOptions {
     pub dtype: DType,
     /// Format that the weights of linear layers are stored in; `None` for the storage type.
     pub quantize: Option<Format>,
-    /// Formats of the checkpoint tensors that keep their published quantized values, by tensor name. Only applies without `quantize`.
+    /// Formats of the checkpoint tensors that keep their published quantized values, by tensor name. Ignored if `quantize` is set.
     pub published: BTreeMap<String, Format>,
     /// Formats of the checkpoint tensors with `desc_act`, by tensor name. These tensors keep their published values if their inputs can be
-    /// computed in the order of the quantization groups. Only applies without `quantize` and `intermediates`.
+    /// computed in the order of the quantization groups. Ignored if `quantize` is set or if there are `intermediates`.
     pub ordered: BTreeMap<String, Format>,
     /// Format of the KV cache; `None` for the storage type.
     pub kv_cache: Option<Format>,
@@ -114,7 +114,7 @@ impl Compiled {
         Ok(program::alternatives(&self.graph, &options, tokens, more)?)
     }
 
-    /// Lowers the graph again, with other timings.
+    /// Lowers the graph again with these timings.
     pub fn program_with(&self, timings: &Timings) -> Result<Program, EngineError> {
         let options = LowerOptions {
             timings: Some(timings),
@@ -150,7 +150,7 @@ impl Compiled {
         Ok(())
     }
 
-    /// Returns the same model, lowered with other timings.
+    /// Returns the same model, lowered again with these timings.
     pub fn with_timings(mut self, timings: Option<Timings>) -> Result<Self, EngineError> {
         self.options.timings = timings;
         self.program = program::lower(&self.graph, &self.options.lowering())?;
@@ -159,8 +159,8 @@ impl Compiled {
 }
 
 impl CompileOptions {
-    /// Returns the options for a model whose sequences may end with tokens that no token attends to. Only attention that stores scores can
-    /// mask these tokens.
+    /// Returns the options for a late-interaction model whose sequences may end with tokens to which no token attends (query expansion).
+    /// Only attention that stores scores can mask these tokens, so `fuse_attention` is disabled. Any other model keeps its options.
     fn with_expansion(&self) -> Cow<'_, Self> {
         let mut asked = self.outputs.iter().flatten();
         let computes = self.outputs.is_none() || asked.any(|name| name == TOKEN_VECTORS);
@@ -208,7 +208,8 @@ pub fn compile(
         },
         cache: options.kv_cache.filter(|_| options.cached),
         cache_scales: options.cache_scales,
-        // Rounding inputs to E4M3 makes products faster, but decode steps multiply few rows and mostly wait for the weights.
+        // Rounding inputs to E4M3 makes products faster, except in programs with a KV cache: their decode steps multiply few rows and
+        // mostly wait for the weights.
         fp8_inputs: options.dtype.has_mma()
             && options.machine.instructions == Instructions::Hopper
             && !options.cached,
@@ -276,7 +277,7 @@ fn chosen_outputs<'a>(
     let mut outputs: Vec<&str> = match &options.outputs {
         Some(outputs) => outputs.iter().map(String::as_str).collect(),
         None if !further.is_empty() => Vec::new(),
-        // The graph then has the default outputs. It must contain the intermediates, none of which is an output.
+        // The graph then has the default outputs. None of the intermediates is an output, but the graph must contain them.
         None => return None,
     };
     for name in further {

@@ -56,8 +56,8 @@ impl fmt::Display for DeviceName {
 }
 
 impl DeviceName {
-    /// Returns the card that programs for this device are lowered for, and how well its description fits. The CPU uses the
-    /// kernels of the default card.
+    /// Returns the card that programs for this device are lowered for, and whether its description is that of the device itself. Programs
+    /// for a CPU are lowered for the default card.
     ///
     /// # Errors
     /// Returns an error if no kernel supports the card.

@@ -16,10 +16,11 @@ pub(super) const BATCH_TOKENS: usize = 16_384;
 const MASK_BATCH_TOKENS: usize = 1024;
 
 impl Engine {
-    /// Returns the scores of all labels for each text, best first, like the pipeline `text-classification` of transformers.
+    /// Returns the scores of all labels for each text, best first, like the pipeline `text-classification` of the library transformers.
     ///
     /// # Errors
-    /// Same as [`rerank`](Self::rerank).
+    /// Returns an error if the engine has no checkpoint folder or no output `sequence_logits`, if config.json has an unsupported
+    /// `problem_type`, if the tokenizer refuses a text, or if a batch fails.
     pub fn classify<S: AsRef<str>>(
         &self,
         texts: &[S],
@@ -41,8 +42,8 @@ impl Engine {
         scored.collect()
     }
 
-    /// Labels the tokens of texts, or finds entities in them, like the pipeline `token-classification` of transformers. The engine
-    /// must have the output `token_logits`. A text that is too long is truncated.
+    /// Labels the tokens of texts, or finds entities in them, like the pipeline `token-classification` of the library transformers. The
+    /// engine must have the output `token_logits`. A text that is too long is truncated.
     ///
     /// # Errors
     /// Returns an error if the engine has no checkpoint folder or no output `token_logits`, if the tokenizer refuses a text, or if a batch
@@ -68,8 +69,8 @@ impl Engine {
         done.collect()
     }
 
-    /// Returns the most probable tokens for each mask of each text, like the pipeline `fill-mask` of transformers. The engine must
-    /// have the output `mlm_logits`.
+    /// Returns the most probable tokens for each mask of each text, like the pipeline `fill-mask` of the library transformers. The engine
+    /// must have the output `mlm_logits`.
     ///
     /// # Errors
     /// Same as [`classify_tokens`](Self::classify_tokens). Also returns an error if a text has no mask.
@@ -98,11 +99,12 @@ impl Engine {
         done.collect()
     }
 
-    /// Scores labels for a text with a model of natural language inference, like the pipeline `zero-shot-classification` of
+    /// Scores labels for a text with a model of natural language inference, like the pipeline `zero-shot-classification` of the library
     /// transformers.
     ///
     /// # Errors
-    /// Same as [`rerank`](Self::rerank). Also returns an error if the model has no entailment label.
+    /// Returns an error if the engine has no checkpoint folder or no output `sequence_logits`, if the model has no entailment label, if the
+    /// tokenizer refuses a text, or if a batch fails.
     pub fn classify_zero_shot<S: AsRef<str>>(
         &self,
         text: &str,
@@ -122,8 +124,8 @@ impl Engine {
         Ok(job.finish(&rows, options))
     }
 
-    /// Finds answers to a question in a text, best first, like the pipeline `question-answering` of transformers 4. The engine must have
-    /// the output `token_logits`, with a start label and an end label.
+    /// Finds answers to a question in a text, best first, like the pipeline `question-answering` of version 4 of the library transformers.
+    /// The engine must have the output `token_logits`, with a start label and an end label.
     ///
     /// # Errors
     /// Same as [`classify_tokens`](Self::classify_tokens). Also returns an error if an option is out of range.

@@ -166,7 +166,7 @@ fn fetch_checked(
     }
     let has_weights = trunks(&folder).iter().all(|trunk| {
         let is_there = |name: &str| names.contains(&format!("{trunk}{name}").as_str());
-        // The error for an adapter names the model that it belongs to.
+        // A folder with an adapter is accepted here. It is refused when it is opened, by an error that names the adapter's base model.
         WEIGHTS.iter().any(|name| is_there(name)) || is_there("adapter_config.json")
     });
     if files == Files::All && !has_weights {
@@ -190,7 +190,7 @@ fn check_config(
     for trunk in &trunks {
         let has = |name: &str| names.contains(&format!("{trunk}{name}").as_str());
         let folder = folder.join(trunk);
-        // An adapter belongs to another model.
+        // An adapter is refused when its folder is opened, by an error that names its base model.
         if has("config.json")
             && !has("adapter_config.json")
             && let Some(config) = json(&folder.join("config.json"), Kind::Config)
@@ -209,9 +209,10 @@ fn check_config(
 enum Gguf<'n> {
     /// The selected model, given by the name of its first file.
     Model(&'n str),
-    /// No file matches the given name, several match, or there are several files and no name is given. Holds the names of all files.
+    /// No file matches the given name, several matching names are equally short, or there are several files and no name is given. Holds the
+    /// names of all files.
     Unclear(Vec<&'n str>),
-    /// No GGUF file is used, because the weights are in other files.
+    /// No GGUF file is used, because no name is given and the repository has other weights or no GGUF file.
     No,
 }
 
@@ -309,7 +310,7 @@ fn weights(has: &impl Fn(&str) -> bool, folder: &Path, prefix: &str) -> Vec<Stri
     wanted
 }
 
-/// Returns the folders of the transformers, as prefixes of names: one, or one for each route of a Router.
+/// Returns the folders of the transformer modules, as prefixes of names: one folder, or one for each route of a Router.
 fn trunks(folder: &Path) -> BTreeSet<String> {
     let first = |modules: Vec<String>| modules.into_iter().next().unwrap_or_default();
     pipelines(folder).into_iter().map(first).collect()

@@ -18,11 +18,11 @@ use crate::{
     text::{Encoded, LateScore, Prompt, TextEncoder, TextRole},
 };
 
-/// Products per second of a thread of the CPU, from timings of 16 threads on the host of an H200 (`docs/history/other.md`, entry 75).
+/// Multiply-adds per second of a CPU thread, from timings of 16 threads on the host of an H200 (`docs/history/other.md`, entry 75).
 const PRODUCTS_PER_SECOND: f64 = 15e9;
-/// Bytes per second that a thread copies to pinned memory on this host.
+/// Bytes per second that a CPU thread copies to pinned memory on the host of an H200.
 const COPIED_PER_SECOND: f64 = 6e9;
-/// Bytes per second that reach the GPU from pageable memory of this host if all threads copy.
+/// Bytes per second that reach an H200 from pageable host memory if all threads copy.
 const MOST_COPIED_PER_SECOND: f64 = 27e9;
 
 /// Scores documents by token vectors in host memory.
@@ -30,15 +30,15 @@ const MOST_COPIED_PER_SECOND: f64 = 27e9;
 pub struct LateScorer {
     model: LoadedModel,
     score: LateScore,
-    /// `None` if the model runs on a CPU.
+    /// `None` if the model runs on a CPU, or if it has no token vectors of a width that kernels support.
     device: Option<Arc<HostScorer>>,
 }
 
 impl Engine {
     /// Computes the token vectors of queries or documents with a late-interaction model, one matrix per text. Texts are tokenized as the
     /// checkpoint folder specifies (`ColBERT.encode` of PyLate): a prefix token is inserted, queries are padded, and the vectors of skipped
-    /// words are removed from documents. Each vector has length 1. The folder's default prompt is put before each text. For BGE-M3, these
-    /// are the rows of the output `colbert` without the first token's row.
+    /// words are removed from documents. Each vector has length 1. The folder's default prompt is put before each text. For BGE-M3, the
+    /// vectors of a text are its rows of the output `colbert` without the first token's row.
     ///
     /// # Errors
     /// Returns an error if the engine has no checkpoint folder or lacks the output `colbert`, if the tokenizer refuses a text, or if a
@@ -120,7 +120,7 @@ impl Engine {
 
     /// Scores documents for a query with a late-interaction model, in batches of up to `max_tokens` tokens. On a CUDA device, each batch is
     /// scored after its run, and only the scores are copied to the host. On a CPU, [`LateScorer`] scores all vectors. Calls `between` after
-    /// each batch. `session` must be a session of this engine, and `encoder` have its folder.
+    /// each batch. `session` must be a session of this engine, and `encoder` must be opened from the engine's folder.
     ///
     /// # Errors
     /// Returns an error if a batch fails, if vectors are not finite, and the errors of `between`.
@@ -174,8 +174,9 @@ impl Engine {
 }
 
 impl LateScorer {
-    /// Scores documents for a query. The model's GPU computes the scores if copying the vectors to it is estimated to take less time than
-    /// the products on the threads of the CPU, which is the case for a query of many vectors or a CPU with few threads. Both compute in f32.
+    /// Scores documents for a query, in f32. The model's GPU computes the scores if copying the vectors to it is estimated to take less
+    /// time than the products on the threads of the CPU, which is the case for a query of many vectors or a CPU with few threads.
+    /// Otherwise, the CPU computes them.
     ///
     /// # Errors
     /// Returns an error if the vectors have different widths, if threads cannot be started, or if the device fails.
@@ -203,7 +204,8 @@ impl LateScorer {
         })?
     }
 
-    /// Scores documents on the model's GPU; `None` if there is none, or if the vectors do not have the model's width.
+    /// Scores documents on the model's GPU. Returns `None` if the model runs on a CPU, or if the query's vectors do not have the width of
+    /// the model's token vectors.
     #[doc(hidden)]
     pub fn on_device(
         &self,

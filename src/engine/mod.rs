@@ -93,7 +93,8 @@ pub struct Engine {
     /// The checkpoint folder of the weights, if there is one.
     folder: Option<Folder>,
     encoders: texts::Encoders,
-    /// Memory on the device for token vectors of the host; `None` without a GPU.
+    /// Memory on the device for token vectors of the host; `None` on a CPU, or if the model has no token vectors of a width that kernels
+    /// support.
     host_scorer: OnceLock<Option<Arc<HostScorer>>>,
     device: DeviceName,
     limits: Limits,
@@ -220,8 +221,9 @@ impl Engine {
         Ok(self.footprint(batch)?.chunks)
     }
 
-    /// Returns the bytes of [`Engine::bytes_needed`], and a lower bound for all memory plans. A CUDA device plans a batch for its bucket
-    /// ([`GraphChoice`]), which has a few more tokens. If only the batch itself fits, a session plans for the batch and takes less memory.
+    /// Returns the bytes of [`Engine::bytes_needed`], and a lower bound on the bytes of any memory plan for the batch. A CUDA device plans
+    /// a batch for its bucket ([`GraphChoice`]), which has a few more tokens. If only the batch itself fits, a session plans for the batch
+    /// and takes less memory.
     pub fn footprint(&self, batch: &Batch) -> Result<Footprint, EngineError> {
         let batch = &*padding::laid_out(batch, self.padding)?;
         let (program, allocator) = (self.program(), &self.allocator);

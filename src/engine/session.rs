@@ -41,10 +41,9 @@ impl Session {
     /// device is never idle between batches. On a CPU, and in an engine that keeps padding, the batch has run when this returns.
     ///
     /// # Errors
-    /// Returns an error if the batch exceeds the model's limits, if a sequence has tokens after its end and an output
-    /// has a row for each token, or if memory cannot be allocated. Returns
-    /// [`CudaError::InFlight`](crate::runtime::cuda::CudaError::InFlight) if two submitted batches were neither waited
-    /// for nor dropped.
+    /// Returns an error if the batch exceeds the model's limits, if a sequence has tokens after its end and an output has values for each
+    /// token or each pair of tokens, or if memory cannot be allocated. Returns
+    /// [`CudaError::InFlight`](crate::runtime::cuda::CudaError::InFlight) if two submitted batches were neither waited for nor dropped.
     ///
     /// ```no_run
     /// # use gemmule::{Batch, Engine};
@@ -126,7 +125,8 @@ impl Session {
         }
     }
 
-    /// Removes the tokens after each end-of-sequence token. Such tokens are an error if an output has a row for each token.
+    /// Removes the tokens after each end-of-sequence token. Such tokens are an error if an output has values for each token or each pair of
+    /// tokens.
     fn ended<'b>(&self, batch: &'b Batch) -> Result<Cow<'b, Batch>, BatchError> {
         let ended = batch.ended(self.limits.end)?;
         let program = self.program();

@@ -33,13 +33,14 @@ impl Engine {
         })
     }
 
-    /// Embeds the chunks of a text with late chunking: all chunks are computed as one sequence, so that their tokens attend to each other,
-    /// and the vector of a chunk is the mean of the states of its tokens. [`TextEncoder::encode_chunks`] describes the tokens, which
-    /// follow the folder's default prompt. The engine must have the output `last_hidden_state`.
+    /// Embeds the chunks of a text with late chunking: all chunks are computed as one sequence, so that their tokens attend to each other.
+    /// The vector of a chunk is the mean of the states of its tokens, truncated and normalized as the folder specifies.
+    /// [`TextEncoder::encode_chunks`] describes the tokens, which follow the folder's default prompt. The engine must have the output
+    /// `last_hidden_state`.
     ///
     /// # Errors
     /// Returns the errors of [`TextEncoder::encode_chunks`], an error if the engine has no checkpoint folder or no output
-    /// `last_hidden_state`, and an error if the batch fails.
+    /// `last_hidden_state`, an error if the folder specifies another pooling than the mean of all tokens, and an error if the batch fails.
     pub fn embed_chunks<S: AsRef<str>>(&self, chunks: &[S]) -> Result<Vec<Vec<f32>>, EngineError> {
         let encoder = self.text_encoder()?;
         let pooling = encoder.folder().chunk_pooling()?;

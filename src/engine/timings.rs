@@ -67,8 +67,8 @@ impl TimedOn {
         Ok(found.map(|machine| machine.with_sms(self.sms)))
     }
 
-    /// Whether the timings apply to a card's description. Timings of a card without its own description apply to every card
-    /// of its compute capability.
+    /// Whether the timings apply to a card's description. If the timed card has no description, its timings apply to the description of
+    /// every card with the same compute capability.
     fn serves(&self, machine: &Machine) -> Result<bool, MachineError> {
         let own = self.machine()?;
         Ok(self.capability == machine.capability
@@ -131,7 +131,7 @@ struct Document {
     on: TimedOn,
     /// SHA-256 of all other values, in hexadecimal.
     checksum: String,
-    /// Rows and microseconds of a launch, by the kernel's symbol.
+    /// For each kernel symbol, pairs of a number of rows and the time of a launch in microseconds.
     timings: BTreeMap<String, Vec<(u64, f64)>>,
 }
 

@@ -123,7 +123,8 @@ impl<'a> Tuner<'a> {
         }
     }
 
-    /// Reads timings from this file first. If the file is refused, this is an error with [`TuneMode::Off`] and a warning otherwise.
+    /// Sets a file of timings, which is read before any kernel is timed. If the file is refused, [`Tuner::time`] returns an error in mode
+    /// `Off`, and logs a warning in other modes.
     pub fn given(mut self, file: Option<&Path>) -> Self {
         self.given = file.map(Path::to_owned);
         self
@@ -190,7 +191,8 @@ impl<'a> Tuner<'a> {
         Ok(timings)
     }
 
-    /// Returns the timings of the given file, or else of the cache.
+    /// Returns the timings of the given file. Without a file, or if the file is refused and kernels are timed, returns those of the cache.
+    /// They are empty in mode `Off`, and if all kernels are timed again.
     fn known(&self, on: &TimedOn) -> Result<Timings, EngineError> {
         if let Some(file) = &self.given {
             let read = read_timings(file).and_then(|(timings, found)| {

@@ -32,7 +32,7 @@ pub(super) fn n_packed(program: &Program) -> usize {
     program.tensors.iter().filter(is_packed).count()
 }
 
-/// Returns the number of matrices whose columns are in the order of their groups.
+/// Returns the number of matrices whose columns are sorted by quantization group (`desc_act`).
 pub(super) fn n_ordered(program: &Program) -> usize {
     let is_ordered = |tensor: &&Tensor| {
         matches!(
@@ -72,7 +72,7 @@ pub fn unread(
     config: &Value,
 ) -> Result<Vec<String>, EngineError> {
     let stored = stored(program);
-    // Build the other outputs only if some tensors are still unread.
+    // The graphs of all outputs are built only if this program leaves tensors unread.
     let mut left = source.surplus(&stored);
     left.retain(|name| !names.is_ignored(name));
     if left.is_empty() {

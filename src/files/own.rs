@@ -1,5 +1,5 @@
-//! Folders and files that belong to the user alone, such as those of a cache. Files that another
-//! user could have written are neither read nor overwritten.
+//! Folders and files that belong to the user alone, such as those of a cache. Files that another user could have written are not read, and
+//! no file is written to a folder that another user can write to.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -112,7 +112,7 @@ pub(crate) fn unfinished_in(folder: &Path) -> Result<tempfile::NamedTempFile, Tr
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(folder)?;
     check_folder(folder)?;
-    // Only the user can access a temporary file. Renaming it does not change this.
+    // A temporary file is accessible only to the user, and stays so when it is renamed.
     Ok(tempfile::Builder::new()
         .prefix(UNFINISHED)
         .tempfile_in(folder)?)

@@ -23,7 +23,7 @@ pub enum Kind {
     Tokenizer,
     /// A SentencePiece model. In memory, its pieces take about twenty times the size of the file.
     SentencePiece,
-    /// The index that maps tensors to shards.
+    /// The index that maps tensors to weight files (shards).
     ShardIndex,
     /// Token ids, texts or sets of lengths.
     Batch,
@@ -94,7 +94,7 @@ pub enum ReadError {
         .file.display(), Size(kind.limit())
     )]
     TooLarge { file: PathBuf, kind: Kind },
-    /// A model of llama.cpp that cannot be read.
+    /// A GGUF file (the format of llama.cpp) that cannot be read.
     #[error(transparent)]
     Gguf(Box<GgufError>),
     #[error(

@@ -59,7 +59,7 @@ fn a_path_is_trusted_if_no_other_user_may_write_to_it_or_its_parents() {
 
     set_mode(&at("a"), 0o777);
     insta::assert_snapshot!(refused(&file, Writers::Group, root.path()), @"ROOT/a is writable by other users (mode 0777); run `chmod go-w ROOT/a`");
-    // A sticky folder such as /tmp is trusted: nobody can replace files that belong to others.
+    // A sticky folder such as /tmp may be above a trusted file, because nobody can replace other users' files in it.
     set_mode(&at("a"), 0o1777);
     assert_eq!(trust::resolve(&file, Writers::Nobody).unwrap(), real);
     // A sticky folder itself is not trusted, because anyone can create files in it.
@@ -271,7 +271,7 @@ fn a_private_file_is_accessible_to_the_user_only() {
     }
     set_mode(&at("made/folder"), 0o700);
     assert_eq!(own::read(&file, 10).unwrap(), b"mine");
-    // Another user could now replace the folder.
+    // Another user could now replace `made/folder`.
     set_mode(&at("made"), 0o777);
     insta::assert_snapshot!(why(&file), @"ROOT/made is writable by other users (mode 0777); run `chmod go-w ROOT/made`");
     set_mode(&at("made"), 0o1777);

@@ -117,7 +117,7 @@ pub(crate) fn resolve(path: &Path, besides: Writers) -> Result<PathBuf, Distrust
     Ok(real)
 }
 
-/// Like [`resolve`], but does not check the folders above the file or folder. Accepts a sticky folder.
+/// Like [`resolve`], but checks only the file or folder itself, not those above it. Accepts a sticky folder.
 pub(crate) fn check_one(path: &Path) -> Result<(), Distrust> {
     #[cfg(unix)]
     {
@@ -131,9 +131,9 @@ pub(crate) fn check_one(path: &Path) -> Result<(), Distrust> {
     Ok(())
 }
 
-/// Returns a reason not to use the loader's search path, if `LD_LIBRARY_PATH` has an empty or relative entry and the folder of this entry
-/// contains a library that this program loads by name. Such a library may come from anyone who can write to the current folder. An extra
-/// colon alone is harmless and common.
+/// Returns a reason not to use the search path of the dynamic loader: `LD_LIBRARY_PATH` has an empty or relative entry, and the folder of
+/// this entry contains a library that this program loads by name. Such a library may come from anyone who can write to the current folder.
+/// An extra colon alone is harmless and common.
 pub(crate) fn planted_library() -> Option<String> {
     let here = std::env::current_dir().ok()?;
     planted(&std::env::var("LD_LIBRARY_PATH").ok()?, &here)
@@ -149,7 +149,7 @@ const LOADED: [&str; 6] = [
     "libnvJitLink",
 ];
 
-/// Implements [`planted_library`] for the value of the variable and the current folder.
+/// Implements [`planted_library`] for `paths`, the value of `LD_LIBRARY_PATH`, and `here`, the current folder.
 fn planted(paths: &str, here: &Path) -> Option<String> {
     // The loader ignores an empty variable. It splits at colons and semicolons.
     if paths.is_empty() {

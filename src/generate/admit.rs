@@ -74,7 +74,7 @@ impl Generator {
         if before == 1 {
             options.rules.forced_first = options.rules.forced_first.or(options.forced_bos);
         }
-        // A sequence cannot contain the token without a position, so this token must not be generated.
+        // The token [`Limits::skipped`] has no position, so a sequence cannot contain it, and it must not be generated.
         options.rules.suppressed.extend(self.limits.skipped);
         let mut blocks = self.blocks.admit(n).map_err(|full| AdmitError::Full {
             missing_bytes: u64::from(full.missing) * self.block_bytes,
@@ -88,7 +88,8 @@ impl Generator {
             }
             _ => (None, prompt),
         };
-        // The blocks may have belonged to a cancelled request whose prompt is still being read on another stream.
+        // The blocks may have belonged to a cancelled request whose prompt is still being read on another stream. The request therefore
+        // waits for the newest prefill run.
         let filled = self.fills.last();
         let row = Row::new(ticket, prompt, source, blocks, options, filled);
         self.rows.push(row);

@@ -7,8 +7,8 @@ use super::{
 };
 use crate::kernels::{cache::BLOCK, decoding::Advance};
 
-/// Cache size for a request without a limit on new tokens: `NO_LIMIT_BYTES`, or the bytes of `NO_LIMIT_TOKENS` new tokens if that is more.
-/// The positions of the model limit both.
+/// Cache bytes that are counted for a request without a limit on new tokens, or the bytes of [`NO_LIMIT_TOKENS`] new tokens if that is
+/// more. No request is counted with more positions than the model has.
 const NO_LIMIT_BYTES: u64 = 1 << 30;
 const NO_LIMIT_TOKENS: usize = 4096;
 

@@ -18,7 +18,7 @@ use crate::{
 
 mod keys;
 
-/// Value of `max_length` that older versions of transformers write into the config.json of every model.
+/// Value of `max_length` that older versions of the library transformers write into the config.json of every model.
 const WRITTEN_LENGTH: u64 = 20;
 
 /// Max value of lengths and sequence sizes. A batch has at most 2²⁴ tokens.
@@ -32,7 +32,7 @@ const MAX_ENDS: usize = 1024;
 
 /// Reads the generation settings of a checkpoint folder from its `generation_config.json`. Older folders lack that file; their settings
 /// come from config.json. End tokens and the decoder's start token also come from config.json if `generation_config.json` does not set
-/// them. Without any length limit, the limit is [`Rules::NO_LIMIT`].
+/// them. If the folder sets no limit on the length, [`Rules::max_new_tokens`] is [`Rules::NO_LIMIT`].
 ///
 /// [`SamplingParams::default_sampling`] and [`SamplingParams::default_beams`] contain the folder's settings even if the folder enables
 /// neither sampling nor beam search. If the folder enables both, `sampling` and `beams` are both set.
@@ -70,7 +70,7 @@ pub fn generation_config_of(files: &ModelFiles) -> Result<SamplingParams, Genera
     let (config_file, config) = read("config.json")?;
     let mut config = config.unwrap_or_else(|| json!({}));
     if let Some(object) = config.as_object_mut() {
-        // transformers writes a `max_length` of 20 even if no user set it.
+        // The library transformers writes a `max_length` of 20 even if no user set it.
         object.retain(|key, value| {
             IN_CONFIG.contains(&key.as_str()) && !(key == "max_length" && value == WRITTEN_LENGTH)
         });
@@ -104,7 +104,7 @@ struct Parsed {
 }
 
 impl Parsed {
-    /// Returns the sampling parameters. The end tokens must be known.
+    /// Returns the sampling parameters. The end tokens must be set before, because they remain allowed even if they are bad words.
     fn generate(mut self) -> SamplingParams {
         let rules = &mut self.generate.rules;
         let bad = self.bad_words.into_iter().filter(|id| !rules.ends(*id));
@@ -268,7 +268,8 @@ fn parse(value: &Value) -> Result<Parsed, String> {
     }
     let new = max_new_tokens.or(generate.max_length);
     if max_new_tokens.is_some() {
-        // A default limit must not make a long prompt an error, so it is lowered to the positions that are left.
+        // Without a `max_length`, a prompt for which `max_new_tokens` does not fit is refused. With one, the number is lowered to the
+        // positions that are left, so that the folder's default does not make a long prompt an error.
         generate.max_length = Some(usize::MAX);
     }
     rules.max_new_tokens = new.unwrap_or(Rules::NO_LIMIT);

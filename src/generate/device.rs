@@ -241,7 +241,8 @@ impl DeviceRows {
         self.decode.fence()
     }
 
-    /// Returns the results of the oldest step in flight, by sequence. If `wait`, waits for the step; otherwise, it may not have finished.
+    /// Returns the results of the oldest step in flight, by sequence. Waits for the step if `wait`. Returns an empty list if no step is in
+    /// flight, or if the step has not finished and `wait` is false.
     pub(super) fn receive(
         &mut self,
         sequences: &mut [Row],

@@ -51,8 +51,8 @@ impl Fills {
 }
 
 impl Generator {
-    /// Adds waiting prompts to the cache, except for the last token of each. Decoding starts with that token, unless the device is idle
-    /// ([`fill_and_choose`](Self::fill_and_choose)).
+    /// Adds waiting prompts to the cache, except for the last token of each, with which decoding starts. If no step is in flight and no
+    /// prompt is incomplete or uses beam search, [`fill_and_choose`](Self::fill_and_choose) adds whole prompts.
     pub(super) fn fill_caches(&mut self) -> Result<(), GenerateError> {
         let awaits = |row: &Row| row.suits_device() && row.row.is_none() && row.open() > 1;
         let mut left = self.max_prompt_tokens;
@@ -86,9 +86,9 @@ impl Generator {
         Ok(())
     }
 
-    /// Adds whole prompts to the cache and selects their first new tokens in the same run, which saves a decode step. This is for an idle
-    /// device only: otherwise, the prompts join the next decode step, which reads the weights for all sequences anyway. `taken` lists
-    /// requests, each with the number of its tokens before the last one.
+    /// Adds whole prompts to the cache and selects their first new tokens in the same run, which saves a decode step. This is done only if
+    /// no step is in flight. Otherwise, the last tokens of prompts join the next decode step, which reads the weights for all sequences
+    /// anyway. `taken` lists requests, each with the number of its tokens before the last one.
     fn fill_and_choose(&mut self, taken: &[(usize, usize)]) -> Result<(), GenerateError> {
         let whole: Vec<_> = taken.iter().map(|&(at, n)| (at, n + 1)).collect();
         let batch = self.batch(&whole)?;

@@ -104,7 +104,7 @@ impl Workload<'_> {
             Some(_) => len,
             None => len.min(max_prompt_tokens),
         };
-        // A batch takes the longest prompts. Sources are not split.
+        // The largest prefill batch consists of the longest prompts. A source is not split over batches.
         let mut filled: Vec<u32> = Vec::new();
         let mut sum = 0;
         for len in lens.iter().rev().take(n.max(1)).map(|&len| piece(len)) {

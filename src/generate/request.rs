@@ -6,11 +6,12 @@ use crate::search::{Beams, Hypothesis, Rules, Sampling};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplingParams {
     pub rules: Rules,
-    /// Sampling parameters; `None` selects the most probable token.
+    /// Sampling parameters; `None` selects the most probable token, unless `beams` is set.
     pub sampling: Option<Sampling>,
     /// Beam search parameters. Tokens are returned after the search ends.
     pub beams: Option<Beams>,
-    /// The folder's settings. A caller uses them to enable sampling or beam search without its own parameters.
+    /// The folder's settings for sampling and for beam search, whether or not the folder enables them. A caller that enables sampling or
+    /// beam search without its own parameters uses these settings.
     pub default_sampling: Sampling,
     pub default_beams: Beams,
     /// Seed of sampling. Equal seeds give equal tokens, independent of other requests.
@@ -34,7 +35,8 @@ pub struct SamplingParams {
 }
 
 impl SamplingParams {
-    /// Returns the max number of new tokens after `before` tokens. `room` is the limit by the model's positions and the cache.
+    /// Returns the max number of new tokens after `before` tokens. `room` is the limit by the model's positions and the cache. It does not
+    /// limit a [`Rules::max_new_tokens`] that was set without a `max_length`, so that a request that does not fit is refused.
     pub(super) fn new_tokens(&self, before: usize, room: usize) -> usize {
         let new = self.rules.max_new_tokens;
         match self.max_length {

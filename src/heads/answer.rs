@@ -11,8 +11,8 @@ pub struct AnswerOptions {
     pub top_k: usize,
     /// Max number of tokens of an answer.
     pub max_answer_tokens: usize,
-    /// Max number of tokens of a question together with a part of its text; by default 384 or the model's limit. Longer texts are split
-    /// into parts.
+    /// Max number of tokens of a question together with a part of its text; by default 384 or the model's limit, whichever is less. Longer
+    /// texts are split into parts.
     pub max_tokens: Option<usize>,
     /// Number of tokens that consecutive parts of a text share; by default 128 or half of `max_tokens`, whichever is less.
     pub stride: Option<usize>,
@@ -74,8 +74,8 @@ impl<'o> Answers<'o> {
         }
     }
 
-    /// Adds the answers of a part. `logits` has the logits of the start and the end of an answer for each token. `text` returns a range of
-    /// the whole text.
+    /// Adds the answers of a part. `logits` has the logits of the start and the end of an answer for each token. `text(start, end)` returns
+    /// the characters `start..end` of the whole text.
     pub fn add(
         &mut self,
         tokens: &[SpanToken],
@@ -96,7 +96,7 @@ impl<'o> Answers<'o> {
         let (Some(start), Some(end)) = (starts.first_mut(), ends.first_mut()) else {
             return;
         };
-        // The first token represents an empty answer.
+        // The first token stands for the empty answer, which is scored separately.
         self.none = self.none.min(*start * *end);
         (*start, *end) = (0.0, 0.0);
         // Extending answers to whole words can make them equal. Equal answers are merged, so more candidates are needed.
@@ -236,7 +236,7 @@ mod tests {
                 .all(|answer| answer.answer.split(' ').count() <= 2),
             "{all:?}"
         );
-        // Logits that peak at a token of the question and at the last `[SEP]` give no answer.
+        // Tokens of the question and `[SEP]` cannot begin or end an answer, so logits that peak there give answers with low scores.
         assert!(found(&options, [1, 8])[0].score < 0.2);
     }
 

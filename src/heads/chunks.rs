@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use crate::text::ChunkPooling;
 
-/// Returns the vector of each chunk: the mean of the states of its tokens. `states` has a row for each token of the whole sequence.
+/// Returns the vector of each chunk: the mean of the states of its tokens, truncated and scaled as `pooling` says. `states` has a row for
+/// each token of the whole sequence, and `ranges` has the tokens of each chunk.
 pub fn pool_chunks(
     states: &[f32],
     n_tokens: usize,
@@ -24,7 +25,7 @@ pub fn pool_chunks(
         let mut scale = 1.0 / range.len().max(1) as f64;
         if pooling.normalizes {
             let square: f64 = sums.iter().map(|sum| (sum * scale).powi(2)).sum();
-            // The min norm of `torch.nn.functional.normalize`.
+            // `torch.nn.functional.normalize` has the same min norm.
             scale /= square.sqrt().max(1e-12);
         }
         sums.into_iter().map(|sum| (sum * scale) as f32).collect()

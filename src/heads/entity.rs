@@ -12,7 +12,7 @@ pub enum Aggregation {
     /// Each token is an entity.
     #[default]
     None,
-    /// Adjacent tokens with the same label form an entity. A label that begins with `B-` begins a new entity.
+    /// Adjacent tokens form an entity if their labels are equal without the prefixes `B-` and `I-`. A label with `B-` begins a new entity.
     Simple,
     /// Like `Simple`. All tokens of a word get the label of the word's first token.
     First,
@@ -23,7 +23,7 @@ pub enum Aggregation {
 }
 
 impl Aggregation {
-    /// The rules with their names in transformers.
+    /// The rules with their names in the library transformers.
     pub const NAMES: [(&'static str, Self); 5] = [
         ("none", Self::None),
         ("simple", Self::Simple),
@@ -64,9 +64,10 @@ impl Default for EntityOptions {
     }
 }
 
-/// A token with a label, or an entity of several tokens.
+/// A token with a label, or an entity of one or more tokens.
 ///
-/// Serializes like the result of transformers' pipeline, with the label in `entity` or `entity_group`.
+/// Serializes like the result of the pipeline of the library transformers, with the label of a token in `entity` and that of an entity in
+/// `entity_group`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entity {
     /// Name of the label; for an entity, without `B-` or `I-`.
@@ -104,7 +105,7 @@ impl Serialize for Entity {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ScoredToken {
     pub index: usize,
-    /// Name of the token, or its text if the token is unknown.
+    /// Name of the token in the vocabulary, or the text that it stands for if it is the unknown token.
     pub word: String,
     pub start: usize,
     pub end: usize,
@@ -213,7 +214,7 @@ fn grouped<E>(
     let groups = groups.into_iter().map(|group| {
         let sum: f64 = group.iter().map(|word| f64::from(word.score)).sum();
         let first = &group[0];
-        // The label of an entity is the part after the first hyphen, as in transformers.
+        // The label of an entity is the part after the first hyphen, as in the library transformers.
         let label = first
             .label
             .split_once('-')
@@ -234,7 +235,7 @@ fn grouped<E>(
 mod tests {
     use super::*;
 
-    /// The example in the documentation of transformers: micro|soft com|pany.
+    /// The example in the documentation of the library transformers: micro|soft com|pany.
     fn tokens() -> Vec<ScoredToken> {
         // Scores of O, B-ENT, I-ENT and I-NAME.
         let rows = [

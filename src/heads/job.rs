@@ -1,4 +1,4 @@
-//! Jobs, which turn texts into the sequences that a model computes, and its logits into results.
+//! Jobs, which turn texts into the sequences that a model computes, and the model's logits into results.
 
 use super::{
     Answer, AnswerOptions, Entailment, Entity, EntityOptions, Filled, LabelScore, MaskOptions,
@@ -161,8 +161,8 @@ impl TokenJob {
             let own = chars.range(token.start, token.end);
             let is_unknown = unknown == Some(token.id);
             let length = |text: &str| text.chars().count();
-            // A token continues a word if its name and its text have different lengths, since the name then includes a continuation mark.
-            // In vocabularies without such marks, words end at spaces. These are the rules of transformers.
+            // If the vocabulary marks continuations, a token continues a word if its name and its text have different lengths, because the
+            // name then includes the mark. In other vocabularies, words end at spaces. These are the rules of the library transformers.
             let continues = match marks {
                 true => length(&token.name) != length(own),
                 false => {
@@ -303,7 +303,7 @@ impl ZeroShotJob {
     /// Tokenizes the text with a sentence for each label. `names` are the labels of the model.
     ///
     /// # Errors
-    /// Returns an error if there is no label, if the template does not contain `{}`, or if the model has no entailment label. Also returns
+    /// Returns an error if there is no label, if the template does not contain `{}`, or if [`Entailment::new`] returns `None`. Also returns
     /// the errors of [`TextEncoder::pair_cutting_first`].
     pub fn new(
         encoder: &TextEncoder,
@@ -389,7 +389,7 @@ impl QuestionJob {
     /// Returns the answers, best first, from the logits of start and end for all tokens of each sequence.
     ///
     /// # Errors
-    /// Returns an error if the number of logits does not match the tokens and labels.
+    /// Returns an error if a sequence does not have two logits for each token.
     pub fn finish(
         &self,
         rows: &[&[f32]],

@@ -13,7 +13,7 @@ pub struct TokenVectors {
 }
 
 impl TokenVectors {
-    /// Returns the rows of the tokens that take part in scores.
+    /// Returns the vectors of the tokens `ids` that take part in scores. `rows` has one vector for each of `ids`.
     ///
     /// # Panics
     /// Panics if the length of `rows` is not a multiple of the number of `ids`.
@@ -34,9 +34,8 @@ impl TokenVectors {
     }
 }
 
-/// Scores documents for a query. Each vector of the query contributes its max dot product with a vector of the document. The score is
-/// the sum of these products in f32, or their mean. A document without vectors scores 0. This runs on the CPU, on the threads of the
-/// caller's pool.
+/// Scores documents for a query. Each vector of the query contributes its max dot product with a vector of the document. The score is the
+/// sum of these products in f32, or their mean. A document without vectors scores 0. Runs on the CPU, on the threads of the caller's pool.
 ///
 /// # Panics
 /// Panics if the widths differ.

@@ -1,7 +1,7 @@
-//! Tasks of heads. Token classification, masked tokens, zero-shot classification and questions about a text work as in the pipelines of
-//! transformers. Late interaction works as in PyLate. Late chunking computes a whole text and then pools each of its parts.
+//! Tasks of model heads. Token classification, masked tokens, zero-shot classification and questions about a text work as in the pipelines
+//! of Hugging Face transformers. Late interaction works as in PyLate. Late chunking computes a whole text and then pools each of its parts.
 //!
-//! A job tokenizes its texts and returns the sequences that a model must compute ([`TokenJob::input`] and so on). It then turns their
+//! A job tokenizes its texts and returns the sequences that a model must compute ([`TokenJob::input`] and so on). It then turns the model's
 //! logits into results. Jobs do not depend on an engine, so both an engine and a server use them.
 
 mod answer;
@@ -20,9 +20,10 @@ pub use late::{TokenVectors, max_sim};
 pub use mask::{Filled, MaskOptions};
 pub use zero_shot::{Entailment, LabelScore, ZeroShotOptions};
 
-/// Output with a row of labels for each token. For a model that answers questions, the labels are the start and the end of an answer.
+/// Name of the output with the logits of all labels for each token. If the model answers questions, the labels are the start and the end of
+/// an answer.
 pub const TOKEN_LOGITS: &str = "token_logits";
-/// Output of masked language models, with the logits of the vocabulary for each token.
+/// Name of the output of masked language models: the logits of the vocabulary for each token.
 pub const MASK_LOGITS: &str = "mlm_logits";
 
 /// Replaces logits with probabilities.

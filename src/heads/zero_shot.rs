@@ -45,7 +45,7 @@ impl LabelScore {
     }
 }
 
-/// Indices of two labels of a natural language inference model.
+/// Indices of the labels for entailment and contradiction of a natural language inference model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entailment {
     entailment: usize,
@@ -53,8 +53,9 @@ pub struct Entailment {
 }
 
 impl Entailment {
-    /// Finds the label whose name begins with `entail`. Like in transformers, the contradiction is the first label, or the last one if
-    /// the first is the entailment.
+    /// Finds the entailment label, whose name begins with `entail` in upper or lower case. As in the library transformers, the
+    /// contradiction is the first label, or the last one if the first is the entailment. Returns `None` if no label is the entailment, or
+    /// if it is the only label.
     pub fn new(labels: &[String]) -> Option<Self> {
         let is_entailment = |label: &String| label.to_lowercase().starts_with("entail");
         let entailment = labels.iter().position(is_entailment)?;
@@ -68,7 +69,7 @@ impl Entailment {
         })
     }
 
-    /// Returns the scores of the labels. Each row has the logits for the pair of the text and a label's sentence.
+    /// Returns the score of each label. A row has the model's logits for the text paired with the label's sentence.
     pub(super) fn scores(self, rows: &[&[f32]], multi_label: bool) -> Vec<f32> {
         let entails = |row: &&[f32]| {
             row.get(self.entailment)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{RequestContext, embeddings::answers, error::Failure, on_thread};
 use crate::serve::{Answer, JoinedTexts, Model, OutputKind, Submit, Text};
 
-/// Computes inputs as one sequence, and returns the vector of each.
+/// Computes all inputs as one sequence, and returns the vector of each input.
 pub(super) async fn chunked(
     app: &RequestContext<'_>,
     model: &Arc<Model>,
@@ -32,5 +32,5 @@ pub(super) async fn chunked(
     }
 }
 
-/// Bytes that tokenizing takes for each byte of the texts.
+/// Bytes of memory that tokenizing takes for each byte of the texts.
 const BYTES: u64 = 8;

@@ -23,7 +23,7 @@ const INPUT_TYPES: [&str; 4] = [
     "clustering",
 ];
 
-/// Reads `truncate`, which selects the side on which inputs that are too long are truncated, or refuses such inputs.
+/// Reads `truncate`: the side on which inputs that are too long are truncated, or `NONE` to refuse them.
 fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure> {
     let side = match fields.text("truncate")?.as_deref() {
         None | Some("END") => Some(CutSide::Right),
@@ -83,7 +83,7 @@ pub(super) async fn embed(
     }
     let inputs: Vec<Text> = texts.iter().cloned().map(Text::One).collect();
     let purpose = fields.text("input_type")?;
-    // Cohere requires a purpose. If the model has no prompts, ignore it.
+    // Cohere's API requires `input_type`. If the model has no prompts, ignore the values that the API defines.
     let purpose =
         purpose.filter(|purpose| service.has_prompts() || !INPUT_TYPES.contains(&purpose.as_str()));
     let prompt = purpose.map(|name| prompted_by_purpose(service, "input_type", &name, &inputs));

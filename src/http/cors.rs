@@ -58,7 +58,8 @@ const EXPOSED: &str =
 /// Seconds for which a browser caches a preflight response.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 
-/// Returns the value of `Access-Control-Allow-Origin` for a request; `None` if the page that sent it may not read the response.
+/// Returns the value of `Access-Control-Allow-Origin` for a request; `None` if the request has no `Origin` header, or an origin that is not
+/// allowed.
 pub(super) fn allowed(origins: &[Origin], headers: &HeaderMap) -> Option<HeaderValue> {
     let asked = headers.get(ORIGIN)?;
     match origins {
@@ -100,7 +101,8 @@ pub(super) fn preflight(
     Ok(response)
 }
 
-/// Adds the headers that allow a page to read the response. `allowed` is the page's origin, or `*`.
+/// Adds the headers that allow a page to read the response. `allowed` is the page's origin, or `*`, or `None` if the page may not read the
+/// response.
 pub(super) fn mark(origins: &[Origin], allowed: Option<HeaderValue>, to: &mut HeaderMap) {
     if origins.is_empty() {
         return;

@@ -99,8 +99,9 @@ pub(super) fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure
     })
 }
 
-/// Returns the index of the prompt to put before all inputs. `param` is the field that selects it. Returns `None` if the field selects the
-/// route of a Router whose folder has no prompt for it.
+/// Returns the index of the prompt to put before all inputs: the first of `names` that is a prompt of the folder. Returns `None` if the
+/// folder has no such prompt, but one of `names` is a task of the loaded route of a sentence-transformers Router. `param` is the field that
+/// contains the name, for errors.
 pub(super) fn prompted(
     service: &Service,
     param: &'static str,
@@ -116,7 +117,7 @@ pub(super) fn prompted(
     check_texts(param, inputs).map(|()| Some(index))
 }
 
-/// Checks that a prompt can be put before inputs.
+/// Returns an error if an input has token ids, before which no prompt can be put.
 fn check_texts(param: &str, inputs: &[Text]) -> Result<(), Failure> {
     match inputs.iter().any(|input| matches!(input, Text::Ids(_))) {
         false => Ok(()),

@@ -1,5 +1,5 @@
-//! Routes for task heads: entities, masks, zero-shot labels, and questions about a text. Their responses have the format of transformers'
-//! pipelines, except for `/predict_tokens`.
+//! Routes for task heads: entities, masks, zero-shot labels, and questions about a text. Their responses have the format of the pipelines
+//! of Hugging Face transformers, except for `/predict_tokens`.
 
 use std::sync::Arc;
 
@@ -271,7 +271,7 @@ pub(super) async fn zero_shot(
     let (labels, is_labels) = texts("candidate_labels", fields.value("candidate_labels"))?;
     let labels: Vec<String> = match is_labels {
         true => labels,
-        // A single text may contain several labels, separated by commas, like in transformers.
+        // A single text may contain several labels, separated by commas, as in Hugging Face transformers.
         false => {
             let each = labels.iter().flat_map(|text| text.split(','));
             let each = each.map(str::trim).filter(|label| !label.is_empty());

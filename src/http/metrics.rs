@@ -25,7 +25,7 @@ type Table = [[AtomicU64; CODES.len()]; Route::ALL.len() + 1];
 /// Responses by model, route and status.
 #[derive(Default)]
 pub(super) struct Counts {
-    /// Requests that named no model or an unknown model.
+    /// Responses to requests for which no model was found or needed.
     others: Table,
     /// Tables by model name. Models that are no longer served keep their tables, because counters
     /// must not decrease.

@@ -61,7 +61,7 @@ impl Fields {
     /// Returns the fields of the same body for `route`, one of the routes that `POST /` forwards to.
     ///
     /// # Errors
-    /// Returns an error for a field that `route` does not support.
+    /// Returns an error if `route` does not support a field and the field's value can change a response.
     pub fn narrowed(self, route: Route) -> Result<Self, Failure> {
         for (name, value) in &self.values {
             if let Some(known) = field(name).filter(|known| !known.is_computed(route))
@@ -78,7 +78,7 @@ impl Fields {
         self.values.get(name).is_some_and(|value| !value.is_null())
     }
 
-    /// Returns the text of a field without removing the field.
+    /// Returns the text of a field without removing the field; `None` if its value is not a text.
     pub fn peek(&self, name: &str) -> Option<&str> {
         let path = match self.prefix {
             "" => name,

@@ -116,7 +116,7 @@ impl Route {
     }
 
     /// Returns the route of a path and a method, the method of this route, and the value of the path's variable. If the path does not
-    /// support the method, returns the first route of the path.
+    /// support the method, returns the first route of the path. If no route has the path, returns [`Route::Unknown`].
     pub(super) fn of<'p>(path: &'p str, method: &Method) -> (Self, Method, &'p str) {
         let exact = Self::all_of(path).find(|(_, own, _)| own == method);
         let found = exact.or_else(|| Self::all_of(path).next());

@@ -428,7 +428,7 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
             if !has_stopped || is_ending {
                 return Poll::Pending;
             }
-            // Other connections end after the response, which contains `Connection: close`. Only idle connections are closed here.
+            // Only close idle connections here. A connection with a request ends after the response, which contains `Connection: close`.
             let is_idle = requests.strong_count() <= 1 && !watch.has_begun();
             if !is_idle {
                 linger = None;

@@ -142,7 +142,8 @@ impl Watch {
     }
 
     /// Completes when the client of the current request has disconnected. If the client has closed its sending half, the connection is
-    /// probed. This requires a client that `takes_interim` responses, which HTTP/1.0 does not have.
+    /// probed. The probe is an interim response, so it is only sent to a client that `takes_interim` responses, which HTTP/1.0 does not
+    /// have.
     pub fn poll_gone(&mut self, context: &mut Context<'_>, takes_interim: bool) -> Poll<()> {
         let stream = &self.shared.stream;
         if !self.has_ended {

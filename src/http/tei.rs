@@ -70,7 +70,7 @@ pub(super) async fn embed(
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }
 
-/// Returns the route of a Router that the name of a prompt chooses, or the model itself.
+/// Returns the route of a sentence-transformers Router whose task is the name of the prompt, or else the model itself.
 fn routed(
     app: &RequestContext<'_>,
     fields: &Fields,
@@ -135,7 +135,7 @@ pub(super) async fn embed_all(
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }
 
-/// Returns the vocabulary entries that have a weight for each text, with their weights.
+/// For each text, returns the vocabulary entries whose weights are not 0, with these weights.
 pub(super) async fn embed_sparse(
     app: &RequestContext<'_>,
     mut fields: Fields,

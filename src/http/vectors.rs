@@ -16,7 +16,7 @@ pub(super) enum ValueType {
     Uint8,
     /// Eight signs per byte, with the first sign in the highest bit. 128 is subtracted from each byte.
     Binary,
-    /// Eight signs in each byte.
+    /// The bytes of [`Binary`](Self::Binary) before 128 is subtracted.
     Ubinary,
     /// The bytes of little-endian f32 in base64.
     Base64,

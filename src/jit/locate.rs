@@ -26,7 +26,7 @@ const RELATIVE: &str =
 pub struct Surroundings {
     /// The value of `GEMMULE_NVRTC`.
     pub choice: Option<PathBuf>,
-    /// Reason for skipping the loader's own search.
+    /// Reason for skipping the loader's own search; `None` if it is not skipped.
     pub loader_refused: Option<String>,
     /// File names for the loader's own search.
     pub loader_names: Vec<PathBuf>,

@@ -74,7 +74,7 @@ impl Nvrtc {
         Ok(Nvrtc::from_loaded(loaded, looked))
     }
 
-    /// Loads one file without checking its owner. The loader searches for a bare name.
+    /// Loads one file without checking its owner. If `path` is a bare file name, the dynamic loader searches for it.
     ///
     /// # Errors
     /// Returns [`JitError::NvrtcUnusable`].
@@ -404,7 +404,7 @@ mod tests {
         );
         assert!(options.contains(&"--minimal".to_owned()));
         let before = super::options(Target::Sm90a, (12, 3));
-        assert_eq!(before, options[..options.len() - 1]); // 12.3 does not know it
+        assert_eq!(before, options[..options.len() - 1]); // NVRTC 12.3 does not know the last option.
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub struct Wgmma {
     pub l2: f64,
     /// Additional cycles per byte that an SM reads while all SMs read. At the card's power limit, memory traffic lowers the clock.
     pub power: f64,
-    /// Exponent of the norm that combines the times of MMA and L2. With a larger exponent, the longer time dominates more.
+    /// Exponent p of the p-norm that combines the times of MMA and L2. With a larger exponent, the longer time dominates more.
     pub overlap: f64,
     /// Cycles to round and store an output.
     pub output: f64,
@@ -64,13 +64,13 @@ pub struct Wgmma {
     pub swap_ab: f64,
     /// Additional cycles of an output that is stored by TMA through shared memory.
     pub boxed: f64,
-    /// Cycles of an activation with two consumer warpgroups.
+    /// Cycles to compute the activation of an output with two consumer warpgroups.
     pub activation: f64,
-    /// Cycles of an activation with one consumer warpgroup.
+    /// Cycles to compute the activation of an output with one consumer warpgroup.
     pub activation_by_one: f64,
     /// Ratio of the store time with one warpgroup to that with two warpgroups, whose stores are limited by memory.
     pub one_warpgroup: f64,
-    /// Cycles of an activation that overlaps with the MMAs of another tile and competes with them for registers.
+    /// Additional cycles of the activation of an output, if it overlaps with the MMAs of another tile and competes with them for registers.
     pub contention: f64,
     /// Fraction of `contention` that applies from `spread_from` outputs per warpgroup on. Registers are then so scarce that the
     /// activation's instructions are spread out between MMAs.
@@ -117,7 +117,8 @@ pub struct SplitK {
     pub zero_byte: f64,
     /// Cycles per byte from L2 to all SMs together.
     pub l2_byte: f64,
-    /// Cycles that the two kernels of deferred normalization save by splitting k between two warpgroups.
+    /// Cycles that the two GEMMs of deferred normalization save by splitting k between two warpgroups. The first GEMM computes row
+    /// statistics, and the second one applies the LayerNorm.
     pub two_warpgroups: f64,
 }
 
@@ -133,7 +134,7 @@ pub struct Stream {
     pub step: f64,
     /// Factor on the cycles that tensor cores need for an MMA.
     pub mma: f64,
-    /// Exponent of the norm that combines the times of memory, L2 and MMAs.
+    /// Exponent p of the p-norm that combines the times of memory, L2 and MMAs.
     pub overlap: f64,
     /// Cycles of each wave of clusters after the first.
     pub wave: f64,
@@ -141,7 +142,7 @@ pub struct Stream {
     pub wave_again: f64,
     /// Additional cycles if the ring is filled more than once.
     pub refill: f64,
-    /// Cycles per filling of the ring by the k-steps of a tile.
+    /// Cycles for each time that the k-steps of a tile pass through all stages of the ring.
     pub depth: f64,
     /// Additional cycles of clusters that occupy more than half of the SMs' room for CTAs. They are multiplied by the occupied fraction
     /// minus 1/2.
@@ -150,9 +151,9 @@ pub struct Stream {
     pub cluster_at_once: f64,
     /// Cycles per partial sum that CTAs exchange.
     pub exchange: f64,
-    /// Cycles of 64 outputs of a row.
+    /// Cycles of the epilogue for 64 outputs of a row.
     pub output: f64,
-    /// Additional cycles of 64 outputs in rows with an odd number of columns.
+    /// Additional cycles of the epilogue for 64 outputs of a row, if rows have an odd number of columns.
     pub odd_output: f64,
     /// Cycles per row of a tile for row statistics.
     pub normal: f64,
@@ -194,7 +195,7 @@ pub struct GemmNorm {
     pub tile: f64,
 }
 
-/// Constants of LayerNorm in a separate launch, with or without preceding sums.
+/// Constants of LayerNorm in a separate launch, which may also compute the sums before the LayerNorm.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Norm {

@@ -177,8 +177,8 @@ impl Machine {
             .cloned())
     }
 
-    /// Returns the description of the present card, and whether it is from the card's own file. Otherwise, the file is that of the card
-    /// with the same capability and the nearest number of SMs, or that of the newest older capability.
+    /// Returns the description of the present card, and whether it is from the card's own file. A card without its own file gets the file
+    /// of the card with the same capability and the nearest number of SMs, or that of the newest older capability.
     ///
     /// # Errors
     /// Returns the errors of [`Machine::all`], and [`MachineError::TooOld`] for a card older than

@@ -16,7 +16,7 @@ use crate::{
 /// Time of a run and of its parts (ByteTransformer, figure 3).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Breakdown {
-    /// Median time of a whole run in milliseconds, with batch data in place.
+    /// Median time of a whole run in milliseconds. On a device, it does not include the upload of the batch.
     pub whole_ms: f32,
     /// One share for each of [`Class::ALL`], in that order.
     pub shares: Vec<Share>,

@@ -56,7 +56,7 @@ const FUSED_ONLY: [&str; 6] = [
 ];
 
 /// Sizes that also contribute their program with weights and inputs in E4M3: an encoder with norms after sums, and an encoder with norms
-/// before layers, gates and rotary positions. The programs of all other sizes differ from these only in width.
+/// before layers, gates and rotary positions. The E4M3 kernels of other sizes differ from those of these two only in width.
 const IN_FP8: [&str; 2] = ["bert-base", "modernbert-base"];
 
 /// Returns the name, description and `config.json` of the shipped models.
@@ -201,7 +201,8 @@ impl Published {
             invariant: true,
             ..options.clone()
         }];
-        // In a program with a single output, values that no other output reads are fused, or computed for fewer rows.
+        // A program with a single output may have other kernels: it can fuse values that another output would read, or compute them for
+        // fewer rows.
         if options.dtype != DType::F32 {
             others.extend(self.outputs.iter().map(|output| CompileOptions {
                 outputs: Some(vec![output.clone()]),

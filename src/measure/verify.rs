@@ -53,9 +53,9 @@ pub struct Comparison {
 /// Maximum deviation for a precision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
-    /// Maximum difference of rows of unit length, such as normalised embeddings.
+    /// Max difference of a value in a row of unit length, such as a normalized embedding.
     pub unit: f32,
-    /// Maximum difference of other values, relative to the maximum reference value if that is above 1.
+    /// Max difference of a value in any other row, relative to the maximum reference value if that is above 1.
     pub max: f32,
     /// Minimum cosine similarity of a row of at least [`Bound::WIDE`] values and its reference.
     pub cosine: f32,
@@ -79,9 +79,9 @@ impl Bound {
 
     /// Returns the bounds of a precision. f32 rounds once per value. f16 and bf16 round at every launch, to 11 and 8 bits, and the dense
     /// layer of a pooler amplifies the errors. int8 rounds each factor to 8 bits, relative to the maximum of its row; on a CPU that adds
-    /// two products in 16 bits, weights are rounded to 7 bits. fp8 rounds the mantissa of each weight to 4 bits. int4 rounds weights to 16
-    /// steps over the range of a group of 128 weights. Groups have smaller errors than rows in 8 bits, and their inputs are not rounded to 8
-    /// bits, so the bounds of int8 hold for both.
+    /// two products in 16 bits, weights are rounded to 7 bits. The bounds of int8 also hold for 8-bit weights with a scale per group: their
+    /// errors are smaller than with a scale per row, and their inputs are not rounded to 8 bits. fp8 rounds the mantissa of each weight to
+    /// 4 bits. int4 rounds weights to 16 steps over the range of a group of 128 weights.
     pub fn of(precision: impl Into<Precision>) -> Self {
         match precision.into() {
             Precision::F16 => Self {

@@ -19,7 +19,7 @@ pub struct PlanKey {
     pub longest: u64,
     /// Pairs of tokens of the same sequence: the sum of the squared lengths.
     pub pairs: u64,
-    /// Index of the part of the model that the batch runs.
+    /// Index of the part of the model that the batch runs, such as the encoder or the decoder.
     pub part: u32,
     /// Maximum number of keys that a token attends to; 0 if no size depends on it.
     pub keys: u64,

@@ -13,7 +13,7 @@ mod tests;
 const LEFT: f64 = 84.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 64.0;
-/// Gap between two lanes. It contains the heading of the lower lane.
+/// Gap between two lanes (the bands of two chunks). It contains the heading of the lower lane.
 const LANE_GAP: f64 = 28.0;
 /// Total height of all lanes, unless a lane would be lower than [`MIN_LANE_HEIGHT`].
 const LANES_HEIGHT: f64 = 520.0;
@@ -39,9 +39,9 @@ const FILLS: [&str; 10] = [
 /// The peak of the load is the lower bound. If a rectangle is too small for its tensor's name, it shows the record's index, and a key at
 /// the bottom lists the names.
 ///
-/// `names` holds the records' names, in the same order; a missing name is replaced by the index. Tensors whose names differ only in
-/// numbers, such as those of different layers, have the same color. A plan that [`Plan::validate`] rejects is drawn as far as it has
-/// placements.
+/// `names` holds the names of the tensors in the order of `records`; a missing name is replaced by the index. Tensors whose names differ
+/// only in numbers, such as those of different layers, have the same color. A plan that [`Plan::validate`] rejects is drawn as far as it
+/// has placements.
 pub fn svg(names: &[String], records: &[UsageRecord], plan: &Plan) -> String {
     let names: Vec<String> = (0..records.len())
         .map(|record| {

@@ -28,10 +28,10 @@ pub struct ChunkPolicy {
 }
 
 impl Default for ChunkPolicy {
-    /// Returns the paper's chunk size of 2 MiB, with a factor of 1.08. With the paper's factor of 1.2, the memory of a single sequence
-    /// would exceed 1.10 × its lower bound. Memory is released after 128 requests without use, or at once if more than 1 GiB is idle. With
-    /// a shorter delay, requests of random lengths would release memory that is soon needed again. Each released chunk invalidates the
-    /// plans and CUDA graphs that use it.
+    /// Returns the paper's chunk size of 2 MiB, with a [`growth`](Self::growth) of 1.08. With the paper's growth of 1.2, the memory of a
+    /// single sequence would exceed 1.10 × its lower bound. Memory is released after 128 requests without use, or at once if more than 1
+    /// GiB is idle. If it were released earlier, requests of random lengths would release memory that is soon needed again. Each released
+    /// chunk invalidates the plans and CUDA graphs that use it.
     fn default() -> Self {
         ChunkPolicy {
             default_chunk: 2 << 20,
@@ -102,7 +102,7 @@ pub struct ChunkAllocator {
     last_arena: u64,
 }
 
-/// A series of consecutive requests that needed less memory than was held, with the largest of their arenas.
+/// A series of consecutive requests that needed less memory than was held, with the size of the largest of these requests.
 #[derive(Clone, Copy, Debug, Default)]
 struct Excess {
     n_requests: u32,
@@ -119,8 +119,8 @@ impl ChunkAllocator {
     /// Creates an allocator without chunks.
     ///
     /// # Errors
-    /// Returns an error if `default_chunk` is zero or not aligned, or if `growth` is below 1 or
-    /// above 16.
+    /// Returns an error if `default_chunk` is zero, not aligned or above [`MAX_TOTAL_BYTES`](super::MAX_TOTAL_BYTES), or if `growth` is not
+    /// between 1 and 16.
     pub fn new(policy: ChunkPolicy) -> Result<Self, PlanError> {
         policy.check()?;
         Ok(Self::unchecked(policy))
@@ -219,7 +219,7 @@ impl ChunkAllocator {
     }
 
     /// Packs the items into the existing chunks and at most one new chunk. Returns the packing, and the chunk of each bin. Returns `None`
-    /// if there are no chunks, or if the total would exceed `within` bytes.
+    /// if there are no chunks, or if a new chunk is needed and would raise the total above `within` bytes.
     fn grow(
         &mut self,
         items: &[Item],

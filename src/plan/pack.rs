@@ -146,7 +146,7 @@ impl Load {
     }
 }
 
-/// A packing of all items.
+/// A packing of all items into the given bins and one open bin, which grows as needed.
 #[derive(Clone, Debug)]
 pub(super) struct Packing {
     /// Bin and offset of each item, by record index; `None` for a record without an item. The open bin comes after all given bins.
@@ -162,7 +162,7 @@ const EFFORT: usize = 40_000;
 /// Packs the items into bins of the given capacities and one open bin after them, and minimises the
 /// height of the open bin.
 ///
-/// The first attempt uses the paper's order, largest first. For most transformers it reaches the lower bound, and the search ends.
+/// The first attempt uses the paper's order, largest first. For most transformer models it reaches the lower bound, and the search ends.
 /// Otherwise, four other orders are tried. The best packing is then refined by squeaky-wheel optimization (Joslin and Clements 1999): each
 /// attempt has one unit less room than the best packing so far, and the tensor that does not fit moves to the front of the order. The
 /// search ends when [`EFFORT`] is used up.

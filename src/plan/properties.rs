@@ -1,4 +1,4 @@
-//! Properties of all plans, tested with thousands of random graphs, and with transformers for all sequence lengths up to 512.
+//! Properties of all plans, tested with thousands of random graphs, and with transformer models for all sequence lengths up to 512.
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;

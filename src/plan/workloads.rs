@@ -1,4 +1,4 @@
-//! Usage records for tests, from transformers of several layers and from random graphs.
+//! Usage records for tests, from transformer models of several layers and from random graphs.
 
 use proptest::prelude::*;
 

@@ -272,7 +272,7 @@ impl Batch {
         Ok(self)
     }
 
-    /// Selects the part of the model that runs the batch, if the model has several parts.
+    /// Selects the part of the model that runs the batch, such as the encoder or the decoder, if the model has several parts.
     pub fn for_part(mut self, part: u32) -> Self {
         self.extents.part = part;
         self

@@ -136,7 +136,7 @@ impl DeviceOutput {
         })
     }
 
-    /// Allocates an output with this name and element type on the same device. It has `n` rows of `width` zeros.
+    /// Allocates an output of `n` rows of `width` zeros, with the name, the element type and the device of this output.
     ///
     /// # Errors
     /// Returns an error if memory cannot be allocated.

@@ -21,7 +21,7 @@ impl LoadedModel {
         }
     }
 
-    /// Calls `work` on the threads of the CPU executor, or of the process for a model on a GPU.
+    /// Calls `work` on the threads of the CPU executor, or on [`Threads::usual`] for a model on a GPU.
     pub(crate) fn on_threads<T: Send>(
         &self,
         work: impl FnOnce() -> T + Send,

@@ -7,7 +7,8 @@ use crate::tensor::Extents;
 
 /// Costs of batches on the available devices.
 pub trait Costs: Send + Sync {
-    /// Returns the running time of a batch. `extents` describes the tokens that are computed, including padding (see [`Layout::computed`]).
+    /// Returns the running time of a batch. `extents` has the numbers of tokens, sequences and query-key pairs that are computed, including
+    /// padding (see [`Layout::computed`]).
     fn time(&self, layout: Layout, extents: &Extents) -> Micros;
 
     /// Returns the bytes of intermediate tensors that a batch needs. The number grows with the batch's tokens and with its query-key pairs.
@@ -69,8 +70,8 @@ pub(super) fn packed(tokens: u64, mean: f64) -> Extents {
 }
 
 /// Values at the grid points of two ascending axes. Between grid points, values are interpolated linearly along both axes, because the time
-/// of a batch is nearly linear in its tokens. Below the first point of an axis, the value is that of the first point. Beyond the last `x`,
-/// values grow in proportion to `x`.
+/// of a batch is nearly linear in its tokens. Below the first point of an axis, the value is that of the first point. Beyond the last `y`,
+/// it is that of the last `y`. Beyond the last `x`, it grows in proportion to `x`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Grid {
@@ -236,7 +237,7 @@ impl CostTable {
     /// Parses a cost table in RON.
     ///
     /// # Errors
-    /// Returns an error that names the field if `text` is not a cost table or a value is out of range.
+    /// Returns an error if `text` is not a cost table, and the errors of [`checked`](Self::checked).
     pub fn parse(text: &str) -> Result<Self, CostTableError> {
         let table: Self = ron::from_str(text).map_err(|error| CostTableError::Syntax {
             problem: error.to_string(),
@@ -247,7 +248,7 @@ impl CostTable {
     /// Validates the table and makes its times monotonic in the size of the batch.
     ///
     /// # Errors
-    /// Returns an error that names the field whose value is out of range.
+    /// Returns an error that names the field that is out of range or has the wrong shape.
     pub fn checked(mut self) -> Result<Self, CostTableError> {
         self.packed.check("packed")?;
         if let Some(padded) = &self.padded {
@@ -286,8 +287,8 @@ impl Costs for CostTable {
     fn time(&self, layout: Layout, extents: &Extents) -> Micros {
         let run = match (layout, &self.padded) {
             (Layout::Padded, Some(padded)) => {
-                // A batch with more sequences than measured is costed as several batches of the largest measured number, run one after
-                // another.
+                // Batches are measured up to `most` sequences. A larger batch costs as much as several batches of `most` sequences, run one
+                // after another.
                 let most = padded.y.last().copied().unwrap_or(1.0);
                 let batch = (extents.batch as f64).max(1.0);
                 let rounds = (batch / most).max(1.0);

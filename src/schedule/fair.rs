@@ -9,7 +9,7 @@ use super::Waiting;
 /// credit.
 #[derive(Debug, Default)]
 pub(super) struct FairShares {
-    /// Tokens of each tenant so far. Only tenants with more than `now` tokens have an entry.
+    /// Tokens of each tenant so far. A tenant without an entry counts as having `now` tokens.
     tokens: HashMap<u32, u64>,
     /// Tokens of the tenant of the last started text, before that text was counted. This is the virtual time of the fair queue.
     now: u64,
@@ -21,7 +21,7 @@ impl FairShares {
         tokens.map_or(self.now, |&n| n.max(self.now))
     }
 
-    /// Returns the index of the text to start next.
+    /// Returns the index of the text to start next; `None` if no text is waiting.
     pub(super) fn next(&self, waiting: &[Waiting]) -> Option<usize> {
         let each = waiting.iter().enumerate();
         let next =

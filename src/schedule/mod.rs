@@ -159,14 +159,15 @@ pub enum Refusal {
     Expired,
     /// The deadline will pass before a device can finish the request.
     Hopeless,
-    /// The request needs more memory than any device has, or is longer than a row.
+    /// The request needs more memory than any device has, is longer than a row, or has more tokens than a batch may have.
     TooLarge,
 }
 
 /// Result of [`Scheduler::decide`]. Requests that are run or refused leave the queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
-    /// Batches to run. Batches of the same lane run in this order. A lane accepts all its batches, even if they exceed its `depth`.
+    /// Batches to run. Batches of the same lane run in the order of the list. A lane accepts all its batches, even if they exceed its
+    /// `depth`.
     pub run: Vec<Planned>,
     pub refuse: Vec<(u64, Refusal)>,
     /// Time at which to decide again if nothing arrives or finishes before.
@@ -220,15 +221,15 @@ pub trait Scheduler: Send {
         let _ = (ids, lane);
     }
 
-    /// Returns the index of the waiting text to start next, once the KV cache has room. `None` means to wait until one of the `n_running`
-    /// texts ends. `waiting` is in order of arrival. [`Waiting::tokens`] is the length of the prompt, and [`Waiting::steps`] the number of
-    /// new tokens. By default, texts start in order of arrival.
+    /// Returns the index of the waiting text (a request to generate text) to start next, once the KV cache has room. `None` means to wait
+    /// until one of the `n_running` texts ends. `waiting` is in order of arrival. [`Waiting::tokens`] is the length of the prompt, and
+    /// [`Waiting::steps`] the number of new tokens. By default, texts start in order of arrival.
     fn next_text(&self, waiting: &[Waiting], n_running: usize) -> Option<usize> {
         let _ = n_running;
         (!waiting.is_empty()).then_some(0)
     }
 
-    /// Reports that a text has started.
+    /// Reports that a text selected by [`next_text`](Self::next_text) has started.
     fn text_started(&mut self, text: &Waiting) {
         let _ = text;
     }
@@ -237,8 +238,8 @@ pub trait Scheduler: Send {
 /// Parameters of the schedulers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Target latency. A lazy scheduler starts a batch early enough to finish within half of it. `packed` raises a request by one class
-    /// each time the request has waited for four times this latency.
+    /// Target latency. A lazy scheduler starts a batch early enough to finish within half of it. `packed` raises a class of requests by one
+    /// class each time the oldest request of the class has waited for four times this latency.
     pub slo: Micros,
     /// Maximum time for which a lazy scheduler waits for more requests.
     pub timeout: Micros,

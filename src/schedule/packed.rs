@@ -17,40 +17,43 @@ use super::{
 use crate::tensor::Extents;
 use line::Line;
 
-/// Fraction of the maximum throughput that the token budget must reach.
+/// Fraction of the maximum throughput that a batch of the token budget (its target number of tokens) must reach.
 const RATE: f64 = 0.97;
-/// Fraction of the maximum throughput that the token budget must reach if more than two batches are waiting.
+/// Replaces [`RATE`] if no request has a deadline and at least two full batches of requests are waiting.
 const FULL_RATE: f64 = 0.995;
 /// A batch is only made smaller for a deadline if its throughput remains at least this multiple of the arrival rate.
 const KEEP_UP: f64 = 1.1;
-/// Minimum budget, in tokens.
+/// A token budget of at most this many tokens is not halved further.
 const MIN_BUDGET: u64 = 64;
-/// Candidate batch sizes for the budget, as steps of a quarter octave: 64 tokens to 128 Ki.
+/// Candidates for the token budget: `64 · 2^(i/4)` tokens for each `i` of the range, from 64 to 128 Ki.
 const SIZES: std::ops::RangeInclusive<u32> = 0..=44;
 /// Number of tokens that a tenant's deficit gains per turn (the quantum of deficit round robin).
 const QUANTUM: u64 = 512;
 /// Max number of a tenant's requests that are examined to find one that fits the remaining room of a batch. The selection of urgent
-/// requests also ends when this many of them did not fit.
+/// requests also ends after this many requests that do not fit.
 const LOOK_AHEAD: usize = 64;
-/// Number of times that later requests may overtake a tenant's first request if the first request does not fit.
+/// Max number of times that later requests may overtake a tenant's first request if the first request does not fit.
 const PASSED_OVER: u8 = 8;
 /// Time before the end of the running batch at which the next batch is submitted.
 const GUARD: Micros = Micros(300);
-/// Multiple of the target latency. A request rises by one class each time it has waited that long.
+/// Multiple of the target latency. A class rises by one each time its oldest request has waited for this multiple.
 const AGEING: u64 = 4;
 
 /// Packed scheduler. Each decision plans at most one batch per lane, in these steps:
 ///
-/// 1. A request is refused if its deadline has passed, or would pass even if it ran alone now. If a full batch of requests is waiting, a
-///    request is also refused if a full batch would finish after its deadline.
-/// 2. The budget is the smallest number of tokens that reaches 97 % of the maximum throughput. Throughput is predicted by the costs, for
-///    the mean sequence length of the waiting requests. If the waiting requests fill more than two batches of this size and none has a
-///    deadline, the budget must reach 99.5 %. The budget is limited by the lane's memory. Unless more than two batches are waiting, it is
-///    also limited by half of the time left until the earliest deadline.
-/// 3. Requests come first if less time is left until their deadlines than two batches take, earliest deadline first. The other requests
-///    follow by class. A class rises by one each time its oldest request has waited for four times the target latency. Tenants of one class
-///    take turns by tokens (deficit round robin); each tenant's requests run in order of arrival. If a tenant's next request does not fit,
-///    one of the tenant's first 64 requests that fits may overtake it, at most eight times.
+/// 1. A request is refused if its deadline has passed, or would pass even if the request ran alone at once. An urgent request (see 3) is
+///    also refused if the planned batch would finish after its deadline. If less than a full batch is waiting, only the running time of the
+///    request alone is counted.
+/// 2. The token budget is the smallest number of tokens that reaches 97 % of the maximum throughput, or 99.5 % if no request has a deadline
+///    and at least two full batches are waiting. The costs predict the throughput for the mean sequence length of the first 64 waiting
+///    requests. The budget is halved until the batch fits the lane's memory. If fewer than two full batches are waiting, it is also halved
+///    until the batch takes at most half of the time left until the earliest deadline, as long as the throughput stays above the arrival
+///    rate.
+/// 3. Urgent requests come first, earliest deadline first. A request is urgent if its deadline is less than the time of two batches after
+///    the start of the batch. The other requests follow by class. A class rises by one each time its oldest request has waited for four
+///    times the target latency. Tenants of one class take turns by tokens (deficit round robin); each tenant's requests run in order of
+///    arrival. If a tenant's next request does not fit, one of the tenant's first 64 requests that fits may overtake it, at most eight
+///    times.
 /// 4. If the device rounds up the number of tokens of a batch, further requests fill the difference at no extra cost.
 /// 5. An idle lane gets its batch at once. A busy lane gets its next batch when half a budget is waiting, or shortly before its current
 ///    batch ends.
@@ -195,7 +198,8 @@ impl Packed {
         }
     }
 
-    /// Registers new requests and refuses those that cannot run.
+    /// Registers new requests. Refuses requests that are too large for any lane or that would miss their deadlines even if they ran alone
+    /// at once.
     fn admit(&mut self, view: &View<'_>, decision: &mut Decision) {
         self.gone.clear();
         self.gone_tokens = 0;
@@ -221,7 +225,7 @@ impl Packed {
         let n = |looks: bool| if looks { usize::MAX } else { 0 };
         let all = view.waiting.iter().take(n(is_less));
         let suspects = all.chain(new.take(n(!is_less)));
-        // Memory grows monotonically with tokens.
+        // Memory grows with the number of tokens, so every request of at most `fits_to` tokens fits.
         let mut fits_to = 0;
         for waiting in suspects {
             if waiting.tokens <= fits_to {
@@ -258,7 +262,7 @@ impl Packed {
         view.waiting.at(at).map(|(waiting, _)| waiting)
     }
 
-    /// Adds a request to the current decision. Returns `false` if the decision already contains the request.
+    /// Marks a request as part of the current decision. Returns `false` if it is marked already or has left the queue.
     fn forget(&mut self, view: &View<'_>, waiting: &Waiting) -> bool {
         let at = view.waiting.place(waiting.id);
         let is_new = at.is_some_and(|at| self.gone.set(at));
@@ -300,8 +304,8 @@ impl Packed {
             view.costs.bytes(Layout::Packed, &extents) <= lane.bytes
         };
         // The larger budget of `FULL_RATE` delays requests too long, so it is only used if no request has a deadline. The budget is not
-        // reduced for a deadline if more than two batches are waiting, or if the throughput would fall below the arrival rate: then even
-        // more requests would miss their deadlines.
+        // reduced for a deadline if at least two full batches are waiting, or if the throughput would fall below the arrival rate, because
+        // even more requests would then miss their deadlines.
         let full = match self.soonest.is_empty() {
             true => full,
             false => lean,
@@ -322,7 +326,7 @@ impl Packed {
         (budget, time(budget))
     }
 
-    /// Returns whether requests of at least `tokens` tokens are waiting, not counting those in the current decision.
+    /// Returns whether the waiting requests have at least `tokens` tokens in total, not counting the requests of the current decision.
     fn waits(&self, view: &View<'_>, tokens: u64) -> bool {
         view.waiting.tokens() >= tokens.saturating_add(self.gone_tokens)
     }
@@ -361,7 +365,7 @@ impl Packed {
                 continue;
             };
             let alone = self.alone(view, waiting);
-            // In a full batch, the request only finishes when the whole batch does.
+            // If a full batch of requests is waiting, the request runs in a full batch, and only finishes when the whole batch does.
             let own = match is_full {
                 true => time.max(alone),
                 false => alone,
@@ -508,7 +512,8 @@ impl Packed {
             0 => view.now,
             _ => view.now.max(lane.free_at),
         };
-        // Memory grows with the number of query-key pairs, which is largest if a single sequence has all tokens.
+        // Memory grows with the number of query-key pairs, which is largest if a single sequence has all tokens. If that sequence fits, so
+        // does any batch within the budget.
         let max_bytes = view.costs.bytes(Layout::Packed, &equal(1, budget));
         let mut batch = Batch {
             ids: Vec::new(),

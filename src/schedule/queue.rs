@@ -107,7 +107,7 @@ impl<'a> Queue<'a> {
         self.place(id).map(|at| &self.all[at])
     }
 
-    /// Returns the position of a request. It is valid for the duration of one decision.
+    /// Returns the position of a waiting request; `None` if it has left. The position is valid for the duration of one decision.
     pub(super) fn place(&self, id: u64) -> Option<usize> {
         let waiting = self.all.get(self.head..)?;
         let (first, last) = (waiting.first()?.id, waiting.last()?.id);
@@ -117,7 +117,7 @@ impl<'a> Queue<'a> {
         // request.
         let at = match before + after + 1 == n {
             true => before as usize,
-            // The ids have gaps where requests were removed. Assume first that there are no gaps after this id.
+            // The ids have gaps where requests were removed. First try the position that is right if there are no gaps after `id`.
             false => {
                 let guessed = n.checked_sub(after + 1).map(|at| at as usize);
                 match guessed.filter(|&at| waiting[at].id == id) {
@@ -218,9 +218,9 @@ impl Arrivals {
     }
 }
 
-/// Priority queue of requests by deadline, optimized for repeatedly taking the earliest request while others arrive. If all requests have
-/// the same time limit, they arrive in order of deadline. Requests in this order are kept in a FIFO queue, all others in an 8-ary heap. The
-/// deadlines of a node's eight children are contiguous, so a step down the heap reads one cache line without branching.
+/// Priority queue of requests by deadline, optimized for repeatedly taking the earliest request while others arrive. Requests that arrive
+/// in order of deadline, as they do if all have the same time limit, are kept in a FIFO queue, and all others in an 8-ary heap. The
+/// deadlines of a node's eight children are contiguous, so a step down the heap reads at most two cache lines, without branching.
 #[derive(Debug, Default)]
 pub(super) struct Soonest {
     in_order: VecDeque<(Micros, u64)>,

@@ -5,7 +5,8 @@ mod properties;
 
 use super::*;
 
-/// Linear costs: microseconds per batch, per token and per million pairs.
+/// Linear costs in microseconds: `batch` for each batch, `token` for each token, and 1 for each million query-key pairs. The number of
+/// tokens is rounded up to a multiple of `multiple`.
 pub(super) struct Straight {
     pub batch: u64,
     pub token: u64,

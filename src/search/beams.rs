@@ -1,6 +1,6 @@
 use super::{candidates::largest, log_sum};
 
-/// Beam search options, named as in the `generate` of transformers.
+/// Beam search options, as in `generate` of the library transformers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Beams {
     /// Number of beams in all groups together.
@@ -8,7 +8,8 @@ pub struct Beams {
     /// Number of groups. In each step, the groups are searched in order, and each group avoids the tokens that earlier groups have chosen
     /// (Vijayakumar et al. 2016).
     pub groups: usize,
-    /// Penalty of a token for each beam of an earlier group that chose the token in this step. Finished groups choose no tokens.
+    /// Amount subtracted from a token's log-probability for each beam of an earlier group that chose the token in the same step. Finished
+    /// groups choose no tokens.
     pub diversity: f32,
     /// Exponent of the length in the score: log-probability / length^`length_penalty`.
     pub length_penalty: f32,
@@ -51,7 +52,7 @@ impl Default for Beams {
 }
 
 impl Beams {
-    /// Maximum number of beams. A step of a search holds the logits of all beams.
+    /// Maximum number of beams. It bounds memory, because a step of a search holds the logits of all beams.
     pub const MAX: usize = 256;
 
     /// Creates options with one group of `n` beams.
@@ -68,7 +69,7 @@ impl Beams {
     /// Checks that every option is valid.
     ///
     /// # Errors
-    /// Returns the first invalid option.
+    /// Returns an error for the first invalid option.
     pub fn check(&self) -> Result<(), BeamsError> {
         let (n, groups) = (self.n, self.groups);
         if n == 0 {
@@ -102,7 +103,7 @@ pub struct Hypothesis {
     pub score: f32,
 }
 
-/// A penalty far below every score.
+/// Added to a score, or used as a score, to rank a hypothesis below all others.
 const NEVER: f32 = -1e9;
 
 /// Continuation of a beam.
@@ -122,8 +123,8 @@ pub enum Kept {
     New(Step),
 }
 
-/// Scores of the beams of one request, without their tokens. A search with one group works as `_beam_search` of transformers 5 does. A
-/// search with several groups, which transformers 5 does not have, finishes as in the `BeamSearchScorer` of transformers 4. Entry `i`
+/// Scores of the beams of one request, without their tokens. With one group, the search works as `_beam_search` in version 5 of the library
+/// transformers. With several groups, which version 5 does not support, it finishes as `BeamSearchScorer` in version 4. Entry `i` of a list
 /// belongs to beam `i` or to the `i`-th best hypothesis, and the entries of a group are contiguous.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BeamState {
@@ -144,12 +145,12 @@ pub struct Stepped {
     pub kept: Vec<Kept>,
 }
 
-/// Inputs of a step other than the candidates.
+/// Inputs of a step that decide which beams end.
 #[derive(Clone, Copy, Debug)]
 pub struct Ending<'a> {
     /// End tokens.
     pub ends: &'a [u32],
-    /// Number of new tokens, including this step's.
+    /// Number of new tokens after the step.
     pub n_new: usize,
     /// Maximum number of new tokens.
     pub most: usize,
@@ -168,8 +169,8 @@ impl Beams {
         2.max(1 + n_ends) * self.group_size()
     }
 
-    /// Returns the number of tokens to examine for each beam, in the order of their scores before the diversity penalty. The penalty can
-    /// displace at most one of the considered candidates for each beam of the other groups.
+    /// Returns how many of the most probable tokens of each beam to examine before the diversity penalty is applied: as many as
+    /// [`kept`](Self::kept), and one more for each beam of the other groups, because each of those beams can penalise one token.
     pub fn candidates(&self, n_ends: usize) -> usize {
         self.kept(n_ends) + self.n - self.group_size()
     }
@@ -190,9 +191,8 @@ impl BeamState {
         }
     }
 
-    /// Advances all beams by one token. `tokens(beam, taken)` returns the most probable tokens of a
-    /// beam with their log-probabilities, given the tokens that earlier groups have taken in this
-    /// step. [`Beams::kept`] candidates of each group are considered.
+    /// Advances all beams by one token. `tokens(beam, taken)` returns the most probable tokens of a beam with their log-probabilities.
+    /// `taken` has the tokens that earlier groups have chosen in the same step. Each group considers its best [`Beams::kept`] candidates.
     pub fn step(
         &mut self,
         options: &Beams,
@@ -205,7 +205,7 @@ impl BeamState {
             steps: (0..options.n).map(stay).collect(),
             kept: (0..options.n).map(Kept::Before).collect(),
         };
-        // Tokens taken by earlier groups in this step.
+        // Tokens that earlier groups have chosen in the current step.
         let mut taken: Vec<u32> = Vec::new();
         for group in 0..options.groups {
             if self.done[group] {
@@ -251,7 +251,7 @@ impl BeamState {
         let is_end: Vec<bool> = candidates.iter().map(is_end).collect();
         let is_last = n_new == most;
         let to_step = |&(_, parent, token): &Candidate| Step { parent, token };
-        // Candidates that end are not continued.
+        // A candidate with an end token is ranked last, so that it is not continued.
         let mut going: Vec<(f32, usize)> = candidates
             .iter()
             .zip(&is_end)
@@ -275,10 +275,9 @@ impl BeamState {
         let becomes_full = n_ended + n_ends >= n && stops_when_full;
         let n_open = |i: usize| is_end[..i].iter().filter(|&&end| !end).count();
         let just_ended = |i: usize| match is_end[i] || options.groups == 1 {
-            // Only the first n candidates may end; the others are continuations.
+            // Only the first n candidates may end; the others only continue beams.
             true => (is_end[i] || is_last) && i < n,
-            // In the last step of several groups, unfinished candidates end too, unless the group
-            // becomes full.
+            // In the last step of a search with several groups, candidates without an end token end as well, unless the group becomes full.
             false => is_last && n_open(i) < n && !becomes_full,
         };
         let length = (n_new as f32).powf(options.length_penalty);
@@ -307,7 +306,7 @@ impl BeamState {
         };
         let highest = match options.groups {
             1 => self.running[first],
-            // `BeamSearchScorer` uses the best candidate, even if it ends.
+            // Like `BeamSearchScorer`, uses the best candidate even if its token is an end token.
             _ => candidates[0].0,
         };
         let possible = highest / (longest as f32).powf(options.length_penalty);
@@ -350,8 +349,8 @@ impl BeamSearch {
     }
 
     /// Advances the search by one token, given the logits of each beam in order. Returns the continuation of each beam, or `None` when the
-    /// search is done. After the diversity penalty, `rules` modifies the log-probabilities of the token that follows a beam's new tokens.
-    /// `ends` are the end tokens, and `most` is the maximum number of new tokens.
+    /// search is done. `rules` modifies a beam's log-probabilities after the diversity penalty; its second argument is the beam's new
+    /// tokens. `ends` are the end tokens, and `most` is the maximum number of new tokens.
     pub fn step(
         &mut self,
         logits: &mut [&mut [f32]],
@@ -403,8 +402,8 @@ impl BeamSearch {
 }
 
 impl Hypothesis {
-    /// Returns the first `n` of the sorted hypotheses. Hypotheses without a text are omitted, except for the first. A search returns such
-    /// hypotheses if the rules allow fewer texts than there are beams.
+    /// Returns the first of the sorted hypotheses, and up to `n - 1` others that were finished. A search also returns hypotheses that were
+    /// never finished, if the rules allow fewer texts than there are beams.
     pub fn best(all: &[Self], n: usize) -> &[Self] {
         let rest = all.iter().skip(1).take(n.saturating_sub(1));
         let is_text = |one: &&Self| one.score > NEVER / 2.0;

@@ -1,8 +1,7 @@
-//! Choice of the next token: logits processors, sampling, beam search, and random numbers that
-//! depend only on a seed.
+//! Choice of the next token: logits processors, sampling, beam search, and random numbers that depend only on a seed.
 //!
-//! Everything works on one row of logits. Names, order of operations and results are those of
-//! Hugging Face transformers.
+//! Everything runs on the CPU, on one row of logits for each sequence or beam. The order of operations and the results are those of Hugging
+//! Face transformers.
 
 mod beams;
 mod candidates;

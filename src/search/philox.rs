@@ -1,5 +1,5 @@
-/// Philox4x32-10 (Salmon et al. 2011), a counter-based random number generator. A token's random
-/// number depends only on the seed and its position, not on other tokens, requests or devices.
+/// Philox4x32-10 (Salmon et al. 2011), a counter-based random number generator. The random number of a token depends only on the seed, the
+/// sequence's number and the token's position, not on other requests or on the device.
 #[derive(Clone, Copy, Debug)]
 pub struct Philox {
     key: [u32; 2],

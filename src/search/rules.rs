@@ -2,7 +2,7 @@ use std::collections::HashMap;
 
 use super::log_sum;
 
-/// Logits processors, which are applied in the order of transformers before a token is chosen.
+/// Logits processors. They are applied before a token is chosen, in the order of Hugging Face transformers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
     /// Divides the positive and multiplies the negative logits of tokens that have already occurred (Keskar et al. 2019); 1 disables it.
@@ -12,7 +12,7 @@ pub struct Rules {
     pub frequency_penalty: f32,
     /// Amount subtracted once from the logit of every token among the new tokens; 0 disables it.
     pub presence_penalty: f32,
-    /// Amounts added to the logits of tokens.
+    /// Tokens, each with the amount that is added to its logit.
     pub bias: Vec<(u32, f32)>,
     /// Length of the n-grams that must not occur twice; 0 disables it.
     pub no_repeat_ngram: usize,
@@ -30,10 +30,9 @@ pub struct Rules {
     pub forced_last: Vec<u32>,
     /// Tokens that are never chosen.
     pub suppressed: Vec<u32>,
-    /// Tokens that are never chosen as the first token, or as the first token after the forced tokens.
+    /// Tokens that are not chosen as the first token after the forced tokens, or as the first new token if none is forced.
     pub suppressed_first: Vec<u32>,
-    /// Whether log-probabilities are renormalised after these rules, which affects the scores of
-    /// beams.
+    /// Whether log-probabilities are renormalised after the other rules are applied. This affects the scores of beams.
     pub renormalize: bool,
     /// Maximum number of new tokens. With [`Rules::NO_LIMIT`], only the model's positions and the KV cache limit the number.
     pub max_new_tokens: usize,
@@ -102,8 +101,8 @@ impl Rules {
         }
     }
 
-    /// Returns whether devices support these rules. Devices support neither the frequency penalty, presence penalty and bias of OpenAI's
-    /// API, nor a forced prefix, nor suppressed tokens after a forced first token.
+    /// Returns whether the GPU kernels support these rules. They support neither the frequency penalty, presence penalty and bias of
+    /// OpenAI's API, nor a forced prefix, nor suppressed tokens after a forced first token.
     pub fn suit_devices(&self) -> bool {
         let is_plain = self.forced_first.is_none() || self.suppressed_first.is_empty();
         is_plain

@@ -1,6 +1,7 @@
 use super::candidates::largest;
 
-/// Sampling options. The fields apply in this order, as in transformers: each field restricts the tokens that the previous fields leave.
+/// Sampling options. The fields apply in the order of their declaration, as in Hugging Face transformers: each restricts the tokens that
+/// the previous ones leave.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// Divisor of the logits.
@@ -26,7 +27,7 @@ impl Default for Sampling {
     }
 }
 
-/// Minimum temperature. Below it, the scaled logits overflow.
+/// Minimum temperature, so that logits divided by it do not overflow.
 const MIN_TEMPERATURE: f32 = 1e-20;
 
 /// Invalid sampling options.
@@ -61,8 +62,8 @@ impl Sampling {
         }
     }
 
-    /// Returns the tokens that may be drawn, by id, with their probabilities, which sum to 1. The
-    /// k-th largest logit and the nucleus are found by selection, without sorting the vocabulary.
+    /// Returns the tokens that may be drawn, in order of their ids, with their probabilities, which sum to 1. The k-th largest logit and
+    /// the nucleus are found by selection, without sorting the vocabulary.
     pub fn distribution(&self, logits: &[f32]) -> Vec<(u32, f64)> {
         let least = match self.top_k {
             0 => None,
@@ -105,7 +106,7 @@ impl Sampling {
             }
             rest -= p;
         }
-        // Rounding may leave a remainder after the last token.
+        // The probabilities may sum to less than `uniform`, because they are rounded.
         all.last().map_or(0, |&(id, _)| id)
     }
 }

@@ -33,7 +33,7 @@ fn log_probabilities_match_a_softmax() {
     assert_eq!(log_probability(&logits, 2), f32::NEG_INFINITY);
 }
 
-/// Returns logits with these probabilities.
+/// Returns logits whose softmax is `probabilities`.
 fn logits(probabilities: &[f32]) -> Vec<f32> {
     probabilities.iter().map(|p| p.ln()).collect()
 }
@@ -58,7 +58,7 @@ fn each_setting_restricts_the_tokens() {
     // The second and third largest are equal.
     assert_eq!(ids(Sampling { top_k: 2, ..all }, &p), [1, 2, 3]);
     assert_eq!(ids(Sampling { top_k: 1, ..all }, &p), [1]);
-    // 0.4 is less than 0.5, and 0.4 + 0.2 exceeds it. The lower id of the two with 0.2 is kept.
+    // In order of probability, 0.4 is below 0.5, and 0.4 + 0.2 exceeds it. Of the two tokens with 0.2, the lower id is kept.
     assert_eq!(ids(Sampling { top_p: 0.5, ..all }, &p), [1, 2]);
     assert_eq!(ids(Sampling { top_p: 0.3, ..all }, &p), [1]);
     assert_eq!(ids(Sampling { min_p: 0.45, ..all }, &p), [1, 2, 3]);
@@ -130,7 +130,7 @@ proptest! {
             want.push(id);
         }
         want.sort_unstable();
-        // If the sum is within rounding of the limit, either result is correct.
+        // The number of tokens may differ only if their sum is within rounding of `top_p`.
         let near = (mass - top_p).abs() < 1e-5 || want.len().abs_diff(got.len()) == 0;
         prop_assert!(near, "{:?} {:?}", got, want);
         if want.len() == got.len() { prop_assert_eq!(got, want); }
@@ -230,8 +230,7 @@ proptest! {
     }
 }
 
-/// Runs a search in which the logits after a token are a row of `table`, and returns the best
-/// hypotheses.
+/// Runs a search in which row `t` of `table` has the logits of the token after token `t`. Returns the best hypotheses.
 fn search(beams: Beams, table: &[[f32; 4]], ends: &[u32], most: usize) -> Vec<Hypothesis> {
     let mut search = BeamSearch::new(beams);
     let mut last = vec![0usize; beams.n];
@@ -313,7 +312,7 @@ fn invalid_beam_settings_are_rejected() {
 #[test]
 fn beams_without_allowed_tokens_return_the_finished_hypotheses() {
     let never = f32::NEG_INFINITY;
-    // One token is allowed after token 0, and no token after that.
+    // Only token 1 is allowed after token 0, and no token is allowed after token 1.
     let table = [
         [never, 0.0, never, never],
         [never; 4],
@@ -321,7 +320,7 @@ fn beams_without_allowed_tokens_return_the_finished_hypotheses() {
         [never; 4],
     ];
     assert_eq!(search(Beams::of(3), &table, &[], 5), []);
-    // The allowed token is the end token.
+    // Token 1 is now an end token.
     let found = search(Beams::of(3), &table, &[1], 5);
     assert_eq!(found[0].tokens, [1]);
 }

@@ -11,19 +11,19 @@ use crate::{
     tensor::Extents,
 };
 
-/// Seconds of work after which the weight of earlier measurements is halved.
+/// When a [`Pace`] covers more seconds of work than this, the weight of its measurements is halved.
 const WINDOW: f64 = 0.2;
-/// Assumed seconds per byte for tokenizing, until the pace is measured: WordPiece on one core.
+/// Seconds per byte that tokenizing is assumed to take until its pace is measured. This is the pace of WordPiece on one core.
 const BYTE: f64 = 0.5e-6;
 /// Time that is reserved for sending the response: the request's time limit divided by the first value, at most the second value.
 const RESERVED: (u32, Duration) = (20, Duration::from_millis(50));
-/// Factor by which the lateness of batches decays with each batch.
+/// Factor by which [`Backlog::late`] shrinks with each batch.
 const DECAY: f64 = 0.98;
 /// Batch size in tokens and mean sequence length, for estimating the time of a long queue.
 const FULL: u64 = 4096;
 const LENGTH: u64 = 128;
 
-/// Measured time for an amount of work.
+/// Amount of work and the seconds that it took. Newer measurements weigh more (see [`WINDOW`]).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     amount: f64,
@@ -31,7 +31,8 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Returns an assumed pace in seconds per unit. It weighs as much as measurements over a hundredth of [`WINDOW`].
+    /// Returns a pace that is assumed until work is measured: `seconds` per unit of work. It weighs as much as work that took a hundredth
+    /// of [`WINDOW`].
     pub fn of(seconds: f64) -> Self {
         let of = WINDOW / 100.0;
         Self {
@@ -53,7 +54,7 @@ impl Pace {
     }
 }
 
-/// Amount of queued work by class.
+/// Amount of queued work by priority class. Higher classes run first.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ByClass(BTreeMap<u8, u64>);
 
@@ -91,7 +92,7 @@ impl ByClass {
 /// A few clients that each wait for a response do not overload the server, even before the pace is known.
 pub(super) const PER_SECOND: f64 = 16.0;
 
-/// Returns the number of requests that are admitted however long they take.
+/// Returns the number of requests that are admitted even if the queued work takes longer than its limit `queue`.
 pub(super) fn always_admitted(queue: Duration) -> u64 {
     (queue.as_secs_f64() * PER_SECOND) as u64
 }
@@ -135,7 +136,8 @@ impl Tenants {
         &self.all
     }
 
-    /// Returns the work of a tenant, if there is any, and the number of tenants that share the time, including this one.
+    /// Returns the queued work of a tenant, or `None` if it has none, and the number of tenants with queued work. The tenant itself is
+    /// counted in any case.
     fn sharing(&self, tenant: u32) -> (Option<&Work>, u32) {
         let own = self.each.get(&tenant);
         let n = self.each.len() + usize::from(own.is_none());
@@ -150,9 +152,10 @@ impl Tenants {
         self.all.requests + more <= max || own + more <= max / u64::from(n)
     }
 
-    /// Decides whether to admit a request of a tenant. `time` estimates the time of queued work, and `queue` is its limit. All requests are
-    /// admitted while the total is within the limit. Beyond the limit, a request is only admitted if its tenant has less than an equal
-    /// share of the time or of the requests that are always admitted.
+    /// Decides whether to admit a request of a tenant. `time` estimates the time of queued work, and `queue` is the limit for this time.
+    /// Every request is admitted while the work of all tenants is within the limit, or while fewer than [`always_admitted`] requests are
+    /// queued. Otherwise, a request is only admitted if other tenants have queued work, and its own tenant has at most an equal share of
+    /// the time or less than an equal share of the requests that are always admitted.
     ///
     /// # Errors
     /// Returns the time of the queued work that runs before the request.
@@ -223,7 +226,7 @@ impl Backlog {
     /// Decides whether to admit a request.
     ///
     /// # Errors
-    /// Returns the time of the queued work that runs before it.
+    /// Returns the time of the queued work that runs before the request.
     pub fn admit(
         &self,
         tenant: u32,

@@ -1,8 +1,8 @@
 //! Response cache with up to three tiers: memory, a file, and a cache server that is shared with other gemmule servers. It is off by
 //! default.
 //!
-//! A key is a digest of everything that determines an answer: the model's files and program, and the input as it was sent. A hit therefore
-//! also saves tokenizing. Equal requests join a computation in progress ([`Coalescer`]). Errors are never cached.
+//! A key is a digest of everything that determines an answer: the model (see [`digest`]), the input as it was sent, and the options of the
+//! request. A hit therefore also saves tokenizing. Equal requests join a computation in progress ([`Coalescer`]). Errors are never cached.
 
 mod file;
 #[cfg(feature = "shared-cache")]
@@ -124,8 +124,8 @@ impl Cache {
     /// is tried again later.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be opened or is locked by another process, the URL is not valid, or the system cannot start
-    /// threads.
+    /// Returns an error if the file cannot be opened, is locked by another process or has too small a max size, if the URL is not valid, or
+    /// if the system cannot start threads.
     pub fn open(choice: &CacheChoice) -> Result<Self, EngineError> {
         // This estimate only determines the initial size of the map.
         let entries = (choice.memory_bytes / 2048).clamp(16, 1 << 20) as usize;
@@ -157,7 +157,7 @@ impl Cache {
         self.memory.get(key)
     }
 
-    /// Returns whether there are tiers other than memory. Their lookups take time.
+    /// Returns whether there are tiers other than memory, in which a lookup takes longer.
     pub(super) fn is_deep(&self) -> bool {
         #[cfg(feature = "shared-cache")]
         if self.shared.is_some() {
@@ -166,8 +166,8 @@ impl Cache {
         self.file.is_some()
     }
 
-    /// Looks up a key in the file and then in the shared server, and passes the result to `then`, possibly on another thread. An answer is
-    /// copied to the faster tiers.
+    /// Looks up a key in the file and then in the shared server, and passes the result to `then`, possibly on another thread. An answer
+    /// that is found is also stored in the faster tiers.
     pub(super) fn look_deep(
         self: &Arc<Self>,
         key: Key,
@@ -228,8 +228,9 @@ pub(super) enum Deep {
     Shared(Lookup),
 }
 
-/// Returns the digest of everything in a model that determines the bits of its results: all files of its folder, its compiled program, the
-/// default prompt, and the task whose adapter is added to the weights.
+/// Returns the digest of everything that determines the bits of a model's results, apart from the request: gemmule's version, the device,
+/// the output, the compiled program, the default prompt, the task whose adapter is added to the weights, and the files of the model's
+/// folder.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read.
@@ -264,7 +265,8 @@ pub(super) fn digest(
     Ok(digest.finalize().into())
 }
 
-/// Adds the contents of files and folders to a digest, ordered by name. Hidden files, such as those of downloads, are skipped.
+/// Adds the contents of files and folders to a digest, ordered by name. Hidden files, such as those of downloads, and the contents of
+/// folders below the fourth level are skipped.
 fn add_files(digest: &mut Sha256, mut paths: Vec<PathBuf>, depth: u8) -> io::Result<()> {
     paths.sort_unstable();
     let mut buffer = vec![0; 1 << 20];
@@ -364,7 +366,7 @@ fn to_bytes(key: &Key, answer: &Answer) -> Vec<u8> {
     bytes
 }
 
-/// Parses a stored answer; `None` if the bytes do not belong to this key.
+/// Parses a stored answer. Returns `None` if the bytes do not end with the checksum of this key and of the preceding bytes.
 fn from_bytes(key: &Key, bytes: &[u8]) -> Option<Answer> {
     let (bytes, found) = bytes.split_at_checked(bytes.len().checked_sub(CHECK)?)?;
     if found != check(key, bytes) {
@@ -417,7 +419,8 @@ impl<L, F> Coalescer<L, F> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Joins the computation of `key` if its leader `serves` the request. Becomes the leader if there is no computation.
+    /// Joins the computation of `key` that is in progress, if `serves` returns true for its leader, and is [`Role::Alone`] otherwise. If no
+    /// computation is in progress, `lead` becomes the leader.
     pub fn join(
         &self,
         key: Key,
@@ -446,13 +449,13 @@ impl<L, F> Coalescer<L, F> {
         }
     }
 
-    /// Removes a client that gives up. Returns whether no client is waiting any more.
+    /// Removes a client that gives up waiting for the computation of `lead`. Returns whether no client waits for this computation any more.
     pub fn leave(&self, key: &Key, lead: &Arc<L>) -> bool {
         let mut flights = self.lock();
         let Some(flight) = flights.get_mut(key) else {
             return true;
         };
-        // The key may belong to a newer computation, which began after this one had ended.
+        // The key may belong to a newer computation, which began after the computation of `lead` had ended.
         if !Arc::ptr_eq(&flight.lead, lead) {
             return true;
         }
@@ -464,7 +467,7 @@ impl<L, F> Coalescer<L, F> {
         is_last
     }
 
-    /// Ends a computation and returns its followers.
+    /// Ends the computation of `lead` and returns its followers. If `lead` is no longer the leader for `key`, returns an empty list.
     pub fn complete(&self, key: &Key, lead: &Arc<L>) -> Vec<F> {
         let mut flights = self.lock();
         match flights.get(key) {
@@ -474,8 +477,9 @@ impl<L, F> Coalescer<L, F> {
         flights.remove(key).map_or_else(Vec::new, |f| f.joined)
     }
 
-    /// Replaces a leader that failed for a reason that does not concern its followers. The follower with the highest rank becomes the
-    /// leader and is returned.
+    /// Removes and returns the follower with the highest rank, which takes the place of a leader that failed for a reason that does not
+    /// concern its followers. Returns `None` if there are no followers, which ends the computation, or if `lead` is no longer the leader
+    /// for `key`.
     pub fn promote<R: Ord>(&self, key: &Key, lead: &Arc<L>, rank: impl Fn(&F) -> R) -> Option<F> {
         let mut flights = self.lock();
         let flight = flights.get_mut(key)?;

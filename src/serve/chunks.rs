@@ -1,4 +1,5 @@
-//! Late chunking: the inputs of a request are chunks of one text, and one run computes the whole text.
+//! Late chunking: the inputs of a request are chunks of one text. The model runs once on the whole text, and its token vectors are then
+//! pooled for each chunk.
 
 use std::{ops::Range, sync::Arc};
 
@@ -14,21 +15,21 @@ const LATE_CHUNKING: &str = "late_chunking";
 /// Texts that are chunks of one text.
 pub struct JoinedTexts {
     texts: Vec<String>,
-    /// Prompt in a request.
+    /// Text of the prompt, if the request contains it.
     prompt: Option<Arc<str>>,
 }
 
-/// The tokens of each chunk of a sequence.
+/// Token range of each chunk in the sequence of the whole text, and how the vectors of a range are pooled.
 pub struct JoinedTokens {
     ranges: Vec<Range<usize>>,
     pooling: ChunkPooling,
 }
 
 impl JoinedTexts {
-    /// Takes the texts of inputs.
+    /// Joins the inputs of a request.
     ///
     /// # Errors
-    /// Returns an error for inputs of token ids.
+    /// Returns an error if an input is not a single text, with or without a prompt.
     pub fn new(inputs: Vec<Text>) -> Result<Self, ServeError> {
         let mut prompt = None;
         let text = |input| match input {
@@ -58,10 +59,11 @@ impl JoinedTexts {
         self.texts.iter().map(String::len).sum()
     }
 
-    /// Tokenizes the texts to one input of the model.
+    /// Tokenizes the texts into one input of the model.
     ///
     /// # Errors
-    /// Returns an error if the model does not pool by the mean, for too many tokens, and for texts that the tokenizer refuses.
+    /// Returns an error if the model's folder does not specify the mean of all tokens, optionally scaled or truncated, if there are too
+    /// many tokens, or if the tokenizer refuses a text.
     pub fn join(&self, model: &Model, submit: Submit) -> Result<(Text, JoinedTokens), ServeError> {
         let encoder = model.encoder();
         let named = submit

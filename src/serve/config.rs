@@ -11,7 +11,8 @@ use crate::{
     schedule::{self, Settings},
 };
 
-/// A model in the file. Fields that are missing have the values of the command line.
+/// A model in `serve.ron`. If its scheduler, its number of tokenizers or one of its limits is missing, the value of the command line
+/// applies.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
@@ -55,7 +56,7 @@ pub struct ModelConfig {
     /// Whether a masked language model fills masks instead of embedding texts.
     #[serde(default)]
     pub fill_mask: bool,
-    /// Task that chooses an adapter or a route of a Router.
+    /// Task for which the model is loaded. It selects an adapter, or a route of a sentence-transformers Router.
     #[serde(default)]
     pub task: Option<String>,
     /// Name of the folder's prompt that is put before texts that have no prompt of their own.
@@ -69,14 +70,14 @@ pub struct ModelConfig {
     pub share: Option<f64>,
 }
 
-/// The models of a file.
+/// Contents of `serve.ron`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename = "Serve")]
 pub struct ServeConfig {
     pub models: Vec<ModelConfig>,
 }
 
-/// Error in a file of models.
+/// Error in `serve.ron`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ServeConfigError {
     #[error("line {line}, column {column}: {problem}")]
@@ -113,10 +114,11 @@ impl ModelConfig {
 }
 
 impl ServeConfig {
-    /// Parses the text of a file.
+    /// Parses the text of `serve.ron`.
     ///
     /// # Errors
-    /// Returns an error for invalid syntax (with its position), an empty list, an invalid name, or two models with the same name.
+    /// Returns an error for invalid syntax (with its position), an empty list of models, a model with both or neither of `weights` and
+    /// `model`, a model with two default prompts, an invalid name, or two models with the same name.
     pub fn parse(text: &str) -> Result<Self, ServeConfigError> {
         let options = ron::Options::default()
             .with_default_extension(ron::extensions::Extensions::IMPLICIT_SOME);

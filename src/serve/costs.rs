@@ -27,7 +27,7 @@ const LENGTHS: [u64; 3] = [16, 128, 512];
 /// user's cache folder. On a CPU, they are measured at each start, because other processes affect them.
 ///
 /// # Errors
-/// Returns the errors of [`measure`].
+/// Returns an error if a session cannot be opened, and the errors of [`measure`].
 pub fn known_or_measured(engine: &Engine, within: Duration) -> Result<CostTable, EngineError> {
     let measured = || measure(engine, &mut engine.session()?, within);
     let folder = match engine.device() {
@@ -40,7 +40,7 @@ pub fn known_or_measured(engine: &Engine, within: Duration) -> Result<CostTable,
     }
 }
 
-/// Reads the table from `file`. If there is none, measures the costs and writes them to `file`. A damaged file is replaced.
+/// Reads the table from `file`. If the file does not exist or is damaged, measures the costs and writes them to `file`.
 fn kept_or(
     file: &Path,
     measured: impl FnOnce() -> Result<CostTable, EngineError>,
@@ -94,8 +94,8 @@ fn kept(file: &Path) -> Result<Option<CostTable>, String> {
     CostTable::parse(&text).map(Some).map_err(|e| e.to_string())
 }
 
-/// Measures batches of increasing size for about the time `within`. Each batch runs once to warm up and then twice, and the shorter time is
-/// used. The memory of a batch is computed by the planner.
+/// Measures batches of doubling size, until the largest size is reached or the next size would probably exceed the time `within`. Each
+/// batch runs once to warm up and then twice, and the shorter time is used. The memory of a batch is computed by the planner.
 ///
 /// # Errors
 /// Returns an error if a batch fails.
@@ -139,8 +139,8 @@ pub fn measure(
     let bytes = |tokens: u64, length: u64| -> Result<f64, EngineError> {
         Ok(engine.bytes_needed(&batch(tokens, length)?)? as f64)
     };
-    // Derive the bytes per pair from two batches with the same number of tokens, and the bytes per token from two batches with the same
-    // length.
+    // Derive the bytes per pair of tokens in a sequence from two batches with the same number of tokens, and the bytes per token from two
+    // batches with the same sequence length.
     let (short, long) = (lengths[0].min(longest), longest.min(512));
     let n = 4096;
     let (few, many) = (bytes(n, short)?, bytes(n, long)?);

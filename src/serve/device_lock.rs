@@ -26,7 +26,7 @@ struct State {
     models: BTreeMap<u64, Clock>,
     next: u64,
     running: u32,
-    /// Virtual time of the model that got the last permit, before its batch was counted.
+    /// Virtual time of the model that got the last permit, before the time of its batch was added.
     now: f64,
 }
 

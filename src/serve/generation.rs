@@ -35,7 +35,7 @@ use crate::{
     text::{ChatOptions, ChatTemplate, Message, TextEncoder, TextError},
 };
 
-/// Max number of waiting texts. A tenant with less than its share of them may exceed the maximum.
+/// Max number of waiting texts. Even beyond the maximum, a tenant may have up to an equal share of this number.
 const MAX_WAITING: u64 = 1024;
 
 /// Prompts up to this number of tokens are tokenized to their end even if they are too long for the model, so that the error states their
@@ -51,7 +51,7 @@ pub struct GenerationService {
     template: Result<ChatTemplate, String>,
     defaults: SamplingParams,
     admission: Admission,
-    /// Max time that the waiting texts may take. Beyond this time, requests are refused.
+    /// Max estimated time of the waiting texts. Beyond this time, requests are refused, except those of tenants with less than their share.
     queue: Duration,
     shared: Arc<Shared>,
 }
@@ -60,9 +60,9 @@ pub struct GenerationService {
 struct Shared {
     metrics: Arc<Metrics>,
     is_lost: AtomicBool,
-    /// Estimated nanoseconds per waiting token; 0 while there is room for all texts.
+    /// Estimated nanoseconds per requested token of the waiting texts; 0 if no text is waiting.
     token_nanos: AtomicU64,
-    /// Waiting texts and their tokens, by tenant.
+    /// Number of waiting texts and of their requested tokens, by tenant.
     waiting: Mutex<Tenants>,
 }
 
@@ -244,7 +244,7 @@ impl GenerationService {
     /// Tokenizes prompts.
     ///
     /// # Errors
-    /// Returns an error if the tokenizer refuses a prompt.
+    /// Returns an error if the tokenizer refuses a prompt, or if a prompt has too many tokens.
     pub fn prompts(&self, prompts: &[&str]) -> Result<Vec<Vec<u32>>, ServeError> {
         let each = prompts.iter();
         each.map(|prompt| self.tokens_within(prompt, true, "prompt"))
@@ -277,7 +277,8 @@ impl GenerationService {
     /// Renders a conversation with the chat template, and tokenizes it.
     ///
     /// # Errors
-    /// Returns an error if the model has no template, the template ignores tools, or it refuses the conversation.
+    /// Returns an error if the model has no template, if the template ignores tools that are given or refuses the conversation, or if the
+    /// rendered prompt has too many tokens or is refused by the tokenizer.
     pub fn conversation(
         &self,
         messages: &[Message],
@@ -313,8 +314,8 @@ impl GenerationService {
     /// Checks whether `texts` texts, which are admitted together, may wait.
     ///
     /// # Errors
-    /// Returns an error if there are too many texts, the waiting texts take too long and the tenant has its share of them, or the device is
-    /// lost.
+    /// Returns an error if there are too many texts, if the waiting texts take too long and the tenant has its share of them, or if the
+    /// device is lost.
     pub fn has_place(&self, texts: u64, submit: Submit) -> Result<(), ServeError> {
         if self.is_lost() {
             return Err(ServeError::NotReady { why: LOST });
@@ -350,7 +351,8 @@ impl GenerationService {
     /// Generates text from token ids. The model's scheduler decides when a waiting text starts.
     ///
     /// # Errors
-    /// Returns an error if the prompt is empty or too long, the sampling parameters are not valid, or too many texts are waiting.
+    /// Returns an error if the prompt is empty or too long, the sampling parameters are not valid, too many texts are waiting, or the
+    /// service is shutting down.
     pub fn submit(
         &self,
         prompt: Vec<u32>,

@@ -57,15 +57,16 @@ pub struct ModelChoice {
     pub fill_mask: bool,
     /// Prompt for texts that have no prompt of their own.
     pub default_prompt: DefaultPrompt,
-    /// Task that chooses a route of a Router or an adapter, for a checkpoint that computes tasks differently.
+    /// Task for which the model is loaded, if its checkpoint has different adapters, or different routes of a sentence-transformers Router,
+    /// for different tasks.
     pub task: Option<String>,
-    /// Name of the model with the default route of a Router, if this model has another route of that Router. A request to the named model
-    /// is answered by this model if the request has the task of this route.
+    /// Name of the model that has the default route of the same sentence-transformers Router. This model answers requests to the named
+    /// model if they have the task of its route. `None` if this model itself has the default route, or is not a Router.
     pub route_of: Option<String>,
     /// The devices of all models, and the model's share of their time relative to the other models. `None` if the model has its devices to
     /// itself.
     pub share: Option<(Arc<Devices>, f64)>,
-    /// Model that this model replaces. Its measured costs are reused if both models are alike.
+    /// Model that this model replaces. Its costs are reused if both models have the same config.json, devices and dtype.
     pub previous: Option<Arc<Model>>,
     /// Recorder of a service's scheduling events. It is not used for a model that generates text.
     pub trace: Option<Recorder>,
@@ -102,9 +103,9 @@ pub struct Model {
     pub kv_format: Option<Format>,
     /// Cost table of the model's scheduler; `None` for a model that generates text.
     pub costs: Option<CostTable>,
-    /// Time when it was loaded.
+    /// Time when the model was loaded.
     pub since: SystemTime,
-    /// Name of the model with the default route of a Router, if this model has another route of that Router.
+    /// See [`ModelChoice::route_of`].
     pub(super) route_of: Option<String>,
     config: serde_json::Value,
 }
@@ -143,8 +144,9 @@ const MAX_LEAVING: Duration = Duration::from_secs(60);
 const MEASURING: Duration = Duration::from_secs(3);
 
 impl Model {
-    /// Loads a checkpoint's folder. If the folder has modules of sentence-transformers, the model embeds. Otherwise, a model with
-    /// next-token logits generates text, and the outputs of any other model determine whether it embeds or scores.
+    /// Loads a checkpoint's folder. If the folder has modules of sentence-transformers, they determine whether the model embeds or scores.
+    /// Without modules, a model with next-token logits generates text, and the outputs of any other model determine whether it embeds or
+    /// scores.
     ///
     /// # Errors
     /// Returns an error if the model cannot be loaded.
@@ -278,7 +280,8 @@ impl Model {
     /// service reads the default outputs. A model that embeds also has the outputs `also`.
     ///
     /// # Errors
-    /// Returns an error if config.json cannot be read, or no bundled description fits it.
+    /// Returns an error if config.json cannot be read, no bundled description fits it, or the model has none of the outputs that a service
+    /// reads.
     pub fn outputs(
         folder: &Folder,
         also: impl IntoIterator<Item = &'static str>,
@@ -471,7 +474,8 @@ impl Models {
     /// replacement. In-flight requests finish on the old models. Returns the names of the new models.
     ///
     /// # Errors
-    /// Returns an error if the models cannot be loaded. The current models are then kept.
+    /// Returns an error if the server was started with models that it cannot load again, if models are already being loaded, or if loading
+    /// fails. The current models are then kept.
     pub fn reload(&self, on_success: impl FnOnce()) -> Result<Vec<String>, ReloadError> {
         let open = self.open.as_ref().ok_or(ReloadError::Fixed)?;
         let _only = self.reloading.try_lock().map_err(|_| ReloadError::Busy)?;
@@ -513,7 +517,8 @@ impl Models {
         self.is_loaded.load(Ordering::Acquire)
     }
 
-    /// Returns the reason for refusing new requests; `None` if requests are accepted.
+    /// Returns the reason why the server is not ready: a lost device, its shutdown, or models that are being loaded. Returns `None` if it
+    /// is ready.
     pub fn not_ready(&self) -> Option<&'static str> {
         let all = [
             (self.is_lost(), LOST),

@@ -70,7 +70,7 @@ pub struct ServiceChoice {
     pub costs: CostTable,
     /// Memory for the intermediate tensors of a batch, in bytes.
     pub batch_bytes: u64,
-    /// Max time that the queued work may take. Beyond this time, requests are refused.
+    /// Max estimated time of the queued work. Beyond this time, requests are refused, except those of tenants with less than their share.
     pub queue: Duration,
     pub tokenizers: usize,
     /// Handles of the fair locks of the devices, in the order of the engines. Empty if no other model uses the devices.
@@ -102,7 +102,8 @@ impl Service {
     /// share one queue.
     ///
     /// # Errors
-    /// Returns an error if the model has none of the outputs that a service returns, or the system cannot start threads.
+    /// Returns an error if the model has none of the outputs that a service returns, one of its files cannot be read, a first batch fails,
+    /// or the system cannot start threads.
     pub fn start(
         engine: &Engine,
         others: &[Engine],
@@ -328,8 +329,8 @@ impl Service {
     /// Queues the inputs of a request. Each input is computed independently and has its own reply.
     ///
     /// # Errors
-    /// Returns an error if a token id is out of range, the queue is full, or the service is shutting down. Errors in an input's text are
-    /// returned by its reply.
+    /// Returns an error if an input is an empty text or has invalid token ids, if the model does not compute the requested output, if the
+    /// queue is full, if the service is shutting down, or if its device is lost. Other errors of an input are returned by its reply.
     pub fn submit(&self, inputs: Vec<Text>, submit: Submit) -> Result<Vec<Reply>, ServeError> {
         self.submit_within(inputs, submit, &Share::unlimited())
     }
@@ -372,7 +373,7 @@ impl Service {
         let sent = Instant::now();
         let shared = &self.shared;
         let mut replies = Vec::with_capacity(inputs.len());
-        // Inputs that are not in the cache, with their keys and the clients that wait for them.
+        // Inputs that are not in the cache in memory, with their keys and the clients that wait for them.
         let mut left: Vec<(Text, Option<Key>, Waiter)> = Vec::new();
         for (index, text) in inputs.into_iter().enumerate() {
             let (sender, answer) = oneshot::channel();

@@ -91,8 +91,8 @@ impl Models {
         })
     }
 
-    /// Returns the model that answers requests for `model` with one of these tasks: the route of the same Router for the first task that
-    /// has a route, else `model` itself.
+    /// Returns the model that answers requests for `model` with one of these tasks. If `model` is a route of a sentence-transformers
+    /// Router, this is the Router's route for the first task that has a route. Otherwise, or if no task has a route, it is `model` itself.
     ///
     /// # Errors
     /// Returns an error if that route is not loaded.

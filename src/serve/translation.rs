@@ -23,7 +23,8 @@ impl GenerationService {
     /// empty. `index` is the index of the text, for errors of the tokenizer.
     ///
     /// # Errors
-    /// Returns an error if the tokenizer does not know a language or a prefix, or if it refuses a text.
+    /// Returns an error if the tokenizer does not know a language, if it refuses the text or the prefix, or if the prefix has more tokens
+    /// than the model can generate.
     pub fn translation(
         &self,
         index: usize,

@@ -11,7 +11,8 @@ use crate::schedule::{Micros, Waiting};
 /// Distribution of the lengths of requests, in tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Lengths {
-    /// A normal distribution. Values outside `least..=most` are drawn again.
+    /// A normal distribution, rounded to whole tokens. A value outside `least..=most` is drawn again, up to 1000 times; then the mean is
+    /// used.
     Normal {
         least: u32,
         most: u32,
@@ -46,7 +47,7 @@ pub enum LoadError {
 const LONGEST: u32 = 1 << 20;
 const MAX_RATES: usize = 256;
 const MAX_RATE: f64 = 1e7;
-/// Number of rates in `A..B`.
+/// Number of rates in `A..B` without `/N`.
 const DEFAULT_RATES: usize = 12;
 
 impl FromStr for Lengths {
@@ -154,8 +155,8 @@ impl FromStr for Rates {
             return Err(wrong(format!("{from} is not below {to}")));
         }
         let step = (to / from).ln() / (n as f64 - 1.0);
-        // The first and the last rate are exact. The rates between them have equal ratios and are
-        // rounded to three digits.
+        // The first and the last rate are exact. The rates between them continue a geometric sequence, and are rounded to three significant
+        // digits.
         let between = (1..n - 1).map(|i| three_digits(from * (step * i as f64).exp()));
         Ok(Self(
             [from].into_iter().chain(between).chain([to]).collect(),
@@ -178,7 +179,7 @@ pub struct Load {
     pub lengths: Lengths,
     /// Number of forward passes of each request.
     pub steps: u32,
-    /// Range of the time from a request's arrival to its deadline. The time is drawn uniformly.
+    /// Range of the random time (uniform distribution) from a request's arrival to its deadline; `None` for requests without deadlines.
     pub deadlines: Option<(Micros, Micros)>,
     /// Seed of the random streams. Equal seeds give equal arrivals on any machine.
     pub seed: u64,

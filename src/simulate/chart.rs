@@ -223,7 +223,7 @@ fn dot(x: f64, y: f64, line: usize) -> Circle {
         .set("fill", INKS[line % INKS.len()])
 }
 
-/// Rounds to a tenth. This is precise enough, and the result is the same on any machine.
+/// Rounds a coordinate to a tenth of a unit, which hides differences between the floating-point results of machines.
 fn tenth(v: f64) -> f64 {
     (v * 10.0).round() / 10.0
 }

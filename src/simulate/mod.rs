@@ -41,7 +41,7 @@ pub struct Devices<'a> {
     pub costs: &'a dyn Costs,
     /// Memory for the intermediate tensors of a batch, in bytes, for each device.
     pub bytes: Vec<u64>,
-    /// Maximum number of batches queued on a device, at least 1.
+    /// Maximum number of batches on a device, including the running batch; at least 1.
     pub depth: u8,
 }
 
@@ -63,7 +63,7 @@ pub struct Outcome {
     pub batches: u64,
     /// Number of calls of the scheduler.
     pub decisions: u64,
-    /// Tokens of the requests that ran.
+    /// Sum of the lengths of the requests that ran, in tokens.
     pub tokens: u64,
     /// Tokens that the first passes of the requests computed, including padding.
     pub computed: u64,
@@ -232,7 +232,7 @@ impl Device {
         self.ends = Some(now.plus(time));
     }
 
-    /// Ends the current pass.
+    /// Ends the current pass and starts the next one.
     fn pass(
         &mut self,
         now: Micros,

@@ -128,15 +128,14 @@ fn a_batch_takes_its_estimated_time_and_the_next_one_waits() {
     assert_eq!(summary.most, Micros(2 * time.0 - 1_000).millis());
 }
 
-/// TurboTransformers, figure 12 and table 4: on an RTX 2060, the throughput saturates at 98
-/// responses per second with naive batches, at 120 without batches, and at 144 with dynamic
-/// programming. The costs are fitted only to the throughput without batches.
+/// TurboTransformers, figure 12 and table 4: on an RTX 2060, the throughput saturates at 98 responses per second with naive batches, at 120
+/// with one request per batch, and at 144 with dynamic programming. The costs of this test are fitted only to the 120 responses per second.
 #[test]
 fn the_turbo_papers_order_of_saturation_is_reproduced_and_packed_is_best() {
     let costs = synthetic_costs();
     let arrivals = load(400.0, 12_000).arrivals();
-    // Measure the throughput up to the last response. While requests still arrive, a scheduler that
-    // runs short requests first responds to more of them.
+    // Measure the throughput up to the last response. Measured only up to the last arrival, it would favour schedulers that run short
+    // requests first.
     let answers = |name| {
         let mut scheduler = scheduler(name, &Settings::default()).unwrap();
         let outcome = simulate(&arrivals, &mut *scheduler, &on(&costs)).unwrap();
@@ -151,7 +150,7 @@ fn the_turbo_papers_order_of_saturation_is_reproduced_and_packed_is_best() {
     );
     let packed = answers("packed");
     assert!(packed > dp, "{packed} {dp}");
-    // This is the highest load that the paper's scheduler sustains.
+    // The paper's scheduler (`dp`) sustains at most 144 requests per second.
     let arrivals = load(144.0, 12_000).arrivals();
     let latency = |name| run(name, &arrivals, &Settings::default(), &on(&costs));
     let (packed, dp) = (latency("packed"), latency("dp"));
@@ -181,7 +180,8 @@ fn the_tcb_papers_order_is_reproduced_and_packed_is_fastest() {
     assert!(concat.answered > ttb.answered && ttb.answered > tnb.answered);
     assert!(concat.utility > ttb.utility && ttb.utility > tnb.utility);
     assert!(slotted.utility > 0.0);
-    // The device sustains this load. At higher loads, DAS responds to more requests because it drops the long ones.
+    // The device sustains 1,500 requests per second. At a load that it cannot sustain, DAS completes more requests than `packed`, because
+    // DAS drops the long ones.
     load.rate = 1_500.0;
     let arrivals = load.arrivals();
     let [concat, packed] =

@@ -16,8 +16,7 @@ pub enum Event {
     Happened(Micros, Happened),
 }
 
-/// An entry of a trace other than an arrival. Request ids are those of a [`SchedulerState`]: the arrival lines are numbered from 0 in their
-/// order.
+/// An entry of a trace other than an arrival. Request ids are those of a [`SchedulerState`], which numbers the arrival lines from 0.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Happened {
@@ -26,7 +25,7 @@ pub enum Happened {
     Began { bytes: Vec<u64>, depth: u8 },
     /// The scheduler made this decision.
     Decided(Decision),
-    /// The requests `ids` of the batch on a lane have finished. If `joined`, the batch continues with the other requests; otherwise the
+    /// The requests `ids` of the batch on a lane have finished. If `joined`, the batch continues with its other requests; otherwise the
     /// whole batch has finished.
     Finished {
         lane: usize,
@@ -87,7 +86,8 @@ pub enum TraceError {
 /// Reads the requests of a trace. Skips empty lines and the server's events.
 ///
 /// # Errors
-/// Returns an error for a line that is not a request or is out of order. Line numbers start at 1.
+/// Returns an error for a line that is neither a request nor an event, for a request with 0 tokens or steps, for a request that arrives
+/// before the one above it, and for a trace without requests. Line numbers in errors start at 1.
 pub fn parse_trace(text: &str) -> Result<Vec<Waiting>, TraceError> {
     let arrivals = parse_events(text)?.into_iter();
     let arrivals: Vec<Waiting> = arrivals
@@ -205,7 +205,8 @@ pub enum ReplayError {
 /// Calls a scheduler at the recorded times of a server's trace, and compares each decision with the recorded decision.
 ///
 /// # Errors
-/// Returns an error if the trace has no `began` event, and for the first decision that differs.
+/// Returns an error if a request or another event precedes the `began` event, if the scheduler's decision is invalid, or if it differs from
+/// the recorded one.
 pub fn replay(
     events: &[Event],
     scheduler: &mut dyn Scheduler,

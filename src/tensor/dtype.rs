@@ -49,7 +49,7 @@ impl DType {
         }
     }
 
-    /// Distance from 1 to the next larger value of this type: 2⁻²³, 2⁻¹⁰ and 2⁻⁷.
+    /// Distance from 1 to the next larger value of this type: 2⁻²³ for f32, 2⁻¹⁰ for f16 and 2⁻⁷ for bf16.
     pub const fn epsilon(self) -> f32 {
         match self {
             DType::F32 => f32::EPSILON,

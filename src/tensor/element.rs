@@ -17,8 +17,8 @@ pub enum Element {
 }
 
 impl Element {
-    /// Returns the bytes of one element. Scaled elements are packed together with their scales, so this is 1, the unit of the packed
-    /// matrix; [`tensor_bytes`](Self::tensor_bytes) returns its size.
+    /// Returns the bytes of one element. Scaled elements are packed together with their scales into a matrix of bytes, so this returns 1
+    /// for them. [`tensor_bytes`](Self::tensor_bytes) returns the size of the packed matrix.
     pub const fn bytes(self) -> u64 {
         match self {
             Element::Value(dtype) => dtype.bytes(),

@@ -18,11 +18,11 @@ pub struct Extents {
     pub blocks: u64,
     /// Largest number of keys that a sequence or its source has, including the keys of this batch; 0 without a KV cache.
     pub cached_keys: u64,
-    /// Total length of the sequences' sources, whose keys another part of the model computed.
+    /// Total length of the sequences' source texts, whose keys another part of the model (the encoder) computed.
     pub source_slots: u64,
-    /// Number of pairs of a token and a key of its sequence's source.
+    /// Number of pairs of a token and a key of its sequence's source text.
     pub source_pairs: u64,
-    /// Index of the part of the model that the batch runs; 0 for a model of one graph.
+    /// Index of the part of the model that the batch runs, such as the encoder or the decoder; 0 for a model of one graph.
     pub part: u32,
     /// Number of rows of the current launch: tokens, or sequences after pooling. Set for each step.
     pub rows: u64,

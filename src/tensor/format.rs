@@ -126,8 +126,8 @@ pub(super) fn largest(elements: &[f32]) -> f32 {
 }
 
 impl Scaled {
-    /// Whether the CPU executor multiplies these values as integers, and rounds the inputs of a product likewise. It widens other values
-    /// to f32.
+    /// Whether the CPU executor multiplies these values as integers, and rounds the inputs of a product to integers. Otherwise, it widens
+    /// the values to f32.
     pub const fn is_multiplied_as_integers(self) -> bool {
         match (self.values, self.group) {
             (Values::Int8, Group::Row) => true,

@@ -135,7 +135,7 @@ impl Scaled {
         }
     }
 
-    /// Converts a zero point of codes in a checkpoint to the zero point of a group. For 8-bit values, it is always 0.
+    /// Converts the zero point of a checkpoint's group to the zero point in this format, which is 0 for 8-bit values.
     pub fn zero_point(self, of_codes: u16) -> u8 {
         match self.values {
             Values::Int8 | Values::E4m3 => 0,
@@ -168,7 +168,7 @@ impl Scaled {
 
     /// Writes the codes of a group.
     fn encode(self, elements: &[f32], (scale, zero): (f32, u8), codes: &mut [u8]) {
-        /// Here, f32 has only integers, and the low bits of an integer near 0 are those of its sum.
+        /// 1.5 · 2²³. Near this number, f32 has only integers. The low bits of its sum with an integer near 0 are those of the integer.
         const INTEGERS: f32 = 12_582_912.0;
         if scale == 0.0 {
             return codes.fill(self.zero());

@@ -19,9 +19,9 @@ pub enum Symbol {
     Slots,
     /// Number of blocks in the pool of the cache.
     Blocks,
-    /// Total length of the sequences' sources, whose keys another part of the model computed.
+    /// Total length of the sequences' source texts, whose keys another part of the model (the encoder) computed.
     SourceSlots,
-    /// Number of pairs of a token and a key of its sequence's source.
+    /// Number of pairs of a token and a key of its sequence's source text.
     SourcePairs,
     /// Rows of one launch. Only kernels use this symbol; a program binds it to another size.
     Rows,

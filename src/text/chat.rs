@@ -24,7 +24,7 @@ const LIMITS: Limits = Limits {
 };
 /// Stack size of the thread that parses and renders, sufficient for the maximum depth. Untouched pages take no memory.
 const STACK: usize = 64 << 20;
-/// Template variables that have separate parameters. `kwargs` must not contain them.
+/// Template variables that have parameters of their own. `kwargs` must not contain them.
 const RESERVED: [&str; 7] = [
     "messages",
     "conversation",
@@ -42,7 +42,7 @@ const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 /// A template is code that comes with a checkpoint and is not trusted. Memory, work and stack of a rendering are bounded for
 /// any template and conversation.
 pub struct ChatTemplate {
-    /// Template for conversations; `None` if the folder names several templates and none is `default`.
+    /// Template for conversations; `None` if the folder only has a template for conversations with tools.
     default: Option<Template>,
     /// Template for conversations with tools, if the folder has one.
     tool_use: Option<Template>,
@@ -55,7 +55,7 @@ pub struct ChatTemplate {
 impl ChatTemplate {
     /// Loads the template of a checkpoint folder: `chat_template.jinja`, or else `chat_template` in `tokenizer_config.json`. If there are
     /// several named templates, `tool_use` is used for conversations with tools, and `default` for all others. Rendering follows
-    /// transformers' `apply_chat_template`.
+    /// `apply_chat_template` of the library transformers.
     ///
     /// # Errors
     /// Returns an error if files cannot be read, if the folder has no template, or if the template has invalid syntax.
@@ -106,7 +106,8 @@ impl ChatTemplate {
     /// Renders a conversation with tools and options.
     ///
     /// # Errors
-    /// Returns the errors of [`render`](Self::render), and an error if options contradict each other.
+    /// Returns the errors of [`render`](Self::render), and an error if options contradict each other, if `kwargs` contains a variable that
+    /// has a parameter of its own, or if the last message cannot be continued although `options` asks for it.
     pub fn render_with(
         &self,
         messages: &[Message],
@@ -193,8 +194,8 @@ impl ChatTemplate {
         }
     }
 
-    /// Renders messages of any form. `options` are other variables of the template. By default, there are no tools, and no generation
-    /// prompt is added.
+    /// Renders messages that are given as JSON. `options` are other variables of the template. By default, there are no tools, and no
+    /// generation prompt is added.
     ///
     /// # Errors
     /// Returns the errors of [`render`](Self::render).
@@ -231,7 +232,7 @@ impl ChatTemplate {
             rest.iter()
                 .map(|(name, value)| (&**name, Variable::Json(value))),
         );
-        // transformers sets `documents` to `none` if there are none.
+        // The library transformers sets `documents` to `none` if there are none.
         variables.push(("documents", Variable::Json(&Json::Null)));
         let rendered = on_own_stack(|| template.render(&variables, LIMITS));
         let failed = |problem: String| TextError::Conversation {

@@ -32,7 +32,7 @@ pub use placed::{Placed, PlacedToken};
 /// Tokenizer of a checkpoint folder, with the folder's settings for texts: maximum length, lower case and prompts.
 pub struct TextEncoder {
     tokenizer: Coder,
-    /// Copy of the tokenizer that truncates texts on the other side, created on first use.
+    /// Copy of the tokenizer that truncates texts on the side opposite to `cut_side`, created on first use.
     other_side: OnceLock<Coder>,
     /// Side on which the tokenizer truncates texts.
     cut_side: CutSide,
@@ -63,7 +63,7 @@ pub struct TextToken {
     pub id: u32,
     /// The token's text in the input, or the name of a special token.
     pub text: String,
-    /// Whether the tokenizer added it.
+    /// Whether the token was added by the tokenizer and is not part of the text.
     pub is_special: bool,
     /// Byte range in the text; `None` for special tokens.
     pub span: Option<(usize, usize)>,
@@ -80,12 +80,12 @@ impl TextEncoder {
 
     /// Loads `tokenizer.json` of a folder or, without one, a SentencePiece model (`source.spm`, `sentencepiece.bpe.model`) with its
     /// `vocab.json`. Texts are truncated to the folder's `max_seq_length`, or else to the minimum of the tokenizer's `model_max_length` and
-    /// the model's positions. The truncation setting in tokenizer.json applies only if none of these is known. Padding is ignored, since
-    /// batches are packed.
+    /// the model's positions. If all three are unknown, the truncation setting in tokenizer.json applies. Padding is ignored, since batches
+    /// are packed.
     ///
     /// # Errors
-    /// Returns an error if the file is missing, too large, or not a tokenizer (including a file on which the tokenizers
-    /// crate panics), or if the folder has only tokenizer files of an unsupported format.
+    /// Returns an error if the file is missing, too large, or not a tokenizer (including a file on which the tokenizers crate panics), or
+    /// if the folder has only tokenizer files of an unsupported format.
     pub fn of(folder: Folder) -> Result<Self, TextError> {
         Self::with(folder, true)
     }
@@ -103,7 +103,7 @@ impl TextEncoder {
         let file = folder.files().name(NAME);
         let Some(json) = folder.files().text(NAME, Kind::Tokenizer)? else {
             if !folder.adds_special() {
-                // Tokenizers in other formats always add special tokens, and this folder must not add any.
+                // Tokenizers in other formats always add special tokens, but the tokenizer of a static embedding must not.
                 return Err(folder.files().missing(NAME).into());
             }
             return Self::of_pieces(folder, cuts);
@@ -278,7 +278,7 @@ impl TextEncoder {
         ids.iter().map(|id| bytes(id) as u64 + 1).sum()
     }
 
-    /// Returns the text of tokens, without special tokens. Incomplete characters are U+FFFD.
+    /// Returns the text of tokens, without special tokens. Incomplete characters are decoded as U+FFFD.
     ///
     /// # Errors
     /// Returns an error if the tokenizer does not know a token or panics on it.

@@ -44,7 +44,8 @@ pub enum TextError {
     /// A tokenizer file other than tokenizer.json.
     #[error("no tokenizer can be loaded from `{file}`: {problem}")]
     PublishedTokenizer { file: PathBuf, problem: String },
-    /// The sizes of a static embedding, which has no config.json, could not be read from its weights.
+    /// Weights that the folder's settings depend on could not be read: those of a static embedding, whose sizes no config.json has, or
+    /// those of a WeightedLayerPooling.
     #[error(transparent)]
     Weights(Box<CheckpointError>),
     #[error("`{}`: {problem}", .file.display())]

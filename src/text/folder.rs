@@ -1,9 +1,8 @@
 //! A published checkpoint folder: the contents of its JSON files.
 //!
-//! Hugging Face's transformers writes `config.json` and `tokenizer_config.json`. sentence-transformers adds `modules.json`, a folder for
-//! each module, `sentence_…_config.json` and `config_sentence_transformers.json`. The keys that are read, and the precedence of files, are
-//! those of `SentenceTransformer(DIR)` and `CrossEncoder(DIR)` of version 6.2. A setting that gemmule does not support is an error that
-//! names it.
+//! The library transformers writes `config.json` and `tokenizer_config.json`. sentence-transformers adds `modules.json`, a folder for each
+//! module, `sentence_…_config.json` and `config_sentence_transformers.json`. The keys that are read, and the precedence of files, are those
+//! of `SentenceTransformer(DIR)` and `CrossEncoder(DIR)` of version 6.2. A setting that gemmule does not support is an error that names it.
 
 mod adapters;
 mod chunks;
@@ -54,13 +53,13 @@ const CONFIG: &str = "config.json";
 /// A checkpoint folder.
 #[derive(Clone, Debug)]
 pub struct Folder {
-    /// Files of the modules.
+    /// Files of the checkpoint folder, including those of its modules.
     root: ModelFiles,
-    /// Files of the transformer.
+    /// Files of the transformer and its tokenizer.
     trunk: ModelFiles,
     /// Contents of config.json; `None` if the file is missing, as it may be for a compiled model.
     config: Option<Value>,
-    /// Modules after the transformer; `None` in a folder without `modules.json`, or if the transformer is the only module.
+    /// Modules after the transformer; `None` if there are none. Without a `modules.json`, they are derived from the folder's other files.
     modules: Option<Vec<Module>>,
     /// The routes of a Router, and the one that is loaded; `None` without a Router.
     route: Option<Route>,
@@ -82,7 +81,7 @@ pub struct Folder {
     default_text: Option<String>,
     score: Option<Score>,
     pub(super) messages: Option<Messages>,
-    /// Settings of a late-interaction model, if it is one.
+    /// Settings for late interaction; `None` for models of other kinds.
     late: Option<LateInteraction>,
 }
 
@@ -128,7 +127,7 @@ impl Folder {
     /// adapter of the weights. Without a task, the Router's default route is read, and no adapter is used.
     ///
     /// # Errors
-    /// Returns the errors of [`open`](Self::open), and an error if the folder distinguishes no tasks or has no route for `task`.
+    /// Returns the errors of [`open`](Self::open), and an error if the folder distinguishes no tasks or has no route or adapter for `task`.
     pub fn open_for(root: &Path, task: Option<&str>) -> Result<Self, TextError> {
         Self::of_task(ModelFiles::open(root)?, task)
     }
@@ -218,7 +217,7 @@ impl Folder {
         &self.trunk
     }
 
-    /// Returns the files of the modules.
+    /// Returns the files of the checkpoint folder, including those of its modules.
     pub fn root_files(&self) -> &ModelFiles {
         &self.root
     }
@@ -239,12 +238,12 @@ impl Folder {
         }
     }
 
-    /// Returns the modules after the transformer, in a sentence-transformers folder.
+    /// Returns the modules after the transformer; `None` if there are none.
     pub fn modules(&self) -> Option<&[Module]> {
         self.modules.as_deref()
     }
 
-    /// Returns the settings of a late-interaction model, if it is one.
+    /// Returns the settings for late interaction; `None` for models of other kinds.
     pub fn late_interaction(&self) -> Option<&LateInteraction> {
         self.late.as_ref()
     }
@@ -263,8 +262,8 @@ impl Folder {
         self.score.unwrap_or_else(|| Score::usual(n_labels))
     }
 
-    /// Returns the names of `n` labels from `id2label` of config.json. Like in transformers, a label without a name is
-    /// `LABEL_0` and so on.
+    /// Returns the names of `n` labels from `id2label` of config.json. As in the library transformers, a label without a name is `LABEL_0`
+    /// and so on.
     pub fn labels(&self, n: usize) -> Vec<String> {
         let names = self.config.as_ref().and_then(|c| c.get("id2label"));
         let name = |id: usize| names?.get(id.to_string())?.as_str().map(str::to_owned);
@@ -302,8 +301,8 @@ impl Folder {
         }
     }
 
-    /// Returns the maximum number of tokens of a text, including special tokens; `None` if there is no limit. `positions` is the model's
-    /// maximum.
+    /// Returns the maximum number of tokens of a text, including special tokens; `None` if there is no limit. `positions` is the maximum
+    /// number of tokens that the model reads.
     ///
     /// # Errors
     /// Returns an error if `tokenizer_config.json` is not JSON, or if a length is out of range.
@@ -347,7 +346,8 @@ impl Folder {
         Ok(texts.map(str::to_owned).collect())
     }
 
-    /// Returns `tokenizer_config.json` with the settings that take precedence over it; empty if the file does not exist.
+    /// Returns `tokenizer_config.json` with the settings that take precedence over it. The file is taken as empty if it does not exist, and
+    /// for a StaticEmbedding.
     fn tokenizer_config(&self) -> Result<Json, TextError> {
         const NAME: &str = "tokenizer_config.json";
         let stored = match self.first {

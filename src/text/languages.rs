@@ -53,9 +53,9 @@ pub(super) enum TargetPlace {
 /// Language tokens of a translation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LanguagePair {
-    /// Language token of the source, if it is not the language in the folder's settings.
+    /// Language token of the source; `None` if no source language was chosen, or if source languages have no tokens.
     pub(super) source: Option<u32>,
-    /// Token that is put before the tokens of a source.
+    /// Token of the target language, if it is put before the source; see [`Places::InSource`].
     pub(super) before: Option<u32>,
     /// Start token of the decoder, if the language selects it.
     pub decoder_start: Option<u32>,

@@ -1,6 +1,6 @@
 //! Tokenizers published as a SentencePiece model with a `vocab.json` of ids: models for one language pair (`source.spm`) and for many
-//! languages (`sentencepiece.bpe.model`). transformers writes no tokenizer.json for them. Other SentencePiece models can be converted to a
-//! tokenizer.json with one line of Python. The error for a folder without tokenizer.json contains this line.
+//! languages (`sentencepiece.bpe.model`). The library transformers writes no tokenizer.json for them. Other SentencePiece models can be
+//! converted to a tokenizer.json with one line of Python. The error for a folder without tokenizer.json contains this line.
 
 mod pieces;
 
@@ -39,7 +39,7 @@ pub(super) struct SentencePiece {
     before: Vec<u32>,
     after: Vec<u32>,
     kind: Kinds,
-    /// Model of the target's language, for models of one pair.
+    /// SentencePiece model of the target language (`target.spm`), if the folder has one.
     target: Option<std::sync::Arc<Model>>,
     languages: Languages,
     /// Maximum number of tokens of a text, including special tokens, and whether a longer text is truncated at its beginning.
@@ -58,7 +58,7 @@ enum Kinds {
 struct Special {
     text: String,
     id: u32,
-    /// Whether decoding skips it.
+    /// Whether decoding skips the token if special tokens are skipped.
     is_silent: bool,
 }
 
@@ -198,7 +198,7 @@ impl Settings {
         Ok(Some(text))
     }
 
-    /// Returns a list of tokens, such as languages. The key depends on the version of transformers.
+    /// Returns a list of tokens, such as languages. Its key depends on the version of the library transformers.
     fn tokens(&self) -> Result<Vec<&str>, TextError> {
         let keys = ["additional_special_tokens", "extra_special_tokens"];
         let mut tokens = Vec::new();
@@ -217,7 +217,7 @@ impl Settings {
         Ok(tokens)
     }
 
-    /// Returns the tokens with the ids that the file assigns.
+    /// Returns the tokens of `added_tokens_decoder` with their ids.
     fn added(&self) -> Result<Vec<Special>, TextError> {
         let key = "added_tokens_decoder";
         let Some(value) = self.get(key) else {
@@ -332,7 +332,7 @@ impl SentencePiece {
             specials.push(Special::silent(text, id));
         }
         let listed = settings.tokens()?;
-        // Languages are numbered after the vocabulary.
+        // Languages without an id get the ids after the vocabulary.
         let mut numbers = n_ids..;
         for text in listed {
             let id = match (ids.get(text), kind) {
@@ -387,7 +387,7 @@ impl SentencePiece {
                 },
             },
         };
-        // If several tokens have equal text, the first is kept, which is the folder's own token.
+        // If several tokens have equal text, the first is kept, which is that of `added_tokens_decoder` if it has one.
         specials.sort_by(|a, b| (b.text.len(), &a.text).cmp(&(a.text.len(), &b.text)));
         specials.dedup_by(|later, first| later.text == first.text);
         Ok(Self {
@@ -530,7 +530,7 @@ impl SentencePiece {
     /// Returns the text of tokens, without special tokens if `skips_special`.
     ///
     /// # Errors
-    /// Returns the first unknown id.
+    /// Returns a message that names the first unknown id.
     pub(super) fn decode(&self, ids: &[u32], skips_special: bool) -> Result<String, String> {
         let (mut text, mut run) = (String::new(), Vec::new());
         for id in ids {

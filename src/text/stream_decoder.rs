@@ -78,7 +78,7 @@ impl StreamDecoder {
         Ok(())
     }
 
-    /// Truncates the text before the first stop string, and returns whether there is one. [`ready`](Self::ready) ensures that no stop
+    /// Truncates the text where the first stop string begins, and returns whether there is one. [`ready`](Self::ready) ensures that no stop
     /// string begins in the part that has been shown.
     pub fn cut(&mut self, stops: &[String]) -> bool {
         let open = self.text.get(self.shown..).unwrap_or_default();

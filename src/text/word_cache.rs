@@ -9,7 +9,7 @@ use tokenizers::{
     Tokenizer, TruncationDirection,
 };
 
-/// Maximum number of cached words. The least used word is evicted.
+/// Maximum number of cached words. A full cache evicts words that are seldom used.
 const N_WORDS: usize = 1 << 16;
 /// Maximum size of a cached word in bytes.
 const MAX_BYTES: usize = 48;
@@ -66,8 +66,8 @@ impl WordCache {
         })
     }
 
-    /// Tokenizes an input. `tokenizer` must be the one for which the cache was created. Returns ids and overflow without token names and
-    /// offsets, or `None` if the input cannot be tokenized word by word.
+    /// Tokenizes an input. `tokenizer` must be the one for which the cache was created. Returns the token ids and the overflow, without
+    /// token names and offsets. Returns `None` if the input cannot be tokenized word by word.
     ///
     /// # Errors
     /// Returns the errors of the tokenizer.
@@ -95,13 +95,13 @@ impl WordCache {
         // The tokenizers crate truncates and adds special tokens.
         let is_pair = second.is_some();
         let whole = tokenizer.post_process(encoding(first, 0), second, adds_special)?;
-        // For a pair that is too long, the crate stops tokenizing each text at the limit, then compares the lengths of the texts and
-        // truncates. Complete texts have other lengths, so their truncation would differ.
+        // If a pair is too long, the crate stops tokenizing each text at the limit, compares the numbers of tokens so far, and truncates.
+        // Here, both texts were tokenized completely, so truncation could keep other tokens.
         let cuts_a_pair = is_pair && !whole.get_overflowing().is_empty();
         Ok((!cuts_a_pair).then_some(whole))
     }
 
-    /// Returns the token ids of a text, without special tokens.
+    /// Returns the token ids of a text, without special tokens; `None` if the tokenizer stops at its token limit.
     fn ids(&self, tokenizer: &Tokenizer, text: &str) -> tokenizers::Result<Option<Vec<u32>>> {
         // BERT's normalizer turns these characters into spaces. It removes other ASCII characters that Unicode counts as spaces.
         let words = text
@@ -293,7 +293,7 @@ mod tests {
                         prop_assert_eq!(seen(&ours), seen(&whole));
                         prop_assert_eq!(!ours.get_overflowing().is_empty(), is_cut);
                     }
-                    // Either a single word or a pair exceeds the limit.
+                    // Only an input of which a text or the pair exceeds the limit is not tokenized word by word.
                     None => prop_assert!(limit.is_some()),
                 }
             }

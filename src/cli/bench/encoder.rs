@@ -233,8 +233,8 @@ fn served(sets: Vec<Set>, limit: Option<u32>) -> (Vec<Set>, Vec<String>) {
     (served, skipped.collect())
 }
 
-/// Describes a smaller and a larger batch of which the smaller one takes longer, by the largest factor. Returns `None` if no smaller batch
-/// takes longer than a larger one.
+/// Of all pairs of batches in which the batch with fewer tokens takes longer, describes the pair with the largest factor between the two
+/// times. Returns `None` if there is no such pair.
 fn slower_than_larger<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Option<String> {
     let rows: Vec<&Row> = rows.into_iter().collect();
     let pairs = rows

@@ -60,7 +60,7 @@ struct Row {
     batch: usize,
     prompt_tokens: usize,
     new: usize,
-    /// Number of beams for beam search. The next two fields are for sampling.
+    /// Number of beams. Set only for beam search; `top_k` and `top_p` are set only for sampling.
     #[serde(skip_serializing_if = "Option::is_none")]
     beams: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]

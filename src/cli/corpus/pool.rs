@@ -79,7 +79,8 @@ impl<T: Task> Pool<T> {
     /// Starts the threads. Before that, each engine computes a short text.
     ///
     /// # Errors
-    /// Returns the error of that text, an error of [`Task::columns`], or an error if a thread cannot be started.
+    /// Returns an error if a session cannot be opened, the short text cannot be computed, [`Task::columns`] fails, or a thread cannot be
+    /// started.
     pub(super) fn start(
         engines: &[Engine],
         task: T,
@@ -237,7 +238,7 @@ impl<T: Task> Drop for Piece<T> {
     }
 }
 
-/// Tokenizes the rows of windows in order of their length in bytes, until results are no longer needed.
+/// Tokenizes the rows of each window, those with the fewest bytes first, until results are no longer needed.
 fn tokenize<T: Task>(
     windows: Receiver<Untokenized<T>>,
     shared: &Shared<T>,

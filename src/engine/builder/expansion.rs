@@ -7,8 +7,8 @@ use crate::{
 };
 
 impl Builder {
-    /// Returns the padding with which a program runs. An artifact's program was compiled with other options, so this examines the inputs of
-    /// the program instead of the options.
+    /// Returns the padding with which a program runs. An artifact's program may have been compiled with other options, so the result
+    /// depends on the inputs of the program and not on the compile options.
     pub(super) fn padding_of(&self, program: &Program) -> Padding {
         match self.padding {
             Padding::Removed if program.reads(BatchInput::ValidLens) => Padding::Expanded,

@@ -13,8 +13,8 @@ use crate::{
 };
 
 impl Builder {
-    /// Opens the checkpoint's folder, as [`build`](Self::build) does; `None` without a checkpoint. Callers may choose outputs by the
-    /// folder's settings.
+    /// Opens the checkpoint's folder, so that a caller can choose outputs by the folder's settings before it calls [`build`](Self::build).
+    /// Returns `None` if the builder has no checkpoint.
     ///
     /// # Errors
     /// Returns the errors of [`Folder::open_for`].

@@ -41,11 +41,12 @@ impl Builder {
     }
 
     /// Returns the formats of two kinds of checkpoint tensors: tensors that keep their published quantized values, and tensors with
-    /// `desc_act`, which keep their values if their inputs can be computed in the order of the quantization groups. Both are empty on a
-    /// CPU, which dequantizes all tensors.
+    /// `desc_act`, which keep their values if their inputs can be computed in the order of the quantization groups. Both are empty if all
+    /// tensors are dequantized: on a CPU, for a program in f32, and if [`Builder::dequantize`] is set. They are also empty if
+    /// [`Builder::quantize`] is set, and for an artifact.
     ///
     /// # Errors
-    /// Returns an error if an order cannot be read.
+    /// Returns an error if the order of a tensor's columns cannot be read.
     pub(super) fn published(
         &self,
         device: &DeviceName,

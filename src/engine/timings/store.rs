@@ -30,8 +30,8 @@ pub fn write_timings(file: &Path, timings: &Timings, on: &TimedOn) -> Result<(),
     })
 }
 
-/// Returns the timings of a file, after checking them against a card's description and, if code is compiled, the version of
-/// NVRTC. The second argument is the result of [`read_timings`].
+/// Returns the timings of a file, after checking them against a card's description and, if code is compiled, the version of NVRTC. The
+/// second argument is the result of [`read_timings`] for `file`.
 ///
 /// # Errors
 /// Returns an error if the timings are of another card or another NVRTC version.

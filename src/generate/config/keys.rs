@@ -1,4 +1,4 @@
-//! Keys of `generation_config.json`, from `GenerationConfig` of transformers 5, grouped by effect.
+//! Keys of `generation_config.json`, from `GenerationConfig` of version 5 of the library transformers, grouped by effect.
 
 use serde_json::Value;
 
@@ -32,9 +32,9 @@ pub(super) const COMPUTED: [&str; 24] = [
     "top_p",
 ];
 
-/// Keys that cannot change the tokens. Most select return values, cache storage or speedups: assisted and multi-token decoding produce the
-/// same tokens as plain decoding. Others do not apply here: the tokenizer adds the first token of a prompt, batches have no padding, and a
-/// NaN logit is an error.
+/// Keys that cannot change the tokens. Most of them select return values, cache storage or speedups: assisted and multi-token decoding
+/// produce the same tokens as plain decoding. The others have no counterpart in gemmule: the tokenizer adds the first token of a prompt,
+/// batches have no padding, and a NaN logit is an error.
 const WITHOUT_EFFECT: [&str; 31] = [
     "_commit_hash",
     "_from_model_config",
@@ -164,7 +164,7 @@ pub(super) fn meaning(key: &str, value: &Value) -> Meaning {
     }
 }
 
-/// Whether this value has the same effect in transformers as a missing key.
+/// Whether the library transformers treats a key with this value like a missing key.
 fn is_neutral(key: &str, value: &Value) -> bool {
     let number = value.as_f64();
     match key {

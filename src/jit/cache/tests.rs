@@ -229,7 +229,7 @@ fn files_of_killed_processes_are_ignored_and_removed_when_old() {
     let foreign = left("notes.txt", 2);
     assert_eq!(cache.usage().unwrap().n_unfinished, 2);
 
-    // A new process cleans up at its first write, and removes only old files of its own kind.
+    // A new process cleans up at its first write. It removes only unfinished files of the cache, and only old ones.
     DiskCache::at(root.path())
         .put(&key("b"), &cubin(b"two"))
         .unwrap();

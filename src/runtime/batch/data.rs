@@ -103,7 +103,7 @@ impl Batch {
         lens.map(|(i, &n)| u64::from(n) + u64::from(self.cached(i)))
     }
 
-    /// Slots of all keys, one sequence after another, `[slots]`. Without a cache, no kernel reads the slots, and they are zero.
+    /// Cache slots of all keys, one sequence after another, `[slots]`. Without a cache, no kernel reads this array, and it is zero.
     pub(in crate::runtime) fn write_slots(&self, to: &mut [i32]) {
         match &self.past {
             Some(past) => to.copy_from_slice(bytemuck::cast_slice(&past.slots)),
@@ -111,7 +111,7 @@ impl Batch {
         }
     }
 
-    /// Index of the first slot of each sequence in the array of slots, `[batch]`.
+    /// Index of the first cache slot of each sequence in the array of [`write_slots`](Self::write_slots), `[batch]`.
     pub(in crate::runtime) fn write_slot_starts(&self, to: &mut [i32]) {
         let mut next = 0;
         for (to, n) in to.iter_mut().zip(self.key_lens()) {
@@ -139,7 +139,7 @@ impl Batch {
         self.past.as_ref().and_then(|past| past.sources.as_ref())
     }
 
-    /// Slots of the keys of all source texts, one sequence after another, `[source_slots]`.
+    /// Cache slots of the keys of all source texts, one sequence after another, `[source_slots]`.
     pub(in crate::runtime) fn write_source_slots(&self, to: &mut [i32]) {
         match self.sources() {
             Some(sources) => to.copy_from_slice(bytemuck::cast_slice(&sources.slots)),
@@ -147,7 +147,8 @@ impl Batch {
         }
     }
 
-    /// Index of the first slot of each sequence's source text in the array of source slots, `[batch]`.
+    /// Index of the first cache slot of each sequence's source text in the array of [`write_source_slots`](Self::write_source_slots),
+    /// `[batch]`.
     pub(in crate::runtime) fn write_source_starts(&self, to: &mut [i32]) {
         to.fill(0);
         let lens = self.sources().map_or(&[][..], |sources| &sources.lens);
@@ -166,7 +167,7 @@ impl Batch {
         }
     }
 
-    /// Slot of each token of the batch, `[tokens]`.
+    /// Cache slot of each token of the batch, `[tokens]`.
     pub(in crate::runtime) fn write_token_slots(&self, to: &mut [i32]) {
         let Some(past) = &self.past else {
             return to.fill(0);

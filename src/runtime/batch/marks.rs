@@ -4,8 +4,8 @@ use super::{Batch, BatchError};
 
 impl Batch {
     /// Sets the number of leading tokens of each sequence that tokens may attend to. Later tokens are computed, but no token attends to
-    /// them, and they do not attend to themselves. Query expansion of late interaction needs this. Only an engine for a model with such
-    /// query expansion accepts the batch.
+    /// them, and they do not attend to themselves. Late-interaction models expand queries with tokens of this kind. Only an engine for a
+    /// model with this query expansion accepts the batch.
     ///
     /// # Errors
     /// Returns an error unless there is one number per sequence, from 1 to the length of the sequence.

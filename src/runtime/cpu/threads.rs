@@ -134,8 +134,8 @@ fn keep_apart() -> impl Fn(usize) {
 fn started(built: Result<(), ThreadPoolBuildError>) -> Result<(), String> {
     match built {
         Ok(()) => Ok(()),
-        // If the operating system reports an error, it is the source of this error. Without a source, the error means that the application
-        // has already created the global pool.
+        // If the operating system reports an error, it is the source of `error`. If there is no source, the application has already created
+        // the global pool.
         Err(error) => error.source().map_or(Ok(()), |e| Err(e.to_string())),
     }
 }

@@ -19,8 +19,8 @@ const KEPT: NonZeroUsize = NonZeroUsize::new(128).expect("128 is not zero");
 /// Maximum number of remembered shapes that have no graph. They have their own cache, so that shapes that never recur do not evict graphs.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(256).expect("256 is not zero");
 
-/// Key of a graph: the extents, whether the batch is padded, and the slot. The slot determines the addresses of the batch data. Because the
-/// key contains the slot, batches that alternate between two slots do not evict each other's graphs.
+/// Key of a graph: the extents, whether the batch is padded, and the index of the session's slot. The slot determines the addresses of the
+/// batch data. Because the key contains the slot, batches that alternate between two slots do not evict each other's graphs.
 pub(super) type Key = (Extents, bool, usize);
 
 /// Addresses of a run's tensors and batch data. The addresses can change between runs of a shape: an allocator may place the tensors

@@ -33,7 +33,7 @@ use crate::{
     tensor::{DType, Element, Extents, Size},
 };
 
-/// Number of tensors that are read or uploaded at the same time. All threads convert each of them.
+/// Number of tensors that are read or uploaded at the same time. Each tensor is converted by all threads of the pool.
 const LOADERS: usize = 8;
 
 /// Max bytes of shared memory per CTA without an opt-in.
@@ -280,9 +280,9 @@ pub struct CudaModel {
 pub(super) struct Scoring {
     /// Values of a token vector.
     pub(super) width: u32,
-    /// For vectors in their storage type.
+    /// Kernel for vectors in the storage type of the model.
     pub(super) stored: Loaded,
-    /// For vectors in f32; `None` if this is the storage type.
+    /// Kernel for vectors in f32; `None` if the storage type is f32.
     of_f32: Option<Loaded>,
 }
 
@@ -556,7 +556,7 @@ fn upload(
         progress(done.fetch_add(1, Ordering::Relaxed) + 1, wanted.len());
         Ok::<(), CudaError>(())
     };
-    // Scales are computed from bounds, and from the rows of matrices that have been uploaded.
+    // The scales of E4M3 products are computed from bounds of their inputs, and from the rows of weights that have been uploaded.
     let expr = |&(index, _): &(usize, u64)| match &program.tensors[index].place {
         Storage::Weight(expr) => Some(expr),
         Storage::Batch(_) | Storage::Planned { .. } | Storage::Cached(_) => None,

@@ -33,7 +33,7 @@ impl CudaMemory {
         self.device.info().ordinal
     }
 
-    /// Allocates memory of zeros on the same device.
+    /// Allocates `bytes` zeros on the device of this memory.
     pub(in crate::runtime) fn zeros_beside(&self, bytes: u64) -> Result<Self, CudaError> {
         let memory = Self::new(&self.device, bytes)?;
         self.on_a_stream("clear an output", |stream| {

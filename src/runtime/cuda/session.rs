@@ -90,7 +90,8 @@ struct Ready {
     data: BatchData,
     /// Extents of the batch itself.
     own: Extents,
-    /// Extents of the batch's bucket, for which the batch is planned and launched. They are at least as large as the extents of the batch.
+    /// Extents of the batch's [bucket](Buckets), for which the batch is planned and launched. They are at least as large as the extents of
+    /// the batch.
     extents: Extents,
     /// Address of the KV cache, or 0 without one.
     cache: u64,

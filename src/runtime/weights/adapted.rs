@@ -1,5 +1,5 @@
-//! Weights with low-rank adapters (LoRA) in the layout of torch's parametrizations: the weight itself, and two narrow matrices whose product
-//! an adapter adds. Several adapters are stacked.
+//! Weights with low-rank adapters (LoRA) in the layout of torch's parametrizations: the weight itself, and two narrow matrices whose
+//! product an adapter adds. The matrices of several adapters are stacked in one tensor.
 
 use std::collections::BTreeMap;
 
@@ -134,7 +134,7 @@ impl Adapted {
     /// Reads the weight with the chosen adapter, and the number of values that are not finite.
     ///
     /// # Errors
-    /// Returns an error for elements of other types.
+    /// Returns the errors of [`Shard::read`], and an error for elements of a type other than f32, f16 and bf16.
     pub fn read(&self, shards: &[Shard]) -> Result<(Vec<f32>, usize), CheckpointError> {
         let read = |name: &str, place: &Place| {
             let shard = &shards[place.shard];

@@ -34,7 +34,8 @@ impl CacheScales<'_> {
     /// Returns the scale of the keys or values that a linear layer computes.
     ///
     /// # Errors
-    /// Returns an error if there is none, if it is not a positive number, or if it is published twice with different values.
+    /// Returns an error if the checkpoint has no such scale, if the scale is not a positive number, or if it is published twice with
+    /// different values.
     pub fn read(&self, linear: &str, rows: CacheRows) -> Result<f32, CheckpointError> {
         let main = self.main;
         let wrong = |file: &Path, problem| CheckpointError::Quantized {

@@ -1,5 +1,5 @@
-//! A published checkpoint folder, which contains one file of weights, or an index and its shards. The files are searched in the same order
-//! as in transformers.
+//! A published checkpoint folder, which contains one file of weights, or an index and its shards. The files are searched in the order of
+//! the library transformers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -248,7 +248,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Replaces the tensors of weights with adapters with the weights that they represent.
+    /// Joins the tensors of each weight that has adapters to one entry.
     fn join_adapted(&mut self, names: &WeightNames) -> Result<(), CheckpointError> {
         for tensors in adapted::Names::among(&self.entries) {
             let mut take = |name: &String| match self.entries.remove(name) {

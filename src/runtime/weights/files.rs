@@ -21,12 +21,12 @@ const MAX_PARTS: u32 = 1000;
 /// Files that mark a folder which has its own weights or refers to the folder with the weights.
 const OWN: [&str; 2] = ["adapter_config.json", "modules.json"];
 
-/// The files of a model, with the file names of a folder that transformers saves.
+/// The files of a model, with the file names of a folder that the library transformers saves.
 #[derive(Clone, Debug)]
 pub enum ModelFiles {
     /// A folder, such as a model downloaded from the Hugging Face hub.
     Folder(PathBuf),
-    /// A file of llama.cpp, which is presented as the files of such a folder.
+    /// A file of llama.cpp, which is presented as the files of a folder.
     Gguf(Arc<Folder>),
 }
 

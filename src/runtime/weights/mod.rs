@@ -83,7 +83,8 @@ pub trait WeightSource: Send + Sync {
     /// Reads a matrix whose transpose the model uses. The elements are returned in the stored order, like those of [`read`](Self::read).
     ///
     /// # Errors
-    /// Returns the errors of [`read`](Self::read), and an error for a quantized matrix, whose layout determines the order.
+    /// Returns the errors of [`read`](Self::read), and an error for a quantized matrix, because its stored order is always that of a linear
+    /// layer.
     fn read_to_transpose(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError> {
         self.read(name, dims)
     }
@@ -122,7 +123,8 @@ pub trait WeightSource: Send + Sync {
     }
 
     /// Returns the columns of a quantized matrix in the order of their groups, and the format of the matrix with its columns in this order.
-    /// Returns `None` if the checkpoint assigns no groups to single columns, or if kernels do not support the format.
+    /// Returns `None` if the checkpoint does not list a group for each column of the matrix, if the groups differ in size, or if kernels do
+    /// not support the format.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read).
@@ -155,7 +157,7 @@ pub trait WeightSource: Send + Sync {
     /// Returns the scale of the keys or values that a linear layer computes, for a KV cache in E4M3.
     ///
     /// # Errors
-    /// Returns an error if there is none, or if it is not a positive number.
+    /// Returns an error if the source has no such scale, or if the scale is not a positive number.
     fn cache_scale(&self, linear: &str, rows: CacheRows) -> Result<f32, CheckpointError> {
         Err(CheckpointError::NoCacheScale {
             linear: linear.to_owned(),
@@ -204,7 +206,7 @@ fn zeros(tensor: &str, n: u64) -> Result<Vec<u8>, CheckpointError> {
     Ok(vec![0; n as usize])
 }
 
-/// Copies the items of a part to the start of `rest`, and returns the remaining items of `rest`.
+/// Copies `part` to the start of `rest`, and returns the remaining items of `rest`.
 fn put<'r, T: Copy + Send + Sync>(rest: &'r mut [T], part: &[T]) -> &'r mut [T] {
     let (to, rest) = rest.split_at_mut(part.len());
     let pieces = to.par_chunks_mut(COPIED).zip(part.par_chunks(COPIED));

@@ -1,4 +1,5 @@
-//! Sorts the columns of quantized matrices by group, and reorders the rows of the tensors that compute the inputs of these matrices alike.
+//! Sorts the columns of quantized matrices by group. The rows of the tensors that compute the inputs of these matrices are put in the same
+//! order.
 
 use super::{CheckpointError, WeightSource};
 

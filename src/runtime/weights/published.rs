@@ -17,13 +17,13 @@ use crate::{
     tensor::{Group, Quantized, Scaled, Values},
 };
 
-/// Elements of a matrix of a file of llama.cpp that a thread reads at once.
+/// Number of elements of a GGUF matrix that a thread reads at once.
 const PART: u64 = 1 << 20;
 
 /// Scale and zero point of a group.
 pub type ScaleAndZero = (f32, u8);
 
-/// Values of few bits as published.
+/// The encoded low-bit values, scales and zero points of a published matrix.
 pub struct Codes {
     /// Code of each element, row by row, as [`Scaled::with_codes`] takes them.
     pub elements: Vec<u8>,
@@ -56,7 +56,7 @@ fn codes(
     source: &dyn WeightSource,
     format: Scaled,
 ) -> Result<Option<Codes>, CheckpointError> {
-    // Elements and groups of a row.
+    // Returns the numbers of elements and of groups in a row.
     let of_row = |dims: &[u64]| {
         let columns = elements(&dims[1..]);
         let per_row = columns.div_ceil(format.width(columns as usize).max(1) as u64);
@@ -123,7 +123,7 @@ fn codes(
 pub(super) fn format_of(runs: Runs, columns: u64) -> Option<Scaled> {
     let is_row = runs.columns == columns;
     let holds = |width: &u32| is_row || runs.columns.is_multiple_of(u64::from(*width));
-    // The scales of groups of integers are in f16.
+    // Kernels read the scales of groups of integers in f16, so scales in f32 might be rounded.
     let is_16 = matches!(runs.scales, Element::F16 | Element::BF16);
     let (values, group) = match runs.kind {
         Kind::Int8 if is_row => (Values::Int8, Some(Group::Row)),
@@ -163,7 +163,7 @@ pub(super) fn codes_of_gguf(
     weight: &Weight,
     format: Scaled,
 ) -> Result<(Codes, usize), CheckpointError> {
-    // Rows of a part.
+    // Number of rows that are read at once.
     let rows = PART.div_ceil(weight.dims.last().map_or(1, |&n| n.max(1)));
     let (elements, scales) = match weight.in_parts(rows) {
         Some(parts) => {

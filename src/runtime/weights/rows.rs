@@ -42,7 +42,7 @@ impl Rows {
         decode_into(elements, bytes, self.dtype);
     }
 
-    /// Returns the value of each row, computed in parallel.
+    /// Returns the result of `value` for each row, computed in parallel.
     pub fn map<T: Send>(&self, value: impl Fn(usize, &[f32]) -> T + Sync) -> Vec<T> {
         let rows = (0..self.len()).into_par_iter();
         rows.map_init(Vec::new, |elements, row| {

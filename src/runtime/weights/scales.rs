@@ -31,9 +31,9 @@ pub fn evaluate_scaled(
 /// Scales that have been computed.
 #[derive(Default)]
 pub struct Scales<'e> {
-    /// Scales of values within a bound.
+    /// Scale of the values within each bound.
     inputs: Mutex<HashMap<&'e Bound, f32>>,
-    /// Scales of the rows of a matrix, by its parts.
+    /// Scales of the rows of each matrix, by the parts of the matrix.
     rows: Mutex<HashMap<&'e [WeightExpr], Vec<f32>>>,
 }
 

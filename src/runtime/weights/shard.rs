@@ -248,8 +248,8 @@ impl Shard {
         Ok((values, n_bad))
     }
 
-    /// Reads a tensor like [`read`](Self::read) and encodes its elements as `to`. Elements that already have this type are copied. Pieces are
-    /// read in parallel, except for tensors that are stored in another order.
+    /// Reads a tensor like [`read`](Self::read) and encodes its elements as `to`. Elements that already have this type are copied. Pieces
+    /// are read in parallel, except for tensors in a GGUF file or in an order other than row-major.
     pub fn read_as(
         &self,
         name: &str,
@@ -335,8 +335,8 @@ impl Shard {
         Ok(bytes)
     }
 
-    /// Passes the bytes of a tensor's elements to `take` in row-major order, in pieces of whole elements. A tensor that is stored in
-    /// another order, or in a GGUF file, is read as a whole.
+    /// Passes the bytes of a tensor's elements to `take` in row-major order, in pieces of whole elements. A tensor that is in a GGUF file,
+    /// or in an order other than row-major, is read as a whole.
     fn pieces(
         &self,
         name: &str,

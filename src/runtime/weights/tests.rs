@@ -147,7 +147,7 @@ fn scales_bring_rows_and_bounded_inputs_to_the_range_of_e4m3() {
         assert!((got / want - 1.0).abs() < 1e-6, "{got}, expected {want}");
     }
     let rows = evaluate_scaled(&weight, &source).expect("it is there");
-    // The kept scales of the rows and of the input are those that are computed again.
+    // The kept scales of the rows and of the input give the same result as scales that are computed again.
     let kept = Scales::default();
     for bound in Scales::bounds([&scales, &weight].into_iter()) {
         kept.add_input(bound, &source).expect("it is finite");

@@ -98,7 +98,7 @@ impl Composed {
         }
     }
 
-    /// Returns the maximum number of tokens of a request, which is the row length if there are rows.
+    /// Returns the maximum number of tokens of a request: the length of a row for a layout with rows and for DAS, or else no limit.
     fn max_tokens(&self) -> u32 {
         match (self.which, self.how) {
             (_, BatchLayout::Rows { length, .. }) | (Order::Das { length, .. }, _) => length,
@@ -106,7 +106,7 @@ impl Composed {
         }
     }
 
-    /// Returns the bytes of a batch with a single request of `tokens` tokens.
+    /// Returns the bytes of a batch with a single request of `tokens` tokens. A layout with rows computes a whole row for it.
     fn alone(&self, view: &View<'_>, tokens: u32) -> u64 {
         let (layout, tokens) = match self.how {
             BatchLayout::Rows { length, .. } => (
@@ -133,7 +133,7 @@ impl Composed {
         let all = view.waiting.iter().take(n(is_less));
         let suspects = all.chain(new.take(n(!is_less)));
         self.gone.extend(decision.refuse.iter().map(|&(id, _)| id));
-        // Memory grows monotonically with tokens.
+        // Memory grows with the number of tokens, so every request of at most `fits_to` tokens fits.
         let mut fits_to = 0;
         for waiting in suspects {
             if waiting.tokens <= fits_to {
@@ -152,7 +152,7 @@ impl Composed {
         }
     }
 
-    /// Returns `Ok` if it is time to schedule. Otherwise returns the next time to schedule, if there is one.
+    /// Returns `Ok` if it is time to schedule. Otherwise returns the time to wait for, or `None` if no request is waiting.
     fn is_time(&self, view: &View<'_>) -> Result<(), Option<Micros>> {
         if self.when == Trigger::Hungry && self.which != Order::Fcfs {
             return match self.index.n() {
@@ -179,7 +179,8 @@ impl Composed {
         }
     }
 
-    /// Returns the next request that fits a lane when it runs alone. For [`Order::Fcfs`], `next` is the queue position to continue from.
+    /// Returns the next request of the order that fits into `bytes` when it runs alone. For [`Order::Fcfs`], `next` is the queue position
+    /// to continue from.
     fn peek(&mut self, next: &mut usize, view: &View<'_>, bytes: u64) -> Option<Chosen> {
         if self.which == Order::Edf {
             let longest = self.longest_that_fits(view, bytes);
@@ -222,7 +223,8 @@ impl Composed {
         self.gone.insert(entry.1);
     }
 
-    /// Selects the requests to run, in order. If the layout has a max batch size, this limits the number of requests.
+    /// Selects the requests to run, in order. [`BatchLayout::Single`] and [`BatchLayout::Padded`] limit the number of requests, except for
+    /// DAS, which fills a given number of rows.
     fn chosen(&mut self, view: &View<'_>, bytes: u64) -> Vec<Chosen> {
         let most = match self.how {
             BatchLayout::Single => 1,
@@ -361,7 +363,7 @@ impl Composed {
                 });
                 let filled = first_fit(&mut order, rows as usize, length);
                 let n_taken = filled.iter().map(Vec::len).sum();
-                // `first_fit` stopped at the last request that it tried, because that request did not fit.
+                // If `first_fit` stopped early, the last request that it tried did not fit.
                 let left = tried.split_off(n_taken);
                 self.put_back(left);
                 let filled = filled.into_iter();
@@ -375,7 +377,7 @@ impl Composed {
         }
         let layout = Layout::Rows { length, slot };
         let extents = equal(filled.len() as u64, u64::from(slot));
-        // Requests with a single step run until the end of their batch. Only requests with more steps can free a slot earlier.
+        // Requests with a single step all end with their batch. Only requests with several steps can free a slot earlier.
         let goes_on = |id: &u64| view.waiting.get(*id).is_some_and(|w| w.steps > 1);
         if slot < length && filled.iter().flatten().any(goes_on) {
             self.slots.insert(lane, Slots::new(slot, &filled));

@@ -3,12 +3,13 @@
 use crate::schedule::{Costs, Layout, Micros, costs::equal};
 
 /// Partitions ascending lengths into consecutive runs that minimize the total time. Each run is a padded batch of at most `most` requests
-/// and `bytes` bytes. Returns the number of requests of each run, or `None` if a single request needs more bytes.
+/// and `bytes` bytes. Returns the number of requests of each run, or `None` if `most` is 0 or a single request needs more than `bytes`
+/// bytes.
 ///
 /// Let `states[i]` be the minimum time of the first `i` requests. Then
-/// `states[i] = min over k of states[i − k] + time(k sequences of lens[i − 1] tokens)` (equation 2, where the table holds the time
-/// per request). Backtracking continues at the beginning of each run. The listing in the paper continues one request earlier and would
-/// lose that request.
+/// `states[i] = min over k of states[i − k] + time(k sequences of lens[i − 1] tokens)`.
+/// This is equation 2, whose cost table holds the time per request. Backtracking continues at the beginning of each run. The listing in the
+/// paper continues one request earlier and would lose that request.
 pub fn partition(lens: &[u32], most: usize, bytes: u64, costs: &dyn Costs) -> Option<Vec<usize>> {
     let mut states = vec![0_u64; lens.len() + 1];
     let mut taken = vec![0_usize; lens.len() + 1];

@@ -41,7 +41,7 @@ pub(in crate::schedule) struct Index {
 const N_SHORT_LENGTHS: u32 = 1 << 13;
 
 /// Tournament tree over the lengths, which finds the earliest entry of a range of lengths. Each length has a leaf. The inner nodes are
-/// stored before the leaves, as in a binary heap. Each node holds the length below it that has the earliest entry.
+/// stored before the leaves, as in a binary heap. Each node holds the length with the earliest entry among the leaves below the node.
 #[derive(Debug, Default)]
 struct Firsts {
     keys: Vec<Entry>,
@@ -82,7 +82,7 @@ impl Firsts {
         while node > 0 {
             let winner = self.earlier(self.winners[2 * node], self.winners[2 * node + 1]);
             let before = std::mem::replace(&mut self.winners[node], winner);
-            // The nodes above do not change, because this leaf was not the winner and is not the winner now.
+            // The nodes above do not change, because `leaf` neither was the winner of this node nor is it now.
             if winner == before && usize::from(winner) != leaf {
                 break;
             }

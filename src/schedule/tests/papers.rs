@@ -51,7 +51,7 @@ fn the_papers_five_requests_run_in_three_batches() {
     let one = total(&lens, &[5], &costs);
     let none = total(&lens, &[1; 5], &costs);
     let three = total(&lens, &runs, &costs);
-    // In the paper, too, a single batch takes longer than no batching.
+    // A single batch takes longer than one request per batch, as in the paper.
     assert!(three < none && none < one, "{three} {none} {one}");
 }
 
@@ -136,7 +136,7 @@ proptest! {
         arrivals in prop::collection::vec((1_u32..40, 0_usize..3, 0_usize..3), 1..7),
         length in 40_u32..60,
     ) {
-        // There are three time slots with one row each. Requests that arrive later are unknown in the first slot.
+        // There are three time slots with one row each. In each of them, only the requests that have arrived are known.
         let mut index = Index::by_length();
         let mut utility = 0.0;
         for slot in 0..3 {
@@ -194,7 +194,8 @@ fn filled(waiting: &[Waiting]) -> Index {
     index
 }
 
-/// Literal implementation of TCB's algorithm 1, except that selected requests leave N_t. Ties are broken by deadline, then by arrival.
+/// Literal implementation of TCB's algorithm 1, except that selected requests leave the set of waiting requests (N_t). Ties are broken by
+/// deadline, then by arrival.
 fn by_the_listing(waiting: &[Waiting], rows: u32, length: u32) -> Vec<Vec<u64>> {
     let mut left: Vec<Waiting> = waiting.to_vec();
     let mut batch = Vec::new();
@@ -306,7 +307,7 @@ fn lazy_waits_for_a_full_batch_a_timeout_or_half_of_the_latency() {
             costs: &costs,
         })
     };
-    // Half of 10 ms, minus 200 µs for the batch and 200 µs for its tokens.
+    // A batch starts at half of the target latency (10 ms), minus 200 µs for the batch and 200 µs for its tokens.
     let early = decide(&[100, 100], 0);
     assert!(early.run.is_empty());
     assert_eq!(early.wake, Some(Micros(4_600)));
@@ -384,7 +385,7 @@ fn requests_join_slots_whose_requests_have_finished() {
     assert_eq!(joined.run.len(), 1);
     assert!(joined.run[0].joins);
     assert_eq!(joined.run[0].rows, vec![vec![3]].into());
-    // Requests with a single step end together, so an empty slot cannot be reused while they run.
+    // Requests with a single step all end with their batch, so a slot cannot be reused while they run.
     let mut other = scheduler("slotted-das", &settings).unwrap();
     let all = waiting(&[10, 10, 10]);
     let first = other.decide(&view(all[..1].into(), false));

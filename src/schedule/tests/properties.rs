@@ -255,7 +255,8 @@ fn no_request_starves_under_packed_at_full_load() {
 
 #[test]
 fn tenants_share_a_device_evenly_under_packed() {
-    // One tenant sends nine times as many requests as the other. Each sends more than half of the device's capacity.
+    // One tenant sends nine times as many requests as the other. Each sends more than half of the tokens that the device computes in this
+    // test.
     let costs = Straight::default();
     let mut packed = scheduler("packed", &Settings::default()).unwrap();
     let mut desk = SchedulerState::new(&[u64::MAX], 1);

@@ -49,7 +49,7 @@ struct Shared {
     is_damage_told: AtomicBool,
 }
 
-/// Positions of records, by the first bytes of their keys. The records contain the whole keys.
+/// Positions of records, by the first 8 bytes of their keys. The records contain the whole keys, which a lookup compares.
 #[derive(Default)]
 struct Index {
     places: HashMap<u64, Place>,
@@ -119,7 +119,8 @@ impl FileTier {
             },
             Err(error) => error.to_string(),
         };
-        // If the index has changed, the writer has overwritten the segment in the meantime.
+        // If the index no longer has this place, the writer has overwritten the segment in the meantime, or another lookup has removed the
+        // record.
         if !shared.index().forget(key, place) {
             return (None, Lookup::Miss);
         }
@@ -183,7 +184,7 @@ impl Index {
         is_there
     }
 
-    /// Removes all records between two positions.
+    /// Removes all records that begin in `start..end`.
     fn forget_between(&mut self, start: u64, end: u64) {
         let mut gone = 0;
         self.places.retain(|_, place| {
@@ -407,7 +408,7 @@ impl Writer {
     }
 }
 
-/// Opens or creates a file. Fails if another process has it open.
+/// Opens or creates a cache file, and locks it. Fails if another process has locked it, or if it is not a regular file.
 fn open_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);

@@ -205,7 +205,8 @@ fn ask(connection: &mut Connection, jobs: Vec<Job>) -> Result<(), String> {
             for (_, then) in asked {
                 then(None, Lookup::Error);
             }
-            // Other errors keep the connection: a server that is out of memory refuses to store answers, but still answers lookups.
+            // Keep the connection if it still works. For example, a server that is out of memory refuses to store answers, but still
+            // answers lookups.
             match error.is_io_error() || error.is_timeout() || !connection.is_open() {
                 true => Err(error.to_string()),
                 false => Ok(()),

@@ -121,7 +121,7 @@ struct Detokenizer {
 struct Sequence {
     job: Job,
     text: StreamDecoder,
-    /// Tokens that have not been sent yet.
+    /// Tokens with log-probabilities that have not been sent yet.
     scored: Vec<Scored>,
     /// The requested hypotheses of the beam search, with their scores.
     hypotheses: Vec<(String, f32)>,

@@ -22,7 +22,8 @@ use crate::{
     serve::{Metrics, ModelHandle, ServeError, backlog::Pace, service::LOST},
 };
 
-/// Weight of a token in the ratio of generated to requested tokens. With it, the ratio covers about the last twenty thousand tokens.
+/// Weight of a token in the ratio of generated to requested tokens. With this weight, the ratio covers about the last twenty thousand
+/// generated tokens.
 const TOKEN: f64 = 1e-5;
 
 /// A running text.
@@ -75,7 +76,7 @@ impl GenerationLoop {
         }
     }
 
-    /// Steps the generator until all clients have left and all texts are finished.
+    /// Steps the generator until the service has been dropped and all texts are finished.
     pub(super) fn run(mut self, come: &Receiver<Job>) {
         loop {
             if !self.take_in(come) {
@@ -100,8 +101,8 @@ impl GenerationLoop {
         }
     }
 
-    /// Receives new requests, and admits waiting requests while there is room. Returns `false` when no client is left and all texts are
-    /// finished.
+    /// Receives new requests, and admits waiting requests while there is room. Returns `false` when the service has been dropped and all
+    /// texts are finished.
     fn take_in(&mut self, come: &Receiver<Job>) -> bool {
         loop {
             let is_idle =
@@ -186,7 +187,8 @@ impl GenerationLoop {
         let now = Instant::now();
         let metrics = Arc::clone(&self.shared.metrics);
         let gone = self.rows.iter().filter_map(|(&ticket, row)| {
-            // Read the flags in this order: the text is completed before its reader is dropped.
+            // Read `is_abandoned` first. A text that is complete sets `is_complete` before its reader is dropped, so it is not counted as
+            // cancelled.
             let is_abandoned = row.ending.is_abandoned();
             if row.ending.is_complete() {
                 return Some((ticket, DetokenizerMsg::Gone(ticket)));

@@ -38,7 +38,8 @@ pub enum Ending {
 /// Part of a stream of generated text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Piece {
-    /// Next part of the text. `tokens` are the tokens that begin in it, if they were requested. Text that has been sent never changes.
+    /// Next part of the text. `tokens` are the tokens that begin in this part, if log-probabilities were requested. Text that has been sent
+    /// never changes.
     Text { text: String, tokens: Vec<Scored> },
     /// Last piece, with the number of tokens of the prompt and of the text.
     End {

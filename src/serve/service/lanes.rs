@@ -30,7 +30,8 @@ pub(super) struct Launched {
     pending: Result<Pending, EngineError>,
     members: Vec<(u64, Entry)>,
     estimate: Micros,
-    /// Whether the requests joined another batch. The scheduler state counts the two batches as one.
+    /// Whether the scheduler let the requests join a batch that was already running ([`Planned::joins`]). The executor runs them as a batch
+    /// of their own, but the scheduler state counts the two batches as one.
     joins: bool,
     launched: Instant,
     /// Permit for the shared device, which is held until the batch is done.
@@ -77,7 +78,7 @@ pub(super) fn session_of(
     };
     let mut session = engine.session_with(&allocator)?;
     if allocator.maximum().is_some() {
-        // With a declared maximum, the memory is allocated at the first batch.
+        // An allocator with a declared maximum allocates its memory at the first batch.
         return Ok(session);
     }
     let longest = engine
@@ -85,7 +86,8 @@ pub(super) fn session_of(
         .longest
         .map_or(MAX_RESERVED_LENGTH, u64::from);
     let longest = longest.min(MAX_RESERVED_LENGTH);
-    // Schedulers fill a bucket beyond the tokens of a full batch, so reserve memory for twice as many tokens.
+    // A device may round up the tokens of a full batch, and schedulers then fill the difference. Therefore reserve memory for twice as many
+    // tokens.
     let mut tokens = 2 * full_batch(costs);
     loop {
         let extents = Extents {
@@ -391,7 +393,7 @@ impl Collect {
         }
     }
 
-    /// Refuses all waiting requests, because the device is lost.
+    /// Answers the requests of the failed batch and all waiting requests with an error, because the device is lost.
     fn lose(&self, members: Vec<(u64, Entry)>, error: &EngineError) {
         let gone = ServeError::NotReady { why: LOST };
         let mut state = self.shared.lock();

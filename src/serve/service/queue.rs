@@ -18,7 +18,7 @@ use crate::{
     text::{Encoded, TextEncoder},
 };
 
-/// The cache of a model.
+/// The response cache, with the digest of a model and the model's computations in progress.
 pub(super) struct Kept {
     pub(super) cache: Arc<Cache>,
     pub(super) model: Key,

@@ -71,7 +71,7 @@ impl Waiter {
     }
 }
 
-/// Inputs that are being computed, by ticket, and the clients that have joined them.
+/// Inputs that are being computed, each with the ticket of its leader and the clients that have joined it.
 pub(super) type Joined = Coalescer<Ticket, Waiter>;
 
 /// An input that is being computed, with the client that waits for it and the key under which

@@ -28,8 +28,8 @@ impl Message {
         }
     }
 
-    /// Converts the message to the form that transformers passes to templates. Null fields and empty tool calls are removed, and the
-    /// reasoning is written under each name that templates read.
+    /// Converts the message to the form that the library transformers passes to templates. Null fields and empty tool calls are removed,
+    /// and the reasoning is written under each name that templates read.
     pub(super) fn to_json(&self) -> Json {
         let reasoning = REASONING.iter().find_map(|name| {
             let found = self.others.iter().find(|(known, _)| known == name);

@@ -22,7 +22,7 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Reads the templates as transformers does: `chat_template.jinja` and `additional_chat_templates/tool_use.jinja`, or else
+    /// Reads the templates as the library transformers does: `chat_template.jinja` and `additional_chat_templates/tool_use.jinja`, or else
     /// `chat_template` in `tokenizer_config.json`, which is a template or a list of named templates.
     pub fn read(files: &ModelFiles) -> Result<Self, TextError> {
         const CONFIG: &str = "tokenizer_config.json";

@@ -316,8 +316,8 @@ fn published_templates_render_as_with_transformers() {
         let error = text(case, "error").unwrap_or_default();
         let is_right = match (&rendered, text(case, "text")) {
             (Ok(found), Some(expected)) => found == expected,
-            // The template concatenates the arguments with text. This fails in transformers, which passes an object. gemmule passes an
-            // object that also acts as its JSON text.
+            // The template concatenates the arguments with text. This fails in the library transformers, which passes an object. gemmule
+            // passes an object that also acts as its JSON text.
             (Ok(_), None) => error.starts_with("TypeError: can only concatenate str"),
             (Err(TextError::Conversation { .. }), None) => true,
             _ => false,

@@ -20,7 +20,7 @@ pub enum CutSide {
     Right,
 }
 
-/// Tokenizer of either format.
+/// Tokenizer loaded from tokenizer.json, with a cache of words if it suits the tokenizer, or from a SentencePiece model.
 #[derive(Clone)]
 pub(super) enum Coder {
     Json(Box<Tokenizer>, Option<Arc<WordCache>>),

@@ -69,8 +69,8 @@ impl TextEncoder {
         })
     }
 
-    /// Returns the forced first token of a translation, and the forced tokens after it. If the prefix begins with a language token, this is
-    /// the first token; otherwise, the first token is `pair.forced_first`.
+    /// Returns the forced first token of a translation, and the forced tokens after it. If the prefix begins with a language token, that
+    /// token is the first one; otherwise, `pair.forced_first` is.
     ///
     /// # Errors
     /// Returns an error if the tokenizer refuses the prefix, or if the prefix begins with a language other than the target's.

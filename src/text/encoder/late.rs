@@ -16,7 +16,7 @@ pub(super) struct Late {
     encoders: Box<[TextEncoder; 2]>,
     /// Token that queries are padded with; `None` if they are not padded.
     padding: Option<u32>,
-    /// Tokens whose vectors are removed from documents.
+    /// Tokens whose vectors take no part in scores, for the roles that `settings.skips` selects.
     skipped: Vec<u32>,
 }
 
@@ -125,7 +125,8 @@ impl TextEncoder {
         Ok(encoded)
     }
 
-    /// Returns the prompt of a role, if no other is chosen and the folder has one.
+    /// Returns the name of the folder's prompt for a role, if `prompt` is the default and the folder has such a prompt. Otherwise returns
+    /// `prompt`.
     fn role_prompt<'p>(&self, role: TextRole, prompt: Prompt<'p>) -> Prompt<'p> {
         let late = self
             .late
@@ -231,8 +232,8 @@ impl TextEncoder {
         Err(self.late_problem(problem.to_owned()))
     }
 
-    /// Returns the ids of the words that are skipped. For a word that is not a token, this is the id of the unknown token, as in
-    /// transformers' `convert_tokens_to_ids`.
+    /// Returns the ids of the words in `settings.skipped`. If `settings.skips_unknown`, a word that is not a token gets the id of the
+    /// unknown token, as in `convert_tokens_to_ids` of the library transformers. Otherwise, such a word is ignored.
     fn skipped(&self, settings: &LateInteraction) -> Result<Vec<u32>, TextError> {
         let unknown = self.named_token("unk_token")?;
         let is_known = |word: &&String| settings.skips_unknown || self.token_id(word).is_some();

@@ -1,7 +1,7 @@
 //! Tokenization of long texts in pieces.
 //!
-//! The tokenizers crate uses about 300 bytes of memory for each byte of a text. A text is split only at a token boundary: the
-//! context around the split has the same tokens as its two halves.
+//! The tokenizers crate uses about 300 bytes of memory for each byte of a text, so long texts are tokenized piece by piece. A text is split
+//! only at a token boundary: the context around the split, tokenized as a whole, has the same tokens as its two halves.
 
 use std::{convert::Infallible, ops::ControlFlow};
 
@@ -74,7 +74,8 @@ fn may_part(before: char, after: char) -> bool {
         || (is_mark(before) && after.is_alphanumeric())
 }
 
-/// Returns the length of the next piece of a text; `None` if no split is possible within `MAX_PIECE` bytes.
+/// Returns the length of the next piece of a text. Returns `None` if the text is longer than `MAX_PIECE` bytes and none of the candidate
+/// splits within them is a token boundary.
 fn next_piece<E>(
     text: &str,
     ids: &impl Fn(&str) -> Result<Vec<u32>, E>,
@@ -139,7 +140,7 @@ impl TextEncoder {
         }
     }
 
-    /// Encodes a piece without a limit.
+    /// Encodes a piece without truncating it.
     fn piece(&self, index: usize, piece: &str, adds_special: bool) -> Result<Encoding, TextError> {
         self.contained(index, || {
             self.unlimited()
@@ -251,8 +252,8 @@ impl TextEncoder {
         Ok(self.with_types(&encoding, is_cut))
     }
 
-    /// Returns the part of a long text that can contribute tokens to a truncated pair. The part includes the end that is kept, and has more
-    /// tokens than the limit.
+    /// Returns the part of a text that can contribute tokens to a truncated pair. For a long text, these are its first pieces until they
+    /// have more tokens than the limit, or its last pieces if the text is truncated on the left.
     fn needed<'t>(&self, index: usize, text: &'t str, side: CutSide) -> Result<&'t str, TextError> {
         let Some(limit) = self.max_tokens().filter(|_| text.len() > LONG) else {
             return Ok(text);

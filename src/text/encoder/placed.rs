@@ -22,7 +22,7 @@ pub struct PlacedToken {
     /// Range of the token's text in characters; empty for an added token.
     pub start: usize,
     pub end: usize,
-    /// Index of the text in a pair; `None` for an added token.
+    /// Index of the token's text in the input: 0, or 1 for the second text of a pair; `None` for an added token.
     pub part: Option<usize>,
     /// Index of the word in the text.
     pub word: Option<u32>,
@@ -82,8 +82,8 @@ impl TextEncoder {
     /// Tokenizes a text like [`encode_one`](Self::encode_one) without a prompt, and keeps the positions of tokens.
     ///
     /// # Errors
-    /// Returns an error if the text exceeds 64 KiB, if the tokenizer refuses it or panics on it, or if the tokenizer does not report the
-    /// positions of tokens.
+    /// Returns an error if the text is empty or exceeds 64 KiB, if the tokenizer refuses it or panics on it, or if the tokenizer is a
+    /// SentencePiece model without tokenizer.json, which does not report the positions of tokens.
     pub fn place(&self, index: usize, text: &str) -> Result<Placed, TextError> {
         check_length(index, text)?;
         let encoding = self.placed_encoding(index, EncodeInput::from(text), &self.tokenizer)?;
@@ -95,7 +95,8 @@ impl TextEncoder {
     /// share `stride` tokens, by default 128 or half of `max_tokens`, whichever is less.
     ///
     /// # Errors
-    /// Returns the errors of [`place`](Self::place), and an error if the question leaves no room for a text.
+    /// Returns the errors of [`place`](Self::place), and an error if the model does not read pairs, if the question leaves no room for a
+    /// text, if `stride` is not less than the number of tokens of a part, or if there are too many parts.
     pub fn place_parts(
         &self,
         question: &str,
@@ -141,7 +142,8 @@ impl TextEncoder {
     /// Tokenizes a pair of texts. If it is too long, the end of the first text is truncated.
     ///
     /// # Errors
-    /// Returns the errors of [`place`](Self::place), and an error if the second text alone is too long.
+    /// Returns the errors of [`place`](Self::place), and an error if the model does not read pairs, or if the second text alone is too
+    /// long.
     pub fn pair_cutting_first(&self, first: &str, second: &str) -> Result<Encoded, TextError> {
         let [before, mut own, after] = self.placed_pair(first, second)?.split(0);
         let mut is_cut = false;
@@ -166,7 +168,7 @@ impl TextEncoder {
     /// Returns the text of tokens, given by their names. Unlike [`decode`](Self::decode), it does not remove spaces before punctuation.
     ///
     /// # Errors
-    /// Returns an error if the tokenizer refuses them or panics on them.
+    /// Returns an error if the tokenizer refuses the tokens or panics on them.
     pub fn join(&self, names: Vec<String>) -> Result<String, TextError> {
         let Coder::Json(tokenizer, _) = &self.tokenizer else {
             return Ok(names.concat().replace('▁', " ").trim().to_owned());

@@ -10,12 +10,12 @@ use crate::{
     text::TextError,
 };
 
-/// Class of a first module that is code in the folder. Such a module passes the task of a text to the transformer.
+/// Class of a first module whose code is in the checkpoint folder. Such a module passes the task of a text to the transformer.
 pub(super) const OWN_TRANSFORMER: &str = "custom_st.Transformer";
 /// Key of config.json with the prompt of each task.
 const INSTRUCTIONS: &str = "task_instructions";
 
-/// Returns the names of the adapters in a config.json, as its description lists them. Writes the adapter for `task` into the config.
+/// Returns the names of the adapters that the model description for a config.json lists. Writes the adapter for `task` into the config.
 ///
 /// # Errors
 /// Returns an error if there are adapters, but none is named like the task.
@@ -27,7 +27,7 @@ pub(super) fn chosen(
     let Some(config) = config else {
         return Ok(Vec::new());
     };
-    // The only models with adapters have their own code on the hub.
+    // All models with adapters have their own code, which `auto_map` names.
     if task.is_none() && config.get("auto_map").is_none() {
         return Ok(Vec::new());
     }
@@ -56,7 +56,7 @@ impl Folder {
         &self.adapters
     }
 
-    /// Returns the task whose adapter is added to the weights; `None` for none.
+    /// Returns the task whose adapter is added to the weights; `None` if no adapter is added.
     pub fn adapter(&self) -> Option<&str> {
         let config = self.config.as_ref().filter(|_| !self.adapters.is_empty())?;
         config.get(ADAPTER)?.as_str()

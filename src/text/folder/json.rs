@@ -78,7 +78,7 @@ impl Json {
         }
     }
 
-    /// Returns a whole number from 1 to `max`.
+    /// Returns a whole number from 1 to `max`; `None` if it is missing or null.
     pub(super) fn count(&self, key: &str, max: u32) -> Result<Option<u32>, TextError> {
         match self.get(key) {
             None => Ok(None),

@@ -67,8 +67,8 @@ impl TextRole {
     }
 }
 
-/// Rule that reduces the products of a query with a document to a score. For each vector of the query, the rule takes the max product with
-/// a vector of the document.
+/// Rule that reduces the products of a query's vectors with a document's vectors to a score. For each vector of the query, the rule takes
+/// the max product with a vector of the document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LateScore {
     Sum,
@@ -104,9 +104,9 @@ pub struct LateInteraction {
     pub(in crate::text) padding: Option<String>,
     /// Whether tokens attend to the padding of queries.
     pub(super) attends: bool,
-    /// Tokens whose vectors are removed.
+    /// Words whose vectors take no part in scores, in texts of the roles that `skips` selects.
     pub(in crate::text) skipped: Vec<String>,
-    /// Whether the vectors of the skipped tokens are removed from queries and from documents.
+    /// Whether `skipped` applies to queries, and whether it applies to documents.
     pub(in crate::text) skips: [bool; 2],
     /// Whether a word of `skipped` that is not a token stands for the unknown token. Otherwise, the word is ignored.
     pub(in crate::text) skips_unknown: bool,
@@ -131,7 +131,7 @@ impl LateInteraction {
         self.lengths[role.index()]
     }
 
-    /// Returns the settings that all models of PyLate and of stanford-nlp share.
+    /// Returns default settings. `lengths` are the max lengths of queries and of documents.
     pub(super) fn of_lengths(lengths: [usize; 2]) -> Self {
         Self {
             prefixes: Default::default(),
@@ -196,7 +196,7 @@ impl LateInteraction {
         if named.is_none_or(|name| name != STANFORD) {
             return Ok(None);
         }
-        // This file has the output width of the projection.
+        // The file `artifact.metadata` has the output width of the projection, so it must exist.
         let json = Json::read(files, METADATA)?;
         let key = "similarity";
         if json.text(key)?.is_some_and(|name| name != "cosine") {

@@ -36,7 +36,7 @@ pub(super) enum First {
 }
 
 impl First {
-    /// Returns the class of the first of these modules.
+    /// Returns the class of the first entry, or `Transformer` if there are no entries.
     pub(super) fn of(entries: &[Entry]) -> Self {
         match entries.first().map(|first| first.class.as_str()) {
             Some(STATIC) => Self::Static,
@@ -97,7 +97,7 @@ pub(super) fn entry(
         (parts.next(), parts.next()),
         (Some(Component::Normal(_)), None)
     );
-    // model2vec writes a dot.
+    // model2vec writes `.` for the checkpoint folder itself.
     let is_root = ["", "."].contains(&folder) && may_be_root;
     if !(plain || is_root) {
         return Err(json.problem(format!("`{folder}` is not a folder next to it")));
@@ -118,7 +118,7 @@ pub(super) fn entry(
 /// Checks that the first module turns tokens into vectors.
 pub(super) fn check_first(file: PathBuf, entries: &[Entry]) -> Result<(), TextError> {
     let known = [
-        // Older versions use the second name for a transformer with the head of a masked language model.
+        // Older versions call a transformer with the head of a masked language model `MLMTransformer`.
         "Transformer",
         "MLMTransformer",
         STATIC,

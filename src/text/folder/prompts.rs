@@ -116,7 +116,7 @@ impl Folder {
     }
 
     pub(super) fn read_prompts(&mut self, own: Option<&Json>) -> Result<(), TextError> {
-        // Every folder has these two.
+        // Every folder has the prompts `query` and `document`, which are empty unless a file defines them.
         self.prompts = ["query", "document"]
             .map(|name| (name.to_owned(), String::new()))
             .into();

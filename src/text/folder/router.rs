@@ -184,8 +184,8 @@ pub(super) fn routed(
 fn default_route(parameters: &Json, routes: &[String]) -> Result<String, TextError> {
     let name = match parameters.text("default_route")? {
         Some(name) => Some(name.to_owned()),
-        // sentence-transformers then uses the first route of the file. The order of the file is not kept here, so the route must be the
-        // only one.
+        // Without a `default_route`, sentence-transformers uses the first route of the file. The order of the file is not kept here, so the
+        // only unambiguous case is a single route.
         None if parameters.flag("allow_empty_key", true)? && routes.len() == 1 => {
             routes.first().cloned()
         }

@@ -1,4 +1,4 @@
-//! Scores of classifiers, as the text-classification pipeline of transformers computes them.
+//! Scores of classifiers, as the text-classification pipeline of the library transformers computes them.
 
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ pub enum Score {
 }
 
 impl Score {
-    /// Returns the default for `n_labels` labels.
+    /// Returns the default for `n_labels` labels: a sigmoid for one label, the identity for several.
     pub fn usual(n_labels: u64) -> Self {
         match n_labels {
             1 => Score::Sigmoid,
@@ -95,11 +95,11 @@ impl Folder {
         named.any(|name| name.ends_with("ForQuestionAnswering"))
     }
 
-    /// Returns the activation for logits of `n_labels` labels, as the text-classification pipeline of transformers chooses it
+    /// Returns the activation for logits of `n_labels` labels, as the text-classification pipeline of the library transformers chooses it
     /// from `problem_type` of config.json.
     ///
     /// # Errors
-    /// Returns an error for a `problem_type` that transformers does not have.
+    /// Returns an error for a `problem_type` that the library transformers does not have.
     pub fn class_score(&self, n_labels: usize) -> Result<ClassScore, TextError> {
         let config = self.config.as_ref();
         match config.and_then(|config| config.get("problem_type")) {

@@ -1,9 +1,9 @@
-//! Settings of tokenizer_config.json that take precedence over tokenizer.json, as in transformers 5.24.
+//! Settings of tokenizer_config.json that take precedence over tokenizer.json, as in the library transformers 5.24.
 //!
-//! transformers rebuilds most tokenizer classes from the vocabulary of tokenizer.json and the settings of tokenizer_config.json. `classes`
-//! lists the settings that each class reads. In addition, every class reads the special tokens, `split_special_tokens` and
-//! `clean_up_tokenization_spaces`. A missing setting leaves tokenizer.json unchanged. `add_bos_token` and `add_eos_token` have no effect if
-//! there is a tokenizer.json.
+//! The library transformers rebuilds most tokenizer classes from the vocabulary of tokenizer.json and the settings of
+//! tokenizer_config.json. The module `classes` lists the settings that each class reads. In addition, every class reads the special tokens,
+//! `split_special_tokens` and `clean_up_tokenization_spaces`. A missing setting leaves tokenizer.json unchanged. `add_bos_token` and
+//! `add_eos_token` have no effect if there is a tokenizer.json.
 
 mod classes;
 mod parts;
@@ -237,7 +237,7 @@ impl TokenizerSettings {
         let has = |is: fn(&NormalizerWrapper) -> bool| normalizers_of(tokenizer).iter().any(is);
         match &mut pre_tokenizer {
             Some(pre_tokenizer) => {
-                // transformers leaves a ByteLevel tokenizer of this class unchanged.
+                // The library transformers leaves a ByteLevel tokenizer of the same class unchanged.
                 if has_byte_level(pre_tokenizer) {
                     return Ok(());
                 }
@@ -531,8 +531,8 @@ pub(super) fn token_text(value: &Value) -> Option<&str> {
     text.filter(|text| !text.is_empty())
 }
 
-/// Removes the spaces that tokenizers leave before punctuation and English contractions, as transformers'
-/// `clean_up_tokenization` does.
+/// Removes the spaces that tokenizers leave before punctuation and English contractions, like `clean_up_tokenization` of the library
+/// transformers.
 pub(in crate::text) fn cleaned_up(text: &str) -> String {
     const PAIRS: [(&str, &str); 10] = [
         (" .", "."),

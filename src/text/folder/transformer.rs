@@ -109,8 +109,8 @@ pub(super) struct Transformer {
 }
 
 impl Transformer {
-    /// Reads the file. Its settings of late interaction are refused, unless `is_multi_vector`: the folder's module of token vectors then
-    /// reads them.
+    /// Reads the file. Its settings of late interaction are refused unless `is_multi_vector`, in which case the module `multi_vector` reads
+    /// them.
     pub(super) fn read(json: &Json, is_multi_vector: bool) -> Result<Self, TextError> {
         json.check_keys(&KEYS)?;
         let late = LATE_KEYS.into_iter().filter(|_| !is_multi_vector);
@@ -250,7 +250,7 @@ fn processing(json: &Json) -> Result<Option<u32>, TextError> {
     Ok(limit)
 }
 
-/// Returns the conversion of texts to messages; `None` without a `modality_config`.
+/// Returns the conversion of texts to messages; `None` if `modality_config` has no `message`.
 fn messages(json: &Json) -> Result<Option<Messages>, TextError> {
     let key = "modality_config";
     let Some(message) = json.get(key).and_then(|config| config.get("message")) else {

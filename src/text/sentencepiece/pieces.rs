@@ -1,7 +1,7 @@
 //! SentencePiece models. A text is normalised and split into the most probable sequence of pieces (unigram), or into the pieces that result
-//! from merging neighbours (BPE). Ids must equal those of the library for every text, so its arithmetic is reproduced: sums in f32,
-//! normalisation by the longest matching rule, and the order of equal scores. The fields are those of `sentencepiece_model.proto`, without
-//! those used only in training.
+//! from merging neighbours (BPE). Ids must equal those of the library SentencePiece for every text, so the arithmetic of the library is
+//! reproduced: sums in f32, normalisation by the longest matching rule, and the order of equal scores. The fields are those of
+//! `sentencepiece_model.proto`, without those used only in training.
 //!
 //! Kudo and Richardson, *SentencePiece*, EMNLP 2018; Kudo, *Subword Regularization*, ACL 2018 (unigram).
 
@@ -16,7 +16,7 @@ use prost::Message;
 const MAX_PIECES: usize = 1 << 20;
 /// Maximum size of a piece in bytes. By default, training limits pieces to 16 characters.
 const MAX_PIECE_BYTES: usize = 256;
-/// Represents a space.
+/// Represents a space in a piece.
 const SPACE: &str = "\u{2581}";
 /// Penalty of a character without a piece, relative to the piece with the lowest score.
 const UNKNOWN: f32 = 10.0;
@@ -39,14 +39,14 @@ struct Piece {
     text: String,
     #[prost(float, tag = "2")]
     score: f32,
-    /// Normal if missing.
+    /// Number of the kind (see [`Piece::usage`]); normal if missing.
     #[prost(int32, optional, tag = "3")]
     kind: Option<i32>,
 }
 
 #[derive(Clone, PartialEq, Message)]
 struct Trainer {
-    /// Unigram if missing.
+    /// Number of the type of model; unigram if missing.
     #[prost(int32, optional, tag = "3")]
     model: Option<i32>,
     #[prost(bool, tag = "24")]
@@ -161,7 +161,7 @@ pub(super) struct Cut {
 
 pub(super) struct Model {
     pieces: Vec<Piece>,
-    /// Index of each piece.
+    /// Index in `pieces` by the text of a piece.
     numbers: HashMap<String, usize>,
     longest: usize,
     /// Minimum score of normal pieces.
@@ -268,7 +268,7 @@ impl Model {
         self.longest = self.longest.max(piece.text.len());
     }
 
-    /// Returns the piece whose text is `part`, including unused pieces.
+    /// Returns the normal, user-defined or unused piece whose text is `part`.
     fn found(&self, part: &str) -> Option<&Piece> {
         let piece = &self.pieces[*self.numbers.get(part)?];
         (!matches!(piece.usage(), Use::Unknown | Use::Control)).then_some(piece)
@@ -309,7 +309,8 @@ impl Model {
         lens.find(|&len| text.get(..len).is_some_and(|t| self.defined.contains(t)))
     }
 
-    /// Returns the normal form of the beginning of a text, and its length in the text.
+    /// Normalises the beginning of a text: a user-defined piece, the longest match of a rule, or one character. Returns its normal form and
+    /// its length in bytes in the text.
     fn normal_prefix<'t>(&'t self, text: &'t str) -> (&'t str, usize) {
         if let Some(len) = self.defined_at(text) {
             return (&text[..len], len);
@@ -320,7 +321,7 @@ impl Model {
         })
     }
 
-    /// Returns the normal form of a text, and the position in the text of each of its bytes and of its end.
+    /// Returns the normal form of a text, and for each byte and the end of the normal form, the position in the text.
     fn normalize(&self, text: &str) -> (String, Vec<usize>) {
         let (mut normal, mut origins) = (String::new(), Vec::new());
         let mut at = 0;
@@ -508,7 +509,7 @@ struct Part {
     len: usize,
     previous: Option<usize>,
     next: Option<usize>,
-    /// A user-defined piece, which is never merged.
+    /// Whether the part is a user-defined piece, which is never merged.
     is_whole: bool,
 }
 

@@ -197,13 +197,13 @@ fn scales(pool: Pool, args: &mut Args<'_, '_>) -> Result<[f32; 2], OpError> {
     }
 }
 
-/// Number of slots of a pool for one cache.
+/// Number of slots that the pool has for one cache.
 struct Room {
     slots: usize,
 }
 
 impl Room {
-    /// Computes the number of slots of a pool that ends `elements` elements after the start of the cache.
+    /// Computes the number of slots from the number of elements between the start of the cache and the end of the pool.
     fn of(elements: usize, heads: usize, head: usize, stride: usize) -> Self {
         let own = heads * head * BLOCK as usize;
         // In the last block, the pool may end right after the elements of this cache.

@@ -1,4 +1,4 @@
-//! The three kernels that compute attention by grouped GEMMs. Ragged scores have the same layout as on a device.
+//! The three kernels that compute attention by grouped GEMMs. Ragged scores have the layout of the CUDA kernels.
 
 use gemmule_cpu::{
     attention::{MAX_KEYS, PartialReductions, Probabilities},

@@ -34,7 +34,7 @@ impl Fence {
     /// Blocks the host until the fence is passed.
     ///
     /// # Errors
-    /// Returns an error if that work failed on the device.
+    /// Returns an error if the work before the fence failed on the device.
     pub fn wait(&self) -> Result<(), CudaError> {
         let waited = self.0.synchronize();
         waited.during(|| "wait for an event".to_owned())

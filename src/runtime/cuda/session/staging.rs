@@ -49,7 +49,8 @@ pub(super) struct BatchData {
     pub(super) source_starts: u64,
     pub(super) source_lens: u64,
     pub(super) seeds: u64,
-    /// The previous id of a sequence's first token, and the address of the array of previous ids, if the program reads previous ids.
+    /// If the program reads the id before each token: the id that counts as the one before a sequence's first token, and the address of the
+    /// array of preceding ids.
     pub(super) previous_ids: Option<(u32, u64)>,
     /// Addresses of the indices of pooled tokens and of their range for each sequence, if the program reads them.
     pub(super) pooled: Option<[u64; 2]>,
@@ -63,7 +64,7 @@ pub(super) struct BatchData {
 /// Data of a batch that only some programs read. The kernels that pack a padded batch on the device do not compute this data.
 #[derive(Clone, Copy)]
 pub(super) struct Extra {
-    /// Previous id of a sequence's first token.
+    /// Id that counts as the one before a sequence's first token; `None` if the program does not read preceding ids.
     first: Option<u32>,
     /// Whether pooling leaves out prompts.
     pools: bool,

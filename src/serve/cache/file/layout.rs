@@ -59,8 +59,9 @@ impl Layout {
         }
     }
 
-    /// Returns the layout of an existing file with segments of `segment_bytes` bytes and a max size of `max_bytes`. Returns `None` if it
-    /// would have too few segments, or far more segments than a new file.
+    /// Returns the layout of an existing file with segments of `segment_bytes` bytes and a max size of `max_bytes`. Returns `None` if
+    /// `segment_bytes` is not a positive multiple of [`UNIT`], or if the number of segments is less than [`FEW_SEGMENTS`] or more than four
+    /// times [`MANY_SEGMENTS`].
     pub fn existing(segment_bytes: u64, max_bytes: u64) -> Option<Self> {
         let segments = (max_bytes.min(MAX_FILE) - HEADER).checked_div(segment_bytes)?;
         let is_suitable = segment_bytes.is_multiple_of(UNIT)
@@ -101,7 +102,8 @@ fn with_check(kind: u8, bytes: &[u8]) -> [u8; HEADER as usize] {
     all
 }
 
-/// Returns the number that follows `before`, if the checksum that follows the number is correct.
+/// Returns the number that follows `before` in `bytes`. Returns `None` if `bytes` does not start with `before`, or if the checksum that
+/// follows the number is wrong.
 fn number(kind: u8, before: &[u8], bytes: &[u8]) -> Option<u64> {
     let end = before.len() + 8;
     let is_sound =
@@ -116,7 +118,7 @@ pub(super) fn file_header(layout: &Layout) -> [u8; HEADER as usize] {
     with_check(0, &bytes)
 }
 
-/// Returns the size of a segment, from the header of the file.
+/// Returns the size of a segment, from the header of the file; `None` if the header is not valid.
 pub(super) fn read_file_header(bytes: &[u8; HEADER as usize]) -> Option<u64> {
     number(0, MAGIC, bytes)
 }
@@ -125,7 +127,7 @@ pub(super) fn segment_header(generation: u64) -> [u8; HEADER as usize] {
     with_check(1, &generation.to_le_bytes())
 }
 
-/// Returns the generation of a segment, from its header.
+/// Returns the generation of a segment, from its header; `None` if the header is not valid.
 pub(super) fn read_segment_header(bytes: &[u8; HEADER as usize]) -> Option<u64> {
     number(1, &[], bytes)
 }
@@ -151,7 +153,7 @@ impl Record {
         bytes
     }
 
-    /// Reads the header of a record.
+    /// Reads the header of a record; `None` if its checksum is wrong.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let (fields, rest) = bytes.split_at_checked(44)?;
         if rest.get(..CHECK)? != check(2, fields) {

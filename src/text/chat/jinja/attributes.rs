@@ -8,7 +8,7 @@ use super::{
     value::{Global, LoopState, Method, SeqKind, Value},
 };
 
-/// Attributes of Python's types, except those with underscores.
+/// Attributes of Python's types, one list for each type. Names that begin with an underscore are omitted.
 const STR: [&str; 47] = [
     "capitalize",
     "casefold",

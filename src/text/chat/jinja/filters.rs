@@ -365,7 +365,7 @@ fn truncate(text: &Rc<Text>, args: Args, machine: &Machine<'_>) -> Result<Value>
     Ok(Value::built(builder))
 }
 
-/// Implements `tojson` with the options that transformers adds.
+/// Implements `tojson` with the options that the library transformers adds.
 fn to_json(value: &Value, args: Args, machine: &Machine<'_>) -> Result<Value> {
     let meter = &machine.meter;
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];

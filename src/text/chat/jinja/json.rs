@@ -1,4 +1,4 @@
-//! JSON values whose objects keep the order of their fields, so that templates write them in this order.
+//! JSON values whose objects keep the order of their fields, so that templates write the fields in the order in which the client sent them.
 
 use std::{collections::HashMap, fmt};
 

@@ -20,7 +20,7 @@ pub struct Machine<'t> {
     scope: usize,
     next_id: u64,
     out: Builder,
-    /// Mutable objects. They are stored here so that values cannot refer to themselves.
+    /// Mutable objects, like `cyclers` and `joiners`. Values refer to them by index, so that no value can contain itself.
     pub namespaces: Vec<Namespace>,
     pub cyclers: Vec<(Rc<Seq>, usize)>,
     pub joiners: Vec<(Rc<Text>, bool)>,

@@ -162,8 +162,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Charges for `more` bytes before the text grows. The capacity doubles, and the old text lives until it is copied, so
-    /// growth is charged by capacity.
+    /// Makes room for `more` bytes. The capacity at least doubles, and is charged before the text is reallocated.
     fn make_room(&mut self, more: usize) -> Result<()> {
         let needed = self.text.len().saturating_add(more);
         let capacity = self.text.capacity();

@@ -1,10 +1,10 @@
-//! Jinja as transformers renders chat templates: jinja2's immutable sandbox with `trim_blocks`, `lstrip_blocks` and loop controls.
+//! Jinja as the library transformers renders chat templates: jinja2's immutable sandbox with `trim_blocks`, `lstrip_blocks` and loop
+//! controls.
 //!
 //! A template comes with a checkpoint, and a conversation comes from a client. Neither is trusted. Every value is charged to a [`Meter`],
 //! which bounds memory, work and stack of a rendering; general Jinja engines do not bound growing texts and lists. Values have Python's
 //! types and text form, since prompts must have the same format as in training. Unsupported features of jinja2 are errors and never render
 //! as empty text.
-//! text.
 
 mod args;
 mod ast;

@@ -8,7 +8,7 @@ use super::{
     lex::{Token, tokens},
 };
 
-/// Maximum size of a template in bytes. Published templates are less than a tenth of it.
+/// Maximum size of a template in bytes, more than ten times the size of published templates.
 const MAX_SOURCE: usize = 512 << 10;
 /// Maximum nesting of statements and brackets, and maximum height of an expression.
 const MAX_NESTING: usize = 200;

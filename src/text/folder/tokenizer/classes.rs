@@ -1,8 +1,8 @@
-//! Tokenizer classes of transformers, with the settings that each class reads.
+//! Tokenizer classes of the library transformers, with the settings that each class reads.
 
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 
-/// A tokenizer class of transformers.
+/// A tokenizer class of the library transformers.
 pub(super) struct Class {
     /// Names in `tokenizer_class`, without the suffix `Fast`.
     pub(super) names: &'static [&'static str],
@@ -142,8 +142,8 @@ pub(super) const CLASSES: &[Class] = &[
 /// The class that uses tokenizer.json unchanged.
 const GENERIC: &str = "TokenizersBackend";
 
-/// Class that transformers uses for a `model_type` if the folder names none. If this is the generic class, the name in the folder is
-/// ignored.
+/// Classes that the library transformers uses for a `model_type` if the folder names none. If the listed class is [`GENERIC`], a class that
+/// the folder names is ignored.
 const MODEL_CLASSES: &[(&str, &str)] = &[
     ("albert", "AlbertTokenizer"),
     ("bart", "RobertaTokenizer"),
@@ -169,8 +169,8 @@ const MODEL_CLASSES: &[(&str, &str)] = &[
     ("xlm-roberta-xl", GENERIC),
 ];
 
-/// Returns the class that transformers uses for a model's tokenizer. `named` is the class in the folder's files. Returns `None` for a class
-/// without settings of its own.
+/// Returns the class that the library transformers uses for a model's tokenizer. `named` is the class in the folder's files. Returns `None`
+/// for a class without settings of its own.
 pub(super) fn class_of(model_type: Option<&str>, named: Option<&str>) -> Option<&'static Class> {
     let mut registered = MODEL_CLASSES.iter();
     let registered = registered.find(|(model, _)| Some(*model) == model_type);

@@ -165,7 +165,7 @@ impl Table {
             // Rows of `slot_starts` refer to the start of `tokens`.
             memory + at.tokens,
             of(at.slot_starts, 1),
-            // The scratch memory of the first rows.
+            // Scratch memory, which does not depend on `first`.
             memory + at.best_of_group,
             memory + at.sum_of_group,
             memory + at.raw_of_group,

@@ -403,7 +403,7 @@ impl Parser {
         Ok(Filter { name, arguments })
     }
 
-    /// Parses a test after its `is`. It may have one argument without parentheses.
+    /// Parses a test after its `is`. The test may have one argument without parentheses.
     fn test(&mut self) -> Result<Filter> {
         let name = self.name()?;
         let has_argument = match self.peek() {
