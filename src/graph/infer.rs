@@ -87,10 +87,6 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             vector(of[1], &Size::constant(1), "scale of the result")?;
             Ok(of[0].clone())
         }
-        Op::AddBias => {
-            vector(of[1], &matrix(of[0])?.into(), "bias")?;
-            Ok(of[0].clone())
-        }
         Op::Add | Op::Multiply => {
             pointwise(of[0])?;
             if of[0] != of[1] {
@@ -103,13 +99,6 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
         }
         Op::Activate(_) | Op::Scale { .. } | Op::SoftCap(_) => {
             pointwise(of[0]).map(|()| of[0].clone())
-        }
-        Op::L2Normalize { .. } => matrix(of[0]).map(|_| of[0].clone()),
-        Op::LayerNorm { .. } => {
-            let width = matrix(of[0])?.into();
-            vector(of[1], &width, "weight")?;
-            vector(of[2], &width, "bias")?;
-            Ok(of[0].clone())
         }
         Op::RmsNorm { heads, from, .. } => {
             let x = matrix(of[0])?;
@@ -320,21 +309,6 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             vector(of[2 * n + 1], &width, "bias")?;
             Ok(Shape(vec![tokens(), width]))
         }
-        Op::BiasResidualLayerNorm { bias, .. } => {
-            let width = matrix(of[0])?.into();
-            let rest = if *bias {
-                vector(of[1], &width, "bias")?;
-                &of[2..]
-            } else {
-                &of[1..]
-            };
-            if rest[0] != of[0] {
-                return Err(format!("the residual must be {}, found {}", of[0], rest[0]));
-            }
-            vector(rest[1], &width, "weight")?;
-            vector(rest[2], &width, "bias")?;
-            Ok(of[0].clone())
-        }
         Op::Attention(attending) => {
             let &AttentionProblem {
                 heads,
@@ -373,7 +347,27 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             }
             Ok(Shape(vec![tokens(), constant(heads * head)]))
         }
+        _ => of_rows(op, of),
     }
+}
+
+/// Returns the shape of an operator without a rule of its own, which is that of `x`, a matrix. The other operands are vectors as long as its
+/// rows, or a residual with its shape.
+fn of_rows(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
+    let width = matrix(of[0])?.into();
+    for (slot, &shape) in op.slots().iter().zip(of) {
+        match &**slot {
+            "x" => {}
+            "residual" if shape != of[0] => {
+                return Err(format!("the residual must be {}, found {shape}", of[0]));
+            }
+            "residual" => {}
+            "gamma" => vector(shape, &width, "weight")?,
+            "bias" | "beta" => vector(shape, &width, "bias")?,
+            other => return Err(format!("the operand `{other}` has no rule of shapes")),
+        }
+    }
+    Ok(of[0].clone())
 }
 
 /// Returns the width of each of `heads` equal parts of a row.

@@ -13,42 +13,67 @@ use crate::{
     tensor::Format,
 };
 
-/// An operator. Descriptions use the operators of the first block; passes create the operators of the second block. Operands are listed in
-/// slot order.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Op {
+/// Lists all operators. A row has the variant, its names, and the names of its operands in slot order. An operator with several names or
+/// with none derives its name from its attributes. [`Op::has`] decides which optional operands are present.
+macro_rules! operators {
+    ($(
+        $(#[$doc:meta])*
+        $Op:ident $(($of:ty))? $({ $($(#[$note:meta])* $field:ident: $Type:ty),* $(,)? })? = $($name:literal)|* ($($slot:ident),*);
+    )*) => {
+        /// An operator. Descriptions use the operators of the first block; passes create the operators of the second block. Operands are listed in
+        /// slot order.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        pub enum Op {
+            $($(#[$doc])* $Op $(($of))? $({ $($(#[$note])* $field: $Type),* })?,)*
+        }
+
+        impl Op {
+            /// Names in the rows of all operators.
+            const NAMES: &[&str] = &[$($($name,)*)*];
+
+            /// Returns the names in the operator's row, and the names of its operands.
+            fn row(&self) -> (&'static [&'static str], &'static [&'static str]) {
+                match self {
+                    $(Self::$Op { .. } => (&[$($name),*], &[$(stringify!($slot)),*]),)*
+                }
+            }
+        }
+    };
+}
+
+operators! {
     /// An input of the batch: `[tokens]`.
-    Input(BatchInput),
+    Input(BatchInput) = "input"();
     /// A constant of the model.
-    Weight(WeightExpr),
+    Weight(WeightExpr) = "weight"();
     /// `ids, table` → `[tokens, width]`. `offset` is added to the ids.
-    Embedding { offset: u32 },
+    Embedding { offset: u32 } = "embedding"(ids, table);
     /// `x, weight, (bias), (residual)` → `act(x · weightᵀ + bias) + residual`. In descriptions, the epilogue is empty.
-    Linear { epilogue: Epilogue },
+    Linear { epilogue: Epilogue } = "linear" | "bias_linear" | "residual_linear" | "bias_residual_linear"(x, weight, bias, residual);
     /// `x, bias` → `x + bias`, with a bias per column.
-    AddBias,
+    AddBias = "add_bias"(x, bias);
     /// `a, b` of the same shape → `a + b`.
-    Add,
+    Add = "add"(a, b);
     /// `a, b` of the same shape → the elementwise product.
-    Multiply,
+    Multiply = "multiply"(a, b);
     /// `x` → the activation, elementwise.
-    Activate(Activation),
+    Activate(Activation) = (x);
     /// `x` → `by · x`.
-    Scale { by: f32 },
+    Scale { by: f32 } = "scale"(x);
     /// `x` → `cap · tanh(x / cap)`, elementwise.
-    SoftCap(SoftCap),
+    SoftCap(SoftCap) = "soft_cap"(x);
     /// `x, gamma, beta` → LayerNorm over the last dimension.
-    LayerNorm { eps: f32 },
+    LayerNorm { eps: f32 } = "layer_norm"(x, gamma, beta);
     /// `x, weight` → RMSNorm of each of `heads` adjacent parts of a row. Each part is as wide as the weight. The first part starts at
     /// column `from` of the row, and the result has only the columns of the parts.
-    RmsNorm { eps: f32, heads: u32, from: u32 },
+    RmsNorm { eps: f32, heads: u32, from: u32 } = "rms_norm"(x, gamma);
     /// `[tokens, width]` → rotary position embedding of adjacent heads of `head` columns each. The first head starts at column `from` of a
     /// row, and the result has only the columns of the heads.
     Rotary {
         rotation: Rotation,
         from: u32,
         head: u32,
-    },
+    } = "rotary"(x);
     /// `x` → the columns of `heads` adjacent heads of `head` columns each. The first head starts at column `from` of a row. The columns are
     /// kept for later tokens of the sequence.
     Cache {
@@ -60,13 +85,13 @@ pub enum Op {
         format: Option<Format>,
         /// Whether the rows are divided by the operand `scale` before they are rounded, and multiplied by it when they are read.
         scaled: bool,
-    },
+    } = "cache"(x, scale);
     /// Rows that another part of the model cached: `[source_slots, heads·head]`.
-    CrossCache { name: String, heads: u32, head: u32 },
+    CrossCache { name: String, heads: u32, head: u32 } = "remembered"();
     /// `[tokens, heads·head]` → `[heads, tokens, head]`.
-    SplitHeads { heads: u32 },
+    SplitHeads { heads: u32 } = "split_heads"(x);
     /// `[heads, tokens, head]` → `[tokens, heads·head]`.
-    MergeHeads,
+    MergeHeads = "merge_heads"(x);
     /// `q, k` → `[heads, pairs]`: `q · kᵀ` within each sequence. A key head serves `heads /
     /// kv_heads` query heads.
     Scores {
@@ -75,18 +100,18 @@ pub enum Op {
         head: u32,
         q: HeadView,
         k: HeadView,
-    },
+    } = "scores"(q, k);
     /// `x, table` → `[heads, pairs]`: `x · table[distance]`, with `x` from the query or the key of the pair (`of`). The distance is the
     /// key's position minus the query's, and the table is `[2·reach + 1, heads·head]`. Distances beyond `reach` use the last row on their
     /// side.
-    RelativeScores { heads: u32, head: u32, of: Side },
+    RelativeScores { heads: u32, head: u32, of: Side } = "relative_scores"(x, table);
     /// `scores, (bias)` → softmax of `scale · scores + bias` over the keys, or of `cap · tanh(scale · scores / cap) + bias` with a cap. A
     /// causal softmax is over keys up to the query; with a window, the softmax is over keys in the window.
     Softmax {
         scale: f32,
         causal: bool,
         by: PositionBias,
-    },
+    } = "softmax"(scores, bias);
     /// `probabilities, v` → the weighted sums of `v`, in the layout `out`.
     Context {
         heads: u32,
@@ -94,53 +119,53 @@ pub enum Op {
         head: u32,
         v: HeadView,
         out: HeadView,
-    },
+    } = "context"(probabilities, v);
     /// `x` → the rows of the tokens after each sequence's prompt, packed at the start. The remaining rows are unused. Only pooling reads
     /// the result.
-    AfterPrompt,
+    AfterPrompt = "after_prompt"(x);
     /// First token of each sequence: `[tokens, width]` → `[batch, width]`.
-    FirstToken,
+    FirstToken = "first_token"(x);
     /// Last token of each sequence: `[tokens, width]` → `[batch, width]`.
-    LastToken,
+    LastToken = "last_token"(x);
     /// Mean over each sequence: `[tokens, width]` → `[batch, width]`.
-    MeanPool,
+    MeanPool = "mean_pool"(x);
     /// Maximum of each column over each sequence: `[tokens, width]` → `[batch, width]`.
-    MaxPool,
+    MaxPool = "max_pool"(x);
     /// Weighted sum over each sequence: `[tokens, width]` → `[batch, width]`.
-    WeightedPool(PoolWeights),
+    WeightedPool(PoolWeights) = "weighted_mean_pool" | "root_length_pool"(x);
     /// Concatenation of the columns of `parts` values: `[rows, w1]`, `[rows, w2]`, … → `[rows, w1 +
     /// w2 + …]`.
-    Concat { parts: u32 },
+    Concat { parts: u32 } = "concat"();
     /// `x` → each row divided by `max(‖row‖₂, eps)`.
-    L2Normalize { eps: f32 },
+    L2Normalize { eps: f32 } = "l2_normalize"(x);
     /// Logits `[tokens, width]` → `[tokens, 1]`: log-probability of each token given the previous tokens; 0 for the first token.
-    LogProbability,
+    LogProbability = "log_probability"(logits);
     /// `mean, log_variance`, both `[batch, width]` → `mean + exp(log_variance / 2) · noise`. The noise of a row is computed from the
     /// sequence's seed.
-    Draw,
+    Draw = "draw"(mean, log_variance);
 
     /// `x` → columns `start .. start + width`.
-    SliceColumns { start: u32, width: u32 },
+    SliceColumns { start: u32, width: u32 } = "slice_columns"(x);
     /// `[rows, 2·width]` → `[rows, width]`: the activation of the first half of the columns times
     /// the second half.
-    Gate(Activation),
+    Gate(Activation) = (x);
     /// `ids…, tables…, gamma, beta` → LayerNorm of the sum of the embeddings, with one offset per
     /// table.
-    EmbeddingLayerNorm { eps: f32, offsets: Vec<u32> },
+    EmbeddingLayerNorm { eps: f32, offsets: Vec<u32> } = "embedding_layer_norm"();
     /// `x, (bias), residual, gamma, beta` → LayerNorm of `x + bias + residual`.
-    BiasResidualLayerNorm { eps: f32, bias: bool },
+    BiasResidualLayerNorm { eps: f32, bias: bool } = "bias_residual_layer_norm" | "residual_layer_norm"(x, bias, residual, gamma, beta);
     /// `q, k, v, (bias)` → `[tokens, heads·head]`.
-    Attention(AttentionProblem),
+    Attention(AttentionProblem) = "attention"(q, k, v, bias);
     /// `[tokens, width]` → `[batch, width]`: L2-normalised mean over each sequence.
-    MeanPoolNormalize { eps: f32 },
+    MeanPoolNormalize { eps: f32 } = "mean_pool_normalize"(x);
     /// `weight` → the matrix in this format, quantized when the model is loaded. Only linear layers read it. Some of their kernels also
     /// round the input to this format.
-    Quantize(Format),
+    Quantize(Format) = "quantize"(weight);
     /// `x, out_scale` → `x / out_scale` in E4M3. Only [`Op::ScaledLinear`] reads it.
-    ToE4m3,
+    ToE4m3 = "to_e4m3"(x, out_scale);
     /// `x, weight, scale, (bias), (residual)` → `act(scale ∘ (x · weightᵀ) + bias) + residual`, with x and the weight in E4M3 and a
     /// scale for each column.
-    ScaledLinear { epilogue: Epilogue },
+    ScaledLinear { epilogue: Epilogue } = "scaled_linear"(x, weight, scale, bias, residual);
 }
 
 impl Op {
@@ -152,66 +177,29 @@ impl Op {
         )
     }
 
+    /// Returns the names of the operators that launch kernels, except for names that contain the name of an activation.
+    pub fn countable() -> impl Iterator<Item = &'static str> {
+        let names = Op::NAMES.iter().copied();
+        names.filter(|name| !["input", "weight", "remembered", "quantize"].contains(name))
+    }
+
     /// Returns the operator's name in the textual form, in `expect:` lines and in reports.
     pub fn name(&self) -> Cow<'static, str> {
-        let name = match self {
-            Op::Input(_) => "input",
-            Op::Weight(_) => "weight",
-            Op::Embedding { .. } => "embedding",
-            Op::Linear { epilogue } => return linear_name(*epilogue).into(),
-            Op::ScaledLinear { epilogue } => {
-                return format!("scaled_{}", linear_name(*epilogue)).into();
-            }
-            Op::AddBias => "add_bias",
-            Op::Add => "add",
-            Op::Multiply => "multiply",
-            Op::RmsNorm { .. } => "rms_norm",
-            Op::Rotary { .. } => "rotary",
-            Op::Cache { .. } => "cache",
-            Op::CrossCache { .. } => "remembered",
-            Op::Activate(activation) => activation.name(),
-            Op::Scale { .. } => "scale",
-            Op::SoftCap(_) => "soft_cap",
-            Op::LayerNorm { .. } => "layer_norm",
-            Op::SplitHeads { .. } => "split_heads",
-            Op::MergeHeads => "merge_heads",
-            Op::Scores { .. } => "scores",
-            Op::RelativeScores { .. } => "relative_scores",
-            Op::Softmax { .. } => "softmax",
-            Op::Context { .. } => "context",
-            Op::AfterPrompt => "after_prompt",
-            Op::FirstToken => "first_token",
-            Op::LastToken => "last_token",
-            Op::MeanPool => "mean_pool",
-            Op::MaxPool => "max_pool",
-            Op::WeightedPool(weights) => weights.name(),
-            Op::Concat { .. } => "concat",
-            Op::L2Normalize { .. } => "l2_normalize",
-            Op::LogProbability => "log_probability",
-            Op::Draw => "draw",
-            Op::SliceColumns { .. } => "slice_columns",
-            Op::Gate(activation) => return format!("{}_gate", activation.name()).into(),
-            Op::EmbeddingLayerNorm { .. } => "embedding_layer_norm",
-            Op::BiasResidualLayerNorm { bias: true, .. } => "bias_residual_layer_norm",
-            Op::BiasResidualLayerNorm { bias: false, .. } => "residual_layer_norm",
-            Op::Attention(_) => "attention",
-            Op::MeanPoolNormalize { .. } => "mean_pool_normalize",
-            Op::Quantize(_) => "quantize",
-            Op::ToE4m3 => "to_e4m3",
-        };
-        name.into()
+        let names = self.row().0;
+        match self {
+            Op::Linear { epilogue } => linear_name(*epilogue).into(),
+            Op::ScaledLinear { epilogue } => format!("scaled_{}", linear_name(*epilogue)).into(),
+            Op::Gate(activation) => format!("{}_gate", activation.name()).into(),
+            Op::Activate(activation) => activation.name().into(),
+            Op::WeightedPool(weights) => weights.name().into(),
+            Op::BiasResidualLayerNorm { bias: false, .. } => names[1].into(),
+            _ => names.first().copied().unwrap_or_default().into(),
+        }
     }
 
     /// Returns the names of the operands, in slot order. A kernel's parameter of the same name reads the operand.
     pub fn slots(&self) -> Vec<Cow<'static, str>> {
-        let named = |names: &[&'static str]| names.iter().map(|&name| name.into()).collect();
-        let optional = |names: &[(&'static str, bool)]| {
-            let there = names.iter().filter(|(_, there)| *there);
-            there.map(|&(name, _)| name.into()).collect()
-        };
         match self {
-            Op::Input(_) | Op::Weight(_) | Op::CrossCache { .. } => Vec::new(),
-            Op::Embedding { .. } => named(&["ids", "table"]),
             Op::EmbeddingLayerNorm { offsets, .. } => {
                 let n = offsets.len();
                 let ids = (0..n).map(|i| format!("ids_{i}"));
@@ -219,62 +207,27 @@ impl Op {
                 let vectors = ["gamma", "beta"].map(Cow::from);
                 ids.chain(tables).map(Cow::from).chain(vectors).collect()
             }
-            Op::Linear { epilogue } => optional(&[
-                ("x", true),
-                ("weight", true),
-                ("bias", epilogue.bias),
-                ("residual", epilogue.residual),
-            ]),
-            Op::ScaledLinear { epilogue } => optional(&[
-                ("x", true),
-                ("weight", true),
-                ("scale", true),
-                ("bias", epilogue.bias),
-                ("residual", epilogue.residual),
-            ]),
-            Op::ToE4m3 => named(&["x", "out_scale"]),
-            Op::AddBias => named(&["x", "bias"]),
-            Op::Add | Op::Multiply => named(&["a", "b"]),
-            Op::Draw => named(&["mean", "log_variance"]),
-            Op::RmsNorm { .. } => named(&["x", "gamma"]),
-            Op::LayerNorm { .. } => named(&["x", "gamma", "beta"]),
-            Op::BiasResidualLayerNorm { bias, .. } => optional(&[
-                ("x", true),
-                ("bias", *bias),
-                ("residual", true),
-                ("gamma", true),
-                ("beta", true),
-            ]),
-            Op::Scores { .. } => named(&["q", "k"]),
-            Op::RelativeScores { .. } => named(&["x", "table"]),
-            Op::Softmax { by, .. } => optional(&[("scores", true), ("bias", by.bias.is_some())]),
-            Op::Context { .. } => named(&["probabilities", "v"]),
-            Op::Attention(of) => optional(&[
-                ("q", true),
-                ("k", true),
-                ("v", true),
-                ("bias", of.by.bias.is_some()),
-            ]),
             Op::Concat { parts } => (0..*parts).map(|i| format!("x_{i}").into()).collect(),
-            Op::LogProbability => named(&["logits"]),
-            Op::Quantize(_) => named(&["weight"]),
-            Op::Cache { scaled, .. } => optional(&[("x", true), ("scale", *scaled)]),
-            Op::Rotary { .. }
-            | Op::Activate(_)
-            | Op::Scale { .. }
-            | Op::SoftCap(_)
-            | Op::SplitHeads { .. }
-            | Op::MergeHeads
-            | Op::AfterPrompt
-            | Op::FirstToken
-            | Op::LastToken
-            | Op::MeanPool
-            | Op::MaxPool
-            | Op::WeightedPool(_)
-            | Op::L2Normalize { .. }
-            | Op::SliceColumns { .. }
-            | Op::Gate(_)
-            | Op::MeanPoolNormalize { .. } => named(&["x"]),
+            _ => {
+                let slots = self.row().1.iter().filter(|slot| self.has(slot));
+                slots.map(|&slot| slot.into()).collect()
+            }
+        }
+    }
+
+    /// Returns whether the operand `slot` is present.
+    fn has(&self, slot: &str) -> bool {
+        match (self, slot) {
+            (Op::Linear { epilogue } | Op::ScaledLinear { epilogue }, "bias") => epilogue.bias,
+            (Op::Linear { epilogue } | Op::ScaledLinear { epilogue }, "residual") => {
+                epilogue.residual
+            }
+            (Op::BiasResidualLayerNorm { bias, .. }, "bias") => *bias,
+            (Op::Softmax { by, .. } | Op::Attention(AttentionProblem { by, .. }), "bias") => {
+                by.bias.is_some()
+            }
+            (Op::Cache { scaled, .. }, "scale") => *scaled,
+            _ => true,
         }
     }
 

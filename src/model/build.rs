@@ -1,7 +1,7 @@
 //! Builds a [`Graph`] from a checked description and a config.json.
 
 mod modules;
-mod operator;
+pub mod operators;
 mod unroll;
 mod weights;
 
@@ -18,7 +18,8 @@ use super::{
     expr::Expr,
     modules::{Module, computed, states},
     need::needed,
-    syntax::{Ast, Count, INPUTS, PartOf},
+    spelling::INPUTS,
+    syntax::{Ast, Count, PartOf},
 };
 use unroll::reads_tokens;
 

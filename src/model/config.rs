@@ -13,7 +13,8 @@ use super::{
     activations::{activation, other_activations},
     error::{At, File, ModelError, Problem, nearest, quoted},
     expr::{Condition, Expr},
-    syntax::{Ast, Definition, Origin, Pattern, Requirement, Test},
+    spelling::Pattern,
+    syntax::{Ast, Definition, Origin, Requirement, Test},
 };
 use crate::ops::Activation;
 

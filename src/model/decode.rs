@@ -1,19 +1,17 @@
 //! Decodes RON to an [`Ast`].
 
-mod operator;
-
 use super::{
     activations::{activation, other_activations},
-    error::{At, ModelError, Problem, suggest},
+    build::operators::{self, operator},
+    error::{At, Problem, suggest},
     expect,
-    expr::{Condition, Expr},
     reader::{Args, Call, Piece, Reader, is_string},
     syntax::{
-        Adapters, Ast, Count, Decoded, Definition, Origin, PartOf, Repeat, Requirement, Statement,
-        Test, When,
+        Adapters, Ast, Count, Definition, Origin, PartOf, Repeat, Requirement, Statement, Test,
+        When,
     },
+    terms::{Decoded, condition, each, expression, is_number, one_or_more, spelling, word},
 };
-use operator::{OPERATORS, operator, spelling};
 
 /// Decodes `Model(…)`.
 pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
@@ -183,32 +181,6 @@ fn outputs<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Vec<(At<String>, At<S
         .collect()
 }
 
-fn each<'a, T>(
-    r: Reader<'a>,
-    what: &str,
-    piece: Piece<'a>,
-    decode: impl Fn(Piece<'a>) -> Decoded<T>,
-) -> Decoded<Vec<T>> {
-    r.list(what, piece)?.into_iter().map(decode).collect()
-}
-
-/// Decodes a non-empty list, or a single item.
-fn one_or_more<'a, T>(
-    r: Reader<'a>,
-    what: &str,
-    piece: Piece<'a>,
-    decode: impl Fn(Piece<'a>) -> Decoded<T>,
-) -> Decoded<Vec<T>> {
-    if !piece.text.starts_with('[') {
-        return Ok(vec![decode(piece)?]);
-    }
-    let values = each(r, what, piece, decode)?;
-    match values.is_empty() {
-        true => Err(r.form(what, "at least one", piece)),
-        false => Ok(values),
-    }
-}
-
 /// Decodes a config.json value as written in `is:`.
 fn constant<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<serde_json::Value> {
     Ok(match piece.text {
@@ -287,7 +259,11 @@ fn definitions<'a>(
             vec![origin(r, value, kind)?]
         };
         if origins.is_empty() {
-            let problem = super::syntax::form(what, "at least one origin", "[]");
+            let problem = Problem::Form {
+                what: what.to_owned(),
+                expected: "at least one origin".to_owned(),
+                found: "`[]`".to_owned(),
+            };
             let help = "write `Key(\"key of config.json\")` or a value";
             return Err(r.file.error(problem, &span, "has no origin").help(help));
         }
@@ -344,61 +320,6 @@ fn known_activation(r: Reader<'_>, name: &str, piece: Piece<'_>) -> Decoded<()> 
         .help(other_activations(name)))
 }
 
-fn is_number(piece: Piece<'_>) -> bool {
-    let digits = piece.text.strip_prefix('-').unwrap_or(piece.text);
-    digits.starts_with(|c: char| c.is_ascii_digit())
-}
-
-/// Decodes an expression in a string, `"hidden / heads"`, or a bare number.
-fn expression<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Expr>> {
-    let (text, start) = match is_number(piece) {
-        true => (piece.text, piece.span().start),
-        false => plain(r, "a size or a number", "an expression", piece)?,
-    };
-    let expr = Expr::parse(text, start).map_err(|message| {
-        let help = "expressions have names, numbers, `+ - * /`, `sqrt(…)` and parentheses";
-        no_expression(r, "not an expression", text, message, piece).help(help)
-    })?;
-    Ok(At::new(expr, piece.span()))
-}
-
-/// Decodes a condition, `"embedding != hidden"`.
-fn condition<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<At<Condition>> {
-    let (text, start) = plain(r, "a condition", "a condition", piece)?;
-    let condition = Condition::parse(text, start).map_err(|message| {
-        let help = "a condition compares two sizes: `embedding != hidden`, by `== != < <= > >=`";
-        no_expression(r, "not a condition", text, message, piece).help(help)
-    })?;
-    Ok(At::new(condition, piece.span()))
-}
-
-/// Returns the text of a string without escapes, and its position in the file.
-fn plain<'a>(
-    r: Reader<'a>,
-    what: &str,
-    whole: &str,
-    piece: Piece<'a>,
-) -> Decoded<(&'a str, usize)> {
-    let value = r.string(what, piece)?.value;
-    let quoted = piece.text.strip_prefix('"');
-    match quoted.and_then(|t| t.strip_suffix('"')) {
-        Some(plain) if plain == value => Ok((plain, piece.span().start + 1)),
-        _ => Err(r.form(whole, "a string without escapes", piece)),
-    }
-}
-
-fn no_expression(
-    r: Reader<'_>,
-    label: &str,
-    text: &str,
-    message: String,
-    piece: Piece<'_>,
-) -> ModelError {
-    let text = text.to_owned();
-    let problem = Problem::Expression { text, message };
-    r.file.error(problem, &piece.span(), label)
-}
-
 fn counts<'a>(r: Reader<'a>, args: &Args<'a>, field: &'static str) -> Decoded<Vec<Count>> {
     let Some(piece) = args.optional(field) else {
         return Ok(Vec::new());
@@ -428,7 +349,7 @@ fn counts<'a>(r: Reader<'a>, args: &Args<'a>, field: &'static str) -> Decoded<Ve
 fn statement<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Statement> {
     let expected = "`Let(\"name\", operator(…))` or `Repeat(…)`";
     let call = r.call("a statement", expected, piece)?;
-    if OPERATORS.contains(&call.name.value.as_str()) {
+    if operators::named(&call.name.value).is_some() {
         let problem = Problem::Unknown {
             what: "statement".to_owned(),
             name: call.name.value.clone(),
@@ -449,7 +370,7 @@ fn statement<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Statement> {
     let [name, op] = call.positional(r, "Let(\"name\", operator(…))")?;
     Ok(Statement::Let {
         name: r.name("a value's name", name)?,
-        op: At::new(operator(r, op)?, op.span()),
+        op: operator(r, op)?,
     })
 }
 
@@ -527,19 +448,4 @@ fn when<'a>(r: Reader<'a>, call: Call<'a>) -> Decoded<When> {
         expect: counts(r, &args, "expect")?,
         expect_otherwise: counts(r, &args, "expect_otherwise")?,
     })
-}
-
-/// Checks that `found` is one of `known`.
-fn word(r: Reader<'_>, what: &str, found: &At<String>, known: &[&'static str]) -> Decoded<()> {
-    if known.contains(&found.value.as_str()) {
-        return Ok(());
-    }
-    let problem = Problem::Unknown {
-        what: what.to_owned(),
-        name: found.value.clone(),
-    };
-    Err(r
-        .file
-        .error(problem, &found.span, format!("unknown {what}"))
-        .help(suggest(&found.value, known.iter().copied())))
 }

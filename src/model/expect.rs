@@ -11,65 +11,18 @@ use crate::{
     ops::{Activation, Epilogue},
 };
 
-/// Names that `expect:` can count: all launches, all GEMMs with any epilogue, or one operator by [`Op::name`]. Operators with an
-/// activation are added by [`counted`].
-const COUNTED: [&str; 38] = [
-    "launches",
-    "gemms",
-    "embedding",
-    "linear",
-    "bias_linear",
-    "residual_linear",
-    "bias_residual_linear",
-    "add_bias",
-    "add",
-    "multiply",
-    "scale",
-    "soft_cap",
-    "layer_norm",
-    "rms_norm",
-    "rotary",
-    "split_heads",
-    "cache",
-    "merge_heads",
-    "scores",
-    "relative_scores",
-    "softmax",
-    "context",
-    "first_token",
-    "mean_pool",
-    "max_pool",
-    "weighted_mean_pool",
-    "root_length_pool",
-    "last_token",
-    "concat",
-    "l2_normalize",
-    "log_probability",
-    "draw",
-    "slice_columns",
-    "embedding_layer_norm",
-    "bias_residual_layer_norm",
-    "residual_layer_norm",
-    "attention",
-    "mean_pool_normalize",
-];
-
-/// All names that `expect:` can count.
+/// Names that `expect:` can count: all launches, all GEMMs with any epilogue, or one operator by [`Op::name`].
 pub(super) fn counted() -> Vec<String> {
     let with_activation = Activation::ALL.into_iter().flat_map(|activation| {
-        let linear = |bias| Epilogue::new(bias, Some(activation));
-        let plain = [linear(false), linear(true)];
-        let residual = plain.map(Epilogue::with_residual);
-        let linear = |epilogue| Op::Linear { epilogue };
+        let epilogues = [false, true].map(|bias| Epilogue::new(bias, Some(activation)));
+        let epilogues = epilogues.into_iter().flat_map(|e| [e, e.with_residual()]);
         [Op::Activate(activation), Op::Gate(activation)]
             .into_iter()
-            .chain(plain.map(linear))
-            .chain(residual.map(linear))
+            .chain(epilogues.map(|epilogue| Op::Linear { epilogue }))
     });
-    let names = COUNTED.into_iter().map(str::to_owned);
-    names
-        .chain(with_activation.map(|op| op.name().into_owned()))
-        .collect()
+    let with_activation = with_activation.map(|op| op.name().into_owned());
+    let others = ["launches", "gemms"].into_iter().chain(Op::countable());
+    others.map(str::to_owned).chain(with_activation).collect()
 }
 
 /// An expected count in the fused graph.

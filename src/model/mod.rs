@@ -58,89 +58,22 @@
 //!   if the first body is taken, `expect_otherwise` if the second is. Both count the nodes of the enclosing iteration, or of the whole
 //!   graph if there is none.
 //!
-//! `expect` counts `launches` (all), `gemms` (with any epilogue), or an operator after the passes: the operators of the table below by
+//! `expect` counts `launches` (all), `gemms` (with any epilogue), or an operator after the passes: the operators of the tables below by
 //! name (activations by their kind: `gelu`, `gelu_tanh`, `relu`, `tanh`, `silu`, `quick_gelu`, `log1p_relu`), `bias_linear`, `linear_gelu`,
 //! `bias_gelu_linear` and so on with the other activations, `scores` and `context` (the two forms of `matmul`), `slice_columns`,
 //! `embedding_layer_norm`, `residual_layer_norm`, `bias_residual_layer_norm`, `attention`, `mean_pool_normalize`.
 //!
 //! # Operators
 //!
-//! | operator | fields (defaults) | result |
-//! |---|---|---|
-//! | `embedding` | `ids` (`token_ids`, `previous_ids`, `type_ids`, `positions`), `first` (none), `table` or `sinusoid` (`over_width`, `over_half`), `rows`, `width`, `offset` (0), `skips` (none) | rows of the table. `skips` is the padding token of models that count only the positions of other tokens. Batches have no padding, so a sequence that contains it is rejected. `previous_ids` are the ids of the tokens before each token, and `first` is the id before a sequence's first token. A `sinusoid` table is computed: sines in the first half of the columns and cosines in the second, with frequencies `10000^(−2j / width)` or `10000^(−j / (width / 2 − 1))` |
-//! | `linear` | `x`, `out`, `weight`, `bias` (none), `stored` (`out_in`, `in_out`), `of` and `from` (none), `groups` (1), `interleaved` (none) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the stored matrix and bias have `of` rows in `groups` equal parts, and each part is read from its row `from` on. The first `interleaved` rows that are read of each part are pairs of neighbours, which are reordered: the first rows of all pairs precede the second rows (below) |
-//! | `add_bias` | `x`, `bias` | adds a vector to every row |
-//! | `add`, `multiply` | `a`, `b` | sum or product of two values of the same shape, element by element |
-//! | `scale` | `x`, `by` | `by · x` |
-//! | `soft_cap` | `x`, `cap` | `cap · tanh(x / cap)`: rows, or scores before their softmax |
-//! | `gelu` | `x`, `form` (`exact`, `tanh`) | pointwise: `x / 2 · (1 + erf(x / √2))`, or `x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 x³)))` |
-//! | `relu`, `tanh`, `silu`, `quick_gelu`, `log1p_relu` | `x` | pointwise: `max(x, 0)`, `tanh x`, `x / (1 + e^(−x))`, `x / (1 + e^(−1.702 x))` (CLIP), `ln(1 + max(x, 0))` (SPLADE) |
-//! | `activation` | `x`, `kind` (a name of `activations`) | pointwise |
-//! | `layer_norm` | `x`, `weight`, `bias` (none), `eps` | over the width: `(x − mean) / √(variance + eps) · weight + bias` |
-//! | `rms_norm` | `x`, `weight`, `eps`, `heads` (1), `plus_one` (`false`) | over the width, or over each of `heads` equal parts of it: `x / √(mean of x² + eps) · weight`, or `· (1 + weight)` (Gemma), where `1 + weight` is computed once when weights are loaded |
-//! | `rotary` | `x`, `heads`, `width`, `part` (1), `theta`, `scaling` (none), `longest` (none) | rotates each head's first `width` columns, or the share `part` of these columns, rounded down (below). `scaling` is a key of config.json or a list of keys, of which the first one present specifies the frequency scaling: `default`, `linear`, `llama3`, `yarn`, `ntk` (GTE: the base times the factor), `longrope` (`su`) or `dynamic`. With `longrope` and `dynamic`, sequences of up to the trained number of positions are computed, and longer ones are rejected. Sequences of more than `longest` positions are rejected too |
-//! | `columns` | `x`, `from`, `width` | a range of columns of every row |
-//! | `same` | `x` | the value itself under another name |
-//! | `cache` | `x`, `heads`, `name` | the rows of a sequence so far: those of this batch, preceded by those in the KV cache. Keys and values of causal attention are cached. If `x` has one row per sequence, the cache holds one position, which only another part reads |
-//! | `cache` without `x` | `heads`, `width`, `name` | the rows that an earlier part appended to the cache of this name, which are the rows of a sequence's source. Attention to them is not causal |
-//! | `split_heads` | `x`, `heads` | `[tokens, heads·head]` → `[heads, tokens, head]` |
-//! | `merge_heads` | `x` | the inverse of `split_heads` |
-//! | `matmul` | `a`, `b`, `transpose_b` (`false`) | scores `a · bᵀ`, or sums of `b` weighted by `a`, separately for each sequence. The number of heads of `a` is a multiple of that of `b`; each head of `b` serves a group of adjacent heads |
-//! | `position_table` | `table`, `width`, `span`, `reach` (none) | rows of a table `[2·span, width]` of the checkpoint by distance: `[2·R + 1, width]` for distances −R to R, where R is the first distance after which rows repeat. Looked up once when weights are loaded. Norms and `linear` may follow, then `relative_scores` |
-//! | `relative_scores` | `x`, `table`, `heads`, `of` (`query`, `key`) | `[heads, pairs]`: `x[i] · table[j − i]` of each head for query `i` and key `j` of a sequence, or `x[j] · table[j − i]` with `key` (disentangled attention). Distances outside the table use its first or last row |
-//! | `softmax` | `x`, `causal` (`false`), `window` (none), `bias` (none) | of scores, over the keys `j` of query `i`: `e^(s[i, j]) / Σ e^(s[i, k])`. Causal: over keys `j ≤ i`. With a window: over keys with `abs(j − i) ≤ window`. Both restrictions can be combined |
-//! | `first_token`, `mean_pool`, `max_pool` | `x` | one row per sequence |
-//! | `weighted_mean_pool`, `root_length_pool` | `x` | one row per sequence of `n` tokens: `Σ (i + 1) · x[i] / Σ (i + 1)`, and `Σ x[i] / √n` |
-//! | `last_token` | `x`, `end` (none), `highest_end` (none), `is` (none) | the last row of each sequence. `is` is the id that the last token must have: other sequences are rejected. `end` is the id of the token that ends a sequence. Tokens after its first occurrence are padding and are removed before a run. If `end` equals `highest_end`, the highest id of a sequence ends it |
-//! | `concat` | `of` (2 to 16 values) | values with the same number of rows, concatenated along the width |
-//! | `l2_normalize` | `x`, `eps` | rows scaled to length 1 |
-//! | `draw` | `mean`, `log_variance` | a latent variable, one row per sequence: `mean + exp(log_variance / 2) · noise`, where the noise is standard normal and depends on the sequence's seed |
-//! | `log_probability` | `x` | from logits of every token: the log-probability of each token given the tokens before it, and 0 for the first token of a sequence. It must be an output, and no operator may read it |
-//!
-//! A `bias` of `softmax` is added to its scores. It depends on the distance `d`, the position of the key minus that of the query:
-//!
-//! - `alibi`: `−slope · |d|` with a computed slope for each head (ALiBi): `2^(−8 (h + 1) / n)` for head `h` of `n`, if `n` is a power of
-//!   two. Otherwise the slopes of the next smaller power are followed by every other slope of the next larger power.
-//! - `relative_bias(table: "…", buckets: …, reach: …, bidirectional: …)`: `table[bucket(d)][head]` of a weight `[buckets, heads]` (T5). If
-//!   bidirectional, half of the buckets, from bucket `buckets / 2` on, are for keys after the query; otherwise all such keys share
-//!   bucket 0. Let `b` be the number of buckets of one side. The first `b / 2` buckets have one distance each, and a larger `|d|` has bucket
-//!   `b / 2 + ⌊log(2 |d| / b) / log(2 reach / b) · (b − b / 2)⌋`, at most `b − 1`.
-//!
-//! A `position_table` uses row `span + r` for distance `d`, with `r = −d` clamped to `−span ..= span − 1`. With a `reach`, this holds up to
-//! half of the span, `m = ⌊span / 2⌋`; a larger `|d|` has `r = ±(m + ⌈(m − 1) · log(|d| / m) / log((reach − 1) / m)⌉)` (DeBERTa).
-//!
-//! `rotary` rotates the first `w` columns of each head in pairs, `x[j]` with `x[j + w / 2]`, by an angle proportional to the token's
-//! position `p` in its sequence, counted from 0. With frequencies `f[j] = theta^(−2j / w)` for `j < w / 2`, and `c = 1`:
-//!
-//! ```text
-//! y[j]         = c · (x[j] · cos(p · f[j]) − x[j + w / 2] · sin(p · f[j]))
-//! y[j + w / 2] = c · (x[j + w / 2] · cos(p · f[j]) + x[j] · sin(p · f[j]))
-//! ```
-//!
-//! Some checkpoints rotate neighbours instead, `x[2j]` with `x[2j + 1]` (GPT-J, Cohere). The scores of attention do not depend on the order
-//! of the columns of a head, if queries and keys have the same order. The projections of queries and keys are therefore read with
-//! `interleaved: w`, which reorders the columns for the rotation above.
-//!
-//! A `scaling` replaces `f` and `c`. With `s` as its `factor` and `L` as its `original_max_position_embeddings`:
-//!
-//! - `default`: no change.
-//! - `linear`: `f[j] / s`.
-//! - `dynamic`: no change, for sequences of at most `L` tokens, or `max_position_embeddings` if `L` is not given.
-//! - `longrope`: `f[j] / short_factor[j]`, for sequences of at most `L` tokens. `c` is `attention_factor`, or `√(1 + ln s / ln L)` if `s > 1`.
-//!   `s` is `factor`, or `max_position_embeddings` divided by `L`.
-//! - `ntk`: `(s · theta)^(−2j / w) / s^(2 / w)`; with `mixed_b = b`, `f[j] / exp(a · (j + 1)^b)` where `a = ln(s) / (w / 2)^b`.
-//! - `llama3`: `(1 − r) · f[j] / s + r · f[j]`, where `r = (L · f[j] / 2π − low_freq_factor) / (high_freq_factor − low_freq_factor)`,
-//!   clamped to 0 … 1.
-//! - `yarn` (Peng et al. 2023, arXiv:2309.00071): `r · f[j] / s + (1 − r) · f[j]`, where `r = (j − low) / (high − low)`, clamped to 0 … 1. The
-//!   pair that completes `n` rotations within `L` positions is `w · ln(L / 2πn) / (2 ln theta)`. `low` is that pair for `beta_fast` (32),
-//!   rounded down and at least 0. `high` is that pair for `beta_slow` (1), rounded up and at most `w − 1`. Neither is rounded if
-//!   `truncate` is `false`. `c` is `attention_factor` if given. Otherwise, if `s > 1`, it is
-//!   `(0.1 · mscale · ln(s) + 1) / (0.1 · mscale_all_dim · ln(s) + 1)` if both keys are given, and `0.1 · ln(s) + 1` if not.
-//!
-//! `max_position_embeddings` of config.json also limits the length of sequences in models without a position table, if they use `rotary` or
-//! a position bias. A `position_table` has no limit, because larger distances use its last rows. The limit is the value of the key; for
-//! `linear` it is `s` times that value, for `yarn` `s · L`, rounded down, and for `longrope` and `dynamic` it is `L`. The lowest of several limits applies,
-//! including `longest` and position tables. Without the key there is no limit.
+//! | group | operators |
+//! |---|---|
+//! | [`inputs`](operators::inputs) | `embedding` |
+//! | [`linear`](operators::linear) | `linear`, `add_bias` |
+//! | [`norms`](operators::norms) | `layer_norm`, `rms_norm`, `l2_normalize` |
+//! | [`pointwise`](operators::pointwise) | sums, products, scaling, soft caps, activations, columns, concatenation |
+//! | [`attention`](operators::attention) | rotations, caches, heads, `matmul`, scores by distance |
+//! | [`softmax`](operators::softmax) | `softmax` and its position biases |
+//! | [`pooling`](operators::pooling) | pools, latent variables, log-probabilities |
 //!
 //! Weights (`table`, `weight`, `bias`) have their published names, with an index or an expression in braces, `layers.{i}.w` or
 //! `h.{3 * i + 1}.w`. A list gives alternative names of the tensor. All prefixes and endings are tried, and the first name that exists is
@@ -192,11 +125,14 @@ mod reader;
 mod rotary;
 mod scope;
 mod shipped;
+mod spelling;
 mod syntax;
+mod terms;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use adapters::ADAPTER;
+pub use build::operators;
 pub use error::{ModelError, Problem};
 pub use expect::Expectation;
 pub use modules::{

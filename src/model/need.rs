@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::syntax::{Operator, Statement, given};
+use super::syntax::{Statement, given};
 
 /// Returns, in order, the statements that compute the `wanted` values, and those that append to caches if `caches`. A `Repeat` or a `When`
 /// is included as a whole.
@@ -47,9 +47,7 @@ fn appends(statement: &Statement) -> bool {
     while let Some(body) = open.pop() {
         for statement in body {
             match statement {
-                Statement::Let { op, .. } if matches!(op.value, Operator::Cache { .. }) => {
-                    return true;
-                }
+                Statement::Let { op, .. } if op.all_names().appends => return true,
                 Statement::Let { .. } => {}
                 Statement::Repeat(repeat) => open.push(&repeat.body),
                 Statement::When(when) => open.extend([&when.body[..], &when.otherwise[..]]),
@@ -66,7 +64,8 @@ fn reads<'a>(body: &'a [Statement], into: &mut HashSet<&'a str>) {
         for statement in body {
             match statement {
                 Statement::Let { op, .. } => {
-                    into.extend(op.value.values().iter().map(|v| v.value.as_str()));
+                    let values = op.all_names().values;
+                    into.extend(values.iter().map(|v| v.value.as_str()));
                 }
                 Statement::Repeat(repeat) => open.push(&repeat.body),
                 Statement::When(when) => open.extend([&when.body[..], &when.otherwise[..]]),

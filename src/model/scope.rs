@@ -9,11 +9,11 @@ use std::{
 };
 
 use super::{
+    build::operators::Operation,
     error::{At, File, ModelError, Problem, quoted, suggest},
     expr::Expr,
-    syntax::{
-        Ast, Definition, INPUTS, Operator, Origin, PartOf, Repeat, Statement, Test, When, given,
-    },
+    spelling::INPUTS,
+    syntax::{Ast, Definition, Origin, PartOf, Repeat, Statement, Test, When, given},
 };
 
 pub(super) fn check(file: &File, ast: &Ast) -> Result<(), ModelError> {
@@ -154,7 +154,7 @@ impl<'a> Names<'a> {
         for (i, statement) in body.iter().enumerate() {
             match statement {
                 Statement::Let { name, op } => {
-                    self.operator(name, &op.value, &body[i + 1..])?;
+                    self.operator(name, op, &body[i + 1..])?;
                     self.give(name, &mut given)?;
                 }
                 Statement::Repeat(repeat) => self.repeat(repeat, &body[..i])?,
@@ -284,10 +284,11 @@ impl<'a> Names<'a> {
     fn operator(
         &self,
         name: &At<String>,
-        op: &Operator,
+        op: &Operation,
         later: &[Statement],
     ) -> Result<(), ModelError> {
-        for value in op.values() {
+        let names = op.all_names();
+        for value in names.values {
             if !self
                 .scopes
                 .iter()
@@ -296,15 +297,14 @@ impl<'a> Names<'a> {
                 return Err(self.undefined(name, value, later));
             }
         }
-        for size in op.sizes() {
+        for size in names.sizes {
             self.numbers(size.value.names(), false)?;
         }
-        for real in op.reals() {
+        for real in names.reals {
             self.numbers(real.value.names(), true)?;
         }
-        if let Operator::NamedActivation { kind, .. } = op
-            && !self.activations.contains(&kind.value.as_str())
-        {
+        let is_unknown = |kind: &&At<String>| !self.activations.contains(&kind.value.as_str());
+        if let Some(kind) = names.activations.into_iter().find(is_unknown) {
             let (what, name) = ("activation", kind.value.clone());
             let help = suggest(&name, self.activations.iter().copied());
             let help = format!("{help} (`activations:` at the top of the file names them)");
@@ -314,7 +314,7 @@ impl<'a> Names<'a> {
                 .error(problem, &kind.span, "not defined")
                 .help(help));
         }
-        for weight in op.weights() {
+        for weight in names.weights {
             for index in weight.value.0.iter().flat_map(|spelling| spelling.names()) {
                 let text = index.value.as_str();
                 if !self.indices.contains(&text) && !self.dims.contains(&text) {
@@ -446,27 +446,27 @@ impl<'a> Names<'a> {
 }
 
 /// Returns the definition of a value in this body.
-fn find<'b>(body: &'b [Statement], wanted: &str) -> Option<(&'b At<String>, &'b Operator)> {
+fn find<'b>(body: &'b [Statement], wanted: &str) -> Option<(&'b At<String>, &'b Operation)> {
     body.iter().find_map(|statement| match statement {
-        Statement::Let { name, op } if name.value == wanted => Some((name, &op.value)),
+        Statement::Let { name, op } if name.value == wanted => Some((name, op)),
         _ => None,
     })
 }
 
 /// Returns whether the value `from`, defined in this body, depends on `target`.
 fn reaches(body: &[Statement], from: &str, target: &str) -> bool {
-    let defined: HashMap<&str, &Operator> = body
+    let defined: HashMap<&str, &Operation> = body
         .iter()
         .filter_map(|statement| match statement {
-            Statement::Let { name, op } => Some((name.value.as_str(), &op.value)),
+            Statement::Let { name, op } => Some((name.value.as_str(), op)),
             Statement::Repeat(_) | Statement::When(_) => None,
         })
         .collect();
     let mut seen = HashSet::from([from]);
     let mut open = vec![from];
     while let Some(name) = open.pop() {
-        let read = defined.get(name).map(|op| op.values()).unwrap_or_default();
-        for value in read {
+        let read = defined.get(name).map(|op| op.all_names().values);
+        for value in read.unwrap_or_default() {
             if value.value == target {
                 return true;
             }

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use super::Builder;
+use super::{Builder, operators::Target};
 use crate::{
     model::{
         error::{ModelError, Problem},
-        syntax::{Operator, Repeat, Statement, When},
+        syntax::{Repeat, Statement, When},
     },
     ops::BatchInput,
 };
@@ -52,7 +52,11 @@ impl<'a> Builder<'a> {
         for statement in body {
             match statement {
                 Statement::Let { name, op } => {
-                    let id = self.operator(name, op)?;
+                    let at = Target {
+                        name: &format!("{}{}", self.prefix, name.value),
+                        span: &name.span,
+                    };
+                    let id = op.build(self, &at)?;
                     self.bind(&name.value, id);
                 }
                 Statement::Repeat(repeat) => self.repeat(repeat)?,
@@ -112,12 +116,10 @@ pub(super) fn reads_tokens(body: &[Statement]) -> bool {
         for statement in body {
             match statement {
                 Statement::Let { op, .. } => {
-                    if let Operator::Embedding { ids, .. } = &op.value
-                        && matches!(
-                            ids.value,
-                            BatchInput::TokenIds | BatchInput::PreviousIds { .. }
-                        )
-                    {
+                    let are_tokens = |ids: &BatchInput| {
+                        matches!(ids, BatchInput::TokenIds | BatchInput::PreviousIds { .. })
+                    };
+                    if op.all_names().inputs.iter().any(are_tokens) {
                         return true;
                     }
                 }

@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 
-use super::Builder;
+use super::{Builder, operators::linear::RowsOf};
 use crate::{
     graph::{NodeId, Op, WeightExpr},
     model::{
         ModelError, Problem,
         error::At,
-        syntax::{Pattern, RowsOf, Spelling},
+        spelling::{Pattern, Spelling},
     },
     tensor::Shape,
 };

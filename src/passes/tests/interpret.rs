@@ -1,10 +1,14 @@
 //! A reference interpreter of graphs in f64. Passes must not change its results.
 
 mod heads;
+pub mod rows;
 
 use std::collections::{BTreeMap, HashMap};
 
-use self::heads::{Heads, transpose};
+use self::{
+    heads::{Heads, transpose},
+    rows::{add, add_bias, l2_normalize, layer_norm, rows},
+};
 use crate::{
     graph::{
         Bound, CacheRows, Graph, NodeId, Op, WeightExpr, interleaved_row, resized_heads_at, slope,
@@ -235,18 +239,6 @@ fn scale(bound: &Bound) -> f64 {
     bound.of(&single(&bound.gamma), &single(&bound.beta), &weight, &bias) / 448.0
 }
 
-fn rows(x: &[f64], width: usize, f: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
-    x.chunks(width).flat_map(f).collect()
-}
-
-fn add(a: &[f64], b: &[f64]) -> Vec<f64> {
-    a.iter().zip(b).map(|(a, b)| a + b).collect()
-}
-
-fn add_bias(x: &[f64], bias: &[f64]) -> Vec<f64> {
-    rows(x, bias.len(), |row| add(row, bias))
-}
-
 fn embedding(ids: &[f64], table: &[f64], width: usize, offset: u32) -> Vec<f64> {
     ids.iter()
         .flat_map(|&id| {
@@ -254,25 +246,6 @@ fn embedding(ids: &[f64], table: &[f64], width: usize, offset: u32) -> Vec<f64> 
             table[row * width..][..width].to_vec()
         })
         .collect()
-}
-
-fn layer_norm(x: &[f64], gamma: &[f64], beta: &[f64], eps: f32) -> Vec<f64> {
-    let n = gamma.len();
-    rows(x, n, |row| {
-        let mean = row.iter().sum::<f64>() / n as f64;
-        let variance = row.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n as f64;
-        let norm = (variance + f64::from(eps)).sqrt();
-        (0..n)
-            .map(|i| (row[i] - mean) / norm * gamma[i] + beta[i])
-            .collect()
-    })
-}
-
-fn l2_normalize(x: &[f64], width: usize, eps: f32) -> Vec<f64> {
-    rows(x, width, |row| {
-        let norm = row.iter().map(|v| v * v).sum::<f64>().sqrt();
-        row.iter().map(|v| v / norm.max(f64::from(eps))).collect()
-    })
 }
 
 fn mean_pool(x: &[f64], width: usize, batch: &Batch) -> Vec<f64> {
@@ -345,23 +318,6 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             });
             finish(y, *epilogue, &reads[3..])
         }
-        Op::AddBias => add_bias(reads[0], reads[1]),
-        Op::Add => add(reads[0], reads[1]),
-        Op::Multiply => reads[0].iter().zip(reads[1]).map(|(a, b)| a * b).collect(),
-        Op::RmsNorm { eps, heads, from } => {
-            let columns = *heads as usize * reads[1].len();
-            let x = rows(reads[0], widths[0], |row| {
-                row[*from as usize..][..columns].to_vec()
-            });
-            rows(&x, reads[1].len(), |row| {
-                let mean = row.iter().map(|v| v * v).sum::<f64>() / row.len() as f64;
-                let norm = (mean + f64::from(*eps)).sqrt();
-                row.iter()
-                    .zip(reads[1])
-                    .map(|(v, w)| v / norm * w)
-                    .collect()
-            })
-        }
         Op::Rotary {
             rotation,
             from,
@@ -386,21 +342,6 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             }
             out
         }
-        Op::Activate(activation) => reads[0]
-            .iter()
-            .map(|&v| activate_f64(*activation, v))
-            .collect(),
-        Op::Gate(activation) => rows(reads[0], widths[0], |row| {
-            let (gate, up) = row.split_at(row.len() / 2);
-            let gate = gate.iter().map(|&v| activate_f64(*activation, v));
-            gate.zip(up).map(|(g, u)| g * u).collect()
-        }),
-        Op::Scale { by } => reads[0].iter().map(|v| f64::from(*by) * v).collect(),
-        Op::SoftCap(cap) => {
-            let cap = f64::from(cap.get());
-            reads[0].iter().map(|v| cap * (v / cap).tanh()).collect()
-        }
-        Op::LayerNorm { eps } => layer_norm(reads[0], reads[1], reads[2], *eps),
         Op::Cache {
             from,
             heads,
@@ -513,15 +454,6 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
                 (0..widths[0]).map(sum).collect::<Vec<_>>()
             })
             .collect(),
-        Op::Concat { .. } => {
-            let n_rows = reads[0].len() / widths[0];
-            let row = |r: usize| {
-                let parts = reads.iter().zip(widths);
-                parts.flat_map(move |(part, &width)| &part[r * width..][..width])
-            };
-            (0..n_rows).flat_map(row).copied().collect()
-        }
-        Op::L2Normalize { eps } => l2_normalize(reads[0], widths[0], *eps),
         Op::Draw => {
             let noise = |i: usize| crate::ops::noise(0, (i % widths[0]) as u32);
             let all = reads[0].iter().zip(reads[1]).enumerate();
@@ -539,9 +471,6 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             }
             out
         }
-        Op::SliceColumns { start, width } => rows(reads[0], widths[0], |row| {
-            row[*start as usize..][..*width as usize].to_vec()
-        }),
         Op::EmbeddingLayerNorm { eps, offsets } => {
             let n = offsets.len();
             let mut sum = vec![0.0; tokens * widths[n]];
@@ -549,14 +478,6 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
                 sum = add(&sum, &embedding(reads[i], reads[n + i], widths[n], offset));
             }
             layer_norm(&sum, reads[2 * n], reads[2 * n + 1], *eps)
-        }
-        Op::BiasResidualLayerNorm { eps, bias } => {
-            let mut x = reads[0].to_vec();
-            if *bias {
-                x = add_bias(&x, reads[1]);
-            }
-            let rest = &reads[1 + usize::from(*bias)..];
-            layer_norm(&add(&x, rest[0]), rest[1], rest[2], *eps)
         }
         Op::Attention(attending) => {
             let &AttentionProblem {
@@ -583,5 +504,6 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
         Op::MeanPoolNormalize { eps } => {
             l2_normalize(&mean_pool(reads[0], widths[0], batch), widths[0], *eps)
         }
+        _ => rows::apply(op, reads, widths),
     }
 }

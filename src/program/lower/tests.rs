@@ -117,23 +117,9 @@ impl Operands {
 fn operators() -> Vec<Op> {
     let eps = 1e-3;
     let side = |offset, stride| HeadView::TokenMajor { offset, stride };
-    let mut ops = vec![
+    let mut ops = interpret::rows::samples();
+    ops.extend([
         Op::Embedding { offset: 0 },
-        Op::AddBias,
-        Op::Add,
-        Op::Scale { by: -0.5 },
-        Op::SoftCap(SoftCap::new(2.5).unwrap()),
-        Op::LayerNorm { eps },
-        Op::RmsNorm {
-            eps,
-            heads: 1,
-            from: 0,
-        },
-        Op::RmsNorm {
-            eps,
-            heads: 2,
-            from: 3,
-        },
         Op::Rotary {
             rotation: Rotation {
                 heads: 2,
@@ -198,21 +184,12 @@ fn operators() -> Vec<Op> {
         Op::WeightedPool(PoolWeights::Position),
         Op::WeightedPool(PoolWeights::RootLength),
         Op::Draw,
-        Op::Concat { parts: 2 },
-        Op::Concat { parts: 3 },
-        Op::L2Normalize { eps },
-        Op::SliceColumns { start: 0, width: 4 },
-        Op::SliceColumns { start: 3, width: 6 },
         Op::EmbeddingLayerNorm {
             eps,
             offsets: vec![0],
         },
-        Op::BiasResidualLayerNorm { eps, bias: false },
-        Op::BiasResidualLayerNorm { eps, bias: true },
         Op::MeanPoolNormalize { eps },
-    ];
-    ops.extend(Activation::ALL.map(Op::Activate));
-    ops.extend(Activation::ALL.map(Op::Gate));
+    ]);
     for bias in [false, true] {
         for activation in Activation::ALL.map(Some).into_iter().chain([None]) {
             let epilogue = Epilogue::new(bias, activation);

@@ -1,0 +1,140 @@
+//! The operators of the language, with one file for each group.
+//!
+//! A file has a table for users, the fields of each operator ([`fields!`]), the nodes that it adds to the graph ([`Operator::build`]), and
+//! its entry in `ALL`. Decoding, the errors about fields, and the checks of names are derived from the fields.
+
+pub mod attention;
+mod fields;
+pub mod inputs;
+pub mod linear;
+pub mod norms;
+pub mod pointwise;
+pub mod pooling;
+pub mod softmax;
+
+use std::{fmt::Debug, ops::Range, sync::Arc};
+
+use super::Builder;
+use crate::{
+    graph::{NodeId, Op},
+    model::{
+        error::ModelError,
+        reader::{Args, Piece, Reader},
+        terms::{Decoded, unknown},
+    },
+};
+use fields::{Fields, Listed, Value};
+pub(in crate::model) use fields::{Names, Operation};
+
+/// An operator with its fields.
+pub(in crate::model) trait Operator: Fields {
+    /// Adds the operator's nodes to the graph, and returns its value.
+    fn build(&self, to: &mut Builder<'_>, at: &Target<'_>) -> Result<NodeId, ModelError>;
+}
+
+/// The value that an operator defines: its name in the graph, and its position in the description.
+pub(in crate::model) struct Target<'a> {
+    pub name: &'a str,
+    pub span: &'a Range<usize>,
+}
+
+/// An operator of the language.
+#[derive(Clone, Copy)]
+pub struct Entry {
+    pub name: &'static str,
+    fields: fn() -> Vec<&'static str>,
+    decode: for<'a> fn(Reader<'a>, &Args<'a>) -> Decoded<Operation>,
+}
+
+impl Entry {
+    const fn new<T: Operator + Listed + 'static>(name: &'static str) -> Self {
+        Self {
+            name,
+            fields: T::fields,
+            decode: |r, args| Ok(Arc::new(T::decode(r, args)?)),
+        }
+    }
+
+    /// Returns the names of the operator's fields.
+    pub fn fields(&self) -> Vec<&'static str> {
+        (self.fields)()
+    }
+}
+
+/// An operator whose fields are values, and which adds one node with these operands.
+#[derive(Debug)]
+struct Plain {
+    operands: Vec<Value>,
+    op: Op,
+}
+
+/// Creates the entry of a [`Plain`] operator: `plain!("add", a, b => Op::Add)`.
+macro_rules! plain {
+    ($name:literal, $($field:ident),* => $op:expr) => {
+        $crate::model::build::operators::Entry {
+            name: $name,
+            fields: || vec![$(stringify!($field)),*],
+            decode: |r, args| {
+                use $crate::model::build::operators::{Plain, fields::Field};
+                let operands = vec![$(Field::decode(r, args, stringify!($field))?),*];
+                Ok(std::sync::Arc::new(Plain { operands, op: $op }))
+            },
+        }
+    };
+}
+use plain;
+
+impl Fields for Plain {
+    fn names<'s>(&'s self, to: &mut Names<'s>) {
+        to.values.extend(self.operands.iter().map(|value| &value.0));
+    }
+}
+
+impl Operator for Plain {
+    fn build(&self, to: &mut Builder<'_>, at: &Target<'_>) -> Result<NodeId, ModelError> {
+        let operands = self.operands.iter().map(|value| to.value(value));
+        let operands = operands.collect::<Result<Vec<_>, _>>()?;
+        to.node(at, self.op.clone(), &operands)
+    }
+}
+
+/// Returns all operators by group, in alphabetical order of the groups.
+pub fn groups() -> [(&'static str, &'static [Entry]); 7] {
+    [
+        ("attention", attention::ALL),
+        ("inputs", inputs::ALL),
+        ("linear", linear::ALL),
+        ("norms", norms::ALL),
+        ("pointwise", pointwise::ALL),
+        ("pooling", pooling::ALL),
+        ("softmax", softmax::ALL),
+    ]
+}
+
+fn all() -> impl Iterator<Item = &'static Entry> {
+    groups().into_iter().flat_map(|(_, entries)| entries)
+}
+
+/// Returns the operator that is called `name`.
+pub(in crate::model) fn named(name: &str) -> Option<&'static Entry> {
+    all().find(|entry| entry.name == name)
+}
+
+/// Decodes an operator such as `linear(x: …, …)`.
+pub(in crate::model) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Operation> {
+    let call = r.call("a value", "an operator `operator(field: …)`", piece)?;
+    let Some(entry) = named(&call.name.value) else {
+        let mut names: Vec<&'static str> = all().map(|entry| entry.name).collect();
+        names.sort_unstable();
+        return Err(unknown(r, "operator", &call.name, &names));
+    };
+    let args = call.named(r, &entry.fields())?;
+    (entry.decode)(r, &args)
+}
+
+impl Builder<'_> {
+    /// Adds one node, whose value is that of the operator.
+    fn node(&mut self, at: &Target<'_>, op: Op, operands: &[NodeId]) -> Result<NodeId, ModelError> {
+        self.add(at.name.to_owned(), op, operands, at.span)
+    }
+}

@@ -1,0 +1,102 @@
+//! Values of whole sequences, and log-probabilities of tokens.
+//!
+//! | operator | fields (defaults) | result |
+//! |---|---|---|
+//! | `first_token`, `mean_pool`, `max_pool` | `x` | one row per sequence |
+//! | `weighted_mean_pool`, `root_length_pool` | `x` | one row per sequence of `n` tokens: `Σ (i + 1) · x[i] / Σ (i + 1)`, and `Σ x[i] / √n` |
+//! | `last_token` | `x`, `end` (none), `highest_end` (none), `is` (none) | the last row of each sequence. `is` is the id that the last token must have: other sequences are rejected. `end` is the id of the token that ends a sequence. Tokens after its first occurrence are padding and are removed before a run. If `end` equals `highest_end`, the highest id of a sequence ends it |
+//! | `draw` | `mean`, `log_variance` | a latent variable, one row per sequence: `mean + exp(log_variance / 2) · noise`, where the noise is standard normal and depends on the sequence's seed |
+//! | `log_probability` | `x` | from logits of every token: the log-probability of each token given the tokens before it, and 0 for the first token of a sequence. It must be an output, and no operator may read it |
+
+use super::{
+    Entry, Operator, Target,
+    fields::{Field, Names, Term, Value, Whole, fields},
+    plain,
+};
+use crate::{
+    graph::{NodeId, Op},
+    model::{
+        build::Builder,
+        error::ModelError,
+        reader::{Args, Reader},
+        terms::Decoded,
+    },
+    ops::{BatchInput, PoolWeights},
+    tensor::SequenceEnd,
+};
+
+pub(super) const ALL: &[Entry] = &[
+    plain!("first_token", x => Op::FirstToken),
+    plain!("mean_pool", x => Op::MeanPool),
+    plain!("max_pool", x => Op::MaxPool),
+    plain!("weighted_mean_pool", x => Op::WeightedPool(PoolWeights::Position)),
+    plain!("root_length_pool", x => Op::WeightedPool(PoolWeights::RootLength)),
+    Entry::new::<LastToken>("last_token"),
+    plain!("draw", mean, log_variance => Op::Draw),
+    Entry::new::<LogProbability>("log_probability"),
+];
+
+fields! {
+    struct LastToken {
+        x: Value,
+        /// Id of the token that ends a sequence. Later tokens are padding.
+        end: Option<Whole>,
+        /// If `end` has this value, the highest id of each sequence ends it.
+        highest_end: Option<Whole>,
+        is: Required,
+    }
+
+    struct LogProbability {
+        x: Value,
+    }
+}
+
+/// Id that the last token of each sequence must have.
+#[derive(Debug)]
+struct Required(Option<Whole>);
+
+impl Field for Required {
+    fn decode<'a>(r: Reader<'a>, args: &Args<'a>, name: &'static str) -> Decoded<Self> {
+        match (args.optional(name), args.optional("end")) {
+            (Some(piece), Some(_)) => {
+                Err(r.form("`is` of `last_token`", "either `is` or `end`", piece))
+            }
+            (Some(piece), None) => Whole::read(r, piece).map(|id| Self(Some(id))),
+            (None, _) => Ok(Self(None)),
+        }
+    }
+
+    fn names<'s>(&'s self, to: &mut Names<'s>) {
+        Field::names(&self.0, to);
+    }
+}
+
+impl Operator for LastToken {
+    fn build(&self, to: &mut Builder<'_>, at: &Target<'_>) -> Result<NodeId, ModelError> {
+        let values = to.values;
+        if let Some(is) = &self.is.0 {
+            to.end = Some(SequenceEnd::Required(values.offset(is)?));
+        }
+        if let Some(end) = &self.end {
+            let id = values.offset(end)?;
+            let highest = self.highest_end.as_ref().map(|h| values.offset(h));
+            to.end = Some(match highest.transpose()? == Some(id) {
+                true => SequenceEnd::Highest,
+                false => SequenceEnd::Token(id),
+            });
+        }
+        let x = to.value(&self.x)?;
+        to.node(at, Op::LastToken, &[x])
+    }
+}
+
+impl Operator for LogProbability {
+    fn build(&self, to: &mut Builder<'_>, at: &Target<'_>) -> Result<NodeId, ModelError> {
+        let x = to.value(&self.x)?;
+        // Token ids select columns of the logits, so they must be below the number of columns.
+        let width = to.width(at.name, "log_probability", x, at.span)?;
+        let ids = u32::try_from(width).unwrap_or(u32::MAX);
+        to.ids_below(BatchInput::TokenIds, ids, 0, at.span)?;
+        to.node(at, Op::LogProbability, &[x])
+    }
+}

@@ -1,0 +1,173 @@
+//! The softmax of attention's scores.
+//!
+//! | operator | fields (defaults) | result |
+//! |---|---|---|
+//! | `softmax` | `x`, `causal` (`false`), `window` (none), `bias` (none) | of scores, over the keys `j` of query `i`: `e^(s[i, j]) / Σ e^(s[i, k])`. Causal: over keys `j ≤ i`. With a window: over keys with `abs(j − i) ≤ window`. Both restrictions can be combined |
+//!
+//! A `bias` of `softmax` is added to its scores. It depends on the distance `d`, the position of the key minus that of the query:
+//!
+//! - `alibi`: `−slope · |d|` with a computed slope for each head (ALiBi): `2^(−8 (h + 1) / n)` for head `h` of `n`, if `n` is a power of
+//!   two. Otherwise the slopes of the next smaller power are followed by every other slope of the next larger power.
+//! - `relative_bias(table: "…", buckets: …, reach: …, bidirectional: …)`: `table[bucket(d)][head]` of a weight `[buckets, heads]` (T5). If
+//!   bidirectional, half of the buckets, from bucket `buckets / 2` on, are for keys after the query; otherwise all such keys share
+//!   bucket 0. Let `b` be the number of buckets of one side. The first `b / 2` buckets have one distance each, and a larger `|d|` has bucket
+//!   `b / 2 + ⌊log(2 |d| / b) / log(2 reach / b) · (b − b / 2)⌋`, at most `b − 1`.
+
+use std::ops::Range;
+
+use super::{
+    Entry, Operator, Target,
+    fields::{Field, Names, Term, Value, Weight, Whole, fields},
+};
+use crate::{
+    graph::{Buckets, NodeId, Op, WeightExpr},
+    model::{
+        build::Builder,
+        error::{ModelError, Problem},
+        reader::{Piece, Reader},
+        terms::Decoded,
+    },
+    ops::{BatchInput, Bias, PositionBias},
+    tensor::Size,
+};
+
+pub(super) const ALL: &[Entry] = &[Entry::new::<Softmax>("softmax")];
+
+fields! {
+    struct Softmax {
+        x: Value,
+        /// Whether a query attends only to keys up to its own position.
+        causal: bool,
+        /// Maximum distance between query and key; `None` for any.
+        window: Option<Whole>,
+        bias: Option<ByDistance>,
+    }
+}
+
+/// Position bias of attention scores, a function of the distance between query and key.
+#[derive(Debug)]
+enum ByDistance {
+    /// `relative_bias`: a table with one row per bucket of distances.
+    Relative {
+        table: Weight,
+        buckets: Whole,
+        /// All distances of at least `reach` on one side share a bucket.
+        reach: Whole,
+        bidirectional: bool,
+    },
+    /// `alibi`: computed slopes.
+    Alibi,
+}
+
+impl Term for ByDistance {
+    fn read<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Self> {
+        if piece.text == "alibi" {
+            return Ok(Self::Alibi);
+        }
+        let what = "`bias` of `softmax`";
+        let expected = "`relative_bias(field: …)` or `alibi`";
+        let call = r.call(what, expected, piece)?;
+        if call.name.value != "relative_bias" {
+            return Err(r.form(what, expected, piece));
+        }
+        let args = call.named(r, &["table", "buckets", "reach", "bidirectional"])?;
+        Ok(Self::Relative {
+            table: Field::decode(r, &args, "table")?,
+            buckets: Field::decode(r, &args, "buckets")?,
+            reach: Field::decode(r, &args, "reach")?,
+            bidirectional: r.flag("`bidirectional`", args.required(r, "bidirectional")?)?,
+        })
+    }
+
+    fn names<'s>(&'s self, to: &mut Names<'s>) {
+        if let Self::Relative {
+            table,
+            buckets,
+            reach,
+            ..
+        } = self
+        {
+            Field::names(table, to);
+            Field::names(buckets, to);
+            Field::names(reach, to);
+        }
+    }
+}
+
+impl Operator for Softmax {
+    fn build(&self, to: &mut Builder<'_>, at: &Target<'_>) -> Result<NodeId, ModelError> {
+        let mut operands = vec![to.value(&self.x)?];
+        let window = self.window.as_ref().map(|w| to.values.offset(w));
+        let mut by = PositionBias {
+            window: window.transpose()?,
+            ..PositionBias::default()
+        };
+        if let Some(bias) = &self.bias {
+            let (kind, operand) = to.bias(bias, operands[0], at.span)?;
+            by.bias = Some(kind);
+            operands.push(operand);
+        }
+        let (scale, causal) = (1.0, self.causal);
+        to.node(at, Op::Softmax { scale, causal, by }, &operands)
+    }
+}
+
+impl Builder<'_> {
+    /// Limits sequences to `max_position_embeddings` of config.json. A position bias has no table that would limit them.
+    fn limit_positions(&mut self, place: &Range<usize>) -> Result<(), ModelError> {
+        match self.values.positions(place)? {
+            Some(positions) => self.ids_below(BatchInput::Positions, positions, 0, place),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the bias of these scores, and the weight that it is computed from.
+    fn bias(
+        &mut self,
+        bias: &ByDistance,
+        scores: NodeId,
+        place: &Range<usize>,
+    ) -> Result<(Bias, NodeId), ModelError> {
+        self.limit_positions(place)?;
+        // If the operand is not scores, shape inference reports this, so the number of heads does not matter.
+        let heads = self.graph.shape(scores).0.first();
+        let heads = heads.and_then(Size::as_constant).unwrap_or(1);
+        match bias {
+            ByDistance::Alibi => {
+                let name = format!("slopes.{heads}");
+                let expr = WeightExpr::Slopes { heads };
+                Ok((Bias::Slopes, self.computed(name, expr, place)?))
+            }
+            ByDistance::Relative {
+                table,
+                buckets,
+                reach,
+                bidirectional,
+            } => {
+                let all = Buckets {
+                    n: self.values.size(buckets)?,
+                    reach: self.values.size(reach)?,
+                    bidirectional: *bidirectional,
+                };
+                if let Some(found) = all.problem() {
+                    let problem = Problem::OutOfRange {
+                        what: "a relative bias".to_owned(),
+                        found: found.0,
+                        expected: found.1,
+                    };
+                    let label = "no such buckets".to_owned();
+                    return Err(self.values.about(problem, &[buckets, reach], label));
+                }
+                let dims = [all.n.into(), heads];
+                let distances = [heads, 2 * u64::from(all.reach) + 1];
+                self.check_computed("a table of biases", &distances, reach)?;
+                let operand = self.tensor(table, &dims, |name, _| WeightExpr::RelativeBias {
+                    name,
+                    dims,
+                    buckets: all,
+                })?;
+                Ok((Bias::Table { reach: all.reach }, operand))
+            }
+        }
+    }
+}
