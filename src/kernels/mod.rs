@@ -7,6 +7,7 @@
 pub mod attention;
 pub mod beam_search;
 pub mod cache;
+mod case;
 pub mod chain;
 mod class;
 pub mod decoding;
@@ -25,25 +26,118 @@ pub mod prepare_attention;
 pub mod rms_norm;
 pub mod rotary;
 mod rows;
-mod spec;
 pub mod trial;
 pub mod upload;
 pub mod weighted_pool;
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use crate::machine::Instructions;
+pub use case::Case;
 pub use class::Class;
 pub use limits::MAX_ELEMENTS;
-pub use spec::{KernelSpec, representative};
 
 use crate::{
     machine::Machine,
     ops::BatchInput,
     tensor::{DType, Element, Extents, Shape, Size},
 };
+use {
+    attention::*, beam_search::*, cache::*, decoding::*, draw::*, e4m3::*, elementwise::*,
+    embedding::*, gemm::*, layernorm::*, log_probability::*, max_sim::*, pack::*, pooling::*,
+    prepare_attention::*, rms_norm::*, rotary::*, upload::*, weighted_pool::*,
+};
+
+/// Lists all kernels, and calls a macro with the list. The functions over all kernels are derived from it.
+macro_rules! with_kernels {
+    ($callback:ident) => {
+        $callback! {
+            Gemm, GemmWgmma, GemmSplitK, GemmResidualNorm, GemmResidualRowStats,
+            DeferredLayerNormGemm, GemmPrepareAttention, GemmStream, AddBias, Combine, Activate, Scale, SliceColumns, SplitHeads,
+            MergeHeads, LayerNorm, BiasResidualLayerNorm, Embedding, EmbeddingLayerNorm, TokenOfSequence, MeanPool, L2Normalize,
+            MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, SoftmaxByDistance, AttentionContext, MhaShort, MhaOnline,
+            MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaDecodeAppend, MhaPrefill,
+            AppendCache,
+            PrepareAttention, Gate, Draw, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload, Scatter, ChooseToken, Candidates, BeamStep, Advance,
+            RelativeScores, ToE4m3, NormToE4m3, MhaToE4m3, WeightedPool, SoftCap, MaxSim,
+        }
+    };
+}
+pub(crate) use with_kernels;
+
+macro_rules! kernels {
+    ($($name:ident),* $(,)?) => {
+        /// Any kernel that a program may launch, as plain data that an artifact can store.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        pub enum KernelSpec {
+            $($name($name),)*
+        }
+
+        impl KernelSpec {
+            /// Returns the kernel's description.
+            pub fn as_kernel(&self) -> &dyn Kernel {
+                match self {
+                    $(Self::$name(kernel) => kernel,)*
+                }
+            }
+        }
+
+        $(impl From<$name> for KernelSpec {
+            fn from(kernel: $name) -> Self {
+                Self::$name(kernel)
+            }
+        })*
+    };
+}
+
+with_kernels!(kernels);
+
+impl KernelSpec {
+    /// Kernels that run before a program's kernels: the upload of the batch's data, and the two kernels that pack a padded batch.
+    pub fn runtime() -> [KernelSpec; 3] {
+        [Upload.into(), PackScan.into(), PackTokens.into()]
+    }
+
+    /// Kernels that run after a decode step whose program writes logits `[batch, vocabulary]`. They select tokens, find beam candidates,
+    /// run the beam search step, and write the next step's batch data.
+    pub fn decoding(vocabulary: u32, dtype: DType) -> [KernelSpec; 5] {
+        [
+            ChooseToken { vocabulary, dtype }.into(),
+            Candidates { vocabulary, dtype }.into(),
+            BeamStep.into(),
+            Advance.into(),
+            Scatter.into(),
+        ]
+    }
+}
+
+/// Instances of every kernel in every storage type, at odd and at common sizes.
+pub fn representative() -> Vec<KernelSpec> {
+    [
+        gemm::representative(),
+        elementwise::representative(),
+        layernorm::representative(),
+        embedding::representative(),
+        pooling::representative(),
+        log_probability::representative(),
+        max_sim::representative(),
+        rms_norm::representative(),
+        rotary::representative(),
+        attention::representative(),
+        cache::representative(),
+        decoding::representative(),
+        draw::representative(),
+        e4m3::representative(),
+        beam_search::representative(),
+        prepare_attention::representative(),
+        weighted_pool::representative(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
 
 /// A parameter of a kernel: its name, and its role, which determines the argument.
 #[derive(Clone, Debug, PartialEq)]
@@ -252,86 +346,6 @@ pub struct Tolerance {
     pub reason: &'static str,
 }
 
-/// A batch with which a kernel is checked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Case {
-    /// Name in reports: `tiny`, `ragged`, `model`.
-    pub name: &'static str,
-    pub lens: Vec<u32>,
-    /// Number of tokens of each sequence that are already in the KV cache.
-    pub cached: Vec<u32>,
-    /// Number of source tokens of each sequence, for kernels with cross-attention; empty otherwise.
-    pub sources: Vec<u32>,
-}
-
-impl Case {
-    /// Creates a batch of sequences without cached tokens.
-    pub fn new(name: &'static str, lens: &[u32]) -> Self {
-        Self {
-            name,
-            lens: lens.to_vec(),
-            cached: vec![0; lens.len()],
-            sources: Vec::new(),
-        }
-    }
-
-    /// Batches for kernels that use a KV cache: new sequences, decode steps of one token, and chunks of sequences mixed with
-    /// decode steps.
-    pub fn cached() -> Vec<Case> {
-        let of = |name, lens: &[u32], cached: &[u32]| Case {
-            cached: cached.to_vec(),
-            ..Case::new(name, lens)
-        };
-        vec![
-            of("one_token", &[1], &[0]),
-            of("fresh", &[2, 1, 33, 64], &[0, 0, 0, 0]),
-            of("step", &[1, 1, 1, 1, 1], &[31, 32, 63, 1, 500]),
-            of("mixed", &[1, 40, 1, 7, 3], &[100, 33, 0, 250, 64]),
-        ]
-    }
-
-    /// Batches for kernels that attend to cached source texts: decode steps of one token, whole sequences, and mixtures of decode steps and
-    /// whole sequences.
-    pub fn with_sources() -> Vec<Case> {
-        let of = |name, lens: &[u32], cached: &[u32], sources: &[u32]| Case {
-            cached: cached.to_vec(),
-            sources: sources.to_vec(),
-            ..Case::new(name, lens)
-        };
-        vec![
-            of("one_token", &[1], &[0], &[1]),
-            of("fresh", &[2, 1, 33, 64], &[0, 0, 0, 0], &[33, 1, 7, 90]),
-            of(
-                "step",
-                &[1, 1, 1, 1, 1],
-                &[31, 32, 0, 1, 500],
-                &[31, 32, 64, 3, 260],
-            ),
-            of(
-                "mixed",
-                &[1, 40, 1, 7, 3],
-                &[100, 33, 0, 250, 64],
-                &[5, 65, 127, 2, 31],
-            ),
-        ]
-    }
-
-    /// Batches for any kernel: a single token, ragged lengths, and a batch of realistic size.
-    pub fn standard() -> Vec<Case> {
-        vec![
-            Case::new("one_token", &[1]),
-            Case::new("tiny", &[2, 1, 3]),
-            Case::new("ragged", &[17, 18, 52, 63, 77]),
-            Case::new(
-                "model",
-                &[
-                    128, 48, 65, 26, 89, 61, 96, 61, 89, 115, 86, 29, 95, 62, 65, 114,
-                ],
-            ),
-        ]
-    }
-}
-
 /// The description of a kernel. It is pure and needs no device.
 pub trait Kernel {
     /// Symbol of the `__global__` function. The symbol contains all parameters of the specialization, e.g.
@@ -464,4 +478,48 @@ pub trait Kernel {
 
     /// Bound on the difference between device and reference.
     fn tolerance(&self) -> Tolerance;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn written_tensors_are_the_last_parameters() {
+        for kernel in representative().into_iter().chain(KernelSpec::runtime()) {
+            let kernel = kernel.as_kernel();
+            let params = kernel.params();
+            let tensors = params.iter().filter(|p| !matches!(p.role, Role::Count(_)));
+            let writes = tensors.map(|p| matches!(p.role, Role::Write { .. }));
+            assert!(writes.is_sorted(), "{}", kernel.symbol());
+        }
+    }
+
+    #[test]
+    fn the_weight_of_a_linear_layer_is_an_operand_of_its_shape() {
+        for kernel in representative() {
+            let kernel = kernel.as_kernel();
+            let params = kernel.params();
+            let mut reads = params.iter().filter_map(|p| match &p.role {
+                Role::Read { shape, .. } => Some(shape),
+                Role::Write { .. } | Role::Count(_) => None,
+            });
+            let weight = kernel.weight_operand();
+            assert_eq!(
+                weight.is_some(),
+                kernel.weight().is_some(),
+                "{}",
+                kernel.symbol()
+            );
+            if let (Some(at), Some([n, k])) = (weight, kernel.weight()) {
+                let shape = reads.nth(at).expect("the index is in range");
+                assert_eq!(
+                    *shape,
+                    Shape::fixed(&[n.into(), k.into()]),
+                    "{}",
+                    kernel.symbol()
+                );
+            }
+        }
+    }
 }

@@ -1,7 +1,8 @@
 //! The operators of the language, with one file for each group.
 //!
 //! A file has a table for users, the fields of each operator ([`fields!`]), the nodes that it adds to the graph ([`Operator::build`]), and
-//! its entry in `ALL`. Decoding, the errors about fields, and the checks of names are derived from the fields.
+//! its entry in `ALL`. Decoding, the errors about fields, and the checks of names are derived from the fields. The files of the groups
+//! share the imports of this file.
 
 pub mod attention;
 mod fields;
@@ -12,18 +13,25 @@ pub mod pointwise;
 pub mod pooling;
 pub mod softmax;
 
-use std::{fmt::Debug, ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 use super::Builder;
 use crate::{
-    graph::{NodeId, Op},
+    graph::{Buckets, MAX_PARTS, NodeId, Op, Positions, Sinusoid, WeightExpr},
     model::{
-        error::ModelError,
+        error::{At, ModelError, Problem, suggest, words},
+        expr::Expr,
         reader::{Args, Piece, Reader},
-        terms::{Decoded, unknown},
+        spelling::{INPUTS, Pattern},
+        terms::{Decoded, each, one_or_more, unknown},
     },
+    ops::{
+        Activation, BatchInput, Bias, Epilogue, HeadView, PoolWeights, PositionBias, Rotation,
+        Side, SoftCap,
+    },
+    tensor::{SequenceEnd, Shape, Size, Symbol},
 };
-use fields::{Fields, Listed, Value};
+use fields::{Field, Fields, Kind, Listed, Real, Term, Value, Weight, Whole, choice, fields};
 pub(in crate::model) use fields::{Names, Operation};
 
 /// An operator with its fields.
@@ -98,21 +106,17 @@ impl Operator for Plain {
     }
 }
 
-/// Returns all operators by group, in alphabetical order of the groups.
-pub fn groups() -> [(&'static str, &'static [Entry]); 7] {
-    [
-        ("attention", attention::ALL),
-        ("inputs", inputs::ALL),
-        ("linear", linear::ALL),
-        ("norms", norms::ALL),
-        ("pointwise", pointwise::ALL),
-        ("pooling", pooling::ALL),
-        ("softmax", softmax::ALL),
-    ]
-}
-
 fn all() -> impl Iterator<Item = &'static Entry> {
-    groups().into_iter().flat_map(|(_, entries)| entries)
+    let groups = [
+        inputs::ALL,
+        linear::ALL,
+        norms::ALL,
+        pointwise::ALL,
+        attention::ALL,
+        softmax::ALL,
+        pooling::ALL,
+    ];
+    groups.into_iter().flatten()
 }
 
 /// Returns the operator that is called `name`.

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::common::mates::Numbers;
+use gemmule::model::operators;
 
 /// Kind of the rows of a value.
 #[derive(Clone, Copy, PartialEq)]
@@ -235,30 +236,27 @@ impl Writer {
         self.value(&op, x.shape, 1.0)
     }
 
+    /// Returns any norm of the language.
     fn norm(&mut self, x: &Value) -> String {
-        let dims = [x.width()];
-        let (weight, bias) = (self.weight(&dims, "weight"), self.weight(&dims, "bias"));
-        let eps = self.one_of(&["0.01", "0.001"]);
-        if self.chance(25) {
-            // Weights to which 1 is added are stored differently, so they are not shared with other norms.
-            let plus_one = self.chance(50);
-            let weight = match plus_one {
-                true => self.weight(&dims, "less_one"),
-                false => weight,
-            };
-            return format!(
-                "rms_norm(x: \"{}\", weight: \"{weight}\", eps: {eps}, plus_one: {plus_one})",
-                x.name
-            );
+        let norm = self.one_of(operators::norms::ALL);
+        let has = |field: &str| norm.fields().contains(&field);
+        let (dims, eps) = ([x.width()], self.one_of(&["0.01", "0.001"]));
+        let mut op = format!("{}(x: \"{}\", eps: {eps}", norm.name, x.name);
+        let plus_one = has("plus_one") && self.chance(50);
+        if plus_one {
+            op += ", plus_one: true";
         }
-        let bias = match self.chance(25) {
-            true => String::new(),
-            false => format!(", bias: \"{bias}\""),
-        };
-        format!(
-            "layer_norm(x: \"{}\", weight: \"{weight}\"{bias}, eps: {eps})",
-            x.name
-        )
+        if has("weight") {
+            // Weights to which 1 is added are stored differently, so they are not shared with other norms.
+            let kind = if plus_one { "less_one" } else { "weight" };
+            let weight = self.weight(&dims, kind);
+            write!(op, ", weight: \"{weight}\"").expect("a string takes everything");
+        }
+        if has("bias") && self.chance(75) {
+            let bias = self.weight(&dims, "bias");
+            write!(op, ", bias: \"{bias}\"").expect("a string takes everything");
+        }
+        op + ")"
     }
 
     /// Applies RMSNorm to each of `heads` parts of the rows.

@@ -43,25 +43,7 @@
 //! `linear` it is `s` times that value, for `yarn` `s · L`, rounded down, and for `longrope` and `dynamic` it is `L`. The lowest of several limits applies,
 //! including `longest` and position tables. Without the key there is no limit.
 
-use std::ops::Range;
-
-use super::{
-    Entry, Operator, Target,
-    fields::{Field, Names, Real, Term, Value, Weight, Whole, choice, fields},
-    plain,
-};
-use crate::{
-    graph::{NodeId, Op, Positions, WeightExpr},
-    model::{
-        build::Builder,
-        error::{At, ModelError, Problem, suggest, words},
-        reader::{Args, Piece, Reader},
-        spelling::Pattern,
-        terms::{Decoded, one_or_more},
-    },
-    ops::{BatchInput, HeadView, Rotation, Side},
-    tensor::{Shape, Size, Symbol},
-};
+use super::*;
 
 pub(super) const ALL: &[Entry] = &[
     Entry::new::<Rotary>("rotary"),

@@ -4,22 +4,7 @@
 //! |---|---|---|
 //! | `embedding` | `ids` (`token_ids`, `previous_ids`, `type_ids`, `positions`), `first` (none), `table` or `sinusoid` (`over_width`, `over_half`), `rows`, `width`, `offset` (0), `skips` (none) | rows of the table. `skips` is the padding token of models that count only the positions of other tokens. Batches have no padding, so a sequence that contains it is rejected. `previous_ids` are the ids of the tokens before each token, and `first` is the id before a sequence's first token. A `sinusoid` table is computed: sines in the first half of the columns and cosines in the second, with frequencies `10000^(−2j / width)` or `10000^(−j / (width / 2 − 1))` |
 
-use super::{
-    Entry, Operator, Target,
-    fields::{Field, Names, Term, Weight, Whole, choice, fields},
-};
-use crate::{
-    graph::{NodeId, Op, Sinusoid},
-    model::{
-        build::Builder,
-        error::{At, ModelError, Problem, suggest},
-        expr::Expr,
-        reader::{Args, Piece, Reader},
-        spelling::INPUTS,
-        terms::Decoded,
-    },
-    ops::BatchInput,
-};
+use super::*;
 
 pub(super) const ALL: &[Entry] = &[Entry::new::<Embedding>("embedding")];
 

@@ -9,20 +9,7 @@
 //! on the order of the columns of a head, if queries and keys have the same order. The projections of queries and keys are therefore read
 //! with `interleaved: w`, which reorders the columns for the rotation of `x[j]` with `x[j + w / 2]`.
 
-use super::{
-    Entry, Operator, Target,
-    fields::{Field, Names, Term, Value, Weight, Whole, choice, fields},
-};
-use crate::{
-    graph::{NodeId, Op},
-    model::{
-        build::Builder,
-        error::ModelError,
-        reader::{Args, Reader},
-        terms::Decoded,
-    },
-    ops::Epilogue,
-};
+use super::*;
 
 pub(super) const ALL: &[Entry] = &[
     Entry::new::<Linear>("linear"),

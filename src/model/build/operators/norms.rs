@@ -6,16 +6,10 @@
 //! | `rms_norm` | `x`, `weight`, `eps`, `heads` (1), `plus_one` (`false`) | over the width, or over each of `heads` equal parts of it: `x / √(mean of x² + eps) · weight`, or `· (1 + weight)` (Gemma), where `1 + weight` is computed once when weights are loaded |
 //! | `l2_normalize` | `x`, `eps` | rows scaled to length 1 |
 
-use super::{
-    Entry, Operator, Target,
-    fields::{Real, Value, Weight, Whole, fields},
-};
-use crate::{
-    graph::{NodeId, Op, WeightExpr},
-    model::{build::Builder, error::ModelError},
-};
+use super::*;
 
-pub(super) const ALL: &[Entry] = &[
+/// All norms. The result of each has the shape of `x`, and each weight is as long as a row of `x` if no optional field is given.
+pub const ALL: &[Entry] = &[
     Entry::new::<LayerNorm>("layer_norm"),
     Entry::new::<RmsNorm>("rms_norm"),
     Entry::new::<L2Normalize>("l2_normalize"),

@@ -12,21 +12,7 @@
 //! | `concat` | `of` (2 to 16 values) | values with the same number of rows, concatenated along the width |
 //! | `same` | `x` | the value itself under another name |
 
-use super::{
-    Entry, Operator, Target,
-    fields::{Field, Kind, Names, Real, Term, Value, Whole, choice, fields},
-    plain,
-};
-use crate::{
-    graph::{MAX_PARTS, NodeId, Op},
-    model::{
-        build::Builder,
-        error::{ModelError, Problem},
-        reader::{Args, Reader},
-        terms::{Decoded, each},
-    },
-    ops::{Activation, SoftCap},
-};
+use super::*;
 
 pub(super) const ALL: &[Entry] = &[
     plain!("add", a, b => Op::Add),

@@ -8,22 +8,7 @@
 //! | `draw` | `mean`, `log_variance` | a latent variable, one row per sequence: `mean + exp(log_variance / 2) · noise`, where the noise is standard normal and depends on the sequence's seed |
 //! | `log_probability` | `x` | from logits of every token: the log-probability of each token given the tokens before it, and 0 for the first token of a sequence. It must be an output, and no operator may read it |
 
-use super::{
-    Entry, Operator, Target,
-    fields::{Field, Names, Term, Value, Whole, fields},
-    plain,
-};
-use crate::{
-    graph::{NodeId, Op},
-    model::{
-        build::Builder,
-        error::ModelError,
-        reader::{Args, Reader},
-        terms::Decoded,
-    },
-    ops::{BatchInput, PoolWeights},
-    tensor::SequenceEnd,
-};
+use super::*;
 
 pub(super) const ALL: &[Entry] = &[
     plain!("first_token", x => Op::FirstToken),

@@ -13,23 +13,7 @@
 //!   bucket 0. Let `b` be the number of buckets of one side. The first `b / 2` buckets have one distance each, and a larger `|d|` has bucket
 //!   `b / 2 + ⌊log(2 |d| / b) / log(2 reach / b) · (b − b / 2)⌋`, at most `b − 1`.
 
-use std::ops::Range;
-
-use super::{
-    Entry, Operator, Target,
-    fields::{Field, Names, Term, Value, Weight, Whole, fields},
-};
-use crate::{
-    graph::{Buckets, NodeId, Op, WeightExpr},
-    model::{
-        build::Builder,
-        error::{ModelError, Problem},
-        reader::{Piece, Reader},
-        terms::Decoded,
-    },
-    ops::{BatchInput, Bias, PositionBias},
-    tensor::Size,
-};
+use super::*;
 
 pub(super) const ALL: &[Entry] = &[Entry::new::<Softmax>("softmax")];
 

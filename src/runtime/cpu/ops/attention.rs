@@ -10,8 +10,8 @@ use gemmule_cpu::{
     product::{Into, Operand, multiply},
 };
 
-use super::OpError;
 use super::args::{Args, Heads, Sequence};
+use super::{OpError, forms};
 use crate::{
     kernels::attention::*,
     ops::{PositionBias, Side, SoftCap},
@@ -86,7 +86,15 @@ pub(super) fn rows_of<'a>(x: &'a [f32], heads: &Heads, h: usize, token: usize) -
     }
 }
 
-pub(super) fn scores(spec: &AttentionScores, mut args: Args<'_, '_>) -> Result<(), OpError> {
+forms! {
+    AttentionScores => scores;
+    AttentionSoftmax => softmax;
+    SoftmaxByDistance => softmax_by_distance;
+    RelativeScores => relative_scores;
+    AttentionContext => context;
+}
+
+fn scores(spec: &AttentionScores, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let q_heads = args.heads("the heads of `q`", spec.q, spec.heads, spec.head)?;
     let k_heads = args.heads("the heads of `k`", spec.k, spec.kv_heads, spec.head)?;
     let group = (spec.heads / spec.kv_heads.max(1)) as usize;
@@ -125,12 +133,9 @@ pub(super) fn scores(spec: &AttentionScores, mut args: Args<'_, '_>) -> Result<(
     Ok(())
 }
 
-/// Multiplies a block of queries or keys by all rows of the table of distances that the block's pairs need, and then picks the element of
-/// each pair. This takes about twice as many multiplications as one product per pair, but they are a GEMM.
-pub(super) fn relative_scores(
-    spec: &RelativeScores,
-    mut args: Args<'_, '_>,
-) -> Result<(), OpError> {
+/// Multiplies a block of rows by all rows of the table that their pairs need, and then picks the element of each pair. This takes about
+/// twice as many multiplications as needed, but runs as a GEMM.
+fn relative_scores(spec: &RelativeScores, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (heads, head) = (spec.heads as usize, spec.head as usize);
     let width = heads * head;
     let (tokens, pairs) = (args.extents.tokens, args.extents.pairs);
@@ -196,7 +201,7 @@ pub(super) fn relative_scores(
     Ok(())
 }
 
-pub(super) fn softmax(spec: &AttentionSoftmax, mut args: Args<'_, '_>) -> Result<(), OpError> {
+fn softmax(spec: &AttentionSoftmax, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (heads, pairs) = (u64::from(spec.heads), args.extents.pairs);
     let x = args.real("scores", &[heads, pairs])?;
     let mut sequences = args.sequences_with_pairs()?;
@@ -232,10 +237,7 @@ pub(super) fn softmax(spec: &AttentionSoftmax, mut args: Args<'_, '_>) -> Result
     Ok(())
 }
 
-pub(super) fn softmax_by_distance(
-    spec: &SoftmaxByDistance,
-    mut args: Args<'_, '_>,
-) -> Result<(), OpError> {
+fn softmax_by_distance(spec: &SoftmaxByDistance, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (heads, pairs) = (u64::from(spec.heads), args.extents.pairs);
     let x = args.real("scores", &[heads, pairs])?;
     let biases = biases(spec.by, spec.heads, &mut args)?;
@@ -342,7 +344,7 @@ impl Positions for Distances<'_> {
     }
 }
 
-pub(super) fn context(spec: &AttentionContext, mut args: Args<'_, '_>) -> Result<(), OpError> {
+fn context(spec: &AttentionContext, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let v_heads = args.heads("the heads of `v`", spec.v, spec.kv_heads, spec.head)?;
     let group = (spec.heads / spec.kv_heads.max(1)) as usize;
     let out_heads = args.heads("the heads of `out`", spec.out, spec.heads, spec.head)?;

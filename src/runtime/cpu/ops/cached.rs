@@ -2,17 +2,17 @@
 
 use gemmule_cpu::{
     Running,
-    attention::{MAX_KEYS, OnlineSoftmax, ScaleRows},
+    attention::{MAX_KEYS, MAX_QUERIES, OnlineSoftmax, ScaleRows},
     parallel::{SharedOut, for_row_blocks, with_scratch},
     product::{Into, Operand, multiply},
     rows::RmsRows,
 };
 
-use super::OpError;
 use super::args::{Args, Cached, Sequence, elements};
 use super::attention::{Distances, biases, blocks_of, rows_of};
 use super::rotary::rotate;
-use crate::kernels::attention::{Keys as Whose, MhaCached};
+use super::{Call, CpuForm, OpError, forms};
+use crate::kernels::attention::{Keys as Whose, MhaCached, MhaDecode, MhaPrefill};
 use crate::kernels::cache::{AppendCache, BLOCK, Pool, SCALES, index};
 use crate::kernels::prepare_attention::PrepareAttention;
 use crate::tensor::e4m3;
@@ -48,6 +48,26 @@ impl Stored<'_> {
                 }
             }
         }
+    }
+}
+
+forms! {
+    MhaCached => |k, args| mha_cached(k, MAX_QUERIES, args);
+    MhaDecode => |k, args| mha_cached(&k.plain, MAX_QUERIES, args);
+    MhaPrefill => |k, args| mha_cached(&k.plain, MAX_QUERIES, args);
+}
+
+impl CpuForm for AppendCache {
+    fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
+        let [cache] = call.outputs()?;
+        append_cache(self, call.args(&mut []), Stored::Real(cache))
+    }
+}
+
+impl CpuForm for PrepareAttention {
+    fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
+        let [queries, keys] = call.outputs()?;
+        prepare_attention(self, call.args(&mut []), queries, Stored::Real(keys))
     }
 }
 

@@ -4,8 +4,9 @@ use gemmule_cpu::linear::{Finish, Linear};
 use rayon::prelude::*;
 
 use super::{
-    OpError, Read,
+    Call, CpuForm, OpError, Read,
     args::{Args, zeros},
+    forms,
 };
 use crate::{
     kernels::{
@@ -13,10 +14,14 @@ use crate::{
         e4m3::{NormToE4m3, ToE4m3},
         gemm::GemmProblem,
     },
-    tensor::{Element, Extents},
+    tensor::Element,
 };
 
-pub(super) fn to_e4m3(spec: &ToE4m3, mut args: Args<'_, '_>) -> Result<(), OpError> {
+forms! {
+    ToE4m3 => to_e4m3;
+}
+
+fn to_e4m3(spec: &ToE4m3, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (rows, width) = (args.extents.rows, u64::from(spec.width));
     let x = args.real("x", &[rows, width])?;
     let scale = args.real("out_scale", &[1])?[0];
@@ -27,52 +32,50 @@ pub(super) fn to_e4m3(spec: &ToE4m3, mut args: Args<'_, '_>) -> Result<(), OpErr
 }
 
 /// Computes a norm, and converts its result.
-pub(super) fn norm_to_e4m3(
-    spec: &NormToE4m3,
-    extents: &Extents,
-    reads: &[Read<'_>],
-    writes: &mut [&mut [f32]],
-) -> Result<(), OpError> {
-    let op = "norm_to_e4m3";
-    let wrong = |expected, found| OpError::Writes {
-        op,
-        expected,
-        found,
-    };
-    let (of_norm, scale) = reads.split_at(reads.len().saturating_sub(1));
-    let scale = Args::new(op, extents, scale, &mut []).real("out_scale", &[1])?[0];
-    match (spec.keeps, writes) {
-        (true, [out, converted]) => {
-            super::run(&spec.norm.spec(), extents, of_norm, &mut [&mut **out])?;
-            Args::new(op, extents, &[], converted).out(&[out.len() as u64])?;
-            converted.copy_from_slice(out);
-            convert(converted, scale);
+impl CpuForm for NormToE4m3 {
+    fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
+        call.op = "norm_to_e4m3";
+        let (of_norm, scale) = split_scale(&call)?;
+        let norm = self.norm.spec();
+        match (self.keeps, &mut *call.writes) {
+            (true, [out, converted]) => {
+                super::run(&norm, call.extents, of_norm, &mut [&mut **out])?;
+                Args::new(call.op, call.extents, &[], converted).out(&[out.len() as u64])?;
+                converted.copy_from_slice(out);
+                convert(converted, scale);
+            }
+            (false, [converted]) => {
+                super::run(&norm, call.extents, of_norm, &mut [&mut **converted])?;
+                convert(converted, scale);
+            }
+            (_, writes) => {
+                let expected = "the converted norm, or the norm and the converted one";
+                let found = writes.len();
+                return Err(call.wrong_outputs(expected, found));
+            }
         }
-        (false, [converted]) => {
-            super::run(&spec.norm.spec(), extents, of_norm, &mut [&mut **converted])?;
-            convert(converted, scale);
-        }
-        (_, writes) => {
-            let expected = "the converted norm, or the norm and the converted one";
-            return Err(wrong(expected, writes.len()));
-        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Computes attention, and converts its result.
-pub(super) fn mha_to_e4m3(
-    spec: &MhaToE4m3,
-    extents: &Extents,
-    reads: &[Read<'_>],
-    out: &mut [f32],
-) -> Result<(), OpError> {
-    let (of_attention, scale) = reads.split_at(reads.len().saturating_sub(1));
-    let scale = Args::new("mha_to_e4m3", extents, scale, &mut []).real("out_scale", &[1])?[0];
-    let attention = spec.attention.clone().into();
-    super::run(&attention, extents, of_attention, &mut [&mut *out])?;
-    convert(out, scale);
-    Ok(())
+impl CpuForm for MhaToE4m3 {
+    fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
+        call.op = "mha_to_e4m3";
+        let [out] = call.outputs()?;
+        let (of_attention, scale) = split_scale(&call)?;
+        let attention = self.attention.clone().into();
+        super::run(&attention, call.extents, of_attention, &mut [&mut **out])?;
+        convert(out, scale);
+        Ok(())
+    }
+}
+
+/// Returns the tensors that a kernel reads, without the scale of its result, and this scale.
+fn split_scale<'r>(call: &Call<'r, '_, '_>) -> Result<(&'r [Read<'r>], f32), OpError> {
+    let (reads, scale) = call.reads.split_at(call.reads.len().saturating_sub(1));
+    let scale = Args::new(call.op, call.extents, scale, &mut []).real("out_scale", &[1])?[0];
+    Ok((reads, scale))
 }
 
 /// Divides values by `scale` and rounds them to E4M3.

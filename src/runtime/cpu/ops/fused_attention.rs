@@ -9,17 +9,25 @@ use super::{
     OpError,
     args::{Args, Sequence},
     attention::{Block, Distances, biases, blocks_of, for_heads_and_blocks, rows_of, work},
+    forms,
 };
 use crate::{
-    kernels::attention::{MhaOnline, MhaShort},
+    kernels::attention::{MhaOnline, MhaShort, MhaSplitKeys, MhaWgmma},
     ops::AttentionProblem,
 };
 
-pub(super) fn mha_short(spec: &MhaShort, args: Args<'_, '_>) -> Result<(), OpError> {
+forms! {
+    MhaShort => mha_short;
+    MhaOnline => mha_online;
+    MhaSplitKeys => |k, args| mha_online(&k.plain, args);
+    MhaWgmma => |k, args| mha_online(&k.plain(), args);
+}
+
+fn mha_short(spec: &MhaShort, args: Args<'_, '_>) -> Result<(), OpError> {
     fused(&spec.of, Some(spec.max_len), args)
 }
 
-pub(super) fn mha_online(spec: &MhaOnline, args: Args<'_, '_>) -> Result<(), OpError> {
+fn mha_online(spec: &MhaOnline, args: Args<'_, '_>) -> Result<(), OpError> {
     fused(&spec.of, None, args)
 }
 

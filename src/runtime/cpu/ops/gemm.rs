@@ -3,11 +3,18 @@
 use gemmule_cpu::linear::{Finish, Linear, Weight};
 
 use super::args::{Args, zeros};
-use super::{OpError, Read, fp8, rows};
+use super::{Call, CpuForm, OpError, Read, forms, fp8, rows};
 use crate::kernels::gemm::{
-    DeferredLayerNormGemm, GemmProblem, GemmResidualNorm, GemmResidualRowStats, GemmStream,
-    StreamNorm, normalised, scaled_and_row_stats, stream_normals, stream_scaled,
+    DeferredLayerNormGemm, Gemm, GemmPrepareAttention, GemmProblem, GemmResidualNorm,
+    GemmResidualRowStats, GemmSplitK, GemmStream, GemmWgmma, StreamNorm, normalised,
+    scaled_and_row_stats, stream_normals, stream_scaled,
 };
+
+forms! {
+    Gemm => |k, args| gemm(&k.problem, args);
+    GemmWgmma => |k, args| gemm(&k.problem, args);
+    GemmSplitK => |k, args| gemm(&k.problem, args);
+}
 
 /// Computes a problem, including its gate and epilogue.
 pub(super) fn gemm(problem: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), OpError> {
@@ -63,37 +70,80 @@ fn product(spec: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), OpError> {
 }
 
 /// Computes the products plus bias and residual, and then the norm of this sum.
-pub(super) fn gemm_residual_norm(
-    spec: &GemmResidualNorm,
-    extents: &crate::tensor::Extents,
-    reads: &[Read<'_>],
-    writes: &mut [&mut [f32]],
-) -> Result<(), OpError> {
-    let (product, norm) = spec.unfused();
-    let mut own;
-    let (sum, out): (&mut [f32], _) = match (spec.keeps_sum, writes) {
-        (true, [sum, out]) => (sum, out),
-        (false, [out]) => {
-            own = zeros("gemm_residual_norm", out.len())?;
-            (&mut own, out)
+impl CpuForm for GemmResidualNorm {
+    fn run(&self, call: Call<'_, '_, '_>) -> Result<(), OpError> {
+        let (product, norm) = self.unfused();
+        let mut own;
+        let (sum, out): (&mut [f32], _) = match (self.keeps_sum, &mut *call.writes) {
+            (true, [sum, out]) => (sum, out),
+            (false, [out]) => {
+                own = zeros(call.op, out.len())?;
+                (&mut own, out)
+            }
+            (_, writes) => {
+                let found = writes.len();
+                return Err(call.wrong_outputs("one tensor, or two with the sum", found));
+            }
+        };
+        let (of_sum, of_norm) = call.reads.split_at(self.of_sum().min(call.reads.len()));
+        super::run(&product.into(), call.extents, of_sum, &mut [&mut *sum])?;
+        let rows = [Read::Real(sum)];
+        let reads: Vec<Read<'_>> = rows.iter().chain(of_norm).copied().collect();
+        super::run(&norm, call.extents, &reads, &mut [&mut **out])
+    }
+}
+
+/// Computes the GEMM, and then prepares attention from the rows of the GEMM's result.
+impl CpuForm for GemmPrepareAttention {
+    fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
+        call.op = "gemm_prepare_attention";
+        let [out, prepared @ ..] = std::mem::take(&mut call.writes) else {
+            return Err(call.wrong_outputs("three tensors", 0));
+        };
+        let (of_gemm, of_prepare) = call.reads.split_at(self.of_gemm().min(call.reads.len()));
+        super::run(
+            &self.gemm().into(),
+            call.extents,
+            of_gemm,
+            &mut [&mut **out],
+        )?;
+        let rows = [Read::Real(out)];
+        let reads: Vec<Read<'_>> = rows.iter().chain(of_prepare).copied().collect();
+        super::run(&self.prepare.clone().into(), call.extents, &reads, prepared)
+    }
+}
+
+impl CpuForm for GemmResidualRowStats {
+    fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
+        let [scaled, row_stats] = call.outputs()?;
+        gemm_residual_row_stats(self, call.args(scaled), row_stats)
+    }
+}
+
+impl CpuForm for DeferredLayerNormGemm {
+    fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
+        let [normal, out] = call.outputs()?;
+        deferred_layer_norm_gemm(self, call.args(out), normal)
+    }
+}
+
+impl CpuForm for GemmStream {
+    fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
+        match std::mem::take(&mut call.writes) {
+            [out] => gemm_stream(self, call.args(out), None),
+            [out, scaled, row_stats] => {
+                gemm_stream(self, call.args(out), Some((scaled, row_stats)))
+            }
+            writes => {
+                let expected = "one tensor, or three before a norm";
+                Err(call.wrong_outputs(expected, writes.len()))
+            }
         }
-        (_, writes) => {
-            return Err(OpError::Writes {
-                op: "gemm_residual_norm",
-                expected: "one tensor, or two with the sum",
-                found: writes.len(),
-            });
-        }
-    };
-    let (of_sum, of_norm) = reads.split_at(spec.of_sum().min(reads.len()));
-    super::run(&product.into(), extents, of_sum, &mut [&mut *sum])?;
-    let rows = [Read::Real(sum)];
-    let reads: Vec<Read<'_>> = rows.iter().chain(of_norm).copied().collect();
-    super::run(&norm, extents, &reads, &mut [&mut **out])
+    }
 }
 
 /// Computes a GEMM, adds bias and residual, and computes the row statistics that LayerNorm needs.
-pub(super) fn gemm_residual_row_stats(
+fn gemm_residual_row_stats(
     spec: &GemmResidualRowStats,
     mut args: Args<'_, '_>,
     row_stats: &mut [f32],
@@ -124,7 +174,7 @@ pub(super) fn gemm_residual_row_stats(
 }
 
 /// Applies LayerNorm with given row statistics, and then a GEMM to the result.
-pub(super) fn deferred_layer_norm_gemm(
+fn deferred_layer_norm_gemm(
     spec: &DeferredLayerNormGemm,
     mut args: Args<'_, '_>,
     normal: &mut [f32],
@@ -147,9 +197,8 @@ pub(super) fn deferred_layer_norm_gemm(
     gemm(&product.problem, Args::new(op, extents, &of_gemm, out))
 }
 
-/// Computes a plain GEMM, a GEMM after a norm, or a GEMM before a norm. Only a GEMM before a norm has `more`: the tensors to which it
-/// writes the scaled values and the row statistics.
-pub(super) fn gemm_stream(
+/// Computes a GEMM before or after a norm. `more` holds the `scaled` values and the row statistics.
+fn gemm_stream(
     spec: &GemmStream,
     mut args: Args<'_, '_>,
     more: Option<(&mut [f32], &mut [f32])>,

@@ -6,9 +6,9 @@ use gemmule_cpu::{
     product::{Into, Operand, multiply},
 };
 
-use super::OpError;
 use super::args::{Args, Sequence};
 use super::attention::{Scratch, blocks, for_heads_and_blocks, rows_of, work};
+use super::{Call, CpuForm, OpError, forms};
 use crate::kernels::attention::*;
 use crate::tensor::Extents;
 
@@ -24,7 +24,19 @@ fn sizes(extents: &Extents) -> (u64, u64) {
     (scores, extents.key_tiles())
 }
 
-pub(super) fn scores(
+forms! {
+    MhaLongReduce => reduce;
+    MhaLongContext => context;
+}
+
+impl CpuForm for MhaLongScores {
+    fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
+        let [scores_out, partials] = call.outputs()?;
+        scores(self, call.args(scores_out), partials)
+    }
+}
+
+fn scores(
     spec: &MhaLongScores,
     mut args: Args<'_, '_>,
     partials: &mut [f32],
@@ -88,7 +100,7 @@ pub(super) fn scores(
     Ok(())
 }
 
-pub(super) fn reduce(spec: &MhaLongReduce, mut args: Args<'_, '_>) -> Result<(), OpError> {
+fn reduce(spec: &MhaLongReduce, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (_, of_partials) = sizes(args.extents);
     let tokens = args.extents.tokens;
     let layout = Layout::of(args.extents);
@@ -125,7 +137,7 @@ pub(super) fn reduce(spec: &MhaLongReduce, mut args: Args<'_, '_>) -> Result<(),
     Ok(())
 }
 
-pub(super) fn context(spec: &MhaLongContext, mut args: Args<'_, '_>) -> Result<(), OpError> {
+fn context(spec: &MhaLongContext, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let v_heads = args.heads("the heads of `v`", spec.v, spec.heads, spec.head)?;
     let (of_scores, _) = sizes(args.extents);
     let tokens = args.extents.tokens;

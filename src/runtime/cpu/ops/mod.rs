@@ -19,11 +19,19 @@ mod tests;
 
 use args::Args;
 use cached::Stored;
-use gemmule_cpu::attention::MAX_QUERIES;
 
 pub use gemmule_cpu::linear::{MatmulPrecision, PackedWeight};
 
-use crate::kernels::{KernelSpec, gemm::GemmPrepareAttention};
+use crate::kernels::{
+    KernelSpec,
+    attention::MhaDecodeAppend,
+    beam_search::{BeamStep, Candidates},
+    decoding::*,
+    max_sim::MaxSim,
+    pack::*,
+    upload::*,
+    with_kernels,
+};
 use crate::tensor::Extents;
 
 /// A tensor in host memory that a kernel reads.
@@ -172,6 +180,87 @@ pub enum OpError {
     },
 }
 
+/// The CPU form of a kernel.
+trait CpuForm {
+    fn run(&self, call: Call<'_, '_, '_>) -> Result<(), OpError>;
+}
+
+/// The arguments of one launch.
+struct Call<'r, 'w, 'v> {
+    op: &'static str,
+    extents: &'r Extents,
+    reads: &'r [Read<'r>],
+    writes: &'w mut [&'v mut [f32]],
+}
+
+impl<'r, 'w, 'v> Call<'r, 'w, 'v> {
+    /// Takes the tensors that the kernel writes, which are `N`.
+    fn outputs<const N: usize>(&mut self) -> Result<&'w mut [&'v mut [f32]; N], OpError> {
+        let writes = std::mem::take(&mut self.writes);
+        let expected = match N {
+            1 => "one tensor",
+            _ => "two tensors",
+        };
+        let wrong = self.wrong_outputs(expected, writes.len());
+        writes.try_into().map_err(|_| wrong)
+    }
+
+    fn wrong_outputs(&self, expected: &'static str, found: usize) -> OpError {
+        let op = self.op;
+        OpError::Writes {
+            op,
+            expected,
+            found,
+        }
+    }
+
+    /// Returns the tensors that the kernel reads, and `out`, which it writes.
+    fn args<'o>(&self, out: &'o mut [f32]) -> Args<'r, 'o> {
+        Args::new(self.op, self.extents, self.reads, out)
+    }
+}
+
+/// Lists kernels that write one tensor, with the functions that compute it.
+macro_rules! forms {
+    ($($Kernel:ident => $form:expr;)*) => {$(
+        impl $crate::runtime::cpu::ops::CpuForm for $Kernel {
+            fn run(
+                &self,
+                mut call: $crate::runtime::cpu::ops::Call<'_, '_, '_>,
+            ) -> Result<(), OpError> {
+                let [out] = call.outputs()?;
+                let form: fn(&Self, Args<'_, '_>) -> Result<(), OpError> = $form;
+                form(self, call.args(out))
+            }
+        }
+    )*};
+}
+use forms;
+
+/// Lists kernels without a CPU form.
+macro_rules! only_on_devices {
+    ($($Kernel:ident => $Error:ident;)*) => {$(
+        impl CpuForm for $Kernel {
+            fn run(&self, Call { op, .. }: Call<'_, '_, '_>) -> Result<(), OpError> {
+                Err(OpError::$Error { op })
+            }
+        }
+    )*};
+}
+
+only_on_devices! {
+    Upload => Packing;
+    Scatter => Packing;
+    PackScan => Packing;
+    PackTokens => Packing;
+    ChooseToken => Packing;
+    Candidates => Packing;
+    BeamStep => Packing;
+    Advance => Packing;
+    MaxSim => Packing;
+    MhaDecodeAppend => InTurn;
+}
+
 /// Runs one kernel.
 ///
 /// `reads` are the kernel's parameters of role `Read`, in the order that the kernel's type documents. `writes` are the
@@ -188,137 +277,20 @@ pub fn run(
     reads: &[Read<'_>],
     writes: &mut [&mut [f32]],
 ) -> Result<(), OpError> {
-    let op = spec.as_kernel().template();
-    let found = writes.len();
-    let wrong = |expected| OpError::Writes {
-        op,
-        expected,
-        found,
+    let call = Call {
+        op: spec.as_kernel().template(),
+        extents,
+        reads,
+        writes,
     };
-    if let KernelSpec::MhaLongScores(k) = spec {
-        let [scores, partials] = writes else {
-            return Err(wrong("two tensors"));
+    macro_rules! run_form {
+        ($($name:ident),* $(,)?) => {
+            match spec {
+                $(KernelSpec::$name(kernel) => CpuForm::run(kernel, call),)*
+            }
         };
-        return long_attention::scores(k, Args::new(op, extents, reads, scores), partials);
     }
-    if let KernelSpec::GemmResidualRowStats(k) = spec {
-        let [scaled, row_stats] = writes else {
-            return Err(wrong("two tensors"));
-        };
-        let args = Args::new(op, extents, reads, scaled);
-        return gemm::gemm_residual_row_stats(k, args, row_stats);
-    }
-    if let KernelSpec::DeferredLayerNormGemm(k) = spec {
-        let [normal, out] = writes else {
-            return Err(wrong("two tensors"));
-        };
-        return gemm::deferred_layer_norm_gemm(k, Args::new(op, extents, reads, out), normal);
-    }
-    if let KernelSpec::GemmStream(k) = spec {
-        let (out, more) = match writes {
-            [out] => (out, None),
-            [out, scaled, row_stats] => (out, Some((&mut **scaled, &mut **row_stats))),
-            _ => return Err(wrong("one tensor, or three before a norm")),
-        };
-        return gemm::gemm_stream(k, Args::new(op, extents, reads, out), more);
-    }
-    if let KernelSpec::PrepareAttention(k) = spec {
-        let [queries, keys] = writes else {
-            return Err(wrong("two tensors"));
-        };
-        let args = Args::new(op, extents, reads, &mut []);
-        return cached::prepare_attention(k, args, queries, Stored::Real(keys));
-    }
-    if let KernelSpec::AppendCache(k) = spec {
-        let [cache] = writes else {
-            return Err(wrong("one tensor"));
-        };
-        let args = Args::new(op, extents, reads, &mut []);
-        return cached::append_cache(k, args, Stored::Real(cache));
-    }
-    if let KernelSpec::GemmPrepareAttention(k) = spec {
-        return gemm_prepare_attention(k, extents, reads, writes);
-    }
-    if let KernelSpec::GemmResidualNorm(k) = spec {
-        return gemm::gemm_residual_norm(k, extents, reads, writes);
-    }
-    if let KernelSpec::NormToE4m3(k) = spec {
-        return fp8::norm_to_e4m3(k, extents, reads, writes);
-    }
-    if matches!(spec, KernelSpec::MhaDecodeAppend(_)) {
-        return Err(OpError::InTurn { op });
-    }
-    let [out] = writes else {
-        return Err(wrong("one tensor"));
-    };
-    if let KernelSpec::MhaToE4m3(k) = spec {
-        return fp8::mha_to_e4m3(k, extents, reads, out);
-    }
-    let args = Args::new(op, extents, reads, out);
-    match spec {
-        KernelSpec::Gemm(k) => gemm::gemm(&k.problem, args),
-        KernelSpec::GemmWgmma(k) => gemm::gemm(&k.problem, args),
-        KernelSpec::GemmSplitK(k) => gemm::gemm(&k.problem, args),
-        KernelSpec::ToE4m3(k) => fp8::to_e4m3(k, args),
-        KernelSpec::AddBias(k) => rows::add_bias(k, args),
-        KernelSpec::Combine(k) => rows::combine(k, args),
-        KernelSpec::RmsNorm(k) => rows::rms_norm(k, args),
-        KernelSpec::Rotary(k) => rotary::rotary(k, args),
-        KernelSpec::Activate(k) => rows::activate(k, args),
-        KernelSpec::Gate(k) => rows::gate(k, args),
-        KernelSpec::Scale(k) => rows::scale(k, args),
-        KernelSpec::SoftCap(k) => rows::soft_cap(k, args),
-        KernelSpec::SliceColumns(k) => rows::slice_columns(k, args),
-        KernelSpec::SplitHeads(k) => rows::split_heads(k, args),
-        KernelSpec::MergeHeads(k) => rows::merge_heads(k, args),
-        KernelSpec::LayerNorm(k) => rows::layer_norm(k, args),
-        KernelSpec::BiasResidualLayerNorm(k) => rows::bias_residual_layer_norm(k, args),
-        KernelSpec::Embedding(k) => rows::embedding(k, args),
-        KernelSpec::EmbeddingLayerNorm(k) => rows::embedding_layer_norm(k, args),
-        KernelSpec::Concat(k) => rows::concat(k, args),
-        KernelSpec::TokenOfSequence(k) => pooling::token_of_sequence(k, args),
-        KernelSpec::MeanPool(k) => pooling::mean_pool(k, args),
-        KernelSpec::MaxPool(k) => pooling::max_pool(k, args),
-        KernelSpec::WeightedPool(k) => pooling::weighted_pool(k, args),
-        KernelSpec::L2Normalize(k) => pooling::l2_normalize(k, args),
-        KernelSpec::Draw(k) => rows::draw(k, args),
-        KernelSpec::LogProbability(k) => rows::log_probability(k, args),
-        KernelSpec::MeanPoolNormalize(k) => pooling::mean_pool_normalize(k, args),
-        KernelSpec::AttentionScores(k) => attention::scores(k, args),
-        KernelSpec::AttentionSoftmax(k) => attention::softmax(k, args),
-        KernelSpec::SoftmaxByDistance(k) => attention::softmax_by_distance(k, args),
-        KernelSpec::RelativeScores(k) => attention::relative_scores(k, args),
-        KernelSpec::AttentionContext(k) => attention::context(k, args),
-        KernelSpec::MhaShort(k) => fused_attention::mha_short(k, args),
-        KernelSpec::MhaOnline(k) => fused_attention::mha_online(k, args),
-        KernelSpec::MhaSplitKeys(k) => fused_attention::mha_online(&k.plain, args),
-        KernelSpec::MhaCached(k) => cached::mha_cached(k, MAX_QUERIES, args),
-        KernelSpec::MhaDecode(k) => cached::mha_cached(&k.plain, MAX_QUERIES, args),
-        KernelSpec::MhaPrefill(k) => cached::mha_cached(&k.plain, MAX_QUERIES, args),
-        KernelSpec::MhaWgmma(k) => fused_attention::mha_online(&k.plain(), args),
-        KernelSpec::MhaLongScores(_)
-        | KernelSpec::AppendCache(_)
-        | KernelSpec::GemmResidualRowStats(_)
-        | KernelSpec::DeferredLayerNormGemm(_)
-        | KernelSpec::GemmStream(_)
-        | KernelSpec::GemmPrepareAttention(_)
-        | KernelSpec::GemmResidualNorm(_)
-        | KernelSpec::MhaDecodeAppend(_)
-        | KernelSpec::NormToE4m3(_)
-        | KernelSpec::MhaToE4m3(_)
-        | KernelSpec::PrepareAttention(_) => Err(wrong("two tensors")),
-        KernelSpec::MhaLongReduce(k) => long_attention::reduce(k, args),
-        KernelSpec::MhaLongContext(k) => long_attention::context(k, args),
-        KernelSpec::Upload(_)
-        | KernelSpec::Scatter(_)
-        | KernelSpec::PackScan(_)
-        | KernelSpec::PackTokens(_)
-        | KernelSpec::ChooseToken(_)
-        | KernelSpec::Candidates(_)
-        | KernelSpec::BeamStep(_)
-        | KernelSpec::Advance(_)
-        | KernelSpec::MaxSim(_) => Err(OpError::Packing { op }),
-    }
+    with_kernels!(run_form)
 }
 
 /// Runs a kernel that appends to a KV cache in E4M3. `cache` contains the codes of the cache, and `writes` the other tensors that the
@@ -378,25 +350,4 @@ pub fn run_invariant(
         });
     };
     cached::mha_cached(plain, 1, Args::new(op, extents, reads, out))
-}
-
-/// Runs the GEMM, and then the kernel that prepares attention from the rows of the GEMM's result.
-fn gemm_prepare_attention(
-    spec: &GemmPrepareAttention,
-    extents: &Extents,
-    reads: &[Read<'_>],
-    writes: &mut [&mut [f32]],
-) -> Result<(), OpError> {
-    let [out, prepared @ ..] = writes else {
-        return Err(OpError::Writes {
-            op: "gemm_prepare_attention",
-            expected: "three tensors",
-            found: 0,
-        });
-    };
-    let (of_gemm, of_prepare) = reads.split_at(spec.of_gemm().min(reads.len()));
-    run(&spec.gemm().into(), extents, of_gemm, &mut [&mut **out])?;
-    let rows = [Read::Real(out)];
-    let reads: Vec<Read<'_>> = rows.iter().chain(of_prepare).copied().collect();
-    run(&spec.prepare.clone().into(), extents, &reads, prepared)
 }

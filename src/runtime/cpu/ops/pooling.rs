@@ -5,8 +5,8 @@ use gemmule_cpu::{
     rows::{MeanRows, Pooled, UnitRows},
 };
 
-use super::OpError;
 use super::args::{Args, Sequence};
+use super::{OpError, forms};
 use crate::kernels::{
     pooling::{
         L2Normalize, MaxPool, MeanPool, MeanPoolNormalize, TokenOfSequence, TokenPosition, larger,
@@ -14,10 +14,16 @@ use crate::kernels::{
     weighted_pool::WeightedPool,
 };
 
-pub(super) fn token_of_sequence(
-    spec: &TokenOfSequence,
-    mut args: Args<'_, '_>,
-) -> Result<(), OpError> {
+forms! {
+    TokenOfSequence => token_of_sequence;
+    MeanPool => mean_pool;
+    MaxPool => max_pool;
+    WeightedPool => weighted_pool;
+    L2Normalize => l2_normalize;
+    MeanPoolNormalize => mean_pool_normalize;
+}
+
+fn token_of_sequence(spec: &TokenOfSequence, mut args: Args<'_, '_>) -> Result<(), OpError> {
     if spec.which == TokenPosition::Last {
         return for_sequences(spec.width, args, &|x, out| {
             if let Some(row) = x.chunks_exact(out.len()).next_back() {
@@ -37,7 +43,7 @@ pub(super) fn token_of_sequence(
     Ok(())
 }
 
-pub(super) fn max_pool(spec: &MaxPool, args: Args<'_, '_>) -> Result<(), OpError> {
+fn max_pool(spec: &MaxPool, args: Args<'_, '_>) -> Result<(), OpError> {
     for_sequences(spec.width, args, &|x, out| {
         out.fill(f32::NEG_INFINITY);
         for row in x.chunks_exact(out.len()) {
@@ -49,7 +55,7 @@ pub(super) fn max_pool(spec: &MaxPool, args: Args<'_, '_>) -> Result<(), OpError
     })
 }
 
-pub(super) fn weighted_pool(spec: &WeightedPool, args: Args<'_, '_>) -> Result<(), OpError> {
+fn weighted_pool(spec: &WeightedPool, args: Args<'_, '_>) -> Result<(), OpError> {
     for_sequences(spec.width, args, &|x, out| {
         out.fill(0.0);
         // Each weight is divided by the total before the sum, so that the sums of long sequences stay small.
@@ -82,14 +88,11 @@ fn for_sequences(
     Ok(())
 }
 
-pub(super) fn mean_pool(spec: &MeanPool, args: Args<'_, '_>) -> Result<(), OpError> {
+fn mean_pool(spec: &MeanPool, args: Args<'_, '_>) -> Result<(), OpError> {
     pool(spec.width, None, args)
 }
 
-pub(super) fn mean_pool_normalize(
-    spec: &MeanPoolNormalize,
-    args: Args<'_, '_>,
-) -> Result<(), OpError> {
+fn mean_pool_normalize(spec: &MeanPoolNormalize, args: Args<'_, '_>) -> Result<(), OpError> {
     pool(spec.width, Some(spec.eps), args)
 }
 
@@ -120,7 +123,7 @@ fn pool(width: u32, normalize: Option<f32>, mut args: Args<'_, '_>) -> Result<()
     Ok(())
 }
 
-pub(super) fn l2_normalize(spec: &L2Normalize, mut args: Args<'_, '_>) -> Result<(), OpError> {
+fn l2_normalize(spec: &L2Normalize, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let shape = [args.extents.rows, u64::from(spec.width)];
     let x = args.real("x", &shape)?;
     let out = args.out(&shape)?;

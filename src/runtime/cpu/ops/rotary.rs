@@ -2,11 +2,15 @@
 
 use gemmule_cpu::{parallel::for_row_blocks, rows};
 
-use super::OpError;
 use super::args::Args;
+use super::{OpError, forms};
 use crate::{kernels::rotary::Rotary, ops::Rotation};
 
-pub(super) fn rotary(spec: &Rotary, mut args: Args<'_, '_>) -> Result<(), OpError> {
+forms! {
+    Rotary => rotary;
+}
+
+fn rotary(spec: &Rotary, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let heads = spec.rotation.heads;
     let shape = [args.extents.tokens, u64::from(heads), u64::from(spec.head)];
     let x = args.real("x", &[shape[0], u64::from(spec.stride)])?;

@@ -8,8 +8,8 @@ use gemmule_cpu::{
 };
 use rayon::prelude::*;
 
-use super::OpError;
 use super::args::Args;
+use super::{OpError, forms};
 use crate::kernels::elementwise::*;
 use crate::kernels::embedding::{Embedding, EmbeddingLayerNorm, Table};
 use crate::kernels::layernorm::{BiasResidualLayerNorm, LayerNorm};
@@ -20,7 +20,27 @@ use crate::{
     ops::{BatchInput, noise, seed_of},
 };
 
-pub(super) fn add_bias(spec: &AddBias, mut args: Args<'_, '_>) -> Result<(), OpError> {
+forms! {
+    AddBias => add_bias;
+    Combine => combine;
+    RmsNorm => rms_norm;
+    Activate => activate;
+    Gate => gate;
+    Scale => scale;
+    SoftCap => soft_cap;
+    SliceColumns => slice_columns;
+    SplitHeads => split_heads;
+    MergeHeads => merge_heads;
+    LayerNorm => layer_norm;
+    BiasResidualLayerNorm => bias_residual_layer_norm;
+    Embedding => embedding;
+    EmbeddingLayerNorm => embedding_layer_norm;
+    Concat => concat;
+    Draw => draw;
+    LogProbability => log_probability;
+}
+
+fn add_bias(spec: &AddBias, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (rows, width) = (args.extents.rows, u64::from(spec.width));
     let x = args.real("x", &[rows, width])?;
     let bias = args.real("bias", &[width])?;
@@ -37,7 +57,7 @@ pub(super) fn add_bias(spec: &AddBias, mut args: Args<'_, '_>) -> Result<(), OpE
     Ok(())
 }
 
-pub(super) fn combine(spec: &Combine, mut args: Args<'_, '_>) -> Result<(), OpError> {
+fn combine(spec: &Combine, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (rows, width) = (args.extents.rows, u64::from(spec.width));
     let a = args.real("a", &[rows, width])?;
     let b = args.real("b", &[rows, width])?;
@@ -54,7 +74,7 @@ pub(super) fn combine(spec: &Combine, mut args: Args<'_, '_>) -> Result<(), OpEr
     Ok(())
 }
 
-pub(super) fn rms_norm(spec: &RmsNorm, mut args: Args<'_, '_>) -> Result<(), OpError> {
+fn rms_norm(spec: &RmsNorm, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (rows, width) = (args.extents.rows, u64::from(spec.width));
     let (heads, stride) = (u64::from(spec.heads), u64::from(spec.stride));
     let x = args.real("x", &[rows, stride])?;
@@ -76,7 +96,7 @@ pub(super) fn rms_norm(spec: &RmsNorm, mut args: Args<'_, '_>) -> Result<(), OpE
     Ok(())
 }
 
-pub(super) fn activate(spec: &Activate, args: Args<'_, '_>) -> Result<(), OpError> {
+fn activate(spec: &Activate, args: Args<'_, '_>) -> Result<(), OpError> {
     let activation = spec.activation.into();
     map(
         &|x, out| rows::activate(activation, x, out),
@@ -100,11 +120,11 @@ pub(super) fn gate(spec: &Gate, mut args: Args<'_, '_>) -> Result<(), OpError> {
     Ok(())
 }
 
-pub(super) fn scale(spec: &Scale, args: Args<'_, '_>) -> Result<(), OpError> {
+fn scale(spec: &Scale, args: Args<'_, '_>) -> Result<(), OpError> {
     map(&|x, out| rows::scale(spec.by, x, out), spec.width, args)
 }
 
-pub(super) fn soft_cap(spec: &SoftCap, args: Args<'_, '_>) -> Result<(), OpError> {
+fn soft_cap(spec: &SoftCap, args: Args<'_, '_>) -> Result<(), OpError> {
     let cap = spec.cap.get();
     map(&|x, out| rows::soft_cap(cap, x, out), spec.width, args)
 }
@@ -125,7 +145,7 @@ fn map(
     Ok(())
 }
 
-pub(super) fn slice_columns(spec: &SliceColumns, mut args: Args<'_, '_>) -> Result<(), OpError> {
+fn slice_columns(spec: &SliceColumns, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let rows = args.extents.rows;
     let (from, width) = (u64::from(spec.from_width), u64::from(spec.width));
     let end = u64::from(spec.start) + width;
@@ -148,7 +168,7 @@ pub(super) fn slice_columns(spec: &SliceColumns, mut args: Args<'_, '_>) -> Resu
     Ok(())
 }
 
-pub(super) fn concat(spec: &Concat, mut args: Args<'_, '_>) -> Result<(), OpError> {
+fn concat(spec: &Concat, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let rows = args.extents.rows;
     let parts = spec
         .parts()
@@ -172,7 +192,7 @@ pub(super) fn concat(spec: &Concat, mut args: Args<'_, '_>) -> Result<(), OpErro
     Ok(())
 }
 
-pub(super) fn split_heads(spec: &SplitHeads, mut args: Args<'_, '_>) -> Result<(), OpError> {
+fn split_heads(spec: &SplitHeads, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (tokens, heads, head) = (
         args.extents.tokens,
         u64::from(spec.heads),
@@ -191,7 +211,7 @@ pub(super) fn split_heads(spec: &SplitHeads, mut args: Args<'_, '_>) -> Result<(
     Ok(())
 }
 
-pub(super) fn merge_heads(spec: &MergeHeads, mut args: Args<'_, '_>) -> Result<(), OpError> {
+fn merge_heads(spec: &MergeHeads, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (tokens, heads, head) = (
         args.extents.tokens,
         u64::from(spec.heads),
@@ -223,7 +243,7 @@ fn normalize_rows(sum: Sum<'_>, gamma: &[f32], beta: &[f32], eps: f32, out: &mut
     });
 }
 
-pub(super) fn layer_norm(spec: &LayerNorm, mut args: Args<'_, '_>) -> Result<(), OpError> {
+fn layer_norm(spec: &LayerNorm, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (rows, width) = (args.extents.rows, u64::from(spec.width));
     let x = args.real("x", &[rows, width])?;
     let gamma = args.real("gamma", &[width])?;
@@ -238,7 +258,7 @@ pub(super) fn layer_norm(spec: &LayerNorm, mut args: Args<'_, '_>) -> Result<(),
     Ok(())
 }
 
-pub(super) fn bias_residual_layer_norm(
+fn bias_residual_layer_norm(
     spec: &BiasResidualLayerNorm,
     mut args: Args<'_, '_>,
 ) -> Result<(), OpError> {
@@ -300,7 +320,7 @@ fn ids_param(ids: BatchInput) -> &'static str {
     }
 }
 
-pub(super) fn draw(spec: &Draw, mut args: Args<'_, '_>) -> Result<(), OpError> {
+fn draw(spec: &Draw, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (batch, width) = (args.extents.batch, u64::from(spec.width));
     let mean = args.real("mean", &[batch, width])?;
     let log_variance = args.real("log_variance", &[batch, width])?;
@@ -316,10 +336,7 @@ pub(super) fn draw(spec: &Draw, mut args: Args<'_, '_>) -> Result<(), OpError> {
     Ok(())
 }
 
-pub(super) fn log_probability(
-    spec: &LogProbability,
-    mut args: Args<'_, '_>,
-) -> Result<(), OpError> {
+fn log_probability(spec: &LogProbability, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (op, tokens, width) = (args.op(), args.extents.tokens, u64::from(spec.width));
     let logits = args.real("logits", &[tokens, width])?;
     let ids = args.i32s("token_ids", tokens)?;
@@ -349,7 +366,7 @@ pub(super) fn log_probability(
     Ok(())
 }
 
-pub(super) fn embedding(spec: &Embedding, mut args: Args<'_, '_>) -> Result<(), OpError> {
+fn embedding(spec: &Embedding, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (op, tokens, width) = (args.op(), args.extents.tokens, u64::from(spec.width));
     let ids = args.i32s(ids_param(spec.table.ids), tokens)?;
     let rows = args.real("table", &[u64::from(spec.table.rows), width])?;
@@ -364,10 +381,7 @@ pub(super) fn embedding(spec: &Embedding, mut args: Args<'_, '_>) -> Result<(), 
     Ok(())
 }
 
-pub(super) fn embedding_layer_norm(
-    spec: &EmbeddingLayerNorm,
-    mut args: Args<'_, '_>,
-) -> Result<(), OpError> {
+fn embedding_layer_norm(spec: &EmbeddingLayerNorm, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (op, tokens, width) = (args.op(), args.extents.tokens, u64::from(spec.width));
     let ids = spec
         .tables
