@@ -44,8 +44,9 @@ pub(super) fn run(args: Args) -> Outcome {
     };
     let extents = Extents::of(&args.lens).into_diagnostic()?;
     print(&compiled.report.explain(extents, args.dtype).to_string())?;
+    let fusions = compiled.fusions(&extents)?;
     let machine = &compiled.options.machine;
-    let launches = compiled.program.explain(&extents, machine);
+    let launches = compiled.program.explain(fusions, &extents, machine);
     print(&format!("\n{}", launches.into_diagnostic()?))?;
     if args.kv_dtype.is_some() {
         let cache = cache_of(compiled.program.block_bytes(), &compiled.program);

@@ -14,9 +14,9 @@ use crate::{
     model::{self, Description, Model, Module, TOKEN_VECTORS},
     names::nearest,
     passes::{self, PassError, Report},
-    program::{self, AttentionChoice, LowerOptions, NEXT_LOGITS, Padding, Program},
+    program::{self, AttentionChoice, Fusions, LowerOptions, NEXT_LOGITS, Padding, Program},
     select::{Alternative, Timings},
-    tensor::{DType, Format},
+    tensor::{DType, Extents, Format},
 };
 
 /// Options of [`compile`].
@@ -114,7 +114,13 @@ impl Compiled {
         Ok(program::alternatives(&self.graph, &options, tokens, more)?)
     }
 
-    /// Lowers the graph again with these timings.
+    /// Returns which rules fused operators into launches for a batch, and why other rules did not.
+    pub fn fusions(&self, batch: &Extents) -> Result<Fusions, EngineError> {
+        let options = self.options.lowering();
+        Ok(program::explain(&self.graph, &options, batch)?)
+    }
+
+    /// Lowers the graph again, with other timings.
     pub fn program_with(&self, timings: &Timings) -> Result<Program, EngineError> {
         let options = LowerOptions {
             timings: Some(timings),

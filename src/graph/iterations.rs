@@ -1,7 +1,7 @@
 //! Names of values in loops. The names of two iterations differ in one index.
 
 /// Returns the prefix of a value that a `Repeat` computes, and its iteration: `layer.` and 3 for `layer.3.query`.
-pub fn iteration(name: &str) -> Option<(&str, u64)> {
+fn iteration(name: &str) -> Option<(&str, u64)> {
     let mut at = 0;
     for part in name.split_inclusive('.') {
         let index = part.strip_suffix('.').and_then(|part| part.parse().ok());
@@ -14,7 +14,7 @@ pub fn iteration(name: &str) -> Option<(&str, u64)> {
 }
 
 /// Formats indices as `{0..11}`, or `{0..3,6}` if some are missing.
-pub fn index_ranges(mut indices: Vec<u64>) -> String {
+fn index_ranges(mut indices: Vec<u64>) -> String {
     indices.sort_unstable();
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for index in indices {
@@ -31,4 +31,96 @@ pub fn index_ranges(mut indices: Vec<u64>) -> String {
         })
         .collect();
     format!("{{{}}}", words.join(","))
+}
+
+/// An item of a report that belongs to a value, with the names of other values.
+pub trait Iterated: Clone + PartialEq {
+    /// Returns the name of the value.
+    fn name(&self) -> &str;
+
+    /// Applies `name` to all texts with names.
+    fn renamed(&self, name: &dyn Fn(&str) -> String) -> Self;
+}
+
+/// Items that differ only in the iteration of a loop.
+pub struct Alike<'a, T> {
+    pub first: &'a T,
+    /// Prefix of the names before the index; empty if the item belongs to no iteration.
+    prefix: &'a str,
+    /// Iterations, starting with that of the first item.
+    indices: Vec<u64>,
+}
+
+impl<T: Iterated> Alike<'_, T> {
+    /// Returns the number of items.
+    pub fn n(&self) -> usize {
+        self.indices.len().max(1)
+    }
+
+    /// Returns the first item, with all iterations in place of its index. Names of later iterations, for example a reader's, get the
+    /// corresponding later indices.
+    pub fn shown(&self) -> T {
+        let [own, _, ..] = self.indices.as_slice() else {
+            return self.first.clone();
+        };
+        let all = |n: u64| {
+            let shifted = |&index: &u64| (index + n).saturating_sub(*own);
+            index_ranges(self.indices.iter().map(shifted).collect())
+        };
+        self.first.renamed(&|name| indexed(name, self.prefix, all))
+    }
+}
+
+/// Groups equal items. The groups are in the order of their first items.
+pub fn alike<T: Iterated>(items: &[T]) -> Vec<Alike<'_, T>> {
+    let mut all: Vec<(T, Alike<'_, T>)> = Vec::new();
+    for item in items {
+        let (prefix, index) = iteration(item.name()).unzip();
+        let prefix = prefix.unwrap_or_default();
+        // Formats an index relative to the index of the item.
+        let from = |n: u64| format!("{{{}}}", i128::from(n) - i128::from(index.unwrap_or(0)));
+        let general = match index {
+            Some(_) => item.renamed(&|name| indexed(name, prefix, from)),
+            None => item.clone(),
+        };
+        let same = all.iter_mut().find(|(known, alike)| {
+            let is_new = |index| !alike.indices.contains(&index);
+            index.is_some_and(is_new) && alike.prefix == prefix && *known == general
+        });
+        match same {
+            Some((_, alike)) => alike.indices.extend(index),
+            None => {
+                let alike = Alike {
+                    first: item,
+                    prefix,
+                    indices: index.into_iter().collect(),
+                };
+                all.push((general, alike));
+            }
+        }
+    }
+    all.into_iter().map(|(_, alike)| alike).collect()
+}
+
+/// Finds each name in `text` that starts with `prefix` and an index, and replaces the index with the result of `show`.
+fn indexed(text: &str, prefix: &str, show: impl Fn(u64) -> String) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(prefix) {
+        let (before, from) = rest.split_at(at);
+        let after = &from[prefix.len()..];
+        out.push_str(before);
+        let begins = !out.ends_with(|c: char| c.is_alphanumeric() || "._".contains(c));
+        out.push_str(prefix);
+        let digits = after.find(|c: char| !c.is_ascii_digit());
+        let (index, end) = after.split_at(digits.unwrap_or(after.len()));
+        rest = match index.parse() {
+            Ok(index) if begins && end.starts_with('.') => {
+                out.push_str(&show(index));
+                end
+            }
+            _ => after,
+        };
+    }
+    out + rest
 }

@@ -28,7 +28,7 @@ pub const NEXT_LOGITS: &str = "next_token_logits";
 pub const TOKEN_VECTORS: &str = "colbert";
 
 pub use infer::{HEAD_STEP, MAX_HEAD, MAX_PARTS, MAX_TABLES, MAX_WIDTH};
-pub use iterations::{index_ranges, iteration};
+pub use iterations::{Iterated, alike};
 pub use op::Op;
 pub use weight::{
     Bound, BoundLinear, Buckets, CacheRows, Positions, Sinusoid, WeightExpr, interleaved_row,

@@ -7,7 +7,7 @@ use super::{
     report::{Entry, Part, Report},
 };
 use crate::{
-    graph::{index_ranges, iteration},
+    graph::{Iterated, alike},
     tensor::{DType, Extents},
 };
 
@@ -33,7 +33,7 @@ impl fmt::Display for Explanation<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let entries = &self.report.entries;
         for alike in alike(entries) {
-            let n = alike.indices.len().max(1);
+            let n = alike.n();
             write_entry(f, &alike.shown(), n)?;
             let Entry::Fused {
                 moved,
@@ -144,105 +144,33 @@ fn write_entry(f: &mut fmt::Formatter<'_>, entry: &Entry, n: usize) -> fmt::Resu
     }
 }
 
-/// Entries that differ only in the iteration of a loop.
-struct Alike<'a> {
-    first: &'a Entry,
-    /// Prefix of the names before the index; empty if the entry belongs to no iteration.
-    prefix: &'a str,
-    /// Iterations, starting with that of the first entry.
-    indices: Vec<u64>,
-}
-
-impl Alike<'_> {
-    /// Returns the first entry, with all iterations in place of its index. Names of later iterations, for example a reader's, get the
-    /// corresponding later indices.
-    fn shown(&self) -> Entry {
-        let [own, _, ..] = self.indices.as_slice() else {
-            return self.first.clone();
-        };
-        let all = |n: u64| {
-            let shifted = |&index: &u64| (index + n).saturating_sub(*own);
-            index_ranges(self.indices.iter().map(shifted).collect())
-        };
-        renamed(self.first, |name| indexed(name, self.prefix, all))
-    }
-}
-
-/// Groups equal entries. The groups are in the order of their first entries.
-fn alike(entries: &[Entry]) -> Vec<Alike<'_>> {
-    let mut all: Vec<(Entry, Alike<'_>)> = Vec::new();
-    for entry in entries {
-        let (Entry::Fused { anchor: name, .. }
-        | Entry::Refused { at: name, .. }
-        | Entry::Quantized { at: name, .. }) = entry;
-        let (prefix, index) = iteration(name).unzip();
-        let prefix = prefix.unwrap_or_default();
-        // Formats an index relative to the index of the entry.
-        let from = |n: u64| format!("{{{}}}", i128::from(n) - i128::from(index.unwrap_or(0)));
-        let general = match index {
-            Some(_) => renamed(entry, |name| indexed(name, prefix, from)),
-            None => entry.clone(),
-        };
-        let same = all.iter_mut().find(|(known, alike)| {
-            let is_new = |index| !alike.indices.contains(&index);
-            index.is_some_and(is_new) && alike.prefix == prefix && *known == general
-        });
-        match same {
-            Some((_, alike)) => alike.indices.extend(index),
-            None => {
-                let (first, indices) = (entry, index.into_iter().collect());
-                let alike = Alike {
-                    first,
-                    prefix,
-                    indices,
-                };
-                all.push((general, alike));
-            }
-        }
-    }
-    all.into_iter().map(|(_, alike)| alike).collect()
-}
-
-/// Finds each name in `text` that starts with `prefix` and an index, and replaces the index with the result of `show`.
-fn indexed(text: &str, prefix: &str, show: impl Fn(u64) -> String) -> String {
-    let mut out = String::new();
-    let mut rest = text;
-    while let Some(at) = rest.find(prefix) {
-        let (before, from) = rest.split_at(at);
-        let after = &from[prefix.len()..];
-        out.push_str(before);
-        let begins = !out.ends_with(|c: char| c.is_alphanumeric() || "._".contains(c));
-        out.push_str(prefix);
-        let digits = after.find(|c: char| !c.is_ascii_digit());
-        let (index, end) = after.split_at(digits.unwrap_or(after.len()));
-        rest = match index.parse() {
-            Ok(index) if begins && end.starts_with('.') => {
-                out.push_str(&show(index));
-                end
-            }
-            _ => after,
-        };
-    }
-    out + rest
-}
-
 /// Renames the values of an entry, including those in the text of a refusal.
-fn renamed(entry: &Entry, name: impl Fn(&str) -> String) -> Entry {
-    let mut entry = entry.clone();
-    match &mut entry {
-        Entry::Fused { anchor, merged, .. } => {
-            *anchor = name(anchor);
-            for Part { name: of, .. } in merged {
-                *of = name(of);
-            }
+impl Iterated for Entry {
+    fn name(&self) -> &str {
+        match self {
+            Entry::Fused { anchor: name, .. }
+            | Entry::Refused { at: name, .. }
+            | Entry::Quantized { at: name, .. } => name,
         }
-        Entry::Refused { at, condition, .. } => {
-            *at = name(at);
-            *condition = name(condition);
-        }
-        Entry::Quantized { at, .. } => *at = name(at),
     }
-    entry
+
+    fn renamed(&self, name: &dyn Fn(&str) -> String) -> Self {
+        let mut entry = self.clone();
+        match &mut entry {
+            Entry::Fused { anchor, merged, .. } => {
+                *anchor = name(anchor);
+                for Part { name: of, .. } in merged {
+                    *of = name(of);
+                }
+            }
+            Entry::Refused { at, condition, .. } => {
+                *at = name(at);
+                *condition = name(condition);
+            }
+            Entry::Quantized { at, .. } => *at = name(at),
+        }
+        entry
+    }
 }
 
 fn launches(n: i64) -> String {

@@ -1,10 +1,13 @@
-//! The launches of one batch as text. Equal launches of different layers are merged.
+//! The launches of one batch as text, with the rules that fused operators. Equal entries of different layers are merged.
 
 use std::fmt;
 
-use super::{LaunchError, Program};
+use super::{
+    Fusions, LaunchError, Program,
+    fusions::{Origin, Refused},
+};
 use crate::{
-    graph::{index_ranges, iteration},
+    graph::{Iterated, alike},
     machine::Machine,
     tensor::Extents,
 };
@@ -13,91 +16,112 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Launches {
     launches: Vec<Launch>,
+    refused: Vec<Refused>,
 }
 
-/// Launches of the same kernel in several iterations of a loop, or a single launch.
-#[derive(Clone, Debug)]
+/// A launch of a kernel.
+#[derive(Clone, Debug, PartialEq)]
 struct Launch {
-    /// Name of the value up to the iteration's index; the whole name outside of loops.
-    prefix: String,
-    /// Iterations that launch the kernel; empty outside of loops.
-    indices: Vec<u64>,
-    /// Name of the value after the index; empty outside of loops.
-    rest: String,
-    kernel: usize,
+    /// Name of the value.
+    name: String,
+    origin: Origin,
     symbol: String,
-    /// Estimate for one launch in microseconds; `None` if the kernel is not selected by cost.
+    /// Estimate in microseconds; `None` if the kernel is not selected by cost.
     us: Option<f64>,
 }
 
-impl Launch {
-    /// Returns the number of launches.
-    fn n(&self) -> usize {
-        self.indices.len().max(1)
+impl Iterated for Launch {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn renamed(&self, name: &dyn Fn(&str) -> String) -> Self {
+        let mut launch = self.clone();
+        launch.name = name(&launch.name);
+        for node in &mut launch.origin.nodes {
+            *node = name(node);
+        }
+        launch
+    }
+}
+
+impl Iterated for Refused {
+    fn name(&self) -> &str {
+        &self.at
+    }
+
+    fn renamed(&self, name: &dyn Fn(&str) -> String) -> Self {
+        Self {
+            rule: self.rule,
+            at: name(&self.at),
+            because: name(&self.because),
+        }
     }
 }
 
 impl Program {
-    /// Returns the launches of a batch on `machine`, with the estimates that the kernels were selected by.
+    /// Returns the launches of a batch on `machine`, with the estimates that the kernels were selected by. `fusions` are the decisions of
+    /// the lowering that created this program.
     ///
     /// # Errors
     /// Returns the errors of [`Step::launch`](super::Step::launch).
-    pub fn explain(&self, extents: &Extents, machine: &Machine) -> Result<Launches, LaunchError> {
+    pub fn explain(
+        &self,
+        fusions: Fusions,
+        extents: &Extents,
+        machine: &Machine,
+    ) -> Result<Launches, LaunchError> {
         let mut launches: Vec<Launch> = Vec::new();
-        for step in &self.steps {
+        for (step, origin) in self.steps.iter().zip(fusions.origins) {
             let Some((kernel, extents)) = step.launch(extents)? else {
                 continue;
             };
-            let (prefix, index, rest) = match iteration(&step.name) {
-                Some((prefix, index)) => {
-                    let after = prefix.len() + index.to_string().len();
-                    (prefix, Some(index), &step.name[after..])
-                }
-                None => (step.name.as_str(), None, ""),
-            };
-            let same = launches.iter_mut().find(|known| {
-                let is_new = |index| !known.indices.contains(&index);
-                let named = (known.prefix.as_str(), known.rest.as_str()) == (prefix, rest);
-                index.is_some_and(is_new) && named && known.kernel == kernel
-            });
-            if let Some(known) = same {
-                known.indices.extend(index);
-                continue;
-            }
-            let of = self.kernels[kernel].as_kernel();
-            let cycles = of.cycles(extents.rows, machine);
+            let kernel = self.kernels[kernel].as_kernel();
+            let cycles = kernel.cycles(extents.rows, machine);
             launches.push(Launch {
-                prefix: prefix.to_owned(),
-                indices: index.into_iter().collect(),
-                rest: rest.to_owned(),
-                kernel,
-                symbol: of.symbol(),
+                name: step.name.clone(),
+                origin,
+                symbol: kernel.symbol(),
                 us: cycles.map(|cycles| cycles / f64::from(machine.clock_mhz)),
             });
         }
-        Ok(Launches { launches })
+        let refused = fusions.refused;
+        Ok(Launches { launches, refused })
+    }
+}
+
+/// Formats the number of equal entries, unless it is 1.
+fn times(n: usize) -> String {
+    match n {
+        1 => String::new(),
+        n => format!(", × {n}"),
     }
 }
 
 impl fmt::Display for Launches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for launch in &self.launches {
-            let index = match launch.indices.as_slice() {
-                [] => String::new(),
-                [one] => one.to_string(),
-                all => index_ranges(all.to_vec()),
-            };
-            write!(f, "launches `{}{index}{}`", launch.prefix, launch.rest)?;
-            if launch.n() > 1 {
-                write!(f, ", × {}", launch.n())?;
+        for alike in alike(&self.launches) {
+            let Launch {
+                name,
+                origin: Origin { rule, nodes },
+                symbol,
+                us,
+            } = alike.shown();
+            writeln!(f, "launches `{name}`{}", times(alike.n()))?;
+            if let (Some((rule, equation)), [_, _, ..]) = (rule, nodes.as_slice()) {
+                writeln!(f, "    fused by {rule}, merges {}", nodes.join(", "))?;
+                writeln!(f, "    as {equation}")?;
             }
-            write!(f, "\n    with {}", launch.symbol)?;
-            match launch.us {
-                Some(us) => writeln!(f, "\n    in about {us:.1} µs")?,
-                None => writeln!(f)?,
+            writeln!(f, "    with {symbol}")?;
+            if let Some(us) = us {
+                writeln!(f, "    in about {us:.1} µs")?;
             }
         }
-        let n: usize = self.launches.iter().map(Launch::n).sum();
-        writeln!(f, "{n} launches")
+        for alike in alike(&self.refused) {
+            let Refused { rule, at, because } = alike.shown();
+            let n = times(alike.n());
+            writeln!(f, "refused `{at}` by {rule}{n}\n    because {because}")?;
+        }
+        writeln!(f, "{} launches", self.launches.len())
     }
 }

@@ -6,18 +6,21 @@ mod chains;
 mod error;
 mod kernels;
 mod prepared;
+mod rules;
 
 use std::collections::HashMap;
 
-use attention::{Appending, Converting, conversions};
+use attention::conversions;
 use caches::caches;
 use chains::Chains;
 pub use chains::alternatives;
 pub use error::LowerError;
 use prepared::Prepared;
+use rules::{Appending, Converting};
 
 use super::{
-    AttentionChoice, Padding, Program, Step, Storage, Tensor, TensorIndex,
+    AttentionChoice, Fusions, Padding, Program, Step, Storage, Tensor, TensorIndex,
+    fusions::{Origin, Refused, RuleName},
     padding::{check_expanded, check_kept},
 };
 use crate::{
@@ -26,7 +29,7 @@ use crate::{
     machine::Machine,
     ops::BatchInput,
     select::{Dispatch, Timings},
-    tensor::{DType, Element, Shape, Size, Symbol},
+    tensor::{DType, Element, Extents, Shape, Size, Symbol},
 };
 
 /// Options for lowering.
@@ -57,6 +60,10 @@ pub fn lower(graph: &Graph, options: &LowerOptions) -> Result<Program, LowerErro
         Padding::Expanded => check_expanded(graph)?,
         Padding::Kept => check_kept(graph)?,
     }
+    Ok(lowered(graph, options)?.program)
+}
+
+fn lowered<'a>(graph: &'a Graph, options: &LowerOptions<'a>) -> Result<Lowering<'a>, LowerError> {
     let mut lowering = Lowering::new(graph, options)?;
     for id in graph.topological() {
         lowering.node(id)?;
@@ -66,7 +73,25 @@ pub fn lower(graph: &Graph, options: &LowerOptions) -> Result<Program, LowerErro
         lowering.program.outputs.push((name.clone(), tensor));
     }
     lowering.lifetimes();
-    Ok(lowering.program)
+    Ok(lowering)
+}
+
+/// Returns the nodes that each launch computes, and the rules that do not apply to a batch.
+///
+/// # Errors
+/// Returns the errors of [`lower`].
+pub fn explain(
+    graph: &Graph,
+    options: &LowerOptions,
+    batch: &Extents,
+) -> Result<Fusions, LowerError> {
+    let lowering = lowered(graph, options)?;
+    let mut refused = lowering.refused;
+    refused.extend(lowering.chains.refused(graph, options, batch));
+    Ok(Fusions {
+        origins: lowering.origins,
+        refused,
+    })
 }
 
 struct Lowering<'a> {
@@ -82,17 +107,22 @@ struct Lowering<'a> {
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
     meta_of: HashMap<BatchInput, TensorIndex>,
-    /// The attentions whose decode kernels append to the cache themselves.
-    appending: HashMap<NodeId, Appending>,
+    /// The attentions whose decode kernels append to the cache themselves, with the nodes of the append.
+    appending: HashMap<NodeId, (Appending, Vec<NodeId>)>,
     /// Scratch tensors of implementations, by the node that they are named after.
     scratch_of: HashMap<(NodeId, &'static str), TensorIndex>,
+    /// The nodes that each step computes.
+    origins: Vec<Origin>,
+    /// Rules of [`rules`] that do not apply.
+    refused: Vec<Refused>,
 }
 
 impl<'a> Lowering<'a> {
     fn new(graph: &'a Graph, options: &LowerOptions<'a>) -> Result<Self, LowerError> {
         let program = starting_program(graph, options);
-        let prepared = Prepared::of(graph, &program, options);
-        let conversions = conversions(graph, options);
+        let mut prepared = Prepared::of(graph, &program, options);
+        let (conversions, mut refused) = conversions(graph, options);
+        refused.append(&mut prepared.refused);
         Ok(Self {
             graph,
             options: *options,
@@ -105,6 +135,8 @@ impl<'a> Lowering<'a> {
             meta_of: HashMap::new(),
             appending: HashMap::new(),
             scratch_of: HashMap::new(),
+            origins: Vec::new(),
+            refused,
         })
     }
 
@@ -278,6 +310,24 @@ impl<'a> Lowering<'a> {
             by_token: node.op == Op::AfterPrompt,
             part: node.part,
         });
+        self.origins.push(Origin {
+            rule: None,
+            nodes: vec![self.described(id)],
+        });
+    }
+
+    /// Records the rule of the last step, and the nodes that it computes.
+    fn fused(&mut self, rule: RuleName, nodes: &[NodeId]) {
+        let nodes = nodes.iter().map(|&id| self.described(id)).collect();
+        if let Some(origin) = self.origins.last_mut() {
+            let rule = Some(rule);
+            *origin = Origin { rule, nodes };
+        }
+    }
+
+    fn described(&self, id: NodeId) -> String {
+        let node = self.graph.node(id);
+        format!("{} `{}`", node.op.name(), node.name)
     }
 
     fn tensor(

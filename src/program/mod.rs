@@ -4,6 +4,7 @@
 
 mod attention;
 mod buckets;
+mod fusions;
 mod launches;
 mod lower;
 mod padding;
@@ -15,8 +16,9 @@ use serde::{Deserialize, Serialize};
 
 pub use attention::{AttentionChoice, UnknownAttention};
 pub use buckets::Buckets;
+pub use fusions::Fusions;
 pub use launches::Launches;
-pub use lower::{LowerError, LowerOptions, alternatives, lower};
+pub use lower::{LowerError, LowerOptions, alternatives, explain, lower};
 pub use padding::Padding;
 #[cfg(test)]
 pub(crate) use validate::check_kernel;

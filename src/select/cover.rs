@@ -5,11 +5,11 @@
 use super::{
     Dispatch, Timings,
     edges::{Cover, Edge, Edges, MAX_ROWS},
-    implementations::{ALL, Bindings},
+    implementations::{ALL, Bindings, Unfit},
     prune::{Kernels, prune},
     site::Chain,
 };
-use crate::{kernels::KernelSpec, machine::Machine};
+use crate::{kernels::KernelSpec, machine::Machine, tensor::Extents};
 
 /// The input of a kernel selection.
 pub struct SelectionInput<'a> {
@@ -27,12 +27,28 @@ pub struct SelectionInput<'a> {
 /// One launch of a covered chain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChosenLaunch {
+    /// Name of the implementation.
+    pub rule: &'static str,
+    /// Number of sites that the implementation covers.
+    pub sites: usize,
     /// The implementation's first site in the chain; the sites of `bindings` are relative to it.
     pub first: usize,
     /// The site of the chain where the implementation is launched.
     pub site: usize,
     pub bindings: Bindings,
     pub dispatch: Dispatch<KernelSpec>,
+}
+
+/// A fused implementation that does not compute sites of a chain whose pattern it has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refusal {
+    /// Index of the chain.
+    pub chain: usize,
+    /// First site of the pattern.
+    pub first: usize,
+    /// Name of the implementation.
+    pub rule: &'static str,
+    pub because: String,
 }
 
 /// A kernel that is not selected for a given number of rows, and all kernels of the cheapest cover that contains this kernel.
@@ -54,6 +70,8 @@ impl Edges {
                     .iter()
                     .min_by(|a, b| times[**a].total_cmp(&times[**b]));
                 covered.extend(fastest.map(|&kernel| ChosenLaunch {
+                    rule: edge.rule,
+                    sites: edge.implementation.sites,
                     first: edge.from,
                     site: edge.from + launch.site,
                     bindings: launch.bindings.clone(),
@@ -130,16 +148,68 @@ impl SelectionInput<'_> {
         alternatives
     }
 
+    /// Returns the fused implementations that do not compute sites whose pattern they have. `launches` is the answer. All sites of a fused
+    /// implementation have a row for each token of the batch.
+    pub fn refusals(&self, launches: &[Vec<ChosenLaunch>], batch: &Extents) -> Vec<Refusal> {
+        let rows = batch.tokens;
+        let (kernels, all) = self.edges();
+        let (_, times) = kernels.times_on(&[rows]).remove(0);
+        let mut refusals = Vec::new();
+        for (at, (chain, _)) in self.chains.iter().enumerate() {
+            for (first, rule) in
+                (0..chain.links.len()).flat_map(|i| ALL.iter().map(move |r| (i, r)))
+            {
+                let because = match (rule.implement)(&chain.links[first..], self.machine) {
+                    Err(Unfit::Sites) => continue,
+                    Err(Unfit::Because(reason)) => reason,
+                    Ok(one) if one.sites == 1 => continue,
+                    Ok(_) if self.invariant => {
+                        "an invariant program has one launch for each operator".to_owned()
+                    }
+                    Ok(_) if !self.may_fuse => "fused launches are disabled".to_owned(),
+                    Ok(fused) => {
+                        let is_it = |l: &&ChosenLaunch| (l.first, l.rule) == (first, rule.name);
+                        let mut own = launches[at].iter().filter(is_it);
+                        if own.any(|launch| launch.dispatch.at(&batch.with_rows(rows)).is_some()) {
+                            continue;
+                        }
+                        let more = all[at].cycles_more(first, fused.sites, rule.name, &times);
+                        match more / f64::from(self.machine.clock_mhz) {
+                            us if us.is_infinite() => {
+                                format!("its kernels do not support {rows} rows")
+                            }
+                            us if us > 0.0 => {
+                                format!("it takes about {us:.1} µs more for {rows} rows")
+                            }
+                            us => format!(
+                                "it saves only {:.1} µs for {rows} rows, too little for another kernel",
+                                -us
+                            ),
+                        }
+                    }
+                };
+                refusals.push(Refusal {
+                    chain: at,
+                    first,
+                    rule: rule.name,
+                    because,
+                });
+            }
+        }
+        refusals
+    }
+
     pub(super) fn edges(&self) -> (Kernels<'_>, Vec<Edges>) {
         let mut kernels = Kernels::new(self.machine, self.timings);
         let mut all = Vec::new();
         for (chain, times) in self.chains {
             let mut edges = Vec::new();
             for from in 0..chain.links.len() {
-                let implementations = ALL
-                    .iter()
-                    .filter_map(|f| f(&chain.links[from..], self.machine));
-                for mut implementation in implementations {
+                let implementations = ALL.iter().filter_map(|rule| {
+                    let found = (rule.implement)(&chain.links[from..], self.machine);
+                    Some((rule.name, found.ok()?))
+                });
+                for (rule, mut implementation) in implementations {
                     if implementation.sites > 1 && (self.invariant || !self.may_fuse) {
                         continue;
                     }
@@ -151,6 +221,7 @@ impl SelectionInput<'_> {
                             .collect()
                     });
                     edges.push(Edge {
+                        rule,
                         from,
                         kernels: numbers.collect(),
                         implementation,
@@ -220,6 +291,8 @@ fn covered(edges: &Edges, kernels: &Kernels, grid: &[(u64, Vec<f64>)]) -> Vec<Ch
             let dispatch = Dispatch::by_rows(ranges);
             if !dispatch.is_empty() {
                 answer.push(ChosenLaunch {
+                    rule: edge.rule,
+                    sites: edge.implementation.sites,
                     first: edge.from,
                     site: edge.from + launch.site,
                     bindings: launch.bindings.clone(),

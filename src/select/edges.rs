@@ -10,6 +10,8 @@ pub(super) const MAX_ROWS: u64 = 16384;
 /// An implementation at a site of a chain. The edge leads from the implementation's first site to the site after its last one.
 #[derive(Clone)]
 pub(super) struct Edge {
+    /// Name of the implementation.
+    pub rule: &'static str,
     pub from: usize,
     pub implementation: Implementation,
     /// Indices of the implementation's candidates, by launch.
@@ -53,6 +55,17 @@ impl Edges {
     /// Returns the cycles of the cheapest cover, infinite if there is none.
     pub(super) fn least(&self, times: &[f64]) -> f64 {
         self.shortest(times)[self.n_sites].0
+    }
+
+    /// Returns the cycles that the cheapest cover with an edge takes more than the cheapest cover.
+    pub(super) fn cycles_more(&self, from: usize, sites: usize, rule: &str, times: &[f64]) -> f64 {
+        let mut with = self.clone();
+        let is_it = |edge: &Edge| (edge.from, edge.rule) == (from, rule);
+        let is_apart = |edge: &Edge| {
+            edge.from + edge.implementation.sites <= from || edge.from >= from + sites
+        };
+        with.edges.retain(|edge| is_it(edge) || is_apart(edge));
+        with.least(times) - self.least(times)
     }
 
     /// For each number of sites, returns the cycles of the cheapest cover of the first sites, and the last edge of this cover.

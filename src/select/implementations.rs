@@ -13,37 +13,112 @@ mod prepare;
 use super::site::{Link, Site};
 use crate::{kernels::KernelSpec, machine::Machine, tensor::DType};
 
-/// Returns the implementation of the first sites of a chain on a card; `None` if the implementation does not support these sites.
-type Implement = fn(&[Link], &Machine) -> Option<Implementation>;
+/// Returns the implementation of the first sites of a chain on a card.
+type Implement = fn(&[Link], &Machine) -> Result<Implementation, Unfit>;
+
+/// Reason why an implementation does not cover the first sites of a chain.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Unfit {
+    /// The chain starts with other sites than the implementation covers.
+    Sites,
+    /// A condition of the implementation does not hold.
+    Because(String),
+}
+
+/// Returns an error if a condition of a rule does not hold.
+pub fn require(holds: bool, otherwise: impl Into<String>) -> Result<(), Unfit> {
+    match holds {
+        true => Ok(()),
+        false => Err(Unfit::Because(otherwise.into())),
+    }
+}
+
+const ONLY_HOPPER: &str = "its kernels need the WGMMA instructions of Hopper";
+const IS_READ: &str = "another operator reads a value that it would not store";
+const NOT_PLAIN: &str = "a weight is not stored in the type of the activations";
+
+/// An implementation by name. Its kernels compute `equation`.
+pub(super) struct Rule {
+    pub name: &'static str,
+    equation: &'static str,
+    pub implement: Implement,
+}
+
+impl Rule {
+    const fn new(name: &'static str, equation: &'static str, implement: Implement) -> Self {
+        Self {
+            name,
+            equation,
+            implement,
+        }
+    }
+}
 
 /// All implementations. If two implementations take equal time, the first is used.
-pub(super) const ALL: &[Implement] = &[
-    gemm::implement,
-    norm::implement,
-    gemm_norm::after_linear,
-    gemm_norm::after_sum,
-    deferred_norm::implement,
-    gate::alone,
-    gate::after_gemm,
-    norm_between::implement,
-    prepare::alone,
-    prepare::after_gemm,
-    fp8::conversion,
-    fp8::after_norm,
-    fp8::after_gemm,
-    fp8::after_gate,
+#[rustfmt::skip]
+pub(super) const ALL: &[Rule] = &[
+    Rule::new("gemm", "act(x · weightᵀ + bias) + residual", gemm::implement),
+    Rule::new("norm", "norm(x)", norm::implement),
+    Rule::new("gemm+norm", "norm(x · weightᵀ + bias + residual)", gemm_norm::after_linear),
+    Rule::new("gemm+sum+norm", "sum = x · weightᵀ + bias + residual, norm(sum)", gemm_norm::after_sum),
+    Rule::new("deferred norm", "act(norm(x · weightᵀ + bias + residual) · weight₂ᵀ + bias₂), the norm in the second GEMM", deferred_norm::implement),
+    Rule::new("gate", "act(x₁) · x₂", gate::alone),
+    Rule::new("gemm+gate", "act(y₁) · y₂ of y = x · weightᵀ + bias", gate::after_gemm),
+    Rule::new("norm between gemms", "sum = x · weightᵀ + bias + residual, norm(sum) · weight₂ᵀ, the norm in the second GEMM", norm_between::implement),
+    Rule::new("prepare attention", "rotary(norm(x)) of queries and keys", prepare::alone),
+    Rule::new("gemm+prepare attention", "rotary(norm(x · weightᵀ + bias)) of queries and keys", prepare::after_gemm),
+    Rule::new("conversion to E4M3", "e4m3(x / scale)", fp8::conversion),
+    Rule::new("norm+conversion to E4M3", "e4m3(norm(x) / scale)", fp8::after_norm),
+    Rule::new("gemm+conversion to E4M3", "e4m3(act(x · weightᵀ + bias) / scale)", fp8::after_gemm),
+    Rule::new("gemm+gate+conversion to E4M3", "e4m3(act(y₁) · y₂ / scale) of y = x · weightᵀ + bias", fp8::after_gate),
 ];
+
+/// Returns the equation of the implementation `rule`.
+pub fn equation(rule: &str) -> Option<&'static str> {
+    let mut rules = ALL.iter();
+    rules
+        .find(|known| known.name == rule)
+        .map(|known| known.equation)
+}
 
 /// An implementation of the first sites of a chain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Implementation {
-    /// Name in tables and messages.
-    pub name: &'static str,
     /// Number of sites that the implementation covers, starting with the first.
     pub sites: usize,
     pub launches: Vec<Launch>,
     /// Cycles that the launches save together compared with the sum of their estimates.
     pub saved: f64,
+}
+
+impl Implementation {
+    /// Creates an implementation with one launch at its last site.
+    fn one_launch(
+        sites: usize,
+        bindings: Bindings,
+        candidates: Vec<Candidate>,
+    ) -> Result<Self, Unfit> {
+        let launch = Launch {
+            site: sites - 1,
+            bindings,
+            candidates,
+        };
+        Self::of(sites, vec![launch], 0.0)
+    }
+
+    /// Creates an implementation, unless a launch has no candidates.
+    fn of(sites: usize, launches: Vec<Launch>, saved: f64) -> Result<Self, Unfit> {
+        let is_served = launches.iter().all(|launch| !launch.candidates.is_empty());
+        require(
+            is_served,
+            "no kernel for this card supports the sizes and types",
+        )?;
+        Ok(Self {
+            sites,
+            launches,
+            saved,
+        })
+    }
 }
 
 /// One launch of an implementation.
@@ -131,7 +206,9 @@ pub fn candidates(site: &Site, machine: &Machine) -> Vec<KernelSpec> {
         site: site.clone(),
         is_private: false,
     }];
-    let implementations = ALL.iter().filter_map(|f| f(&alone, machine));
+    let implementations = ALL
+        .iter()
+        .filter_map(|rule| (rule.implement)(&alone, machine).ok());
     let launches = implementations.filter_map(|implementation| {
         let launch: Result<[Launch; 1], _> = implementation.launches.try_into();
         launch.ok()

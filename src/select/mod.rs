@@ -31,8 +31,8 @@ mod site;
 mod testing;
 
 pub use attention::{Attention, CachedAttention};
-pub use cover::{Alternative, ChosenLaunch, SelectionInput};
+pub use cover::{Alternative, ChosenLaunch, Refusal, SelectionInput};
 pub use dispatch::{Batches, Dispatch, Entry, Interval};
-pub use implementations::{Bindings, Operand, candidates};
+pub use implementations::{Bindings, Operand, Unfit, candidates, equation, require};
 pub use measure::Timings;
 pub use site::{Chain, Link, Site};

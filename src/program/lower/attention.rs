@@ -2,18 +2,28 @@
 
 use std::collections::HashMap;
 
-use super::{LowerError, LowerOptions, Lowering, UNPLACED, unsupported};
+use super::{
+    LowerError, LowerOptions, Lowering, UNPLACED,
+    rules::{
+        APPEND_IN_STEP, ATTENTION_TO_E4M3, Converting, Preparation, append_in_step,
+        attention_to_e4m3,
+    },
+    unsupported,
+};
 use crate::{
     graph::{Graph, NodeId, Op},
     kernels::{
-        Fill, Kernel, KernelSpec,
+        Fill, KernelSpec,
         attention::{AttentionError, Keys, MhaCached, MhaOnline, MhaShort},
         cache::SCALES,
         chain::Chain,
     },
     ops::{AttentionProblem, BatchInput},
-    program::{AttentionChoice, TensorIndex},
-    select::{Attention, CachedAttention, Dispatch},
+    program::{
+        AttentionChoice, TensorIndex,
+        fusions::{Refused, RuleName},
+    },
+    select::{Attention, CachedAttention, Dispatch, Unfit},
 };
 
 /// The launches of an attention node.
@@ -24,58 +34,34 @@ enum Launches {
     Several(Chain),
 }
 
-/// Kernels of an attention whose decode kernel also appends each sequence's new token to the cache. `steps` are the decode kernels, for
-/// batches with one token per sequence. `pieces` are the attention kernels for batches with longer sequences, whose rows a separate launch
-/// appends.
-pub(super) struct Appending {
-    steps: Dispatch<KernelSpec>,
-    pieces: Dispatch<KernelSpec>,
-    /// Operands of the decode kernels in addition to those of attention: the operands of the append launch without the scales, and the
-    /// cache.
-    operands: Vec<TensorIndex>,
-}
-
-/// An attention that converts its result to E4M3.
-#[derive(Clone)]
-pub(super) struct Converting {
-    /// The attention node. Its 16-bit result is not stored.
-    attention: NodeId,
-    dispatch: Dispatch<KernelSpec>,
-}
-
-/// Returns the attentions that convert their result, by the node of the conversion.
-pub(super) fn conversions(graph: &Graph, options: &LowerOptions) -> HashMap<NodeId, Converting> {
+/// Returns the attentions that convert their result, by the node of the conversion, and the refusals.
+pub(super) fn conversions(
+    graph: &Graph,
+    options: &LowerOptions,
+) -> (HashMap<NodeId, Converting>, Vec<Refused>) {
+    let (mut found, mut refused) = (HashMap::new(), Vec::new());
     let nodes = graph.topological().into_iter();
-    let nodes = nodes.filter(|&id| *graph.op(id) == Op::ToE4m3 && !options.no_fused_launches);
-    nodes
-        .filter_map(|id| Some((id, converting(graph, options, id)?)))
-        .collect()
+    for id in nodes.filter(|&id| *graph.op(id) == Op::ToE4m3 && !options.no_fused_launches) {
+        match attention_to_e4m3(graph, options, id) {
+            Ok(converting) => {
+                found.insert(id, converting);
+            }
+            Err(unfit) => refused.extend(unfit_at(graph, id, ATTENTION_TO_E4M3, unfit)),
+        }
+    }
+    (found, refused)
 }
 
-/// Returns the attention whose result is converted by `conversion`, if the attention kernels can convert the result themselves.
-fn converting(graph: &Graph, options: &LowerOptions, conversion: NodeId) -> Option<Converting> {
-    let id = graph.operand(conversion, "x")?;
-    let &Op::Attention(of) = graph.op(id) else {
-        return None;
-    };
-    let reads_rows = graph
-        .operands(id)
-        .into_iter()
-        .all(|operand| !matches!(graph.op(operand), Op::Cache { .. } | Op::CrossCache { .. }));
-    let may_choose = match options.attention {
-        AttentionChoice::Auto | AttentionChoice::Wgmma => true,
-        AttentionChoice::Short | AttentionChoice::Online | AttentionChoice::Grouped => false,
-    };
-    if !reads_rows || !may_choose || graph.sole_consumer(id) != Some(conversion) {
-        return None;
+/// Returns the refusal of a rule whose pattern was found at a node.
+fn unfit_at(graph: &Graph, id: NodeId, rule: RuleName, unfit: Unfit) -> Option<Refused> {
+    match unfit {
+        Unfit::Sites => None,
+        Unfit::Because(because) => Some(Refused {
+            rule: rule.0,
+            at: graph.node(id).name.clone(),
+            because,
+        }),
     }
-    let dtype = options.dtype;
-    let attention = Attention(MhaOnline { of, dtype });
-    let dispatch = attention.to_e4m3(options.machine, options.invariant)?;
-    Some(Converting {
-        attention: id,
-        dispatch,
-    })
 }
 
 impl Lowering<'_> {
@@ -94,6 +80,7 @@ impl Lowering<'_> {
         let out = self.tensor(&node.name, element, node.shape.clone(), UNPLACED);
         operands.push(out);
         self.step(conversion, launch.dispatch, operands);
+        self.fused(ATTENTION_TO_E4M3, &[launch.attention, conversion]);
         out
     }
 
@@ -211,40 +198,38 @@ impl Lowering<'_> {
         }))
     }
 
-    /// Checks whether the attention's decode kernel can append the new rows to the cache itself. If so, records the launches for
-    /// [`Self::attention`]. The launch of `kernel` then appends only the rows of batches with longer sequences.
+    /// Checks whether the attention's decode kernel can append the rows of `launch` to the cache itself. If so, records the launches for
+    /// [`Self::attention`]. The launch then appends only the rows of batches with longer sequences.
     pub(super) fn appending(
         &mut self,
-        attention: Option<NodeId>,
-        kernel: &KernelSpec,
+        id: NodeId,
+        launch: &Preparation,
         operands: &[TensorIndex],
     ) -> bool {
-        let (Some(id), KernelSpec::AppendCache(append)) = (attention, kernel) else {
-            return false;
-        };
-        let Op::Attention(of) = self.graph.op(id) else {
-            return false;
-        };
-        // An error here is reported when the attention is lowered.
-        let plain = self.cached(id, of).ok().flatten();
-        let plain = plain.filter(|_| !self.options.invariant);
-        let both = plain.map(CachedAttention);
-        let both = both.and_then(|both| both.appending(self.options.machine, append.x));
-        let Some([steps, pieces]) = both else {
-            return false;
+        let plain = launch.attention.and_then(|id| match self.graph.op(id) {
+            Op::Attention(of) => self.cached(id, of).ok().flatten(),
+            _ => None,
+        });
+        let (machine, invariant) = (self.options.machine, self.options.invariant);
+        let found = append_in_step(launch, plain, invariant, machine);
+        let (mut appending, attention) = match (found, launch.attention) {
+            (Ok(appending), Some(attention)) => (appending, attention),
+            (Err(unfit), _) => {
+                let refused = unfit_at(self.graph, id, APPEND_IN_STEP, unfit);
+                self.refused.extend(refused);
+                return false;
+            }
+            (Ok(_), None) => return false,
         };
         // Attention has the scales among its own operands.
-        let params = append.params();
+        let params = launch.kernel.as_kernel().params();
         let is_scale =
             |at: usize| matches!(params.get(at), Some(param) if SCALES.contains(&param.name));
         let own = operands.iter().enumerate();
         let own = own.filter(|&(at, _)| !is_scale(at));
-        let appending = Appending {
-            steps,
-            pieces,
-            operands: own.map(|(_, &operand)| operand).collect(),
-        };
-        self.appending.insert(id, appending);
+        appending.operands = own.map(|(_, &operand)| operand).collect();
+        self.appending
+            .insert(attention, (appending, launch.nodes.clone()));
         true
     }
 
@@ -265,10 +250,12 @@ impl Lowering<'_> {
         tensors.push(out);
         let machine = self.options.machine;
         let attention = CachedAttention(kernel);
-        if let Some(appending) = self.appending.remove(&id) {
+        if let Some((appending, mut nodes)) = self.appending.remove(&id) {
             let reads = tensors.iter().take(tensors.len() - 1);
             let operands = reads.chain(&appending.operands).chain([&out]);
             self.step(id, appending.steps, operands.copied().collect());
+            nodes.push(id);
+            self.fused(APPEND_IN_STEP, &nodes);
             self.step(id, appending.pieces, tensors);
             return out;
         }

@@ -3,9 +3,8 @@
 use std::collections::HashMap;
 
 use super::{
-    LowerError, LowerOptions, Lowering, Prepared, UNPLACED,
-    attention::{Converting, conversions},
-    rows, starting_program, unsupported, width,
+    LowerError, LowerOptions, Lowering, Prepared, UNPLACED, attention::conversions, rows,
+    rules::Converting, starting_program, unsupported, width,
 };
 use crate::{
     graph::{Graph, NodeId, Op},
@@ -17,20 +16,16 @@ use crate::{
         layernorm::{BiasResidualLayerNorm, LayerNorm},
         rms_norm::RmsNorm,
     },
-    program::TensorIndex,
-    select::{Alternative, Chain, ChosenLaunch, Link, Operand, SelectionInput, Site},
-    tensor::{DType, Shape, Symbol},
+    program::{TensorIndex, fusions::Refused},
+    select::{Alternative, Chain, ChosenLaunch, Link, Operand, SelectionInput, Site, equation},
+    tensor::{DType, Extents, Shape, Symbol},
 };
 
 /// The chains of a graph, and the launches that cover them.
 pub(super) struct Chains {
-    /// Nodes of each chain.
-    nodes: Vec<Vec<NodeId>>,
-    /// Index into `launches` for each chain. Equal chains have the same index.
-    covers: Vec<usize>,
+    found: Found,
+    /// Launches of each distinct chain.
     launches: Vec<Vec<ChosenLaunch>>,
-    /// Chain and position of each node.
-    place_of: HashMap<NodeId, (usize, usize)>,
 }
 
 /// Returns kernels that may be as fast as those of the program for batches of `tokens` tokens ([`SelectionInput::alternatives`]).
@@ -41,16 +36,19 @@ pub fn alternatives(
     more: f64,
 ) -> Result<Vec<Alternative>, LowerError> {
     let prepared = Prepared::of(graph, &starting_program(graph, options), options);
-    let found = Found::of(graph, options, &prepared, &conversions(graph, options))?;
+    let found = Found::of(graph, options, &prepared, &conversions(graph, options).0)?;
     Ok(found.question(options).alternatives(tokens, more))
 }
 
 /// The chains of a graph, before launches are chosen for them.
 struct Found {
+    /// Nodes of each chain.
     nodes: Vec<Vec<NodeId>>,
+    /// Chain and position of each node.
     place_of: HashMap<NodeId, (usize, usize)>,
     /// Distinct chains, with the number of their occurrences.
     different: Vec<(Chain, usize)>,
+    /// Index into `different` for each chain.
     covers: Vec<usize>,
 }
 
@@ -140,17 +138,33 @@ impl Chains {
     ) -> Result<Self, LowerError> {
         let found = Found::of(graph, options, prepared, conversions)?;
         let launches = found.question(options).answer();
-        Ok(Self {
-            nodes: found.nodes,
-            covers: found.covers,
-            launches,
-            place_of: found.place_of,
-        })
+        Ok(Self { found, launches })
+    }
+
+    /// Returns the rules for chains that do not apply to a batch.
+    pub(super) fn refused(
+        &self,
+        graph: &Graph,
+        options: &LowerOptions,
+        batch: &Extents,
+    ) -> Vec<Refused> {
+        let refusals = self.found.question(options).refusals(&self.launches, batch);
+        let chains = self.found.nodes.iter().zip(&self.found.covers);
+        let of_chain = |(nodes, &cover): (&Vec<NodeId>, &usize)| {
+            let own = refusals.iter().filter(|refusal| refusal.chain == cover);
+            let own = own.map(|refusal| Refused {
+                rule: refusal.rule,
+                at: graph.node(nodes[refusal.first]).name.clone(),
+                because: refusal.because.clone(),
+            });
+            own.collect::<Vec<_>>()
+        };
+        chains.flat_map(of_chain).collect()
     }
 
     /// Returns whether a node is a site of a chain.
     pub(super) fn holds(&self, id: NodeId) -> bool {
-        self.place_of.contains_key(&id)
+        self.found.place_of.contains_key(&id)
     }
 }
 
@@ -219,9 +233,10 @@ fn feeder(graph: &Graph, id: NodeId, order_of: &HashMap<NodeId, usize>) -> Optio
 impl Lowering<'_> {
     /// Appends the launches of a chain's node, and creates the tensor of its value if a launch stores it.
     pub(super) fn chained(&mut self, id: NodeId) {
-        let (chain, place) = self.chains.place_of[&id];
-        let nodes = self.chains.nodes[chain].clone();
-        let launches = &self.chains.launches[self.chains.covers[chain]];
+        let found = &self.chains.found;
+        let (chain, place) = found.place_of[&id];
+        let (nodes, cover) = (found.nodes[chain].clone(), found.covers[chain]);
+        let launches = &self.chains.launches[cover];
         let is_of_node = |launch: &ChosenLaunch, operand: &Operand| matches!(operand, Operand::Value(site) if launch.first + site == place);
         let mut all = launches.iter();
         if all.any(|launch| {
@@ -230,7 +245,7 @@ impl Lowering<'_> {
         }) {
             self.values_of(id);
         }
-        let launches = &self.chains.launches[self.chains.covers[chain]];
+        let launches = &self.chains.launches[cover];
         let own: Vec<ChosenLaunch> = launches
             .iter()
             .filter(|l| l.site == place)
@@ -271,6 +286,10 @@ impl Lowering<'_> {
             let written: Vec<TensorIndex> = written.map(|operand| tensor(self, operand)).collect();
             let operands = operands.into_iter().chain(written).collect();
             self.step(self.value_nodes(id)[0], launch.dispatch, operands);
+            let sites = nodes[launch.first..][..launch.sites].iter();
+            let computed: Vec<NodeId> = sites.flat_map(|&id| self.prepared.nodes(id)).collect();
+            let equation = equation(launch.rule).unwrap_or_default();
+            self.fused((launch.rule, equation), &computed);
         }
     }
 

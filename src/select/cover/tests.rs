@@ -23,9 +23,9 @@ fn edge(state: &mut u64, from: usize, sites: usize) -> Edge {
     });
     let kernels = kernels.collect();
     Edge {
+        rule: "made up",
         from,
         implementation: Implementation {
-            name: "made up",
             sites,
             launches: Vec::new(),
             saved: if sites > 1 { part(state) } else { 0.0 },

@@ -1,7 +1,10 @@
 //! Deferred normalization for small M. Two GEMMs compute a linear layer, the LayerNorm after it, and the first linear layer that reads the
 //! LayerNorm. The first GEMM stores row statistics next to its rows, and the second GEMM normalizes its accumulators with them.
 
-use super::{Bindings, Candidate, Implementation, Launch, Operand};
+use super::{
+    Bindings, Candidate, IS_READ, Implementation, Launch, NOT_PLAIN, ONLY_HOPPER, Operand, Unfit,
+    require,
+};
 use crate::{
     kernels::{
         Instructions,
@@ -26,14 +29,14 @@ const SECOND_ROWS: [u32; 2] = [48, 64];
 const FIRST_ROWS_OF_WIDE: [u32; 4] = [16, 32, 48, 64];
 const SECOND_ROWS_OF_WIDE: [u32; 4] = [24, 40, 48, 64];
 
-pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
     let [before, norm, after, ..] = chain else {
-        return None;
+        return Err(Unfit::Sites);
     };
     let (Site::Linear(first), Site::SumLayerNorm(norm), Site::Linear(second)) =
         (&before.site, &norm.site, &after.site)
     else {
-        return None;
+        return Err(Unfit::Sites);
     };
     let GemmProblem { n, k, dtype, .. } = *first;
     let GemmProblem {
@@ -41,16 +44,16 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
         epilogue,
         ..
     } = *second;
-    let hopper = machine.costs.hopper.as_ref()?;
-    let serves = machine.instructions == Instructions::Hopper
-        && before.is_private
-        && first.is_plain()
-        && second.is_plain()
-        && first.epilogue == Epilogue::default()
-        && !epilogue.residual;
-    if !serves {
-        return None;
-    }
+    let hopper = machine.costs.hopper.as_ref();
+    let hopper = hopper.filter(|_| machine.instructions == Instructions::Hopper);
+    let hopper = hopper.ok_or_else(|| Unfit::Because(ONLY_HOPPER.to_owned()))?;
+    require(before.is_private, IS_READ)?;
+    require(first.is_plain() && second.is_plain(), NOT_PLAIN)?;
+    let has_no_epilogue = first.epilogue == Epilogue::default() && !epilogue.residual;
+    require(
+        has_no_epilogue,
+        "a linear layer has an epilogue that its kernels lack",
+    )?;
     // All CTAs of a launch must be resident at the same time, because the row statistics of the first launch are read as soon as they are
     // written.
     let first = |tile: SplitKTile| {
@@ -123,13 +126,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             candidates: second_rows.iter().filter_map(second).collect(),
         },
     ];
-    let is_served = launches.iter().all(|launch| !launch.candidates.is_empty());
-    is_served.then_some(Implementation {
-        name: "deferred norm",
-        sites: 3,
-        launches,
-        saved: hopper.split_k.two_warpgroups,
-    })
+    Implementation::of(3, launches, hopper.split_k.two_warpgroups)
 }
 
 fn candidate(kernel: crate::kernels::KernelSpec, most: u64) -> Option<Candidate> {

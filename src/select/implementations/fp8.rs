@@ -1,9 +1,11 @@
 //! The conversion of operands of E4M3 products, either in a separate launch or in the preceding kernel.
 
-use super::{Bindings, Candidate, Implementation, Launch, Operand, gate::gated, norm};
+use super::{
+    Bindings, Candidate, IS_READ, Implementation, Operand, Unfit, gate::gated, norm, require,
+};
 use crate::{
     kernels::{
-        e4m3::NormToE4m3,
+        e4m3::{NormToE4m3, ToE4m3},
         gemm::{GemmProblem, GemmStream, GemmWgmma},
     },
     machine::Machine,
@@ -11,68 +13,59 @@ use crate::{
 };
 
 /// Converts a value in a separate launch.
-pub(super) fn conversion(chain: &[Link], _: &Machine) -> Option<Implementation> {
-    let Site::ToE4m3(conversion) = &chain.first()?.site else {
-        return None;
-    };
+pub(super) fn conversion(chain: &[Link], _: &Machine) -> Result<Implementation, Unfit> {
+    let conversion = converted(chain, 0)?;
     let candidates = vec![Candidate::new(conversion.clone())];
     let bindings = Bindings::to_operands_of(&[0]).with("out", Operand::Value(0));
-    implementation("conversion to E4M3", 1, bindings, candidates)
+    Implementation::one_launch(1, bindings, candidates)
 }
 
 /// Converts the result of a norm in the norm's kernel.
-pub(super) fn after_norm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
-    let [before, conversion, ..] = chain else {
-        return None;
-    };
-    let Site::ToE4m3(_) = &conversion.site else {
-        return None;
-    };
-    let norms = norm::kernels(&before.site, machine)?.into_iter();
-    let keeps = !before.is_private;
-    let candidates = norms.map(|norm| Candidate::new(NormToE4m3 { norm, keeps }));
-    let candidates = candidates.collect();
+pub(super) fn after_norm(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
+    converted(chain, 1)?;
+    let norms = norm::kernels(&chain[0].site, machine).ok_or(Unfit::Sites)?;
+    let keeps = !chain[0].is_private;
+    let candidates = norms.into_iter();
+    let candidates = candidates.map(|norm| Candidate::new(NormToE4m3 { norm, keeps }));
     let mut bindings = Bindings::to_operands_of(&[0, 1]);
     if keeps {
         bindings = bindings.with("out", Operand::Value(0));
     }
     let bindings = bindings.with("converted", Operand::Value(1));
-    implementation("norm+conversion to E4M3", 2, bindings, candidates)
+    Implementation::one_launch(2, bindings, candidates.collect())
 }
 
 /// Converts the result of a linear layer in the GEMM's epilogue.
-pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Option<Implementation> {
-    let [linear, conversion, ..] = chain else {
-        return None;
+pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
+    converted(chain, 1)?;
+    let Site::Linear(problem) = &chain[0].site else {
+        return Err(Unfit::Sites);
     };
-    let Site::Linear(problem) = &linear.site else {
-        return None;
-    };
-    if !(linear.is_private && matches!(conversion.site, Site::ToE4m3(_))) {
-        return None;
-    }
+    require(chain[0].is_private, IS_READ)?;
     let bindings = Bindings::to_operands_of(&[0, 1]).with("out", Operand::Value(1));
-    let candidates = converting(problem, machine);
-    implementation("gemm+conversion to E4M3", 2, bindings, candidates)
+    Implementation::one_launch(2, bindings, converting(problem, machine)?)
 }
 
 /// Computes a gate in the GEMM's epilogue, and converts the result.
-pub(super) fn after_gate(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+pub(super) fn after_gate(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
+    converted(chain, 2)?;
     let problem = gated(chain)?;
-    let (gate, conversion) = (&chain[1], chain.get(2)?);
-    if !(gate.is_private && matches!(conversion.site, Site::ToE4m3(_))) {
-        return None;
-    }
+    require(chain[1].is_private, IS_READ)?;
     let bindings = Bindings::to_operands_of(&[0, 2]).with("out", Operand::Value(2));
-    let candidates = converting(&problem, machine);
-    implementation("gemm+gate+conversion to E4M3", 3, bindings, candidates)
+    Implementation::one_launch(3, bindings, converting(&problem, machine)?)
+}
+
+/// Returns the conversion at a site of a chain.
+fn converted(chain: &[Link], at: usize) -> Result<&ToE4m3, Unfit> {
+    match chain.get(at).map(|link| &link.site) {
+        Some(Site::ToE4m3(conversion)) => Ok(conversion),
+        _ => Err(Unfit::Sites),
+    }
 }
 
 /// Returns the kernels that compute a problem and convert its result.
-fn converting(problem: &GemmProblem, machine: &Machine) -> Vec<Candidate> {
-    if !problem.is_fp8() {
-        return Vec::new();
-    }
+fn converting(problem: &GemmProblem, machine: &Machine) -> Result<Vec<Candidate>, Unfit> {
+    require(problem.is_fp8(), "the linear layer is not in E4M3")?;
     let problem = GemmProblem {
         to_e4m3: true,
         ..problem.clone()
@@ -81,27 +74,6 @@ fn converting(problem: &GemmProblem, machine: &Machine) -> Vec<Candidate> {
     let streaming = GemmStream::of(problem)
         .tiles(machine.instructions)
         .into_iter();
-    persistent
-        .map(Candidate::new)
-        .chain(streaming.map(Candidate::new))
-        .collect()
-}
-
-/// Returns an implementation that covers the first `sites` sites with a single launch at the last of them.
-fn implementation(
-    name: &'static str,
-    sites: usize,
-    bindings: Bindings,
-    candidates: Vec<Candidate>,
-) -> Option<Implementation> {
-    (!candidates.is_empty()).then(|| Implementation {
-        name,
-        sites,
-        launches: vec![Launch {
-            site: sites - 1,
-            bindings,
-            candidates,
-        }],
-        saved: 0.0,
-    })
+    let persistent = persistent.map(Candidate::new);
+    Ok(persistent.chain(streaming.map(Candidate::new)).collect())
 }

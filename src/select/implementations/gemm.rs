@@ -1,6 +1,6 @@
 //! A linear layer in one GEMM with a fused epilogue.
 
-use super::{Bindings, Candidate, Implementation, Launch, Operand};
+use super::{Bindings, Candidate, Implementation, Operand, Unfit};
 use crate::{
     kernels::gemm::{Gemm, GemmProblem, GemmSplitK, GemmStream, GemmWgmma, Tile},
     machine::Machine,
@@ -11,9 +11,9 @@ use crate::{
 /// Min rows of `mma.sync` tiles for a packed weight, if there is also a streaming GEMM for it.
 const MMA_ROWS: u32 = 64;
 
-pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
-    let Site::Linear(problem) = &chain.first()?.site else {
-        return None;
+pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
+    let Some(Site::Linear(problem)) = chain.first().map(|link| &link.site) else {
+        return Err(Unfit::Sites);
     };
     let on = machine.instructions;
     let persistent = GemmWgmma::kernels(problem, on);
@@ -27,7 +27,8 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             persistent.chain(streams).collect()
         }
     };
-    (!candidates.is_empty()).then(|| implementation(candidates))
+    let bindings = Bindings::to_operands_of(&[0]).with("out", Operand::Value(0));
+    Implementation::one_launch(1, bindings, candidates)
 }
 
 /// Returns candidates for a weight in the type of the activations. `persistent` and `streams` are the kernels for Hopper.
@@ -83,18 +84,4 @@ fn any_gpu(problem: &GemmProblem) -> Vec<Gemm> {
         tile,
     });
     kernels.collect()
-}
-
-fn implementation(candidates: Vec<Candidate>) -> Implementation {
-    let launch = Launch {
-        site: 0,
-        bindings: Bindings::to_operands_of(&[0]).with("out", Operand::Value(0)),
-        candidates,
-    };
-    Implementation {
-        name: "gemm",
-        sites: 1,
-        launches: vec![launch],
-        saved: 0.0,
-    }
 }

@@ -1,6 +1,8 @@
 //! A linear layer and the norm after it in one GEMM, with the norm in the epilogue. The CTAs of a cluster hold whole rows.
 
-use super::{Bindings, Candidate, Implementation, Launch, Operand};
+use super::{
+    Bindings, Candidate, IS_READ, Implementation, NOT_PLAIN, ONLY_HOPPER, Operand, Unfit, require,
+};
 use crate::{
     kernels::{
         Instructions,
@@ -13,21 +15,23 @@ use crate::{
 };
 
 /// Implements a linear layer and the norm of a sum, which is a separate node of the graph.
-pub(super) fn after_linear(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+pub(super) fn after_linear(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
     let [linear, norm, ..] = chain else {
-        return None;
+        return Err(Unfit::Sites);
     };
     let (Site::Linear(problem), Site::SumLayerNorm(norm)) = (&linear.site, &norm.site) else {
-        return None;
+        return Err(Unfit::Sites);
     };
     let GemmProblem { n, k, dtype, .. } = *problem;
-    let serves = machine.instructions == Instructions::Hopper
-        && linear.is_private
-        && problem.is_plain()
-        && problem.epilogue == Epilogue::default();
-    if !serves {
-        return None;
-    }
+    let is_hopper = machine.instructions == Instructions::Hopper;
+    require(is_hopper, ONLY_HOPPER)?;
+    require(linear.is_private, IS_READ)?;
+    require(problem.is_plain(), NOT_PLAIN)?;
+    let has_no_epilogue = problem.epilogue == Epilogue::default();
+    require(
+        has_no_epilogue,
+        "the linear layer has an epilogue of its own",
+    )?;
     let candidates = |tile| GemmResidualNorm {
         n,
         k,
@@ -38,26 +42,17 @@ pub(super) fn after_linear(chain: &[Link], machine: &Machine) -> Option<Implemen
         centred: true,
         tile,
     };
-    let launch = Launch {
-        site: 1,
-        bindings: Bindings::to_operands_of(&[0, 1]).with("out", Operand::Value(1)),
-        candidates: of_tiles(n, k, dtype, candidates),
-    };
-    (!launch.candidates.is_empty()).then(|| Implementation {
-        name: "gemm+norm",
-        sites: 2,
-        launches: vec![launch],
-        saved: 0.0,
-    })
+    let bindings = Bindings::to_operands_of(&[0, 1]).with("out", Operand::Value(1));
+    Implementation::one_launch(2, bindings, of_tiles(n, k, dtype, candidates))
 }
 
 /// Implements a linear layer that adds to the residual stream, and the norm of the sum. The sum is stored, too.
-pub(super) fn after_sum(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+pub(super) fn after_sum(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
     let [linear, norm, ..] = chain else {
-        return None;
+        return Err(Unfit::Sites);
     };
     let Site::Linear(problem) = &linear.site else {
-        return None;
+        return Err(Unfit::Sites);
     };
     let GemmProblem {
         n,
@@ -69,14 +64,13 @@ pub(super) fn after_sum(chain: &[Link], machine: &Machine) -> Option<Implementat
     let (eps, centred) = match &norm.site {
         Site::LayerNorm(norm) => (norm.eps, true),
         Site::RmsNorm(norm) => (norm.eps, false),
-        _ => return None,
+        _ => return Err(Unfit::Sites),
     };
-    let serves = machine.instructions == Instructions::Hopper
-        && problem.is_plain()
-        && epilogue == Epilogue::new(epilogue.bias, None).with_residual();
-    if !serves {
-        return None;
-    }
+    let adds = epilogue == Epilogue::new(epilogue.bias, None).with_residual();
+    require(adds, "the linear layer does not add to a residual")?;
+    let is_hopper = machine.instructions == Instructions::Hopper;
+    require(is_hopper, ONLY_HOPPER)?;
+    require(problem.is_plain(), NOT_PLAIN)?;
     let kernel = |tile| GemmResidualNorm {
         n,
         k,
@@ -87,19 +81,10 @@ pub(super) fn after_sum(chain: &[Link], machine: &Machine) -> Option<Implementat
         centred,
         tile,
     };
-    let launch = Launch {
-        site: 1,
-        bindings: Bindings::to_operands_of(&[0, 1])
-            .with("sum", Operand::Value(0))
-            .with("out", Operand::Value(1)),
-        candidates: of_tiles(n, k, dtype, kernel),
-    };
-    (!launch.candidates.is_empty()).then(|| Implementation {
-        name: "gemm+sum+norm",
-        sites: 2,
-        launches: vec![launch],
-        saved: 0.0,
-    })
+    let bindings = Bindings::to_operands_of(&[0, 1])
+        .with("sum", Operand::Value(0))
+        .with("out", Operand::Value(1));
+    Implementation::one_launch(2, bindings, of_tiles(n, k, dtype, kernel))
 }
 
 fn of_tiles(

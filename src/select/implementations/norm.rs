@@ -1,25 +1,18 @@
 //! LayerNorm, with or without a preceding sum, or RMSNorm, in a separate launch.
 
-use super::{Bindings, Candidate, Implementation, Launch, Operand};
+use super::{Bindings, Candidate, Implementation, Operand, Unfit};
 use crate::{
     kernels::e4m3::Norm,
     machine::Machine,
     select::site::{Link, Site},
 };
 
-pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
-    let norms = kernels(&chain.first()?.site, machine)?.into_iter();
-    let launch = Launch {
-        site: 0,
-        bindings: Bindings::to_operands_of(&[0]).with("out", Operand::Value(0)),
-        candidates: norms.map(|norm| Candidate::new(norm.spec())).collect(),
-    };
-    Some(Implementation {
-        name: "norm",
-        sites: 1,
-        launches: vec![launch],
-        saved: 0.0,
-    })
+pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
+    let norms = chain.first().and_then(|link| kernels(&link.site, machine));
+    let norms = norms.ok_or(Unfit::Sites)?.into_iter();
+    let bindings = Bindings::to_operands_of(&[0]).with("out", Operand::Value(0));
+    let candidates = norms.map(|norm| Candidate::new(norm.spec()));
+    Implementation::one_launch(1, bindings, candidates.collect())
 }
 
 /// Returns the kernels of a norm by the number of rows; `None` if the site is not a norm.

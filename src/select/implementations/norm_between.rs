@@ -2,7 +2,9 @@
 //! layer that is the only reader of the norm. The first launch stores the rows times gamma and their statistics. The second launch
 //! normalizes its accumulators with the statistics.
 
-use super::{Bindings, Candidate, Implementation, Launch, Operand, gate::gated};
+use super::{
+    Bindings, Candidate, IS_READ, Implementation, Launch, Operand, Unfit, gate::gated, require,
+};
 use crate::{
     kernels::gemm::{GemmProblem, GemmResidualRowStats, GemmStream, StreamNorm},
     machine::Machine,
@@ -10,23 +12,23 @@ use crate::{
     tensor::DType,
 };
 
-pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementation> {
+pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
     let [before, norm, after, ..] = chain else {
-        return None;
+        return Err(Unfit::Sites);
     };
     let (Site::Linear(first), Site::Linear(second)) = (&before.site, &after.site) else {
-        return None;
+        return Err(Unfit::Sites);
     };
     let (eps, centred) = match &norm.site {
         Site::LayerNorm(norm) => (norm.eps, true),
         Site::RmsNorm(norm) => (norm.eps, false),
-        _ => return None,
+        _ => return Err(Unfit::Sites),
     };
     let GemmProblem { n, dtype, .. } = *first;
-    if !first.epilogue.residual || !norm.is_private || second.k != n {
-        return None;
-    }
-    let gate = gated(&chain[2..]);
+    let adds = first.epilogue.residual && second.k == n;
+    require(adds, "the first linear layer does not add to a residual")?;
+    require(norm.is_private, IS_READ)?;
+    let gate = gated(&chain[2..]).ok();
     let sites = 3 + usize::from(gate.is_some());
     let streaming = |problem: GemmProblem, norm| {
         let kernel = GemmStream {
@@ -71,11 +73,5 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Option<Implementat
             candidates: streaming(second, StreamNorm::After { eps, centred }),
         },
     ];
-    let is_served = launches.iter().all(|launch| !launch.candidates.is_empty());
-    is_served.then_some(Implementation {
-        name: "norm between gemms",
-        sites,
-        launches,
-        saved: 0.0,
-    })
+    Implementation::of(sites, launches, 0.0)
 }

@@ -80,8 +80,12 @@ fn signature(kernel: &KernelSpec) -> Vec<Signature> {
     known.collect()
 }
 
-fn check(chain: &[Link], implementation: &Implementation, dtype: DType, machine: &Machine) {
-    let name = implementation.name;
+fn check(
+    chain: &[Link],
+    (name, implementation): (&str, &Implementation),
+    dtype: DType,
+    machine: &Machine,
+) {
     assert!((1..=chain.len()).contains(&implementation.sites), "{name}");
     assert!(!implementation.launches.is_empty(), "{name}");
     let mut written: Vec<Operand> = Vec::new();
@@ -203,14 +207,16 @@ fn candidates_can_be_generated_and_launches_bind_their_parameters() {
                 for (Chain { links }, _) in chains.iter().flatten() {
                     for from in 0..links.len() {
                         let chain = &links[from..];
-                        for implement in ALL {
-                            if let Some(found) = implement(chain, machine) {
-                                check(chain, &found, dtype, machine);
-                                *names.entry(found.name).or_default() += 1;
+                        for rule in ALL {
+                            if let Ok(found) = (rule.implement)(chain, machine) {
+                                check(chain, (rule.name, &found), dtype, machine);
+                                *names.entry(rule.name).or_default() += 1;
                             }
                         }
                         // For every shape, each site can be computed separately by some implementation.
-                        let all = ALL.iter().filter_map(|f| f(chain, machine));
+                        let all = ALL
+                            .iter()
+                            .filter_map(|rule| (rule.implement)(chain, machine).ok());
                         let alone = all.filter(|i| i.sites == 1);
                         let mut every = alone.flat_map(|i| i.launches).flat_map(|l| l.candidates);
                         let name = &machine.name;
@@ -232,10 +238,9 @@ fn fused_implementations_reject_a_value_with_other_readers_and_a_second_bias() {
     let machine = crate::machine::testing::hopper();
     let mut chain = encoder(768, 3072, DType::F16).remove(1).0.links;
     let fused = |chain: &[Link]| -> Vec<&'static str> {
-        let all = ALL
-            .iter()
-            .filter_map(|implement| implement(chain, &machine));
-        all.filter(|i| i.sites > 1).map(|i| i.name).collect()
+        let fuses =
+            |rule: &&Rule| (rule.implement)(chain, &machine).is_ok_and(|found| found.sites > 1);
+        ALL.iter().filter(fuses).map(|rule| rule.name).collect()
     };
     assert_eq!(fused(&chain), ["gemm+norm", "deferred norm"]);
     // Another node also reads the linear layer's value, but no fused launch stores it.
