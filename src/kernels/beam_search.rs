@@ -77,12 +77,10 @@ impl Candidates {
 }
 
 impl Kernel for Candidates {
+    facts! { template: "candidates", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!("candidates_{}_w{}", self.dtype, self.vocabulary)
-    }
-
-    fn template(&self) -> &'static str {
-        "candidates"
     }
 
     fn constants(&self) -> Constants {
@@ -116,10 +114,6 @@ impl Kernel for Candidates {
             write("candidate_ids", Element::I32, of_rows.clone()),
             write("candidate_values", DType::F32, of_rows),
         ]
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {

@@ -202,6 +202,8 @@ impl AppendCache {
 }
 
 impl Kernel for AppendCache {
+    facts! { template: "append_cache", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!(
             "append_cache_{}{}_h{}x{}_from{}of{}{}",
@@ -213,10 +215,6 @@ impl Kernel for AppendCache {
             self.x.stride(self.head),
             self.pool.word()
         )
-    }
-
-    fn template(&self) -> &'static str {
-        "append_cache"
     }
 
     fn constants(&self) -> Constants {
@@ -261,10 +259,6 @@ impl Kernel for AppendCache {
             count(self.rows()),
         ]);
         all
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {

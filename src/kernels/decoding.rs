@@ -139,12 +139,10 @@ pub(super) fn tokens(name: &'static str, vocabulary: u32) -> Param {
 }
 
 impl Kernel for ChooseToken {
+    facts! { template: "choose_token", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!("choose_token_{}_w{}", self.dtype, self.vocabulary)
-    }
-
-    fn template(&self) -> &'static str {
-        "choose_token"
     }
 
     fn constants(&self) -> Constants {
@@ -177,10 +175,6 @@ impl Kernel for ChooseToken {
             write("chosen", Element::I32, row()),
             write("log_probability", DType::F32, row()),
         ]
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {

@@ -23,12 +23,10 @@ pub struct Draw {
 }
 
 impl Kernel for Draw {
+    facts! { template: "draw", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!("draw_{}_w{}", self.dtype, self.width)
-    }
-
-    fn template(&self) -> &'static str {
-        "draw"
     }
 
     fn constants(&self) -> Constants {
@@ -53,10 +51,6 @@ impl Kernel for Draw {
             write("out", self.dtype, rows()),
             count(Symbol::Batch),
         ]
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {

@@ -91,12 +91,10 @@ pub(super) fn out_scale() -> Param {
 }
 
 impl Kernel for ToE4m3 {
+    facts! { template: "to_e4m3", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!("to_e4m3_{}_w{}", self.dtype, self.width)
-    }
-
-    fn template(&self) -> &'static str {
-        "to_e4m3"
     }
 
     fn constants(&self) -> Constants {
@@ -118,10 +116,6 @@ impl Kernel for ToE4m3 {
     /// Ampere has no conversion to E4M3.
     fn instructions(&self) -> Instructions {
         Instructions::Hopper
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {

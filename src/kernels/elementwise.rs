@@ -95,12 +95,10 @@ fn flat_constants(width: u32, dtype: DType) -> Constants {
 }
 
 impl Kernel for AddBias {
+    facts! { template: "add_bias", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!("add_bias_{}_w{}", self.dtype, self.width)
-    }
-
-    fn template(&self) -> &'static str {
-        "add_bias"
     }
 
     fn constants(&self) -> Constants {
@@ -118,10 +116,6 @@ impl Kernel for AddBias {
             write("out", self.dtype, rows),
             count(Symbol::Rows),
         ]
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {
@@ -152,12 +146,10 @@ impl Kernel for AddBias {
 }
 
 impl Kernel for Combine {
+    facts! { template: "combine", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!("{}_{}_w{}", self.how.name(), self.dtype, self.width)
-    }
-
-    fn template(&self) -> &'static str {
-        "combine"
     }
 
     fn constants(&self) -> Constants {
@@ -178,10 +170,6 @@ impl Kernel for Combine {
             write("out", self.dtype, rows),
             count(Symbol::Rows),
         ]
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {
@@ -234,12 +222,10 @@ fn unary(reads: &[&HostTensor], f: impl Fn(f64) -> f64) -> Vec<HostTensor> {
 }
 
 impl Kernel for Activate {
+    facts! { template: "activate", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!("{}_{}_w{}", self.activation.name(), self.dtype, self.width)
-    }
-
-    fn template(&self) -> &'static str {
-        "activate"
     }
 
     fn constants(&self) -> Constants {
@@ -256,10 +242,6 @@ impl Kernel for Activate {
             deviation: 3.0,
         };
         unary_params(self.width, self.dtype, fill)
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {
@@ -303,12 +285,10 @@ impl Kernel for Activate {
 }
 
 impl Kernel for Scale {
+    facts! { template: "scale", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!("scale_{}_w{}_by{}", self.dtype, self.width, word(self.by))
-    }
-
-    fn template(&self) -> &'static str {
-        "scale"
     }
 
     fn constants(&self) -> Constants {
@@ -319,10 +299,6 @@ impl Kernel for Scale {
 
     fn params(&self) -> Vec<Param> {
         unary_params(self.width, self.dtype, Fill::ACTIVATION)
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {

@@ -11,7 +11,7 @@ use super::{
     },
 };
 use crate::{
-    kernels::{Class, limits},
+    kernels::limits,
     machine::Machine,
     ops::{BatchInput, MAX_ROWS},
     tensor::{DType, Extents, Shape, Symbol},
@@ -101,6 +101,8 @@ impl Table {
 }
 
 impl Kernel for Embedding {
+    facts! { template: "embedding", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!(
             "embedding_{}_w{}_{}",
@@ -108,10 +110,6 @@ impl Kernel for Embedding {
             self.width,
             self.table.word()
         )
-    }
-
-    fn template(&self) -> &'static str {
-        "embedding"
     }
 
     fn constants(&self) -> Constants {
@@ -129,10 +127,6 @@ impl Kernel for Embedding {
             write("out", self.dtype, rows_by(Symbol::Rows, self.width)),
             count(Symbol::Rows),
         ]
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn tables(&self) -> Vec<(usize, Table)> {
@@ -197,6 +191,8 @@ impl EmbeddingLayerNorm {
 }
 
 impl Kernel for EmbeddingLayerNorm {
+    facts! { template: "embedding_layernorm", dtype: self.dtype, class: LayerNorm }
+
     fn symbol(&self) -> String {
         let tables: Vec<String> = self.named().map(|(table, ..)| table.word()).collect();
         format!(
@@ -206,10 +202,6 @@ impl Kernel for EmbeddingLayerNorm {
             tables.join("_"),
             word(self.eps)
         )
-    }
-
-    fn template(&self) -> &'static str {
-        "embedding_layernorm"
     }
 
     fn constants(&self) -> Constants {
@@ -249,14 +241,6 @@ impl Kernel for EmbeddingLayerNorm {
         params.push(write("out", self.dtype, rows_by(Symbol::Rows, self.width)));
         params.push(count(Symbol::Rows));
         params
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::LayerNorm
     }
 
     fn tables(&self) -> Vec<(usize, Table)> {

@@ -47,7 +47,6 @@ pub(crate) use {
 
 use super::{Case, Constants, HostTensor, Kernel, Launch, Param, Tolerance};
 use crate::{
-    kernels::Class,
     machine::Machine,
     ops::Epilogue,
     tensor::{DType, Extents},
@@ -97,6 +96,8 @@ impl Gemm {
 }
 
 impl Kernel for Gemm {
+    facts! { dtype: self.problem.dtype, class: Gemm }
+
     fn symbol(&self) -> String {
         let t = self.tile;
         format!(
@@ -154,14 +155,6 @@ impl Kernel for Gemm {
 
     fn params(&self) -> Vec<Param> {
         self.problem.params()
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.problem.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Gemm
     }
 
     fn weight(&self) -> Option<[u32; 2]> {

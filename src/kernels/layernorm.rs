@@ -11,7 +11,7 @@ use super::{
     rows::{count, read, rounded_once, rows_by, word, write},
 };
 use crate::{
-    kernels::{Class, limits},
+    kernels::limits,
     machine::{Machine, SMALL_M},
     tensor::{DType, Extents, Shape, Symbol},
 };
@@ -165,6 +165,8 @@ impl Variance {
 }
 
 impl Kernel for LayerNorm {
+    facts! { template: "layernorm", dtype: self.dtype, class: LayerNorm }
+
     fn symbol(&self) -> String {
         format!(
             "layernorm_{}_w{}_eps{}{}{}",
@@ -174,10 +176,6 @@ impl Kernel for LayerNorm {
             self.teams.suffix(self.width, self.dtype),
             self.variance.suffix(),
         )
-    }
-
-    fn template(&self) -> &'static str {
-        "layernorm"
     }
 
     fn constants(&self) -> Constants {
@@ -199,14 +197,6 @@ impl Kernel for LayerNorm {
         params.push(write("out", self.dtype, rows));
         params.push(count(Symbol::Rows));
         params
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::LayerNorm
     }
 
     fn validate(&self) -> Result<(), String> {
@@ -248,6 +238,8 @@ impl Kernel for LayerNorm {
 }
 
 impl Kernel for BiasResidualLayerNorm {
+    facts! { template: "bias_residual_layernorm", dtype: self.dtype, class: LayerNorm }
+
     fn symbol(&self) -> String {
         format!(
             "{}residual_layernorm_{}_w{}_eps{}{}{}",
@@ -258,10 +250,6 @@ impl Kernel for BiasResidualLayerNorm {
             self.teams.suffix(self.width, self.dtype),
             self.variance.suffix(),
         )
-    }
-
-    fn template(&self) -> &'static str {
-        "bias_residual_layernorm"
     }
 
     fn constants(&self) -> Constants {
@@ -286,14 +274,6 @@ impl Kernel for BiasResidualLayerNorm {
         params.push(write("out", self.dtype, rows));
         params.push(count(Symbol::Rows));
         params
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::LayerNorm
     }
 
     fn validate(&self) -> Result<(), String> {

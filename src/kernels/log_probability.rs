@@ -26,12 +26,10 @@ pub struct LogProbability {
 const THREADS: u32 = 256;
 
 impl Kernel for LogProbability {
+    facts! { template: "log_probability", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!("log_probability_{}_w{}", self.dtype, self.width)
-    }
-
-    fn template(&self) -> &'static str {
-        "log_probability"
     }
 
     fn constants(&self) -> Constants {
@@ -62,10 +60,6 @@ impl Kernel for LogProbability {
             read_meta("positions", BatchInput::Positions, tokens()),
             write("out", DType::F32, rows_by(Symbol::Tokens, 1)),
         ]
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn tables(&self) -> Vec<(usize, Table)> {

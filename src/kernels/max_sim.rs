@@ -84,12 +84,10 @@ impl MaxSim {
 }
 
 impl Kernel for MaxSim {
+    facts! { template: "max_sim", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!("max_sim_{}_w{}", self.dtype, self.width)
-    }
-
-    fn template(&self) -> &'static str {
-        "max_sim"
     }
 
     fn constants(&self) -> Constants {
@@ -131,10 +129,6 @@ impl Kernel for MaxSim {
             count(Symbol::Longest),
             count(Symbol::Rows),
         ]
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     /// Each CTA handles a piece of one or more documents. If there are fewer documents than the GPU can hold at once, or if one is much

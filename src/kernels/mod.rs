@@ -4,6 +4,28 @@
 //! completely. [`Kernel::params`] is the only list of parameters: the generated signature, the launch and the tests are derived from this
 //! list. [`Kernel::reference`] is the definition in f32/f64 against which the CUDA kernel and the fast CPU code are checked.
 
+/// Implements the methods of [`Kernel`] that return the stem of the template, the storage type and the class:
+/// `facts! { template: "rms_norm", dtype: self.dtype, class: LayerNorm }`.
+macro_rules! facts {
+    (template: $template:literal $(, $($rest:tt)*)?) => {
+        fn template(&self) -> &'static str {
+            $template
+        }
+        $(facts! { $($rest)* })?
+    };
+    (dtype: self $(.$field:ident)+ $(, $($rest:tt)*)?) => {
+        fn dtype(&self) -> Option<crate::tensor::DType> {
+            Some(self $(.$field)+)
+        }
+        $(facts! { $($rest)* })?
+    };
+    (class: $class:ident) => {
+        fn class(&self) -> crate::kernels::Class {
+            crate::kernels::Class::$class
+        }
+    };
+}
+
 pub mod attention;
 pub mod beam_search;
 pub mod cache;
@@ -271,30 +293,22 @@ pub enum Constant {
     Text(String),
 }
 
-impl From<bool> for Constant {
-    fn from(v: bool) -> Self {
-        Constant::Bool(v)
-    }
+macro_rules! constants {
+    ($($From:ty => |$value:ident| $constant:expr;)*) => {$(
+        impl From<$From> for Constant {
+            fn from($value: $From) -> Self {
+                $constant
+            }
+        }
+    )*};
 }
-impl From<u64> for Constant {
-    fn from(v: u64) -> Self {
-        Constant::Int(v)
-    }
-}
-impl From<u32> for Constant {
-    fn from(v: u32) -> Self {
-        Constant::Int(v.into())
-    }
-}
-impl From<String> for Constant {
-    fn from(v: String) -> Self {
-        Constant::Text(v)
-    }
-}
-impl From<&str> for Constant {
-    fn from(v: &str) -> Self {
-        Constant::Text(v.to_owned())
-    }
+
+constants! {
+    bool => |v| Constant::Bool(v);
+    u64 => |v| Constant::Int(v);
+    u32 => |v| Constant::Int(v.into());
+    String => |v| Constant::Text(v);
+    &str => |v| Constant::Text(v.to_owned());
 }
 
 /// Template constants, ordered by name so that rendering is deterministic.

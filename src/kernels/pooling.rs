@@ -151,12 +151,10 @@ fn normalized(row: &[f64], eps: f32) -> impl Iterator<Item = f32> {
 }
 
 impl Kernel for TokenOfSequence {
+    facts! { template: "token_of_sequence", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!("{}_{}_w{}", self.which.name(), self.dtype, self.width)
-    }
-
-    fn template(&self) -> &'static str {
-        "token_of_sequence"
     }
 
     fn constants(&self) -> Constants {
@@ -168,10 +166,6 @@ impl Kernel for TokenOfSequence {
 
     fn params(&self) -> Vec<Param> {
         pool_params(self.width, self.dtype)
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {
@@ -208,12 +202,10 @@ impl Kernel for TokenOfSequence {
 }
 
 impl Kernel for MeanPool {
+    facts! { template: "mean_pool", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!("mean_pool_{}_w{}", self.dtype, self.width)
-    }
-
-    fn template(&self) -> &'static str {
-        "mean_pool"
     }
 
     fn constants(&self) -> Constants {
@@ -222,10 +214,6 @@ impl Kernel for MeanPool {
 
     fn params(&self) -> Vec<Param> {
         pool_params(self.width, self.dtype)
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {
@@ -276,12 +264,10 @@ impl MaxPool {
 }
 
 impl Kernel for MaxPool {
+    facts! { template: "max_pool", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!("max_pool_{}_w{}", self.dtype, self.width)
-    }
-
-    fn template(&self) -> &'static str {
-        "max_pool"
     }
 
     fn constants(&self) -> Constants {
@@ -292,10 +278,6 @@ impl Kernel for MaxPool {
 
     fn params(&self) -> Vec<Param> {
         pool_params(self.width, self.dtype)
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {
@@ -338,6 +320,8 @@ impl Kernel for MaxPool {
 }
 
 impl Kernel for L2Normalize {
+    facts! { template: "l2_normalize", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!(
             "l2_normalize_{}_w{}_eps{}",
@@ -345,10 +329,6 @@ impl Kernel for L2Normalize {
             self.width,
             word(self.eps)
         )
-    }
-
-    fn template(&self) -> &'static str {
-        "l2_normalize"
     }
 
     fn constants(&self) -> Constants {
@@ -364,10 +344,6 @@ impl Kernel for L2Normalize {
             write("out", self.dtype, rows),
             count(Symbol::Rows),
         ]
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {
@@ -401,6 +377,8 @@ impl Kernel for L2Normalize {
 }
 
 impl Kernel for MeanPoolNormalize {
+    facts! { template: "mean_pool_normalize", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!(
             "mean_pool_normalize_{}_w{}_eps{}",
@@ -408,10 +386,6 @@ impl Kernel for MeanPoolNormalize {
             self.width,
             word(self.eps)
         )
-    }
-
-    fn template(&self) -> &'static str {
-        "mean_pool_normalize"
     }
 
     fn constants(&self) -> Constants {
@@ -422,10 +396,6 @@ impl Kernel for MeanPoolNormalize {
 
     fn params(&self) -> Vec<Param> {
         pool_params(self.width, self.dtype)
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {

@@ -153,6 +153,8 @@ impl PrepareAttention {
 }
 
 impl Kernel for PrepareAttention {
+    facts! { template: "prepare_attention", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         let [q, k, v] = self.columns;
         let norm = self.norm.map(|eps| format!("_norm{}", word(eps)));
@@ -169,10 +171,6 @@ impl Kernel for PrepareAttention {
             turned.unwrap_or_default(),
             self.pool.map(Pool::word).unwrap_or_default()
         )
-    }
-
-    fn template(&self) -> &'static str {
-        "prepare_attention"
     }
 
     fn constants(&self) -> Constants {
@@ -257,10 +255,6 @@ impl Kernel for PrepareAttention {
             false => cost.launch,
         };
         Some(launch + elements * cost.element * NO_RESIDUAL)
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {

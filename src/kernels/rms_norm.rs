@@ -8,7 +8,7 @@ use super::{
     rows::{Teams, read, rounded_once, rows_by, vector_width, word, write},
 };
 use crate::{
-    kernels::{Class, limits},
+    kernels::limits,
     machine::{Machine, SMALL_M},
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
@@ -50,16 +50,14 @@ impl RmsNorm {
 }
 
 impl Kernel for RmsNorm {
+    facts! { template: "rms_norm", dtype: self.dtype, class: LayerNorm }
+
     fn symbol(&self) -> String {
         let columns = match (self.heads, self.from) {
             (1, 0) if self.stride == self.width => format!("w{}", self.width),
             (heads, from) => format!("h{heads}x{}_from{from}of{}", self.width, self.stride),
         };
         format!("rms_norm_{}_{columns}_eps{}", self.dtype, word(self.eps))
-    }
-
-    fn template(&self) -> &'static str {
-        "rms_norm"
     }
 
     fn constants(&self) -> Constants {
@@ -90,14 +88,6 @@ impl Kernel for RmsNorm {
                 role: Role::Count(self.all_heads()),
             },
         ]
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::LayerNorm
     }
 
     fn validate(&self) -> Result<(), String> {

@@ -70,6 +70,8 @@ impl Rotary {
 }
 
 impl Kernel for Rotary {
+    facts! { template: "rotary", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         let view = match (self.from, self.stride) {
             (0, stride) if stride == self.width() => String::new(),
@@ -82,10 +84,6 @@ impl Kernel for Rotary {
             self.head,
             self.rotation.digest()
         )
-    }
-
-    fn template(&self) -> &'static str {
-        "rotary"
     }
 
     fn constants(&self) -> Constants {
@@ -111,10 +109,6 @@ impl Kernel for Rotary {
             write("out", self.dtype, rows_by(Symbol::Tokens, self.width())),
             count(Symbol::Tokens),
         ]
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {

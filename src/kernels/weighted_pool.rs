@@ -22,12 +22,10 @@ pub struct WeightedPool {
 }
 
 impl Kernel for WeightedPool {
+    facts! { template: "weighted_pool", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!("{}_{}_w{}", self.weights.name(), self.dtype, self.width)
-    }
-
-    fn template(&self) -> &'static str {
-        "weighted_pool"
     }
 
     fn constants(&self) -> Constants {
@@ -41,10 +39,6 @@ impl Kernel for WeightedPool {
 
     fn params(&self) -> Vec<Param> {
         pool_params(self.width, self.dtype)
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {

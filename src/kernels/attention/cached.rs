@@ -12,8 +12,7 @@ use super::{
 };
 use crate::{
     kernels::{
-        Case, Class, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role,
-        Tolerance,
+        Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role, Tolerance,
         attention::position_bias::PositionBiasCode,
         cache::{BLOCK, Pool, index},
         class::attention_flop,
@@ -145,6 +144,8 @@ impl MhaCached {
 }
 
 impl Kernel for MhaCached {
+    facts! { template: "mha_cached", dtype: self.dtype, class: Attention }
+
     fn symbol(&self) -> String {
         let (q, head) = (self.q, self.head);
         format!(
@@ -161,10 +162,6 @@ impl Kernel for MhaCached {
             self.by.suffix(),
             scale_suffix(self.scale, default_scale(head))
         )
-    }
-
-    fn template(&self) -> &'static str {
-        "mha_cached"
     }
 
     fn constants(&self) -> Constants {
@@ -215,14 +212,6 @@ impl Kernel for MhaCached {
         ]);
         all.extend(params::counts(&[self.q]));
         all
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Attention
     }
 
     fn flop(&self) -> Size {

@@ -5,8 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{AttentionError, Keys, MhaCached, storage};
 use crate::{
     kernels::{
-        Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
-        Tolerance,
+        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Tolerance,
         attention::position_bias::PositionBiasCode,
         cache::{BLOCK, Pool},
     },
@@ -179,6 +178,8 @@ impl MhaDecode {
 }
 
 impl Kernel for MhaDecode {
+    facts! { template: "mha_decode", dtype: self.plain.dtype, class: Attention }
+
     fn symbol(&self) -> String {
         let plain = self.plain.symbol();
         let plain = plain
@@ -195,10 +196,6 @@ impl Kernel for MhaDecode {
 
     fn definition(&self) -> String {
         format!("{}_decode", self.plain.definition())
-    }
-
-    fn template(&self) -> &'static str {
-        "mha_decode"
     }
 
     fn constants(&self) -> Constants {
@@ -242,14 +239,6 @@ impl Kernel for MhaDecode {
             DecodeCtas::Small => Instructions::Ampere,
             DecodeCtas::Medium | DecodeCtas::Large | DecodeCtas::Cluster(_) => Instructions::Hopper,
         }
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.plain.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Attention
     }
 
     fn flop(&self) -> Size {

@@ -5,14 +5,14 @@ use serde::{Deserialize, Serialize};
 use super::{AttentionError, Keys, MhaDecode, params};
 use crate::{
     kernels::{
-        Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
+        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
         Tolerance,
         cache::{AppendCache, index},
         rows::read_meta,
     },
     machine::Machine,
     ops::{BatchInput, HeadView},
-    tensor::{DType, Extents, Shape, Size, Symbol},
+    tensor::{Extents, Shape, Size, Symbol},
 };
 
 /// The inputs of [`MhaDecode`], `x [tokens, x.stride]`, `token_slots [tokens]` → `cache [blocks, stride]` as written by [`AppendCache`],
@@ -80,6 +80,8 @@ impl MhaDecodeAppend {
 }
 
 impl Kernel for MhaDecodeAppend {
+    facts! { dtype: self.decode.plain.dtype, class: Attention }
+
     fn symbol(&self) -> String {
         let (column, stride) = (self.x.column(), self.x.stride(self.decode.plain.head));
         format!("{}_append{column}of{stride}", self.decode.symbol())
@@ -126,14 +128,6 @@ impl Kernel for MhaDecodeAppend {
 
     fn instructions(&self) -> Instructions {
         self.decode.instructions()
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.decode.plain.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Attention
     }
 
     fn flop(&self) -> Size {

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     kernels::{
-        Case, Class, Constants, HostTensor, Kernel, Launch, Param, Tolerance,
-        class::attention_flop, limits,
+        Case, Constants, HostTensor, Kernel, Launch, Param, Tolerance, class::attention_flop,
+        limits,
     },
     machine::Machine,
     ops::AttentionProblem,
@@ -155,6 +155,8 @@ impl MhaOnline {
 }
 
 impl Kernel for MhaShort {
+    facts! { dtype: self.dtype, class: Attention }
+
     fn symbol(&self) -> String {
         format!(
             "mha_short_{}_{}_l{}{}",
@@ -175,14 +177,6 @@ impl Kernel for MhaShort {
 
     fn params(&self) -> Vec<Param> {
         self.operands().params()
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Attention
     }
 
     fn flop(&self) -> Size {
@@ -229,6 +223,8 @@ impl Kernel for MhaShort {
 }
 
 impl Kernel for MhaOnline {
+    facts! { dtype: self.dtype, class: Attention }
+
     fn symbol(&self) -> String {
         format!(
             "mha_online_{}_{}{}",
@@ -248,14 +244,6 @@ impl Kernel for MhaOnline {
 
     fn params(&self) -> Vec<Param> {
         self.operands().params()
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Attention
     }
 
     fn flop(&self) -> Size {

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::{AttentionError, Keys, MhaCached, MhaOnline, MhaTile, MhaWgmma, wgmma::Origin};
 use crate::{
     kernels::{
-        Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
-        TensorMap, Tolerance,
+        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, TensorMap,
+        Tolerance,
         cache::{BLOCK, Pool},
     },
     machine::Machine,
@@ -87,6 +87,8 @@ impl MhaPrefill {
 }
 
 impl Kernel for MhaPrefill {
+    facts! { dtype: self.plain.dtype, class: Attention }
+
     fn symbol(&self) -> String {
         let plain = self.plain.symbol();
         let plain = plain
@@ -149,14 +151,6 @@ impl Kernel for MhaPrefill {
     fn tensor_maps(&self) -> Vec<TensorMap> {
         let map = |_| MhaTile::query_map(self.plain.head);
         self.tile.map(map).into_iter().collect()
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.plain.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Attention
     }
 
     fn flop(&self) -> Size {

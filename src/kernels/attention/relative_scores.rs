@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{
     kernels::{
-        Case, Class, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role,
-        Tolerance, class::attention_flop, limits,
+        Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role, Tolerance,
+        class::attention_flop, limits,
     },
     machine::Machine,
     ops::{PositionBias, Side},
@@ -46,6 +46,8 @@ impl RelativeScores {
 }
 
 impl Kernel for RelativeScores {
+    facts! { template: "relative_scores", dtype: self.dtype, class: Attention }
+
     fn symbol(&self) -> String {
         format!(
             "relative_scores_{}_{}_h{}x{}_reach{}",
@@ -55,10 +57,6 @@ impl Kernel for RelativeScores {
             self.head,
             self.reach
         )
-    }
-
-    fn template(&self) -> &'static str {
-        "relative_scores"
     }
 
     fn constants(&self) -> Constants {
@@ -91,14 +89,6 @@ impl Kernel for RelativeScores {
         ];
         all.extend(params::counts(&[]));
         all
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Attention
     }
 
     fn flop(&self) -> Size {

@@ -14,8 +14,8 @@ use super::{
 };
 use crate::{
     kernels::{
-        Case, Class, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
-        f32_literal, limits,
+        Case, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
+        limits,
     },
     machine::Machine,
     tensor::{DType, Extents},
@@ -221,6 +221,8 @@ impl AttentionSoftmax {
 }
 
 impl Kernel for AttentionSoftmax {
+    facts! { dtype: self.dtype, class: Softmax }
+
     fn symbol(&self) -> String {
         let form = match self.form {
             SoftmaxForm::Resident {
@@ -291,14 +293,6 @@ impl Kernel for AttentionSoftmax {
         all.push(params::write("out", self.dtype, pairs_shape(self.heads)));
         all.extend(params::batch_counts());
         all
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Softmax
     }
 
     fn max_len(&self) -> Option<u32> {

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     kernels::{
-        Case, Class, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
+        Case, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
         attention::position_bias::PositionBiasCode, limits,
     },
     machine::Machine,
@@ -34,6 +34,8 @@ pub struct SoftmaxByDistance {
 const WARPS: u32 = 4;
 
 impl Kernel for SoftmaxByDistance {
+    facts! { template: "attention_softmax_by_distance", dtype: self.dtype, class: Softmax }
+
     fn symbol(&self) -> String {
         format!(
             "attention_{}softmax_{}_h{}{}{}",
@@ -47,10 +49,6 @@ impl Kernel for SoftmaxByDistance {
             self.by.suffix(),
             scale_suffix(self.scale, 1.0),
         )
-    }
-
-    fn template(&self) -> &'static str {
-        "attention_softmax_by_distance"
     }
 
     fn constants(&self) -> Constants {
@@ -75,14 +73,6 @@ impl Kernel for SoftmaxByDistance {
         let [batch, tokens, _] = params::batch_counts();
         all.extend([batch, tokens]);
         all
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Softmax
     }
 
     fn validate(&self) -> Result<(), String> {

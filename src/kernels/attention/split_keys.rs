@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::{AttentionError, MhaOnline, common::edge_cases, storage, view::scale_log2};
 use crate::{
     kernels::{
-        Case, Class, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance,
-        f32_literal, limits,
+        Case, Constants, HostTensor, Kernel, KernelSpec, Launch, Param, Tolerance, f32_literal,
+        limits,
     },
     machine::Machine,
     ops::{AttentionProblem, HeadView, default_scale},
@@ -61,14 +61,12 @@ impl MhaSplitKeys {
 }
 
 impl Kernel for MhaSplitKeys {
+    facts! { template: "mha_split_keys", dtype: self.plain.dtype, class: Attention }
+
     fn symbol(&self) -> String {
         let operands = self.plain.operands();
         let (heads, suffix) = (operands.heads(), operands.suffix());
         format!("mha_split_keys_{}_{heads}{suffix}", self.plain.dtype)
-    }
-
-    fn template(&self) -> &'static str {
-        "mha_split_keys"
     }
 
     fn constants(&self) -> Constants {
@@ -100,14 +98,6 @@ impl Kernel for MhaSplitKeys {
 
     fn params(&self) -> Vec<Param> {
         self.plain.params()
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.plain.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Attention
     }
 
     fn flop(&self) -> Size {

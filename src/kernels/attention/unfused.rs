@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{
     kernels::{
-        Case, Class, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role,
-        Tolerance, attention::view::ViewCode, class::attention_flop, f32_literal, limits,
+        Case, Constants, Fill, HostTensor, Kernel, KernelSpec, Launch, Param, Role, Tolerance,
+        attention::view::ViewCode, class::attention_flop, f32_literal, limits,
     },
     machine::Machine,
     ops::{HeadView, default_scale},
@@ -194,6 +194,8 @@ pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
 }
 
 impl Kernel for AttentionScores {
+    facts! { dtype: self.dtype, class: Attention }
+
     fn symbol(&self) -> String {
         format!(
             "{}_{}_{}{}{}",
@@ -261,14 +263,6 @@ impl Kernel for AttentionScores {
         ];
         all.extend(params::counts(&[self.q, self.k]));
         all
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Attention
     }
 
     fn flop(&self) -> Size {
@@ -344,6 +338,8 @@ impl Kernel for AttentionScores {
 }
 
 impl Kernel for AttentionContext {
+    facts! { dtype: self.dtype, class: Attention }
+
     fn symbol(&self) -> String {
         format!(
             "{}_{}_{}{}",
@@ -416,14 +412,6 @@ impl Kernel for AttentionContext {
         ];
         all.extend(params::counts(&[self.v, self.out]));
         all
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Attention
     }
 
     fn flop(&self) -> Size {

@@ -8,9 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::{AttentionError, MhaOnline, common::edge_cases, storage};
 use crate::{
     kernels::{
-        Case, Class, Constants, HostTensor, Instructions, Kernel, Launch, Param, RowOrder,
-        TensorMap, Tolerance, attention::position_bias::PositionBiasCode, class::attention_flop,
-        limits,
+        Case, Constants, HostTensor, Instructions, Kernel, Launch, Param, RowOrder, TensorMap,
+        Tolerance, attention::position_bias::PositionBiasCode, class::attention_flop, limits,
     },
     machine::Machine,
     ops::{AttentionProblem, HeadView},
@@ -478,6 +477,8 @@ fn has_whole_boxes(view: HeadView, head: u32) -> bool {
 }
 
 impl Kernel for MhaWgmma {
+    facts! { dtype: self.dtype, class: Attention }
+
     fn symbol(&self) -> String {
         format!("{}_{}", self.definition(), self.tile.name())
     }
@@ -534,14 +535,6 @@ impl Kernel for MhaWgmma {
             heads_map("k", self.of.head, self.tile.keys),
             heads_map("v", self.of.head, self.tile.keys),
         ]
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Attention
     }
 
     fn flop(&self) -> Size {

@@ -46,13 +46,11 @@ impl Concat {
 }
 
 impl Kernel for Concat {
+    facts! { template: "concat", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         let widths: Vec<String> = self.widths.iter().map(|w| format!("_w{w}")).collect();
         format!("concat_{}{}", self.dtype, widths.concat())
-    }
-
-    fn template(&self) -> &'static str {
-        "concat"
     }
 
     fn constants(&self) -> Constants {
@@ -86,10 +84,6 @@ impl Kernel for Concat {
         ));
         params.push(count(Symbol::Rows));
         params
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {

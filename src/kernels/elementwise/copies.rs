@@ -46,15 +46,13 @@ impl SliceColumns {
 }
 
 impl Kernel for SliceColumns {
+    facts! { template: "slice_columns", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!(
             "slice_columns_{}_w{}_from{}_of{}",
             self.dtype, self.width, self.start, self.from_width
         )
-    }
-
-    fn template(&self) -> &'static str {
-        "slice_columns"
     }
 
     fn constants(&self) -> Constants {
@@ -72,10 +70,6 @@ impl Kernel for SliceColumns {
             write("out", self.dtype, rows_by(Symbol::Rows, self.width)),
             count(Symbol::Rows),
         ]
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {
@@ -128,12 +122,10 @@ fn head_launch(extents: &Extents, heads: u32, head: u32, dtype: DType) -> Launch
 }
 
 impl Kernel for SplitHeads {
+    facts! { template: "split_heads", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!("split_heads_{}_{}x{}", self.dtype, self.heads, self.head)
-    }
-
-    fn template(&self) -> &'static str {
-        "split_heads"
     }
 
     fn constants(&self) -> Constants {
@@ -147,10 +139,6 @@ impl Kernel for SplitHeads {
             write("out", self.dtype, head_major(self.heads, self.head)),
             count(Symbol::Tokens),
         ]
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {
@@ -186,12 +174,10 @@ impl Kernel for SplitHeads {
 }
 
 impl Kernel for MergeHeads {
+    facts! { template: "merge_heads", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!("merge_heads_{}_{}x{}", self.dtype, self.heads, self.head)
-    }
-
-    fn template(&self) -> &'static str {
-        "merge_heads"
     }
 
     fn constants(&self) -> Constants {
@@ -206,10 +192,6 @@ impl Kernel for MergeHeads {
             write("out", self.dtype, token_major),
             count(Symbol::Tokens),
         ]
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {

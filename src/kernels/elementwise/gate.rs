@@ -31,6 +31,8 @@ impl Gate {
 }
 
 impl Kernel for Gate {
+    facts! { template: "gate", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         format!(
             "{}_gate_{}_w{}",
@@ -38,10 +40,6 @@ impl Kernel for Gate {
             self.dtype,
             self.width
         )
-    }
-
-    fn template(&self) -> &'static str {
-        "gate"
     }
 
     fn constants(&self) -> Constants {
@@ -61,10 +59,6 @@ impl Kernel for Gate {
             write("out", self.dtype, rows(self.width)),
             count(Symbol::Rows),
         ]
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {

@@ -23,13 +23,11 @@ pub struct SoftCap {
 }
 
 impl Kernel for SoftCap {
+    facts! { template: "soft_cap", dtype: self.dtype }
+
     fn symbol(&self) -> String {
         let cap = word(self.cap.get());
         format!("soft_cap_{}_w{}_cap{cap}", self.dtype, self.width)
-    }
-
-    fn template(&self) -> &'static str {
-        "soft_cap"
     }
 
     fn constants(&self) -> Constants {
@@ -47,10 +45,6 @@ impl Kernel for SoftCap {
             deviation: self.cap.get(),
         };
         unary_params(self.width, self.dtype, fill)
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
     }
 
     fn validate(&self) -> Result<(), String> {

@@ -9,9 +9,8 @@ use super::{
 };
 use crate::{
     kernels::{
-        Case, Class, Constants, Fill, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
-        Role, TensorMap, Tolerance, f32_literal, layernorm::BiasResidualLayerNorm, limits,
-        rows::word,
+        Case, Constants, Fill, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
+        TensorMap, Tolerance, f32_literal, layernorm::BiasResidualLayerNorm, limits, rows::word,
     },
     machine::Machine,
     ops::Epilogue,
@@ -97,6 +96,8 @@ impl DeferredLayerNormGemm {
 }
 
 impl Kernel for DeferredLayerNormGemm {
+    facts! { template: "deferred_layernorm_gemm", dtype: self.dtype, class: Gemm }
+
     fn symbol(&self) -> String {
         format!("{}_tokens{}", self.definition(), self.tokens)
     }
@@ -107,10 +108,6 @@ impl Kernel for DeferredLayerNormGemm {
             word(self.eps),
             self.unfused().1.definition(),
         )
-    }
-
-    fn template(&self) -> &'static str {
-        "deferred_layernorm_gemm"
     }
 
     fn instructions(&self) -> Instructions {
@@ -174,14 +171,6 @@ impl Kernel for DeferredLayerNormGemm {
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
         SplitKTile::new(self.tokens, 1).tensor_maps("scaled")
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Gemm
     }
 
     fn weight(&self) -> Option<[u32; 2]> {

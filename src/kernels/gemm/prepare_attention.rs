@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{GemmProblem, GemmWgmma, WgmmaTile};
 use crate::{
     kernels::{
-        Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
+        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
         RowOrder, TensorMap, Tolerance, prepare_attention::PrepareAttention, rotary::frequencies,
     },
     machine::Machine,
@@ -115,6 +115,8 @@ impl GemmPrepareAttention {
 }
 
 impl Kernel for GemmPrepareAttention {
+    facts! { template: "gemm_wgmma", dtype: self.prepare.dtype, class: Gemm }
+
     fn symbol(&self) -> String {
         format!("{}_{}", self.definition(), self.tile.name())
     }
@@ -123,10 +125,6 @@ impl Kernel for GemmPrepareAttention {
         let bias = if self.bias { "_bias" } else { "" };
         let fp8 = if self.fp8 { "fp8_" } else { "" };
         format!("{fp8}gemm{bias}_k{}_{}", self.k, self.prepare.symbol())
-    }
-
-    fn template(&self) -> &'static str {
-        "gemm_wgmma"
     }
 
     fn instructions(&self) -> Instructions {
@@ -171,14 +169,6 @@ impl Kernel for GemmPrepareAttention {
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
         self.gemm().tensor_maps()
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.prepare.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Gemm
     }
 
     fn weight(&self) -> Option<[u32; 2]> {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::{Gemm, GemmWgmma, WgmmaTile};
 use crate::{
     kernels::{
-        Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
+        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
         RowOrder, TensorMap, Tolerance, f32_literal, layernorm::LayerNorm, limits,
         rms_norm::RmsNorm, rows::word,
     },
@@ -223,6 +223,8 @@ const fn tile(m: u32, n: u32, cooperative: bool) -> WgmmaTile {
 }
 
 impl Kernel for GemmResidualNorm {
+    facts! { template: "gemm_residual_norm", dtype: self.dtype, class: Gemm }
+
     fn symbol(&self) -> String {
         format!("{}_{}", self.definition(), self.tile.name())
     }
@@ -242,10 +244,6 @@ impl Kernel for GemmResidualNorm {
             self.k,
             word(self.eps),
         )
-    }
-
-    fn template(&self) -> &'static str {
-        "gemm_residual_norm"
     }
 
     fn instructions(&self) -> Instructions {
@@ -305,14 +303,6 @@ impl Kernel for GemmResidualNorm {
             // Boxes of 32 columns, which lanes read in 16-byte accesses without bank conflicts.
             map("residual", self.tile.m, RowOrder::GROUP, RowOrder::Plain),
         ]
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Gemm
     }
 
     fn weight(&self) -> Option<[u32; 2]> {

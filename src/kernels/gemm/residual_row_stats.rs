@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     kernels::{
-        Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
-        TensorMap, Tolerance, layernorm::BiasResidualLayerNorm,
+        Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role, TensorMap,
+        Tolerance, layernorm::BiasResidualLayerNorm,
     },
     machine::Machine,
     ops::Epilogue,
@@ -133,6 +133,8 @@ impl GemmResidualRowStats {
 }
 
 impl Kernel for GemmResidualRowStats {
+    facts! { template: "gemm_residual_row_stats", dtype: self.dtype, class: Gemm }
+
     fn symbol(&self) -> String {
         format!("{}_{}", self.definition(), self.tile.name())
     }
@@ -145,10 +147,6 @@ impl Kernel for GemmResidualRowStats {
             self.n,
             self.k,
         )
-    }
-
-    fn template(&self) -> &'static str {
-        "gemm_residual_row_stats"
     }
 
     fn instructions(&self) -> Instructions {
@@ -195,14 +193,6 @@ impl Kernel for GemmResidualRowStats {
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
         self.tile.tensor_maps("x")
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Gemm
     }
 
     fn weight(&self) -> Option<[u32; 2]> {

@@ -9,11 +9,11 @@ use super::{
 };
 use crate::{
     kernels::{
-        Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
-        RowOrder, TensorMap, Tolerance,
+        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, RowOrder,
+        TensorMap, Tolerance,
     },
     machine::{Hopper, Machine},
-    tensor::{DType, Extents},
+    tensor::Extents,
 };
 
 /// Tile of the GEMM for small M.
@@ -223,16 +223,14 @@ impl GemmSplitK {
 }
 
 impl Kernel for GemmSplitK {
+    facts! { template: "gemm_split_k", dtype: self.problem.dtype, class: Gemm }
+
     fn symbol(&self) -> String {
         format!("{}_{}", self.definition(), self.tile.name())
     }
 
     fn definition(&self) -> String {
         self.problem.definition()
-    }
-
-    fn template(&self) -> &'static str {
-        "gemm_split_k"
     }
 
     fn instructions(&self) -> Instructions {
@@ -251,14 +249,6 @@ impl Kernel for GemmSplitK {
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
         self.tile.tensor_maps("x")
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.problem.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Gemm
     }
 
     fn weight(&self) -> Option<[u32; 2]> {

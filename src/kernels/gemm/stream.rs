@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     kernels::{
-        Case, Class, Constants, Fill, HostTensor, Instructions, Kernel, Launch, Param, RowOrder,
+        Case, Constants, Fill, HostTensor, Instructions, Kernel, Launch, Param, RowOrder,
         TensorMap, Tolerance, f32_literal, limits,
         rows::{read, word, write},
     },
@@ -297,6 +297,8 @@ impl GemmStream {
 }
 
 impl Kernel for GemmStream {
+    facts! { template: "gemm_stream", dtype: self.problem.dtype, class: Gemm }
+
     fn symbol(&self) -> String {
         format!("{}_{}", self.name(), self.tile.name())
     }
@@ -308,10 +310,6 @@ impl Kernel for GemmStream {
             true => format!("{name}_by_warps"),
             false => name,
         }
-    }
-
-    fn template(&self) -> &'static str {
-        "gemm_stream"
     }
 
     fn instructions(&self) -> Instructions {
@@ -432,14 +430,6 @@ impl Kernel for GemmStream {
             maps.push(map("weight", self.tile.weight_rows(), order));
         }
         maps
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.problem.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Gemm
     }
 
     fn weight(&self) -> Option<[u32; 2]> {

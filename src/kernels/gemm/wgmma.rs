@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{
     kernels::{
-        Case, Class, Constants, HostTensor, Instructions, Kernel, Launch, Param, RowOrder,
-        TensorMap, Tolerance,
+        Case, Constants, HostTensor, Instructions, Kernel, Launch, Param, RowOrder, TensorMap,
+        Tolerance,
     },
     machine::Machine,
     ops::Epilogue,
@@ -321,16 +321,14 @@ impl GemmWgmma {
 }
 
 impl Kernel for GemmWgmma {
+    facts! { template: "gemm_wgmma", dtype: self.problem.dtype, class: Gemm }
+
     fn symbol(&self) -> String {
         format!("{}_{}", self.definition(), self.tile.name())
     }
 
     fn definition(&self) -> String {
         self.problem.definition()
-    }
-
-    fn template(&self) -> &'static str {
-        "gemm_wgmma"
     }
 
     fn instructions(&self) -> Instructions {
@@ -411,14 +409,6 @@ impl Kernel for GemmWgmma {
                 vec![x, weight(RowOrder::Plain), out]
             }
         }
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.problem.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Gemm
     }
 
     fn weight(&self) -> Option<[u32; 2]> {

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     kernels::{
-        Case, Class, Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance,
+        Case, Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance,
         attention::view::ViewCode, class::attention_flop, limits,
     },
     machine::Machine,
@@ -108,6 +108,8 @@ pub(in super::super) fn tensor_core_plan(template: &'static str, head: u32, dtyp
 }
 
 impl Kernel for MhaLongContext {
+    facts! { dtype: self.dtype, class: Attention }
+
     fn symbol(&self) -> String {
         format!(
             "mha_long_context_{}_h{}x{}{}",
@@ -166,14 +168,6 @@ impl Kernel for MhaLongContext {
         ];
         all.extend(params::counts(&[self.v]));
         all
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Attention
     }
 
     fn flop(&self) -> Size {

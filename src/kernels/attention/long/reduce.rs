@@ -2,9 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{super::params, KEY_TILE, Layout, cases, partials_shape, problems, statistics_shape};
 use crate::{
-    kernels::{
-        Case, Class, Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance, limits,
-    },
+    kernels::{Case, Constants, Fill, HostTensor, Kernel, Launch, Param, Role, Tolerance, limits},
     machine::Machine,
     tensor::{DType, Extents},
 };
@@ -22,12 +20,10 @@ const THREADS: u32 = 256;
 const LANES: u32 = 8;
 
 impl Kernel for MhaLongReduce {
+    facts! { template: "mha_long_reduce", class: Attention }
+
     fn symbol(&self) -> String {
         format!("mha_long_reduce_{}_h{}", DType::F32, self.heads)
-    }
-
-    fn template(&self) -> &'static str {
-        "mha_long_reduce"
     }
 
     fn constants(&self) -> Constants {
@@ -55,10 +51,6 @@ impl Kernel for MhaLongReduce {
         ];
         all.extend(params::counts(&[]));
         all
-    }
-
-    fn class(&self) -> Class {
-        Class::Attention
     }
 
     fn validate(&self) -> Result<(), String> {

@@ -14,8 +14,8 @@ use super::{
 };
 use crate::{
     kernels::{
-        Case, Class, Constants, HostTensor, Kernel, Launch, Param, Tolerance,
-        attention::view::ViewCode, class::attention_flop, f32_literal, limits,
+        Case, Constants, HostTensor, Kernel, Launch, Param, Tolerance, attention::view::ViewCode,
+        class::attention_flop, f32_literal, limits,
     },
     machine::Machine,
     ops::{HeadView, default_scale},
@@ -98,6 +98,8 @@ impl MhaLongScores {
 }
 
 impl Kernel for MhaLongScores {
+    facts! { dtype: self.dtype, class: Attention }
+
     fn symbol(&self) -> String {
         let width = self.heads * self.head;
         format!(
@@ -145,14 +147,6 @@ impl Kernel for MhaLongScores {
         ];
         all.extend(params::counts(&[self.q, self.k]));
         all
-    }
-
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn class(&self) -> Class {
-        Class::Attention
     }
 
     fn flop(&self) -> Size {
