@@ -29,11 +29,7 @@ impl Description {
 fn wrong(file: &File, key: &At<String>, config: &Value, expected: &str) -> ModelError {
     let found = config.get(&key.value).unwrap_or(&Value::Null);
     file.error(
-        Problem::OutOfRange {
-            what: format!("`{}` in config.json", key.value),
-            found: found.to_string(),
-            expected: expected.to_owned(),
-        },
+        Problem::out_of_range(format!("`{}` in config.json", key.value), found, expected),
         &key.span,
         "read here",
     )
@@ -63,11 +59,11 @@ pub(super) fn chosen(
         let near = chosen.as_str();
         let near = near.and_then(|name| nearest(name, names.iter().map(String::as_str)));
         let near = near.map_or_else(String::new, |near| format!(" (did you mean `{near}`?)"));
-        file.error_elsewhere(Problem::OutOfRange {
-            what: format!("`{ADAPTER}` in config.json"),
-            found: chosen.to_string(),
-            expected: format!("one of {}{near}", names.join(", ")),
-        })
+        file.error_elsewhere(Problem::out_of_range(
+            format!("`{ADAPTER}` in config.json"),
+            chosen,
+            format!("one of {}{near}", names.join(", ")),
+        ))
     })?;
     let number = |key: &At<String>| {
         let found = config.get(&key.value).and_then(Value::as_f64);

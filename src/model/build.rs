@@ -103,11 +103,11 @@ pub(super) fn model(
         for (output, value) in outputs {
             let id = builder.value(value)?;
             if matches!(builder.graph.op(id), Op::Weight(_)) {
-                let problem = Problem::OutOfRange {
-                    what: format!("the output `{}`", output.value),
-                    found: "a table of the checkpoint".to_owned(),
-                    expected: "a value that is computed".to_owned(),
-                };
+                let problem = Problem::out_of_range(
+                    format!("the output `{}`", output.value),
+                    "a table of the checkpoint",
+                    "a value that is computed",
+                );
                 return Err(file.error(problem, &value.span, "nothing computes it"));
             }
             builder.graph.add_output(output.value.as_str(), id);
@@ -210,10 +210,7 @@ impl<'a> Builder<'a> {
         scopes
             .find_map(|scope| scope.get(name.value.as_str()).copied())
             .ok_or_else(|| {
-                let problem = Problem::Undefined {
-                    what: "value",
-                    name: name.value.clone(),
-                };
+                let problem = Problem::undefined("value", &name.value);
                 self.file.error(problem, &name.span, "not defined")
             })
     }
@@ -257,10 +254,7 @@ impl<'a> Builder<'a> {
         let Some(before) = self.names.insert(name.to_owned(), place.clone()) else {
             return Ok(());
         };
-        let problem = Problem::DefinedTwice {
-            what: "name",
-            name: name.to_owned(),
-        };
+        let problem = Problem::defined_twice("name", name);
         // The name of a value is claimed after the names of the weights that it reads, so the order of claims may differ from the order in
         // the file.
         let (first, again) = match before.start <= place.start {
@@ -305,11 +299,11 @@ impl<'a> Builder<'a> {
     ) -> Result<NodeId, ModelError> {
         // The exponents of the frequencies are divided by `width / 2 − 1`, which must not be 0.
         if width < 4 || !width.is_multiple_of(2) {
-            let problem = Problem::OutOfRange {
-                what: "the width of a table of sines and cosines".to_owned(),
-                found: width.to_string(),
-                expected: "an even number of at least 4".to_owned(),
-            };
+            let problem = Problem::out_of_range(
+                "the width of a table of sines and cosines",
+                width,
+                "an even number of at least 4",
+            );
             return Err(self
                 .values
                 .about(problem, &[place], "no such table".to_owned()));
@@ -329,11 +323,11 @@ impl<'a> Builder<'a> {
         if elements.is_some_and(|n| n <= MAX_COMPUTED) {
             return Ok(());
         }
-        let problem = Problem::OutOfRange {
-            what: what.to_owned(),
-            found: Shape::fixed(dims).to_string(),
-            expected: format!("at most {MAX_COMPUTED} elements"),
-        };
+        let problem = Problem::out_of_range(
+            what,
+            Shape::fixed(dims),
+            format!("at most {MAX_COMPUTED} elements"),
+        );
         Err(self.values.about(problem, &[place], "too large".to_owned()))
     }
 
@@ -406,11 +400,11 @@ impl<'a> Builder<'a> {
         span: &Range<usize>,
     ) -> Result<(), ModelError> {
         if offset >= rows {
-            let problem = Problem::OutOfRange {
-                what: "the offset into the table".to_owned(),
-                found: offset.to_string(),
-                expected: format!("less than its {rows} rows"),
-            };
+            let problem = Problem::out_of_range(
+                "the offset into the table",
+                offset,
+                format!("less than its {rows} rows"),
+            );
             return Err(self.file.error(problem, span, "no id has a row"));
         }
         let fewest = self.rows.entry(ids).or_insert(u32::MAX);
@@ -434,12 +428,11 @@ impl<'a> Builder<'a> {
             return Err(error.help("start from `embedding(ids: \"token_ids\", …)`"));
         }
         if let (Some(_), Some(cache)) = (self.first, self.caches.keys().min()) {
-            let problem = Problem::OutOfRange {
-                what: "an embedding of `previous_ids`".to_owned(),
-                found: format!("in a model with the cache `{cache}`"),
-                expected: "a model without `cache`, as the token before a batch is not known"
-                    .to_owned(),
-            };
+            let problem = Problem::out_of_range(
+                "an embedding of `previous_ids`",
+                format!("in a model with the cache `{cache}`"),
+                "a model without `cache`, as the token before a batch is not known",
+            );
             return Err(self.file.error_elsewhere(problem));
         }
         // If no table is indexed by token ids, every id is accepted.

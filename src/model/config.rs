@@ -357,11 +357,11 @@ impl<'a> Values<'a> {
         match u32::try_from(value) {
             Ok(size) if (least..=MAX_SIZE).contains(&value) => Ok(size),
             _ => {
-                let problem = Problem::OutOfRange {
-                    what: format!("`{}`", self.text(&expr.span)),
-                    found: value.to_string(),
-                    expected: format!("{least} to {MAX_SIZE}"),
-                };
+                let problem = Problem::out_of_range(
+                    format!("`{}`", self.text(&expr.span)),
+                    value,
+                    format!("{least} to {MAX_SIZE}"),
+                );
                 Err(self.about(problem, &[expr], format!("is {value}")))
             }
         }
@@ -372,11 +372,11 @@ impl<'a> Values<'a> {
         let value = self.real_of(&expr.value, &expr.span)?;
         let real = value as f32;
         if !real.is_finite() {
-            let problem = Problem::OutOfRange {
-                what: format!("`{}`", self.text(&expr.span)),
-                found: number_in_words(value),
-                expected: "a finite number in f32".to_owned(),
-            };
+            let problem = Problem::out_of_range(
+                format!("`{}`", self.text(&expr.span)),
+                number_in_words(value),
+                "a finite number in f32",
+            );
             let label = format!("is {}", number_in_words(value));
             return Err(self.about(problem, &[expr], label));
         }
@@ -393,11 +393,11 @@ impl<'a> Values<'a> {
                 true => "a number that is above 0 in f32, too",
                 false => "a number above 0",
             };
-            let problem = Problem::OutOfRange {
-                what: format!("`{}`", self.text(&expr.span)),
-                found: number_in_words(value),
-                expected: expected.to_owned(),
-            };
+            let problem = Problem::out_of_range(
+                format!("`{}`", self.text(&expr.span)),
+                number_in_words(value),
+                expected,
+            );
             let label = format!("is {}", number_in_words(value));
             return Err(self.about(problem, &[expr], label));
         }

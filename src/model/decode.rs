@@ -41,65 +41,39 @@ pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
             "expect",
         ],
     )?;
+    let strings = |field: &'static str, what| {
+        let strings = listed(r, &args, field, |p| r.string(what, p))?.into_iter();
+        Ok(strings.map(|string| string.value).collect::<Vec<_>>())
+    };
+    let texts = |field, what| match args.optional(field) {
+        None => Ok(Vec::new()),
+        Some(piece) => r.texts(what, piece),
+    };
     let prefixes = match args.optional("prefixes") {
         None => vec![String::new()],
-        Some(piece) => each(r, "`prefixes`", piece, |p| {
-            Ok(r.string("a prefix", p)?.value)
-        })?,
+        Some(_) => strings("prefixes", "a prefix")?,
     };
-    let model_types = match args.optional("model_types") {
-        None => Vec::new(),
-        Some(piece) => each(r, "`model_types`", piece, |p| {
-            Ok(r.string("a `model_type`", p)?.value)
-        })?,
-    };
-    let architectures = match args.optional("architectures") {
-        None => Vec::new(),
-        Some(piece) => r
-            .texts("architecture", piece)?
-            .into_iter()
-            .map(|(name, outputs)| {
-                let outputs = each(r, "outputs", outputs, |p| r.string("an output's name", p))?;
-                Ok((name.value, outputs))
-            })
-            .collect::<Decoded<_>>()?,
-    };
-    let endings = match args.optional("endings") {
-        None => Vec::new(),
-        Some(piece) => r
-            .texts("ending", piece)?
-            .into_iter()
-            .map(|(ending, others)| {
-                let others = one_or_more(r, "an ending", others, |p| r.string("an ending", p))?;
-                Ok((ending.value, others.into_iter().map(|o| o.value).collect()))
-            })
-            .collect::<Decoded<_>>()?,
-    };
-    let ties = match args.optional("ties") {
-        None => Vec::new(),
-        Some(piece) => r
-            .texts("tied tensor", piece)?
-            .into_iter()
-            .map(|(own, table)| Ok((own.value, r.string("a table's name", table)?.value)))
-            .collect::<Decoded<_>>()?,
-    };
-    let ignores = match args.optional("ignores") {
-        None => Vec::new(),
-        Some(piece) => each(r, "`ignores`", piece, |p| {
-            Ok(r.string("a tensor's name", p)?.value)
-        })?,
-    };
+    let model_types = strings("model_types", "a `model_type`")?;
+    let mut architectures = Vec::new();
+    for (name, outputs) in texts("architectures", "architecture")? {
+        let outputs = each(r, "outputs", outputs, |p| r.string("an output's name", p))?;
+        architectures.push((name.value, outputs));
+    }
+    let mut endings = Vec::new();
+    for (ending, others) in texts("endings", "ending")? {
+        let others = one_or_more(r, "an ending", others, |p| r.string("an ending", p))?;
+        endings.push((ending.value, others.into_iter().map(|o| o.value).collect()));
+    }
+    let mut ties = Vec::new();
+    for (own, table) in texts("ties", "tied tensor")? {
+        ties.push((own.value, r.string("a table's name", table)?.value));
+    }
+    let ignores = strings("ignores", "a tensor's name")?;
     let adapters = args.optional("adapters").map(|p| adapters(r, p));
-    let requirements = match args.optional("require") {
-        None => Vec::new(),
-        Some(piece) => each(r, "`require`", piece, |p| requirement(r, p))?,
-    };
-    let equal = match args.optional("equal") {
-        None => Vec::new(),
-        Some(piece) => each(r, "`equal`", piece, |p| {
-            each(r, "keys of one value", p, |p| r.string("a key", p))
-        })?,
-    };
+    let requirements = listed(r, &args, "require", |p| requirement(r, p))?;
+    let equal = listed(r, &args, "equal", |p| {
+        each(r, "keys of one value", p, |p| r.string("a key", p))
+    })?;
     let parts = match args.optional("parts") {
         None => vec![PartOf {
             named: None,
@@ -139,6 +113,19 @@ pub(super) fn description<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Ast> {
         })?,
         expect: counts(r, &args, "expect")?,
     })
+}
+
+/// Decodes an optional list.
+fn listed<'a, T>(
+    r: Reader<'a>,
+    args: &Args<'a>,
+    field: &'static str,
+    decode: impl Fn(Piece<'a>) -> Decoded<T>,
+) -> Decoded<Vec<T>> {
+    match args.optional(field) {
+        None => Ok(Vec::new()),
+        Some(piece) => each(r, &format!("`{field}`"), piece, decode),
+    }
 }
 
 /// Decodes `Adapters(names: "…", alpha: "…", rank: "…")`.

@@ -137,6 +137,30 @@ pub enum Problem {
     NoOutput,
 }
 
+impl Problem {
+    pub(super) fn out_of_range(
+        what: impl ToString,
+        found: impl ToString,
+        expected: impl ToString,
+    ) -> Self {
+        Self::OutOfRange {
+            what: what.to_string(),
+            found: found.to_string(),
+            expected: expected.to_string(),
+        }
+    }
+
+    pub(super) fn undefined(what: &'static str, name: impl ToString) -> Self {
+        let name = name.to_string();
+        Self::Undefined { what, name }
+    }
+
+    pub(super) fn defined_twice(what: &'static str, name: impl ToString) -> Self {
+        let name = name.to_string();
+        Self::DefinedTwice { what, name }
+    }
+}
+
 /// A [`Problem`] with its position in the description and a help text. With the feature `miette`, the error is a diagnostic that shows the
 /// source line with a caret.
 #[derive(Debug)]

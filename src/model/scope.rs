@@ -38,8 +38,7 @@ pub(super) fn check(file: &File, ast: &Ast) -> Result<(), ModelError> {
         names.definition("real", d, &ast.reals, true)?;
         names.reals.push(&d.name.value);
         if ast.dims.iter().any(|dim| dim.name.value == d.name.value) {
-            let (what, name) = ("number", d.name.value.clone());
-            let problem = Problem::DefinedTwice { what, name };
+            let problem = Problem::defined_twice("number", &d.name.value);
             return Err(file
                 .error(problem, &d.name.span, "also a dimension")
                 .help("rename one; `reals` may read `dims`"));
@@ -104,10 +103,7 @@ impl<'a> Names<'a> {
     fn fixed(&self, expr: &Expr) -> Result<(), ModelError> {
         for name in expr.names() {
             if self.indices.contains(&name.value.as_str()) {
-                let problem = Problem::Undefined {
-                    what: "dimension",
-                    name: name.value.clone(),
-                };
+                let problem = Problem::undefined("dimension", &name.value);
                 let error = self.file.error(problem, &name.span, "an index");
                 return Err(
                     error.help("the number of iterations of a `Repeat` cannot depend on an index")
@@ -173,16 +169,14 @@ impl<'a> Names<'a> {
     ) -> Result<(), ModelError> {
         let key = name.value.as_str();
         if INPUTS.iter().any(|&(n, _)| n == key) {
-            let (what, name_) = ("value", key.to_owned());
-            let problem = Problem::DefinedTwice { what, name: name_ };
+            let problem = Problem::defined_twice("value", key);
             return Err(self
                 .file
                 .error(problem, &name.span, "this is an input of the model")
                 .help("inputs need no definition; choose another name"));
         }
         if let Some(before) = given.insert(key, &name.span) {
-            let (what, name_) = ("value", key.to_owned());
-            let problem = Problem::DefinedTwice { what, name: name_ };
+            let problem = Problem::defined_twice("value", key);
             return Err(self
                 .file
                 .error(problem, &name.span, "again here")
@@ -239,10 +233,7 @@ impl<'a> Names<'a> {
             if let Statement::Repeat(other) = statement
                 && other.label.value == repeat.label.value
             {
-                let problem = Problem::DefinedTwice {
-                    what: "name of a `Repeat`",
-                    name: repeat.label.value.clone(),
-                };
+                let problem = Problem::defined_twice("name of a `Repeat`", &repeat.label.value);
                 return Err(self
                     .file
                     .error(problem, &repeat.label.span, "again here")
@@ -252,20 +243,14 @@ impl<'a> Names<'a> {
         }
         let index = repeat.index.value.as_str();
         if self.dims.contains(&index) || self.reals.contains(&index) {
-            let problem = Problem::DefinedTwice {
-                what: "index",
-                name: index.to_owned(),
-            };
+            let problem = Problem::defined_twice("index", index);
             let error = self
                 .file
                 .error(problem, &repeat.index.span, "also a number above");
             return Err(error.help("rename the index"));
         }
         if self.indices.contains(&index) {
-            let problem = Problem::DefinedTwice {
-                what: "index",
-                name: repeat.index.value.clone(),
-            };
+            let problem = Problem::defined_twice("index", &repeat.index.value);
             return Err(self
                 .file
                 .error(
@@ -363,10 +348,7 @@ impl<'a> Names<'a> {
                 .also(&defined.span, "defined here")
                 .help("a statement may use only values above it; move the definition up");
         }
-        let problem = Problem::Undefined {
-            what: "value",
-            name: wanted.to_owned(),
-        };
+        let problem = Problem::undefined("value", wanted);
         let error = self.file.error(problem, &value.span, "not defined");
         if INPUTS.iter().any(|&(n, _)| n == wanted) {
             return error.help("an input is read by `embedding(ids: …)` only");
@@ -410,10 +392,7 @@ impl<'a> Names<'a> {
     fn values_of_outputs(&self, part: &'a PartOf) -> Result<(), ModelError> {
         for (output, value) in &part.outputs {
             if !given(&part.body).any(|name| name.value == value.value) {
-                let problem = Problem::Undefined {
-                    what: "value",
-                    name: value.value.clone(),
-                };
+                let problem = Problem::undefined("value", &value.value);
                 let known = given(&part.body).map(|name| name.value.as_str());
                 let label = format!("output `{}` needs it", output.value);
                 let error = self.file.error(problem, &value.span, label);

@@ -206,13 +206,13 @@ impl Builder<'_> {
             };
             let is_last = layer - from + 1 == weights.len() as u32;
             let Some(&state) = named.get(&own).filter(|&&id| (id == last) == is_last) else {
-                let problem = Problem::OutOfRange {
-                    what: format!("the state of layer {layer} for `{folder}`"),
-                    found: "no such value, or not that of the last layer".to_owned(),
-                    expected: format!(
+                let problem = Problem::out_of_range(
+                    format!("the state of layer {layer} for `{folder}`"),
+                    "no such value, or not that of the last layer",
+                    format!(
                         "`{own}` in a description whose `{STATES}` is the state of its last layer"
                     ),
-                };
+                );
                 let label = "the modules of the folder start from it";
                 return Err(self.file.error(problem, &states.span, label));
             };

@@ -74,22 +74,22 @@ impl Builder<'_> {
             None => 1,
         };
         if groups == 0 || !of.is_multiple_of(groups) || !out.is_multiple_of(groups) {
-            let problem = Problem::OutOfRange {
-                what: "the number of parts of a matrix".to_owned(),
-                found: groups.to_string(),
-                expected: format!("a divisor of {of} and {out}, its rows and those of the result"),
-            };
+            let problem = Problem::out_of_range(
+                "the number of parts of a matrix",
+                groups,
+                format!("a divisor of {of} and {out}, its rows and those of the result"),
+            );
             let place = part.groups.as_ref().map_or(&part.of.span, |g| &g.span);
             return Err(self.file.error(problem, place, format!("is {groups}")));
         }
         let (each, rows) = (of / groups, out / groups);
         let end = from.saturating_add(rows);
         if end > each {
-            let problem = Problem::OutOfRange {
-                what: "a part of a matrix".to_owned(),
-                found: format!("rows {from} to {end}"),
-                expected: format!("rows of {each}"),
-            };
+            let problem = Problem::out_of_range(
+                "a part of a matrix",
+                format!("rows {from} to {end}"),
+                format!("rows of {each}"),
+            );
             return Err(self.file.error(problem, &part.of.span, format!("is {of}")));
         }
         let interleaved = match &part.interleaved {
@@ -99,11 +99,11 @@ impl Builder<'_> {
         if let Some(expr) = &part.interleaved
             && (interleaved > rows || !interleaved.is_multiple_of(2))
         {
-            let problem = Problem::OutOfRange {
-                what: "the number of interleaved rows".to_owned(),
-                found: interleaved.to_string(),
-                expected: format!("an even number up to {rows}"),
-            };
+            let problem = Problem::out_of_range(
+                "the number of interleaved rows",
+                interleaved,
+                format!("an even number up to {rows}"),
+            );
             return Err(self
                 .values
                 .about(problem, &[expr], format!("is {interleaved}")));
@@ -175,11 +175,11 @@ impl Builder<'_> {
         }
         let elements = dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
         if elements.is_none_or(|n| n > MAX_ELEMENTS) {
-            let problem = Problem::OutOfRange {
-                what: format!("the size of `{name}`"),
-                found: found.to_string(),
-                expected: format!("at most {MAX_ELEMENTS} elements"),
-            };
+            let problem = Problem::out_of_range(
+                format!("the size of `{name}`"),
+                found,
+                format!("at most {MAX_ELEMENTS} elements"),
+            );
             return Err(self.file.error(problem, &pattern.span, "too large"));
         }
         let id = self.add(node.clone(), Op::Weight(expr), &[], &pattern.span)?;

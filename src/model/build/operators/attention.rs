@@ -201,10 +201,7 @@ impl Operator for Cache {
         let head = (width / u64::from(heads.max(1))) as u32;
         let own = (to.part, heads, head);
         if rest.is_some() || to.caches.insert(name.clone(), own).is_some() {
-            let problem = Problem::DefinedTwice {
-                what: "name of a cache",
-                name: name.clone(),
-            };
+            let problem = Problem::defined_twice("name of a cache", name);
             let error = to.file.error(problem, at.span, "again here");
             return Err(error.help(
                 "each `cache` has a unique name; an index such as `{i}` may be missing in it",
@@ -249,11 +246,7 @@ impl Operator for PositionTable {
             reach: reach.transpose()?,
         };
         if let Some((found, expected)) = positions.problem() {
-            let problem = Problem::OutOfRange {
-                what: "a table of positions".to_owned(),
-                found,
-                expected,
-            };
+            let problem = Problem::out_of_range("a table of positions", found, expected);
             return Err(values.about(problem, &[span], "no such table".to_owned()));
         }
         let dims = [
@@ -302,11 +295,11 @@ impl Builder<'_> {
         }
         let kept = u64::from(kept_heads) * u64::from(kept_head);
         if heads != kept_heads || u64::from(width) != kept {
-            let problem = Problem::OutOfRange {
-                what: format!("the shape of the cache `{name}`"),
-                found: format!("{heads} heads in a width of {width}"),
-                expected: format!("{kept_heads} heads in a width of {kept}, as it was added to"),
-            };
+            let problem = Problem::out_of_range(
+                format!("the shape of the cache `{name}`"),
+                format!("{heads} heads in a width of {width}"),
+                format!("{kept_heads} heads in a width of {kept}, as it was added to"),
+            );
             return Err(self.file.error(problem, &pattern.span, "read here"));
         }
         Ok(Op::CrossCache {

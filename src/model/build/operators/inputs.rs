@@ -31,10 +31,7 @@ impl Term for Ids {
         match INPUTS.iter().find(|(n, _)| *n == name.value) {
             Some(&(_, meta)) => Ok(Self(At::new(meta, name.span))),
             None => {
-                let problem = Problem::Undefined {
-                    what: "input",
-                    name: name.value.clone(),
-                };
+                let problem = Problem::undefined("input", &name.value);
                 let help = suggest(&name.value, INPUTS.iter().map(|&(n, _)| n));
                 let error = r.file.error(problem, &name.span, "unknown input");
                 Err(error.help(help))
@@ -154,11 +151,7 @@ impl Builder<'_> {
                 ));
             }
         };
-        let problem = Problem::OutOfRange {
-            what: "the id before the first token".to_owned(),
-            found: id.to_string(),
-            expected,
-        };
+        let problem = Problem::out_of_range("the id before the first token", id, expected);
         Err(self
             .values
             .about(problem, &[first], "not this id".to_owned()))

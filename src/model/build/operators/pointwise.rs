@@ -114,11 +114,7 @@ impl Operator for Capped {
     fn build(&self, to: &mut Builder<'_>, at: &Target<'_>) -> Result<NodeId, ModelError> {
         let found = to.values.real(&self.cap)?;
         let cap = SoftCap::new(found).map_err(|_| {
-            let problem = Problem::OutOfRange {
-                what: "a soft cap".to_owned(),
-                found: found.to_string(),
-                expected: "a number from 1e-30 to 1e30".to_owned(),
-            };
+            let problem = Problem::out_of_range("a soft cap", found, "a number from 1e-30 to 1e30");
             let label = "no such bound".to_owned();
             to.values.about(problem, &[&self.cap], label)
         })?;
@@ -138,8 +134,7 @@ impl Operator for NamedActivation {
     fn build(&self, to: &mut Builder<'_>, at: &Target<'_>) -> Result<NodeId, ModelError> {
         let kind = &*self.kind;
         let found = to.values.activation(&kind.value)?.ok_or_else(|| {
-            let (what, name) = ("activation", kind.value.clone());
-            let problem = Problem::Undefined { what, name };
+            let problem = Problem::undefined("activation", &kind.value);
             to.file.error(problem, &kind.span, "not defined")
         })?;
         let x = to.value(&self.x)?;

@@ -134,11 +134,7 @@ impl Builder<'_> {
                     bidirectional: *bidirectional,
                 };
                 if let Some(found) = all.problem() {
-                    let problem = Problem::OutOfRange {
-                        what: "a relative bias".to_owned(),
-                        found: found.0,
-                        expected: found.1,
-                    };
+                    let problem = Problem::out_of_range("a relative bias", found.0, found.1);
                     let label = "no such buckets".to_owned();
                     return Err(self.values.about(problem, &[buckets, reach], label));
                 }
