@@ -75,39 +75,29 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
             node: node(),
             reads: "reads last tokens",
         }),
-        // A row depends only on the same row of its operands, or on the first token, which is never padding.
-        Op::Input(_)
-        | Op::Weight(_)
-        | Op::Quantize(_)
-        | Op::Linear { .. }
-        | Op::ScaledLinear { .. }
-        | Op::ToE4m3
-        | Op::Embedding { .. }
-        | Op::EmbeddingLayerNorm { .. }
-        | Op::AddBias
-        | Op::Add
-        | Op::Multiply
-        | Op::RmsNorm { .. }
-        | Op::Rotary { .. }
-        | Op::Activate(_)
-        | Op::Gate(_)
-        | Op::Scale { .. }
-        | Op::SoftCap(_)
-        | Op::LayerNorm { .. }
-        | Op::BiasResidualLayerNorm { .. }
-        | Op::SplitHeads { .. }
-        | Op::MergeHeads
-        | Op::SliceColumns { .. }
-        | Op::Concat { .. }
-        | Op::FirstToken
-        | Op::LogProbability
-        | Op::Draw
-        | Op::L2Normalize { .. } => Ok(()),
+        // The first token is never padding.
+        Op::FirstToken | Op::Input(_) | Op::Weight(_) | Op::Quantize(_) => Ok(()),
+        Op::Embedding { .. } | Op::EmbeddingLayerNorm { .. } => Ok(()),
+        Op::SplitHeads { .. } | Op::MergeHeads => Ok(()),
         // Neither the CPU nor a device appends padded batches to caches, because no later batch continues them.
         Op::Cache { .. } | Op::CrossCache { .. } => Ok(()),
         // The softmax is masked, so that padding keys have no weight in the context.
         Op::Scores { .. } | Op::RelativeScores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
             Ok(())
         }
+        // A row depends only on the same row of its operands.
+        _ if keeps_rows(graph, id) => Ok(()),
+        _ => Err(LowerError::ReadsPadding {
+            output: output.to_owned(),
+            node: node(),
+            reads: "reads other tokens",
+        }),
     }
+}
+
+/// Returns whether a value has the rows of its first operand.
+fn keeps_rows(graph: &Graph, id: NodeId) -> bool {
+    let rows = |id: NodeId| graph.shape(id).0.first();
+    let operands = graph.operands(id);
+    operands.first().is_some_and(|&x| rows(x) == rows(id))
 }

@@ -304,6 +304,7 @@ pub fn representative() -> Vec<KernelSpec> {
 mod tests {
     use super::*;
     use crate::ops::Epilogue;
+    use crate::tensor::DType;
 
     fn gemm(n: u32, k: u32, dtype: DType, tokens: u32, splits: u32) -> GemmSplitK {
         GemmSplitK {
