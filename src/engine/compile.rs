@@ -120,7 +120,7 @@ impl Compiled {
         Ok(program::explain(&self.graph, &options, batch)?)
     }
 
-    /// Lowers the graph again, with other timings.
+    /// Lowers the graph again with these timings.
     pub fn program_with(&self, timings: &Timings) -> Result<Program, EngineError> {
         let options = LowerOptions {
             timings: Some(timings),

@@ -67,9 +67,9 @@
 //!
 //! | group | operators |
 //! |---|---|
-//! | [`inputs`](operators::inputs) | `embedding` |
-//! | [`linear`](operators::linear) | `linear`, `add_bias` |
-//! | [`norms`](operators::norms) | `layer_norm`, `rms_norm`, `l2_normalize` |
+//! | [`inputs`](operators::inputs) | embeddings |
+//! | [`linear`](operators::linear) | linear layers and biases |
+//! | [`norms`](operators::norms) | norms of rows or of heads |
 //! | [`pointwise`](operators::pointwise) | sums, products, scaling, soft caps, activations, columns, concatenation |
 //! | [`attention`](operators::attention) | rotations, caches, heads, `matmul`, scores by distance |
 //! | [`softmax`](operators::softmax) | `softmax` and its position biases |

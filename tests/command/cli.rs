@@ -192,6 +192,55 @@ fn a_cache_in_fp8_is_explained() {
 }
 
 #[test]
+fn every_rule_that_fuses_launches_is_explained() {
+    let cli = Cli::new();
+    let explained = |model: &str, config: &str, more: &[&str]| {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs");
+        let config = format!("{folder}/{config}.json");
+        let args = ["explain", model, "--config", &config, "--card", "h200"];
+        cli.ok(&[&args[..], more].concat())
+    };
+    let gpt2 = explained("gpt2", "gpt2", &["--kv-dtype", "auto", "--lengths", "1,1"]);
+    let qwen3 = explained("qwen3", "qwen3-0.6b", &["--kv-dtype", "auto"]);
+    let bert = explained("bert", "bert-base", &["--quantize", "fp8"]);
+    for (said, lines) in [
+        (
+            &gpt2,
+            &["fused by append in the decode step, merges cache `layer.{0..11}.keys`"][..],
+        ),
+        (
+            &qwen3,
+            &[
+                "fused by prepare attention, merges rotary",
+                "as rotary(norm(x)) of queries",
+            ],
+        ),
+        (
+            &bert,
+            &[
+                "fused by attention+conversion to E4M3, merges attention `layer",
+                " by gemm+norm",
+            ],
+        ),
+    ] {
+        for line in lines {
+            assert!(said.contains(line), "{line}: {said}");
+        }
+    }
+    let on_ampere = cli.ok(&[
+        "explain",
+        "bert",
+        "--config",
+        concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/bert-base.json"),
+        "--card",
+        "a100",
+    ]);
+    let refusal =
+        " by gemm+norm, × 12\n    because its kernels need the WGMMA instructions of Hopper";
+    assert!(on_ampere.contains(refusal), "{on_ampere}");
+}
+
+#[test]
 fn the_launches_of_a_batch_are_explained() {
     let cli = Cli::new();
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/bert-base.json");

@@ -1,7 +1,7 @@
 //! The operators of the language, with one file for each group.
 //!
-//! A file has a table for users, the fields of each operator ([`fields!`]), the nodes that it adds to the graph ([`Operator::build`]), and
-//! its entry in `ALL`. Decoding, the errors about fields, and the checks of names are derived from the fields. The files of the groups
+//! A file has a table for users, the fields of each operator (`fields!`), the nodes that it adds to the graph (`Operator::build`), and its
+//! entry in `ALL`. Decoding, the errors about fields, and the checks of names are derived from the fields. The files of the groups
 //! share the imports of this file.
 
 pub mod attention;

@@ -133,8 +133,8 @@ fn scores(spec: &AttentionScores, mut args: Args<'_, '_>) -> Result<(), OpError>
     Ok(())
 }
 
-/// Multiplies a block of rows by all rows of the table that their pairs need, and then picks the element of each pair. This takes about
-/// twice as many multiplications as needed, but runs as a GEMM.
+/// Multiplies a block of queries or keys by all rows of the table of distances that the block's pairs need, and then picks the element of
+/// each pair. This takes about twice as many multiplications as one product per pair, but they are a GEMM.
 fn relative_scores(spec: &RelativeScores, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (heads, head) = (spec.heads as usize, spec.head as usize);
     let width = heads * head;

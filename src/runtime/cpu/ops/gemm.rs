@@ -197,7 +197,8 @@ fn deferred_layer_norm_gemm(
     gemm(&product.problem, Args::new(op, extents, &of_gemm, out))
 }
 
-/// Computes a GEMM before or after a norm. `more` holds the `scaled` values and the row statistics.
+/// Computes a plain GEMM, a GEMM after a norm, or a GEMM before a norm. Only a GEMM before a norm has `more`: the tensors to which it
+/// writes the scaled values and the row statistics.
 fn gemm_stream(
     spec: &GemmStream,
     mut args: Args<'_, '_>,
