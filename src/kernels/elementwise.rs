@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     kernels::limits,
-    machine::Machine,
+    machine::{Machine, SMALL_M},
     ops::{Activation, activate_f64},
     tensor::{DType, Extents, Shape, Symbol},
 };
@@ -178,6 +178,18 @@ impl Kernel for Combine {
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         flat_launch(extents, self.width, self.dtype)
+    }
+
+    /// Estimates the cycles of the launch and of the elements, with the cost constants of LayerNorm with a residual, which also reads two
+    /// values per element and writes one.
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        let cost = &machine.costs.norm;
+        let elements = rows as f64 * f64::from(self.width);
+        let launch = match rows <= SMALL_M {
+            true => cost.launch_small_m,
+            false => cost.launch,
+        };
+        Some(launch + elements * cost.element)
     }
 
     fn threads(&self) -> u32 {

@@ -46,6 +46,7 @@ pub mod pack;
 pub mod pooling;
 pub mod prepare_attention;
 pub mod rms_norm;
+pub mod rms_norm_sum;
 pub mod rotary;
 mod rows;
 pub mod trial;
@@ -69,7 +70,7 @@ use crate::{
 use {
     attention::*, beam_search::*, cache::*, decoding::*, draw::*, e4m3::*, elementwise::*,
     embedding::*, gemm::*, layernorm::*, log_probability::*, max_sim::*, pack::*, pooling::*,
-    prepare_attention::*, rms_norm::*, rotary::*, upload::*, weighted_pool::*,
+    prepare_attention::*, rms_norm::*, rms_norm_sum::*, rotary::*, upload::*, weighted_pool::*,
 };
 
 /// Lists all kernels, and calls a macro with the list. The functions over all kernels are derived from it.
@@ -82,7 +83,7 @@ macro_rules! with_kernels {
             MeanPoolNormalize, MaxPool, Concat, AttentionScores, AttentionSoftmax, SoftmaxByDistance, AttentionContext, MhaShort, MhaOnline,
             MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaDecodeAppend, MhaPrefill,
             AppendCache,
-            PrepareAttention, Gate, Draw, LogProbability, RmsNorm, Rotary, PackScan, PackTokens, Upload, Scatter, ChooseToken, Candidates, BeamStep, Advance,
+            PrepareAttention, Gate, Draw, LogProbability, RmsNorm, RmsNormSum, Rotary, PackScan, PackTokens, Upload, Scatter, ChooseToken, Candidates, BeamStep, Advance,
             RelativeScores, ToE4m3, NormToE4m3, MhaToE4m3, WeightedPool, SoftCap, MaxSim,
         }
     };
@@ -146,6 +147,7 @@ pub fn representative() -> Vec<KernelSpec> {
         log_probability::representative(),
         max_sim::representative(),
         rms_norm::representative(),
+        rms_norm_sum::representative(),
         rotary::representative(),
         attention::representative(),
         cache::representative(),

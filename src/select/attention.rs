@@ -198,34 +198,34 @@ impl Attention {
     }
 }
 
-/// Max number of coarse tiles per SM up to which a finer tile is used instead, if there is one.
-const ROUNDS: u64 = 4;
-
 /// Splits each range with a coarse tile in two: batches with few tiles per SM use a finer tile.
 fn by_rounds(
     dispatch: &Dispatch<KernelSpec>,
     machine: &Machine,
     heads: u32,
 ) -> Dispatch<KernelSpec> {
-    let finer = |kernel: &KernelSpec| -> Option<(u32, KernelSpec)> {
+    // Rows of the coarse tile, the max number of coarse tiles per SM, and the kernel with the finer tile.
+    let finer = |kernel: &KernelSpec| -> Option<(u32, u64, KernelSpec)> {
         match kernel {
             KernelSpec::MhaWgmma(k) => {
                 let tile = k.tile.finer(k.of.head)?;
-                Some((k.tile.rows, MhaWgmma { tile, ..k.clone() }.into()))
+                let kernel = MhaWgmma { tile, ..k.clone() };
+                Some((k.tile.rows, MhaTile::ROUNDS, kernel.into()))
             }
             KernelSpec::MhaPrefill(k) => {
                 let (plain, coarse) = (k.plain.clone(), k.tile?);
-                let tile = Some(coarse.finer(plain.head)?);
-                Some((coarse.rows, MhaPrefill { plain, tile }.into()))
+                let (fine, rounds) = coarse.finer_gathering(plain.head)?;
+                let tile = Some(fine);
+                Some((coarse.rows, rounds, MhaPrefill { plain, tile }.into()))
             }
             _ => None,
         }
     };
     let parts = dispatch.entries().iter().flat_map(|entry| {
-        let Some((rows, choice)) = finer(&entry.choice) else {
+        let Some((rows, rounds, choice)) = finer(&entry.choice) else {
             return vec![entry.clone()];
         };
-        let most = ROUNDS * u64::from(machine.sms) * u64::from(rows) / u64::from(heads);
+        let most = rounds * u64::from(machine.sms) * u64::from(rows) / u64::from(heads);
         let of = |rows, choice| Entry {
             batches: Batches {
                 rows,

@@ -8,6 +8,7 @@ mod gemm;
 mod gemm_norm;
 mod norm;
 mod norm_between;
+mod norm_sum;
 mod prepare;
 
 use super::site::{Link, Site};
@@ -65,6 +66,8 @@ pub(super) const ALL: &[Rule] = &[
     Rule::new("gate", "act(x₁) · x₂", gate::alone),
     Rule::new("gemm+gate", "act(y₁) · y₂ of y = x · weightᵀ + bias", gate::after_gemm),
     Rule::new("norm between gemms", "sum = x · weightᵀ + bias + residual, norm(sum) · weight₂ᵀ, the norm in the second GEMM", norm_between::implement),
+    Rule::new("sum", "norm(x) + residual", norm_sum::alone),
+    Rule::new("norm+sum+norm", "sum = norm(x) + residual, norm(sum)", norm_sum::with_norms),
     Rule::new("prepare attention", "rotary(norm(x)) of queries and keys", prepare::alone),
     Rule::new("gemm+prepare attention", "rotary(norm(x · weightᵀ + bias)) of queries and keys", prepare::after_gemm),
     Rule::new("conversion to E4M3", "e4m3(x / scale)", fp8::conversion),
@@ -144,8 +147,8 @@ pub struct Bindings {
     /// Sites whose operands the kernel reads. A parameter that is not in `values` reads the operand of the same name, from the first of
     /// these sites that has such an operand.
     pub operands_of: Vec<usize>,
-    /// Parameters that are values of sites or scratch tensors. These are all parameters that the kernel writes, and parameters that it
-    /// reads if another launch of the implementation writes their tensor.
+    /// Parameters with tensors of their own. These are all parameters that the kernel writes, parameters that it reads if another launch of
+    /// the implementation writes their tensor, and operands of sites whose name in the graph differs from that of the parameter.
     pub values: Vec<(&'static str, Operand)>,
 }
 
@@ -158,13 +161,13 @@ impl Bindings {
         }
     }
 
-    /// Binds a parameter to a value or a scratch tensor.
+    /// Binds a parameter to a tensor.
     fn with(mut self, param: &'static str, operand: Operand) -> Self {
         self.values.push((param, operand));
         self
     }
 
-    /// Returns the value or scratch tensor that a parameter is bound to.
+    /// Returns the tensor that a parameter is bound to; `None` if it reads the operand of the same name.
     pub fn value(&self, param: &str) -> Option<Operand> {
         let mut values = self.values.iter();
         values
@@ -173,13 +176,15 @@ impl Bindings {
     }
 }
 
-/// A value of a site, or a scratch tensor.
+/// A tensor that a parameter is bound to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Operand {
     /// The value of a site; for a site with two values, the first.
     Value(usize),
     /// The second value of a site with two values.
     Second(usize),
+    /// An operand of a site, by its name in the graph.
+    Input { site: usize, name: &'static str },
     /// A scratch tensor of the implementation, `[rows, columns]`, named after a site's value.
     Scratch {
         site: usize,

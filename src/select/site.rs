@@ -2,7 +2,7 @@
 
 use crate::kernels::{
     e4m3::ToE4m3,
-    elementwise::Gate,
+    elementwise::{Combine, Gate},
     gemm::GemmProblem,
     layernorm::{BiasResidualLayerNorm, LayerNorm},
     prepare_attention::PrepareAttention,
@@ -18,6 +18,11 @@ pub enum Site {
     ToE4m3(ToE4m3),
     /// RMSNorm of whole rows, created by [`RmsNorm::of_rows`].
     RmsNorm(RmsNorm),
+    /// The addition of the previous site's norm to a residual. `residual` is the name of the operand that is the residual.
+    NormSum {
+        kernel: Combine,
+        residual: &'static str,
+    },
     /// LayerNorm, created by [`LayerNorm::new`].
     LayerNorm(LayerNorm),
     /// The gate of the two halves of a linear layer's rows.

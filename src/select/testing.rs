@@ -4,7 +4,7 @@ use super::{Chain, Link, SelectionInput, Site};
 use crate::{
     kernels::{
         e4m3::ToE4m3,
-        elementwise::Gate,
+        elementwise::{BinaryOp, Combine, Gate},
         gemm::GemmProblem,
         layernorm::{BiasResidualLayerNorm, LayerNorm},
         prepare_attention::PrepareAttention,
@@ -101,6 +101,24 @@ pub(super) fn writer(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)
         link(linear(inner, width, gelu), false),
     ];
     vec![(Chain { links: gated }, 3), (Chain { links: activated }, 2)]
+}
+
+/// Returns the chain of layers with norms after and before each part, in which sums of the residual stream and norms read a norm's value.
+pub(super) fn sandwich(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)> {
+    let link = |site, is_private| Link { site, is_private };
+    let linear = |n, k| Site::Linear(GemmProblem::new(n, k, dtype, Epilogue::default()));
+    let norm = || link(Site::RmsNorm(RmsNorm::of_rows(width, 1e-5, dtype)), true);
+    let (how, residual) = (BinaryOp::Sum, "b");
+    let kernel = Combine { how, width, dtype };
+    let sum = link(Site::NormSum { kernel, residual }, false);
+    let links = vec![
+        link(linear(width, inner), true),
+        norm(),
+        sum,
+        norm(),
+        link(linear(inner, width), false),
+    ];
+    vec![(Chain { links }, 2)]
 }
 
 /// Returns a chain with a projection whose rotary heads are read by attention.

@@ -42,6 +42,8 @@ pub enum DecodeCtas {
 
 /// Max query heads per CTA: the N extent of an MMA. In larger groups of query heads, several CTAs read the same keys.
 const MAX_ROWS: u32 = 8;
+/// Keys per tile.
+const TILE: u32 = 16;
 /// Min head size. With smaller heads, some lanes would hold no part of a key.
 const MIN_ELEMENTS: u32 = 32;
 
@@ -147,6 +149,11 @@ impl MhaDecode {
         let fitting = bytes / (2 * self.stage_bytes());
         // The number of warps is a power of two, so that the keys of a warp or CTA are whole cache blocks.
         1 << fitting.clamp(1, most).ilog2()
+    }
+
+    /// Number of keys of a token that the first CTA of a cluster takes before the next CTA takes any: two pairs of tiles per warp.
+    pub fn min_keys_of_cta(&self) -> u64 {
+        u64::from(4 * TILE * self.warps())
     }
 
     /// Tiles in flight per warp.

@@ -125,25 +125,48 @@ impl MhaTile {
     /// kernel does not support the head size. No tile has four consumer warpgroups, because the producer warpgroup would then have too few
     /// registers to gather.
     pub fn gathering(head: u32) -> &'static [MhaTile] {
-        const OF_64_AND_96: &[MhaTile] = &[MhaTile::persistent(192, 96, 1)];
+        const OF_64: &[MhaTile] = &[
+            MhaTile::persistent(192, 96, 1),
+            MhaTile::persistent(64, 96, 2),
+        ];
+        const OF_96: &[MhaTile] = &[MhaTile::persistent(192, 96, 1)];
         const OF_128: &[MhaTile] = &[
             MhaTile::persistent(192, 80, 1),
             MhaTile::persistent(128, 128, 1),
         ];
-        const OF_256: &[MhaTile] = &[MhaTile::persistent(128, 48, 1)];
+        const OF_256: &[MhaTile] = &[
+            MhaTile::persistent(128, 48, 1),
+            MhaTile::persistent(64, 48, 1),
+        ];
         match head {
-            64 | 96 => OF_64_AND_96,
+            64 => OF_64,
+            96 => OF_96,
             128 => OF_128,
             256 => OF_256,
             _ => &[],
         }
     }
 
+    /// Max number of coarse tiles per SM up to which a finer tile is used instead, if there is one.
+    pub const ROUNDS: u64 = 4;
+
     /// Returns the smaller tile for launches with few tiles per SM, in which a partial last wave of this tile would take a large part of
     /// the time.
     pub fn finer(self, head: u32) -> Option<MhaTile> {
         let coarse = MhaTile::persistent(192, 80, 1);
         (head == 128 && self == coarse).then_some(MhaTile::persistent(128, 128, 1))
+    }
+
+    /// Returns the smaller tile of a kernel that gathers keys, and the max number of tiles of this size per SM up to which it is used. One
+    /// round of small tiles spreads the longest rows of a causal prompt over more SMs.
+    pub fn finer_gathering(self, head: u32) -> Option<(MhaTile, u64)> {
+        match Self::gathering(head) {
+            [coarse, fine, ..] if *coarse == self => {
+                let rounds = if head == 128 { Self::ROUNDS } else { 1 };
+                Some((*fine, rounds))
+            }
+            _ => None,
+        }
     }
 
     /// Default dispatch without timings: tiles, each with its max sequence length (inclusive).

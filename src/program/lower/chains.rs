@@ -11,7 +11,7 @@ use crate::{
     kernels::{
         KernelSpec, Role,
         e4m3::ToE4m3,
-        elementwise::Gate,
+        elementwise::{BinaryOp, Combine, Gate},
         gemm::GemmProblem,
         layernorm::{BiasResidualLayerNorm, LayerNorm},
         rms_norm::RmsNorm,
@@ -85,7 +85,10 @@ impl Found {
                 }
                 None if conversions.contains_key(&id) => continue,
                 None => match site(graph, id, options.dtype).map_err(failed)? {
-                    Some(site) if !prepared.holds(id) => (site, feeder(graph, id, &order_of)),
+                    Some(site) if !prepared.holds(id) => {
+                        let first = first_operand(graph, id, &site);
+                        (site, feeder(graph, id, first, &order_of))
+                    }
                     _ => continue,
                 },
             };
@@ -195,6 +198,13 @@ fn site(graph: &Graph, id: NodeId, dtype: DType) -> Result<Option<Site>, String>
         } if graph.shape(id) == graph.shape(graph.operands(id)[0]) => {
             Some(Site::RmsNorm(RmsNorm::of_rows(first_width()?, eps, dtype)))
         }
+        Op::Add => residual_of_norm(graph, id)
+            .map(|residual| -> Result<Site, String> {
+                let (how, width) = (BinaryOp::Sum, first_width()?);
+                let kernel = Combine { how, width, dtype };
+                Ok(Site::NormSum { kernel, residual })
+            })
+            .transpose()?,
         Op::Gate(activation) => Some(Site::Gate(Gate {
             activation,
             width: width(graph.shape(id))?,
@@ -215,18 +225,54 @@ fn written(kernel: &KernelSpec) -> Vec<&'static str> {
     written.map(|param| param.name).collect()
 }
 
-/// Returns the node before `id` in a chain. `id` must be the first reader of its value, and read the value only as the first operand. A
+/// Returns the name of the residual of a sum whose other operand is RMSNorm of whole rows that only the sum reads; `None` for other sums.
+fn residual_of_norm(graph: &Graph, sum: NodeId) -> Option<&'static str> {
+    let is_norm = |slot| {
+        graph.operand(sum, slot).is_some_and(|id| {
+            let is_whole = matches!(
+                graph.op(id),
+                Op::RmsNorm {
+                    heads: 1,
+                    from: 0,
+                    ..
+                }
+            );
+            is_whole && graph.sole_consumer(id) == Some(sum)
+        })
+    };
+    match (is_norm("a"), is_norm("b")) {
+        (true, _) => Some("b"),
+        (false, true) => Some("a"),
+        (false, false) => None,
+    }
+}
+
+/// Returns the operand of a node through which the node before it in a chain feeds it.
+fn first_operand(graph: &Graph, id: NodeId, site: &Site) -> Option<NodeId> {
+    match site {
+        Site::NormSum { residual: "a", .. } => graph.operand(id, "b"),
+        _ => graph.operands(id).first().copied(),
+    }
+}
+
+/// Returns the node before `id` in a chain, if it is `before`. `id` must be the first reader of its value, and read the value only once. A
 /// later reader could not be fused, because the first reader needs the value earlier.
-fn feeder(graph: &Graph, id: NodeId, order_of: &HashMap<NodeId, usize>) -> Option<NodeId> {
-    let operands = graph.operands(id);
-    let before = *operands.first()?;
+fn feeder(
+    graph: &Graph,
+    id: NodeId,
+    before: Option<NodeId>,
+    order_of: &HashMap<NodeId, usize>,
+) -> Option<NodeId> {
+    let before = before?;
     let over_tokens = |id| rows(graph.shape(id)).as_symbol() == Some(Symbol::Tokens);
     let readers = graph.consumers(before).into_iter();
     let first = readers.min_by_key(|reader| order_of.get(reader));
-    let feeds = first == Some(id)
-        && !operands[1..].contains(&before)
-        && over_tokens(before)
-        && over_tokens(id);
+    let operands = graph.operands(id);
+    let n_reads = operands
+        .iter()
+        .filter(|&&operand| operand == before)
+        .count();
+    let feeds = first == Some(id) && n_reads == 1 && over_tokens(before) && over_tokens(id);
     feeds.then_some(before)
 }
 
@@ -254,22 +300,25 @@ impl Lowering<'_> {
         for launch in own {
             let of_site = |site: usize| nodes[launch.first + site];
             let tensor = |lowering: &mut Self, operand| match operand {
-                Operand::Value(site) => lowering.tensor_of[&lowering.value_nodes(of_site(site))[0]],
-                Operand::Second(site) => {
-                    lowering.tensor_of[&lowering.value_nodes(of_site(site))[1]]
+                Operand::Value(site) => {
+                    Some(lowering.tensor_of[&lowering.value_nodes(of_site(site))[0]])
                 }
+                Operand::Second(site) => {
+                    Some(lowering.tensor_of[&lowering.value_nodes(of_site(site))[1]])
+                }
+                Operand::Input { site, name } => lowering.operand(of_site(site), name),
                 Operand::Scratch {
                     site,
                     name,
                     dtype,
                     columns,
                     more_rows,
-                } => lowering.scratch(of_site(site), name, dtype, (columns, more_rows)),
+                } => Some(lowering.scratch(of_site(site), name, dtype, (columns, more_rows))),
             };
             let bindings = &launch.bindings;
             let operands = self.bind(&launch.dispatch, |lowering, name| {
                 match bindings.value(name) {
-                    Some(operand) => Some(tensor(lowering, operand)),
+                    Some(operand) => tensor(lowering, operand),
                     None => bindings
                         .operands_of
                         .iter()
@@ -283,7 +332,9 @@ impl Lowering<'_> {
                 .map(written)
                 .unwrap_or_default();
             let written = written.into_iter().filter_map(|name| bindings.value(name));
-            let written: Vec<TensorIndex> = written.map(|operand| tensor(self, operand)).collect();
+            let written: Vec<TensorIndex> = written
+                .filter_map(|operand| tensor(self, operand))
+                .collect();
             let operands = operands.into_iter().chain(written).collect();
             self.step(self.value_nodes(id)[0], launch.dispatch, operands);
             let sites = nodes[launch.first..][..launch.sites].iter();

@@ -22,10 +22,6 @@ const PIECES: Interval = Interval::new(1, None);
 pub struct CachedAttention(pub MhaCached);
 
 impl CachedAttention {
-    /// Max number of keys that are not split over a cluster of CTAs. With so few keys, only one CTA would have much work, but the whole
-    /// cluster would be launched.
-    const UNSPLIT: u64 = 512;
-
     /// Max number of new tokens per sequence for which the general tiled kernel is used on Hopper. Such pieces fill its tiles better than
     /// those of the Hopper kernel.
     const SHORT: u64 = 192;
@@ -136,7 +132,10 @@ impl CachedAttention {
         };
         // With a window, a token attends to at most the window's keys and its own key.
         let max_keys = self.0.by.window.map_or(u64::MAX, |w| u64::from(w) + 1);
-        let unsplit = (max_keys > Self::UNSPLIT).then_some(Self::UNSPLIT);
+        // The keys are split if the second CTA of a cluster has at least half as many keys as the first. With fewer keys, launching the cluster
+        // takes longer than a single CTA needs for the keys.
+        let limit = cluster.min_keys_of_cta() * 3 / 2;
+        let unsplit = (max_keys > limit).then_some(limit);
         let short = Interval::new(0, unsplit);
         let longer = Interval::new(unsplit.unwrap_or(u64::MAX), None);
         let parts = vec![
@@ -207,19 +206,24 @@ mod tests {
         let hopper = testing::hopper();
         // With four key heads: `most` is one CTA per SM, and `few` is two CTAs per SM in clusters of eight.
         let (most, few) = (hopper.sms / 4, 2 * hopper.sms / (4 * 8));
+        // A batch with at most one coarse tile per SM uses the finer tile.
+        let round = hopper.sms * 192 / 12;
+        let finer = format!("rows up to {round}, longest above 192: mha_wgmma_persistent");
+        let coarse = format!("rows above {round}, longest above 192: mha_wgmma_persistent");
         let dispatch = cached(64, DType::F16).by_length(&hopper);
         assert_eq!(
             shown(&dispatch),
             [
-                format!("rows up to {most}, longest up to 1, keys up to 512: mha_decode"),
-                format!("rows up to {few}, longest up to 1, keys above 512: mha_decode"),
+                format!("rows up to {most}, longest up to 1, keys up to 768: mha_decode"),
+                format!("rows up to {few}, longest up to 1, keys above 768: mha_decode"),
                 format!(
-                    "rows {} to {most}, longest up to 1, keys above 512: mha_decode",
+                    "rows {} to {most}, longest up to 1, keys above 768: mha_decode",
                     few + 1
                 ),
                 format!("rows above {most}, longest up to 1: mha_decode"),
                 "longest 2 to 192: mha_prefill".to_owned(),
-                "longest above 192: mha_wgmma_persistent".to_owned(),
+                finer.clone(),
+                coarse.clone(),
             ]
         );
         assert_eq!(dispatch.overlap(), None);
@@ -228,8 +232,8 @@ mod tests {
         windowed.0.by.window = Some(300);
         let dispatch = windowed.by_length(&hopper);
         let pieces = &shown(&dispatch)[2..];
-        let last = "longest above 192: mha_wgmma_persistent";
-        assert_eq!(pieces, ["longest 2 to 192: mha_prefill", last]);
+        let short = "longest 2 to 192: mha_prefill".to_owned();
+        assert_eq!(pieces, [short, finer, coarse]);
         let steps = &shown(&dispatch)[..2];
         assert_eq!(
             steps,
@@ -266,11 +270,13 @@ mod tests {
             all.iter()
                 .all(|line| line.contains("longest up to 1") && line.ends_with(": mha_decode"))
         );
+        let round = hopper.sms * 192 / 12;
         assert_eq!(
             shown(&pieces),
             [
-                "longest 2 to 192: mha_prefill",
-                "longest above 192: mha_wgmma_persistent"
+                "longest 2 to 192: mha_prefill".to_owned(),
+                format!("rows up to {round}, longest above 192: mha_wgmma_persistent"),
+                format!("rows above {round}, longest above 192: mha_wgmma_persistent"),
             ]
         );
         let covered = [steps.covered(), pieces.covered()].concat();
@@ -304,8 +310,12 @@ mod tests {
         let hopper = testing::hopper();
         let all = shown(&stored(64, DType::F16).by_length(&hopper));
         assert!(all[..4].iter().all(|line| line.ends_with(": mha_decode")));
-        let long = "longest above 192: mha_wgmma_persistent";
-        assert_eq!(all[4..], ["longest 2 to 192: mha_prefill", long]);
+        assert_eq!(all[4], "longest 2 to 192: mha_prefill");
+        assert!(
+            all[5..]
+                .iter()
+                .all(|line| line.ends_with("longest above 192: mha_wgmma_persistent"))
+        );
         let x = HeadView::TokenMajor {
             offset: 12 * 64,
             stride: 20 * 64,

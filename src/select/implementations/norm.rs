@@ -27,7 +27,11 @@ pub(super) fn kernels(site: &Site, machine: &Machine) -> Option<Vec<Norm>> {
             kernels.map(|(_, kernel)| Norm::Sum(kernel)).collect()
         }
         Site::RmsNorm(norm) => vec![Norm::Rms(norm.clone())],
-        Site::Linear(_) | Site::ToE4m3(_) | Site::Gate(_) | Site::Prepare { .. } => return None,
+        Site::Linear(_)
+        | Site::ToE4m3(_)
+        | Site::Gate(_)
+        | Site::NormSum { .. }
+        | Site::Prepare { .. } => return None,
     };
     // A kernel may be used for several ranges of rows.
     let mut distinct: Vec<Norm> = Vec::new();

@@ -8,7 +8,7 @@ use crate::{
     program::check_kernel,
     select::{
         Chain, Site,
-        testing::{attended, encoder, in_fp8, pre_norm, writer},
+        testing::{attended, encoder, in_fp8, pre_norm, sandwich, writer},
     },
     tensor::Element,
 };
@@ -28,6 +28,7 @@ fn slots(site: &Site) -> Vec<Cow<'static, str>> {
             let (eps, heads, from) = (norm.eps, norm.heads, norm.from);
             Op::RmsNorm { eps, heads, from }.slots()
         }
+        Site::NormSum { .. } => Op::Add.slots(),
         Site::Gate(gate) => Op::Gate(gate.activation).slots(),
         Site::LayerNorm(norm) => Op::LayerNorm { eps: norm.eps }.slots(),
         Site::SumLayerNorm(norm) => {
@@ -114,6 +115,10 @@ fn check(
                     .any(|slot| slot == param.name)
             });
             match bindings.value(param.name) {
+                Some(Operand::Input { site, name: input }) => assert!(
+                    slots(&chain[site].site).iter().any(|slot| slot == input),
+                    "{name}: site {site} has no operand `{input}`"
+                ),
                 Some(own) => assert!(written.contains(&own), "{name}: {own:?} is read first"),
                 None => assert!(is_operand, "{name}: no operand is called `{}`", param.name),
             }
@@ -194,6 +199,7 @@ fn candidates_can_be_generated_and_launches_bind_their_parameters() {
                     encoder(width, inner, dtype),
                     pre_norm(width, inner, dtype),
                     writer(width, inner, dtype),
+                    sandwich(width, inner, dtype),
                     attended(width, dtype),
                 ];
                 let has_fp8 = machine.instructions == Instructions::Hopper && dtype.has_mma();
@@ -251,6 +257,15 @@ fn fused_implementations_reject_a_value_with_other_readers_and_a_second_bias() {
     if let Site::Linear(problem) = &mut chain[0].site {
         problem.epilogue.bias = true;
     }
+    assert!(fused(&chain).is_empty());
+    // Another node also reads the norm that is added to the residual stream.
+    let mut chain = sandwich(768, 3072, DType::F16)
+        .remove(0)
+        .0
+        .links
+        .split_off(1);
+    assert_eq!(fused(&chain), ["norm+sum+norm"]);
+    chain[0].is_private = false;
     assert!(fused(&chain).is_empty());
     // Another node also reads the rows from which attention's operands are computed.
     let mut chain = attended(768, DType::F16).remove(0).0.links;

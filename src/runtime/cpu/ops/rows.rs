@@ -9,12 +9,13 @@ use gemmule_cpu::{
 use rayon::prelude::*;
 
 use super::args::Args;
-use super::{OpError, forms};
+use super::{Call, CpuForm, OpError, forms};
 use crate::kernels::elementwise::*;
 use crate::kernels::embedding::{Embedding, EmbeddingLayerNorm, Table};
 use crate::kernels::layernorm::{BiasResidualLayerNorm, LayerNorm};
 use crate::kernels::log_probability::LogProbability;
 use crate::kernels::rms_norm::RmsNorm;
+use crate::kernels::rms_norm_sum::RmsNormSum;
 use crate::{
     kernels::draw::Draw,
     ops::{BatchInput, noise, seed_of},
@@ -93,6 +94,46 @@ fn rms_norm(spec: &RmsNorm, mut args: Args<'_, '_>) -> Result<(), OpError> {
             .run();
         }
     });
+    Ok(())
+}
+
+impl CpuForm for RmsNormSum {
+    fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
+        let [sum, out] = call.outputs()?;
+        rms_norm_sum(self, call.args(out), sum)
+    }
+}
+
+/// Normalizes the rows of `x`, adds them to the residual, and normalizes the sums.
+fn rms_norm_sum(
+    spec: &RmsNormSum,
+    mut args: Args<'_, '_>,
+    sum: &mut [f32],
+) -> Result<(), OpError> {
+    let (rows, width) = (args.extents.rows, u64::from(spec.width));
+    let x = args.real("x", &[rows, width])?;
+    let gamma = args.real("gamma", &[width])?;
+    let residual = args.real("residual", &[rows, width])?;
+    let next_gamma = args.real("next_gamma", &[width])?;
+    args.check_shape("sum", &[rows, width], sum.len())?;
+    let out = args.out(&[rows, width])?;
+    let (width, eps) = (width as usize, spec.eps);
+    let norm = |x: &[f32], gamma, out: &mut [f32]| {
+        for_row_blocks(out, width, &|first, out| {
+            let x = &x[first * width..][..out.len()];
+            RmsRows { x, gamma, eps, out }.run();
+        });
+    };
+    norm(x, gamma, out);
+    for_row_blocks(sum, width, &|first, sum| {
+        AddRows {
+            a: &out[first * width..][..sum.len()],
+            b: &residual[first * width..][..sum.len()],
+            out: sum,
+        }
+        .run();
+    });
+    norm(sum, next_gamma, out);
     Ok(())
 }
 
