@@ -9,7 +9,7 @@
 //! | [`GemmStream`] | `wgmma`, a ring of weight tiles | Hopper, decode steps |
 //!
 //! The fused kernels use the same main loops. [`GemmResidualNorm`], [`GemmResidualRowStats`] and [`DeferredLayerNormGemm`] include a norm.
-//! [`GemmPrepareAttention`] includes rotary embeddings.
+//! [`GemmPrepareAttention`] includes rotary embeddings. [`UnpackWeight`] converts a packed weight for kernels that read plain weights.
 
 #[cfg(test)]
 mod activate;
@@ -26,6 +26,7 @@ mod small_m;
 mod split_k;
 mod stream;
 mod tile;
+mod unpack;
 mod wgmma;
 
 use serde::{Deserialize, Serialize};
@@ -38,6 +39,7 @@ pub use residual_norm::GemmResidualNorm;
 pub use residual_row_stats::GemmResidualRowStats;
 pub use split_k::{GemmSplitK, SplitKTile};
 pub use stream::{GemmStream, StreamNorm, StreamTile};
+pub use unpack::UnpackWeight;
 pub use wgmma::{GemmWgmma, WgmmaTile};
 pub(crate) use {
     deferred_layernorm::normalised,

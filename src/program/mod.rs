@@ -183,6 +183,18 @@ impl Program {
         last.map_or(0, |last| last + 1)
     }
 
+    /// Returns whether the weight of a step's linear layer is computed by an earlier step. Kernels load weights before they wait for earlier
+    /// kernels, so such a step must not start before earlier steps are complete.
+    pub fn computes_weight_of(&self, step: &Step) -> bool {
+        step.kernels().into_iter().any(|kernel| {
+            let at = self.kernels[kernel].as_kernel().weight_operand();
+            let operand = at.and_then(|at| step.operands.get(at));
+            operand.is_some_and(|&weight| {
+                matches!(self.tensors[weight].place, Storage::Planned { .. })
+            })
+        })
+    }
+
     /// Returns the number of elements in a block of the KV cache: [`BLOCK`] positions of all caches of a stream. The largest stream
     /// determines the size, so that any stream can use a block.
     pub fn block_elements(&self) -> u64 {

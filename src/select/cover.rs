@@ -5,7 +5,7 @@
 use super::{
     Dispatch, Timings,
     edges::{Cover, Edge, Edges, MAX_ROWS},
-    implementations::{ALL, Bindings, Unfit},
+    implementations::{ALL, Bindings, Unfit, implementations},
     prune::{Kernels, prune},
     site::Chain,
 };
@@ -205,12 +205,15 @@ impl SelectionInput<'_> {
         for (chain, times) in self.chains {
             let mut edges = Vec::new();
             for from in 0..chain.links.len() {
-                let implementations = ALL.iter().filter_map(|rule| {
-                    let found = (rule.implement)(&chain.links[from..], self.machine);
-                    Some((rule.name, found.ok()?))
-                });
-                for (rule, mut implementation) in implementations {
-                    if implementation.sites > 1 && (self.invariant || !self.may_fuse) {
+                for (rule, mut implementation) in
+                    implementations(&chain.links[from..], self.machine)
+                {
+                    let fuses = implementation.sites > 1;
+                    let is_split = implementation.launches.len() > 1;
+                    if (fuses && !self.may_fuse)
+                        || (self.invariant && (fuses || is_split))
+                        || (is_split && chain.in_one_launch)
+                    {
                         continue;
                     }
                     let launches = implementation.launches.iter_mut();

@@ -10,6 +10,7 @@ mod norm;
 mod norm_between;
 mod norm_sum;
 mod prepare;
+mod unpacked;
 
 use super::site::{Link, Site};
 use crate::{kernels::KernelSpec, machine::Machine, tensor::DType};
@@ -55,7 +56,20 @@ impl Rule {
     }
 }
 
-/// All implementations. If two implementations take equal time, the first is used.
+/// Returns all implementations of the first sites of a chain on a card, with the names of their rules.
+pub(super) fn implementations(
+    chain: &[Link],
+    machine: &Machine,
+) -> Vec<(&'static str, Implementation)> {
+    let direct = ALL.iter().filter_map(|rule| {
+        let found = (rule.implement)(chain, machine);
+        Some((rule.name, found.ok()?))
+    });
+    direct.chain(unpacked::all(chain, machine)).collect()
+}
+
+/// All implementations, except those of [`unpacked`], which are derived from these. If two implementations take equal time, the first is
+/// used.
 #[rustfmt::skip]
 pub(super) const ALL: &[Rule] = &[
     Rule::new("gemm", "act(x · weightᵀ + bias) + residual", gemm::implement),
@@ -78,6 +92,9 @@ pub(super) const ALL: &[Rule] = &[
 
 /// Returns the equation of the implementation `rule`.
 pub fn equation(rule: &str) -> Option<&'static str> {
+    if rule == unpacked::NAME {
+        return Some(unpacked::EQUATION);
+    }
     let mut rules = ALL.iter();
     rules
         .find(|known| known.name == rule)
@@ -191,9 +208,18 @@ pub enum Operand {
         name: &'static str,
         dtype: DType,
         columns: u64,
-        /// Additional rows after those of the batch.
-        more_rows: u64,
+        rows: ScratchRows,
     },
+}
+
+/// Number of rows of a scratch tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ScratchRows {
+    /// The rows of the batch, and this number of additional rows after them.
+    OfBatch {
+        more: u64,
+    },
+    Fixed(u64),
 }
 
 impl Candidate {

@@ -33,6 +33,6 @@ mod testing;
 pub use attention::{Attention, CachedAttention};
 pub use cover::{Alternative, ChosenLaunch, Refusal, SelectionInput};
 pub use dispatch::{Batches, Dispatch, Entry, Interval};
-pub use implementations::{Bindings, Operand, Unfit, candidates, equation, require};
+pub use implementations::{Bindings, Operand, ScratchRows, Unfit, candidates, equation, require};
 pub use measure::Timings;
 pub use site::{Chain, Link, Site};

@@ -49,6 +49,9 @@ pub struct Link {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chain {
     pub links: Vec<Link>,
+    /// Whether each site must be computed in one launch for any number of rows. This holds for a linear layer with a packed weight whose rows
+    /// are not the tokens of the batch, because the batches of a program's steps are distinguished by tokens.
+    pub in_one_launch: bool,
 }
 
 impl Chain {
@@ -59,6 +62,7 @@ impl Chain {
                 site,
                 is_private: false,
             }],
+            in_one_launch: false,
         }
     }
 }

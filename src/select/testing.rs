@@ -12,8 +12,15 @@ use crate::{
     },
     machine::Machine,
     ops::{Activation, Epilogue, Rotation},
-    tensor::DType,
+    tensor::{DType, Format},
 };
+
+fn of_links(links: Vec<Link>) -> Chain {
+    Chain {
+        links,
+        in_one_launch: false,
+    }
+}
 
 /// Returns the chains of a post-norm encoder of twelve layers, with the number of occurrences of
 /// each.
@@ -44,9 +51,9 @@ pub(super) fn encoder(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize
     ];
     let within = layer.iter().cloned().chain([head.clone()]).collect();
     vec![
-        (Chain { links: vec![head] }, 1),
-        (Chain { links: within }, 11),
-        (Chain { links: layer }, 1),
+        (of_links(vec![head]), 1),
+        (of_links(within), 11),
+        (of_links(layer), 1),
     ]
 }
 
@@ -69,7 +76,7 @@ pub(super) fn pre_norm(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usiz
         link(Site::SumLayerNorm(sum)),
         linear(width, width, Some(Activation::GeluTanh)),
     ];
-    vec![(Chain { links }, 2)]
+    vec![(of_links(links), 2)]
 }
 
 /// Returns the chains of pre-norm decoder layers, in which norms read a residual stream, with a gate or an activation.
@@ -100,7 +107,7 @@ pub(super) fn writer(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)
         link(Site::LayerNorm(LayerNorm::new(width, 1e-5, dtype)), true),
         link(linear(inner, width, gelu), false),
     ];
-    vec![(Chain { links: gated }, 3), (Chain { links: activated }, 2)]
+    vec![(of_links(gated), 3), (of_links(activated), 2)]
 }
 
 /// Returns the chain of layers with norms after and before each part, in which sums of the residual stream and norms read a norm's value.
@@ -118,7 +125,7 @@ pub(super) fn sandwich(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usiz
         norm(),
         link(linear(inner, width), false),
     ];
-    vec![(Chain { links }, 2)]
+    vec![(of_links(links), 2)]
 }
 
 /// Returns a chain with a projection whose rotary heads are read by attention.
@@ -153,7 +160,7 @@ pub(super) fn attended(width: u32, dtype: DType) -> Vec<(Chain, usize)> {
         is_private: false,
     });
     let links = links.to_vec();
-    vec![(Chain { links }, 2)]
+    vec![(of_links(links), 2)]
 }
 
 /// Returns the chains with all operands of linear layers in E4M3.
@@ -182,9 +189,23 @@ pub(super) fn in_fp8(chains: Vec<(Chain, usize)>) -> Vec<(Chain, usize)> {
     };
     let of_chain = |(chain, n): (Chain, usize)| {
         let links = chain.links.into_iter().flat_map(links_of).collect();
-        (Chain { links }, n)
+        (of_links(links), n)
     };
     chains.into_iter().map(of_chain).collect()
+}
+
+/// Returns the chains with all weights in a packed format.
+pub(super) fn with_weights_in(
+    format: Format,
+    mut chains: Vec<(Chain, usize)>,
+) -> Vec<(Chain, usize)> {
+    let links = chains.iter_mut().flat_map(|(chain, _)| &mut chain.links);
+    for link in links {
+        if let Site::Linear(problem) = &mut link.site {
+            problem.weight = format;
+        }
+    }
+    chains
 }
 
 pub(super) fn question<'a>(

@@ -243,6 +243,15 @@ impl Quantized {
         }
     }
 
+    /// Returns the matrix with scaled elements rounded to `dtype`. If groups of columns share a scale, the elements are those of
+    /// [`values_in`](Self::values_in).
+    pub fn unpacked(&self, dtype: DType) -> Vec<f32> {
+        match self.format.group {
+            Group::Row => self.values_rounded(|scale| scale, |value| dtype.round(value)),
+            Group::Columns(_) => self.values_in(dtype),
+        }
+    }
+
     /// Returns the matrix, with scales rounded by `round_scale`, and scaled elements by `round`.
     fn values_rounded(
         &self,

@@ -10,7 +10,7 @@ use std::{
 };
 
 use gemmule::{
-    DType,
+    DType, Format,
     engine::{CompileOptions, compile, description},
     jit::Target,
     machine::{Fit, Instructions, Machine},
@@ -65,13 +65,19 @@ fn programs(machine: &Machine, model: &str, config: &serde_json::Value) -> [Prog
     })
 }
 
-/// Returns the program that generates text with a KV cache, or `None` for models that do not generate text.
-fn decoding_program(machine: &Machine, model: &str, config: &serde_json::Value) -> Option<Program> {
+/// Returns the program that generates text with a KV cache and weights in a format, or `None` for models that do not generate text.
+fn decoding_program(
+    machine: &Machine,
+    model: &str,
+    config: &serde_json::Value,
+    quantize: Option<Format>,
+) -> Option<Program> {
     let description = description(model).expect("it is shipped");
     let outputs = vec![NEXT_LOGITS.to_owned()];
     let options = CompileOptions {
         cached: true,
         outputs: Some(outputs.clone()),
+        quantize,
         ..CompileOptions::new(DType::F16, machine.clone())
     };
     let generates = description.output_names().contains(&outputs[0].as_str());
@@ -89,7 +95,12 @@ struct Tables {
     plain: Option<String>,
     /// The program that generates text, on cards whose tables are snapshots.
     decode: Option<String>,
+    /// The program that generates text with packed weights, by format, for [`PACKED`] on cards whose tables are snapshots.
+    packed: Vec<(Format, String)>,
 }
+
+/// The model whose tables with packed weights are snapshots.
+const PACKED: &str = "llama-3.2-1b";
 
 impl Tables {
     /// Compiles the programs, checks them, and writes down their tables.
@@ -106,7 +117,14 @@ impl Tables {
         let n = |program: &Program| program.kernels.len();
         let whole = description(name).expect("it is shipped");
         let is_whole = whole.outputs_without_source() == whole.output_names();
-        let decoding = is_read(machine).then(|| decoding_program(machine, name, config));
+        let decoding = |format: Option<Format>| {
+            let program = decoding_program(machine, name, config, format)?;
+            check(machine, &program, &format!("{} decodes", machine.name));
+            Some(format!("f16, {} kernels\n{}", n(&program), table(&program)))
+        };
+        let packed = |format| Some((format, decoding(Some(format))?));
+        let is_packed = is_read(machine) && model == PACKED;
+        let formats = [Format::FP8, Format::INT4].into_iter();
         Self {
             machine,
             model,
@@ -119,10 +137,8 @@ impl Tables {
                     table(&f32)
                 )
             }),
-            decode: decoding.flatten().map(|program| {
-                check(machine, &program, &format!("{} decodes", machine.name));
-                format!("f16, {} kernels\n{}", n(&program), table(&program))
-            }),
+            decode: is_read(machine).then(|| decoding(None)).flatten(),
+            packed: formats.filter(|_| is_packed).filter_map(packed).collect(),
         }
     }
 }
@@ -160,6 +176,9 @@ fn every_card_runs_its_reviewed_kernels_for_every_batch() {
         let name = format!("{}.{}", tables.machine.name, tables.model);
         if let Some(text) = tables.decode {
             review(format!("{name}.decode"), text);
+        }
+        for (format, text) in tables.packed {
+            review(format!("{name}.decode.{format}"), text);
         }
         let Some(text) = tables.plain else {
             continue;

@@ -7,9 +7,12 @@ mod plain_gpt2;
 
 use gemmule::{
     Batch, DeviceChoice, Engine, EngineError,
-    engine::Builder,
+    engine::{Builder, CompileOptions, compile, description},
+    kernels::{Instructions, KernelSpec},
+    plan::lower_bound,
+    program::NEXT_LOGITS,
     runtime::weights::RandomWeights,
-    tensor::{DType, Format},
+    tensor::{DType, Extents, Format},
 };
 use serde_json::{Value, json};
 
@@ -90,6 +93,63 @@ fn errors_on_a_cpu_are_those_of_the_formats() {
             errors.push(error);
         }
         assert!(errors.is_sorted(), "{}: {errors:?}", model.0);
+    }
+}
+
+/// For many rows, a launch converts a whole packed weight. All layers share the memory of the largest converted weight.
+#[test]
+fn batches_of_many_rows_convert_whole_weights_in_memory_that_layers_share() {
+    let (hidden, inner) = (1024, 4096);
+    let (model, mut config, _) = writer();
+    config["hidden_size"] = hidden.into();
+    config["intermediate_size"] = inner.into();
+    let model = description(model).expect("it is shipped");
+    for machine in [crate::common::hopper(), crate::common::usual()] {
+        let program = |quantize, invariant| {
+            let options = CompileOptions {
+                cached: true,
+                outputs: Some(vec![NEXT_LOGITS.to_owned()]),
+                quantize,
+                invariant,
+                ..CompileOptions::new(DType::F16, machine.clone())
+            };
+            let compiled = compile(&model, &config, &options);
+            compiled.expect("it compiles").program
+        };
+        let converts = |kernel: &KernelSpec| matches!(kernel, KernelSpec::UnpackWeight(_));
+        assert!(!program(None, false).kernels.iter().any(converts));
+        for format in FORMATS {
+            assert!(!program(Some(format), true).kernels.iter().any(converts));
+            let program = program(Some(format), false);
+            program.validate().expect("a sound program");
+            // The converted weights of a batch, and the memory that they take together.
+            let converted = |tokens: u32| {
+                let extents = Extents::of(&[tokens]).expect("a batch");
+                let launched = program.launched(&extents).expect("it has launches");
+                let steps = launched
+                    .iter()
+                    .filter(|(_, kernel)| converts(&program.kernels[*kernel]));
+                let usage = program.usage(&extents).expect("the sizes fit");
+                let tensors = program.planned().zip(usage);
+                let unpacked =
+                    tensors.filter(|((_, tensor), _)| tensor.name.ends_with(".unpacked"));
+                let unpacked: Vec<_> = unpacked.map(|(_, usage)| usage).collect();
+                // The next launch of a conversion's result waits until the conversion is complete.
+                let after = launched
+                    .iter()
+                    .filter(|(step, _)| program.computes_weight_of(step));
+                assert_eq!(steps.clone().count(), after.count());
+                (steps.count(), lower_bound(&unpacked))
+            };
+            assert_eq!(converted(64), (0, 0), "{format} on {}", machine.name);
+            let (n, bytes) = converted(8192);
+            let largest = 2 * 2 * inner * hidden;
+            assert!(bytes <= largest, "{format} on {}", machine.name);
+            // On other cards, the cost model may prefer kernels that convert in registers for every number of rows.
+            if machine.instructions == Instructions::Hopper {
+                assert!(n >= 2 && bytes == largest, "{format}: {n}, {bytes}");
+            }
+        }
     }
 }
 

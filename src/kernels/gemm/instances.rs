@@ -77,5 +77,6 @@ pub fn representative() -> Vec<KernelSpec> {
     kernels.extend(super::residual_row_stats::representative());
     kernels.extend(super::deferred_layernorm::representative());
     kernels.extend(super::stream::representative());
+    kernels.extend(super::unpack::representative());
     kernels
 }

@@ -17,8 +17,11 @@ use crate::{
         rms_norm::RmsNorm,
     },
     program::{TensorIndex, fusions::Refused},
-    select::{Alternative, Chain, ChosenLaunch, Link, Operand, SelectionInput, Site, equation},
-    tensor::{DType, Extents, Shape, Symbol},
+    select::{
+        Alternative, Chain, ChosenLaunch, Link, Operand, ScratchRows, SelectionInput, Site,
+        equation,
+    },
+    tensor::{DType, Extents, Format, Shape, Symbol},
 };
 
 /// The chains of a graph, and the launches that cover them.
@@ -105,7 +108,10 @@ impl Found {
                 None => {
                     place_of.insert(id, (chains.len(), 0));
                     nodes.push(vec![id]);
-                    chains.push(Chain { links: vec![link] });
+                    chains.push(Chain {
+                        in_one_launch: has_packed_weight(&link.site) && !is_over_tokens(graph, id),
+                        links: vec![link],
+                    });
                 }
             }
         }
@@ -218,6 +224,15 @@ fn site(graph: &Graph, id: NodeId, dtype: DType) -> Result<Option<Site>, String>
     })
 }
 
+fn has_packed_weight(site: &Site) -> bool {
+    matches!(site, Site::Linear(problem) if matches!(problem.weight, Format::Scaled(_)))
+}
+
+/// Returns whether the rows of a node's value are the tokens of the batch.
+fn is_over_tokens(graph: &Graph, id: NodeId) -> bool {
+    rows(graph.shape(id)).as_symbol() == Some(Symbol::Tokens)
+}
+
 /// Returns the names of the parameters that a kernel writes.
 fn written(kernel: &KernelSpec) -> Vec<&'static str> {
     let params = kernel.as_kernel().params().into_iter();
@@ -264,7 +279,6 @@ fn feeder(
     order_of: &HashMap<NodeId, usize>,
 ) -> Option<NodeId> {
     let before = before?;
-    let over_tokens = |id| rows(graph.shape(id)).as_symbol() == Some(Symbol::Tokens);
     let readers = graph.consumers(before).into_iter();
     let first = readers.min_by_key(|reader| order_of.get(reader));
     let operands = graph.operands(id);
@@ -272,7 +286,10 @@ fn feeder(
         .iter()
         .filter(|&&operand| operand == before)
         .count();
-    let feeds = first == Some(id) && n_reads == 1 && over_tokens(before) && over_tokens(id);
+    let feeds = first == Some(id)
+        && n_reads == 1
+        && is_over_tokens(graph, before)
+        && is_over_tokens(graph, id);
     feeds.then_some(before)
 }
 
@@ -312,8 +329,8 @@ impl Lowering<'_> {
                     name,
                     dtype,
                     columns,
-                    more_rows,
-                } => Some(lowering.scratch(of_site(site), name, dtype, (columns, more_rows))),
+                    rows,
+                } => Some(lowering.scratch(of_site(site), name, dtype, (rows, columns))),
             };
             let bindings = &launch.bindings;
             let operands = self.bind(&launch.dispatch, |lowering, name| {
@@ -350,13 +367,17 @@ impl Lowering<'_> {
         id: NodeId,
         name: &'static str,
         dtype: DType,
-        (columns, more_rows): (u64, u64),
+        (scratch_rows, columns): (ScratchRows, u64),
     ) -> TensorIndex {
         if let Some(&known) = self.scratch_of.get(&(id, name)) {
             return known;
         }
         let node = self.graph.node(id);
-        let shape = Shape::new([&rows(&node.shape) + &more_rows.into(), columns.into()]);
+        let rows = match scratch_rows {
+            ScratchRows::OfBatch { more } => &rows(&node.shape) + &more.into(),
+            ScratchRows::Fixed(rows) => rows.into(),
+        };
+        let shape = Shape::new([rows, columns.into()]);
         let tensor = self.tensor(&format!("{}.{name}", node.name), dtype, shape, UNPLACED);
         self.scratch_of.insert((id, name), tensor);
         tensor

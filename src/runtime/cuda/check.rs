@@ -11,10 +11,11 @@ use super::{
 use crate::{
     jit::Cubin,
     kernels::{
-        Case, HostTensor, Kernel, KernelSpec,
+        Case, HostTensor, Kernel, KernelSpec, Role,
         trial::{Difference, Trial},
     },
     runtime::{decode_indices, decode_values, encode_tensor},
+    tensor::Size,
 };
 
 /// Accuracy of a kernel on one batch.
@@ -61,9 +62,14 @@ fn run(
     let during = || format!("check `{}` on `{}`", kernel.symbol(), case.name);
     device.context().bind_to_thread().during(during)?;
     let mut buffers = Vec::new();
-    let columns = kernel.weight().map_or(1, |[_, k]| k as usize);
-    for (element, tensor) in &trial.reads {
-        let bytes = encode_tensor(tensor, *element, columns);
+    let params = kernel.params().into_iter();
+    let shapes = params.filter_map(|param| match param.role {
+        Role::Read { shape, .. } => Some(shape),
+        Role::Write { .. } | Role::Count(_) => None,
+    });
+    for ((element, tensor), shape) in trial.reads.iter().zip(shapes) {
+        let columns = shape.0.last().and_then(Size::as_constant);
+        let bytes = encode_tensor(tensor, *element, columns.unwrap_or(1) as usize);
         let buffer = Buffer::new(device, bytes.len() as u64, "an operand")?;
         // SAFETY: the buffer has the size of the bytes.
         unsafe { result::memcpy_htod_sync(buffer.start(), &bytes) }.during(during)?;

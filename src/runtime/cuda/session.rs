@@ -140,11 +140,7 @@ impl CudaSession {
             buckets: replay.buckets(&model.program, allocator),
             output_slots: output_slots(&model.program),
             scorer: None,
-            launcher: Launcher {
-                model,
-                stream,
-                start,
-            },
+            launcher: Launcher::new(model, stream, start),
         })
     }
 

@@ -2,8 +2,8 @@
 //! LayerNorm. The first GEMM stores row statistics next to its rows, and the second GEMM normalizes its accumulators with them.
 
 use super::{
-    Bindings, Candidate, IS_READ, Implementation, Launch, NOT_PLAIN, ONLY_HOPPER, Operand, Unfit,
-    require,
+    Bindings, Candidate, IS_READ, Implementation, Launch, NOT_PLAIN, ONLY_HOPPER, Operand,
+    ScratchRows, Unfit, require,
 };
 use crate::{
     kernels::{
@@ -103,7 +103,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementat
         name,
         dtype,
         columns,
-        more_rows: 0,
+        rows: ScratchRows::OfBatch { more: 0 },
     };
     let scaled = scratch("scaled", dtype, n.into());
     let statistics = scratch("row_stats", DType::F32, GemmResidualRowStats::stats_of(n));

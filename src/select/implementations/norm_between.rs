@@ -3,7 +3,8 @@
 //! normalizes its accumulators with the statistics.
 
 use super::{
-    Bindings, Candidate, IS_READ, Implementation, Launch, Operand, Unfit, gate::gated, require,
+    Bindings, Candidate, IS_READ, Implementation, Launch, Operand, ScratchRows, Unfit, gate::gated,
+    require,
 };
 use crate::{
     kernels::gemm::{GemmProblem, GemmResidualRowStats, GemmStream, StreamNorm},
@@ -39,12 +40,12 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementat
         kernels.map(Candidate::new).collect()
     };
     let second = gate.unwrap_or_else(|| second.clone());
-    let scratch = |name, dtype, columns, more_rows| Operand::Scratch {
+    let scratch = |name, dtype, columns, more| Operand::Scratch {
         site: 1,
         name,
         dtype,
         columns,
-        more_rows,
+        rows: ScratchRows::OfBatch { more },
     };
     let more_rows = GemmStream::more_rows(centred);
     let scaled = scratch("scaled", dtype, n.into(), more_rows);

@@ -8,9 +8,9 @@ use crate::{
     program::check_kernel,
     select::{
         Chain, Site,
-        testing::{attended, encoder, in_fp8, pre_norm, sandwich, writer},
+        testing::{attended, encoder, in_fp8, pre_norm, sandwich, with_weights_in, writer},
     },
-    tensor::Element,
+    tensor::{Element, Format},
 };
 
 /// Returns the names of the operands of a site's node.
@@ -210,20 +210,24 @@ fn candidates_can_be_generated_and_launches_bind_their_parameters() {
                         in_fp8(attended(width, dtype)),
                     ]);
                 }
-                for (Chain { links }, _) in chains.iter().flatten() {
+                let formats = [Format::FP8, Format::INT4].into_iter();
+                for format in formats.filter(|_| dtype.has_mma()) {
+                    chains.extend([
+                        with_weights_in(format, encoder(width, inner, dtype)),
+                        with_weights_in(format, writer(width, inner, dtype)),
+                        with_weights_in(format, attended(width, dtype)),
+                    ]);
+                }
+                for (Chain { links, .. }, _) in chains.iter().flatten() {
                     for from in 0..links.len() {
                         let chain = &links[from..];
-                        for rule in ALL {
-                            if let Ok(found) = (rule.implement)(chain, machine) {
-                                check(chain, (rule.name, &found), dtype, machine);
-                                *names.entry(rule.name).or_default() += 1;
-                            }
+                        let all = implementations(chain, machine);
+                        for (rule, found) in &all {
+                            check(chain, (rule, found), dtype, machine);
+                            *names.entry(rule).or_default() += 1;
                         }
                         // For every shape, each site can be computed separately by some implementation.
-                        let all = ALL
-                            .iter()
-                            .filter_map(|rule| (rule.implement)(chain, machine).ok());
-                        let alone = all.filter(|i| i.sites == 1);
+                        let alone = all.into_iter().map(|(_, i)| i).filter(|i| i.sites == 1);
                         let mut every = alone.flat_map(|i| i.launches).flat_map(|l| l.candidates);
                         let name = &machine.name;
                         assert!(
@@ -236,6 +240,7 @@ fn candidates_can_be_generated_and_launches_bind_their_parameters() {
             }
         }
     }
+    assert!(names.remove("unpacked weight").is_some_and(|n| n > 0));
     assert_eq!(names.len(), ALL.len(), "{names:?}");
 }
 

@@ -6,7 +6,7 @@ use super::args::{Args, zeros};
 use super::{Call, CpuForm, OpError, Read, forms, fp8, rows};
 use crate::kernels::gemm::{
     DeferredLayerNormGemm, Gemm, GemmPrepareAttention, GemmProblem, GemmResidualNorm,
-    GemmResidualRowStats, GemmSplitK, GemmStream, GemmWgmma, StreamNorm, normalised,
+    GemmResidualRowStats, GemmSplitK, GemmStream, GemmWgmma, StreamNorm, UnpackWeight, normalised,
     scaled_and_row_stats, stream_normals, stream_scaled,
 };
 
@@ -14,6 +14,7 @@ forms! {
     Gemm => |k, args| gemm(&k.problem, args);
     GemmWgmma => |k, args| gemm(&k.problem, args);
     GemmSplitK => |k, args| gemm(&k.problem, args);
+    UnpackWeight => unpack_weight;
 }
 
 /// Computes a problem, including its gate and epilogue.
@@ -66,6 +67,16 @@ fn product(spec: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), OpError> {
     };
     let (n, k) = (n as usize, k as usize);
     Linear { x, n, k, finish }.run(weight, out);
+    Ok(())
+}
+
+/// Rounds a weight to its packed format, and the scaled elements to the storage type of the kernel.
+fn unpack_weight(spec: &UnpackWeight, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let shape = [u64::from(spec.n), u64::from(spec.k)];
+    let weight = args.real("weight", &shape)?;
+    let out = args.out(&shape)?;
+    let quantized = spec.weight.quantize(weight, spec.k as usize);
+    out.copy_from_slice(&quantized.unpacked(spec.dtype));
     Ok(())
 }
 

@@ -105,11 +105,7 @@ impl CpuForm for RmsNormSum {
 }
 
 /// Normalizes the rows of `x`, adds them to the residual, and normalizes the sums.
-fn rms_norm_sum(
-    spec: &RmsNormSum,
-    mut args: Args<'_, '_>,
-    sum: &mut [f32],
-) -> Result<(), OpError> {
+fn rms_norm_sum(spec: &RmsNormSum, mut args: Args<'_, '_>, sum: &mut [f32]) -> Result<(), OpError> {
     let (rows, width) = (args.extents.rows, u64::from(spec.width));
     let x = args.real("x", &[rows, width])?;
     let gamma = args.real("gamma", &[width])?;

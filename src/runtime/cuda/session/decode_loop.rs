@@ -115,11 +115,11 @@ impl DecodeLoop {
         let memory = Pinned::new(&model.device, RING_BYTES as usize)?;
         let address = memory.device_address()?;
         Ok(Some(Self {
-            launcher: Launcher {
-                model: Arc::clone(model),
-                stream: Arc::clone(&stream),
-                start: session.launcher.start,
-            },
+            launcher: Launcher::new(
+                Arc::clone(model),
+                Arc::clone(&stream),
+                session.launcher.start,
+            ),
             workspace: Workspace::new(
                 Planner::new(program, &allocator)?,
                 Chunks::new(model.device.clone(), stream),

@@ -23,6 +23,8 @@ pub(super) struct Launcher {
     pub(super) stream: Arc<CudaStream>,
     /// Whether kernels of the program, except the first, may start before the previous kernel ends.
     pub(super) start: Start,
+    /// Whether an earlier step computes the weight of a step ([`Program::computes_weight_of`]), by step.
+    computes_weight: Vec<bool>,
 }
 
 /// Bindings of a run's kernels.
@@ -49,9 +51,22 @@ pub(super) fn address_of(
 }
 
 impl Launcher {
+    pub(super) fn new(model: SharedModel, stream: Arc<CudaStream>, start: Start) -> Self {
+        let program = model.program();
+        let steps = program.steps.iter();
+        let computes_weight = steps.map(|step| program.computes_weight_of(step));
+        Self {
+            computes_weight: computes_weight.collect(),
+            model,
+            stream,
+            start,
+        }
+    }
+
     /// Launches, in order, the steps among the first `n_steps` whose kernel satisfies `wanted`. Kernels read batch data before
     /// `griddepcontrol.wait`. The first kernel is therefore launched with [`Start::Plain`], so that the batch data are complete
-    /// when any later kernel starts.
+    /// when any later kernel starts. Kernels also load weights before the wait, so a kernel whose weight an earlier step computes is
+    /// launched likewise.
     pub(super) fn steps(
         &self,
         bound: &Bound,
@@ -65,7 +80,8 @@ impl Launcher {
         }
         let mut pointers = Vec::with_capacity(16);
         let mut start = Start::Plain;
-        for step in program.steps.iter().take(n_steps) {
+        let steps = program.steps.iter().zip(&self.computes_weight);
+        for (step, &computes_weight) in steps.take(n_steps) {
             let Some((kernel, extents)) = step.launch(bound.extents)? else {
                 continue;
             };
@@ -80,6 +96,9 @@ impl Launcher {
             }));
             if !wanted(&program.kernels[kernel]) {
                 continue;
+            }
+            if computes_weight {
+                start = Start::Plain;
             }
             // SAFETY: the program binds tensors of the shapes that the kernel's parameters require. The plan assigns disjoint memory to
             // tensors with overlapping lifetimes.

@@ -31,3 +31,11 @@ fn products_and_conversions_in_fp8_agree_with_their_references() {
     assert_eq!(of(|k| matches!(k, KernelSpec::MhaToE4m3(_))), 2);
     agree(kernels);
 }
+
+#[test]
+fn conversions_of_packed_weights_agree_with_their_references() {
+    let mut kernels = representative();
+    kernels.retain(|kernel| matches!(kernel, KernelSpec::UnpackWeight(_)));
+    assert_eq!(kernels.len(), 72);
+    agree(kernels);
+}
