@@ -205,8 +205,11 @@ fn together<'a>(
         is_alike,
         "queries are prepared from other rows than keys, or in another way",
     )?;
+    // Several attentions may read the same keys. Another reader could need them before the launch.
+    let is_attention = |&reader: &NodeId| matches!(graph.op(reader), Op::Attention(_));
+    let are_attended = rows == keys && graph.consumers(keys).iter().all(is_attention);
     for id in [query, rows] {
-        let is_ours = graph.sole_consumer(id).is_some() || (id == rows && rows == keys);
+        let is_ours = graph.sole_consumer(id).is_some() || (id == rows && are_attended);
         require(is_ours, format!("{} has other readers", quoted(graph, id)))?;
     }
     Ok(queries)
