@@ -89,10 +89,13 @@ FAMILIES = {
     "smollm3_tokens": family("smollm3", "SmolLM3", dict(ROTARY, num_hidden_layers=4, pad_token_id=0), CLASSIFIES[1], keys=["num_labels"]),
     "granite": family("granite", "Granite", dict(ROTARY, pad_token_id=0), WRITES[0]),
     "cohere": family("cohere", "Cohere", dict(ROTARY, hidden_size=32), WRITES[0]),
+    "cohere_norms": family("cohere", "Cohere", dict(ROTARY, hidden_size=32, use_qk_norm=True), WRITES[0]),
     "gptj": family("gptj", "GPTJ", dict(n_positions=40, n_embd=24, n_layer=2, n_head=3, n_inner=20, rotary_dim=4, num_labels=3), *WRITES),
     "falcon": family("falcon", "Falcon", dict(hidden_size=24, num_attention_heads=3, num_hidden_layers=2, ffn_hidden_size=20, num_labels=3), *WRITES),
     "falcon_groups": family("falcon", "Falcon", dict(hidden_size=32, num_attention_heads=4, num_kv_heads=2, num_hidden_layers=2, ffn_hidden_size=20, num_labels=3,
                                                      new_decoder_architecture=True), *WRITES),
+    "falcon_rw": family("falcon", "Falcon", dict(hidden_size=24, num_attention_heads=3, num_hidden_layers=2, ffn_hidden_size=20, num_labels=3, alibi=True,
+                                                 multi_query=False, parallel_attn=False, bias=True), *WRITES),
     "falcon_tokens": family("falcon", "Falcon", dict(hidden_size=24, num_attention_heads=3, num_hidden_layers=2, ffn_hidden_size=20), CLASSIFIES[1], keys=["num_labels"]),
     "gpt_neox": family("gpt_neox", "GPTNeoX", USUAL, *WRITES),
     "bloom": family("bloom", "Bloom", dict(hidden_size=24, n_head=3, n_layer=2, num_labels=3), *WRITES),
@@ -181,7 +184,8 @@ def outputs_of(own, config):
     found = {}
     for output, name in own["outputs"].items():
         cfg = getattr(tf, own["config"]).from_dict(copy.deepcopy(config))
-        cfg._attn_implementation = "eager"
+        # See the comment on Falcon in `scripts/reference.py`.
+        cfg._attn_implementation = "sdpa" if getattr(cfg, "alibi", False) else "eager"
         model = fill(getattr(tf, name)(cfg), TRANSLATOR_DEVIATION if "written" in own["outputs"] else DEVIATION)
         values = []
         for ids in sequences(own):

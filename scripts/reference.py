@@ -8,7 +8,7 @@ data is stored: token ids, lengths, and the outputs at selected rows.
     python3 scripts/reference.py tests/references                # random weights, every family
     python3 scripts/reference.py tests/references --minilm DIR   # also real sentences
 """
-import argparse, json, os
+import argparse, contextlib, json, os
 import numpy as np, torch
 from safetensors.numpy import save_file
 import transformers as tf
@@ -266,7 +266,9 @@ DECODERS = {
         ffn_dim=s["inner"], attn_implementation="eager", **s["more"])),
     "cohere": (tf.CohereForCausalLM, lambda s: tf.CohereConfig(**common(s))),
     "falcon": (tf.FalconForCausalLM, lambda s: tf.FalconConfig(num_kv_heads=s["kv_heads"], ffn_hidden_size=s["inner"], **{
-        key: value for key, value in common(s).items() if key not in ("head_dim", "num_key_value_heads", "intermediate_size")})),
+        key: value for key, value in common(s).items() if key not in ("head_dim", "num_key_value_heads", "intermediate_size")}
+        # The eager attention of transformers 5.24 adds the biases of ALiBi twice. Its default attention adds them once, as earlier versions do.
+        | ({"attn_implementation": "sdpa"} if s["more"].get("alibi") else {}))),
     "gptj": (tf.GPTJForCausalLM, lambda s: tf.GPTJConfig(
         vocab_size=s["vocab"], n_positions=512, n_embd=s["hidden"], n_layer=s["layers"], n_head=s["heads"], n_inner=s["inner"],
         attn_implementation="eager", **s["more"])),
@@ -280,6 +282,26 @@ def common(s):
     return dict(vocab_size=s["vocab"], max_position_embeddings=512, hidden_size=s["hidden"], num_hidden_layers=s["layers"],
                 num_attention_heads=s["heads"], num_key_value_heads=s["kv_heads"], head_dim=s["head"],
                 intermediate_size=s["inner"], attn_implementation="eager", **s["more"])
+
+
+@contextlib.contextmanager
+def exact_slopes():
+    """Computes the biases of Falcon in f32. transformers rounds slopes, positions and their products to bf16."""
+    falcon, rounded = tf.models.falcon.modeling_falcon, torch.Tensor.bfloat16
+    build = falcon.build_alibi_tensor
+
+    def exact(*args, **more):
+        torch.Tensor.bfloat16 = torch.Tensor.float
+        try:
+            return build(*args, **more)
+        finally:
+            torch.Tensor.bfloat16 = rounded
+
+    falcon.build_alibi_tensor = exact
+    try:
+        yield
+    finally:
+        falcon.build_alibi_tensor = build
 
 
 def without(s, *keys):
@@ -373,6 +395,25 @@ def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, **size
             logits_of = lambda tokens: model(input_ids=tokens).logits[:, -1]
             store_groups(written, kind, i, prompt, ends, search_groups(logits_of, prompt.tolist(), ends, 16, **how))
     save_file(written, os.path.join(out, f"{name}.written.safetensors"))
+
+
+def long_context(out, name, scaling, original=128, **sizes):
+    """Stores results of Phi-3 with the long factors of LongRoPE for all sequences.
+
+    transformers applies these factors to forward passes of more than the original number of positions. For shorter ones, the model has one
+    original position, and the factor of the rotated values is that of the published number.
+    """
+    attention = float(np.sqrt(1 + np.log(512 / original) / np.log(original)))
+    short = dict(original_max_position_embeddings=1, rope_parameters=dict(scaling, attention_factor=attention))
+    published = dict(original_max_position_embeddings=original, rope_parameters=scaling)
+    decoder(out, name, "phi3", ["tiny", "mixed"], more=short, **sizes)
+    head, make = DECODERS["phi3"]
+    configs = [make(dict(vocab=1003, more=more, **sizes)) for more in (short, published)]
+    for n in (original + 1, 512):
+        ids = torch.from_numpy(np.random.default_rng(SEED).integers(5, 1003, n))[None]
+        logits = [fill(head(cfg))(input_ids=ids).logits for cfg in configs]
+        torch.testing.assert_close(*logits)
+    write_config(out, name, configs[1], max_context=512)
 
 
 TRANSLATORS = {
@@ -974,6 +1015,7 @@ if __name__ == "__main__":
     longrope = dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1 + i / 8 for i in range(12)], long_factor=[2.0 + i for i in range(12)])
     decoder(a.out, "phi3_longrope", "phi3", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2,
             more=dict(original_max_position_embeddings=128, rope_parameters=longrope))
+    long_context(a.out, "phi3_long_context", longrope, hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2)
     decoder(a.out, "smollm3_head24", "smollm3", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=4)
     multipliers = dict(embedding_multiplier=6.0, attention_multiplier=0.3, residual_multiplier=0.25, logits_scaling=4.0)
     decoder(a.out, "granite_head24", "granite", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=multipliers)
@@ -984,10 +1026,21 @@ if __name__ == "__main__":
             more=dict(do_layer_norm_before=False, word_embed_proj_dim=40))
     decoder(a.out, "cohere_head24", "cohere", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2,
             more=dict(attention_bias=True, logit_scale=0.5))
+    # Command R+. 2-D weights have a mean of 0, and each norm has rows of its own.
+    decoder(a.out, "cohere_norms", "cohere", ["tiny", "mixed"], hidden=60, heads=6, kv_heads=2, head=20, inner=100, layers=2,
+            more=dict(use_qk_norm=True))
     decoder(a.out, "gptj_head24", "gptj", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2, more=dict(rotary_dim=10))
     decoder(a.out, "falcon_head24", "falcon", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2)
     decoder(a.out, "falcon_groups", "falcon", ["tiny"], hidden=96, heads=6, kv_heads=2, head=16, inner=100, layers=2,
             more=dict(new_decoder_architecture=True, bias=True))
+    # Falcon-RW. transformers rounds slopes and positions to bf16. Slopes of four heads and positions of up to 256 are exact in bf16.
+    falcon_rw = dict(alibi=True, multi_query=False, parallel_attn=False, bias=True)
+    decoder(a.out, "falcon_rw", "falcon", ["tiny"], hidden=96, heads=4, kv_heads=4, head=24, inner=100, layers=2, more=falcon_rw)
+    with exact_slopes():
+        decoder(a.out, "falcon_rw_head12", "falcon", ["tiny", "mixed"], hidden=72, heads=6, kv_heads=6, head=12, inner=100, layers=2, more=falcon_rw)
+        decoder(a.out, "falcon_alibi_groups", "falcon", ["tiny"], hidden=96, heads=6, kv_heads=2, head=16, inner=100, layers=2,
+                more=dict(new_decoder_architecture=True, alibi=True))
+    decoder(a.out, "falcon_heads", "falcon", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2, more=dict(multi_query=False))
     decoder(a.out, "qwen2_head24", "qwen2", ["tiny", "mixed"], hidden=72, heads=3, kv_heads=1, head=24, inner=100,
             more=dict(use_sliding_window=True, sliding_window=5, max_window_layers=1))
     yarn = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=128)

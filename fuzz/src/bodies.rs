@@ -19,6 +19,7 @@ fn model(name: &str) -> Model {
         devices: vec![DeviceChoice::Cpu],
         dtype: None,
         kv_dtype: Default::default(),
+        max_context: None,
         invariant: false,
         scheduler: scheduler("packed", &Settings::default()).expect("it is known"),
         costs: Some(costs.expect("the example is sound")),

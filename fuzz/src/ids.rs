@@ -28,6 +28,7 @@ pub fn run(text: &str) {
         segments: Some(2),
         skipped: Some(1),
         longest: Some(4),
+        extended: None,
         end: None,
     };
     if batch.check(&limits).is_ok() {

@@ -480,6 +480,7 @@ class Generator:
         quantize: Literal["fp8", "int8", "int4"] | None = None,
         dequantize: bool = False,
         kv_dtype: Literal["auto", "fp8"] | None = None,
+        max_context: int | None = None,
         threads: int | None = None,
     ) -> Self:
         """Load a model.
@@ -487,6 +488,9 @@ class Generator:
         Args:
             kv_dtype: Format of the KV cache. "fp8" stores keys and values in 8-bit floating point (E4M3). "auto" and None select
                 the type of the activations.
+            max_context: Maximum number of tokens of a prompt and its continuation. None selects the number of positions of the model. With
+                LongRoPE (Phi-3 with 128k tokens), None selects the original number of positions, and a larger number selects the
+                rotary positions for long contexts, for all prompts.
             model, device, dtype, quantize, dequantize, threads: See `Embedder`.
         """
 
@@ -655,12 +659,14 @@ class Engine:
         dtype: str | None = None,
         quantize: Literal["fp8", "int8", "int4"] | None = None,
         dequantize: bool = False,
+        max_context: int | None = None,
         threads: int | None = None,
     ) -> Self:
         """Load a model.
 
         Args:
             outputs: Names of the outputs to compute. None selects the default outputs of the model's folder.
+            max_context: Maximum number of tokens of an input; see `Generator`.
 
         The other arguments are those of `Embedder`.
         """

@@ -54,7 +54,7 @@ enum Given {
 #[pymethods]
 impl Engine {
     #[new]
-    #[pyo3(signature = (model, *, outputs=None, device=None, dtype=None, quantize=None, dequantize=false, threads=None))]
+    #[pyo3(signature = (model, *, outputs=None, device=None, dtype=None, quantize=None, dequantize=false, max_context=None, threads=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
         py: Python<'_>,
@@ -64,6 +64,7 @@ impl Engine {
         dtype: Option<&str>,
         quantize: Option<&str>,
         dequantize: bool,
+        max_context: Option<u32>,
         threads: Option<usize>,
     ) -> Result<Self> {
         let choices = Choices {
@@ -71,6 +72,7 @@ impl Engine {
             dtype,
             quantize,
             dequantize,
+            max_context,
             threads,
             ..Choices::default()
         };

@@ -25,7 +25,8 @@ use crate::{
 /// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or
 /// "cuda:N". `dtype` is "float32", "float16" or "bfloat16". The default is the first CUDA device with float16, or the CPU with
 /// float32. `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits. `dequantize=True` dequantizes
-/// the weights of a quantized checkpoint. `kv_dtype="fp8"` stores keys and values in 8 bits. Several threads may use one object at once.
+/// the weights of a quantized checkpoint. `kv_dtype="fp8"` stores keys and values in 8 bits. `max_context` is the maximum number of tokens
+/// of a prompt and its continuation. Several threads may use one object at once.
 #[pyclass(frozen, module = "gemmule")]
 pub struct Generator {
     model: Arc<WritingModel>,
@@ -47,7 +48,7 @@ pub struct Prompts {
 #[pymethods]
 impl Generator {
     #[new]
-    #[pyo3(signature = (model, *, device=None, dtype=None, quantize=None, dequantize=false, kv_dtype=None, threads=None))]
+    #[pyo3(signature = (model, *, device=None, dtype=None, quantize=None, dequantize=false, kv_dtype=None, max_context=None, threads=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(
         py: Python<'_>,
@@ -57,6 +58,7 @@ impl Generator {
         quantize: Option<&str>,
         dequantize: bool,
         kv_dtype: Option<&str>,
+        max_context: Option<u32>,
         threads: Option<usize>,
     ) -> Result<Self> {
         let choices = Choices {
@@ -65,6 +67,7 @@ impl Generator {
             quantize,
             dequantize,
             kv_dtype,
+            max_context,
             threads,
         };
         let loading = Loading::new(model, &choices)?;

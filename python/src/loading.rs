@@ -31,6 +31,7 @@ pub struct Loading {
     quantize: Option<Format>,
     dequantize: bool,
     kv_cache: Option<Format>,
+    max_context: Option<u32>,
     threads: Option<NonZeroUsize>,
 }
 
@@ -42,6 +43,7 @@ pub struct Choices<'a> {
     pub quantize: Option<&'a str>,
     pub dequantize: bool,
     pub kv_dtype: Option<&'a str>,
+    pub max_context: Option<u32>,
     pub threads: Option<usize>,
 }
 
@@ -81,6 +83,7 @@ impl Loading {
             quantize: choices.quantize.map(parsed_format).transpose()?,
             dequantize: choices.dequantize,
             kv_cache: choices.kv_dtype.map_or(Ok(None), parsed_kv_dtype)?,
+            max_context: choices.max_context,
             threads,
         })
     }
@@ -147,6 +150,9 @@ impl Loading {
         }
         if let Some(format) = self.kv_cache {
             builder = builder.kv_cache(format);
+        }
+        if let Some(tokens) = self.max_context {
+            builder = builder.max_context(tokens);
         }
         if let Some(threads) = self.threads {
             builder = builder.threads(threads);

@@ -48,6 +48,7 @@ impl Translator {
             dequantize,
             kv_dtype,
             threads,
+            ..Choices::default()
         };
         let loading = Loading::new(model, &choices)?;
         let model = WritingModel::load(py, loading)?;

@@ -3,7 +3,7 @@
 use std::{
     cell::OnceCell,
     collections::BTreeSet,
-    num::NonZeroUsize,
+    num::{NonZeroU32, NonZeroUsize},
     path::{Path, PathBuf},
 };
 
@@ -21,7 +21,7 @@ use crate::{
     program::{AttentionChoice, NEXT_LOGITS, Program},
     runtime::{GraphChoice, weights::RandomWeights},
     tensor::Format,
-    text::{Folder, TextRole, config},
+    text::{Folder, TextRole, config, limit_context},
 };
 
 use super::{human, location::Location, memory::Memory, progress::Bars};
@@ -65,6 +65,10 @@ pub(super) struct Choices {
     /// faster (for comparisons)
     #[arg(long, alias = "no-joint-launches")]
     no_fused_launches: bool,
+    /// Maximum number of tokens of a sequence. Models with LongRoPE (Phi-3 with 128k tokens) use other rotary positions for all sequences
+    /// if it is larger than the original number of positions, which is the default
+    #[arg(long, value_name = "N")]
+    max_context: Option<NonZeroU32>,
 }
 
 /// Card for which kernels are chosen.
@@ -163,11 +167,12 @@ impl Model {
         if let Some(read) = self.read.get() {
             return Ok(read.clone());
         }
-        let read = match (&self.config, self.folder()?) {
+        let mut read = match (&self.config, self.folder()?) {
             (Some(file), _) => config(file)?,
             (None, Some(folder)) => folder.config()?.clone(),
             (None, None) => return Err(EngineError::NoConfig),
         };
+        limit_context(&mut read, self.choices.max_context());
         Ok(self.read.get_or_init(|| read).clone())
     }
 
@@ -254,6 +259,10 @@ impl Model {
 impl Choices {
     fn outputs(&self) -> Option<Vec<String>> {
         (!self.outputs.is_empty()).then(|| self.outputs.clone())
+    }
+
+    fn max_context(&self) -> Option<u32> {
+        self.max_context.map(NonZeroU32::get)
     }
 }
 
@@ -404,7 +413,8 @@ impl Runnable {
     pub(super) fn opened_folder(&self, what: &str) -> Result<Folder, Report> {
         let folder = self.tokenizer_folder(what)?;
         let opened = Folder::open_for(folder, self.task.as_deref());
-        Ok(opened.map_err(EngineError::from)?)
+        let opened = opened.map_err(EngineError::from)?;
+        Ok(opened.with_max_context(self.choices.max_context()))
     }
 
     /// Opens the folder of the checkpoint for the task, if there is one.
@@ -471,6 +481,9 @@ impl Runnable {
         if let Some(attention) = self.choices.attention {
             builder = builder.attention(attention);
         }
+        if let Some(tokens) = self.choices.max_context() {
+            builder = builder.max_context(tokens);
+        }
         if let Some(file) = &self.tuning.timings {
             builder = builder.timings(file);
         }
@@ -488,14 +501,16 @@ impl Runnable {
 
     /// Returns the config.json that contains the model's sizes, from `--config` or else from the checkpoint.
     pub fn config(&self) -> Result<Value, EngineError> {
-        match (&self.config, self.folder()?) {
-            (Some(file), _) => Ok(config(file)?),
+        let mut read = match (&self.config, self.folder()?) {
+            (Some(file), _) => config(file)?,
             (None, Some(folder)) => {
                 let folder = Folder::open_for(folder, self.task.as_deref())?;
-                Ok(folder.config()?.clone())
+                folder.config()?.clone()
             }
-            (None, None) => Err(EngineError::NoConfig),
-        }
+            (None, None) => return Err(EngineError::NoConfig),
+        };
+        limit_context(&mut read, self.choices.max_context());
+        Ok(read)
     }
 
     /// Does the same as [`builder`](Self::builder), for commands that choose their outputs themselves.

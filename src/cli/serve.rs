@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
-    num::NonZeroUsize,
+    num::{NonZeroU32, NonZeroUsize},
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -35,7 +35,7 @@ pub(super) struct Args {
     weights: Vec<PathBuf>,
     /// A RON file that lists models with their devices, names and limits, such as `examples/serve.ron`
     #[arg(long, value_name = "FILE", conflicts_with_all = [
-        "model", "weights", "name", "device", "dtype", "kv_dtype", "invariant", "costs", "write_costs", "all_tokens",
+        "model", "weights", "name", "device", "dtype", "kv_dtype", "max_context", "invariant", "costs", "write_costs", "all_tokens",
         "sparse", "token_vectors", "fill_mask", "task", "default_prompt_name", "default_prompt",
     ])]
     config: Option<PathBuf>,
@@ -65,6 +65,10 @@ pub(super) struct Args {
     /// f16)
     #[arg(long, value_name = "KIND", default_value_t)]
     kv_dtype: KvCacheChoice,
+    /// Maximum number of tokens of a sequence. Models with LongRoPE (Phi-3 with 128k tokens) use other rotary positions for all sequences
+    /// if it is larger than the original number of positions, which is the default
+    #[arg(long, value_name = "N")]
+    max_context: Option<NonZeroU32>,
     /// Make results bitwise independent of the rest of the batch
     #[arg(long)]
     invariant: bool,
@@ -324,6 +328,7 @@ fn open(
                 devices: config.devices.clone(),
                 dtype: config.dtype,
                 kv_dtype: config.kv_dtype.unwrap_or_default(),
+                max_context: config.max_context,
                 invariant: config.invariant,
                 scheduler: served(chosen, &settings).into_diagnostic()?,
                 costs: costs.clone().filter(|_| route_of.is_none()),
@@ -472,6 +477,7 @@ fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
             devices: vec![args.device],
             dtype: args.dtype,
             kv_dtype: Some(args.kv_dtype),
+            max_context: args.max_context.map(NonZeroU32::get),
             invariant: args.invariant,
             costs: args.costs.clone(),
             all_tokens: args.all_tokens,

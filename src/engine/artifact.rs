@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// First bytes of the file, including the version of its layout.
-const MAGIC: &[u8; 8] = b"GEMMULED";
+const MAGIC: &[u8; 8] = b"GEMMULEE";
 /// Prefix of [`MAGIC`] that all versions of the layout share.
 const FAMILY: &[u8; 7] = b"GEMMULE";
 const DIGEST: usize = 32;
@@ -200,6 +200,7 @@ impl Artifact {
             vocabulary,
             segments,
             longest,
+            extended: _,
             skipped: _,
             end: _,
         } = self.limits;

@@ -1,3 +1,4 @@
+mod artifact;
 mod expansion;
 mod inputs;
 mod pooling;
@@ -23,7 +24,6 @@ use super::{
 };
 use crate::{
     jit::{Cubin, Jit},
-    machine::Served,
     model::Module,
     plan::ChunkPolicy,
     program::{AttentionChoice, NEXT_LOGITS, Padding, Program},
@@ -89,6 +89,7 @@ pub struct Builder {
     config_value: Option<Value>,
     checkpoint: Option<PathBuf>,
     task: Option<String>,
+    max_context: Option<u32>,
     random: Option<RandomWeights>,
     outputs: Option<Vec<String>>,
     intermediates: Vec<String>,
@@ -121,6 +122,7 @@ impl Builder {
             config_value: None,
             checkpoint: None,
             task: None,
+            max_context: None,
             random: None,
             outputs: None,
             intermediates: Vec::new(),
@@ -157,6 +159,14 @@ impl Builder {
     /// adapter.
     pub fn task(mut self, task: impl Into<String>) -> Self {
         self.task = Some(task.into());
+        self
+    }
+
+    /// Sets the maximum number of tokens of a sequence, up to the number of positions of the model. If the model has rotary frequencies for
+    /// contexts that are longer than those it was trained with (`longrope`), a larger maximum than the original number of positions selects
+    /// these frequencies for all sequences. By default, sequences may have the original number of positions.
+    pub fn max_context(mut self, tokens: u32) -> Self {
+        self.max_context = Some(tokens);
         self
     }
 
@@ -451,64 +461,7 @@ impl Builder {
     ) -> Result<Loaded, EngineError> {
         let tuned = self.is_tuned();
         if let Some((file, read)) = self.start.artifact() {
-            if tuned {
-                return Err(EngineError::TuneArtifact { file: file.clone() });
-            }
-            if self.padding == Padding::Kept {
-                return Err(EngineError::ArtifactPadding { file: file.clone() });
-            }
-            if let Some(asked) = self.attention {
-                let file = file.clone();
-                return Err(EngineError::ArtifactAttention { file, asked });
-            }
-            let mut artifact = read.map_or_else(|| Artifact::read(file), |a| Ok(a.clone()))?;
-            let (dtype, format) = self.computes_in(device)?;
-            let asked = self.dtype.map(|_| dtype);
-            if let Some(asked) = asked.filter(|&d| d != artifact.program.dtype) {
-                return Err(EngineError::ArtifactDType {
-                    file: file.clone(),
-                    stored: artifact.program.dtype.to_string(),
-                    asked: asked.to_string(),
-                });
-            }
-            let stored = artifact.program.weight_format();
-            if (self.dtype.is_some() || self.quantize.is_some()) && format != stored {
-                let shown = |format: Option<Format>| format.unwrap_or(dtype.into()).to_string();
-                return Err(EngineError::ArtifactFormat {
-                    file: file.clone(),
-                    stored: shown(stored),
-                    asked: shown(format),
-                });
-            }
-            let stored = artifact.program.cache_format();
-            if let Some(asked) = self.kv_cache
-                && !artifact.program.caches.is_empty()
-                && asked != stored
-            {
-                return Err(EngineError::ArtifactCache {
-                    file: file.clone(),
-                    stored,
-                    asked,
-                });
-            }
-            if self.invariant && !artifact.program.invariant {
-                return Err(EngineError::ArtifactInvariant { file: file.clone() });
-            }
-            if self.cached && artifact.program.caches.is_empty() {
-                return Err(EngineError::ArtifactWrites { file: file.clone() });
-            }
-            let chosen_by = ChosenBy {
-                card: artifact.card.clone(),
-                fit: None,
-                served: Served::Own,
-                timings: artifact.timings,
-            };
-            let cubins = std::mem::take(&mut artifact.cubins).into_iter();
-            return Ok(Loaded {
-                cubins: Some(cubins.map(|sealed| sealed.cubin).collect()),
-                chosen_by,
-                artifact,
-            });
+            return self.of_file(file, read, device);
         }
         let (machine, served) = device.machine()?;
         let mut chosen_by = ChosenBy {
@@ -596,6 +549,7 @@ impl Limits {
             skipped: model.skipped,
             end: model.end,
             longest: model.max_positions,
+            extended: model.extended_positions,
         }
     }
 }

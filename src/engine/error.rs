@@ -136,6 +136,16 @@ pub enum EngineError {
         asked: Format,
     },
     #[error(
+        "the artifact `{}` was compiled for sequences of {}, not {asked}; omit the max context, or compile the model with it",
+        .file.display(),
+        stored.map_or("any length".to_owned(), |n| format!("up to {n} tokens"))
+    )]
+    ArtifactContext {
+        file: PathBuf,
+        stored: Option<u32>,
+        asked: u32,
+    },
+    #[error(
         "the timings in `{file}` are not valid: {problem}; measure again with `gemmule tune`, or omit the file"
     )]
     Timings {

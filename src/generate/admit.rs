@@ -211,6 +211,7 @@ impl Admission {
                     prompt,
                     new,
                     positions,
+                    extended: self.limits.extended,
                 },
             });
         }

@@ -1,6 +1,9 @@
 //! Requests, events and errors of a generator.
 
-use crate::search::{Beams, Hypothesis, Rules, Sampling};
+use crate::{
+    runtime::batch::or_extend,
+    search::{Beams, Hypothesis, Rules, Sampling},
+};
 
 /// Generation options of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -156,16 +159,19 @@ pub enum AdmitError {
     #[error("max_new_tokens is 0; expected at least one token")]
     NoNewTokens,
     #[error(
-        "the prompt's {prompt} tokens and {new} new ones are more than the model's {positions} positions; {}",
+        "the prompt's {prompt} tokens and {new} new ones are more than the model's {positions} positions; {}{}",
         match positions.saturating_sub(*prompt as u32) {
             0 => format!("shorten the prompt to at most {} tokens", positions.saturating_sub(*new as u32)),
             left => format!("shorten the prompt, or request at most {left} new tokens"),
-        }
+        },
+        or_extend(*extended)
     )]
     TooLong {
         prompt: usize,
         new: usize,
         positions: u32,
+        /// The largest number of positions that the model can be built with, if it is larger.
+        extended: Option<u32>,
     },
     /// The requested number of new tokens is more than the model's positions.
     #[error(

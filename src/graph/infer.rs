@@ -1,8 +1,10 @@
 //! Shape inference: the shape of a result from the shapes of its operands.
 
 mod linear;
+mod norm;
 
 use linear::linear;
+use norm::normed;
 
 use super::{Graph, GraphError, NodeId, Op};
 use crate::{
@@ -100,12 +102,13 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
         Op::Activate(_) | Op::Scale { .. } | Op::SoftCap(_) => {
             pointwise(of[0]).map(|()| of[0].clone())
         }
-        Op::RmsNorm { heads, from, .. } => {
-            let x = matrix(of[0])?;
-            let [part] = dims(of[1], "the weight is a vector")?;
-            let part = part.as_constant().and_then(|n| u32::try_from(n).ok());
-            let part = part.ok_or("the weight is too long")?;
-            let width = columns(*from, *heads, part, x)?;
+        Op::RmsNorm {
+            heads,
+            from,
+            centered,
+            ..
+        } => {
+            let width = normed(of, *heads, *from, *centered)?;
             Ok(Shape(vec![of[0].0[0].clone(), width.into()]))
         }
         Op::Rotary {

@@ -31,8 +31,8 @@ pub use infer::{HEAD_STEP, MAX_HEAD, MAX_PARTS, MAX_TABLES, MAX_WIDTH};
 pub use iterations::{Iterated, alike};
 pub use op::Op;
 pub use weight::{
-    Bound, BoundLinear, Buckets, CacheRows, Positions, Sinusoid, WeightExpr, interleaved_row,
-    resized_heads_at, slope,
+    Bound, BoundLinear, Buckets, CacheRows, Factor, Positions, Sinusoid, WeightExpr,
+    interleaved_row, resized_heads_at, slope,
 };
 pub use weight_names::{Adapter, WeightNames, in_folder};
 

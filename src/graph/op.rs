@@ -65,8 +65,14 @@ operators! {
     /// `x, gamma, beta` → LayerNorm over the last dimension.
     LayerNorm { eps: f32 } = "layer_norm"(x, gamma, beta);
     /// `x, weight` → RMSNorm of each of `heads` adjacent parts of a row. Each part is as wide as the weight. The first part starts at
-    /// column `from` of the row, and the result has only the columns of the parts.
-    RmsNorm { eps: f32, heads: u32, from: u32 } = "rms_norm"(x, gamma);
+    /// column `from` of the row, and the result has only the columns of the parts. If `centered`, the mean of a part is subtracted first
+    /// (LayerNorm without bias), and the weight `[heads, width]` has a row for each part.
+    RmsNorm {
+        eps: f32,
+        heads: u32,
+        from: u32,
+        centered: bool,
+    } = "rms_norm" | "head_layer_norm"(x, gamma);
     /// `[tokens, width]` → rotary position embedding of adjacent heads of `head` columns each. The first head starts at column `from` of a
     /// row, and the result has only the columns of the heads.
     Rotary {
@@ -192,7 +198,9 @@ impl Op {
             Op::Gate(activation) => format!("{}_gate", activation.name()).into(),
             Op::Activate(activation) => activation.name().into(),
             Op::WeightedPool(weights) => weights.name().into(),
-            Op::BiasResidualLayerNorm { bias: false, .. } => names[1].into(),
+            Op::RmsNorm { centered: true, .. } | Op::BiasResidualLayerNorm { bias: false, .. } => {
+                names[1].into()
+            }
             _ => names.first().copied().unwrap_or_default().into(),
         }
     }
@@ -264,7 +272,9 @@ impl fmt::Display for Op {
             | Op::BiasResidualLayerNorm { eps, .. }
             | Op::L2Normalize { eps }
             | Op::MeanPoolNormalize { eps } => write!(f, "(eps={eps:e})"),
-            Op::RmsNorm { eps, heads, from } => {
+            Op::RmsNorm {
+                eps, heads, from, ..
+            } => {
                 write!(f, "(eps={eps:e}")?;
                 if *heads != 1 {
                     write!(f, ", heads={heads}")?;

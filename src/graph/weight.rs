@@ -36,8 +36,8 @@ pub enum WeightExpr {
         dims: [u64; 2],
         positions: Positions,
     },
-    /// The computed ALiBi slope of each head, `[heads]`.
-    Slopes { heads: u64 },
+    /// The computed ALiBi slope of each head times `scale`, `[heads]`.
+    Slopes { heads: u64, scale: Factor },
     /// Rows of a checkpoint tensor with stored dimensions `dims`. The rows of the tensor form `groups` equal parts, and `rows` rows of each
     /// part are read, starting at row `from`. The first `interleaved` of these (an even number) are reordered: rows at even positions
     /// precede rows at odd positions.
@@ -84,6 +84,27 @@ pub enum WeightExpr {
         by: String,
         by_dims: [u64; 2],
     },
+    /// A matrix of the checkpoint, of whose first `interleaved` columns (an even number) those at even positions precede those at odd
+    /// positions.
+    InterleavedColumns {
+        name: String,
+        dims: [u64; 2],
+        interleaved: u64,
+    },
+}
+
+/// A factor of a computed weight. Factors are compared bitwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Factor(u32);
+
+impl Factor {
+    pub const fn new(factor: f32) -> Self {
+        Self(factor.to_bits())
+    }
+
+    pub const fn get(self) -> f32 {
+        f32::from_bits(self.0)
+    }
 }
 
 /// The rows of a cache.
@@ -316,7 +337,8 @@ impl WeightExpr {
             WeightExpr::Stored { dims, .. }
             | WeightExpr::PlusOne { dims, .. }
             | WeightExpr::OrderedRows { dims, .. } => dims.clone(),
-            WeightExpr::OrderedColumns { dims, .. } => dims.to_vec(),
+            WeightExpr::OrderedColumns { dims, .. }
+            | WeightExpr::InterleavedColumns { dims, .. } => dims.to_vec(),
             WeightExpr::Transposed { dims, .. } => dims.iter().rev().copied().collect(),
             WeightExpr::Rows {
                 dims, groups, rows, ..
@@ -337,7 +359,7 @@ impl WeightExpr {
                 let farthest = u64::from(positions.farthest().unwrap_or(0));
                 vec![2 * farthest + 1, dims[1]]
             }
-            WeightExpr::Slopes { heads } => vec![*heads],
+            WeightExpr::Slopes { heads, .. } => vec![*heads],
             WeightExpr::ResizedHeads { heads, from, to } => {
                 vec![heads.saturating_mul(*to), heads.saturating_mul(*from)]
             }
@@ -361,7 +383,8 @@ impl WeightExpr {
             | WeightExpr::Transposed { name, .. }
             | WeightExpr::Rows { name, .. }
             | WeightExpr::OrderedColumns { name, .. }
-            | WeightExpr::OrderedRows { name, .. } => Some(name),
+            | WeightExpr::OrderedRows { name, .. }
+            | WeightExpr::InterleavedColumns { name, .. } => Some(name),
             WeightExpr::ConcatRows(parts) => {
                 let mut first = 0;
                 let part = parts.iter().find(|part| {
@@ -403,7 +426,8 @@ impl WeightExpr {
             | WeightExpr::OrderedRows { name, dims, .. } => {
                 vec![(name, dims)]
             }
-            WeightExpr::OrderedColumns { name, dims } => vec![(name, dims)],
+            WeightExpr::OrderedColumns { name, dims }
+            | WeightExpr::InterleavedColumns { name, dims, .. } => vec![(name, dims)],
             WeightExpr::RelativeBias { name, dims, .. }
             | WeightExpr::Positions { name, dims, .. } => vec![(name, dims)],
             WeightExpr::Sinusoid { .. }

@@ -215,6 +215,7 @@ fn small(name: &str) -> Model {
         devices: vec![DeviceChoice::Cpu],
         dtype: None,
         kv_dtype: Default::default(),
+        max_context: None,
         invariant: false,
         scheduler: scheduler("packed", &Settings::default()).unwrap(),
         costs: Some(costs),

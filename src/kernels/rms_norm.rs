@@ -1,4 +1,4 @@
-//! RMSNorm (Zhang and Sennrich 2019): divides a row by its root mean square.
+//! RMSNorm (Zhang and Sennrich 2019): divides a row by its root mean square. LayerNorm of heads subtracts the mean first.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,8 @@ use crate::{
 };
 
 /// `x [rows, stride]`, `gamma [width]` → `out [rows, heads·width]`: `h / √(mean(h²) + eps) · gamma` for each head `h` of a row. The heads
-/// are adjacent columns of `x`, starting at column `from`.
+/// are adjacent columns of `x`, starting at column `from`. If `centered`, `h` is a head minus its mean, and `gamma [heads, width]` has a row
+/// for each head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RmsNorm {
     pub width: u32,
@@ -22,6 +23,7 @@ pub struct RmsNorm {
     pub from: u32,
     /// Columns of `x`.
     pub stride: u32,
+    pub centered: bool,
     pub eps: f32,
     pub dtype: DType,
 }
@@ -34,6 +36,7 @@ impl RmsNorm {
             heads: 1,
             from: 0,
             stride: width,
+            centered: false,
             eps,
             dtype,
         }
@@ -57,7 +60,11 @@ impl Kernel for RmsNorm {
             (1, 0) if self.stride == self.width => format!("w{}", self.width),
             (heads, from) => format!("h{heads}x{}_from{from}of{}", self.width, self.stride),
         };
-        format!("rms_norm_{}_{columns}_eps{}", self.dtype, word(self.eps))
+        let name = match self.centered {
+            true => "head_layer_norm",
+            false => "rms_norm",
+        };
+        format!("{name}_{}_{columns}_eps{}", self.dtype, word(self.eps))
     }
 
     fn constants(&self) -> Constants {
@@ -71,17 +78,21 @@ impl Kernel for RmsNorm {
             ("heads", self.heads.into()),
             ("from", self.from.into()),
             ("stride", self.stride.into()),
+            ("centered", self.centered.into()),
         ]);
         constants
     }
 
     fn params(&self) -> Vec<Param> {
         let x = rows_by(Symbol::Rows, self.stride);
-        let width = Shape::fixed(&[self.width.into()]);
+        let gamma = match self.centered {
+            true => Shape::fixed(&[self.heads.into(), self.width.into()]),
+            false => Shape::fixed(&[self.width.into()]),
+        };
         let out = rows_by(Symbol::Rows, self.heads * self.width);
         vec![
             read("x", self.dtype, x, Fill::ACTIVATION),
-            read("gamma", self.dtype, width, Fill::ACTIVATION),
+            read("gamma", self.dtype, gamma, Fill::ACTIVATION),
             write("out", self.dtype, out),
             Param {
                 name: "rows",
@@ -128,11 +139,20 @@ impl Kernel for RmsNorm {
         let rows = x.real().chunks_exact(self.stride as usize);
         let heads = rows
             .flat_map(|row| row[self.from as usize..][..columns].chunks_exact(self.width as usize));
-        for row in heads {
-            let squares: f64 = row.iter().map(|&v| f64::from(v).powi(2)).sum();
-            let norm = (squares / f64::from(self.width) + f64::from(self.eps)).sqrt();
-            let normal = row.iter().zip(gamma.real());
-            out.extend(normal.map(|(&v, &g)| (f64::from(v) / norm * f64::from(g)) as f32));
+        let gammas = gamma.real().chunks_exact(self.width as usize).cycle();
+        for (head, gamma) in heads.zip(gammas) {
+            let n = f64::from(self.width);
+            let mean = match self.centered {
+                true => head.iter().map(|&v| f64::from(v)).sum::<f64>() / n,
+                false => 0.0,
+            };
+            let head = head.iter().map(|&v| f64::from(v) - mean);
+            let squares: f64 = head.clone().map(|v| v.powi(2)).sum();
+            let norm = (squares / n + f64::from(self.eps)).sqrt();
+            out.extend(
+                head.zip(gamma)
+                    .map(|(v, &g)| (v / norm * f64::from(g)) as f32),
+            );
         }
         vec![HostTensor::Real(out)]
     }
@@ -146,8 +166,8 @@ impl Kernel for RmsNorm {
     }
 }
 
-/// Instances with realistic widths, an odd width, and heads of merged projections. The columns of one projection do not allow wide
-/// accesses.
+/// Instances with realistic widths, an odd width, and heads of merged projections, each with and without a mean. The columns of one
+/// projection do not allow wide accesses. The width 2100 takes several warps.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of = |dtype| {
         let rows = [64, 128, 1003, 1024, 2048, 4096];
@@ -159,7 +179,22 @@ pub(super) fn representative() -> Vec<KernelSpec> {
             stride,
             ..RmsNorm::of_rows(width, 1e-6, dtype)
         });
-        rows.into_iter().chain(heads).map(KernelSpec::from)
+        let wide = (3, 2100, 0, 6300);
+        let centered = [
+            (12, 128, 0, 2048),
+            (1, 128, 1792, 2048),
+            (3, 20, 5, 66),
+            wide,
+        ];
+        let centered = centered.map(|(heads, width, from, stride)| RmsNorm {
+            heads,
+            from,
+            stride,
+            centered: true,
+            ..RmsNorm::of_rows(width, 1e-5, dtype)
+        });
+        let all = rows.into_iter().chain(heads).chain(centered);
+        all.map(KernelSpec::from)
     };
     let dtypes = [DType::F32, DType::F16, DType::BF16];
     dtypes.into_iter().flat_map(of).collect()
@@ -183,5 +218,22 @@ mod tests {
         for (got, want) in out[0].real().iter().zip(want) {
             assert!((got - want).abs() < 1e-6, "{got} {want}");
         }
+    }
+
+    #[test]
+    fn a_centered_head_has_its_own_weights() {
+        let kernel = RmsNorm {
+            heads: 2,
+            stride: 5,
+            from: 1,
+            centered: true,
+            ..RmsNorm::of_rows(2, 0.0, DType::F32)
+        };
+        let real = |values: &[f32]| HostTensor::Real(values.to_vec());
+        // The heads are (4, 8) and (-1, -3): the means are 6 and -2, and the deviations 2 and 1.
+        let x = real(&[9.0, 4.0, 8.0, -1.0, -3.0]);
+        let gamma = real(&[2.0, 3.0, 5.0, 7.0]);
+        let out = kernel.reference(&Extents::of(&[1]).expect("a batch"), &[&x, &gamma]);
+        assert_eq!(out[0].real(), [-2.0, 3.0, 5.0, -7.0]);
     }
 }

@@ -18,6 +18,7 @@ use super::{
     expr::Expr,
     modules::{Module, computed, states},
     need::needed,
+    rotary::MAX_CONTEXT,
     spelling::INPUTS,
     syntax::{Ast, Count, PartOf},
 };
@@ -62,6 +63,7 @@ pub(super) fn model(
         skipped: None,
         end: None,
         first: None,
+        extended: None,
         expectations: Vec::new(),
     };
     // An output that the modules compute replaces the description's output of the same name.
@@ -166,6 +168,8 @@ pub(super) struct Builder<'a> {
     end: Option<SequenceEnd>,
     /// Id before the first token of a sequence.
     first: Option<u32>,
+    /// The number of positions that the rotary positions have for the longest contexts.
+    extended: Option<u32>,
     expectations: Vec<Expectation>,
 }
 
@@ -412,6 +416,22 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
+    /// Returns the maximum sequence length: the number of positions, or `max_context`, which may not exceed it.
+    fn max_positions(&self) -> Result<Option<u32>, ModelError> {
+        let positions = self.rows.get(&BatchInput::Positions).copied();
+        let Some(asked) = self.values.max_context()? else {
+            return Ok(positions);
+        };
+        match positions.filter(|&positions| asked > positions) {
+            None => Ok(Some(asked)),
+            Some(positions) => Err(self.file.error_elsewhere(Problem::out_of_range(
+                format!("`{MAX_CONTEXT}`"),
+                asked,
+                format!("at most {positions}, the number of positions of the model"),
+            ))),
+        }
+    }
+
     fn finish(
         mut self,
         ast: &Ast,
@@ -438,6 +458,9 @@ impl<'a> Builder<'a> {
         // If no table is indexed by token ids, every id is accepted.
         let vocab = self.rows.get(&BatchInput::TokenIds).copied();
         let vocab = vocab.unwrap_or(i32::MAX as u32);
+        let max_positions = self.max_positions()?;
+        let positions = self.rows.get(&BatchInput::Positions).copied();
+        let extended = self.extended.max(positions);
         // Iterations that no requested output needs are not in the graph, so their expectations do not apply.
         let nodes = self.graph.topological();
         let names = nodes.iter().map(|&id| self.graph.node(id).name.as_str());
@@ -460,7 +483,8 @@ impl<'a> Builder<'a> {
             expectations: self.expectations,
             dims: self.values.dims(),
             vocab,
-            max_positions: self.rows.get(&BatchInput::Positions).copied(),
+            max_positions,
+            extended_positions: extended.filter(|&n| max_positions.is_some_and(|max| max < n)),
             type_rows: self.rows.get(&BatchInput::TypeIds).copied(),
             skipped: self.skipped,
             end: self.end,

@@ -105,7 +105,7 @@
 //! - Attention sinks, dropped or merged tokens.
 //! - Relative keys and values that are added to keys and values by distance (Shaw et al. 2018: BERT's `relative_key`). No kernel fuses
 //!   `relative_scores` into attention yet, so the scores are stored and their memory grows with the square of the sequence length.
-//! - Frequencies of rotary positions that depend on a sequence's length (`longrope` and `dynamic` beyond the trained length).
+//! - Frequencies of rotary positions that depend on a sequence's length (`dynamic` beyond the trained length).
 //! - Pooling by a token that is found by its id (for CLIP, this is the last token, since its tokenizer ends a text with it), means weighted
 //!   by token, and sums over tokens (SPLADE's first version).
 //! - Precomputed values that depend only on weights, such as projections of distances: they are recomputed for every batch.
@@ -138,6 +138,7 @@ pub use expect::Expectation;
 pub use modules::{
     EMBEDDING, LOGITS, Module, Pooling, SPARSE, STATES, computed, normalizes_tokens,
 };
+pub use rotary::MAX_CONTEXT;
 
 pub use crate::graph::TOKEN_VECTORS;
 
@@ -336,8 +337,11 @@ pub struct Model {
     pub dims: BTreeMap<String, u64>,
     /// Exclusive upper bound of token ids.
     pub vocab: u32,
-    /// Maximum sequence length, from the position table or the rotary positions; `None` if there is no limit.
+    /// Maximum sequence length, from the position table or the rotary positions, or [`MAX_CONTEXT`]; `None` if there is no limit.
     pub max_positions: Option<u32>,
+    /// Maximum sequence length with the largest [`MAX_CONTEXT`], if that changes the rotary positions so that longer sequences are
+    /// supported.
+    pub extended_positions: Option<u32>,
     /// Exclusive upper bound of type ids; `None` if the model reads none.
     pub type_rows: Option<u32>,
     /// Token id that gets no position. No sequence may contain it.

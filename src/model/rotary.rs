@@ -68,10 +68,18 @@ pub(super) struct RotaryParams {
     pub factor: f32,
     /// Maximum number of positions that the model supports with these frequencies; `None` if config.json has no limit.
     pub positions: Option<u32>,
+    /// Maximum number of positions with the frequencies for long contexts, which [`MAX_CONTEXT`] selects; `None` if there are none.
+    pub extended: Option<u32>,
 }
 
 /// Key of config.json with the number of positions that a model was trained for.
 const POSITIONS: &str = "max_position_embeddings";
+
+/// Key of config.json with the maximum number of tokens of a sequence that the caller needs.
+pub const MAX_CONTEXT: &str = "max_context";
+
+/// Frequencies, the factor of the rotated values, the number of positions, and the number of positions with other frequencies.
+type Scaled = (Vec<f64>, f64, Option<u32>, Option<u32>);
 
 impl Values<'_> {
     /// Returns the rotation of the first `width` columns of a head, or of the share `part` of these columns, rounded down.
@@ -119,8 +127,8 @@ impl Values<'_> {
             let expected = format!("nothing beside `{}`: remove one of them", first.value);
             return Err(self.wrong(&key.value, other, &expected, &key.span));
         }
-        let (frequencies, factor, positions) = match there.first() {
-            None => (plain, 1.0, self.positions(&width_span)?),
+        let (frequencies, factor, positions, extended) = match there.first() {
+            None => (plain, 1.0, self.positions(&width_span)?, None),
             Some((key, value)) => {
                 let published = Published {
                     values: self,
@@ -137,6 +145,7 @@ impl Values<'_> {
             frequencies: frequencies.into_iter().map(|f| f as f32).collect(),
             factor: factor as f32,
             positions,
+            extended,
         })
     }
 
@@ -148,6 +157,21 @@ impl Values<'_> {
         let found = value.as_f64().and_then(whole_positions);
         let wrong = || self.wrong(POSITIONS, value, "a number of positions", span);
         found.map(Some).ok_or_else(wrong)
+    }
+
+    /// Value of [`MAX_CONTEXT`] in config.json, if present.
+    pub fn max_context(&self) -> Result<Option<u32>, ModelError> {
+        let Some(value) = lookup(self.config, MAX_CONTEXT) else {
+            return Ok(None);
+        };
+        let found = value.as_f64().and_then(whole_positions);
+        found.map(Some).ok_or_else(|| {
+            self.file.error_elsewhere(Problem::out_of_range(
+                format!("`{MAX_CONTEXT}`"),
+                value,
+                "a number of positions",
+            ))
+        })
     }
 }
 
@@ -172,12 +196,7 @@ struct Published<'a> {
 }
 
 impl Published<'_> {
-    fn scale(
-        &self,
-        plain: Vec<f64>,
-        width: f64,
-        theta: f64,
-    ) -> Result<(Vec<f64>, f64, Option<u32>), ModelError> {
+    fn scale(&self, plain: Vec<f64>, width: f64, theta: f64) -> Result<Scaled, ModelError> {
         let kind = self.kind()?;
         if let Some(partial) = self.number("partial_rotary_factor")?
             && partial != 1.0
@@ -195,22 +214,21 @@ impl Published<'_> {
                 let factor = self.above_zero("factor")?;
                 let positions = published.map(|n| scaled_positions(f64::from(n), factor));
                 let scaled = plain.into_iter().map(|f| f / factor);
-                Ok((scaled.collect(), 1.0, positions))
+                Ok((scaled.collect(), 1.0, positions, None))
             }
             "yarn" => {
                 let (all, attention) = self.yarn(plain, width, theta)?;
                 let original = self.above_zero("original_max_position_embeddings")?;
                 let positions = scaled_positions(original, self.above_zero("factor")?);
-                Ok((all, attention, Some(positions)))
+                Ok((all, attention, Some(positions), None))
             }
             // `max_position_embeddings` is the number of positions after scaling.
-            "ntk" => self.ntk(width, theta).map(|all| (all, 1.0, published)),
-            "llama3" => self.llama3(plain).map(|all| (all, 1.0, published)),
-            // Sequences with more than the original number of positions use other frequencies, so cached keys would change.
+            "ntk" => (self.ntk(width, theta)).map(|all| (all, 1.0, published, None)),
+            "llama3" => self.llama3(plain).map(|all| (all, 1.0, published, None)),
             "longrope" | "su" => self.longrope(plain, published),
             // Beyond the original number of positions, frequencies depend on the length of the sequence, so cached keys would change.
-            "dynamic" => Ok((plain, 1.0, Some(self.trained_positions()?))),
-            _ => Ok((plain, 1.0, published)),
+            "dynamic" => Ok((plain, 1.0, Some(self.trained_positions()?), None)),
+            _ => Ok((plain, 1.0, published, None)),
         }
     }
 
@@ -281,15 +299,12 @@ impl Published<'_> {
             .collect())
     }
 
-    /// Divides each frequency by its own factor (LongRoPE, Ding et al. 2024). The factors are those for sequences of up to the original
-    /// number of positions.
-    fn longrope(
-        &self,
-        plain: Vec<f64>,
-        published: Option<u32>,
-    ) -> Result<(Vec<f64>, f64, Option<u32>), ModelError> {
-        let factors = self.factors("short_factor", plain.len())?;
-        self.factors("long_factor", plain.len())?;
+    /// Divides each frequency by its own factor (LongRoPE, Ding et al. 2024). There is a list of factors for contexts of up to the original
+    /// number of positions, and one for longer contexts. The maximum context selects one list for all sequences, as in vLLM, because keys in
+    /// a cache cannot be rotated again when a sequence grows. transformers selects a list for each forward pass.
+    fn longrope(&self, plain: Vec<f64>, published: Option<u32>) -> Result<Scaled, ModelError> {
+        let short = self.factors("short_factor", plain.len())?;
+        let long = self.factors("long_factor", plain.len())?;
         // Phi-3 has this key next to the object, where it takes precedence.
         let beside = lookup(self.values.config, ORIGINAL).and_then(Value::as_f64);
         let original = match (beside, self.number(ORIGINAL)?, published) {
@@ -308,8 +323,13 @@ impl Published<'_> {
             None if factor <= 1.0 => 1.0,
             None => (1.0 + factor.ln() / original.ln()).sqrt(),
         };
+        let max_context = self.values.max_context()?;
+        let (factors, reach) = match max_context.is_some_and(|n| n > positions) {
+            true => (long, all),
+            false => (short, positions.min(all)),
+        };
         let scaled = plain.into_iter().zip(factors).map(|(f, by)| f / by);
-        Ok((scaled.collect(), attention, Some(positions.min(all))))
+        Ok((scaled.collect(), attention, Some(reach), Some(all)))
     }
 
     /// Returns a list of `n` positive numbers.

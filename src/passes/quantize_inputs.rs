@@ -95,7 +95,10 @@ fn bound(graph: &Graph, id: NodeId) -> Option<Bound> {
             })
         }
         Op::RmsNorm {
-            heads: 1, from: 0, ..
+            heads: 1,
+            from: 0,
+            centered: false,
+            ..
         } if graph.shape(id) == graph.shape(graph.operand(id, "x")?) => Some(Bound {
             gamma: stored("gamma")?,
             beta: Vec::new(),

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-pub use error::BatchError;
+pub use error::{BatchError, or_extend};
 
 use crate::tensor::{Extents, LengthsError, SequenceEnd};
 
@@ -23,6 +23,8 @@ pub struct Limits {
     pub skipped: Option<u32>,
     /// Maximum number of tokens of a sequence, from the position table or `max_position_embeddings`; `None` if unlimited.
     pub longest: Option<u32>,
+    /// The largest `longest` that the model can be built with, if it is larger.
+    pub extended: Option<u32>,
     /// Token that ends a sequence. Later tokens are padding.
     pub end: Option<SequenceEnd>,
 }
@@ -352,6 +354,7 @@ impl Batch {
                 sequence,
                 len,
                 limit,
+                extended: limits.extended,
             });
         }
         self.check_ids("token", &self.token_ids, limits.vocabulary)?;
@@ -471,6 +474,7 @@ mod tests {
         segments: Some(2),
         skipped: Some(99),
         longest: Some(4),
+        extended: None,
         end: None,
     };
 
@@ -518,6 +522,12 @@ mod tests {
         insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1, 2], vec![3, 100]])), @"sequence 1, token 1: the token id 100 is outside the table of 100 rows; expected an id below 100");
         insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1, 2], vec![3, 99]])), @"sequence 1, token 1: the id 99 is the model's padding token, which has no position; remove it from the sequence");
         insta::assert_snapshot!(text(Batch::from_sequences(&[vec![1; 5]])), @"sequence 0 has 5 tokens, but the model has 4 positions; shorten or split it");
+        let extended = Limits {
+            extended: Some(9),
+            ..LIMITS
+        };
+        let long = Batch::from_sequences(&[vec![1; 5]]).and_then(|b| b.check(&extended));
+        insta::assert_snapshot!(long.unwrap_err(), @"sequence 0 has 5 tokens, but the model has 4 positions; shorten or split it, or build the model with a `max_context` (`--max-context`) of up to 9 tokens");
         insta::assert_snapshot!(text(Batch::from_packed(vec![1, 2, 3], &[1, 1])), @"the lengths add up to 2, but 3 token ids were given");
         insta::assert_snapshot!(text(Batch::from_padded(&[1, 2, 3], &[1, 0, 1], 3)), @"row 0 of the mask has a hole at column 2: a 1 follows a 0; expected ones, then zeros");
         insta::assert_snapshot!(text(Batch::from_padded(&[1, 2], &[1, 2], 2)), @"row 0, column 1 of the mask is 2; expected 0 or 1");

@@ -32,6 +32,9 @@ pub struct ModelConfig {
     /// Format of the KV cache of a model that generates text; `auto` by default.
     #[serde(default, deserialize_with = "parsed")]
     pub kv_dtype: Option<KvCacheChoice>,
+    /// Maximum number of tokens of a sequence; by default the model's number of positions.
+    #[serde(default)]
+    pub max_context: Option<u32>,
     #[serde(default)]
     pub invariant: bool,
     #[serde(default, deserialize_with = "scheduler")]

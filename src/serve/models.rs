@@ -37,6 +37,8 @@ pub struct ModelChoice {
     pub dtype: Option<DType>,
     /// Format of the KV cache of a model that generates text.
     pub kv_dtype: KvCacheChoice,
+    /// Maximum number of tokens of a sequence; see [`Builder::max_context`](crate::engine::Builder::max_context).
+    pub max_context: Option<u32>,
     pub invariant: bool,
     pub scheduler: Box<dyn Scheduler>,
     /// Costs of batches. If `None`, they are measured at the start.
@@ -160,13 +162,16 @@ impl Model {
             if let Some(dtype) = choice.dtype {
                 builder = builder.dtype(dtype);
             }
+            if let Some(tokens) = choice.max_context {
+                builder = builder.max_context(tokens);
+            }
             builder.invariant(choice.invariant)
         };
         let devices = match choice.devices.is_empty() {
             true => vec![DeviceChoice::Auto],
             false => choice.devices.clone(),
         };
-        let folder = Folder::open_for(&choice.folder, task)?;
+        let folder = Folder::open_for(&choice.folder, task)?.with_max_context(choice.max_context);
         let description = Description::for_config(folder.config()?)?;
         let writes = description.writes(folder.config()?);
         let writing = match folder.modules() {

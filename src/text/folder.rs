@@ -30,9 +30,9 @@ use crate::{
     tensor::SequenceEnd,
 };
 pub use chunks::ChunkPooling;
-pub use config::config;
 pub(super) use config::no_config;
 use config::{SPARSE_STATIC_TYPE, STATIC_TYPE, check_own, parsed, static_config};
+pub use config::{config, limit_context};
 use json::Json;
 pub use late::{LateInteraction, LateScore, TextRole};
 use modules::{

@@ -20,6 +20,7 @@ pub use encoder::{
 pub use error::{LanguageSide, TextError};
 pub use folder::{
     ChunkPooling, ClassScore, Folder, LateInteraction, LateScore, Prompt, Score, TextRole, config,
+    limit_context,
 };
 pub use input::Input;
 pub use languages::LanguagePair;

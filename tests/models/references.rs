@@ -102,6 +102,7 @@ matches_reference! {
     llama_with_scaled_frequencies_and_biases_matches: "llama_head20" is "llama";
     phi3_with_packed_projections_and_a_window_matches: "phi3_head24" is "phi3";
     phi3_with_an_extended_context_matches: "phi3_longrope" is "phi3";
+    phi3_with_a_long_context_matches: "phi3_long_context" is "phi3";
     olmo2_with_norms_after_blocks_matches: "olmo2_head24" is "olmo2";
     phi3_with_a_part_of_each_head_turned_matches: "phi3_part" is "phi3";
     starcoder2_with_a_window_matches: "starcoder2_head24" is "starcoder2";
@@ -141,7 +142,12 @@ matches_reference! {
     gemma_1_matches: "gemma_head24" is "gemma";
     cohere_with_biases_and_a_scale_matches: "cohere_head24" is "cohere";
     gptj_with_a_part_of_each_head_turned_matches: "gptj_head24" is "gptj";
+    cohere_with_norms_of_heads_matches: "cohere_norms" is "cohere";
     falcon_with_one_key_head_matches: "falcon_head24" is "falcon";
+    falcon_with_a_key_head_for_each_query_head_matches: "falcon_heads" is "falcon";
+    falcon_rw_matches: "falcon_rw" is "falcon";
+    falcon_rw_with_slopes_of_six_heads_matches: "falcon_rw_head12" is "falcon";
+    falcon_with_groups_and_alibi_matches: "falcon_alibi_groups" is "falcon";
     falcon_with_groups_and_two_norms_matches: "falcon_groups" is "falcon";
     gemma_2_with_caps_matches: "gemma2_head24" is "gemma2";
     gemma_3_as_a_writer_matches: "gemma3_writer" is "gemma3_text";

@@ -62,6 +62,7 @@ fn choice(scheduler_name: &str) -> ModelChoice {
         previous: None,
         dtype: None,
         kv_dtype: Default::default(),
+        max_context: None,
         invariant: true,
         scheduler: scheduler(scheduler_name, &Settings::default()).unwrap(),
         costs: Some(costs()),

@@ -45,6 +45,7 @@ fn a_browser_shows_model_load_and_latency() {
         devices: vec![DeviceChoice::Cpu],
         dtype: None,
         kv_dtype: Default::default(),
+        max_context: None,
         invariant: false,
         scheduler: scheduler("packed", &Settings::default()).unwrap(),
         costs: Some(costs),

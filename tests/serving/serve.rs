@@ -55,6 +55,7 @@ fn choice(name: &str, invariant: bool, queue: Duration) -> ModelChoice {
         devices: vec![DeviceChoice::Cpu],
         dtype: None,
         kv_dtype: Default::default(),
+        max_context: None,
         invariant,
         scheduler: scheduler("packed", &Settings::default()).unwrap(),
         costs: Some(costs()),

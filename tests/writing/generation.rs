@@ -25,7 +25,7 @@ const WEIGHTS: RandomWeights = RandomWeights {
 };
 
 /// References by name, each with its description.
-const MODELS: [(&str, &str); 26] = [
+const MODELS: [(&str, &str); 30] = [
     ("gpt2_h320a5", "gpt2"),
     ("llama_h320a5", "llama"),
     ("qwen3_h192a6", "qwen3"),
@@ -33,6 +33,7 @@ const MODELS: [(&str, &str); 26] = [
     ("gemma_head24", "gemma"),
     ("phi3_head24", "phi3"),
     ("phi3_longrope", "phi3"),
+    ("phi3_long_context", "phi3"),
     ("olmo2_head24", "olmo2"),
     ("starcoder2_head24", "starcoder2"),
     ("stablelm_parallel", "stablelm"),
@@ -45,9 +46,12 @@ const MODELS: [(&str, &str); 26] = [
     ("gemma3_writer", "gemma3_text"),
     ("gemma2_head24", "gemma2"),
     ("cohere_head24", "cohere"),
+    ("cohere_norms", "cohere"),
     ("gptj_head24", "gptj"),
     ("falcon_head24", "falcon"),
     ("falcon_groups", "falcon"),
+    ("falcon_rw", "falcon"),
+    ("falcon_rw_head12", "falcon"),
     // Models with a separate head, scaled frequencies, and biases.
     ("gpt2_head24", "gpt2"),
     ("llama_head24", "llama"),
@@ -547,6 +551,7 @@ fn more_prompts_than_there_is_room_for_are_written_one_after_another_and_fail_on
     let positions = 512;
     let (prompt, new) = (600, 20);
     let long = AdmitError::TooLong {
+        extended: None,
         prompt,
         new,
         positions,
@@ -1392,4 +1397,48 @@ fn logits_that_overflow_on_a_device_fail_their_requests() {
     assert!(wrong.contains(&Some((0, Some(0)))), "{problems:?}");
     assert_eq!(wrong.len(), 2);
     assert_eq!(generator.cache_bytes().0, 0);
+}
+
+#[test]
+fn a_max_context_extends_the_positions_and_selects_the_rotation() {
+    let build = |tokens: Option<u32>| {
+        let mut builder = Engine::builder("phi3")
+            .config(file("phi3_longrope.json"))
+            .random_weights(WEIGHTS)
+            .dtype(DType::F32)
+            .device(DeviceChoice::Cpu);
+        if let Some(tokens) = tokens {
+            builder = builder.max_context(tokens);
+        }
+        builder.generating().build()
+    };
+    let options = SamplingParams {
+        rules: Rules {
+            max_new_tokens: 24,
+            ..Rules::default()
+        },
+        ..SamplingParams::default()
+    };
+    let go_on = |_: usize, _: &Event| ControlFlow::Continue(());
+    let written = |engine: &Engine, prompt: Vec<u32>| {
+        let written = engine.generate(&[prompt], &options, go_on);
+        written.expect("it writes").remove(0)
+    };
+    let long = build(Some(512)).expect("the model loads");
+    for (prompt, tokens) in stored("phi3_long_context", "greedy") {
+        assert_eq!(written(&long, prompt).tokens, tokens);
+    }
+    let short = build(None).expect("the model loads");
+    assert_eq!(short.limits().longest, Some(128));
+    for (prompt, tokens) in stored("phi3_longrope", "greedy") {
+        assert_eq!(written(&short, prompt).tokens, tokens);
+    }
+    assert_eq!(written(&long, vec![7; 300]).tokens.len(), 24);
+    let refused = written(&short, vec![7; 300]).problem.expect("an error");
+    insta::assert_snapshot!(refused, @"the prompt's 300 tokens and 24 new ones are more than the model's 128 positions; shorten the prompt to at most 104 tokens, or build the model with a `max_context` (`--max-context`) of up to 512 tokens");
+    let lower = build(Some(200)).expect("the model loads");
+    let refused = written(&lower, vec![7; 300]).problem.expect("an error");
+    insta::assert_snapshot!(refused, @"the prompt's 300 tokens and 24 new ones are more than the model's 200 positions; shorten the prompt to at most 176 tokens, or build the model with a `max_context` (`--max-context`) of up to 512 tokens");
+    let refused = build(Some(513)).map(drop).expect_err("an error");
+    insta::assert_snapshot!(refused, @"`max_context` is 513; expected at most 512, the number of positions of the model");
 }

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     model::Description,
     runtime::weights::{Checkpoint, WeightSource},
-    text::{Folder, config},
+    text::{Folder, config, limit_context},
 };
 
 impl Builder {
@@ -20,7 +20,8 @@ impl Builder {
     /// Returns the errors of [`Folder::open_for`].
     pub fn folder(&self) -> Result<Option<Folder>, EngineError> {
         let open = |folder| Folder::open_for(folder, self.task.as_deref());
-        Ok(self.checkpoint.as_deref().map(open).transpose()?)
+        let folder = self.checkpoint.as_deref().map(open).transpose()?;
+        Ok(folder.map(|folder| folder.with_max_context(self.max_context)))
     }
 
     pub(super) fn description(&self, folder: Option<&Folder>) -> Result<Description, EngineError> {
@@ -34,14 +35,14 @@ impl Builder {
     }
 
     pub(super) fn config_json(&self, folder: Option<&Folder>) -> Result<Value, EngineError> {
-        if let Some(value) = &self.config_value {
-            return Ok(value.clone());
-        }
-        match (&self.config, folder) {
-            (Some(file), _) => Ok(config(file)?),
-            (None, Some(folder)) => Ok(folder.config()?.clone()),
-            (None, None) => Err(EngineError::NoConfig),
-        }
+        let mut read = match (&self.config_value, &self.config, folder) {
+            (Some(value), ..) => value.clone(),
+            (None, Some(file), _) => config(file)?,
+            (None, None, Some(folder)) => folder.config()?.clone(),
+            (None, None, None) => return Err(EngineError::NoConfig),
+        };
+        limit_context(&mut read, self.max_context);
+        Ok(read)
     }
 
     pub(super) fn weights(

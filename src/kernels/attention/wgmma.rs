@@ -127,7 +127,7 @@ impl MhaTile {
     pub fn gathering(head: u32) -> &'static [MhaTile] {
         const OF_64: &[MhaTile] = &[
             MhaTile::persistent(192, 96, 1),
-            MhaTile::persistent(64, 96, 2),
+            MhaTile::persistent(64, 64, 2),
         ];
         const OF_96: &[MhaTile] = &[MhaTile::persistent(192, 96, 1)];
         const OF_128: &[MhaTile] = &[

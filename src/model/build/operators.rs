@@ -17,7 +17,7 @@ use std::{ops::Range, sync::Arc};
 
 use super::Builder;
 use crate::{
-    graph::{Buckets, MAX_PARTS, NodeId, Op, Positions, Sinusoid, WeightExpr},
+    graph::{Buckets, Factor, MAX_PARTS, NodeId, Op, Positions, Sinusoid, WeightExpr},
     model::{
         error::{At, ModelError, Problem, suggest, words},
         expr::Expr,

@@ -8,6 +8,7 @@ use crate::{
     model::{
         ModelError, Problem,
         error::At,
+        expr::Expr,
         spelling::{Pattern, Spelling},
     },
     tensor::Shape,
@@ -92,22 +93,7 @@ impl Builder<'_> {
             );
             return Err(self.file.error(problem, &part.of.span, format!("is {of}")));
         }
-        let interleaved = match &part.interleaved {
-            Some(interleaved) => u64::from(self.values.size(interleaved)?),
-            None => 0,
-        };
-        if let Some(expr) = &part.interleaved
-            && (interleaved > rows || !interleaved.is_multiple_of(2))
-        {
-            let problem = Problem::out_of_range(
-                "the number of interleaved rows",
-                interleaved,
-                format!("an even number up to {rows}"),
-            );
-            return Err(self
-                .values
-                .about(problem, &[expr], format!("is {interleaved}")));
-        }
+        let interleaved = self.interleaved(part.interleaved.as_deref(), rows, "rows")?;
         self.tensor_called(
             pattern,
             dims,
@@ -122,6 +108,44 @@ impl Builder<'_> {
                 groups,
                 from,
                 rows,
+                interleaved,
+            },
+        )
+    }
+
+    /// Returns the number of interleaved rows or columns (`what`) of `n`; 0 if it is not given.
+    fn interleaved(&self, given: Option<&At<Expr>>, n: u64, what: &str) -> Result<u64, ModelError> {
+        let Some(expr) = given else { return Ok(0) };
+        let found = u64::from(self.values.size(expr)?);
+        if found <= n && found.is_multiple_of(2) {
+            return Ok(found);
+        }
+        let problem = Problem::out_of_range(
+            format!("the number of interleaved {what}"),
+            found,
+            format!("an even number up to {n}"),
+        );
+        Err(self.values.about(problem, &[expr], format!("is {found}")))
+    }
+
+    /// Returns the weight `[heads, head]` of a norm of heads, whose first columns may be interleaved.
+    pub(super) fn weight_of_heads(
+        &mut self,
+        pattern: &At<Pattern>,
+        dims: [u64; 2],
+        interleaved: Option<&At<Expr>>,
+    ) -> Result<NodeId, ModelError> {
+        let interleaved = self.interleaved(interleaved, dims[1], "columns")?;
+        if interleaved == 0 {
+            return self.weight(pattern, &dims);
+        }
+        self.tensor_called(
+            pattern,
+            &dims,
+            |name| format!("{name}[{interleaved} in pairs]"),
+            |name, _| WeightExpr::InterleavedColumns {
+                name,
+                dims,
                 interleaved,
             },
         )

@@ -345,6 +345,23 @@ fn sequences_are_limited_to_the_scaled_positions_of_config_json() {
         })
     };
     assert_eq!(limit(longrope(json!([1.0, 2.0]))), Some(60));
+    let limits = |max_context: Value| {
+        let mut config = tiny_config();
+        config["max_position_embeddings"] = json!(100);
+        config["rope_scaling"] = longrope(json!([1.0, 2.0]));
+        config["max_context"] = max_context;
+        let model = description.build(&config, None);
+        model.map(|model| (model.max_positions, model.extended_positions))
+    };
+    let of = |max_context: Value| limits(max_context).expect("the sizes are right");
+    assert_eq!(of(Value::Null), (Some(60), Some(100)));
+    assert_eq!(of(json!(60)), (Some(60), Some(100)));
+    assert_eq!(of(json!(61)), (Some(61), Some(100)));
+    assert_eq!(of(json!(100)), (Some(100), None));
+    for wrong in [json!(101), json!(0), json!("60")] {
+        let error = refused(limits(wrong));
+        assert!(error.contains("`max_context` is"), "{error}");
+    }
     let mut config = tiny_config();
     config["rope_scaling"] = longrope(json!([1.0, 0.0]));
     let error = refused(description.build(&config, None));

@@ -51,6 +51,33 @@ fn a_softmax_has_an_optional_window_and_bias() {
         graph.text().contains("p = softmax(scale=1, slopes) s"),
         "{graph}"
     );
+    let graph = build(&attending(", bias: alibi(scale: \"1 / sqrt(4)\")"));
+    let graph = graph.expect("it is right").graph.text();
+    assert!(graph.contains("slopes) s @slopes.2.times.0.5"), "{graph}");
+}
+
+#[test]
+fn a_norm_of_heads_has_a_weight_for_each_head() {
+    let norm = |heads: u32, more: &str| {
+        last(&format!(
+            r#"layer_norm(x: "y", weight: "w", eps: 1e-5, heads: {heads}{more})"#
+        ))
+    };
+    let graph = build(&norm(2, ", interleaved: 4")).expect("it is right");
+    let graph = graph.graph.text();
+    assert!(
+        graph.contains("head_layer_norm(eps=1e-5, heads=2) layer.0.y @w[4 in pairs]"),
+        "{graph}"
+    );
+    let refusal = |source: String| refused(build(&source));
+    assert!(refusal(norm(3, "")).contains("does not divide into 3 heads"));
+    let odd = refusal(norm(2, ", interleaved: 3"));
+    assert!(odd.contains("expected an even number up to 4"), "{odd}");
+    let biased = refusal(norm(2, r#", bias: "b""#));
+    assert!(biased.contains("a norm of heads has none"), "{biased}");
+    let alone = r#"layer_norm(x: "y", weight: "w", eps: 1e-5, interleaved: 2)"#;
+    let alone = refusal(last(alone));
+    assert!(alone.contains("`heads` beside it"), "{alone}");
 }
 
 refuses! {
@@ -171,6 +198,12 @@ fn the_countable_names_are_the_names_of_operators() {
     let weights = [PoolWeights::Position, PoolWeights::RootLength];
     let mut ops = weights.map(Op::WeightedPool).to_vec();
     ops.extend([false, true].map(|bias| Op::BiasResidualLayerNorm { eps, bias }));
+    ops.extend([false, true].map(|centered| Op::RmsNorm {
+        eps,
+        heads: 1,
+        from: 0,
+        centered,
+    }));
     ops.extend([Op::Scale { by: 1.0 }, Op::MeanPoolNormalize { eps }]);
     ops.extend(Activation::ALL.map(Op::Activate));
     ops.extend(Activation::ALL.map(Op::Gate));

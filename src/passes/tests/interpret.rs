@@ -148,7 +148,19 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
             rows.flat_map(|row| (0..*width).map(move |c| stored(name, row * width + c)))
                 .collect()
         }
-        WeightExpr::Slopes { heads } => (0..*heads).map(|head| slope(head, *heads)).collect(),
+        WeightExpr::Slopes { heads, scale } => (0..*heads)
+            .map(|head| f64::from(scale.get()) * slope(head, *heads))
+            .collect(),
+        WeightExpr::InterleavedColumns {
+            name,
+            dims,
+            interleaved,
+        } => (0..dims[0])
+            .flat_map(|row| (0..dims[1]).map(move |column| (row, column)))
+            .map(|(row, column)| {
+                stored(name, row * dims[1] + interleaved_row(column, *interleaved))
+            })
+            .collect(),
         WeightExpr::Rows {
             name,
             dims,

@@ -151,6 +151,7 @@ impl Builder {
             eps: 1e-6,
             heads,
             from: 0,
+            centered: false,
         };
         self.add(name, op, &[x, gamma])
     }

@@ -201,6 +201,7 @@ fn site(graph: &Graph, id: NodeId, dtype: DType) -> Result<Option<Site>, String>
             eps,
             heads: 1,
             from: 0,
+            centered: false,
         } if graph.shape(id) == graph.shape(graph.operands(id)[0]) => {
             Some(Site::RmsNorm(RmsNorm::of_rows(first_width()?, eps, dtype)))
         }
@@ -249,6 +250,7 @@ fn residual_of_norm(graph: &Graph, sum: NodeId) -> Option<&'static str> {
                 Op::RmsNorm {
                     heads: 1,
                     from: 0,
+                    centered: false,
                     ..
                 }
             );

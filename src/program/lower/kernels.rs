@@ -67,11 +67,17 @@ impl Lowering<'_> {
                 width: self.row_width(id)?,
                 dtype,
             })),
-            Op::RmsNorm { eps, heads, from } => one(KernelSpec::RmsNorm(RmsNorm {
+            Op::RmsNorm {
+                eps,
+                heads,
+                from,
+                centered,
+            } => one(KernelSpec::RmsNorm(RmsNorm {
                 width: operand_width(1)?,
                 heads: *heads,
                 from: *from,
                 stride: operand_width(0)?,
+                centered: *centered,
                 eps: *eps,
                 dtype,
             })),

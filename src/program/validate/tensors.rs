@@ -82,7 +82,8 @@ pub(super) fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
             None => return Err(format!("spans {} in {} rows", positions.span, dims[0])),
             Some((found, expected)) => return Err(format!("has {found}, expected {expected}")),
         },
-        WeightExpr::Slopes { heads } => vec![*heads],
+        WeightExpr::Slopes { heads, scale } if scale.get().is_finite() => vec![*heads],
+        WeightExpr::Slopes { scale, .. } => return Err(format!("is scaled by {}", scale.get())),
         WeightExpr::ResizedHeads { heads, from, to } => {
             let widths = [from, to].map(|width| heads.checked_mul(*width));
             match widths
@@ -107,6 +108,17 @@ pub(super) fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
             vec![1]
         }
         WeightExpr::CacheScale { .. } => vec![1],
+        WeightExpr::InterleavedColumns {
+            dims, interleaved, ..
+        } => match *interleaved <= dims[1] && interleaved.is_multiple_of(2) {
+            true => dims.to_vec(),
+            false => {
+                return Err(format!(
+                    "has {interleaved} interleaved columns of {}",
+                    dims[1]
+                ));
+            }
+        },
     };
     let elements = dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
     match elements {

@@ -2,6 +2,14 @@
 
 use crate::tensor::LengthsError;
 
+/// Returns the end of an error message that says how to build the model for longer sequences, if that is possible.
+pub fn or_extend(extended: Option<u32>) -> String {
+    let extend = |n| {
+        format!(", or build the model with a `max_context` (`--max-context`) of up to {n} tokens")
+    };
+    extended.map(extend).unwrap_or_default()
+}
+
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
     #[error(transparent)]
@@ -41,12 +49,14 @@ pub enum BatchError {
         expected: u32,
     },
     #[error(
-        "sequence {sequence} has {len} tokens, but the model has {limit} positions; shorten or split it"
+        "sequence {sequence} has {len} tokens, but the model has {limit} positions; shorten or split it{}", or_extend(*extended)
     )]
     TooLong {
         sequence: usize,
         len: u64,
         limit: u32,
+        /// The largest number of positions that the model can be built with, if it is larger.
+        extended: Option<u32>,
     },
     #[error(
         "sequence {sequence} ends with its token {token}, and {n} more tokens follow, for which the requested outputs would have rows; remove them, or request only outputs with one row per sequence"

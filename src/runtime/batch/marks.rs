@@ -128,6 +128,7 @@ mod tests {
             segments: None,
             skipped: None,
             longest: None,
+            extended: None,
             end: Some(SequenceEnd::Required(2)),
         };
         let batch = Batch::from_packed(vec![7, 2, 9, 5], &[2, 2]).expect("a batch");

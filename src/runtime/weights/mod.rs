@@ -272,9 +272,10 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
             }
             Ok(out)
         }
-        WeightExpr::Slopes { heads } => {
+        WeightExpr::Slopes { heads, scale } => {
             let mut out = room("the slopes of heads", *heads)?;
-            out.extend((0..*heads).map(|head| slope(head, *heads) as f32));
+            let scale = f64::from(scale.get());
+            out.extend((0..*heads).map(|head| (scale * slope(head, *heads)) as f32));
             Ok(out)
         }
         WeightExpr::ResizedHeads { heads, from, to } => {
@@ -327,6 +328,15 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
             let order = ordered::order(source, by, by_dims)?;
             let stored = source.read(name, dims)?;
             Ok(ordered::rows(&stored, &order, elements(&dims[1..])))
+        }
+        WeightExpr::InterleavedColumns {
+            name,
+            dims,
+            interleaved,
+        } => {
+            let mut stored = source.read(name, dims)?;
+            separate_pairs(&mut stored, [dims[1], *interleaved], 1);
+            Ok(stored)
         }
     }
 }
@@ -418,6 +428,7 @@ pub fn evaluate_as(
         | WeightExpr::CacheScale { .. }
         | WeightExpr::OrderedColumns { .. }
         | WeightExpr::OrderedRows { .. }
+        | WeightExpr::InterleavedColumns { .. }
         | WeightExpr::Zeros { .. } => {
             let name = expr
                 .stored()

@@ -114,7 +114,8 @@ fn codes(
         | WeightExpr::Zeros { .. }
         | WeightExpr::ProductScales { .. }
         | WeightExpr::Scale(_)
-        | WeightExpr::CacheScale { .. } => Ok(None),
+        | WeightExpr::CacheScale { .. }
+        | WeightExpr::InterleavedColumns { .. } => Ok(None),
     }
 }
 

@@ -25,8 +25,13 @@ fn slots(site: &Site) -> Vec<Cow<'static, str>> {
         }
         Site::ToE4m3(_) => Op::ToE4m3.slots(),
         Site::RmsNorm(norm) => {
-            let (eps, heads, from) = (norm.eps, norm.heads, norm.from);
-            Op::RmsNorm { eps, heads, from }.slots()
+            let op = Op::RmsNorm {
+                eps: norm.eps,
+                heads: norm.heads,
+                from: norm.from,
+                centered: norm.centered,
+            };
+            op.slots()
         }
         Site::NormSum { .. } => Op::Add.slots(),
         Site::Gate(gate) => Op::Gate(gate.activation).slots(),

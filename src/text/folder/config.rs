@@ -4,9 +4,10 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{json::Json, late};
+use super::{Folder, json::Json, late};
 use crate::{
     files::{self, Kind},
+    model::MAX_CONTEXT,
     runtime::weights::{CheckpointError, Found, ModelFiles, static_dims},
     text::TextError,
 };
@@ -18,6 +19,23 @@ pub(super) const SPARSE_STATIC_TYPE: &str = "sparse_static_embedding";
 /// Reads a `config.json`.
 pub fn config(file: &Path) -> Result<Value, TextError> {
     parsed(file, &files::text(file, Kind::Config)?)
+}
+
+/// Writes the maximum number of tokens of a sequence, if there is one, into the contents of a config.json.
+pub fn limit_context(config: &mut Value, tokens: Option<u32>) {
+    if let (Some(keys), Some(tokens)) = (config.as_object_mut(), tokens) {
+        keys.insert(MAX_CONTEXT.to_owned(), tokens.into());
+    }
+}
+
+impl Folder {
+    /// Limits sequences to a number of tokens, if one is given; see [`MAX_CONTEXT`].
+    pub fn with_max_context(mut self, tokens: Option<u32>) -> Self {
+        if let Some(config) = &mut self.config {
+            limit_context(config, tokens);
+        }
+        self
+    }
 }
 
 /// Parses the text of a `config.json`.

@@ -259,11 +259,24 @@ impl Writer {
         op + ")"
     }
 
-    /// Applies RMSNorm to each of `heads` parts of the rows.
+    /// Applies RMSNorm or LayerNorm to each of `heads` parts of the rows.
     fn norm_heads(&mut self, x: &Value, heads: u32) -> Value {
+        let head = x.width() / heads;
+        if self.chance(40) {
+            let weight = self.weight(&[heads, head], "weight");
+            let pairs = match self.chance(50) && head > 1 {
+                true => format!(", interleaved: {}", head / 2 * 2),
+                false => String::new(),
+            };
+            let op = format!(
+                "layer_norm(x: \"{}\", weight: \"{weight}\", eps: 0.01, heads: {heads}{pairs})",
+                x.name
+            );
+            return self.value(&op, x.shape, 1.0);
+        }
         let plus_one = self.chance(30);
         let kind = if plus_one { "less_one" } else { "weight" };
-        let weight = self.weight(&[x.width() / heads], kind);
+        let weight = self.weight(&[head], kind);
         let op = format!(
             "rms_norm(x: \"{}\", weight: \"{weight}\", eps: 0.01, heads: {heads}, plus_one: {plus_one})",
             x.name
@@ -580,6 +593,7 @@ impl Writer {
                 .expect("a string takes everything");
         }
         match self.numbers.below(8) {
+            0 if self.chance(50) => fields += ", bias: alibi(scale: 0.3)",
             0 => fields += ", bias: alibi",
             1 => {
                 let (buckets, reach) = self.one_of(&[(4, 3), (6, 5), (8, 40)]);

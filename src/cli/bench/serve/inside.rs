@@ -119,6 +119,7 @@ pub(super) fn start(args: &super::Args) -> Result<(Inside, Offline), Report> {
         devices: vec![inside.device],
         dtype: inside.dtype,
         kv_dtype: inside.kv_dtype,
+        max_context: None,
         invariant: false,
         scheduler: scheduler(&inside.scheduler, &settings).into_diagnostic()?,
         costs,

@@ -2,7 +2,7 @@
 //!
 //! | operator | fields (defaults) | result |
 //! |---|---|---|
-//! | `rotary` | `x`, `heads`, `width`, `part` (1), `theta`, `scaling` (none), `longest` (none) | rotates each head's first `width` columns, or the share `part` of these columns, rounded down (below). `scaling` is a key of config.json or a list of keys, of which the first one present specifies the frequency scaling: `default`, `linear`, `llama3`, `yarn`, `ntk` (GTE: the base times the factor), `longrope` (`su`) or `dynamic`. With `longrope` and `dynamic`, sequences of up to the trained number of positions are computed, and longer ones are rejected. Sequences of more than `longest` positions are rejected too |
+//! | `rotary` | `x`, `heads`, `width`, `part` (1), `theta`, `scaling` (none), `longest` (none) | rotates each head's first `width` columns, or the share `part` of these columns, rounded down (below). `scaling` is a key of config.json or a list of keys, of which the first one present specifies the frequency scaling: `default`, `linear`, `llama3`, `yarn`, `ntk` (GTE: the base times the factor), `longrope` (`su`) or `dynamic`. With `dynamic`, and with `longrope` by default, sequences of up to the trained number of positions are computed, and longer ones are rejected. Sequences of more than `longest` positions are rejected too |
 //! | `cache` | `x`, `heads`, `name` | the rows of a sequence so far: those of this batch, preceded by those in the KV cache. Keys and values of causal attention are cached. If `x` has one row per sequence, the cache holds one position, which only another part reads |
 //! | `cache` without `x` | `heads`, `width`, `name` | the rows that an earlier part appended to the cache of this name, which are the rows of a sequence's source. Attention to them is not causal |
 //! | `split_heads` | `x`, `heads` | `[tokens, heads·head]` → `[heads, tokens, head]` |
@@ -27,8 +27,9 @@
 //! - `default`: no change.
 //! - `linear`: `f[j] / s`.
 //! - `dynamic`: no change, for sequences of at most `L` tokens, or `max_position_embeddings` if `L` is not given.
-//! - `longrope`: `f[j] / short_factor[j]`, for sequences of at most `L` tokens. `c` is `attention_factor`, or `√(1 + ln s / ln L)` if `s > 1`.
-//!   `s` is `factor`, or `max_position_embeddings` divided by `L`.
+//! - `longrope`: `f[j] / short_factor[j]`, for sequences of at most `L` tokens. If the key `max_context` of config.json is more than `L`, it
+//!   is `f[j] / long_factor[j]` for all sequences, which may have up to `max_position_embeddings` tokens. In both cases, `c` is
+//!   `attention_factor`, or `√(1 + ln s / ln L)` if `s > 1`. `s` is `factor`, or `max_position_embeddings` divided by `L`.
 //! - `ntk`: `(s · theta)^(−2j / w) / s^(2 / w)`; with `mixed_b = b`, `f[j] / exp(a · (j + 1)^b)` where `a = ln(s) / (w / 2)^b`.
 //! - `llama3`: `(1 − r) · f[j] / s + r · f[j]`, where `r = (L · f[j] / 2π − low_freq_factor) / (high_freq_factor − low_freq_factor)`,
 //!   clamped to 0 … 1.
@@ -40,8 +41,11 @@
 //!
 //! `max_position_embeddings` of config.json also limits the length of sequences in models without a position table, if they use `rotary` or
 //! a position bias. A `position_table` has no limit, because larger distances use its last rows. The limit is the value of the key; for
-//! `linear` it is `s` times that value, for `yarn` `s · L`, rounded down, and for `longrope` and `dynamic` it is `L`. The lowest of several limits applies,
-//! including `longest` and position tables. Without the key there is no limit.
+//! `linear` it is `s` times that value, for `yarn` `s · L`, rounded down, and for `dynamic` and by default for `longrope` it is `L`. The
+//! lowest of several limits applies, including `longest` and position tables. Without the key there is no limit.
+//!
+//! The key `max_context` of config.json, which the setting of the same name writes, lowers the limit of any model. It is an error if it
+//! exceeds the limit.
 
 use super::*;
 
@@ -161,6 +165,7 @@ impl Operator for Rotary {
         let scaling = self.scaling.as_ref().map_or(&[][..], |keys| &keys.0);
         let part = self.part.as_deref();
         let turning = values.rotary(&self.width, part, &self.theta, scaling)?;
+        to.extended = to.extended.into_iter().chain(turning.extended).min();
         let longest = self.longest.as_ref().map(|n| values.size(n)).transpose()?;
         for positions in turning.positions.into_iter().chain(longest) {
             to.ids_below(BatchInput::Positions, positions, 0, at.span)?;

@@ -2,7 +2,7 @@
 //!
 //! | operator | fields (defaults) | result |
 //! |---|---|---|
-//! | `layer_norm` | `x`, `weight`, `bias` (none), `eps` | over the width: `(x − mean) / √(variance + eps) · weight + bias` |
+//! | `layer_norm` | `x`, `weight`, `bias` (none), `eps`, `heads` (none), `interleaved` (none) | over the width: `(x − mean) / √(variance + eps) · weight + bias`. With `heads`, over each of `heads` equal parts of the width, without a bias. The weight then has a row for each part, of which the first `interleaved` columns are pairs of neighbours, which are reordered like the rows of [`linear`](super::linear) |
 //! | `rms_norm` | `x`, `weight`, `eps`, `heads` (1), `plus_one` (`false`) | over the width, or over each of `heads` equal parts of it: `x / √(mean of x² + eps) · weight`, or `· (1 + weight)` (Gemma), where `1 + weight` is computed once when weights are loaded |
 //! | `l2_normalize` | `x`, `eps` | rows scaled to length 1 |
 
@@ -21,6 +21,7 @@ fields! {
         weight: Weight,
         bias: Option<Weight>,
         eps: Real,
+        heads: NormedHeads,
     }
 
     struct RmsNorm {
@@ -39,9 +40,66 @@ fields! {
     }
 }
 
+/// Equal parts of a row that `layer_norm` normalizes separately, if they are given.
+#[derive(Debug)]
+struct NormedHeads(Option<Heads>);
+
+#[derive(Debug)]
+struct Heads {
+    n: Whole,
+    /// Number of leading columns of a head whose weights are stored in pairs of neighbours, as the rows of `linear`.
+    interleaved: Option<Whole>,
+}
+
+impl Field for NormedHeads {
+    fn keys(_: &'static str, to: &mut Vec<&'static str>) {
+        to.extend(["heads", "interleaved"]);
+    }
+
+    fn decode<'a>(r: Reader<'a>, args: &Args<'a>, name: &'static str) -> Decoded<Self> {
+        let [heads, bias, interleaved] =
+            [name, "bias", "interleaved"].map(|key| args.optional(key));
+        match (heads, bias, interleaved) {
+            (Some(_), Some(bias), _) => {
+                let expected = "no bias: a norm of heads has none";
+                Err(r.form("`bias` beside `heads` of `layer_norm`", expected, bias))
+            }
+            (Some(heads), None, _) => Ok(Self(Some(Heads {
+                n: Whole::read(r, heads)?,
+                interleaved: Field::decode(r, args, "interleaved")?,
+            }))),
+            (None, _, Some(piece)) => {
+                let expected = "`heads` beside it";
+                Err(r.form("`interleaved` of `layer_norm`", expected, piece))
+            }
+            (None, _, None) => Ok(Self(None)),
+        }
+    }
+
+    fn names<'s>(&'s self, to: &mut Names<'s>) {
+        if let Some(heads) = &self.0 {
+            Field::names(&heads.n, to);
+            Field::names(&heads.interleaved, to);
+        }
+    }
+}
+
 impl Operator for LayerNorm {
     fn build(&self, to: &mut Builder<'_>, at: &Target<'_>) -> Result<NodeId, ModelError> {
         let x = to.value(&self.x)?;
+        if let Some(of) = &self.heads.0 {
+            let heads = to.values.size(&of.n)?;
+            let head = to.part_of(at.name, "layer_norm", x, heads, at.span)?;
+            let dims = [heads.into(), head.into()];
+            let weight = to.weight_of_heads(&self.weight, dims, of.interleaved.as_deref())?;
+            let op = Op::RmsNorm {
+                eps: to.values.eps(&self.eps)?,
+                heads,
+                from: 0,
+                centered: true,
+            };
+            return to.node(at, op, &[x, weight]);
+        }
         let n = to.width(at.name, "layer_norm", x, at.span)?;
         let bias = match &self.bias {
             Some(bias) => to.weight(bias, &[n])?,
@@ -65,9 +123,13 @@ impl Operator for RmsNorm {
             })?,
             false => to.weight(&self.weight, &dims)?,
         };
-        let eps = to.values.eps(&self.eps)?;
-        let from = 0;
-        to.node(at, Op::RmsNorm { eps, heads, from }, &[x, weight])
+        let op = Op::RmsNorm {
+            eps: to.values.eps(&self.eps)?,
+            heads,
+            from: 0,
+            centered: false,
+        };
+        to.node(at, op, &[x, weight])
     }
 }
 

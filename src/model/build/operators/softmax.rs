@@ -7,7 +7,8 @@
 //! A `bias` of `softmax` is added to its scores. It depends on the distance `d`, the position of the key minus that of the query:
 //!
 //! - `alibi`: `−slope · |d|` with a computed slope for each head (ALiBi): `2^(−8 (h + 1) / n)` for head `h` of `n`, if `n` is a power of
-//!   two. Otherwise the slopes of the next smaller power are followed by every other slope of the next larger power.
+//!   two. Otherwise the slopes of the next smaller power are followed by every other slope of the next larger power. `alibi(scale: …)`
+//!   multiplies the slopes by a number (Falcon-RW).
 //! - `relative_bias(table: "…", buckets: …, reach: …, bidirectional: …)`: `table[bucket(d)][head]` of a weight `[buckets, heads]` (T5). If
 //!   bidirectional, half of the buckets, from bucket `buckets / 2` on, are for keys after the query; otherwise all such keys share
 //!   bucket 0. Let `b` be the number of buckets of one side. The first `b / 2` buckets have one distance each, and a larger `|d|` has bucket
@@ -39,18 +40,23 @@ enum ByDistance {
         reach: Whole,
         bidirectional: bool,
     },
-    /// `alibi`: computed slopes.
-    Alibi,
+    /// `alibi`: computed slopes, times `scale` if given.
+    Alibi { scale: Option<Real> },
 }
 
 impl Term for ByDistance {
     fn read<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Self> {
         if piece.text == "alibi" {
-            return Ok(Self::Alibi);
+            return Ok(Self::Alibi { scale: None });
         }
         let what = "`bias` of `softmax`";
-        let expected = "`relative_bias(field: …)` or `alibi`";
+        let expected = "`relative_bias(field: …)`, `alibi` or `alibi(scale: …)`";
         let call = r.call(what, expected, piece)?;
+        if call.name.value == "alibi" {
+            let args = call.named(r, &["scale"])?;
+            let scale = Some(Field::decode(r, &args, "scale")?);
+            return Ok(Self::Alibi { scale });
+        }
         if call.name.value != "relative_bias" {
             return Err(r.form(what, expected, piece));
         }
@@ -64,16 +70,18 @@ impl Term for ByDistance {
     }
 
     fn names<'s>(&'s self, to: &mut Names<'s>) {
-        if let Self::Relative {
-            table,
-            buckets,
-            reach,
-            ..
-        } = self
-        {
-            Field::names(table, to);
-            Field::names(buckets, to);
-            Field::names(reach, to);
+        match self {
+            Self::Relative {
+                table,
+                buckets,
+                reach,
+                ..
+            } => {
+                Field::names(table, to);
+                Field::names(buckets, to);
+                Field::names(reach, to);
+            }
+            Self::Alibi { scale } => Field::names(scale, to),
         }
     }
 }
@@ -117,9 +125,14 @@ impl Builder<'_> {
         let heads = self.graph.shape(scores).0.first();
         let heads = heads.and_then(Size::as_constant).unwrap_or(1);
         match bias {
-            ByDistance::Alibi => {
-                let name = format!("slopes.{heads}");
-                let expr = WeightExpr::Slopes { heads };
+            ByDistance::Alibi { scale } => {
+                let scale = scale.as_ref().map_or(Ok(1.0), |by| self.values.real(by))?;
+                let name = match scale {
+                    1.0 => format!("slopes.{heads}"),
+                    _ => format!("slopes.{heads}.times.{scale}"),
+                };
+                let scale = Factor::new(scale);
+                let expr = WeightExpr::Slopes { heads, scale };
                 Ok((Bias::Slopes, self.computed(name, expr, place)?))
             }
             ByDistance::Relative {

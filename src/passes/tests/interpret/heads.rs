@@ -138,3 +138,19 @@ pub(super) fn transpose(shape: Heads, x: &[f64], from: HeadView, to: HeadView) -
     }
     out
 }
+
+/// Divides each head by its root mean square, after the mean is subtracted if `centered`, and multiplies it by a row of the weight.
+pub(super) fn norm(x: &[f64], weight: &[f64], head: usize, eps: f64, centered: bool) -> Vec<f64> {
+    let of_head = |(x, weight): (&[f64], &[f64])| {
+        let mean = match centered {
+            true => x.iter().sum::<f64>() / head as f64,
+            false => 0.0,
+        };
+        let square = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / head as f64;
+        let norm = (square + eps).sqrt();
+        let scaled = x.iter().zip(weight).map(|(v, w)| (v - mean) / norm * w);
+        scaled.collect::<Vec<f64>>()
+    };
+    let weights = weight.chunks(head).cycle();
+    x.chunks(head).zip(weights).flat_map(of_head).collect()
+}

@@ -8,7 +8,12 @@ use crate::{
 /// Returns every operator of this file, with attributes that fit rows of 9 or 16 elements.
 pub fn samples() -> Vec<Op> {
     let eps = 1e-3;
-    let norm = |heads, from| Op::RmsNorm { eps, heads, from };
+    let norm = |heads, from, centered| Op::RmsNorm {
+        eps,
+        heads,
+        from,
+        centered,
+    };
     let mut ops = vec![
         Op::AddBias,
         Op::Add,
@@ -16,8 +21,9 @@ pub fn samples() -> Vec<Op> {
         Op::Scale { by: -0.5 },
         Op::SoftCap(SoftCap::new(2.5).unwrap()),
         Op::LayerNorm { eps },
-        norm(1, 0),
-        norm(2, 3),
+        norm(1, 0, false),
+        norm(2, 3, false),
+        norm(3, 3, true),
         Op::L2Normalize { eps },
         Op::BiasResidualLayerNorm { eps, bias: false },
         Op::BiasResidualLayerNorm { eps, bias: true },
@@ -36,19 +42,15 @@ pub(super) fn apply(op: &Op, reads: &[&[f64]], widths: &[usize]) -> Vec<f64> {
         Op::AddBias => add_bias(reads[0], reads[1]),
         Op::Add => add(reads[0], reads[1]),
         Op::Multiply => reads[0].iter().zip(reads[1]).map(|(a, b)| a * b).collect(),
-        Op::RmsNorm { eps, heads, from } => {
-            let columns = *heads as usize * reads[1].len();
-            let x = rows(reads[0], widths[0], |row| {
-                row[*from as usize..][..columns].to_vec()
-            });
-            rows(&x, reads[1].len(), |row| {
-                let mean = row.iter().map(|v| v * v).sum::<f64>() / row.len() as f64;
-                let norm = (mean + f64::from(*eps)).sqrt();
-                row.iter()
-                    .zip(reads[1])
-                    .map(|(v, w)| v / norm * w)
-                    .collect()
-            })
+        Op::RmsNorm {
+            eps,
+            heads,
+            from,
+            centered,
+        } => {
+            let columns = *from as usize..*from as usize + *heads as usize * widths[1];
+            let x = rows(reads[0], widths[0], |row| row[columns.clone()].to_vec());
+            super::heads::norm(&x, reads[1], widths[1], f64::from(*eps), *centered)
         }
         Op::Activate(activation) => reads[0]
             .iter()

@@ -157,6 +157,7 @@ impl<'a> Heads<'a> {
             eps,
             heads: normed,
             from,
+            centered: false,
         } = *graph.op(of.x)
             && normed == heads
             && whole

@@ -79,19 +79,37 @@ fn rms_norm(spec: &RmsNorm, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (rows, width) = (args.extents.rows, u64::from(spec.width));
     let (heads, stride) = (u64::from(spec.heads), u64::from(spec.stride));
     let x = args.real("x", &[rows, stride])?;
-    let gamma = args.real("gamma", &[width])?;
+    let gamma = match spec.centered {
+        true => args.real("gamma", &[heads, width])?,
+        false => args.real("gamma", &[width])?,
+    };
     let out = args.out(&[rows, heads, width])?;
-    let columns = (heads * width) as usize;
+    let (columns, width, eps) = ((heads * width) as usize, width as usize, spec.eps);
     let (from, stride) = (spec.from as usize, stride as usize);
+    let zeros = vec![0.0; if spec.centered { width } else { 0 }];
     for_row_blocks(out, columns, &|first, out| {
         for (i, out) in out.chunks_exact_mut(columns).enumerate() {
-            RmsRows {
-                x: &x[(first + i) * stride + from..][..columns],
-                gamma,
-                eps: spec.eps,
-                out,
+            let x = &x[(first + i) * stride + from..][..columns];
+            if !spec.centered {
+                RmsRows { x, gamma, eps, out }.run();
+                continue;
             }
-            .run();
+            let heads = zip(x.chunks_exact(width), gamma.chunks_exact(width));
+            for (out, (x, gamma)) in zip(out.chunks_exact_mut(width), heads) {
+                NormalizeSum {
+                    sum: Sum::Rows {
+                        bias: None,
+                        x,
+                        residual: None,
+                    },
+                    gamma,
+                    beta: &zeros,
+                    eps,
+                    first: 0,
+                    out,
+                }
+                .run();
+            }
         }
     });
     Ok(())

@@ -1,0 +1,102 @@
+//! Starting from an artifact instead of a description.
+
+use std::path::Path;
+
+use super::{Builder, Loaded};
+use crate::{
+    engine::{Artifact, ChosenBy, DeviceName, EngineError},
+    machine::Served,
+    program::Padding,
+    tensor::Format,
+};
+
+impl Builder {
+    /// Returns the program and the kernels of an artifact, which is read from `file` unless it is given.
+    ///
+    /// # Errors
+    /// Returns an error for settings that differ from those that the artifact was compiled with.
+    pub(super) fn of_file(
+        &self,
+        file: &Path,
+        read: Option<&Artifact>,
+        device: &DeviceName,
+    ) -> Result<Loaded, EngineError> {
+        if self.is_tuned() {
+            return Err(EngineError::TuneArtifact {
+                file: file.to_owned(),
+            });
+        }
+        if self.padding == Padding::Kept {
+            return Err(EngineError::ArtifactPadding {
+                file: file.to_owned(),
+            });
+        }
+        if let Some(asked) = self.attention {
+            let file = file.to_owned();
+            return Err(EngineError::ArtifactAttention { file, asked });
+        }
+        let mut artifact = read.map_or_else(|| Artifact::read(file), |a| Ok(a.clone()))?;
+        let (dtype, format) = self.computes_in(device)?;
+        let asked = self.dtype.map(|_| dtype);
+        if let Some(asked) = asked.filter(|&d| d != artifact.program.dtype) {
+            return Err(EngineError::ArtifactDType {
+                file: file.to_owned(),
+                stored: artifact.program.dtype.to_string(),
+                asked: asked.to_string(),
+            });
+        }
+        let stored = artifact.program.weight_format();
+        if (self.dtype.is_some() || self.quantize.is_some()) && format != stored {
+            let shown = |format: Option<Format>| format.unwrap_or(dtype.into()).to_string();
+            return Err(EngineError::ArtifactFormat {
+                file: file.to_owned(),
+                stored: shown(stored),
+                asked: shown(format),
+            });
+        }
+        let stored = artifact.program.cache_format();
+        if let Some(asked) = self.kv_cache
+            && !artifact.program.caches.is_empty()
+            && asked != stored
+        {
+            return Err(EngineError::ArtifactCache {
+                file: file.to_owned(),
+                stored,
+                asked,
+            });
+        }
+        let stored = artifact.limits.longest;
+        if let Some(asked) = self.max_context
+            && stored != Some(asked)
+        {
+            let file = file.to_owned();
+            return Err(EngineError::ArtifactContext {
+                file,
+                stored,
+                asked,
+            });
+        }
+        if self.invariant && !artifact.program.invariant {
+            return Err(EngineError::ArtifactInvariant {
+                file: file.to_owned(),
+            });
+        }
+        if self.cached && artifact.program.caches.is_empty() {
+            return Err(EngineError::ArtifactWrites {
+                file: file.to_owned(),
+            });
+        }
+        let chosen_by = ChosenBy {
+            card: artifact.card.clone(),
+            fit: None,
+            served: Served::Own,
+            timings: artifact.timings,
+        };
+        let cubins = std::mem::take(&mut artifact.cubins).into_iter();
+        Ok(Loaded {
+            cubins: Some(cubins.map(|sealed| sealed.cubin).collect()),
+            chosen_by,
+            artifact,
+        })
+    }
+}
