@@ -243,7 +243,28 @@ def store_groups(written, kind, i, prompt, ends, found):
     written[f"{kind}.{i}.scores"] = np.array(scores, dtype=np.float32)
 
 
+class Feeding(torch.nn.Module):
+    """The gated feed-forward network of Llama, called like the mixture of experts of gpt-oss."""
+
+    def __init__(self, cfg):
+        super().__init__()
+        self.gate_proj, self.up_proj = (torch.nn.Linear(cfg.hidden_size, cfg.intermediate_size, bias=False) for _ in range(2))
+        self.down_proj = torch.nn.Linear(cfg.intermediate_size, cfg.hidden_size, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x)), None
+
+
+def dense_gpt_oss(cfg):
+    """gpt-oss without experts, the model of `examples/sinks_decoder.ron`."""
+    model = tf.GptOssForCausalLM(cfg)
+    for layer in model.model.layers:
+        layer.mlp = Feeding(cfg)
+    return model
+
+
 DECODERS = {
+    "dense_gpt_oss": (dense_gpt_oss, lambda s: tf.GptOssConfig(num_local_experts=1, num_experts_per_tok=1, **common(s))),
     "gpt2": (tf.GPT2LMHeadModel, lambda s: tf.GPT2Config(
         vocab_size=s["vocab"], n_positions=512, n_embd=s["hidden"], n_layer=s["layers"], n_head=s["heads"],
         n_inner=s["inner"], attn_implementation="eager", **s["more"])),
@@ -1002,6 +1023,8 @@ if __name__ == "__main__":
     # Caps that change the scores and logits of random weights.
     decoder(a.out, "gemma2_head24", "gemma2", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=3,
             more=dict(sliding_window=5, query_pre_attn_scalar=20, attn_logit_softcapping=0.7, final_logit_softcapping=1.5))
+    decoder(a.out, "sinks_head24", "dense_gpt_oss", ["one_token", "tiny", "mixed"], hidden=72, heads=6, kv_heads=2, head=24, inner=100, layers=4,
+            more=dict(sliding_window=5, rope_parameters=dict(rope_type="default", rope_theta=10000.0)))
     decoder(a.out, "phi3_head24", "phi3", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=dict(sliding_window=5))
     decoder(a.out, "olmo2_head24", "olmo2", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2)
     decoder(a.out, "starcoder2_head24", "starcoder2", ["tiny", "mixed"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=dict(sliding_window=5))

@@ -190,7 +190,7 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
         Op::Softmax { scale, causal, by } => {
             positive(*scale)?;
             if let Some(heads) = of[0].0.first().and_then(Size::as_constant) {
-                distances(*by, heads, of[0].0.last(), of.get(1).copied())?;
+                distances(*by, heads, of[0].0.last(), &of[1..])?;
             }
             if *causal && of[0].0.last() == Some(&Symbol::SourcePairs.into()) {
                 return Err(
@@ -323,7 +323,7 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
             } = attending;
             positive(scale)?;
             let pairs = Size::from(pairs_with(rows_of_keys(of[1], attending.k)?));
-            distances(by, heads.into(), Some(&pairs), of.get(3).copied())?;
+            distances(by, heads.into(), Some(&pairs), &of[3..])?;
             groups(heads, kv_heads)?;
             if head == 0 || head > MAX_HEAD || !head.is_multiple_of(HEAD_STEP) {
                 return Err(format!(
@@ -486,15 +486,15 @@ fn positive(scale: f32) -> Result<(), String> {
     }
 }
 
-/// Checks the window, the bias and the cap of the scores of `heads` heads, and the operand of the bias.
+/// Checks the window, the bias and the cap of the scores of `heads` heads, and the operands of the bias and of the sinks.
 fn distances(
     by: PositionBias,
     heads: u64,
     pairs: Option<&Size>,
-    bias: Option<&Shape>,
+    operands: &[&Shape],
 ) -> Result<(), String> {
     by.check().map_err(|problem| problem.to_string())?;
-    if !by.is_none() && pairs == Some(&Symbol::SourcePairs.into()) {
+    if !by.keeps_scores() && pairs == Some(&Symbol::SourcePairs.into()) {
         return Err(
             match by.cap {
                 Some(_) => "scores of another stream have no soft cap; leave it out",
@@ -503,15 +503,17 @@ fn distances(
             .to_owned(),
         );
     }
-    let (Some(bias), Some(kind)) = (bias, by.bias) else {
-        return Ok(());
-    };
     let heads = u32::try_from(heads).map_err(|_| format!("{heads} heads are too many"))?;
-    let expected = Shape::fixed(&kind.dims(heads));
-    match *bias == expected {
-        true => Ok(()),
-        false => Err(format!("the bias must be {expected}, found {bias}")),
+    let bias = by.bias.map(|kind| ("bias", kind.dims(heads)));
+    let sinks = by.sinks.then(|| ("sinks", vec![heads.into()]));
+    let expected = bias.into_iter().chain(sinks);
+    for ((name, dims), found) in expected.zip(operands) {
+        let expected = Shape::fixed(&dims);
+        if **found != expected {
+            return Err(format!("the {name} must be {expected}, found {found}"));
+        }
     }
+    Ok(())
 }
 
 fn vector(shape: &Shape, width: &Size, what: &str) -> Result<(), String> {

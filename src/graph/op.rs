@@ -111,13 +111,14 @@ operators! {
     /// key's position minus the query's, and the table is `[2·reach + 1, heads·head]`. Distances beyond `reach` use the last row on their
     /// side.
     RelativeScores { heads: u32, head: u32, of: Side } = "relative_scores"(x, table);
-    /// `scores, (bias)` → softmax of `scale · scores + bias` over the keys, or of `cap · tanh(scale · scores / cap) + bias` with a cap. A
-    /// causal softmax is over keys up to the query; with a window, the softmax is over keys in the window.
+    /// `scores, (bias), (sinks)` → softmax of `scale · scores + bias` over the keys, or of `cap · tanh(scale · scores / cap) + bias` with a
+    /// cap. A causal softmax is over keys up to the query; with a window, the softmax is over keys in the window. Sinks, one of each head,
+    /// are added to the sum of the exponentials as the score of one more key.
     Softmax {
         scale: f32,
         causal: bool,
         by: PositionBias,
-    } = "softmax"(scores, bias);
+    } = "softmax"(scores, bias, sinks);
     /// `probabilities, v` → the weighted sums of `v`, in the layout `out`.
     Context {
         heads: u32,
@@ -160,8 +161,8 @@ operators! {
     EmbeddingLayerNorm { eps: f32, offsets: Vec<u32> } = "embedding_layer_norm"();
     /// `x, (bias), residual, gamma, beta` → LayerNorm of `x + bias + residual`.
     BiasResidualLayerNorm { eps: f32, bias: bool } = "bias_residual_layer_norm" | "residual_layer_norm"(x, bias, residual, gamma, beta);
-    /// `q, k, v, (bias)` → `[tokens, heads·head]`.
-    Attention(AttentionProblem) = "attention"(q, k, v, bias);
+    /// `q, k, v, (bias), (sinks)` → `[tokens, heads·head]`.
+    Attention(AttentionProblem) = "attention"(q, k, v, bias, sinks);
     /// `[tokens, width]` → `[batch, width]`: L2-normalised mean over each sequence.
     MeanPoolNormalize { eps: f32 } = "mean_pool_normalize"(x);
     /// `weight` → the matrix in this format, quantized when the model is loaded. Only linear layers read it. Some of their kernels also
@@ -233,6 +234,9 @@ impl Op {
             (Op::BiasResidualLayerNorm { bias, .. }, "bias") => *bias,
             (Op::Softmax { by, .. } | Op::Attention(AttentionProblem { by, .. }), "bias") => {
                 by.bias.is_some()
+            }
+            (Op::Softmax { by, .. } | Op::Attention(AttentionProblem { by, .. }), "sinks") => {
+                by.sinks
             }
             (Op::Cache { scaled, .. }, "scale") => *scaled,
             _ => true,
@@ -381,7 +385,8 @@ fn distances(by: PositionBias) -> String {
         Bias::Table { reach } => format!(", bias up to {reach}"),
         Bias::Slopes => ", slopes".to_owned(),
     });
-    [cap, window, bias].into_iter().flatten().collect()
+    let sinks = by.sinks.then(|| ", sinks".to_owned());
+    [cap, window, bias, sinks].into_iter().flatten().collect()
 }
 
 fn view(view: HeadView) -> String {

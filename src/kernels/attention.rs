@@ -17,6 +17,7 @@ mod params;
 mod position_bias;
 mod prefill;
 mod relative_scores;
+mod sinks;
 mod softmax;
 mod softmax_by_distance;
 mod split_keys;
@@ -65,6 +66,8 @@ pub enum AttentionError {
         "the {kernel} kernel takes full attention without window and bias, with a key head for each query head; use the online kernel"
     )]
     Full { kernel: &'static str },
+    #[error("the {kernel} kernel takes attention without sinks; use the online kernel")]
+    Sinks { kernel: &'static str },
     #[error(transparent)]
     Distance(#[from] DistanceTooLarge),
     #[error(
@@ -268,6 +271,7 @@ pub fn representative() -> Vec<KernelSpec> {
     all.extend(split_keys::representative());
     all.extend(wgmma::representative());
     all.extend(e4m3::representative());
+    all.extend(sinks::representative());
     all
 }
 

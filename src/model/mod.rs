@@ -72,10 +72,10 @@
 //! | [`norms`](operators::norms) | norms of rows or of heads |
 //! | [`pointwise`](operators::pointwise) | sums, products, scaling, soft caps, activations, columns, concatenation |
 //! | [`attention`](operators::attention) | rotations, caches, heads, `matmul`, scores by distance |
-//! | [`softmax`](operators::softmax) | `softmax` and its position biases |
+//! | [`softmax`](operators::softmax) | `softmax`, its position biases and sinks |
 //! | [`pooling`](operators::pooling) | pools, latent variables, log-probabilities |
 //!
-//! Weights (`table`, `weight`, `bias`) have their published names, with an index or an expression in braces, `layers.{i}.w` or
+//! Weights (`table`, `weight`, `bias`, `sinks`) have their published names, with an index or an expression in braces, `layers.{i}.w` or
 //! `h.{3 * i + 1}.w`. A list gives alternative names of the tensor. All prefixes and endings are tried, and the first name that exists is
 //! used. A name that is read twice refers to the same tensor. An alternative name with a slash, `sparse_linear/weight`, refers to a tensor
 //! in a separate file of the checkpoint folder, `sparse_linear.safetensors`.
@@ -83,13 +83,14 @@
 //! # Supported models
 //!
 //! Transformers with absolute or rotary positions or position biases, LayerNorm or RMSNorm before or after each part (or both), full or
-//! causal attention, optionally with a window and with grouped-query heads, gates, the pointwise activations above, and any head.
+//! causal attention, optionally with a window, with sinks and with grouped-query heads, gates, the pointwise activations above, and any head.
 //! These include GPT-2, OPT, BLOOM, GPT-NeoX, GPT-J, Falcon, Cohere, Llama, Mistral, StarCoder2, StableLM, SmolLM3, Granite, OLMo 2, Phi, Qwen2 and 3,
 //! Gemma 1 to 3; the encoder-decoder models Marian, BART, mBART, M2M-100, NLLB and T5; and BERT and its relatives (RoBERTa,
 //! XLM-RoBERTa and its XL, CamemBERT, DistilBERT, ALBERT, ELECTRA, MPNet, NomicBERT, GTE, JinaBERT v2, ModernBERT, NeoBERT, RoFormer,
 //! DeBERTa 1 to 3, EmbeddingGemma, CLIP's text tower, MiniLM, and checkpoints of the same architecture such as BGE and E5).
 //! `gemmule models` lists the shipped descriptions. The body of a layer may depend on its number and on its entry in config.json (`When`):
-//! `examples/own_encoder.ron` is a ModernBERT with a different window, layer order and activation.
+//! `examples/own_encoder.ron` is a ModernBERT with a different window, layer order and activation, and `examples/sinks_decoder.ron` a dense
+//! decoder with the attention of gpt-oss.
 //!
 //! Some outputs have a meaning for other parts of gemmule. `sentence_embedding` has a row for each sequence. `sequence_logits` are the
 //! source of a classifier's or reranker's scores. `token_logits` classify tokens. `sparse` contains sparse weights: `[batch, vocabulary]`
@@ -102,7 +103,7 @@
 //! The language does not support:
 //!
 //! - Convolutions (in the largest DeBERTa v2, whose `conv_kernel_size` is rejected), recurrences, mixtures of experts, images.
-//! - Attention sinks, dropped or merged tokens.
+//! - Dropped or merged tokens.
 //! - Relative keys and values that are added to keys and values by distance (Shaw et al. 2018: BERT's `relative_key`). No kernel fuses
 //!   `relative_scores` into attention yet, so the scores are stored and their memory grows with the square of the sequence length.
 //! - Frequencies of rotary positions that depend on a sequence's length (`dynamic` beyond the trained length).

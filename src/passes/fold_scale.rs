@@ -5,8 +5,8 @@ use super::{
 };
 use crate::graph::{Graph, GraphError, Op};
 
-/// `softmax(t · (s·x)) = softmax((t·s) · x)`, also with a bias that is added to the product. The
-/// softmax kernel multiplies by a factor anyway.
+/// `softmax(t · (s·x)) = softmax((t·s) · x)`, also with a bias that is added to the product, and with sinks,
+/// which are not scaled. The softmax kernel multiplies by a factor anyway.
 pub(super) struct FoldScale;
 
 impl Pass for FoldScale {

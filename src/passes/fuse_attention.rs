@@ -140,7 +140,7 @@ fn find(graph: &Graph, context: NodeId) -> Option<Result<Match, String>> {
             k: k_view,
             v: v_view,
         }),
-        // A bias operand of the softmax becomes a bias operand of the attention.
+        // The bias and the sinks of the softmax become operands of the attention.
         operands: [q, k, v]
             .into_iter()
             .chain(graph.operands(softmax).into_iter().skip(1))

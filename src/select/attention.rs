@@ -139,6 +139,9 @@ impl Attention {
         if !of.is_full() {
             return Err(AttentionError::Full { kernel: "grouped" });
         }
+        if of.by.sinks {
+            return Err(AttentionError::Sinks { kernel: "grouped" });
+        }
         let AttentionProblem {
             heads,
             head,
@@ -368,6 +371,39 @@ mod tests {
         problem.0.of.by.bias = Some(Bias::Slopes);
         assert_eq!(problem.wgmma(&machine), Err(AttentionError::WarpgroupMask));
         assert_eq!(usual(&problem), ["any batch: mha_online"]);
+    }
+
+    #[test]
+    fn attention_with_sinks_has_the_same_kernels_except_grouped_ones() {
+        for (machine, dtype) in [
+            (testing::usual(), DType::F16),
+            (testing::usual(), DType::F32),
+            (testing::hopper(), DType::BF16),
+            (testing::hopper(), DType::F32),
+        ] {
+            for (causal, window) in [(false, None), (true, None), (true, Some(128))] {
+                let mut plain = attention(64, dtype);
+                plain.0.of.causal = causal;
+                plain.0.of.by.window = window;
+                let mut sinks = plain.clone();
+                sinks.0.of.by.sinks = true;
+                let [with, without] = [&sinks, &plain].map(|a| a.by_length(&machine, None));
+                assert_eq!(shown(&with), shown(&without));
+                for kernel in with.choices() {
+                    assert_eq!(kernel.as_kernel().validate(), Ok(()));
+                    let params = kernel.as_kernel().params();
+                    assert!(params.iter().any(|param| param.name == "sinks"));
+                }
+            }
+        }
+        let mut full = attention(64, DType::F16);
+        assert!(full.grouped().is_ok());
+        full.0.of.by.sinks = true;
+        let refused = full.grouped().expect_err("an error");
+        assert_eq!(
+            refused.to_string(),
+            "the grouped kernel takes attention without sinks; use the online kernel"
+        );
     }
 
     /// Returns the tile of the kernel for a batch of `tokens` tokens.

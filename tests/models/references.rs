@@ -150,6 +150,7 @@ matches_reference! {
     falcon_with_groups_and_alibi_matches: "falcon_alibi_groups" is "falcon";
     falcon_with_groups_and_two_norms_matches: "falcon_groups" is "falcon";
     gemma_2_with_caps_matches: "gemma2_head24" is "gemma2";
+    a_decoder_with_sinks_and_windows_matches: "sinks_head24" is "examples/sinks_decoder.ron";
     gemma_3_as_a_writer_matches: "gemma3_writer" is "gemma3_text";
     gemma_in_both_directions_matches: "gemma3_text_h320a5" is "gemma3_text";
     gemma_in_one_direction_matches: "gemma3_text_causal" is "gemma3_text";
@@ -319,6 +320,7 @@ fn every_pass_switched_off_gives_the_same() {
         ("deberta_v2_near", "deberta_v2"),
         ("clip_text_head20", "clip_text"),
         ("gemma2_head24", "gemma2"),
+        ("sinks_head24", "examples/sinks_decoder.ron"),
     ] {
         within_bounds(&compare(name, description, &all));
     }

@@ -25,7 +25,7 @@ const WEIGHTS: RandomWeights = RandomWeights {
 };
 
 /// References by name, each with its description.
-const MODELS: [(&str, &str); 30] = [
+const MODELS: [(&str, &str); 31] = [
     ("gpt2_h320a5", "gpt2"),
     ("llama_h320a5", "llama"),
     ("qwen3_h192a6", "qwen3"),
@@ -45,6 +45,7 @@ const MODELS: [(&str, &str); 30] = [
     ("bloom_head12", "bloom"),
     ("gemma3_writer", "gemma3_text"),
     ("gemma2_head24", "gemma2"),
+    ("sinks_head24", "examples/sinks_decoder.ron"),
     ("cohere_head24", "cohere"),
     ("cohere_norms", "cohere"),
     ("gptj_head24", "gptj"),

@@ -14,13 +14,16 @@ pub const MAX_QUERIES: usize = 240;
 /// Maximum number of keys per tile. The scores of a tile fit the L2 cache for any sequence length.
 pub const MAX_KEYS: usize = 256;
 
-/// Changes to the scores of one head: a soft cap, a mask, and biases, which are added after the cap.
+/// Changes to the scores of one head: a soft cap, a mask, and biases, which are added after the cap. The softmax may also have a sink.
 pub trait Positions: Sync {
     /// Range of keys, out of `n_keys`, that the query at position `query` attends to. Neither end decreases with the query.
     fn seen(&self, query: usize, n_keys: usize) -> Range<usize>;
 
     /// Bound of the soft cap `cap · tanh(score / cap)`, if there is one.
     fn cap(&self) -> Option<f32>;
+
+    /// Logit of the sink, if there is one. It counts as the score of one more key, whose value is 0.
+    fn sink(&self) -> Option<f32>;
 
     fn has_biases(&self) -> bool;
 

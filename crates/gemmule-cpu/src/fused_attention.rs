@@ -13,7 +13,7 @@ use crate::{
     lines::Lines,
     parallel::SharedOut,
     product::{Operand, add_products, vectors, vectors_mut},
-    simd::{self, Capped, exp2_of_negative},
+    simd::{self, Capped, Running, exp2_of_negative},
 };
 
 /// Number of keys in a block. Their scores for three vectors of queries fit the L1 cache.
@@ -103,17 +103,20 @@ impl Attend<'_, '_> {
         of(queries.start).start..of(queries.end - 1).end
     }
 
-    /// Initializes the sums for whole vectors of queries.
+    /// Initializes the sums for whole vectors of queries. The softmax starts with the sink, if there is one.
     fn begin(&mut self, lanes: usize) {
         let (head, scratch) = (self.head, &mut *self.scratch);
+        let sink = Running::after(self.positions.sink());
         let cols = self.queries.len().next_multiple_of(lanes);
         scratch
             .transposed_queries
             .room::<f32>(head * cols)
             .fill(0.0);
         scratch.sums.room::<f32>(head * cols).fill(0.0);
-        scratch.max.room(cols).fill(f32::NEG_INFINITY);
-        scratch.total.room::<f32>(cols).fill(0.0);
+        // Scores are in base 2.
+        let max = sink.max * std::f32::consts::LOG2_E;
+        scratch.max.room(cols).fill(max);
+        scratch.total.room::<f32>(cols).fill(sink.sum);
     }
 
     /// Applies a step to all panels.

@@ -494,6 +494,11 @@ impl Running {
         max: f32::NEG_INFINITY,
         sum: 0.0,
     };
+
+    /// Returns the state after the sink of a head, if there is one.
+    pub fn after(sink: Option<f32>) -> Self {
+        sink.map_or(Self::START, |max| Self { max, sum: 1.0 })
+    }
 }
 
 /// Performs one step of the online softmax (Milakov and Gimelshein, algorithm 3) on a part of a row. Replaces each element by

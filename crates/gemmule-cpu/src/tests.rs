@@ -353,6 +353,7 @@ struct By<'a> {
     bias: Option<Bias<'a>>,
     causal: bool,
     cap: Option<f32>,
+    sink: Option<f32>,
 }
 
 impl Positions for By<'_> {
@@ -368,6 +369,10 @@ impl Positions for By<'_> {
 
     fn cap(&self) -> Option<f32> {
         self.cap
+    }
+
+    fn sink(&self) -> Option<f32> {
+        self.sink
     }
 
     fn has_biases(&self) -> bool {
@@ -448,7 +453,8 @@ impl Attention<'_> {
                 (capped + bias.unwrap_or(0.0)).exp()
             };
             let weights: Vec<f64> = keys.clone().map(score).collect();
-            let sum: f64 = weights.iter().sum();
+            let sink = self.by.sink.map_or(0.0, |sink| f64::from(sink).exp());
+            let sum = weights.iter().sum::<f64>() + sink;
             for c in 0..head {
                 let values = keys.clone().map(|key| f64::from(self.v[key * head + c]));
                 let of = values.zip(&weights).map(|(v, w)| v * w).sum::<f64>();
@@ -477,6 +483,8 @@ fn attention_is_its_definition_on_every_instruction_set() {
                     causal,
                     // Low and high caps.
                     cap: [None, Some(0.8), Some(50.0)][(len + usize::from(causal)) % 3],
+                    // Sinks below and above the scores.
+                    sink: [None, Some(-3.0), Some(4.0)][len % 3],
                 },
             };
             let want = op.defined();
@@ -507,6 +515,7 @@ fn attention_to_huge_scores_neither_overflows_nor_vanishes() {
             bias: None,
             causal: true,
             cap: None,
+            sink: None,
         },
     };
     for (set, got) in on_every_instruction_set(op) {
@@ -532,6 +541,7 @@ fn attention_with_position_biases_is_its_definition_on_every_instruction_set() {
                         bias: Some(bias),
                         causal,
                         cap: causal.then_some(0.8),
+                        sink: window.map(|_| 0.5),
                     },
                 };
                 let want = op.defined();

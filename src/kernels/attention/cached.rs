@@ -57,10 +57,10 @@ impl Keys {
     }
 }
 
-/// `q`, `keys [blocks, stride]`, `values [blocks, stride]`, (`bias`), (`k_scale, v_scale [1]`), `cu_lens`, `slots`, `slot_starts`,
-/// `key_lens` → `out [tokens, heads·head]`: each token attends to its sequence's keys up to its own position, or to all keys of a source
-/// text. A token's position is its index among the sequence's `length` tokens in the batch, plus `key_lens - length`. This is the plain
-/// kernel for any GPU, with one warp per token and head.
+/// `q`, `keys [blocks, stride]`, `values [blocks, stride]`, (`bias`), (`sinks`), (`k_scale, v_scale [1]`), `cu_lens`, `slots`,
+/// `slot_starts`, `key_lens` → `out [tokens, heads·head]`: each token attends to its sequence's keys up to its own position, or to all keys
+/// of a source text. A token's position is its index among the sequence's `length` tokens in the batch, plus `key_lens - length`. This is
+/// the plain kernel for any GPU, with one warp per token and head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaCached {
     pub heads: u32,
@@ -70,8 +70,8 @@ pub struct MhaCached {
     pub scale: f32,
     pub q: HeadView,
     pub keys: Keys,
-    /// Soft cap of the scores, and window and bias by the distance between a query and a key. All three must be absent if the keys are a
-    /// source's.
+    /// Soft cap of the scores, window and bias by the distance between a query and a key, and sinks. Only sinks are supported if the keys
+    /// are a source's.
     pub by: PositionBias,
     pub pool: Pool,
     pub dtype: DType,
@@ -96,7 +96,7 @@ impl MhaCached {
         check_head(self.head)?;
         check_scale(self.scale)?;
         self.by.check()?;
-        if self.keys == Keys::Source && !self.by.is_none() {
+        if self.keys == Keys::Source && !self.by.keeps_scores() {
             return Err(AttentionError::DistanceToSource);
         }
         let (heads, kv_heads) = (self.heads, self.kv_heads);
@@ -238,10 +238,8 @@ impl Kernel for MhaCached {
     /// Computes in f64. Sequences and heads run in parallel.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let [q, keys, values] = [0, 1, 2].map(|i| reads[i].real());
-        let (biases, mut metas) = match self.by.bias {
-            Some(_) => (reads[3].real(), &reads[4..]),
-            None => (&[][..], &reads[3..]),
-        };
+        let mut metas = &reads[3..];
+        let operands = self.by.take(&mut metas);
         let [k_scale, v_scale] = self.pool.take_scales(&mut metas).map(f64::from);
         let [cu_lens, slots, starts, key_lens] = [0, 1, 2, 3].map(|i| metas[i].index());
         let (tokens, head) = (extents.tokens as usize, self.head as usize);
@@ -278,10 +276,10 @@ impl Kernel for MhaCached {
                         let products = row(keys, slot);
                         let dot = products.iter().zip(query).map(|(k, &q)| k * f64::from(q));
                         let scaled = f64::from(self.scale) * k_scale * dot.sum::<f64>();
-                        self.by.score(scaled, biases, h, distance)
+                        self.by.score(scaled, operands.biases, h, distance)
                     });
                     let mut sum = vec![0.0f64; head];
-                    for (&slot, p) in seen.iter().zip(softmax(scores.collect())) {
+                    for (&slot, p) in seen.iter().zip(softmax(scores.collect(), operands.sink(h))) {
                         for (to, x) in sum.iter_mut().zip(row(values, slot)) {
                             *to += p * x;
                         }

@@ -48,13 +48,14 @@ pub(super) fn rounding(dtype: DType) -> f32 {
     }
 }
 
-/// `exp(x − max) / Σ exp(x − max)`.
-pub(super) fn softmax(mut row: Vec<f64>) -> Vec<f64> {
-    let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+/// `exp(x − max) / Σ exp(x − max)`. The maximum and the sum include the sink, if there is one.
+pub(super) fn softmax(mut row: Vec<f64>, sink: Option<f64>) -> Vec<f64> {
+    let scores = row.iter().copied().chain(sink);
+    let top = scores.fold(f64::NEG_INFINITY, f64::max);
     for x in &mut row {
         *x = (*x - top).exp();
     }
-    let sum: f64 = row.iter().sum();
+    let sum = row.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - top).exp());
     for x in &mut row {
         *x /= sum;
     }

@@ -7,6 +7,7 @@ use crate::{
     kernels::{
         Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
         Tolerance,
+        attention::position_bias::PositionBiasCode,
         cache::{AppendCache, index},
         rows::read_meta,
     },
@@ -61,7 +62,7 @@ impl MhaDecodeAppend {
     fn scales<'a, T>(&self, of_attention: &'a [T]) -> &'a [T] {
         let plain = &self.decode.plain;
         let n = plain.pool.scales().len();
-        let first = 3 + usize::from(plain.by.bias.is_some());
+        let first = 3 + plain.by.params(plain.heads, plain.dtype).len();
         of_attention.get(first..first + n).unwrap_or_default()
     }
 

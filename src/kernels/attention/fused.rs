@@ -137,7 +137,7 @@ impl MhaOnline {
         }
         let (m_tiles, keys, q_in_regs) = match self.of.head {
             // A causal mask, a window or a bias takes the registers that a second 16-row tile would need.
-            ..=64 if !self.of.causal && self.of.by.is_none() => (2, 64, true),
+            ..=64 if !self.of.causal && self.of.by.keeps_scores() => (2, 64, true),
             ..=128 => (1, 64, true),
             _ => (1, 32, false),
         };

@@ -127,10 +127,9 @@ impl Operands {
         } = self.of;
         let group = (heads / kv_heads.max(1)).max(1) as usize;
         let (tokens, width) = (extents.tokens as usize, head as usize);
-        let (biases, sequences) = match by.bias {
-            Some(_) => (reads[3].real(), reads[4].index().windows(2)),
-            None => (&[][..], reads[3].index().windows(2)),
-        };
+        let mut metas = &reads[3..];
+        let operands = by.take(&mut metas);
+        let sequences = metas[0].index().windows(2);
         let problems: Vec<(usize, usize, usize)> = sequences
             .flat_map(|ends| {
                 let (start, end) = (ends[0] as usize, ends[1] as usize);
@@ -150,10 +149,10 @@ impl Operands {
                         let key = k_view.index(tokens, key, h / group, head);
                         let products = q[query..query + width].iter().zip(&k[key..key + width]);
                         let dot: f64 = products.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
-                        by.score(f64::from(scale) * dot, biases, h, distance)
+                        by.score(f64::from(scale) * dot, operands.biases, h, distance)
                     });
                     let mut row = vec![0.0f64; width];
-                    for (t, p) in keys.zip(softmax(scores.collect())) {
+                    for (t, p) in keys.zip(softmax(scores.collect(), operands.sink(h))) {
                         let value = v_view.index(tokens, t, h / group, head);
                         for (to, &x) in row.iter_mut().zip(&v[value..value + width]) {
                             *to += p * f64::from(x);

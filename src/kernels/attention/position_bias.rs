@@ -1,43 +1,78 @@
-//! Operand, constants and symbols of soft caps, windows and biases.
+//! Operands, constants and symbols of soft caps, windows, biases and sinks.
 
 use crate::{
-    kernels::{Constant, Fill, Param, Role, f32_literal, rows::word},
+    kernels::{Constant, Fill, HostTensor, Param, Role, f32_literal, rows::word},
     ops::{Bias, PositionBias, SoftCap},
     tensor::{DType, Shape, Size},
 };
 
-pub(in crate::kernels) trait PositionBiasCode {
-    /// Parameter of the bias operand; `None` without a bias.
-    fn params(&self, heads: u32, dtype: DType) -> Option<Param>;
+/// Operands of a bias and of sinks; empty without them.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct ScoreOperands<'a> {
+    pub biases: &'a [f32],
+    sinks: &'a [f32],
+}
 
-    /// Suffix of a symbol that names the window, the bias and the cap; empty without them.
+impl ScoreOperands<'_> {
+    /// Logit of the sink of a head, if there is one.
+    pub fn sink(&self, head: usize) -> Option<f64> {
+        self.sinks.get(head).map(|&sink| sink.into())
+    }
+}
+
+pub(in crate::kernels) trait PositionBiasCode {
+    /// Parameters of the operands: the bias and the sinks, if there are any.
+    fn params(&self, heads: u32, dtype: DType) -> Vec<Param>;
+
+    /// Takes the operands of [`params`](Self::params) from the start of `reads`.
+    fn take<'a>(&self, reads: &mut &[&'a HostTensor]) -> ScoreOperands<'a>;
+
+    /// Suffix of a symbol that names the window, the bias, the cap and the sinks; empty without them.
     fn suffix(&self) -> String;
 
-    /// Constants of `partials/attention_by_distance.cu`, and the factor of the scores in the base-2 softmax. With a bias or a cap, this
-    /// factor is 1, because the scores are already scaled before the bias or cap is applied. `head` is the CUDA expression for a head's
-    /// index.
+    /// Constants of `partials/attention_by_distance.cu`, whether there are sinks, and the factor of the scores in the base-2 softmax. With a
+    /// bias or a cap, this factor is 1, because the scores are already scaled before the bias or cap is applied. `head` is the CUDA
+    /// expression for a head's index.
     fn constants(&self, head: &str, scale: f32) -> Vec<(&'static str, Constant)>;
 }
 
 impl PositionBiasCode for PositionBias {
-    fn params(&self, heads: u32, dtype: DType) -> Option<Param> {
-        let bias = self.bias?;
-        let fill = match bias {
-            Bias::Table { .. } => Fill::ACTIVATION,
-            Bias::Slopes => Fill::Normal {
-                mean: 0.05,
-                deviation: 0.02,
-            },
-        };
-        let dims = bias.dims(heads).into_iter().map(Size::constant);
-        Some(Param {
-            name: "bias",
+    fn params(&self, heads: u32, dtype: DType) -> Vec<Param> {
+        let param = |name, dims: Vec<u64>, fill| Param {
+            name,
             role: Role::Read {
                 element: dtype.into(),
-                shape: Shape(dims.collect()),
+                shape: Shape(dims.into_iter().map(Size::constant).collect()),
                 fill,
             },
-        })
+        };
+        let normal = |mean, deviation| Fill::Normal { mean, deviation };
+        let bias = self.bias.map(|bias| {
+            let fill = match bias {
+                Bias::Table { .. } => Fill::ACTIVATION,
+                Bias::Slopes => normal(0.05, 0.02),
+            };
+            param("bias", bias.dims(heads), fill)
+        });
+        // Sinks of about the logarithm of the number of keys take a large part of the weights.
+        let sinks = self
+            .sinks
+            .then(|| param("sinks", vec![heads.into()], normal(3.0, 2.0)));
+        bias.into_iter().chain(sinks).collect()
+    }
+
+    fn take<'a>(&self, reads: &mut &[&'a HostTensor]) -> ScoreOperands<'a> {
+        let mut next = |exists: bool| match reads.split_first() {
+            Some((first, rest)) if exists => {
+                *reads = rest;
+                first.real()
+            }
+            _ => &[],
+        };
+        ScoreOperands {
+            biases: next(self.bias.is_some()),
+            sinks: next(self.sinks),
+        }
     }
 
     fn suffix(&self) -> String {
@@ -47,7 +82,8 @@ impl PositionBiasCode for PositionBias {
             Bias::Slopes => "_slopes".to_owned(),
         });
         let cap = self.cap.map(|cap| format!("_cap{}", word(cap.get())));
-        [window, bias, cap].into_iter().flatten().collect()
+        let sinks = self.sinks.then(|| "_sinks".to_owned());
+        [window, bias, cap, sinks].into_iter().flatten().collect()
     }
 
     fn constants(&self, head: &str, scale: f32) -> Vec<(&'static str, Constant)> {
@@ -61,7 +97,8 @@ impl PositionBiasCode for PositionBias {
             false => log2.clone(),
         };
         vec![
-            ("by_distance", (!self.is_none()).into()),
+            ("by_distance", (!self.keeps_scores()).into()),
+            ("sinks", self.sinks.into()),
             (
                 "by_distance_of",
                 match self.bias {
@@ -114,7 +151,7 @@ pub(in crate::kernels) fn examples() -> [(bool, PositionBias); 8] {
     let by = |window, bias| PositionBias {
         window,
         bias,
-        cap: None,
+        ..PositionBias::default()
     };
     let capped = |window, bias, cap| PositionBias {
         cap: Some(SoftCap::new(cap).expect("it is in range")),

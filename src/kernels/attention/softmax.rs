@@ -342,7 +342,7 @@ impl Kernel for AttentionSoftmax {
                     let scaled = scores[row.clone()]
                         .iter()
                         .map(|&s| f64::from(self.scale) * f64::from(s));
-                    for (to, p) in out[row].iter_mut().zip(softmax(scaled.collect())) {
+                    for (to, p) in out[row].iter_mut().zip(softmax(scaled.collect(), None)) {
                         *to = p as f32;
                     }
                 }

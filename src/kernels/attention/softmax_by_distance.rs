@@ -1,4 +1,4 @@
-//! The softmax between the two matrix products of unfused attention, with soft caps, windows, and biases by key distance.
+//! The softmax between the two matrix products of unfused attention, with soft caps, windows, biases by key distance, and sinks.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,9 +18,9 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// `scores [heads, pairs]`, (`bias`), `cu_lens`, `pair_offsets`, (`valid_lens [batch]`) → `out [heads, pairs]`: softmax of the scores with
-/// their [`PositionBias`], over the keys that each query attends to. This is the plain kernel, with one warp per row. Fused attention
-/// kernels contain this step.
+/// `scores [heads, pairs]`, (`bias`), (`sinks [heads]`), `cu_lens`, `pair_offsets`, (`valid_lens [batch]`) → `out [heads, pairs]`: softmax
+/// of the scores with their [`PositionBias`], over the keys that each query attends to. This is the plain kernel, with one warp per row.
+/// Fused attention kernels contain this step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SoftmaxByDistance {
     pub heads: u32,
@@ -100,10 +100,8 @@ impl Kernel for SoftmaxByDistance {
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let scores = reads[0].real();
-        let (biases, metas) = match self.by.bias {
-            Some(_) => (reads[1].real(), &reads[2..]),
-            None => (&[][..], &reads[1..]),
-        };
+        let mut metas = &reads[1..];
+        let operands = self.by.take(&mut metas);
         let (cu_lens, offsets) = (metas[0].index(), metas[1].index());
         let padded = self.mask == SoftmaxMask::Padding;
         let valid_lens = padded.then(|| metas[2].index());
@@ -124,9 +122,9 @@ impl Kernel for SoftmaxByDistance {
                     let scaled = seen.clone().map(|key| {
                         let scaled = f64::from(self.scale) * f64::from(scores[row + key]);
                         let distance = key as i64 - query as i64;
-                        self.by.score(scaled, biases, h, distance)
+                        self.by.score(scaled, operands.biases, h, distance)
                     });
-                    let probabilities = softmax(scaled.collect());
+                    let probabilities = softmax(scaled.collect(), operands.sink(h));
                     for (to, p) in out[row + seen.start..row + seen.end]
                         .iter_mut()
                         .zip(probabilities)

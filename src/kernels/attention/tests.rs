@@ -5,6 +5,7 @@ use crate::kernels::Kernel;
 use crate::{
     codegen::Codegen,
     kernels::{Case, Constant, HostTensor, Role, trial::Trial},
+    ops::PositionBias,
     tensor::{Extents, Format},
 };
 
@@ -79,6 +80,28 @@ fn attention_is_the_mean_of_values_weighted_by_softmax() {
     let extents = Extents::of(&[1, 2]).expect("a batch");
     let out = kernel.reference(&extents, &[&q, &k, &v, &cu_lens]);
     assert_close(&out[0], rows([-2.0, 7.0, 6.0]).real());
+}
+
+#[test]
+fn a_sink_is_the_score_of_one_more_key_whose_value_is_0() {
+    // The weights of two keys with scores 0 and ln 3, and of a sink of ln 4, are 1/8, 3/8 and 4/8.
+    let kernel = SoftmaxByDistance {
+        heads: 1,
+        scale: 2.0,
+        mask: SoftmaxMask::None,
+        by: PositionBias {
+            sinks: true,
+            ..PositionBias::default()
+        },
+        dtype: DType::F32,
+    };
+    let half_ln_3 = 3f32.ln() / 2.0;
+    let scores = HostTensor::Real(vec![0.0, half_ln_3, half_ln_3, 0.0]);
+    let sinks = HostTensor::Real(vec![4f32.ln()]);
+    let [cu_lens, pair_offsets] = starts(&[2]);
+    let extents = Extents::of(&[2]).expect("a batch");
+    let out = kernel.reference(&extents, &[&scores, &sinks, &cu_lens, &pair_offsets]);
+    assert_close(&out[0], &[0.125, 0.375, 0.375, 0.125]);
 }
 
 #[test]

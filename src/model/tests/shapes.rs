@@ -80,6 +80,17 @@ fn a_norm_of_heads_has_a_weight_for_each_head() {
     assert!(alone.contains("`heads` beside it"), "{alone}");
 }
 
+#[test]
+fn a_softmax_has_optional_sinks() {
+    let text = |fields| build(&attending(fields)).expect("it is right").graph.text();
+    let graph = text(r#", sinks: "sinks""#);
+    let line = "p = softmax(scale=1, sinks) s @sinks : [2, pairs]";
+    assert!(graph.contains(line), "{graph}");
+    let graph = text(r#", window: 3, bias: alibi, sinks: "sinks""#);
+    let line = "p = softmax(scale=1, window=3, slopes, sinks) s ";
+    assert!(graph.contains(line), "{graph}");
+}
+
 refuses! {
     sums_of_two_shapes_are_refused_in_words: changed(r#"out: "hidden""#, r#"out: "4 * hidden""#);
     heads_must_divide_the_width: last(r#"split_heads(x: "y", heads: 3)"#);
@@ -87,6 +98,8 @@ refuses! {
     matmul_is_not_for_rows: last(r#"matmul(a: "x", b: "y")"#);
     softmax_is_of_scores: last(r#"softmax(x: "y")"#);
     a_bias_of_scores_is_one_of_two: attending(", bias: slopes");
+    sinks_are_a_weight: attending(", sinks: 4");
+    sinks_have_an_element_for_each_head: attending(r#", sinks: "table""#);
     a_relative_bias_has_fields: attending(r#", bias: relative_bias(buckets: 8)"#);
     buckets_of_two_sides_are_even_in_number: attending(
         r#", bias: relative_bias(table: "biases", buckets: 7, reach: 20, bidirectional: true)"#

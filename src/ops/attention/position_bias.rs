@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// Changes to attention scores after scaling and before the softmax, apart from the causal mask: a soft cap, a window that excludes
 /// keys, and a bias. The window and the bias depend on the distance: the key position minus the query position. The cap is applied
-/// first: `softmax(cap · tanh(scale · q·kᵀ / cap) + bias)`, or `softmax(scale · q·kᵀ + bias)` without a cap.
+/// first: `softmax(cap · tanh(scale · q·kᵀ / cap) + bias)`, or `softmax(scale · q·kᵀ + bias)` without a cap. The softmax may also have a
+/// sink (gpt-oss: OpenAI 2025, arXiv:2508.10925).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PositionBias {
     /// Max distance, on either side, of keys that are attended to; `None` for all keys.
@@ -16,6 +17,9 @@ pub struct PositionBias {
     pub bias: Option<Bias>,
     /// Bound of the scaled scores, if any.
     pub cap: Option<SoftCap>,
+    /// Whether each head has a sink: a learned logit that counts as the score of one more key, whose value is 0. The logit is neither
+    /// scaled nor capped nor biased, and every query attends to it.
+    pub sinks: bool,
 }
 
 /// Bound of a soft cap, `cap · tanh(x / cap)`: a finite number above 0 (Gemma Team 2024, arXiv:2408.00118, section 2). Bounds are
@@ -126,9 +130,18 @@ impl PositionBias {
     /// Max distance of a bias table or a window. It exceeds any number of positions and fits 32 bits.
     pub const FARTHEST: u32 = 1 << 24;
 
-    /// Returns whether there is no window, no bias and no cap.
+    /// Returns whether there is no window, no bias, no cap and no sink.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Returns whether there is no window, no bias and no cap. There may be sinks, which change neither the keys nor their scores.
+    pub fn keeps_scores(&self) -> bool {
+        let without_sinks = Self {
+            sinks: false,
+            ..*self
+        };
+        without_sinks.is_none()
     }
 
     /// Returns whether there is a bias or a cap, which changes the scores of keys that are attended to.

@@ -16,7 +16,7 @@ pub struct AttentionProblem {
     pub scale: f32,
     /// Whether a token attends only to itself and earlier tokens.
     pub causal: bool,
-    /// Soft cap of the scores, and window and bias that depend on the distance between query and key.
+    /// Soft cap of the scores, window and bias that depend on the distance between query and key, and sinks.
     pub by: PositionBias,
     pub q: HeadView,
     pub k: HeadView,
@@ -39,9 +39,10 @@ impl AttentionProblem {
         }
     }
 
-    /// Returns whether every token attends to every token without a cap or a bias, and every query head has its own key head.
+    /// Returns whether every token attends to every token without a cap or a bias, and every query head has its own key head. There may be
+    /// sinks.
     pub fn is_full(&self) -> bool {
-        !self.causal && self.by.is_none() && self.kv_heads == self.heads
+        !self.causal && self.by.keeps_scores() && self.kv_heads == self.heads
     }
 
     /// Name, view and number of heads of each operand.

@@ -423,7 +423,7 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
         }
         Op::Softmax { scale, causal, by } => {
             let pairs: usize = batch.sequences().map(|(_, n)| n * n).sum();
-            let by = (*by, reads.get(1).copied());
+            let by = (*by, &reads[1..]);
             of((reads[0].len() / pairs) as u32, 0).softmax(batch, reads[0], *scale, *causal, by)
         }
         Op::Context {
@@ -505,7 +505,7 @@ fn apply(op: &Op, reads: &[&[f64]], widths: &[usize], batch: &Batch) -> Vec<f64>
             } = attending;
             let shape = grouped(heads, kv_heads, head);
             let scores = shape.scores(batch, (reads[0], reads[1]), [q, k]);
-            let by = (by, reads.get(3).copied());
+            let by = (by, &reads[3..]);
             let p = shape.softmax(batch, &scores, scale, causal, by);
             let side = HeadView::TokenMajor {
                 offset: 0,

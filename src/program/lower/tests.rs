@@ -175,6 +175,15 @@ fn operators() -> Vec<Op> {
                 window: Some(2),
                 bias: Some(Bias::Slopes),
                 cap: SoftCap::new(1.5).ok(),
+                sinks: false,
+            },
+        },
+        Op::Softmax {
+            scale: 0.5,
+            causal: false,
+            by: PositionBias {
+                sinks: true,
+                ..PositionBias::default()
             },
         },
         Op::FirstToken,
@@ -240,12 +249,19 @@ fn operators() -> Vec<Op> {
         let full = AttentionProblem::full(heads, head, 0.5, [q, k, v]);
         ops.push(Op::Attention(full));
         let table = Bias::Table { reach: 1 };
-        for (window, bias, cap) in [
-            (Some(1), None, None),
-            (None, Some(table), None),
-            (None, None, SoftCap::new(0.5).ok()),
+        for (window, bias, cap, sinks) in [
+            (Some(1), None, None, false),
+            (None, Some(table), None, false),
+            (None, None, SoftCap::new(0.5).ok(), false),
+            (Some(1), None, None, true),
+            (None, Some(table), None, true),
         ] {
-            let by = PositionBias { window, bias, cap };
+            let by = PositionBias {
+                window,
+                bias,
+                cap,
+                sinks,
+            };
             ops.push(Op::Attention(AttentionProblem { by, ..full }));
         }
         ops.push(Op::Attention(AttentionProblem {

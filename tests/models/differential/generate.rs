@@ -607,6 +607,10 @@ impl Writer {
             }
             _ => {}
         }
+        if self.chance(25) {
+            let sinks = self.weight(&[heads], "sinks");
+            write!(fields, ", sinks: \"{sinks}\"").expect("a string takes everything");
+        }
         fields
     }
 

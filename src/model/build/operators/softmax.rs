@@ -2,7 +2,7 @@
 //!
 //! | operator | fields (defaults) | result |
 //! |---|---|---|
-//! | `softmax` | `x`, `causal` (`false`), `window` (none), `bias` (none) | of scores, over the keys `j` of query `i`: `e^(s[i, j]) / Σ e^(s[i, k])`. Causal: over keys `j ≤ i`. With a window: over keys with `abs(j − i) ≤ window`. Both restrictions can be combined |
+//! | `softmax` | `x`, `causal` (`false`), `window` (none), `bias` (none), `sinks` (none) | of scores, over the keys `j` of query `i`: `e^(s[i, j]) / Σ e^(s[i, k])`. Causal: over keys `j ≤ i`. With a window: over keys with `abs(j − i) ≤ window`. Both restrictions can be combined. `sinks` is a weight `[heads]` (below) |
 //!
 //! A `bias` of `softmax` is added to its scores. It depends on the distance `d`, the position of the key minus that of the query:
 //!
@@ -13,6 +13,10 @@
 //!   bidirectional, half of the buckets, from bucket `buckets / 2` on, are for keys after the query; otherwise all such keys share
 //!   bucket 0. Let `b` be the number of buckets of one side. The first `b / 2` buckets have one distance each, and a larger `|d|` has bucket
 //!   `b / 2 + ⌊log(2 |d| / b) / log(2 reach / b) · (b − b / 2)⌋`, at most `b − 1`.
+//!
+//! With `sinks`, the weights of head `h` are `e^(s[i, j]) / (e^(sinks[h]) + Σ e^(s[i, k]))`: the softmax over the scores and one more
+//! column, the sink, whose weight is dropped (gpt-oss). The sink is neither scaled nor capped nor biased, and every query attends to it,
+//! whatever the window. Weights of a query therefore add up to less than 1.
 
 use super::*;
 
@@ -26,6 +30,8 @@ fields! {
         /// Maximum distance between query and key; `None` for any.
         window: Option<Whole>,
         bias: Option<ByDistance>,
+        /// A logit for each head, which counts as the score of one more key.
+        sinks: Option<Weight>,
     }
 }
 
@@ -99,6 +105,10 @@ impl Operator for Softmax {
             by.bias = Some(kind);
             operands.push(operand);
         }
+        if let Some(sinks) = &self.sinks {
+            by.sinks = true;
+            operands.push(to.weight(sinks, &[to.heads_of(operands[0])])?);
+        }
         let (scale, causal) = (1.0, self.causal);
         to.node(at, Op::Softmax { scale, causal, by }, &operands)
     }
@@ -113,6 +123,12 @@ impl Builder<'_> {
         }
     }
 
+    /// Returns the number of heads of scores. If the value is not scores, shape inference reports this, so the number does not matter.
+    fn heads_of(&self, scores: NodeId) -> u64 {
+        let heads = self.graph.shape(scores).0.first();
+        heads.and_then(Size::as_constant).unwrap_or(1)
+    }
+
     /// Returns the bias of these scores, and the weight that it is computed from.
     fn bias(
         &mut self,
@@ -121,9 +137,7 @@ impl Builder<'_> {
         place: &Range<usize>,
     ) -> Result<(Bias, NodeId), ModelError> {
         self.limit_positions(place)?;
-        // If the operand is not scores, shape inference reports this, so the number of heads does not matter.
-        let heads = self.graph.shape(scores).0.first();
-        let heads = heads.and_then(Size::as_constant).unwrap_or(1);
+        let heads = self.heads_of(scores);
         match bias {
             ByDistance::Alibi { scale } => {
                 let scale = scale.as_ref().map_or(Ok(1.0), |by| self.values.real(by))?;

@@ -58,15 +58,18 @@ impl Heads {
         h / (self.heads / self.kv_heads)
     }
 
-    /// Computes the softmax of the scaled, capped and biased scores over the keys that each query attends to.
+    /// Computes the softmax of the scaled, capped and biased scores over the keys that each query attends to. `operands` are the bias and
+    /// the sinks.
     pub(super) fn softmax(
         self,
         batch: &Batch,
         scores: &[f64],
         scale: f32,
         causal: bool,
-        (by, biases): (PositionBias, Option<&[f64]>),
+        (by, operands): (PositionBias, &[&[f64]]),
     ) -> Vec<f64> {
+        let biases = by.bias.and(operands.first());
+        let sinks = operands.last().filter(|_| by.sinks);
         let mut out = Vec::new();
         self.each(batch, |h, _, n| {
             for i in 0..n {
@@ -96,8 +99,10 @@ impl Heads {
                     });
                     capped + bias
                 };
-                let row: Vec<f64> = (0..n).map(biased).collect();
-                out.extend(softmax(&row, 1.0));
+                let sink = sinks.map(|sinks| sinks[h]);
+                let row: Vec<f64> = (0..n).map(biased).chain(sink).collect();
+                // The weight of the sink is dropped.
+                out.extend_from_slice(&softmax(&row, 1.0)[..n]);
             }
         });
         out

@@ -240,7 +240,7 @@ fn softmax(spec: &AttentionSoftmax, mut args: Args<'_, '_>) -> Result<(), OpErro
 fn softmax_by_distance(spec: &SoftmaxByDistance, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (heads, pairs) = (u64::from(spec.heads), args.extents.pairs);
     let x = args.real("scores", &[heads, pairs])?;
-    let biases = biases(spec.by, spec.heads, &mut args)?;
+    let [biases, sinks] = biases_and_sinks(spec.by, spec.heads, &mut args)?;
     let mut sequences = args.sequences_with_pairs()?;
     if spec.mask == SoftmaxMask::Padding {
         args.valid_lens(&mut sequences)?;
@@ -266,10 +266,12 @@ fn softmax_by_distance(spec: &SoftmaxByDistance, mut args: Args<'_, '_>) -> Resu
                 by: spec.by,
                 causal: spec.mask == SoftmaxMask::Causal,
                 biases,
+                sinks,
                 head: h,
             };
+            let start = Running::after(distances.sink());
             scratch.running.clear();
-            scratch.running.resize(block.n_queries, Running::START);
+            scratch.running.resize(block.n_queries, start);
             scratch.factors.resize(block.n_queries, 0.0);
             OnlineSoftmax {
                 rows,
@@ -296,22 +298,30 @@ fn softmax_by_distance(spec: &SoftmaxByDistance, mut args: Args<'_, '_>) -> Resu
     Ok(())
 }
 
-/// Returns the operand of the bias, or an empty slice without a bias.
-pub(super) fn biases<'r>(
+/// Returns the operand of the bias and that of the sinks. A slice is empty if there is no such operand.
+pub(super) fn biases_and_sinks<'r>(
     by: PositionBias,
     heads: u32,
     args: &mut Args<'r, '_>,
-) -> Result<&'r [f32], OpError> {
-    by.bias
-        .map_or(Ok(&[]), |bias| args.real("bias", &bias.dims(heads)))
+) -> Result<[&'r [f32]; 2], OpError> {
+    let biases = match by.bias {
+        Some(bias) => args.real("bias", &bias.dims(heads))?,
+        None => &[],
+    };
+    let sinks = match by.sinks {
+        true => args.real("sinks", &[heads.into()])?,
+        false => &[],
+    };
+    Ok([biases, sinks])
 }
 
-/// Operations on the scores of a head: soft cap, mask and bias.
+/// Operations on the scores of a head: soft cap, mask, bias and sink.
 #[derive(Clone, Copy)]
 pub(super) struct Distances<'a> {
     pub by: PositionBias,
     pub causal: bool,
     pub biases: &'a [f32],
+    pub sinks: &'a [f32],
     pub head: usize,
 }
 
@@ -322,6 +332,10 @@ impl Positions for Distances<'_> {
 
     fn cap(&self) -> Option<f32> {
         self.by.cap.map(SoftCap::get)
+    }
+
+    fn sink(&self) -> Option<f32> {
+        self.sinks.get(self.head).copied()
     }
 
     fn has_biases(&self) -> bool {

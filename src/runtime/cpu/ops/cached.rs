@@ -9,7 +9,7 @@ use gemmule_cpu::{
 };
 
 use super::args::{Args, Cached, Sequence, elements};
-use super::attention::{Distances, biases, blocks_of, rows_of};
+use super::attention::{Distances, biases_and_sinks, blocks_of, rows_of};
 use super::rotary::rotate;
 use super::{Call, CpuForm, OpError, forms};
 use crate::kernels::attention::{Keys as Whose, MhaCached, MhaDecode, MhaPrefill};
@@ -316,7 +316,7 @@ pub(super) fn mha_cached(
     let q = args.real("q", &[q_heads.elements])?;
     let keys = args.pool("keys")?;
     let values = args.pool("values")?;
-    let biases = biases(spec.by, spec.heads, &mut args)?;
+    let [biases, sinks] = biases_and_sinks(spec.by, spec.heads, &mut args)?;
     let [k_scale, v_scale] = scales(spec.pool, &mut args)?;
     let sequences = args.sequences()?;
     let causal = spec.keys == Whose::Own;
@@ -349,7 +349,11 @@ pub(super) fn mha_cached(
         // Start of the first tile with keys to which a query attends.
         let first_key = spec.by.seen(causal, first, n_keys).start / MAX_KEYS * MAX_KEYS;
         scratch.running.clear();
-        scratch.running.resize(group * n, Running::START);
+        for h in kv * group..(kv + 1) * group {
+            let start = Running::after(sinks.get(h).copied());
+            let filled = scratch.running.len() + n;
+            scratch.running.resize(filled, start);
+        }
         scratch.factors.resize(n, 0.0);
         scratch.scores.resize(n * MAX_KEYS, 0.0);
         let token = block.sequence.start + block.query;
@@ -376,6 +380,7 @@ pub(super) fn mha_cached(
                     by: spec.by,
                     causal,
                     biases,
+                    sinks,
                     head: h,
                 };
                 let q = rows_of(q, &q_heads, h, token);

@@ -8,7 +8,9 @@ use gemmule_cpu::{
 use super::{
     OpError,
     args::{Args, Sequence},
-    attention::{Block, Distances, biases, blocks_of, for_heads_and_blocks, rows_of, work},
+    attention::{
+        Block, Distances, biases_and_sinks, blocks_of, for_heads_and_blocks, rows_of, work,
+    },
     forms,
 };
 use crate::{
@@ -44,7 +46,7 @@ fn fused(
     let q = args.real("q", &[q_heads.elements])?;
     let k = args.real("k", &[k_heads.elements])?;
     let v = args.real("v", &[v_heads.elements])?;
-    let biases = biases(of.by, of.heads, &mut args)?;
+    let [biases, sinks] = biases_and_sinks(of.by, of.heads, &mut args)?;
     let sequences = args.sequences()?;
     if let Some(max_len) = max_len {
         let too_long = |s: &Sequence| s.len as u64 > u64::from(max_len);
@@ -72,6 +74,7 @@ fn fused(
             by: of.by,
             causal: of.causal,
             biases,
+            sinks,
             head: h,
         };
         let attend = Attend {
