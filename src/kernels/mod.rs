@@ -233,6 +233,8 @@ pub struct TensorMap {
     /// 16 bytes are not swizzled.
     pub box_columns: u32,
     pub order: RowOrder,
+    /// Whether the launch reads each element of a large matrix once, so that L2 should not fetch more than a copy needs.
+    pub streams: bool,
 }
 
 /// Order of a box's rows in shared memory.

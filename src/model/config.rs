@@ -127,13 +127,8 @@ impl<'a> Values<'a> {
         if needed.is_empty() {
             return Ok(());
         }
-        for d in self
-            .ast
-            .reals
-            .iter()
-            .rev()
-            .chain(self.ast.dims.iter().rev())
-        {
+        let definitions = self.ast.reals.iter().rev();
+        for d in definitions.chain(self.ast.dims.iter().rev()) {
             if needed.contains(d.name.value.as_str())
                 && let Some(Origin::Expr(expr)) = self.chosen(d).map(|o| &o.value)
             {

@@ -229,8 +229,7 @@ pub(super) enum Deep {
 }
 
 /// Returns the digest of everything that determines the bits of a model's results, apart from the request: gemmule's version, the device,
-/// the output, the compiled program, the default prompt, the task whose adapter is added to the weights, and the files of the model's
-/// folder.
+/// the output, the program, the default prompt, the task whose adapter is added to the weights, and the files of the model's folder.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read.

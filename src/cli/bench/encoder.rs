@@ -233,8 +233,8 @@ fn served(sets: Vec<Set>, limit: Option<u32>) -> (Vec<Set>, Vec<String>) {
     (served, skipped.collect())
 }
 
-/// Of all pairs of batches in which the batch with fewer tokens takes longer, describes the pair with the largest factor between the two
-/// times. Returns `None` if there is no such pair.
+/// Describes the pair of batches in which the batch with fewer tokens takes longer by the largest factor. Returns `None` if there is no
+/// such pair.
 fn slower_than_larger<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Option<String> {
     let rows: Vec<&Row> = rows.into_iter().collect();
     let pairs = rows

@@ -125,11 +125,7 @@ impl MhaTile {
     /// kernel does not support the head size. No tile has four consumer warpgroups, because the producer warpgroup would then have too few
     /// registers to gather.
     pub fn gathering(head: u32) -> &'static [MhaTile] {
-        const OF_64: &[MhaTile] = &[
-            MhaTile::persistent(192, 96, 1),
-            MhaTile::persistent(64, 64, 2),
-        ];
-        const OF_96: &[MhaTile] = &[MhaTile::persistent(192, 96, 1)];
+        const OF_64_AND_96: &[MhaTile] = &[MhaTile::persistent(192, 96, 1)];
         const OF_128: &[MhaTile] = &[
             MhaTile::persistent(192, 80, 1),
             MhaTile::persistent(128, 128, 1),
@@ -139,8 +135,7 @@ impl MhaTile {
             MhaTile::persistent(64, 48, 1),
         ];
         match head {
-            64 => OF_64,
-            96 => OF_96,
+            64 | 96 => OF_64_AND_96,
             128 => OF_128,
             256 => OF_256,
             _ => &[],
@@ -160,13 +155,10 @@ impl MhaTile {
     /// Returns the smaller tile of a kernel that gathers keys, and the max number of tiles of this size per SM up to which it is used. One
     /// round of small tiles spreads the longest rows of a causal prompt over more SMs.
     pub fn finer_gathering(self, head: u32) -> Option<(MhaTile, u64)> {
-        match Self::gathering(head) {
-            [coarse, fine, ..] if *coarse == self => {
-                let rounds = if head == 128 { Self::ROUNDS } else { 1 };
-                Some((*fine, rounds))
-            }
-            _ => None,
-        }
+        let rounds = if head == 128 { Self::ROUNDS } else { 1 };
+        let tiles = Self::gathering(head);
+        let fine = tiles.get(1).filter(|_| tiles[0] == self)?;
+        Some((*fine, rounds))
     }
 
     /// Default dispatch without timings: tiles, each with its max sequence length (inclusive).
@@ -384,6 +376,7 @@ fn heads_map(param: &'static str, head: u32, rows: u32) -> TensorMap {
         box_rows: rows,
         box_columns: columns(head),
         order: RowOrder::Boxes(head / columns(head)),
+        streams: false,
     }
 }
 

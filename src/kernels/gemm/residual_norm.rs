@@ -296,6 +296,7 @@ impl Kernel for GemmResidualNorm {
             box_rows,
             box_columns,
             order,
+            streams: false,
         };
         vec![
             map("x", self.tile.m, BLOCK_K, RowOrder::Plain),

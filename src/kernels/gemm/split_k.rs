@@ -157,6 +157,7 @@ impl SplitKTile {
             box_rows,
             box_columns: BLOCK_K,
             order: RowOrder::Plain,
+            streams: false,
         };
         vec![map(x, self.tokens), map("weight", BLOCK_N)]
     }

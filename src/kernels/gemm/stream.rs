@@ -420,6 +420,7 @@ impl Kernel for GemmStream {
             box_rows,
             box_columns: BLOCK_K * self.elements_in_16_bits(),
             order,
+            streams: true,
         };
         let order = match self.problem.gated {
             true => RowOrder::Halves,

@@ -151,10 +151,10 @@ impl Kernel for UnpackWeight {
 
     fn tolerance(&self) -> Tolerance {
         Tolerance {
-            absolute: 1.5e-5,
+            absolute: 3e-5,
             relative: 1e-6,
             reason: "the reference rounds as the kernel does, except for scales of E4M3 groups below 2^-14 in f16: their error is up to \
-                     2^-25, times 448",
+                     2^-25, times 448, and an element below 2^-5 is then rounded to the next step of 2^-16",
         }
     }
 }

@@ -387,6 +387,7 @@ impl Kernel for GemmWgmma {
             box_rows,
             box_columns: BLOCK_K * self.elements_in_16_bits(),
             order,
+            streams: false,
         };
         let x = operand("x", self.tile.m, RowOrder::Plain);
         // With a gate, separate copies load the two halves of the weight.
@@ -405,6 +406,7 @@ impl Kernel for GemmWgmma {
                     box_rows: SUBTILE_ROWS,
                     box_columns: subtile / boxes,
                     order: RowOrder::Plain,
+                    streams: false,
                 };
                 vec![x, weight(RowOrder::Plain), out]
             }

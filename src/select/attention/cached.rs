@@ -206,10 +206,6 @@ mod tests {
         let hopper = testing::hopper();
         // With four key heads: `most` is one CTA per SM, and `few` is two CTAs per SM in clusters of eight.
         let (most, few) = (hopper.sms / 4, 2 * hopper.sms / (4 * 8));
-        // A batch with at most one coarse tile per SM uses the finer tile.
-        let round = hopper.sms * 192 / 12;
-        let finer = format!("rows up to {round}, longest above 192: mha_wgmma_persistent");
-        let coarse = format!("rows above {round}, longest above 192: mha_wgmma_persistent");
         let dispatch = cached(64, DType::F16).by_length(&hopper);
         assert_eq!(
             shown(&dispatch),
@@ -222,8 +218,7 @@ mod tests {
                 ),
                 format!("rows above {most}, longest up to 1: mha_decode"),
                 "longest 2 to 192: mha_prefill".to_owned(),
-                finer.clone(),
-                coarse.clone(),
+                "longest above 192: mha_wgmma_persistent".to_owned(),
             ]
         );
         assert_eq!(dispatch.overlap(), None);
@@ -232,8 +227,8 @@ mod tests {
         windowed.0.by.window = Some(300);
         let dispatch = windowed.by_length(&hopper);
         let pieces = &shown(&dispatch)[2..];
-        let short = "longest 2 to 192: mha_prefill".to_owned();
-        assert_eq!(pieces, [short, finer, coarse]);
+        let last = "longest above 192: mha_wgmma_persistent";
+        assert_eq!(pieces, ["longest 2 to 192: mha_prefill", last]);
         let steps = &shown(&dispatch)[..2];
         assert_eq!(
             steps,
@@ -270,13 +265,11 @@ mod tests {
             all.iter()
                 .all(|line| line.contains("longest up to 1") && line.ends_with(": mha_decode"))
         );
-        let round = hopper.sms * 192 / 12;
         assert_eq!(
             shown(&pieces),
             [
-                "longest 2 to 192: mha_prefill".to_owned(),
-                format!("rows up to {round}, longest above 192: mha_wgmma_persistent"),
-                format!("rows above {round}, longest above 192: mha_wgmma_persistent"),
+                "longest 2 to 192: mha_prefill",
+                "longest above 192: mha_wgmma_persistent"
             ]
         );
         let covered = [steps.covered(), pieces.covered()].concat();
@@ -310,12 +303,8 @@ mod tests {
         let hopper = testing::hopper();
         let all = shown(&stored(64, DType::F16).by_length(&hopper));
         assert!(all[..4].iter().all(|line| line.ends_with(": mha_decode")));
-        assert_eq!(all[4], "longest 2 to 192: mha_prefill");
-        assert!(
-            all[5..]
-                .iter()
-                .all(|line| line.ends_with("longest above 192: mha_wgmma_persistent"))
-        );
+        let long = "longest above 192: mha_wgmma_persistent";
+        assert_eq!(all[4..], ["longest 2 to 192: mha_prefill", long]);
         let x = HeadView::TokenMajor {
             offset: 12 * 64,
             stride: 20 * 64,
@@ -352,6 +341,13 @@ mod tests {
 
     #[test]
     fn pieces_with_few_tiles_per_sm_use_finer_tiles() {
+        // With heads of 256, the limit is one tile of 128 rows per SM.
+        let hopper = testing::hopper();
+        let few = u64::from(hopper.sms) * 128 / 12;
+        let pieces = cached(256, DType::F16).by_length(&hopper);
+        assert_eq!(tile(&pieces, few, 512).rows, 64);
+        assert_eq!(tile(&pieces, few + 1, 512).rows, 128);
+
         let hopper = testing::hopper();
         // The limit is four tiles of 192 rows per SM, with 12 heads.
         let few = 4 * u64::from(hopper.sms) * 192 / 12;
