@@ -74,9 +74,9 @@ impl Engine {
             .cache_bytes_needed(prompts, options)?)
     }
 
-    /// Returns a KV cache size, in bytes, for any number of prompts of these lengths. The cache has room for the longest prompts, as many
-    /// as the device or CPU runs concurrently. On a device, the cache takes at most half of the free memory. On a CPU, it takes at most 4
-    /// GiB for requests without a limit on new tokens. In each case, the longest prompt alone fits.
+    /// Returns a KV cache size, in bytes, for prompts of these lengths, of which there may be more than run at once. The cache has room for
+    /// the longest of them, as many as the device or CPU runs concurrently, with two limits: on a device, half of the free memory; on a CPU,
+    /// 4 GiB if the options do not limit the new tokens. The size is never less than the longest prompt needs alone.
     ///
     /// # Errors
     /// Returns the errors of [`default_cache_bytes`](Self::default_cache_bytes).

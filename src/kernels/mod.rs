@@ -1,6 +1,6 @@
 //! Kernels, with one file per kernel. A file contains the kernel's parameters, launch geometry, CPU reference and cases.
 //!
-//! A kernel is plain data: a struct such as [`BiasResidualLayerNorm`](layernorm::BiasResidualLayerNorm) whose fields determine its source
+//! A kernel is plain data: a struct such as [`BiasResidualLayerNorm`] whose fields determine its source
 //! completely. [`Kernel::params`] is the only list of parameters: the generated signature, the launch and the tests are derived from this
 //! list. [`Kernel::reference`] is the definition in f32/f64 against which the CUDA kernel and the fast CPU code are checked.
 
@@ -196,11 +196,11 @@ pub enum Fill {
     BatchInput(BatchInput),
     /// A row of normally distributed logits per sequence. Every third row is rounded to produce ties.
     Logits { vocabulary: u32 },
-    /// A [`DeviceSamplingParams`](decoding::DeviceSamplingParams) for each sequence.
+    /// A [`DeviceSamplingParams`] for each sequence.
     Choices { vocabulary: u32 },
     /// Number of known tokens of each sequence.
     Known,
-    /// Codes of [`Chosen`](decoding::Chosen) for each sequence: token ids and other outcomes.
+    /// Codes of [`Chosen`] for each sequence: token ids and other outcomes.
     Chosen { vocabulary: u32 },
     /// State of a beam search.
     Beams(beam_search::BeamData),

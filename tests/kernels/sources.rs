@@ -66,7 +66,7 @@ static RENDERINGS: LazyLock<Vec<Rendering>> = LazyLock::new(|| {
         .collect()
 });
 
-/// The renderings for review by the path of their template or partial.
+/// For each path of a template or partial, the renderings that are chosen for review.
 static REVIEWED: LazyLock<BTreeMap<&str, Vec<&Rendering>>> = LazyLock::new(|| chosen(&RENDERINGS));
 
 #[test]

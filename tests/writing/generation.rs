@@ -869,7 +869,8 @@ fn many_requests_on_a_device_move_together_and_grow_apart() {
     let prompts = prompts(&lens);
     let options = |i: usize| {
         let mut options = ways[i % 3].clone();
-        // Most sequences end early, so that the remaining ones are relocated. Two sequences are longer than the initial room.
+        // Most sequences end early, so that the remaining ones are relocated. Two sequences have more tokens than
+        // the device's table holds initially.
         options.rules.max_new_tokens = if i % 30 == 20 { 280 } else { 5 + i % 9 };
         options.seed = i as u64;
         options
@@ -981,7 +982,7 @@ fn searches_on_a_device_are_those_of_the_cpu_and_move_and_grow() {
     let prompts = prompts(&lens);
     let options = |i: usize| {
         let mut options = ways[i % ways.len()].clone();
-        // Some requests have no beams. Two searches are longer than the initial room.
+        // Some requests have no beams. Two searches may reach more tokens than the device's table holds initially, so that the table grows.
         if i % 4 == 3 {
             options.beams = None;
         }

@@ -210,8 +210,8 @@ proptest! {
 
 #[test]
 fn no_request_starves_under_packed_at_full_load() {
-    // The device computes a million tokens per second, and requests with 850,000 tokens arrive per second. Short high-class requests with
-    // deadlines arrive constantly, next to long requests of the lowest class from another tenant.
+    // The device computes a million tokens per second, and the requests that arrive in a second have about 850,000 tokens in total. Short
+    // high-class requests with deadlines arrive constantly, next to long requests of the lowest class from another tenant.
     let costs = Straight {
         batch: 50,
         ..Straight::default()

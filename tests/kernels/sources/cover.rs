@@ -36,8 +36,8 @@ impl Rendering {
     }
 }
 
-/// Returns the renderings for review by the path of their template or partial. Any two neighbouring lines in a rendering of a path are also
-/// neighbours in a chosen rendering of the path. Ties go to the rendering that comes first in `all`.
+/// Returns, for each path of a template or partial, the renderings that are chosen for review. Any two neighbouring lines in a rendering of
+/// a path are also neighbours in a chosen rendering of the path. Ties go to the rendering that comes first in `all`.
 pub fn chosen(all: &[Rendering]) -> BTreeMap<&'static str, Vec<&Rendering>> {
     let mut by_path: BTreeMap<&str, Vec<&Rendering>> = BTreeMap::new();
     let mut distinct = HashSet::new();
