@@ -139,8 +139,7 @@ pub(crate) fn run(args: Args) -> Outcome {
 }
 
 impl Args {
-    /// Returns the program, its maximum sequence length, and the engine unless requests are only
-    /// planned.
+    /// Returns the program, its maximum sequence length, and the engine; `None` if requests are only planned.
     fn model(&self) -> Result<(Program, Option<u32>, Option<Engine>), Report> {
         let config = match &self.config {
             Some(file) => config(file)?,
@@ -259,7 +258,7 @@ fn largest(values: &[u64]) -> u64 {
 }
 
 impl Stream {
-    /// Returns footprint over lower bound for each request.
+    /// Returns the ratio of the footprint to the lower bound for each request.
     fn ratios(&self, lower_bound: &[u64]) -> Vec<f64> {
         let pairs = self.footprint.iter().zip(lower_bound);
         pairs

@@ -41,7 +41,7 @@ struct Row {
     set: String,
     program: &'static str,
     launches: usize,
-    /// Time of a whole run (`ms`), and the sum of its classes (`sum_ms`).
+    /// Time of a whole run (`ms`), and the sum of the times of its kernel classes (`sum_ms`), in milliseconds.
     ms: f32,
     sum_ms: f32,
     classes: Vec<Part>,

@@ -82,7 +82,7 @@ struct Written {
     cleaning: Cleaning,
     /// Bytes of the cache that are not available to other sequences.
     held: Vec<u64>,
-    /// Bytes of unfinished sequences.
+    /// Bytes of the cache that unfinished sequences use.
     running: Vec<u64>,
     /// Number of unfinished sequences.
     sequences: Vec<usize>,

@@ -55,7 +55,7 @@ enum PeerVariant {
 }
 
 impl PeerVariant {
-    /// Returns the name in the script.
+    /// Returns the name of the variant in the peer script.
     fn name(self) -> &'static str {
         match self {
             PeerVariant::Compile => "compile",

@@ -177,7 +177,7 @@ impl Args {
     }
 }
 
-/// Returns the error for timings of another card or another NVRTC.
+/// Returns the error for timings of another card or another NVRTC than expected; `None` if both match.
 fn refusal(found: TimedOn, expected: TimedOn) -> Option<TimingsError> {
     let of_card = TimedOn {
         nvrtc: expected.nvrtc,

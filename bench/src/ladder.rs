@@ -242,8 +242,8 @@ fn describe(rung: &Rung) -> Described {
     }
 }
 
-/// Returns the number of launches in the first iteration of a description's loop, whose values are
-/// named `loop.0.…`.
+/// Returns the number of launches in the first iteration of a description's loop, whose values are named `loop.0.…`; `None` if there are
+/// none.
 fn launches_a_layer(launched: &[&Step]) -> Option<usize> {
     let first = |name: &str| {
         let mut parts = name.split('.');

@@ -53,7 +53,7 @@ impl Launched {
         }
     }
 
-    /// Returns the kernel for `rows` rows of an isolated site, which is not in a chain with other sites.
+    /// Returns the kernel for `rows` rows of an isolated site, which no launch fuses with other sites.
     ///
     /// # Errors
     /// Returns an error for a site that no kernel supports on the card.

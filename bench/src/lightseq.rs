@@ -244,7 +244,7 @@ fn speedups(rows: &[Row], baseline: &str, translates: bool) -> Result<Option<Fig
     }))
 }
 
-/// The parts of figure 4, with the classes that each sums.
+/// The parts of figure 4, each with the kernel classes whose times it sums.
 const PARTS: [(&str, &[&str]); 4] = [
     ("GEMM", &["GEMM"]),
     ("attention", &["attention", "softmax"]),

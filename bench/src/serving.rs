@@ -53,10 +53,10 @@ struct Bench {
     seed: u64,
 }
 
-/// A scheduler that measures its own decisions.
+/// A scheduler that measures the decisions of `inner`.
 struct Timed {
     inner: Box<dyn Scheduler>,
-    /// For each decision, the ratio of its duration to the time of the resulting batches.
+    /// For each decision to run batches, the ratio of the decision's duration to the estimated time of the batches.
     shares: Vec<f64>,
 }
 
@@ -709,7 +709,7 @@ fn of_tcb(bench: &Bench, page: &mut Page<'_>) -> Result<(), Report> {
     )
 }
 
-/// Figure 15: other orders compared with DAS, by number of rows, variance of lengths and row length.
+/// TCB's figure 15: other scheduling orders compared with DAS, by number of rows, variance of lengths and row length.
 fn of_tcb_schedulers(bench: &Bench, page: &mut Page<'_>, batch: u64) -> Result<(), Report> {
     let orders = [
         ("concat-sjf", "SJF"),

@@ -48,8 +48,8 @@ pub(crate) struct Sets {
 }
 
 impl Sets {
-    /// Returns the selected sets that fit the model's position table. Without a selection and a
-    /// file, returns the sets named in `usual`.
+    /// Returns the selected sets that fit the model's position table. If no names are given, all sets of the file are selected, or the sets
+    /// named in `usual` if there is no file.
     pub(crate) fn read(&self, usual: &[&str], limits: &Limits) -> Result<Vec<Set>, Report> {
         let all = sets::load(self.workloads.as_deref())?;
         let usual = || usual.iter().map(|&name| name.to_owned()).collect();

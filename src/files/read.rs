@@ -208,8 +208,8 @@ impl Beginning {
         }
     }
 
-    /// Reads the rest, and returns all bytes as text; `None` if they are not UTF-8, even if the
-    /// file exceeds the limit.
+    /// Reads the rest, and returns all bytes as text, or `None` if they are not UTF-8. At most one byte more than the limit is read. If a
+    /// file exceeds the limit, and these bytes are already invalid UTF-8, the result is `None` instead of an error.
     ///
     /// # Errors
     /// Returns the errors of [`Beginning::rest`].

@@ -354,8 +354,8 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
     }
 }
 
-/// Returns the shape of an operator without a rule of its own, which is that of `x`, a matrix. The other operands are vectors as long as its
-/// rows, or a residual with its shape.
+/// Returns the shape of the result of an operator that has no rule of its own. The result has the shape of `x`, which is a matrix. Each
+/// other operand is a vector with an element for each column of `x`, or a residual with the shape of `x`.
 fn of_rows(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
     let width = matrix(of[0])?.into();
     for (slot, &shape) in op.slots().iter().zip(of) {

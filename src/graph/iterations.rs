@@ -33,12 +33,12 @@ fn index_ranges(mut indices: Vec<u64>) -> String {
     format!("{{{}}}", words.join(","))
 }
 
-/// An item of a report that belongs to a value, with the names of other values.
+/// An item of a report about a value. Its texts may also contain names of other values.
 pub trait Iterated: Clone + PartialEq {
     /// Returns the name of the value.
     fn name(&self) -> &str;
 
-    /// Applies `name` to all texts with names.
+    /// Returns the item with all its texts that contain names replaced by the results of `name`.
     fn renamed(&self, name: &dyn Fn(&str) -> String) -> Self;
 }
 
@@ -57,8 +57,8 @@ impl<T: Iterated> Alike<'_, T> {
         self.indices.len().max(1)
     }
 
-    /// Returns the first item, with all iterations in place of its index. Names of later iterations, for example a reader's, get the
-    /// corresponding later indices.
+    /// Returns the first item, with the indices of all iterations in place of its own index. An index of another iteration, for example in
+    /// the name of a reader, is replaced by all indices shifted by the same distance.
     pub fn shown(&self) -> T {
         let [own, _, ..] = self.indices.as_slice() else {
             return self.first.clone();
@@ -71,7 +71,7 @@ impl<T: Iterated> Alike<'_, T> {
     }
 }
 
-/// Groups equal items. The groups are in the order of their first items.
+/// Groups items that differ only in the iteration of a loop. The groups are in the order of their first items.
 pub fn alike<T: Iterated>(items: &[T]) -> Vec<Alike<'_, T>> {
     let mut all: Vec<(T, Alike<'_, T>)> = Vec::new();
     for item in items {

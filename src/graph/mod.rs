@@ -100,7 +100,8 @@ pub struct Graph {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     pub name: String,
-    /// Stream to which the part's caches belong.
+    /// Name of the part's stream: the kind of tokens that the part runs on, such as "source". Positions of the part's caches are positions
+    /// of these tokens.
     pub stream: String,
 }
 
@@ -137,7 +138,7 @@ impl Graph {
         Ok(id)
     }
 
-    /// Sets the parts of a model that has several.
+    /// Sets the parts of a model with several parts.
     pub fn set_parts(&mut self, parts: Vec<Part>) {
         self.parts = parts;
     }
@@ -255,7 +256,7 @@ impl Graph {
             .map(|e| (e.id(), e.target(), *e.weight()))
             .collect();
         for (edge, target, slot) in edges {
-            // The replacement may read the replaced value. In that case, this edge is kept.
+            // The replacement `new` may itself read `old`, and continues to do so.
             if target != new {
                 self.inner.remove_edge(edge);
                 self.inner.add_edge(new, target, slot);
@@ -294,7 +295,7 @@ impl Graph {
         Ok(())
     }
 
-    /// Removes the unread nodes of `candidates`, and recursively their unread operands.
+    /// Removes the unread nodes of `candidates`, and recursively their unread operands. Outputs and caches are kept.
     fn remove_unread(&mut self, mut candidates: Vec<NodeId>) {
         while let Some(id) = candidates.pop() {
             let is_kept = |id| self.is_output(id) || matches!(self.op(id), Op::Cache { .. });

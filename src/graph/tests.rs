@@ -118,7 +118,7 @@ fn an_invalid_rewrite_changes_nothing() {
 
 #[test]
 fn buckets_match_transformers() {
-    // Hashes of the rows for distances −1100 to 1100, from `T5Attention._relative_position_bucket` of transformers 5.23.
+    // Hashes of the rows for distances −1100 to 1100, from `T5Attention._relative_position_bucket` of the library transformers 5.23.
     let rows: [(bool, u32, u32, u64); 14] = [
         (true, 32, 128, 226150528736991970),
         (true, 12, 20, 618439699497466452),
@@ -157,7 +157,7 @@ fn buckets_match_transformers() {
     }
 }
 
-/// Expected values are from `make_log_bucket_position` of transformers.
+/// Expected values are from `make_log_bucket_position` of the library transformers.
 #[test]
 fn positions_match_transformers() {
     let check = |span, reach, expected: &[(i64, u64)]| {

@@ -39,8 +39,8 @@ pub enum WeightExpr {
     /// The computed ALiBi slope of each head times `scale`, `[heads]`.
     Slopes { heads: u64, scale: Factor },
     /// Rows of a checkpoint tensor with stored dimensions `dims`. The rows of the tensor form `groups` equal parts, and `rows` rows of each
-    /// part are read, starting at row `from`. The first `interleaved` of these (an even number) are reordered: rows at even positions
-    /// precede rows at odd positions.
+    /// part are read, starting at row `from` of the part. The first `interleaved` of the rows that are read (an even number) are reordered:
+    /// rows at even positions precede rows at odd positions.
     Rows {
         name: String,
         dims: Vec<u64>,
@@ -76,7 +76,7 @@ pub enum WeightExpr {
     /// A quantized matrix of the checkpoint, with its columns sorted by quantization group.
     OrderedColumns { name: String, dims: [u64; 2] },
     /// A tensor of the checkpoint whose rows (or elements) are reordered like the columns of the matrix `by`, which is read as
-    /// [`OrderedColumns`](Self::OrderedColumns). The tensor consists of equal parts, each with one row for each of these columns.
+    /// [`OrderedColumns`](Self::OrderedColumns). The tensor consists of equal parts. Each part has one row for each column of `by`.
     OrderedRows {
         name: String,
         dims: Vec<u64>,
@@ -84,8 +84,8 @@ pub enum WeightExpr {
         by: String,
         by_dims: [u64; 2],
     },
-    /// A matrix of the checkpoint, of whose first `interleaved` columns (an even number) those at even positions precede those at odd
-    /// positions.
+    /// A matrix of the checkpoint. Its first `interleaved` columns (an even number) are reordered: columns at even positions precede
+    /// columns at odd positions.
     InterleavedColumns {
         name: String,
         dims: [u64; 2],
@@ -135,14 +135,14 @@ pub struct Bound {
 pub struct BoundLinear {
     #[serde(deserialize_with = "parts")]
     pub weight: Vec<WeightExpr>,
-    /// Empty if there is none.
+    /// Bias of the linear layer; empty if there is none.
     #[serde(deserialize_with = "parts")]
     pub bias: Vec<WeightExpr>,
     /// First output that the value depends on.
     pub from: u64,
     /// Number of outputs that the value depends on.
     pub outputs: u64,
-    /// Whether the value is a gate: the product of the first half of the outputs and the second half.
+    /// Whether the value is a gate: the activation of the first half of the outputs times the second half.
     pub gated: bool,
 }
 
@@ -310,7 +310,8 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
     parts.collect()
 }
 
-/// Maps a row of [`WeightExpr::Rows`], whose first `interleaved` rows are reordered, to its index among the stored rows of a part.
+/// Returns the index at which row `row` of a part of [`WeightExpr::Rows`] is stored, counted from the first row that is read. The first
+/// `interleaved` rows of a part are reordered.
 pub fn interleaved_row(row: u64, interleaved: u64) -> u64 {
     let half = interleaved / 2;
     match row {
@@ -326,7 +327,7 @@ pub fn resized_heads_at(row: u64, column: u64, from: u64, to: u64) -> f32 {
     f32::from(u8::from(is_one))
 }
 
-/// Returns the total number of rows of stacked tensors.
+/// Returns the total number of rows of tensors that are stacked along their first dimension.
 fn stacked_rows(parts: &[WeightExpr]) -> u64 {
     parts.iter().filter_map(|p| p.dims().first().copied()).sum()
 }
@@ -406,7 +407,8 @@ impl WeightExpr {
         }
     }
 
-    /// Returns the bound from which scales of products or of their inputs are computed; `None` for other weights.
+    /// Returns the bound from which the weight is computed, if it is a scale of a value in E4M3 or of products with such a value; `None`
+    /// for other weights.
     pub fn bound(&self) -> Option<&Bound> {
         match self {
             WeightExpr::ProductScales { input: bound, .. } | WeightExpr::Scale(bound) => {

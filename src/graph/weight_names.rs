@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Alternative names in checkpoints for the tensors of a graph.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WeightNames {
-    /// Prefixes of published names, such as `bert.`; often includes the empty prefix.
+    /// Prefixes of published names, such as `bert.`. The empty prefix is tried even if it is not listed.
     pub prefixes: Vec<String>,
     /// Suffixes with their alternatives, for example `LayerNorm.weight` and `LayerNorm.gamma`.
     pub endings: Vec<(String, Vec<String>)>,
@@ -14,7 +14,7 @@ pub struct WeightNames {
     /// Folders with separate weights, next to the checkpoint's files. Tensors of `2_Dense` are called `2_Dense/linear.weight` and have no
     /// alternative names.
     pub folders: Vec<String>,
-    /// Tied tensors that are not read, with the names of the tensors that are read instead.
+    /// Names of tied tensors that are not read, each with the name of the tensor that is read instead.
     #[serde(default)]
     pub ties: BTreeMap<String, String>,
     /// Names of tensors that affect no output of the model. One `*` in a name matches any text.
@@ -32,11 +32,11 @@ pub struct Adapter {
     pub index: u32,
     /// Number of adapters of the checkpoint.
     pub count: u32,
-    /// Factor of the product.
+    /// Factor of the product of the two narrow matrices.
     pub scale: f64,
 }
 
-/// Buffers that transformers computes by itself. Checkpoints of older versions contain them.
+/// Buffers that the library transformers computes by itself. Checkpoints of older versions contain them.
 const BUFFERS: [&str; 2] = ["*position_ids", "*rotary_emb.inv_freq"];
 
 impl WeightNames {

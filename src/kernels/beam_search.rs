@@ -223,9 +223,9 @@ impl BeamStep {
     }
 }
 
-/// Applies the diversity penalty to candidates, after the rules. transformers applies this penalty before the rules. For the same result,
-/// the diversity penalty of a candidate that is subject to the repetition penalty is scaled by the same factor, and forced tokens have no
-/// diversity penalty.
+/// Applies the diversity penalty to candidates, after the rules. The library transformers applies the diversity penalty before the rules.
+/// For the same result, the diversity penalty of a candidate that is subject to the repetition penalty is scaled by the same factor, and
+/// forced tokens have no diversity penalty.
 fn diversify(
     candidates: &mut [(u32, f32)],
     taken: &[u32],
@@ -419,7 +419,7 @@ impl Kernel for BeamStep {
                 (own[1], own[2]) = match *kept {
                     Kept::Before(place) => (state(first + place, 1), state(first + place, 2)),
                     Kept::New(step) => {
-                        // Find the first place in the group that holds no kept sequence.
+                        // Find the first row of the group whose `found` holds no kept sequence.
                         let of_group = i / of_group * of_group..(i / of_group + 1) * of_group;
                         let free = of_group.map(|place| place as i64);
                         let place = free.into_iter().find(|place| !used.contains(place));

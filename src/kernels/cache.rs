@@ -133,7 +133,7 @@ impl Pool {
         }
     }
 
-    /// Element that is stored for `value`. The scale is 1 without scales.
+    /// Element that is stored for `value`. `scale` is 1 if the cache has no scales.
     pub(super) fn round(self, value: f32, scale: f32) -> f32 {
         self.element().round(value / scale)
     }

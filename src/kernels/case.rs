@@ -3,7 +3,7 @@
 /// A batch with which a kernel is checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Case {
-    /// Name in reports: `tiny`, `ragged`, `model`.
+    /// Name in reports, e.g. `tiny`, `ragged` or `model`.
     pub name: &'static str,
     pub lens: Vec<u32>,
     /// Number of tokens of each sequence that are already in the KV cache.

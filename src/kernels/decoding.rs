@@ -73,7 +73,7 @@ pub struct ChooseToken {
 
 /// Threads per CTA. With more threads, a thread would have too few registers for its sums.
 const THREADS: u32 = 512;
-/// CTAs per SM of a launch, unless there are more rows than CTAs. This number of CTAs runs concurrently on an SM.
+/// Max number of CTAs per SM of a launch, all of which run concurrently. If there are more rows than these CTAs, each row has one CTA.
 const CTAS_PER_SM: u64 = 1;
 impl ChooseToken {
     /// Max number of groups of a row.

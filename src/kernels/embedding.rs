@@ -177,7 +177,7 @@ impl EmbeddingLayerNorm {
     ///
     /// # Panics
     ///
-    /// Panics if there are no tables, or more than [`Self::MAX_TABLES`]. Such sums must not be fused.
+    /// Panics if there are no tables, or more than [`Self::MAX_TABLES`]. Callers must not fuse such sums.
     fn named(&self) -> impl Iterator<Item = (&Table, &'static str, &'static str)> {
         assert!(
             (1..=Self::MAX_TABLES).contains(&self.tables.len()),

@@ -68,7 +68,7 @@ pub struct Tile {
 /// A GEMM for any GPU. In f16 and bf16, it uses `mma.sync`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Gemm {
-    /// Must have no gate, and a 16-bit, 32-bit or packed weight.
+    /// Must have no gate. The weight has the type of x or is packed.
     pub problem: GemmProblem,
     pub tile: Tile,
 }
@@ -130,7 +130,7 @@ impl Kernel for Gemm {
         let GemmProblem { n, k, .. } = self.problem;
         // On tensor cores a lane stores at most four neighbouring columns, in 8 bytes.
         let store = if self.on_tensor_cores() { 8 } else { 16 };
-        // With a classifier's few columns, or with a weight that is converted, ptxas might otherwise spill registers to fit more CTAs.
+        // With few columns (a classifier), or with a packed weight, ptxas might otherwise spill registers to fit more CTAs.
         let min_ctas = if n < 8 || !self.problem.is_plain() {
             ", 1"
         } else {

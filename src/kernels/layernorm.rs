@@ -32,8 +32,8 @@ pub enum Variance {
     TwoPass,
 }
 
-/// Max number of bytes that a LayerNorm reads and writes for which it keeps its result in L2: about half of the L2 of an H200. The next
-/// kernel would find little of a larger result in L2.
+/// A LayerNorm that reads and writes at most this number of bytes keeps its result in L2. The limit is about half of the L2 of an H200. The
+/// next kernel would find little of a larger result in L2.
 const KEPT_BYTES: u64 = 25_000_000;
 
 /// `x [rows, width]`, `gamma`, `beta [width]` → `out [rows, width]`.

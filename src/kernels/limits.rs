@@ -6,7 +6,7 @@ use crate::{
     tensor::DType,
 };
 
-/// Max elements of a tensor. It exceeds the memory of any machine.
+/// Max elements of a tensor. It exceeds the memory of any GPU.
 pub const MAX_ELEMENTS: u64 = 1 << 40;
 
 pub(super) fn real(what: &str, value: f32) -> Result<(), String> {

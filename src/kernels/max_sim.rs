@@ -31,7 +31,7 @@ const WARPS: u32 = THREADS / 32;
 const STAGED_BYTES: u32 = 64 << 10;
 
 impl MaxSim {
-    /// Max width for which `STAGED_BYTES` hold the fewest vectors of a query that are multiplied at once.
+    /// Max width. In 16 bits, `STAGED_BYTES` hold eight vectors of this width, which an MMA needs at once.
     pub const MAX_WIDTH: u32 = 4096;
 
     fn is_mma(&self) -> bool {
@@ -71,7 +71,8 @@ impl MaxSim {
         }
     }
 
-    /// Warps that handle a piece of a document: enough for two groups of rows each in a document of mean length.
+    /// Number of warps that handle a piece of a document: the smallest power of two for which a warp has at most two groups of rows of a
+    /// document of mean length, but at most all warps of the CTA.
     fn team(&self, extents: &Extents) -> u32 {
         let mut team = 1;
         while team < WARPS

@@ -123,8 +123,8 @@ impl KernelSpec {
         [Upload.into(), PackScan.into(), PackTokens.into()]
     }
 
-    /// Kernels that run after a decode step whose program writes logits `[batch, vocabulary]`. They select tokens, find beam candidates,
-    /// run the beam search step, and write the next step's batch data.
+    /// Kernels that run after and between the decode steps of a program that writes logits `[batch, vocabulary]`. They select tokens, find
+    /// beam candidates, run the beam search step, write the next step's batch data, and store the host's edits of the rows.
     pub fn decoding(vocabulary: u32, dtype: DType) -> [KernelSpec; 5] {
         [
             ChooseToken { vocabulary, dtype }.into(),
@@ -453,7 +453,7 @@ pub trait Kernel {
         ))
     }
 
-    /// Reason why the kernel has no CUDA source; `None` unless only the CPU executor runs the kernel.
+    /// Reason why only the CPU executor can run the kernel; `None` if the kernel has CUDA source.
     fn cpu_only(&self) -> Option<String> {
         None
     }

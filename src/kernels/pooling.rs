@@ -253,7 +253,8 @@ impl MaxPool {
     /// Max packs of a row that a thread's registers hold.
     const MAX_PACKS: u32 = 8;
 
-    /// CTAs per sequence: one, unless a row exceeds the registers of a CTA. Wider rows are split so that each thread has one pack.
+    /// CTAs per sequence: one, unless a row exceeds the registers of a CTA. Rows that exceed the registers are split so that each thread
+    /// has one pack.
     fn ctas(&self) -> u32 {
         let packs = self.width / vector_width(self.dtype, &[self.width]);
         match packs.div_ceil(POOL_THREADS) {

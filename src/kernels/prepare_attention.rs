@@ -47,8 +47,8 @@ struct Lanes {
     pack: u32,
     /// Number of lanes per head, a power of two.
     lanes: u32,
-    /// Number of packs per lane. A lane also holds the same number of packs of the columns with which these packs are paired in the
-    /// rotation.
+    /// Max number of packs per lane, not counting packs of the second columns of rotated pairs. The lane with the first column of a pair
+    /// also holds the second column.
     items: u32,
 }
 
@@ -63,7 +63,7 @@ impl PrepareAttention {
 
     /// Max columns per head. A warp keeps a head in registers.
     pub const MAX_HEAD: u32 = 256;
-    /// Max number of tokens for which one CTA per token would leave SMs idle.
+    /// Max number of tokens for which several CTAs share a token. So few CTAs of one token each would not fill the GPU.
     const FEW_TOKENS: u64 = 1024;
     /// Max tokens per CTA. The angles of all tokens of a CTA are computed in parallel.
     const MAX_TOKENS: u64 = 8;
@@ -269,8 +269,8 @@ impl Kernel for PrepareAttention {
         }
     }
 
-    /// With many tokens, each CTA processes one or more whole tokens. Their number is small enough that every SM gets its min number of
-    /// CTAs. With few tokens, each CTA processes some heads of one token: the number of heads that it can process at once.
+    /// With many tokens, each CTA processes one or more whole tokens. The number of tokens per CTA is small enough that every SM gets its
+    /// min number of CTAs. With few tokens, each CTA processes some heads of one token: the number of heads that it can process at once.
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let tokens = extents.tokens.max(1);
         let at_once = u64::from(machine.sms) * Self::CTAS_PER_SM;

@@ -1,5 +1,5 @@
-//! RMSNorm of a branch, the addition of the result to the residual stream, and RMSNorm of the sum: the norms after and before the parts of a
-//! layer in models that have both (Gemma 2, "sandwich norms").
+//! RMSNorm of a branch, the addition of the result to the residual stream, and RMSNorm of the sum: in models with norms before and after
+//! each sublayer (Gemma 2, "sandwich norms"), the norm after a sublayer and the norm before the next one.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,8 +22,8 @@ pub struct RmsNormSum {
     pub dtype: DType,
 }
 
-/// Values per element that this kernel reads and writes, relative to the three of LayerNorm with a residual, for which the cost of an
-/// element was fitted.
+/// Number of values that this kernel reads and writes per element (four), relative to LayerNorm with a residual (three), to which the cost
+/// per element was fitted.
 const ACCESSES: f64 = 4.0 / 3.0;
 
 impl RmsNormSum {

@@ -60,7 +60,8 @@ impl Teams {
     const DEFAULT_PER_THREAD: u32 = 32;
     /// Max elements per thread, over all rows of its team, without spills.
     const MAX_PER_THREAD: u32 = 64;
-    /// Max number of narrow rows per SM that count as few rows. It was measured at a width of 384.
+    /// Max number of rows per SM up to which [`by_rows`](Self::by_rows) selects [`for_few_rows`](Self::for_few_rows), unless rows are wide
+    /// (`is_wide`). The limit was measured at a width of 384.
     const FEW_ROWS_PER_SM: u64 = 27;
     /// Max resident warps per SM.
     const WARPS_PER_SM: u32 = 64;
@@ -85,8 +86,9 @@ impl Teams {
         Self { warps, x_rows }
     }
 
-    /// Returns the teams for launches whose rows are all resident at once. A team has one row. It has up to eight warps, as long as each
-    /// lane has a pack, so that a row is read, reduced and written in the fewest steps.
+    /// Returns the teams for launches whose rows are all resident at once. A team has one row and up to eight warps, as long as each lane
+    /// has a pack, so that a row is read, reduced and written in the fewest steps. Returns the usual teams if they have more warps, or if a
+    /// row has fewer packs than a warp has lanes.
     pub fn for_few_rows(width: u32, dtype: DType) -> Self {
         let packs = width / vector_width(dtype, &[width]);
         let usual = Self::usual(width, dtype);
@@ -116,10 +118,10 @@ impl Teams {
 
     /// [`Teams::by_rows`] for kernels that also read a residual.
     ///
-    /// If slightly more rows than fit at once are launched, a second wave runs and the launch takes about twice as long. The method
-    /// therefore returns the first teams that keep all rows resident, starting with the teams for few rows. If no teams keep all rows
-    /// resident, it returns the teams for few rows, because their small CTAs leave the smallest tail. This was measured on an H200 with
-    /// 16-bit rows of 768 and 1024 elements.
+    /// If slightly more rows than fit at once are launched, a second wave runs and the launch takes about twice as long. The dispatch
+    /// therefore selects the first teams that keep all rows resident, starting with the teams for few rows. If no teams keep all rows
+    /// resident, the dispatch selects the teams for few rows, because their small CTAs leave the smallest tail. It was measured on an H200
+    /// with 16-bit rows of 768 and 1024 elements. For f32 and for narrow rows, the dispatch is [`Teams::by_rows`].
     pub fn by_rows_with_residual(
         width: u32,
         dtype: DType,

@@ -168,7 +168,7 @@ pub(super) struct Builder<'a> {
     end: Option<SequenceEnd>,
     /// Id before the first token of a sequence.
     first: Option<u32>,
-    /// The number of positions that the rotary positions have for the longest contexts.
+    /// Number of positions that the rotary frequencies for long contexts support; `None` if no `rotary` has such frequencies.
     extended: Option<u32>,
     expectations: Vec<Expectation>,
 }

@@ -148,7 +148,7 @@ impl<'a> Values<'a> {
         Ok(())
     }
 
-    /// Returns the first origin that is present.
+    /// Returns the first origin that config.json has. An expression or an activation's name always counts as present.
     fn chosen(&self, definition: &'a Definition) -> Option<&'a At<Origin>> {
         definition.origins.iter().find(|o| match &o.value {
             Origin::Key(key) | Origin::Length(key) => lookup(self.config, key).is_some(),
@@ -399,7 +399,7 @@ impl<'a> Values<'a> {
         Ok(eps)
     }
 
-    /// Returns the activation `name`; `None` if it is not defined. The check of names has already rejected such names.
+    /// Returns the activation `name`; `None` if it is not defined, which the check of names has already excluded.
     pub fn activation(&self, name: &str) -> Result<Option<Activation>, ModelError> {
         let mut definitions = self.ast.activations.iter();
         let definition = definitions.find(|d| d.name.value == name);

@@ -361,7 +361,7 @@ impl Model {
     }
 }
 
-/// Returns whether the name of a transformers class is that of a model with a head, such as `BertForQuestionAnswering` or
+/// Returns whether the name of a class of Hugging Face transformers is that of a model with a head, such as `BertForQuestionAnswering` or
 /// `GPT2DoubleHeadsModel` rather than `BertModel`.
 fn has_head(class: &str) -> bool {
     let is_for = |at: usize| class[at + 3..].starts_with(|c: char| c.is_ascii_uppercase());

@@ -43,8 +43,8 @@ impl Description {
         tasks
     }
 
-    /// Returns the keys of config.json that select what is computed, in the order of the file: the keys of choices and of activation
-    /// functions. Sizes are not included.
+    /// Returns the keys of config.json that select what is computed, in the order of the file: the keys of activation
+    /// functions and of `When` statements. Sizes are not included.
     pub fn options(&self) -> Vec<String> {
         let mut keys = Vec::new();
         let mut add = |key: &str| {

@@ -1,5 +1,5 @@
 //! Frequencies of rotary position embeddings, and the published ways to scale them for longer sequences, computed like
-//! transformers' `modeling_rope_utils`.
+//! `modeling_rope_utils` of Hugging Face transformers.
 
 use std::{f64::consts::TAU, ops::Range};
 
@@ -72,13 +72,13 @@ pub(super) struct RotaryParams {
     pub extended: Option<u32>,
 }
 
-/// Key of config.json with the number of positions that a model was trained for.
+/// Key of config.json with the number of positions, before or after scaling, depending on the kind of scaling.
 const POSITIONS: &str = "max_position_embeddings";
 
 /// Key of config.json with the maximum number of tokens of a sequence that the caller needs.
 pub const MAX_CONTEXT: &str = "max_context";
 
-/// Frequencies, the factor of the rotated values, the number of positions, and the number of positions with other frequencies.
+/// Frequencies, the factor of the rotated values, and the numbers of positions with these frequencies and with those for long contexts.
 type Scaled = (Vec<f64>, f64, Option<u32>, Option<u32>);
 
 impl Values<'_> {
@@ -301,7 +301,7 @@ impl Published<'_> {
 
     /// Divides each frequency by its own factor (LongRoPE, Ding et al. 2024). There is a list of factors for contexts of up to the original
     /// number of positions, and one for longer contexts. The maximum context selects one list for all sequences, as in vLLM, because keys in
-    /// a cache cannot be rotated again when a sequence grows. transformers selects a list for each forward pass.
+    /// a cache cannot be rotated again when a sequence grows. Hugging Face transformers selects a list for each forward pass.
     fn longrope(&self, plain: Vec<f64>, published: Option<u32>) -> Result<Scaled, ModelError> {
         let short = self.factors("short_factor", plain.len())?;
         let long = self.factors("long_factor", plain.len())?;

@@ -150,9 +150,9 @@ impl Description {
     }
 }
 
-/// Returns the shipped description for a `model_type`. Some checkpoints use the `model_type` of another model and differ in a
-/// key, so the first description whose requirements `config` meets is chosen. If there is none, the first one is returned, which
-/// then reports the unmet requirement.
+/// Returns the shipped description for a `model_type`; `None` if no description supports it. Some checkpoints use the `model_type` of
+/// another model and differ in a key, so the first description whose requirements `config` meets is chosen. If `config` meets the
+/// requirements of none, the first description for the `model_type` is returned, which then reports the unmet requirement.
 fn described_by(
     model_type: &str,
     config: &Map<String, Value>,

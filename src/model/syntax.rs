@@ -71,7 +71,7 @@ pub(super) struct Requirement {
     pub is: Vec<serde_json::Value>,
     /// Value that the model uses if the key is absent; `None` if any value in `is` is possible.
     pub default: Option<serde_json::Value>,
-    /// If given, the requirement applies only if this other key of config.json has one of these values.
+    /// Another key of config.json, and some values of it. If given, the requirement applies only if the key has one of the values.
     pub only: Option<(At<String>, Vec<serde_json::Value>)>,
     /// Outputs for which the requirement applies; `None` for all.
     pub outputs: Option<Vec<At<String>>>,

@@ -32,7 +32,7 @@ impl Epilogue {
         }
     }
 
-    /// Number of operands besides `x` and the weight.
+    /// Number of operands of the epilogue: the bias and the residual, if present.
     pub const fn operands(self) -> usize {
         self.bias as usize + self.residual as usize
     }

@@ -151,7 +151,7 @@ impl FoldHeadLayout {
     }
 }
 
-/// Heads that are split from the columns of a tensor.
+/// Heads that [`Op::SplitHeads`] splits from the columns of a tensor.
 struct Split {
     source: NodeId,
     view: HeadView,

@@ -45,8 +45,8 @@ impl Pass for HoistPooledToken {
 }
 
 impl HoistPooledToken {
-    /// Returns the values that only pools or other returned values read. Pools can be moved before these values. Returns no values if no
-    /// linear layer is among them, because the additional pools would then save nothing.
+    /// Returns the values that only pools or other returned values read. Pools can be moved before these values. Returns no values if the
+    /// graph has caches, and if no linear layer is among them, because the additional pools would then save nothing.
     fn hoisted(
         &self,
         graph: &Graph,

@@ -11,11 +11,12 @@ use crate::{
 /// Name in reports.
 pub(super) const NAME: &str = "order_inputs";
 
-/// Puts the inputs of linear layers in the order of the groups of their weights, where the layer before can compute them in this order:
-/// `linear(act(linear(x, a)), b)` becomes `linear(act(linear(x, rows(a))), columns(b))`. Kernels read only groups of neighbouring
-/// columns, and `ordered` has the weights whose groups are not. Other such weights are dequantized.
+/// Reorders the inputs of linear layers whose weights have quantization groups that are not runs of adjacent columns (`ordered`). Kernels
+/// support only runs, so the columns of such a weight are sorted by group. The preceding linear layer must compute its outputs in this
+/// order: `linear(act(linear(x, a)), b)` becomes `linear(act(linear(x, rows(a))), columns(b))`. If it cannot, the weight is dequantized
+/// instead.
 ///
-/// The values between the layers are in another order, so it runs only if none of them is requested.
+/// The values between the two layers get another order, so the rewrite is refused if one of them is an output or has another reader.
 pub(super) fn run(
     graph: &mut Graph,
     ordered: &BTreeMap<String, Format>,
@@ -52,9 +53,9 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Two linear layers, and the weights that they get.
+/// New weights and biases of two linear layers.
 struct Reordered {
-    /// Layer, slot of the operand, and its new value.
+    /// Linear layer, name of its operand, and the operand's new value.
     operands: Vec<(NodeId, &'static str, WeightExpr)>,
 }
 
@@ -77,10 +78,11 @@ impl Reordered {
     }
 }
 
-/// Returns the layers with the inputs of `id` in order.
+/// Returns the new operands of the linear layer `id`, whose weight is `expr`, and of the linear layer before it. With them, the inputs of
+/// `id` are sorted by the groups of the weight.
 ///
 /// # Errors
-/// Returns the reason if nothing can compute them in this order.
+/// Returns the reason if no linear layer can compute the inputs in this order.
 fn reordered(graph: &Graph, id: NodeId, expr: &WeightExpr) -> Result<Reordered, String> {
     let WeightExpr::Stored { name, dims } = expr else {
         return Err("several weights are computed together".to_owned());

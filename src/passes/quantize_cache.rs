@@ -73,7 +73,8 @@ fn rows(graph: &Graph, cache: NodeId) -> CacheRows {
     }
 }
 
-/// Returns the name of the linear layer that computes the rows of a cache, or that of the cache if none does.
+/// Returns the name in the checkpoint of the linear layer that computes the rows of a cache, or the name of the cache's node if there is no
+/// such layer.
 fn linear(graph: &Graph, cache: NodeId) -> String {
     let traced = || {
         let (mut value, mut column) = (cache, 0);
@@ -93,7 +94,7 @@ fn linear(graph: &Graph, cache: NodeId) -> String {
                         return None;
                     };
                     match expr {
-                        // Makes the heads wider.
+                        // This matrix resizes the heads. The column of the same element before the resizing is needed.
                         WeightExpr::ResizedHeads { from, to, .. } => column = column / to * from,
                         _ => {
                             let name = expr.name_of_row(column)?;

@@ -14,7 +14,8 @@ use crate::{
 /// Name of the rewrite, used in reports and to disable it.
 pub(super) const NAME: &str = "quantize_inputs";
 
-/// Columns and rows of weights must be a multiple of this, so that rows start at multiples of 16 bytes.
+/// The number of columns and the number of rows of a weight must be multiples of this. Rows of weights in E4M3 then start at multiples of
+/// 16 bytes.
 const STEP: u64 = 16;
 
 /// Rewrites `linear(x, w)` to `scaled_linear(to_e4m3(x), quantize(w), scale)`.
@@ -107,7 +108,7 @@ fn bound(graph: &Graph, id: NodeId) -> Option<Bound> {
         Op::Linear { epilogue } | Op::ScaledLinear { epilogue } if !epilogue.residual => {
             linear(graph, id, None, false)
         }
-        // An activation's result is at most as large as its operand.
+        // The magnitude of an activation's result is at most that of its operand.
         Op::Activate(_) => bound(graph, graph.operand(id, "x")?),
         Op::Gate(_) => {
             let x = graph.operand(id, "x")?;
@@ -120,7 +121,7 @@ fn bound(graph: &Graph, id: NodeId) -> Option<Bound> {
                 _ => None,
             }
         }
-        // The result is a mean of values.
+        // The result is a weighted mean of the rows of `v`.
         Op::Attention(of) => mean_of(graph, id, of.v, of.kv_heads, of.head),
         &Op::Context {
             kv_heads, head, v, ..
@@ -130,7 +131,7 @@ fn bound(graph: &Graph, id: NodeId) -> Option<Bound> {
     }
 }
 
-/// Returns the bound of weighted means of the values `v`, which are columns of a linear layer's result; `None` if no bound is known.
+/// Returns the bound of weighted means of the rows of `v`, which must be columns of a linear layer's result; `None` if no bound is known.
 fn mean_of(graph: &Graph, id: NodeId, view: HeadView, kv_heads: u32, head: u32) -> Option<Bound> {
     let values = graph.operand(id, "v")?;
     let columns = u64::from(kv_heads) * u64::from(head);
@@ -148,8 +149,8 @@ fn mean_of(graph: &Graph, id: NodeId, view: HeadView, kv_heads: u32, head: u32) 
     }
 }
 
-/// Returns the bound of the outputs of a linear layer whose input is a norm. `columns` is the first output and the number of outputs;
-/// `None` means all outputs.
+/// Returns the bound of the outputs of a linear layer. Returns `None` if its input is not a norm, or if [`parts`] of its weight or bias is
+/// `None`. `columns` is the first output and the number of outputs; `None` means all outputs.
 fn linear(graph: &Graph, id: NodeId, columns: Option<(u64, u64)>, gated: bool) -> Option<Bound> {
     let mut x = graph.operand(id, "x")?;
     if *graph.op(x) == Op::ToE4m3 {
@@ -175,7 +176,8 @@ fn linear(graph: &Graph, id: NodeId, columns: Option<(u64, u64)>, gated: bool) -
     })
 }
 
-/// Returns the parts of a stored weight, in any format.
+/// Returns the tensors that a weight concatenates, before quantization. Returns `None` unless each of them is zero or is read from the
+/// checkpoint, possibly transposed, in part or plus 1.
 fn parts(graph: &Graph, mut id: NodeId) -> Option<Vec<WeightExpr>> {
     if matches!(graph.op(id), Op::Quantize(_)) {
         id = graph.operand(id, "weight")?;

@@ -110,7 +110,7 @@ fn published(expr: &WeightExpr, options: &Options) -> Result<Option<Format>, Str
     }
 }
 
-/// Returns whether heads are stored in this format, too.
+/// Returns whether the weights of output heads ([`is_head`]) are quantized to this format, like those of other linear layers.
 fn reaches_heads(format: Format) -> bool {
     match format {
         Format::Plain(_) => true,
@@ -119,7 +119,7 @@ fn reaches_heads(format: Format) -> bool {
     }
 }
 
-/// Whether a linear layer's result reaches the outputs without another linear layer or a norm.
+/// Returns whether a linear layer is a head: no other linear layer or norm is between its result and the outputs.
 fn is_head(graph: &Graph, id: NodeId) -> bool {
     let mut reached = graph.consumers(id);
     let mut seen: HashSet<NodeId> = reached.iter().copied().collect();
@@ -140,7 +140,7 @@ fn is_head(graph: &Graph, id: NodeId) -> bool {
     true
 }
 
-/// Returns the node of the weight in this format, adding it if necessary.
+/// Returns the node of the weight in `format`, adding it if necessary.
 fn quantized(graph: &mut Graph, weight: NodeId, format: Format) -> Result<NodeId, GraphError> {
     let op = Op::Quantize(format);
     let known = graph

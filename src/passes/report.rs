@@ -19,7 +19,7 @@ pub struct Report {
 pub enum Entry {
     Fused {
         pass: &'static str,
-        /// Name of the remaining value.
+        /// Name of the remaining value, by which the report identifies the fusion.
         anchor: String,
         /// The merged operators in their original form, in topological order.
         merged: Vec<Part>,
@@ -113,7 +113,8 @@ impl Report {
     }
 }
 
-/// Merges `reader` with the operator of its first operand. `op` computes both operators, and reads the merged operator's first operand.
+/// Merges `reader` with the operator that computes its first operand. `op` replaces both, and reads the first operand of the merged
+/// operator instead.
 pub(super) fn absorb(
     pass: &'static str,
     graph: &mut Graph,
@@ -154,8 +155,8 @@ impl Group {
         Self { parts, cost }
     }
 
-    /// Records that the group was replaced by its remaining nodes and `added`. No other nodes may have been added to the graph since the
-    /// group was created.
+    /// Records that the group was replaced by those of its nodes that are still in the graph and by `added`. No other nodes may have been
+    /// added to the graph since the group was created.
     pub(super) fn fused(
         self,
         pass: &'static str,

@@ -12,16 +12,19 @@ use crate::{
 ///
 /// The extra tokens of a bucket belong to no sequence, and its extra sequences are empty. A bucket never crosses a bound of a step's
 /// dispatch. It therefore launches the same kernels as its batches, and the rows of a batch are bitwise equal to those of a run without
-/// buckets. A shape is not rounded in three cases: the size of a tensor or a launch depends on more than the numbers of tokens and
-/// sequences (stored scores), the leading dimension of a result is neither tokens nor sequences, or a sequence is too long for every
-/// kernel.
+/// buckets. A batch is not rounded in three cases:
+///
+/// - the size of a tensor or of a launch does not depend on the numbers of tokens and sequences alone (stored scores, for example),
+/// - the leading dimension of an output is neither tokens nor sequences nor a constant, or another dimension is not a constant,
+/// - a sequence is too long for every kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Buckets {
-    /// Bounds on the number of tokens, in ascending order. Buckets do not cross these bounds or those of the following fields.
+    /// Numbers of tokens, in ascending order, at which a bucket must end. The next two fields have the corresponding numbers of sequences,
+    /// and of tokens of the longest sequence.
     tokens: Vec<u64>,
     batch: Vec<u64>,
     longest: Vec<u64>,
-    /// Bounds on the number of keys, each with the range of tokens where it applies.
+    /// Numbers of keys per sequence at which a bucket must end, each with the range of tokens where it applies.
     keys: Vec<(Interval, u64)>,
     /// Batches that are not rounded.
     exact: Vec<Batches>,
@@ -135,14 +138,14 @@ impl Buckets {
     }
 }
 
-/// Returns the bounds that a bucket must not cross, so that it is entirely inside or entirely outside the interval.
+/// Returns the ends of an interval. A bucket that does not cross them is entirely inside or entirely outside the interval.
 fn ends(interval: Interval) -> impl Iterator<Item = u64> {
     let above = (interval.above > 0).then_some(interval.above);
     above.into_iter().chain(interval.up_to)
 }
 
-/// Rounds small numbers of tokens to multiples of 8, the row granularity of GEMMs for small M. Larger numbers are rounded to multiples of a
-/// power of two: at most 1/32 of the number, and at most the 128 rows of a GEMM tile. Unused rows of a tile cost nothing.
+/// Rounds small numbers of tokens up to multiples of 8, the row granularity of GEMMs for small M. Rounds larger numbers up to multiples of
+/// a power of two, which is at most 1/32 of the number, and at most the 128 rows of a GEMM tile. Unused rows of a tile cost nothing.
 fn rounded_tokens(tokens: u64) -> u64 {
     const MIN_STEP: u64 = 8;
     const MAX_STEP: u64 = 128;
@@ -160,7 +163,7 @@ fn power_of_two_up_to(n: u64) -> u64 {
     1 << n.max(1).ilog2()
 }
 
-/// Returns the first of the ascending limits that is at least `size`.
+/// Returns the first of the ascending limits that is at least `size`, or `u64::MAX` if there is none.
 fn next(limits: &[u64], size: u64) -> u64 {
     let at = limits.partition_point(|&limit| limit < size);
     limits.get(at).copied().unwrap_or(u64::MAX)
@@ -193,8 +196,8 @@ fn depends_on_tokens_and_sequences(program: &Program, step: &Step) -> bool {
     rows && counts && tensors.all(|tensor| tensor.shape.0.iter().all(simple))
 }
 
-/// Returns whether the leading dimension of a tensor is tokens, sequences or a constant. The rows of the batch then come before all extra
-/// rows.
+/// Returns whether the leading dimension of a tensor is tokens, sequences or a constant, and all other dimensions are constants. The rows
+/// of the batch then come before all extra rows.
 fn has_rows_in_front(shape: &Shape) -> bool {
     let Some((rows, rest)) = shape.0.split_first() else {
         return true;

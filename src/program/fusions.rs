@@ -1,4 +1,4 @@
-//! The nodes that each launch computes, and the rules that fused them or did not.
+//! The nodes that each launch computes, with the rule that fused them, and the rules that were refused.
 
 /// Name of a rule that computes several nodes in one launch, and the equation that its kernels compute.
 pub type RuleName = (&'static str, &'static str);
@@ -8,7 +8,7 @@ pub type RuleName = (&'static str, &'static str);
 pub struct Origin {
     /// The rule that chose the launch; `None` for an operator with a launch of its own.
     pub rule: Option<RuleName>,
-    /// Operators with the names of their values.
+    /// The operator of each node, with the name of the node's value.
     pub nodes: Vec<String>,
 }
 

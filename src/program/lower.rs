@@ -102,18 +102,18 @@ struct Lowering<'a> {
     chains: Chains,
     /// The launches that prepare operands of attention, each computing several nodes.
     prepared: Prepared,
-    /// The attentions that convert their result to E4M3, by the node of the conversion.
+    /// Attention nodes whose kernels convert their result to E4M3, keyed by the node of the conversion.
     conversions: HashMap<NodeId, Converting>,
     program: Program,
     tensor_of: HashMap<NodeId, TensorIndex>,
     meta_of: HashMap<BatchInput, TensorIndex>,
-    /// The attentions whose decode kernels append to the cache themselves, with the nodes of the append.
+    /// Attention nodes whose decode kernels append to the cache themselves, each with the nodes of the append.
     appending: HashMap<NodeId, (Appending, Vec<NodeId>)>,
-    /// Scratch tensors of implementations, by the node that they are named after.
+    /// Scratch tensors of implementations, keyed by the node that they are named after and their own name.
     scratch_of: HashMap<(NodeId, &'static str), TensorIndex>,
     /// The nodes that each step computes.
     origins: Vec<Origin>,
-    /// Rules of [`rules`] that do not apply.
+    /// Rules of [`rules`] that do not apply although their pattern was found.
     refused: Vec<Refused>,
 }
 
@@ -208,7 +208,7 @@ impl<'a> Lowering<'a> {
         if is_single { DType::F32 } else { self.dtype }.into()
     }
 
-    /// Returns whether a weight is read in its own format. A weight that is read only in other formats is not loaded in its own format.
+    /// Returns whether a weight must be loaded in its own format: it is an output, or an operator other than [`Op::Quantize`] reads it.
     fn is_read(&self, weight: NodeId) -> bool {
         let readers = self.graph.consumers(weight);
         let is_output = self.graph.outputs().iter().any(|&(_, id)| id == weight);
@@ -244,8 +244,8 @@ impl<'a> Lowering<'a> {
         Ok(out)
     }
 
-    /// Returns the batch input that the node's kernel reads instead of `cu_lens`, if the node selects the rows after prompts or pools such
-    /// rows.
+    /// Returns the batch input that the node's kernel reads instead of `cu_lens`. Returns `None` if the node neither selects the rows after
+    /// prompts nor reads such rows.
     fn pooled(&self, id: NodeId, op: &Op) -> Option<BatchInput> {
         let after = |id: NodeId| *self.graph.op(id) == Op::AfterPrompt;
         match op {
@@ -288,7 +288,7 @@ impl<'a> Lowering<'a> {
         operands
     }
 
-    /// Returns the tensor of a node's operand of this name.
+    /// Returns the tensor of the operand `name` of a node, or of the fused launch whose last node is `id`.
     fn operand(&self, id: NodeId, name: &str) -> Option<TensorIndex> {
         let operand = match self.prepared.launch(id) {
             Some(launch) => launch.read(name),
@@ -411,7 +411,7 @@ fn unsupported(graph: &Graph, id: NodeId, op: &Op, problem: String) -> LowerErro
     }
 }
 
-/// Placeholder for the place of a planned tensor until its steps are known.
+/// Placeholder for the storage of a planned tensor until its first and last steps are known.
 const UNPLACED: Storage = Storage::Planned { first: 0, last: 0 };
 
 /// Returns the number of rows of a launch that computes a tensor of this shape.

@@ -67,13 +67,14 @@ pub struct Cache {
     pub name: String,
     pub heads: u32,
     pub head: u32,
-    /// Index of the part that appends to the cache. The cache's positions belong to the stream of that part.
+    /// Index in [`Program::parts`] of the part that appends to the cache. Positions of the cache are positions of tokens of that part's
+    /// stream ([`Part::stream`]).
     pub part: u32,
     /// Whether the cache has exactly one position per sequence, regardless of the sequence's length.
     pub one_position: bool,
     /// Format of the rows. All caches of a program have the same format, because their elements share blocks.
     pub format: Format,
-    /// Whether its rows are divided by a scale. This applies to all caches of a program or to none.
+    /// Whether the rows are divided by a scale before they are stored. This applies to all caches of a program or to none.
     pub scaled: bool,
 }
 
@@ -126,8 +127,8 @@ pub use crate::graph::NEXT_LOGITS;
 use crate::graph::TOKEN_VECTORS;
 
 impl Program {
-    /// Returns the logits for text generation, `[batch, vocabulary]`, and the vocabulary size;
-    /// `None` if the program has no such output or no caches.
+    /// Returns the logits for text generation, `[batch, vocabulary]`, and the vocabulary size; `None` if the program has no output
+    /// [`NEXT_LOGITS`] of this shape, or no caches.
     pub fn next_logits(&self) -> Option<(TensorIndex, u32)> {
         let (_, tensor) = self.outputs.iter().find(|(name, _)| name == NEXT_LOGITS)?;
         let [rows, vocabulary] = self.tensors[*tensor].shape.0.as_slice() else {
@@ -138,7 +139,8 @@ impl Program {
         is_one.then_some((*tensor, vocabulary))
     }
 
-    /// Returns the token vectors for late interaction, `[tokens, width]`, and their width; `None` if the program has no such output.
+    /// Returns the token vectors for late interaction, `[tokens, width]`, and their width; `None` if the program has no such output of this
+    /// shape.
     pub fn token_vectors(&self) -> Option<(TensorIndex, u32)> {
         let (_, tensor) = self
             .outputs
@@ -151,7 +153,7 @@ impl Program {
         (rows.as_symbol() == Some(Symbol::Tokens)).then_some((*tensor, width))
     }
 
-    /// Returns the format of the weights of linear layers, if it differs from that of other tensors.
+    /// Returns the format of the first weight matrix that is not stored in [`Program::dtype`]; `None` if there is no such matrix.
     pub fn weight_format(&self) -> Option<Format> {
         let matrices = self
             .tensors
@@ -245,7 +247,7 @@ impl Program {
         outputs.filter(move |(_, tensor)| is_of(*tensor))
     }
 
-    /// Returns the part with this stream.
+    /// Returns the index of the part whose stream is `stream`.
     pub fn part_of_stream(&self, stream: &str) -> Option<u32> {
         let found = self.parts.iter().position(|part| part.stream == stream);
         found.map(|part| part as u32)
@@ -360,7 +362,7 @@ impl Program {
             })
     }
 
-    /// Returns the ids that precede the first token of a sequence, one for each input of previous ids.
+    /// Returns `first` of each input [`BatchInput::PreviousIds`]: the id that stands for the token before a sequence's first token.
     pub fn first_ids(&self) -> impl Iterator<Item = u32> {
         let places = self.tensors.iter().map(|tensor| &tensor.place);
         places.filter_map(|place| match place {

@@ -47,12 +47,11 @@ pub enum LaunchError {
 }
 
 impl Step {
-    /// Returns the launch for a batch: the kernel's index, and the extents with this step's `rows`.
-    /// Returns `None` if the step does not serve the batch.
+    /// Returns the launch for a batch: the kernel's index, and the extents with this step's `rows`. Returns `None` if the step belongs to
+    /// another part than the batch, or has no kernel for it.
     ///
     /// # Errors
-    /// Returns an error for rows that do not fit 64 bits, and for a sequence that is too long for
-    /// every kernel.
+    /// Returns an error for rows that do not fit 64 bits, and for a sequence that is too long for every kernel.
     pub fn launch(&self, batch: &Extents) -> Result<Option<(usize, Extents)>, LaunchError> {
         if self.part != batch.part {
             return Ok(None);
@@ -98,8 +97,9 @@ impl Step {
         self.rows.as_symbol() == Some(Symbol::Tokens)
     }
 
-    /// Returns the batches that the step is launched for, by tokens and longest sequence. A step over rows other than tokens supports any
-    /// number of rows, so tokens do not restrict its batches.
+    /// Returns the batches that the step is launched for, with rows measured in tokens. A step whose rows are not tokens supports any
+    /// number of rows ([`Program::validate`](super::Program::validate)), so the ranges of rows in its dispatch do not restrict the tokens
+    /// of its batches.
     pub(super) fn batches(&self) -> Vec<Batches> {
         let covered = self.dispatch.covered();
         match self.is_over_tokens() || !Batches::ALL.is_covered_by(&covered) {

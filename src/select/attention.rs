@@ -18,7 +18,8 @@ use crate::{
     ops::AttentionProblem,
 };
 
-/// Max lengths of the short kernel that are used in addition to its largest one. A smaller max length loads and masks fewer keys.
+/// Max sequence lengths of additional short kernels, besides the one for the largest length that [`MhaShort`] supports. A kernel with a
+/// smaller max length loads and masks fewer keys.
 const SHORT_LENGTHS: [u32; 2] = [64, 128];
 
 /// A fused attention problem, given as the kernel that supports every length and card.
@@ -26,8 +27,8 @@ const SHORT_LENGTHS: [u32; 2] = [64, 128];
 pub struct Attention(pub MhaOnline);
 
 impl Attention {
-    /// Dispatches by the longest sequence. No sequence has more than `longest` tokens. On Hopper, batches of few tokens use a separate
-    /// kernel.
+    /// Dispatches by the longest sequence. `longest` is the max number of tokens of a sequence, if it is limited. On Hopper, batches of at
+    /// most [`MhaSplitKeys::MAX_LEN`] tokens use [`MhaSplitKeys`], if it supports the problem.
     pub fn by_length(&self, machine: &Machine, longest: Option<u64>) -> Dispatch<KernelSpec> {
         let MhaOnline { of, dtype } = self.0;
         if of.by.adjusts()
@@ -59,8 +60,8 @@ impl Attention {
         }
     }
 
-    /// Returns the kernels that convert their result to E4M3, by the longest sequence. Returns `None` if there is no such kernel for some
-    /// length.
+    /// Returns the kernels that convert their result to E4M3, by the longest sequence. Returns `None` if some sequence length has no such
+    /// kernel.
     pub fn to_e4m3(&self, machine: &Machine, invariant: bool) -> Option<Dispatch<KernelSpec>> {
         let MhaOnline { of, dtype } = self.0;
         let is_plain = !MhaWgmma::tiles(&of, dtype, machine.instructions).is_empty();
@@ -185,13 +186,14 @@ impl Attention {
         let kernels = tiles
             .into_iter()
             .map(|(up_to, tile)| (up_to, MhaWgmma::of(&self.0, tile).into()));
-        // With a window, 64 queries attend to no more keys than in sequences of this length.
+        // With a window, a tile of 64 queries attends to at most `most` keys, so tiles for longer sequences are not needed.
         let sides = if causal { 1 } else { 2 };
         let most = by.window.map(|window| 64 + sides * u64::from(window));
         within(kernels.collect(), most)
     }
 
-    /// Returns the kernel for batches of few tokens on cards where it was measured to be the fastest.
+    /// Returns the kernel for batches of few tokens. Returns `None` if the kernel does not support the problem, and on cards other than
+    /// Hopper, because only on Hopper was the kernel measured to be the fastest.
     fn for_few_tokens(&self, machine: &Machine) -> Option<MhaSplitKeys> {
         let few = MhaSplitKeys {
             plain: self.0.clone(),
@@ -244,7 +246,8 @@ fn by_rounds(
     Dispatch::of(parts.collect())
 }
 
-/// Adds a kernel for batches of few tokens to a dispatch by length. The kernel supports sequences of any length.
+/// Adds a kernel for batches of at most [`MhaSplitKeys::MAX_LEN`] tokens to a dispatch by length. A sequence in such a batch cannot be too
+/// long for this kernel.
 fn with_few_tokens(dispatch: Dispatch<KernelSpec>, few: MhaSplitKeys) -> Dispatch<KernelSpec> {
     let most = u64::from(MhaSplitKeys::MAX_LEN);
     let more = Interval::new(most, None);

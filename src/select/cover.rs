@@ -39,7 +39,7 @@ pub struct ChosenLaunch {
     pub dispatch: Dispatch<KernelSpec>,
 }
 
-/// A fused implementation that does not compute sites of a chain whose pattern it has.
+/// A fused implementation that is not used for sites of a chain although they have its pattern, with the reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
     /// Index of the chain.
@@ -103,8 +103,8 @@ impl SelectionInput<'_> {
     }
 
     /// Returns kernels that may be as fast as the selected ones at a number of rows although their estimates are higher. For such a kernel,
-    /// the cheapest cover that contains it takes little more time than the best cover: the difference is at most the fraction `more` of the
-    /// time of the kernels in which the two covers differ.
+    /// the cheapest cover that contains it takes little more time than the best cover. The difference is at most `more` times the total
+    /// time of those kernels of the first cover that the best cover lacks.
     pub fn alternatives(&self, rows: u64, more: f64) -> Vec<Alternative> {
         let (kernels, all) = self.edges();
         let (_, times) = kernels.times_on(&[rows]).remove(0);
@@ -148,8 +148,8 @@ impl SelectionInput<'_> {
         alternatives
     }
 
-    /// Returns the fused implementations that do not compute sites whose pattern they have. `launches` is the answer. All sites of a fused
-    /// implementation have a row for each token of the batch.
+    /// Returns the fused implementations that are not used for `batch` although sites of a chain have their pattern. `launches` is the
+    /// result of [`Self::answer`]. All sites of a fused implementation have one row per token of the batch.
     pub fn refusals(&self, launches: &[Vec<ChosenLaunch>], batch: &Extents) -> Vec<Refusal> {
         let rows = batch.tokens;
         let (kernels, all) = self.edges();

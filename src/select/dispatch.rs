@@ -115,7 +115,7 @@ impl Batches {
         each.all(|(interval, size)| interval.contains(size))
     }
 
-    /// Returns whether each of these batches is in at least one of `others`.
+    /// Returns whether each batch in `self` is in at least one of `others`.
     pub fn is_covered_by(self, others: &[Self]) -> bool {
         // All sizes between two adjacent bounds are in the same intervals, so it is sufficient to test the first of them.
         let first = |of: usize| {

@@ -21,7 +21,7 @@ pub(super) struct Edge {
 /// A cover: the indices of its edges in order, each with the kernels of the edge's launches.
 pub(super) type Cover = Vec<(usize, Vec<usize>)>;
 
-/// All edges of a chain.
+/// The implementations of sites of a chain, as the edges of its graph.
 #[derive(Clone)]
 pub(super) struct Edges {
     pub edges: Vec<Edge>,
@@ -57,7 +57,7 @@ impl Edges {
         self.shortest(times)[self.n_sites].0
     }
 
-    /// Returns the cycles that the cheapest cover with an edge takes more than the cheapest cover.
+    /// Returns how many more cycles the cheapest cover that contains the given edge takes than the cheapest cover.
     pub(super) fn cycles_more(&self, from: usize, sites: usize, rule: &str, times: &[f64]) -> f64 {
         let mut with = self.clone();
         let is_it = |edge: &Edge| (edge.from, edge.rule) == (from, rule);
@@ -68,7 +68,8 @@ impl Edges {
         with.least(times) - self.least(times)
     }
 
-    /// For each number of sites, returns the cycles of the cheapest cover of the first sites, and the last edge of this cover.
+    /// For each `n` from 0 to `n_sites`, returns the cycles of the cheapest cover of the first `n` sites, infinite if there is none, and
+    /// the last edge of this cover.
     fn shortest(&self, times: &[f64]) -> Vec<(f64, Option<usize>)> {
         let mut best: Vec<(f64, Option<usize>)> = vec![(f64::INFINITY, None); self.n_sites + 1];
         best[0].0 = 0.0;

@@ -39,7 +39,7 @@ const ONLY_HOPPER: &str = "its kernels need the WGMMA instructions of Hopper";
 const IS_READ: &str = "another operator reads a value that it would not store";
 const NOT_PLAIN: &str = "a weight is not stored in the type of the activations";
 
-/// An implementation by name. Its kernels compute `equation`.
+/// A named function that creates an [`Implementation`]. The kernels of the implementation compute `equation`.
 pub(super) struct Rule {
     pub name: &'static str,
     equation: &'static str,
@@ -68,8 +68,8 @@ pub(super) fn implementations(
     direct.chain(unpacked::all(chain, machine)).collect()
 }
 
-/// All implementations, except those of [`unpacked`], which are derived from these. If two implementations take equal time, the first is
-/// used.
+/// All rules, except that of [`unpacked`], which is derived from these rules. If two implementations take equal time, that of the first
+/// rule is used.
 #[rustfmt::skip]
 pub(super) const ALL: &[Rule] = &[
     Rule::new("gemm", "act(x · weightᵀ + bias) + residual", gemm::implement),
@@ -90,7 +90,7 @@ pub(super) const ALL: &[Rule] = &[
     Rule::new("gemm+gate+conversion to E4M3", "e4m3(act(y₁) · y₂ / scale) of y = x · weightᵀ + bias", fp8::after_gate),
 ];
 
-/// Returns the equation of the implementation `rule`.
+/// Returns the equation of the rule with this name.
 pub fn equation(rule: &str) -> Option<&'static str> {
     if rule == unpacked::NAME {
         return Some(unpacked::EQUATION);

@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{kernels::KernelSpec, machine::Machine};
 
-/// Min saving of a kernel that is kept: a fraction of the time of a run's chains, averaged over octaves of rows and measured by
-/// [`Pruning::loss`].
+/// Min saving of a kernel that is kept: the increase of [`Pruning::loss`] if the kernel is removed, averaged over the sampled numbers of
+/// rows. The loss is a fraction of the time of all chains.
 const WORTH_A_KERNEL: f64 = 0.0009;
 /// Pruning starts with the kernels that are nearly as fast as the fastest one. At some sampled number of rows, such a kernel takes at most
 /// `NEAR` times as long as the kernel that the cheapest cover uses for the same launch.
@@ -79,8 +79,8 @@ impl<'a> Kernels<'a> {
     }
 }
 
-/// Returns whether each kernel is kept. Starts with the kernels that are near the best at some number of rows. Repeatedly removes the
-/// kernel whose removal costs the least, until each remaining kernel saves at least [`WORTH_A_KERNEL`].
+/// For each kernel, returns whether it is kept. Starts with the kernels that are near the best at some number of rows ([`NEAR`]).
+/// Repeatedly removes the kernel whose removal costs the least, until each remaining kernel saves at least [`WORTH_A_KERNEL`].
 pub(super) fn prune(edges: &[Edges], kernels: &Kernels) -> Vec<bool> {
     let n = kernels.candidates.len();
     let mut samples = kernels.times_on(&coarse_rows());
@@ -198,7 +198,7 @@ impl<'a> Pruning<'a> {
         }
     }
 
-    /// Returns whether some cover uses each kernel.
+    /// For each kernel, returns whether some cover uses it.
     fn used(&self) -> Vec<bool> {
         self.all_uses.iter().map(|&uses| uses > 0).collect()
     }
@@ -245,9 +245,9 @@ impl<'a> Pruning<'a> {
         lost / self.samples.len() as f64
     }
 
-    /// Returns the loss of covers at a sample. The loss is `part`, the additional time relative to covers with all kernels, plus a
-    /// quadratic penalty, which equals `part` at `MUCH`. Due to the penalty, a slow kernel at one number of rows is not compensated at
-    /// others.
+    /// Returns the loss of covers at a sample. The loss is `part`, the additional time as a fraction of the time of covers with all
+    /// kernels, plus a quadratic penalty, which equals `part` at `MUCH`. Due to the penalty, small gains at many numbers of rows do not
+    /// compensate for a slow kernel at one number of rows.
     fn loss(&self, at: usize, cycles: &[f64]) -> f64 {
         const MUCH: f64 = 0.02;
         let each = self.edges.iter().zip(cycles);

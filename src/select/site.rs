@@ -49,8 +49,9 @@ pub struct Link {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chain {
     pub links: Vec<Link>,
-    /// Whether each site must be computed in one launch for any number of rows. This holds for a linear layer with a packed weight whose rows
-    /// are not the tokens of the batch, because the batches of a program's steps are distinguished by tokens.
+    /// Whether each site must be computed in one launch for any number of rows. This holds for a linear layer with a packed weight whose
+    /// rows are not the tokens of the batch. Converting the weight in a separate launch pays off only for many rows, but whether a step is
+    /// launched may depend only on the tokens of the batch.
     pub in_one_launch: bool,
 }
 

@@ -110,7 +110,8 @@ pub(super) fn writer(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)
     vec![(of_links(gated), 3), (of_links(activated), 2)]
 }
 
-/// Returns the chain of layers with norms after and before each part, in which sums of the residual stream and norms read a norm's value.
+/// Returns the chain of layers with norms before and after both attention and the feed-forward network. Sums of the residual stream and
+/// norms read a norm's value.
 pub(super) fn sandwich(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)> {
     let link = |site, is_private| Link { site, is_private };
     let linear = |n, k| Site::Linear(GemmProblem::new(n, k, dtype, Epilogue::default()));

@@ -26,7 +26,8 @@ pub struct Scaled {
 /// Values that a scale multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Values {
-    /// Integers from −128 to 127, without a zero point. Rounded values are symmetric around 0.
+    /// Integers from −128 to 127, without a zero point. Rounding scales the largest magnitude of a group to 127. Weights that a checkpoint
+    /// stores in 8 bits may also contain −128.
     Int8,
     /// Floating-point values of 4 exponent and 3 mantissa bits, up to 448.
     E4m3,

@@ -380,7 +380,8 @@ fn tensors_of_steps_that_do_not_run_have_no_bytes() {
     }
     for longest in [65u64, 256] {
         let (pairs, tokens) = (longest * longest + 25, longest + 5);
-        // Two heads and two layers have f16 scores, two f32 values per tile and row, and two f32 values per row.
+        // Bytes of one head in one layer: scores in f16, two f32 values for each tile of a row, and two f32 values for each row. There are
+        // two heads and two layers.
         let each = 2 * (pairs + 8 * tokens) + 8 * (pairs / 128 + tokens) + 8 * tokens;
         assert_eq!(scores(longest as u32), 4 * each, "{longest}");
     }

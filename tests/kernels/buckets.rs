@@ -13,13 +13,14 @@ use gemmule::{
     tensor::Extents,
 };
 
-/// Returns programs of all shipped models, for cards with and without Hopper's instructions, and with fused, grouped and unfused attention.
+/// Returns programs of all shipped models, for cards with and without Hopper's instructions, and with default, grouped, short and
+/// unfused attention. Models that grouped and short attention do not support have only default and unfused attention.
 fn programs() -> Vec<(String, Program)> {
     let all: Vec<String> = passes::all().iter().map(|p| p.name().to_owned()).collect();
     let mut programs = Vec::new();
     for (name, model, config) in shipped_configs().expect("the configs are sound") {
         let model = description(model).expect("it is shipped");
-        // Short and grouped attention require attention to all keys.
+        // Short and grouped attention require attention to all keys without a cap or a bias, and one key head for each query head.
         let options = CompileOptions::new(DType::F16, usual());
         let compiled = compile(&model, &config, &options).expect("it compiles");
         let mut nodes = compiled.graph.topological().into_iter();

@@ -15,7 +15,7 @@ pub static EMITTED: LazyLock<Vec<Emitted>> = LazyLock::new(|| {
     kernels.into_values().collect()
 });
 
-/// Their sources, in the same order.
+/// Sources of [`EMITTED`], in its order.
 pub static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(render);
 
 pub fn render() -> Vec<Source> {

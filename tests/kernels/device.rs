@@ -134,7 +134,7 @@ const STREAM: [&[u32]; 12] = [
     &[7],
 ];
 
-/// Returns the bits of each batch of [`STREAM`], each computed by a session of its own.
+/// Returns the bits of the outputs for each batch of [`STREAM`]. Each batch runs in a session of its own.
 fn alone(engine: &Engine) -> Vec<Vec<u32>> {
     STREAM
         .iter()

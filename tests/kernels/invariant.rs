@@ -38,7 +38,8 @@ fn builder() -> Builder {
         .device(DeviceChoice::Cpu)
 }
 
-/// Uses lengths of one token, lengths around the number of rows of tiles and blocks, and lengths beyond a block of queries or keys.
+/// Returns the number of batches that change the bits of a sequence. Sequences have one token, about as many tokens as tiles and blocks
+/// have rows, or more tokens than a block of queries or keys.
 fn n_changed(engine: &Engine) -> usize {
     mates::n_changed(engine, &[1, 7, 63, 64, 65, 130, 600], LONGEST)
 }

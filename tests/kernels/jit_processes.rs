@@ -190,7 +190,7 @@ fn a_process_killed_while_it_writes_leaves_whole_entries_only() {
     let root = tempfile::tempdir().unwrap();
     let cache = DiskCache::at(root.path());
     let start = Instant::now();
-    // Repeat until a process was killed between creating a file and renaming it. Most of the time is spent there.
+    // Repeat until a process was killed between creating a file and renaming it. The process spends most of its time between the two.
     loop {
         let writer = Killed(again("write forever", root.path()).spawn().unwrap());
         wait_until("an entry, and another being written", || {

@@ -134,7 +134,7 @@ fn batches_of_many_rows_convert_whole_weights_in_memory_that_layers_share() {
                 let unpacked =
                     tensors.filter(|((_, tensor), _)| tensor.name.ends_with(".unpacked"));
                 let unpacked: Vec<_> = unpacked.map(|(_, usage)| usage).collect();
-                // The next launch of a conversion's result waits until the conversion is complete.
+                // Each conversion has one later launch that waits for the converted weight.
                 let after = launched
                     .iter()
                     .filter(|(step, _)| program.computes_weight_of(step));

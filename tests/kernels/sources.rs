@@ -28,7 +28,7 @@ use rayon::prelude::*;
 use record::{Record, targets};
 use review::review;
 
-/// All sources with marked partials.
+/// All sources with marks at the start and the end of each partial (a template that other templates include).
 static MARKED: LazyLock<Vec<Source>> = LazyLock::new(|| {
     let codegen = Codegen::marking_partials(Marks::DEFAULT).expect("the templates parse");
     let source = |emitted: &Emitted| codegen.source(emitted.kernel.as_kernel());

@@ -65,7 +65,7 @@ fn us(cycles: f64, machine: &Machine) -> f64 {
     cycles / f64::from(machine.clock_mhz)
 }
 
-/// Returns the kernel with the largest estimated time for a batch with this number of tokens.
+/// Returns the kernel with the largest estimated time for a batch with this number of tokens, and the time in cycles.
 fn heaviest(program: &Program, tokens: u64, machine: &Machine) -> (KernelSpec, f64) {
     let all = launched(program, tokens).into_iter();
     let timed = all.filter_map(|kernel| Some((kernel, cycles(kernel, tokens, machine)?)));
@@ -73,7 +73,7 @@ fn heaviest(program: &Program, tokens: u64, machine: &Machine) -> (KernelSpec, f
     (kernel.clone(), cycles)
 }
 
-/// Returns the estimated time of a program's kernels for a batch with this number of tokens.
+/// Returns the estimated time in cycles of a program's kernels for a batch with this number of tokens.
 fn estimate(program: &Program, tokens: u64, machine: &Machine) -> f64 {
     let all = launched(program, tokens).into_iter();
     all.filter_map(|kernel| cycles(kernel, tokens, machine))

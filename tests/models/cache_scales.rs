@@ -25,7 +25,7 @@ const CASES: [&str; 4] = [
     "qwen3-compressed",
 ];
 
-/// A text of transformers, and the logits of its tokens with a rounded cache and with an exact one.
+/// A text that Hugging Face transformers generated, with logits of its tokens for a rounded cache (`logits`) and an exact one (`exact`).
 #[derive(Deserialize)]
 struct Expected {
     prompt: Vec<u32>,

@@ -216,7 +216,7 @@ fn tensors_that_no_output_reads_are_warned_about() {
     let folder = changed(|t| {
         let tensor = t[QUERY].clone();
         for name in [
-            // Tensors that other outputs read, that transformers computes itself, and that only training uses.
+            // Tensors that other outputs read, that the library transformers computes itself, and that only training uses.
             "pooler.dense.weight",
             "bert.embeddings.position_ids",
             "cls.seq_relationship.weight",

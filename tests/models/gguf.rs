@@ -121,7 +121,7 @@ const INT4_32: Format = Format::Scaled(Scaled {
     group: Group::Columns(32),
 });
 
-/// Formats whose values kernels keep.
+/// Formats of a file whose values are not rounded, each with the format in which kernels read them.
 const KEPT: [(Stored, Format); 2] = [(Stored::Q4, INT4_32), (Stored::Q8, Format::INT8_32)];
 
 /// Stores the matrices of a model in several formats, and the matrices of one attention in two.
@@ -228,7 +228,7 @@ fn layers_of_a_file_in_several_formats_keep_their_values() {
     assert!(report.contains("in another format than"), "{report}");
 }
 
-/// Layers whose rows have no whole groups are rounded.
+/// Weights whose rows are not whole groups of 32 columns are rounded.
 #[test]
 fn a_file_in_q8_0_has_nearly_the_same_vectors_in_the_format_of_kernels() {
     let folder = Folder::new();

@@ -414,7 +414,7 @@ fn a_quantized_matrix_is_not_transposed() {
     );
 }
 
-/// Groups of more than 32 columns share a scale with their parts of 32.
+/// Groups of 64 or 128 columns are split into groups of 32 columns with the same scale.
 #[test]
 fn groups_of_8_bit_integers_keep_their_values() {
     use safetensors::Dtype::{BF16, F32, I8};

@@ -192,8 +192,8 @@ fn a_description_of_ones_own_matches() {
     }
 }
 
-/// Models without a position table have no length limit. A token in a text of 32,768 tokens has the same result as in a short text that
-/// contains all tokens to which it attends.
+/// In models without a position table, only config.json limits the length. A token in a text of 32,768 tokens has the same result as in a
+/// short text that contains all tokens to which it attends.
 #[test]
 fn texts_are_as_long_as_32768_tokens() {
     const LONG: usize = 32_768;

@@ -248,7 +248,7 @@ fn languages_of_a_call_are_those_of_the_setting() {
             let pair = encoder.language_pair(Some(&language.to_uppercase()), Some(language));
             let token = encoder.token_id(language);
             if token.is_none() {
-                // In this case, transformers uses the unknown token, or fails.
+                // If there is no token for a language, transformers uses the unknown token or fails.
                 assert!(pair.is_err());
                 continue;
             }

@@ -30,7 +30,7 @@ const GROUP_GAP: i32 = 12;
 /// Minimum distance between two vertical labels.
 const TURNED_PITCH: i32 = 18;
 const LEGEND_LINE: i32 = 20;
-/// Maximum length of a label; longer ones are truncated.
+/// Maximum number of characters of a label; longer labels are truncated.
 const MAX_LETTERS: usize = 48;
 
 /// Sizes and positions of the parts of a figure.
@@ -75,7 +75,7 @@ impl Layout {
             }
         };
         let slot = least_slot.max(MIN_WIDTH / n_groups).max(1);
-        // If labels need wider slots than bars, at least half of the gap remains.
+        // If a slot is wider than its bars need, they are widened, but at least half of the gap between groups remains.
         let bar = ((slot - GROUP_GAP / 2) / n_bars).min(widest_bar);
         let labels = figure.groups.iter().map(|g| width_of(&shown(g), TEXT));
         let longest = labels.max().unwrap_or(0);

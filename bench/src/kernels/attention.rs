@@ -36,7 +36,7 @@ const FEW: [&str; 3] = ["b16_m128", "b16_m512", "b16_m1024"];
 /// Heads and head size: BERT-base, MiniLM, BERT-large.
 const HEADS: [(u32, u32); 3] = [(12, 64), (12, 32), (16, 64)];
 
-/// Heads of sequences of equal length. There are as many sequences as 8,192 tokens allow, and at least one.
+/// Heads of the problems with sequences of equal length. Each problem has [`EQUAL_TOKENS`] tokens, or one longer sequence.
 const EQUAL: [Heads; 6] = [
     (8, 8, 128, false),
     (8, 8, 128, true),
@@ -48,7 +48,7 @@ const EQUAL: [Heads; 6] = [
 const EQUAL_LENGTHS: [u32; 6] = [512, 1024, 2048, 4096, 8192, 16_384];
 const EQUAL_TOKENS: u32 = 8192;
 
-/// Heads of attention with windows.
+/// Heads of the problems with windows.
 const WINDOWED: [Heads; 5] = [
     (16, 4, 64, true),
     (8, 8, 96, true),
@@ -56,7 +56,7 @@ const WINDOWED: [Heads; 5] = [
     (8, 2, 256, true),
     (12, 12, 64, false),
 ];
-/// Sequence lengths and windows of causal attention, and of full attention. Without a window, the time is that of all keys.
+/// Sequence lengths and windows of causal attention, and of full attention. `None` times attention to all keys, for comparison.
 const CAUSAL_WINDOWS: ([u32; 2], [Option<u32>; 4]) =
     ([2048, 16_384], [None, Some(512), Some(2047), Some(4096)]);
 const FULL_WINDOWS: ([u32; 2], [Option<u32>; 4]) =
@@ -65,7 +65,7 @@ const FULL_WINDOWS: ([u32; 2], [Option<u32>; 4]) =
 /// Heads, key heads, head size, and whether attention is causal.
 type Heads = (u32, u32, u32, bool);
 
-/// Returns every head shape on every set if the user gives sets, and otherwise a default selection of both.
+/// Returns the problems. If the user gives sets, every entry of [`HEADS`] is timed on every set, and otherwise a default selection.
 pub(super) fn problems(
     dtype: DType,
     machine: &Machine,
@@ -157,8 +157,8 @@ fn problem(
     })
 }
 
-/// Returns the kernel that a model launches for these lengths, followed by the alternatives: the smallest short kernel, warpgroup MMA,
-/// online, grouped, and unfused attention.
+/// Returns the kernel that a model launches for these lengths, followed by the alternatives that support the problem: the smallest short
+/// kernel, warpgroup MMA, online, grouped, and unfused attention. With a window, warpgroup MMA with one tile per CTA is also included.
 fn contenders(
     machine: &Machine,
     of: AttentionProblem,
@@ -222,7 +222,7 @@ fn contenders(
             all.push(Contender::other(name, merged(Chain::of(kernel))));
         }
     }
-    // Grouped GEMMs do not support every head size.
+    // Grouped attention does not support every problem.
     if let Ok(grouped) = attention.grouped() {
         let label = "grouped scores, reduction, context";
         all.push(Contender::other(label, merged(grouped)));

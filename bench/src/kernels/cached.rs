@@ -118,7 +118,8 @@ fn of_shapes(
     Ok(problems)
 }
 
-/// Returns the kernel that a model launches, followed by the others. [`MhaCached`] is included only if it is fast enough.
+/// Returns the kernel that a model launches, followed by the others; `None` if no kernel supports the batch. For more than 128 tokens,
+/// [`MhaDecode`] and [`MhaCached`] are not among the others.
 fn contenders(plain: &MhaCached, machine: &Machine, batch: &Extents) -> Option<Vec<Contender>> {
     let dispatch = CachedAttention(plain.clone()).by_length(machine);
     let picked = dispatch.at(batch)?.clone();

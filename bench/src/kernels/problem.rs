@@ -30,7 +30,7 @@ pub(super) struct Contender {
     /// Description of the computation, which is the same for every shape. Launches are separated by commas.
     pub label: &'static str,
     pub chain: Chain,
-    /// Whether a model launches this.
+    /// Whether a model launches this contender.
     pub picked: bool,
     /// Basis of the selection, if a model launches it.
     pub chosen_by: Option<ChosenBy>,
@@ -56,7 +56,7 @@ impl Contender {
     }
 }
 
-/// Returns the kernel for a size. Each of the given kernels has a maximum size.
+/// Returns the first kernel whose maximum size is at least `size`. A maximum of `None` means that the kernel supports every size.
 pub(super) fn by_limit<K>(variants: Vec<(Option<u64>, K)>, size: u32) -> K {
     let (_, kernel) = variants
         .into_iter()

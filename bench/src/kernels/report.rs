@@ -15,8 +15,8 @@ use crate::{
     peers::PeerTime,
 };
 
-/// Allowed difference between unfused kernels and the fused kernel, in ulps of 1, for each unfused launch except the last. Each of these
-/// launches rounds its result, unlike the fused kernel. Values are at most 4, which also bounds the effect of the rounding.
+/// Allowed difference between unfused kernels and the fused kernel, in ulps of 1, for each unfused launch except the last. Unlike the fused
+/// kernel, such a launch rounds its result. Values are at most 4 in magnitude, so the rounding error is below 4 ulps of 1.
 const ALLOWED_IN_PIECES: f32 = 4.0;
 /// Maximum length in the figure of short sequences (ByteTransformer III.E).
 const SHORT: u32 = 384;
@@ -346,7 +346,7 @@ pub(super) fn figures(
         .collect()
 }
 
-/// Returns a series for each of our variants, variants with X first, followed by a series for each peer in order of appearance.
+/// Returns a series for each of our variants (those named `X=…` first), followed by a series for each peer in order of appearance.
 fn series(rows: &[Row], groups: &[usize], time: bool) -> Vec<Series> {
     let shown = || rows.iter().filter(|r| groups.contains(&r.problem));
     let mut names: Vec<(bool, &str)> = Vec::new();

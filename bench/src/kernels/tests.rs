@@ -76,7 +76,8 @@ fn work_is_the_minimum_of_an_operator() {
         window: None,
         e4m3: false,
     };
-    // With a window of 3, the sequences have 10 + 24 and 20 + 54 pairs. On both sides, they have 10 + 48 and 20 + 108.
+    // The sequences have 10 and 20 tokens. With a window of 3, causal attention has 10 + 24 + 20 + 54 pairs of a query and a key, and full
+    // attention has 10 + 48 + 20 + 108.
     for (causal, pairs) in [(true, 108.0), (false, 186.0)] {
         let mut windowed = attention(causal);
         if let Task::Attention { window, .. } = &mut windowed {

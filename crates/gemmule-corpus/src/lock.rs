@@ -97,7 +97,7 @@ fn is_at(file: &File, path: &Path) -> bool {
     }
     #[cfg(not(unix))]
     {
-        // On these systems an open file cannot be removed.
+        // On systems other than Unix, an open file cannot be removed.
         file.metadata().is_ok() && path.exists()
     }
 }

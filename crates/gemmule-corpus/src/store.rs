@@ -92,7 +92,7 @@ impl Store {
     ///
     /// # Errors
     /// Returns an error if the output exists, if another run is writing it, or if an interrupted run has another identity. With
-    /// [`Job::overwrite`], only a concurrent run is an error.
+    /// [`Job::overwrite`], an existing output and another identity are not errors.
     pub fn open(job: &Job, identity: BTreeMap<String, String>) -> Result<Opened, CorpusError> {
         let folder = job.partial();
         let exists = || CorpusError::Exists {

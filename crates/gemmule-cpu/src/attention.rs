@@ -9,7 +9,7 @@ use crate::simd::{self, Capped, Running, Times, Weight};
 
 pub use crate::fused_attention::{Attend, Scratch};
 
-/// Maximum number of queries per task, a multiple of the panel sizes of fused attention on all instruction sets: 48, 32, 16, 12 and 2.
+/// Maximum number of queries per task, a multiple of the panel sizes of fused attention on all instruction sets: 48, 16, 12 and 2.
 pub const MAX_QUERIES: usize = 240;
 /// Maximum number of keys per tile. The scores of a tile fit the L2 cache for any sequence length.
 pub const MAX_KEYS: usize = 256;
@@ -118,7 +118,7 @@ impl WithSimd for OnlineSoftmax<'_> {
 /// Multiplies each row of a block by its own factor.
 pub struct ScaleRows<'a> {
     pub by: &'a [f32],
-    /// The rows of the block belong to the caller.
+    /// While this runs, only the caller may access the rows of the block.
     pub out: SharedOut<'a>,
     pub at: usize,
     pub cols: usize,

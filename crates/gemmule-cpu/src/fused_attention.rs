@@ -281,7 +281,7 @@ impl Attend<'_, '_> {
         let sums = &sums.all::<f32>()[at * head..][..head * cols];
         for (lane, query) in queries.enumerate() {
             let factor = match max[lane] == f32::NEG_INFINITY {
-                // The softmax of these scores is undefined: their difference from the maximum is NaN.
+                // All scores are −∞, so the softmax is undefined: the difference of a score and the maximum is NaN.
                 true => f32::NAN,
                 false => 1.0 / total[lane],
             };

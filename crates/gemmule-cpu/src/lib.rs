@@ -20,7 +20,7 @@ pub mod rows;
 
 pub use simd::{Activation, Running};
 
-/// Adds a method to operations that runs them with the widest vectors of this machine.
+/// Adds a method `run` to operations, which runs them with the widest vectors of this machine.
 macro_rules! runs {
     ($($name:ident),*) => {$(
         impl $name<'_> {

@@ -33,7 +33,7 @@ pub fn for_row_blocks(out: &mut [f32], width: usize, body: &(dyn Fn(usize, &mut 
 }
 
 /// Calls `body` with scratch memory and every number below `n`, in parallel if there are enough multiplications (`work`). Tasks of a thread
-/// share scratch memory, which contains the data of the previous task.
+/// may share scratch memory, which then contains the data of an earlier task.
 pub fn with_scratch<Scratch: Default>(
     n: usize,
     work: usize,

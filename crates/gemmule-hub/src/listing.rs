@@ -101,8 +101,8 @@ impl Listing {
     }
 }
 
-/// Returns the names in a file list from the cache, which newer versions of `huggingface_hub` store. Returns `None` if it has another
-/// structure.
+/// Returns the names in a file list from the cache, which newer versions of `huggingface_hub` store. Returns `None` if the list has another
+/// structure or format version, or if [`check_name`] refuses a name.
 pub(crate) fn cached_names(bytes: &[u8]) -> Option<Vec<String>> {
     #[derive(Deserialize)]
     struct Tree {

@@ -28,7 +28,7 @@ pub enum Event<'a> {
         problem: &'a str,
         pause: Duration,
     },
-    /// The hub could not be reached, so a snapshot in the cache is used.
+    /// The hub could not be reached, limited requests or failed, so a snapshot in the cache is used.
     Cached {
         model: &'a str,
         commit: &'a str,

@@ -25,8 +25,8 @@ const MAX_ROUNDS: usize = 8;
 impl Hub {
     /// Fetches the files whose names `select` accepts, and returns their folder. Files that are already in the cache are not fetched.
     ///
-    /// If the hub cannot be reached and the cache has the files, they are used, and `progress` receives
-    /// [`Event::Cached`].
+    /// If the hub cannot be reached, limits requests or fails with a status of 500 or above, files in the cache are used if they are
+    /// complete, and `progress` receives [`Event::Cached`].
     ///
     /// # Errors
     /// See [`HubError`].
@@ -46,7 +46,7 @@ impl Hub {
     /// Like [`snapshot`](Self::snapshot), for files that name other files, such as the index of a sharded checkpoint.
     ///
     /// `wanted` receives the names of all files of the model and the folder, and returns names from this list. After these files are
-    /// fetched, `wanted` is called again, until it returns no new names.
+    /// fetched, `wanted` is called again, until it returns no new names, but at most 8 times.
     ///
     /// # Errors
     /// See [`HubError`].

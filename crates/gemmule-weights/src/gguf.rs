@@ -1,7 +1,7 @@
 //! Files of llama.cpp (GGUF versions 2 and 3): metadata, and tensors of plain or quantised elements.
 //!
 //! [`Gguf`] reads a file with llama.cpp's names and settings. [`folder::Folder`] converts them to the names and settings of a folder saved
-//! by transformers.
+//! by Hugging Face transformers.
 
 mod blocks;
 mod error;

@@ -6,7 +6,7 @@
 //! format: callers pass names, types, shapes and bytes.
 //!
 //! The layouts are those of AutoGPTQ and GPTQModel, AutoAWQ (`gemm`), compressed-tensors, ModelOpt (fp8), and the fp8
-//! checkpoints of transformers. Scales of activations are ignored, because products are computed in floating point.
+//! checkpoints of Hugging Face transformers. Scales of activations are ignored, because products are computed in floating point.
 //! [`CacheRows`] names the tensors with the scales of a KV cache.
 
 mod cache_scales;

@@ -1,10 +1,10 @@
-//! Weights of norms of heads.
+//! Shape of the result of a norm of heads.
 
 use super::{columns, dims, matrix};
 use crate::tensor::Shape;
 
-/// Returns the width of `heads` heads of rows, from column `from` on, that are normalized with a weight. Centered heads each have their own
-/// row of the weight.
+/// Returns the total width of `heads` heads that are normalized. The first head starts at column `from` of a row, and each head is as wide
+/// as the weight. If `centered`, the weight has a row for each head.
 pub(super) fn normed(of: &[&Shape], heads: u32, from: u32, centered: bool) -> Result<u64, String> {
     let (x, weight) = (matrix(of[0])?, of[1]);
     let part = match centered {

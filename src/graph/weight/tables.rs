@@ -73,8 +73,7 @@ impl Buckets {
         None
     }
 
-    /// Returns the row of a distance, which is the key's position minus the query's. Divisions are
-    /// in f32, as in transformers.
+    /// Returns the row of a distance, which is the key's position minus the query's. Divisions are in f32, as in the library transformers.
     pub fn row(self, distance: i64) -> u64 {
         let side = self.side_size();
         let first = match self.bidirectional && distance > 0 {
@@ -133,8 +132,8 @@ impl Positions {
         None
     }
 
-    /// Returns the row of a distance, which is the key's position minus the query's. Logarithms are
-    /// divided in f32, as in transformers.
+    /// Returns the row of a distance, which is the key's position minus the query's. Logarithms are divided in f32, as in the library
+    /// transformers.
     pub fn row(self, distance: i64) -> u64 {
         let span = i64::from(self.span);
         let relative = -distance;
@@ -160,8 +159,8 @@ impl Positions {
             .unsigned_abs()
     }
 
-    /// Returns the smallest distance that uses the outermost row of the table on either side. All larger distances use these two rows as
-    /// well. Returns `None` if the distance exceeds [`PositionBias::FARTHEST`].
+    /// Returns the smallest distance at which keys before and after the query both use an outermost row of the table. Larger distances also
+    /// use these two rows. Returns `None` if the distance exceeds [`PositionBias::FARTHEST`].
     pub fn farthest(self) -> Option<u32> {
         let last = 2 * u64::from(self.span) - 1;
         let is_far = |far: u32| {

@@ -70,8 +70,8 @@ pub struct MhaCached {
     pub scale: f32,
     pub q: HeadView,
     pub keys: Keys,
-    /// Soft cap of the scores, window and bias by the distance between a query and a key, and sinks. Only sinks are supported if the keys
-    /// are a source's.
+    /// Soft cap of the scores, window and bias by the distance between a query and a key, and sinks. With [`Keys::Source`], only sinks are
+    /// supported.
     pub by: PositionBias,
     pub pool: Pool,
     pub dtype: DType,

@@ -51,9 +51,9 @@ impl MhaShort {
         }
     }
 
-    /// Returns the max `max_len` for a head size, or 0 if the head size is not supported. All keys and values of a sequence and a
-    /// query tile must fit 99 KiB of shared memory, and the scores must fit registers. The f32 kernel streams key tiles, so only
-    /// the register limit applies.
+    /// Returns the max `max_len` for a head size, or 0 if the head size is not supported. In 16 bits, 99 KiB of shared memory must hold a
+    /// query tile and all keys and values of a sequence, and registers must hold the scores. The f32 kernel streams key tiles, so only the
+    /// register limit applies.
     pub fn max_len_for(head: u32, dtype: DType) -> u32 {
         if check_head(head).is_err() {
             return 0;

@@ -73,8 +73,8 @@ impl MhaPrefill {
         }
     }
 
-    /// Returns the causal attention with the tiling of this kernel, also for source keys. Without a causal mask, a warp would have more
-    /// queries, and the registers that hold slots would spill.
+    /// Returns the causal attention whose tiling this kernel uses, even if the keys are a source's. Without a causal mask, a warp would
+    /// have more queries, and the registers that hold slots would spill.
     fn online(&self) -> MhaOnline {
         MhaOnline {
             of: AttentionProblem {

@@ -19,7 +19,7 @@ fn by(window: Option<u32>) -> PositionBias {
     }
 }
 
-/// Sinks with changes of the scores, to which they do not apply.
+/// Sinks together with a soft cap and a bias, which apply to the scores but not to the sinks.
 fn adjusted(window: Option<u32>) -> PositionBias {
     PositionBias {
         cap: SoftCap::new(2.0).ok(),
@@ -117,7 +117,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
         all.push(MhaPrefill { plain, tile }.into());
     }
 
-    // The nth tile of a head size, of which the first one is persistent and the last one is not.
+    // WGMMA attention with the nth tile for the head size. The first tile of a head size is persistent, and the last one is not.
     let wgmma = |plain: MhaOnline, nth: usize| {
         let tile = MhaTile::candidates(plain.of.head)[nth];
         MhaWgmma::of(&plain, tile)

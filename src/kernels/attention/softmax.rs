@@ -179,8 +179,8 @@ impl AttentionSoftmax {
             .collect()
     }
 
-    /// Returns the kernel in every resident form that supports the same lengths and gives work to at least half of a team's lanes. The
-    /// streamed form comes last.
+    /// Returns the kernel in the resident forms with the max length of this kernel, and last in the streamed form. In each form, at least
+    /// half of a team's lanes have work, or the team has four lanes. If this kernel is streamed, it is the only candidate.
     pub fn candidates(&self) -> Vec<Self> {
         let mut forms = Vec::new();
         if let Some(max_len) = self.form.max_len() {

@@ -56,10 +56,11 @@ const SHARED_OF_BLOCK: u32 = 227 * 1024;
 const BOX_ALIGNMENT: u32 = 1024;
 /// Max K/V stages. More stages would not hide more latency.
 const MAX_STAGES: u32 = 8;
-/// Bytes of the three barriers of a K/V stage (keys full, values full, empty), of the scheduler's tile record, and of the tile record and
-/// the barrier (empty) of a Q stage.
+/// Bytes of the three barriers of a K/V stage: keys full, values full, empty.
 const STAGE_BARRIERS: u32 = 3 * 8;
+/// Bytes of the scheduler's tile record.
 const TILE_RECORD: u32 = 32;
+/// Bytes of the tile record and of the barrier (empty) of a Q stage.
 const Q_STAGE_BARRIERS: u32 = TILE_RECORD + 8;
 /// Number of 32-bit registers per SM, and the granularity at which a thread's registers are allocated.
 const REGISTERS: u32 = 64 * 1024;
@@ -121,9 +122,8 @@ impl MhaTile {
         }
     }
 
-    /// Tiles of kernels that gather keys and values from a cache. The first tile is for launches with many tiles. The list is empty if the
-    /// kernel does not support the head size. No tile has four consumer warpgroups, because the producer warpgroup would then have too few
-    /// registers to gather.
+    /// Tiles of kernels that gather keys and values from a cache. The first tile is for launches with many tiles. The list is empty for
+    /// unsupported head sizes. With four consumer warpgroups, the producer warpgroup would have too few registers to gather.
     pub fn gathering(head: u32) -> &'static [MhaTile] {
         const OF_64_AND_96: &[MhaTile] = &[MhaTile::persistent(192, 96, 1)];
         const OF_128: &[MhaTile] = &[
@@ -142,18 +142,18 @@ impl MhaTile {
         }
     }
 
-    /// Max number of coarse tiles per SM up to which a finer tile is used instead, if there is one.
+    /// Max number of tiles per SM for which the kernel uses a finer tile instead, if there is one.
     pub const ROUNDS: u64 = 4;
 
-    /// Returns the smaller tile for launches with few tiles per SM, in which a partial last wave of this tile would take a large part of
-    /// the time.
+    /// Returns the smaller tile, if there is one, for launches with few tiles per SM. With this tile, a partial last wave would take a
+    /// large part of the time.
     pub fn finer(self, head: u32) -> Option<MhaTile> {
         let coarse = MhaTile::persistent(192, 80, 1);
         (head == 128 && self == coarse).then_some(MhaTile::persistent(128, 128, 1))
     }
 
-    /// Returns the smaller tile of a kernel that gathers keys, and the max number of tiles of this size per SM up to which it is used. One
-    /// round of small tiles spreads the longest rows of a causal prompt over more SMs.
+    /// Returns the smaller tile of a kernel that gathers keys, if there is one, and the max number of tiles of this size per SM for which
+    /// the smaller tile is used. One round of small tiles spreads the longest rows of a causal prompt over more SMs.
     pub fn finer_gathering(self, head: u32) -> Option<(MhaTile, u64)> {
         let rounds = if head == 128 { Self::ROUNDS } else { 1 };
         let tiles = Self::gathering(head);
@@ -315,8 +315,8 @@ impl MhaTile {
         all
     }
 
-    /// Returns a launch with the tile indices of the other fused kernels, and the head as the fastest dimension. A persistent grid has at
-    /// most one CTA per SM.
+    /// Returns a launch with one CTA per tile index and head, or at most one persistent CTA per SM. Tile indices are as in
+    /// `Tiling::launch`. The head varies fastest.
     pub(super) fn launch(
         self,
         of: &AttentionProblem,

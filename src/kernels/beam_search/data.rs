@@ -9,7 +9,7 @@ use crate::{
     search::{Beams, EarlyStopping, Rules},
 };
 
-/// Test data for beam search. The rows are in groups of several sizes. Rows without beams are between the groups.
+/// Test data for beam search. Requests with several numbers of beams are in consecutive rows, with some rows without beams between them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum BeamData {
     /// A [`DeviceSamplingParams`] for each row.
@@ -25,7 +25,7 @@ pub enum BeamData {
 }
 
 impl BeamData {
-    /// Returns for each row the index of the group that contains the row, and the beam that the row holds (`None` if it holds no beam).
+    /// Returns for each row an index of its request, and the beam that the row holds. A row without a beam has its own index and `None`.
     fn teams(n: usize) -> Vec<(usize, Option<Beam>)> {
         let mut rows = Vec::new();
         for team in 0.. {
@@ -160,7 +160,7 @@ impl BeamData {
         }
     }
 
-    /// Returns the score of the best sequence at a place, and whether it has ended.
+    /// Returns the score of the best sequence `nth` of a request, and whether the sequence has ended.
     fn best(team: usize, nth: usize) -> (f32, bool) {
         let n_ended = team % 5;
         match nth < n_ended {

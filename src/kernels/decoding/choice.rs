@@ -72,8 +72,9 @@ impl DeviceSamplingParams {
     /// Words before the token lists.
     pub(super) const HEADER: usize = 24;
 
-    /// Returns the words in the order of `templates/partials/request.cu`. Returns `None` in four cases: a token list is too long, a CTA
-    /// cannot search the number of beams, devices do not support a rule, or a rule cannot be combined with a diversity penalty.
+    /// Returns the words in the order of `templates/partials/request.cu`. Returns `None` in four cases: the token lists do not fit the
+    /// words, the beams or their candidates exceed [`Beam::MOST`] or [`Beam::MOST_CANDIDATES`], devices do not support a rule, or
+    /// renormalization is combined with a diversity penalty.
     pub fn encode(&self) -> Option<Vec<i32>> {
         let rules = &self.rules;
         if !rules.suit_devices() {

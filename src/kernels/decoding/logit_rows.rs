@@ -11,9 +11,9 @@ use crate::{
     tensor::{DType, Element, Symbol},
 };
 
-/// Max number of token groups.
+/// Max number of token groups per row.
 pub(in crate::kernels) const MAX_GROUPS: u32 = 1024;
-/// Max number of CTAs per row: one for each piece of a row.
+/// Max number of CTAs per row: a row has at most 1024 token groups, and a CTA has at least the 32 groups of one warp.
 const MAX_CTAS: u64 = 32;
 /// Max number of candidate tokens that sampling can handle without further passes over the row.
 pub(in crate::kernels) const MOST_CANDIDATES: u32 = 1024;

@@ -18,7 +18,7 @@ fn device_literals(function: &str) -> Vec<f32> {
         .collect()
 }
 
-/// log2 of `P(-t)`, computed as on the device.
+/// Returns log2 of `P(−t)`, computed as on the device. The activation of x is `x · P(x)`.
 fn device_exponent(activation: Activation, literals: &[f32], t: f32) -> f32 {
     match (activation, literals) {
         (Activation::GeluExact, &[a, b, c, d, e]) => {

@@ -87,7 +87,7 @@ impl DeferredLayerNormGemm {
         (before, operands.bytes(before))
     }
 
-    /// Returns the unfused kernels for any GPU: LayerNorm of sums, and the GEMM.
+    /// Returns the unfused kernels for any GPU: LayerNorm with a residual, and the GEMM.
     pub fn unfused(&self) -> (BiasResidualLayerNorm, Gemm) {
         let norm = BiasResidualLayerNorm::new(self.k, self.eps, self.dtype, false);
         let gemm = Gemm::of(self.n, self.k, self.dtype, self.epilogue);
@@ -224,7 +224,7 @@ impl Kernel for DeferredLayerNormGemm {
     }
 }
 
-/// Returns the LayerNorm of rows, from the `scaled` and the row statistics that a GEMM wrote.
+/// Returns the LayerNorm of rows, computed from the outputs `scaled` and `row_stats` of a GEMM.
 pub(crate) fn normalised(
     scaled: &[f32],
     row_stats: &[f32],
@@ -259,7 +259,7 @@ pub fn representative() -> Vec<KernelSpec> {
         for (n, k, epilogue, tiles) in [
             (768, 768, gelu, &[24, 48, 64][..]),
             (1000, 328, plain, &[40, 56, 64]),
-            // At this size, x overwrites weights that have moved to registers.
+            // At this size and the next one, x overwrites weights that have moved to registers.
             (384, 1024, gelu, &[40, 64]),
             (328, 936, plain, &[64]),
             (8, 200, gelu, &[8, 64]),

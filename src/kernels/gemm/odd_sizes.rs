@@ -1,4 +1,4 @@
-//! Sizes for checks of the GEMMs on Hopper.
+//! Problems and formats of packed weights for checks of the GEMMs.
 
 use super::GemmProblem;
 use crate::{
@@ -23,7 +23,7 @@ pub(super) fn odd_formats() -> impl Iterator<Item = Format> {
     .into_iter()
 }
 
-/// Problems for checks of the GEMMs for small M and of the GEMMs with one tile per CTA.
+/// Problems for checks of `GemmSplitK` and `GemmStream`.
 pub(super) fn odd_sizes() -> impl Iterator<Item = GemmProblem> {
     let plain = Epilogue::default();
     let gelu = Epilogue::new(true, Some(Activation::GeluExact));

@@ -16,8 +16,8 @@ use crate::{
 
 /// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), (`residual [rows, n]`) → `out [rows, n]`: `act(x · weightᵀ + bias) + residual`.
 ///
-/// With a gate, `weight` and `bias` have `2n` rows. The result is the activation of the product with the first half, times the product with
-/// the second half.
+/// With a gate, `weight` and `bias` have `2n` rows. The result is the activation of the product with the first `n` rows of `weight`, times
+/// the product with the last `n` rows.
 ///
 /// If the weight is in E4M3 without scales in its format, x is in E4M3, too. The operand after the weight is then `scale`, with one f32
 /// value per row of the weight. The products are multiplied by `scale` before the bias is added. If the result is stored in E4M3, the last
@@ -500,7 +500,8 @@ impl GemmProblem {
 const UNSCALED: &str =
     "a weight in E4M3 without scales, which only products with inputs in E4M3 read";
 
-/// Cases with full, partial and empty octets and tiles of rows, in which gamma and beta are in the same octet or in two octets.
+/// Cases with full, partial and empty octets and tiles of rows, in which gamma and beta, two more rows after the last row, are in the same
+/// octet or in two octets.
 pub(super) fn few_rows() -> impl Iterator<Item = Case> {
     let rows = [7, 8, 15, 30, 31, 32, 33, 62, 64, 65, 127, 128].into_iter();
     rows.map(|rows| Case::new("few_rows", &[rows]))

@@ -42,7 +42,7 @@ const STAGE_ALIGNMENT: u32 = 1024;
 const MAX_STAGES: u32 = 8;
 /// Max depth k of problems that are checked with tens of thousands of rows. A check with a larger k would be slow.
 const FEW_PRODUCTS: u32 = 72;
-/// A number of CTAs that exceeds the SMs of every GPU. With more tiles than this, some persistent cluster has several tiles.
+/// A number of CTAs that exceeds the SMs of every Hopper GPU. With more tiles than this, some persistent cluster has several tiles.
 const MAX_CTAS: u32 = 160;
 /// The portable cluster size, which every GPU with clusters supports.
 const MAX_CTAS_PER_CLUSTER: u32 = 8;
@@ -136,7 +136,8 @@ impl GemmResidualNorm {
         let outputs = f64::from(self.tile.m) * f64::from(self.tile.n);
         let ctas = (clusters * u64::from(self.cluster_size())) as f64;
         let l2 = cost.l2 / ctas;
-        // Multicast of x to a cluster saves L2 reads. This was timed only for clusters with one tile.
+        // Multicast of x to a cluster saves L2 reads. The saving was timed only for clusters that process one row tile, so it is counted
+        // only for them.
         let of_x = match of_busiest > 1.0 {
             true => f64::from(self.tile.m),
             false => f64::from(self.tile.m) / f64::from(self.cluster_size()),
@@ -150,7 +151,7 @@ impl GemmResidualNorm {
             + bytes * ctas / f64::from(machine.sms) * cost.power;
         let residual = outputs * 2.0 / l2;
         let mainloop = f64::from(self.k.div_ceil(BLOCK_K)) * step + residual;
-        // The statistics wait for the stores of the sum. In measurements, this time grows with the cluster size.
+        // The statistics wait for the stores of the sum. In measurements, the wait grows with the cluster size.
         let kept = match self.keeps_sum {
             true => outputs * wgmma.output * f64::from(self.cluster_size()) / 6.0,
             false => 0.0,

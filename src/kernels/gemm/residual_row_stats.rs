@@ -273,7 +273,7 @@ pub fn representative() -> Vec<KernelSpec> {
             (768, 768, true, &[(24, 2), (48, 1), (64, 1), (64, 4)][..]),
             (1000, 328, false, &[(40, 1), (48, 2), (64, 3)]),
             (384, 1536, true, &[(48, 4), (64, 8)]),
-            // At this size, x overwrites weights that have moved to registers.
+            // At this size and the next one, x overwrites weights that have moved to registers.
             (392, 4096, true, &[(48, 4)]),
             (328, 936, false, &[(64, 1)]),
             (8, 136, true, &[(8, 1), (64, 1)]),

@@ -45,13 +45,13 @@ pub enum StreamNorm {
     },
 }
 
-/// The GEMM for small M on Hopper. `k` is a multiple of 8, or of 16 in E4M3, because rows of a tensor map start at multiples of 16
+/// The GEMM of decode steps on Hopper. `k` is a multiple of 8, or of 16 in E4M3, because rows of a tensor map start at multiples of 16
 /// bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GemmStream {
     /// Either in f16 or bf16, with a weight that has the same type or is packed, or with operands in E4M3.
     pub problem: GemmProblem,
-    /// [`StreamNorm::None`] with operands in E4M3.
+    /// Must be [`StreamNorm::None`] if the operands are in E4M3.
     pub norm: StreamNorm,
     pub tile: StreamTile,
 }
@@ -69,7 +69,8 @@ const MAX_STAGES: u32 = 16;
 const MAX_BESIDE: u32 = 16 * 1024;
 /// Octets of rows that are in shared memory at once, if rows have an odd number of columns and are therefore stored through shared memory.
 const STAGED_OCTETS: u32 = 2;
-/// Padding of such a row in shared memory, in words. It puts eight rows that are written at once into different banks.
+/// Padding, in words, of a row that is stored through shared memory. The padding puts eight rows that are written at once into different
+/// banks.
 const STAGED_PADDING: u32 = 4;
 /// Max rows of a tile for which single warps, instead of warpgroups, multiply a packed weight. Each single warp reads all of x from shared
 /// memory, whereas the four warps of a warpgroup read it once together.
@@ -168,8 +169,8 @@ impl GemmStream {
         }
     }
 
-    /// Whether a CTA gathers rows in shared memory and stores them in words. This is used if a row has an odd number of columns and
-    /// therefore does not consist of whole words.
+    /// Whether a CTA gathers rows in shared memory and stores them in words. A CTA does so if a row has an odd number of columns, and hence
+    /// does not consist of whole words, and the kernel has neither splits nor a residual.
     fn is_staged(&self) -> bool {
         self.problem.n % 2 == 1 && self.tile.splits == 1 && !self.problem.epilogue.residual
     }

@@ -62,7 +62,8 @@ impl Tile {
         }
     }
 
-    /// Candidates whose tiles are not mostly empty for `n` columns. There is always a candidate, because some tiles are narrow.
+    /// Candidates whose tiles are not mostly empty for `n` columns. Some tiles are narrow, so the list is empty only for a weight in E4M3
+    /// without scales, which no candidate reads.
     pub fn fitting(n: u32, weight: Format, dtype: DType) -> Vec<Tile> {
         let widest = n.checked_next_power_of_two().unwrap_or(u32::MAX).max(64);
         let mut all = Self::reading(weight, dtype);
@@ -72,8 +73,8 @@ impl Tile {
 
     /// Estimated cycles: `waves × (k-steps × cost of a step + fill)`.
     ///
-    /// The cost of a step is the time of the slowest unit (MMAs, shared memory, L2). In f32, a part of the other units' time is added. CTAs
-    /// on the same SM share its units, but hide each other's barriers and pipeline fills.
+    /// The cost of a step is the time of the slowest unit (MMAs, shared memory, L2). In f32, a part of the times of the two faster units is
+    /// added. CTAs on the same SM share its units, but hide each other's barriers and pipeline fills.
     pub fn cycles(
         self,
         rows: u64,

@@ -30,7 +30,7 @@ pub struct UnpackWeight {
 const OCTETS: u64 = 4;
 /// Columns of a block of values.
 const BLOCK: u64 = 64;
-/// Fraction of the bandwidth of a data sheet that a copy of a large matrix reaches.
+/// Fraction of the data sheet's bandwidth that a copy of a large matrix reaches.
 const COPY_SHARE: f64 = 0.8;
 
 impl UnpackWeight {

@@ -109,7 +109,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Returns whether an embedding reads the token ids.
+/// Returns whether an embedding reads the token ids or the previous ids.
 pub(super) fn reads_tokens(body: &[Statement]) -> bool {
     let mut open = vec![body];
     while let Some(body) = open.pop() {

@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{HeadView, PositionBias};
 
-/// Attention of packed sequences to themselves, as a fused kernel computes it.
+/// Attention of packed sequences to themselves or to a source, as fused kernels compute it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionProblem {
     /// Number of query heads, and of heads of the result.

@@ -34,7 +34,8 @@ enum Launches {
     Several(Chain),
 }
 
-/// Returns the attentions that convert their result, by the node of the conversion, and the refusals.
+/// Returns the attention nodes whose kernels convert their result to E4M3, keyed by the node of the conversion, and the conversions for
+/// which this was refused.
 pub(super) fn conversions(
     graph: &Graph,
     options: &LowerOptions,
@@ -52,7 +53,7 @@ pub(super) fn conversions(
     (found, refused)
 }
 
-/// Returns the refusal of a rule whose pattern was found at a node.
+/// Returns the refusal of a rule at a node; `None` if the rule's pattern was not found.
 fn unfit_at(graph: &Graph, id: NodeId, rule: RuleName, unfit: Unfit) -> Option<Refused> {
     match unfit {
         Unfit::Sites => None,
@@ -65,7 +66,7 @@ fn unfit_at(graph: &Graph, id: NodeId, rule: RuleName, unfit: Unfit) -> Option<R
 }
 
 impl Lowering<'_> {
-    /// Appends the launch of an attention that converts its result. Returns the tensor of the converted result.
+    /// Appends the launch of an attention that converts its result to E4M3. Returns the tensor of the converted result.
     pub(super) fn converting_attention(
         &mut self,
         conversion: NodeId,
@@ -153,7 +154,11 @@ impl Lowering<'_> {
         Ok(out)
     }
 
-    /// Returns the kernel for keys and values in a cache; `None` if they are rows of the batch.
+    /// Returns the kernel for keys and values in a cache; `None` if both are rows of the batch.
+    ///
+    /// # Errors
+    /// Returns an error if only one of them is in a cache, if another attention kernel was requested, and if attention to the sequence's
+    /// own cache is not causal.
     fn cached(&self, id: NodeId, of: &AttentionProblem) -> Result<Option<MhaCached>, String> {
         let operands = self.graph.operands(id);
         let is_cache = |slot: usize| matches!(self.graph.op(operands[slot]), Op::Cache { .. });
@@ -198,8 +203,8 @@ impl Lowering<'_> {
         }))
     }
 
-    /// Checks whether the attention's decode kernel can append the rows of `launch` to the cache itself. If so, records the launches for
-    /// [`Self::attention`]. The launch then appends only the rows of batches with longer sequences.
+    /// Returns whether the attention's decode kernel can append the rows of `launch` to the cache itself. If so, records its launches for
+    /// [`Self::attention`]. `launch` is then needed only for batches in which a sequence has several new tokens.
     pub(super) fn appending(
         &mut self,
         id: NodeId,
@@ -221,7 +226,7 @@ impl Lowering<'_> {
             }
             (Ok(_), None) => return false,
         };
-        // Attention has the scales among its own operands.
+        // The scales are also operands of attention itself.
         let params = launch.kernel.as_kernel().params();
         let is_scale =
             |at: usize| matches!(params.get(at), Some(param) if SCALES.contains(&param.name));
@@ -299,7 +304,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// Returns the maximum sequence length of the position tables, if there are any.
+    /// Returns the max sequence length that the tables of position embeddings support; `None` if there are no such tables.
     fn longest(&self) -> Result<Option<u64>, String> {
         let mut longest: Option<u64> = None;
         for id in self.graph.topological() {

@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Lowering<'_> {
-    /// Lowers the launch that appends rows to a cache. Attention then reads the rows from the cache.
+    /// Lowers the launch that appends rows to a cache, and returns the tensor of the cache, from which attention reads the rows.
     pub(super) fn cache(&mut self, id: NodeId) -> Result<TensorIndex, LowerError> {
         let node = self.graph.node(id);
         let &Op::Cache {
@@ -69,8 +69,8 @@ impl Lowering<'_> {
         Ok(cache)
     }
 
-    /// Returns the tensor with the scale of a cache. `cache` is the node that appends to the cache, or a node that reads a cache of another
-    /// part.
+    /// Returns the tensor with the scale of a cache; `None` if the cache has no scale. `cache` is the node that appends to the cache, or a
+    /// node that reads a cache of another part.
     pub(super) fn cache_scale(&self, cache: NodeId) -> Option<TensorIndex> {
         let added = match self.graph.op(cache) {
             Op::CrossCache { name, .. } => self.adder(name)?,
@@ -120,7 +120,7 @@ impl Lowering<'_> {
         Err(unsupported(self.graph, id, self.graph.op(id), problem))
     }
 
-    /// Returns the cache that another part appended to.
+    /// Returns the tensor of the cache `name`, to which an earlier part of the model appends.
     pub(super) fn remembered(&self, id: NodeId, name: &str) -> Result<TensorIndex, LowerError> {
         self.only_attended(id)?;
         let found = self.adder(name);

@@ -150,7 +150,7 @@ impl Chains {
         Ok(Self { found, launches })
     }
 
-    /// Returns the rules for chains that do not apply to a batch.
+    /// Returns the rules of `select` that were not used for `batch` although nodes of a chain have their pattern, with the reasons.
     pub(super) fn refused(
         &self,
         graph: &Graph,
@@ -177,7 +177,8 @@ impl Chains {
     }
 }
 
-/// Returns the site of a node; `None` if its kernels do not depend on the number of rows.
+/// Returns the site of a node; `None` unless the node is a linear layer, a gate, a conversion to E4M3, LayerNorm, RMSNorm of whole rows, or
+/// the sum of a residual and an RMSNorm that only the sum reads.
 fn site(graph: &Graph, id: NodeId, dtype: DType) -> Result<Option<Site>, String> {
     let first_width = || width(graph.shape(graph.operands(id)[0]));
     Ok(match *graph.op(id) {
@@ -264,7 +265,7 @@ fn residual_of_norm(graph: &Graph, sum: NodeId) -> Option<&'static str> {
     }
 }
 
-/// Returns the operand of a node through which the node before it in a chain feeds it.
+/// Returns the operand through which a node continues a chain: the value of the preceding site must be this operand.
 fn first_operand(graph: &Graph, id: NodeId, site: &Site) -> Option<NodeId> {
     match site {
         Site::NormSum { residual: "a", .. } => graph.operand(id, "b"),
@@ -272,8 +273,9 @@ fn first_operand(graph: &Graph, id: NodeId, site: &Site) -> Option<NodeId> {
     }
 }
 
-/// Returns the node before `id` in a chain, if it is `before`. `id` must be the first reader of its value, and read the value only once. A
-/// later reader could not be fused, because the first reader needs the value earlier.
+/// Returns `before` if `id` can follow it in a chain. `id` must be the first reader of the value of `before`, and read the value only once.
+/// The rows of both nodes must be the tokens of the batch. A later reader could not be fused, because the first reader needs the value
+/// earlier.
 fn feeder(
     graph: &Graph,
     id: NodeId,

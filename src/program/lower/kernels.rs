@@ -165,7 +165,8 @@ impl Lowering<'_> {
                 out: *out,
                 dtype,
             })),
-            // This kernel computes a row per token by treating each token as a sequence.
+            // The kernel in the next arm computes one row per token for `AfterPrompt`, by treating each token as a sequence. Only pooling
+            // ignores the unused rows at the end.
             Op::AfterPrompt if !self.is_only_pooled(id) => {
                 Err("only pooling reads the rows after a prompt".to_owned())
             }

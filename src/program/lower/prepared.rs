@@ -22,7 +22,7 @@ pub(super) struct Prepared {
     /// Launches with their rules, keyed by the node that comes last in lowering order. All operands exist when this node is lowered.
     launches: HashMap<NodeId, (RuleName, Preparation)>,
     nodes: HashSet<NodeId>,
-    /// Rules that do not apply to an attention.
+    /// Rules that do not apply to an attention node although their pattern was found.
     pub refused: Vec<Refused>,
 }
 
@@ -92,7 +92,7 @@ impl Prepared {
         Some((site, launch.read("x")?))
     }
 
-    /// Returns the nodes that the launch computes whose last node is `id`. Without such a launch, this is `id`.
+    /// Returns the nodes of the launch whose last node is `id`; only `id` if there is no such launch.
     pub(super) fn nodes(&self, id: NodeId) -> Vec<NodeId> {
         let launch = self.launch(id);
         launch.map_or_else(|| vec![id], |launch| launch.nodes.clone())
@@ -126,8 +126,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Creates the tensors for `id`. If `id` is the last node of a launch, these are the tensors of all values of the launch. Otherwise,
-    /// this is the tensor of the node's own value.
+    /// Creates the tensors of all values of the launch whose last node is `id`. If there is no such launch, creates the tensor of the
+    /// node's own value.
     pub(super) fn values_of(&mut self, id: NodeId) {
         let Some(launch) = self.prepared.launch(id) else {
             return self.rows_of(id);
@@ -155,7 +155,8 @@ impl Lowering<'_> {
         self.tensor_of.insert(id, tensor);
     }
 
-    /// Returns the nodes of the two values of the launch whose last node is `id`. Without such a launch, returns `id` twice.
+    /// Returns the nodes of the two values of the launch whose last node is `id`. Returns `id` twice if there is no such launch, or if the
+    /// launch has no queries.
     pub(super) fn value_nodes(&self, id: NodeId) -> [NodeId; 2] {
         let launch = self.prepared.launch(id);
         launch.and_then(Preparation::values).unwrap_or([id; 2])

@@ -17,10 +17,10 @@ use crate::{
     select::{Unfit, require},
 };
 
-/// Returns the launch before an attention.
+/// Returns the launch that prepares operands of an attention node, or the reason why there is none.
 type Find = fn(&Graph, &Program, NodeId, &AttentionProblem) -> Result<Preparation, Unfit>;
 
-/// The rules for launches that prepare the operands of an attention, of which at most one applies.
+/// The rules for launches that prepare the operands of an attention node. At most one of them applies to a node.
 pub(super) const BEFORE_ATTENTION: [(RuleName, Find); 2] = [
     (append_pair::NAME, append_pair::find),
     (prepare_attention::NAME, prepare_attention::find),

@@ -1,6 +1,6 @@
-//! Dispatch of attention to a KV cache. Steps of one token per sequence are dispatched by the number of sequences and, on Hopper, of keys.
-//! Batches with pieces of several tokens are dispatched by the longest piece and, if the kernel has a finer tile, also by the tokens of the
-//! batch.
+//! Dispatch of attention to a KV cache. Decode steps (one new token per sequence) are dispatched by the number of sequences and, on Hopper,
+//! also by the number of keys. In other batches, a sequence has a piece: several new tokens, for example a prompt or a part of it. These
+//! batches are dispatched by the longest piece and, if the kernel has a finer tile, also by the tokens of the batch.
 
 use super::{Batches, Dispatch, Entry, Interval, by_rounds};
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
 
 /// Lengths of the longest sequence in a decode step: one token.
 const STEPS: Interval = Interval::new(0, Some(1));
-/// Lengths of the longest sequence in a batch with pieces of several tokens.
+/// Lengths of the longest sequence in a batch with pieces: more than one token.
 const PIECES: Interval = Interval::new(1, None);
 
 /// A problem of attention to a KV cache, given as the kernel that supports every shape and card.
@@ -22,13 +22,13 @@ const PIECES: Interval = Interval::new(1, None);
 pub struct CachedAttention(pub MhaCached);
 
 impl CachedAttention {
-    /// Max number of new tokens per sequence for which the general tiled kernel is used on Hopper. Such pieces fill its tiles better than
-    /// those of the Hopper kernel.
+    /// Max number of new tokens per sequence for which the tiled kernel for any GPU is used on Hopper. So few queries fill its tiles better
+    /// than those of the Hopper kernel.
     const SHORT: u64 = 192;
 
-    /// Dispatches by the longest sequence. Steps of one token use a decode kernel whose CTAs depend on the numbers of sequences and keys.
-    /// Longer pieces use kernels with tiles of queries. If only one of the two kinds supports the problem, it is used for all batches. If
-    /// neither does, the general kernel is used.
+    /// Dispatches by the longest sequence. Decode steps use a decode kernel, whose CTAs depend on the numbers of sequences and keys.
+    /// Batches with several new tokens per sequence use kernels with tiles of queries. If only one of the two kinds of kernel supports the
+    /// problem, it is used for all batches. If neither does, the plain kernel ([`MhaCached`]) is used.
     pub fn by_length(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let steps = self.steps(machine);
         let tiles = self.tiles(None);
@@ -61,8 +61,9 @@ impl CachedAttention {
         }
     }
 
-    /// Returns two dispatches. The first is for steps: its kernels also append the key and value of each token (columns of `x`) to the
-    /// cache. The second is for longer pieces, which a separate launch appends. Returns `None` if no kernel both appends and attends.
+    /// Returns two dispatches. The kernels of the first, for decode steps, also append the key and value of each token (columns of `x`) to
+    /// the cache. The kernels of the second, for longer pieces, only attend; a separate launch appends. Returns `None` if some decode step
+    /// has no kernel that both appends and attends.
     pub fn appending(&self, machine: &Machine, x: HeadView) -> Option<[Dispatch<KernelSpec>; 2]> {
         let (mut steps, mut pieces) = (Vec::new(), Vec::new());
         for entry in self.by_length(machine).entries() {
@@ -106,9 +107,13 @@ impl CachedAttention {
         })
     }
 
-    /// Dispatches steps by the number of tokens, and on Hopper also by keys; empty if the decode kernel does not support the problem. For
-    /// few sequences, clusters split the keys, with two CTAs per SM. For up to one CTA per SM, large CTAs reach the same memory bandwidth
-    /// without merging results. For more tokens, small CTAs fill the SMs.
+    /// Dispatches decode steps; empty if the decode kernel does not support the problem. Cards other than Hopper always use small CTAs.
+    /// Hopper uses:
+    ///
+    /// - for more than one CTA per SM: small CTAs,
+    /// - otherwise, for few keys: medium CTAs,
+    /// - otherwise, for few tokens: clusters that split the keys, with at most two CTAs per SM,
+    /// - otherwise: large CTAs, which reach the same memory bandwidth as clusters without merging results.
     fn steps(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let small = self.step(DecodeCtas::Small);
         if !self.has_steps() {
@@ -148,7 +153,7 @@ impl CachedAttention {
         Dispatch::of(parts.filter(|part| !part.batches.is_empty()).collect())
     }
 
-    /// Returns the Hopper kernel for longer pieces; `None` on other cards or if it does not support the problem.
+    /// Returns the Hopper kernel for several new tokens per sequence; `None` on other cards, and if it does not support the problem.
     fn long(&self, machine: &Machine) -> Option<MhaPrefill> {
         let tile = *MhaTile::gathering(self.0.head).first()?;
         let long = self.tiles(Some(tile));
@@ -274,7 +279,7 @@ mod tests {
         );
         let covered = [steps.covered(), pieces.covered()].concat();
         assert!(Batches::ALL.is_covered_by(&covered));
-        // In f32, one kernel serves any batch. A kernel that also appends to the cache exists only for steps.
+        // In f32, one kernel serves any batch. A kernel that also appends to the cache exists only for decode steps.
         let usual = testing::usual();
         let [steps, pieces] = cached(64, DType::F32)
             .appending(&usual, x(64))

@@ -21,12 +21,14 @@ const MAX_ROWS: u64 = 128;
 /// Max number of row tiles of the first launch, for any split of k. If k is not split, a launch with more tiles than this is slower than
 /// one whose tiles have half the rows, and which therefore has twice as many CTAs.
 const MAX_TILES: u64 = 4;
-/// Rows of the candidate tiles of the two launches. Smaller tiles would have more CTAs, which leave the CTAs of the next kernel no room to
-/// prefetch their weights.
+/// Rows of x in the candidate tiles of the first launch. With smaller tiles, a launch would have more CTAs, which leave the CTAs of the
+/// next kernel no room to prefetch their weights.
 const FIRST_ROWS: [u32; 3] = [32, 48, 64];
+/// Rows of x in the candidate tiles of the second launch.
 const SECOND_ROWS: [u32; 2] = [48, 64];
-/// Rows of the candidate tiles for weights that do not fit in shared memory together with 48 rows.
+/// Replaces [`FIRST_ROWS`] if the weights of the second launch do not fit in shared memory together with 48 rows of x.
 const FIRST_ROWS_OF_WIDE: [u32; 4] = [16, 32, 48, 64];
+/// Replaces [`SECOND_ROWS`] in the same case as [`FIRST_ROWS_OF_WIDE`].
 const SECOND_ROWS_OF_WIDE: [u32; 4] = [24, 40, 48, 64];
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {

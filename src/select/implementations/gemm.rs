@@ -8,7 +8,7 @@ use crate::{
     tensor::Format,
 };
 
-/// Min rows of `mma.sync` tiles for a packed weight, if there is also a streaming GEMM for it.
+/// Min rows of the `mma.sync` tiles that are candidates for a packed weight if a streaming GEMM also supports it.
 const MMA_ROWS: u32 = 64;
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {

@@ -1,5 +1,5 @@
 //! Preparation of attention's operands in a separate launch, or in the epilogue of the preceding GEMM if the preparation consists only of
-//! rotary positions.
+//! rotary embeddings.
 
 use super::{Bindings, Candidate, Implementation, Operand, Unfit, require};
 use crate::{

@@ -44,10 +44,10 @@ fn conversion(link: &Link) -> Option<(UnpackWeight, Site)> {
     Some((conversion, Site::Linear(plain)))
 }
 
-/// Returns an implementation that reads a converted weight. Returns `None` if no kernel of the implementation reads a weight that is packed
-/// in `chain`.
+/// Adds a launch to `implementation` that converts the packed weight that it reads in `chain`. Returns `None` if `implementation` has
+/// several launches, reads no packed weight, or has only kernels with a max number of rows.
 fn after_conversion(chain: &[Link], implementation: Implementation) -> Option<Implementation> {
-    // The conversion takes longer than a whole GEMM for few rows. Implementations in several launches are for few rows only.
+    // For few rows, the conversion takes longer than a whole GEMM. Implementations in several launches are for few rows only.
     let [mut launch] = <[Launch; 1]>::try_from(implementation.launches).ok()?;
     launch
         .candidates

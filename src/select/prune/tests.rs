@@ -6,7 +6,7 @@ use crate::{
     tensor::DType,
 };
 
-/// Returns the total cycles of a run at a sample.
+/// Returns the total cycles of all occurrences of the chains, each with its cover at a sample.
 fn total(edges: &[Edges], covers: &[(f64, Cover)]) -> f64 {
     let each = edges.iter().zip(covers);
     each.map(|(edges, (cycles, _))| cycles * edges.times as f64)

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::json::type_name;
 
-/// Max magnitude of integers that are all exact as floats.
+/// Magnitude up to which every integer is exact as a 64-bit float.
 const EXACT: u64 = 1 << 53;
 
 /// The type of a column of JSON values.

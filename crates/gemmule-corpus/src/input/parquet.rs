@@ -252,7 +252,7 @@ impl Texts {
         Ok(())
     }
 
-    /// Opens the next group with rows if none are left in this one. Returns false at the end.
+    /// If no rows of the current row group are left, opens the next row group that has rows. Returns false at the end of the file.
     fn open(&mut self) -> Result<bool, String> {
         while self.left == 0 {
             if self.group == self.reader.num_row_groups() {

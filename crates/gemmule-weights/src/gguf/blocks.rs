@@ -46,7 +46,7 @@ pub(super) fn dequantise(format: Format, blocks: &[u8], out: &mut [f32]) {
 /// Writes the codes and scales of whole blocks of integers.
 ///
 /// # Panics
-/// Panics if `blocks` does not consist of whole blocks, or if there is another number of codes or scales.
+/// Panics if `blocks` does not consist of whole blocks, or if `codes` or `scales` does not have the length for these blocks.
 pub(super) fn integers(of: Integers, blocks: &[u8], codes: &mut [u8], scales: &mut [f32]) {
     match of {
         Integers::Int4 => each(blocks, codes, |block: &[u8; 18], out: &mut [u8; 32]| {

@@ -1,5 +1,5 @@
-//! Conversion of a GGUF file to the contents of a folder saved by transformers: config.json, tokenizer.json, tokenizer_config.json,
-//! generation_config.json, and tensors under their published names.
+//! Conversion of a GGUF file to the contents of a folder saved by Hugging Face transformers: config.json, tokenizer.json,
+//! tokenizer_config.json, generation_config.json, and tensors under their published names.
 //!
 //! For some architectures, llama.cpp's converter permutes rows, transposes weights or adds 1 to the weights of norms. [`Folder::read`]
 //! undoes this.
@@ -24,7 +24,7 @@ use crate::{Element, pickle::shown};
 use arrange::Arrangement;
 use names::Architecture;
 
-/// A GGUF file of a supported architecture, with the names of transformers.
+/// A GGUF file of a supported architecture, with the names that Hugging Face transformers uses.
 #[derive(Debug)]
 pub struct Folder {
     gguf: Gguf,
@@ -50,7 +50,7 @@ impl Weight {
         &self.tensor.name
     }
 
-    /// Returns the element type of [`Folder::read_raw`]; `None` if the elements are quantised or not stored as published.
+    /// Returns the element type of [`Folder::read_raw`]; `None` if the elements are quantised or stored plus one.
     pub fn element(&self) -> Option<Element> {
         match (self.format, self.arrangement) {
             (_, Arrangement::MinusOne) => None,
@@ -75,8 +75,8 @@ impl Weight {
         }
     }
 
-    /// Divides a matrix into parts of `rows` rows, except for the last part. `None` if the file does not have the rows in their published
-    /// order.
+    /// Divides a matrix into parts of `rows` rows; the last part may have fewer. Returns `None` if the tensor is not a matrix, or if its
+    /// rows are not stored in their published order.
     pub fn in_parts(&self, rows: u64) -> Option<Vec<Self>> {
         let ([n, width], Arrangement::None | Arrangement::MinusOne) =
             (self.dims.as_slice(), self.arrangement)
@@ -102,16 +102,16 @@ impl Weight {
         Some(parts.collect())
     }
 
-    /// Neighbouring elements of a row that share a scale; see [`Self::integers`].
+    /// Number of neighbouring elements of a row that share a scale; see [`Self::integers`].
     pub const RUN: u64 = 32;
 }
 
-/// Integers that are multiplied by a scale in f16 for each [`Weight::RUN`] elements. A code is an unsigned byte.
+/// Type of the integers of a matrix. Each run of [`Weight::RUN`] elements has a scale in f16. A code is an unsigned byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Integers {
-    /// Codes from 0 to 15, minus 8.
+    /// The integer is a code from 0 to 15, minus 8.
     Int4,
-    /// Codes from 0 to 255, minus 128.
+    /// The integer is a code from 0 to 255, minus 128.
     Int8,
 }
 
@@ -233,8 +233,7 @@ impl Folder {
     /// Reads the bytes of a tensor of plain elements in row-major order; see [`Weight::element`].
     ///
     /// # Errors
-    /// Returns an error if a tensor is quantised or not stored as published, if the file cannot be read, or if memory
-    /// runs out.
+    /// Returns an error if the tensor is quantised or stored plus one, if the file cannot be read, or if memory runs out.
     pub fn read_raw(&self, weight: &Weight) -> Result<Vec<u8>, GgufError> {
         let tensor = &weight.tensor;
         let Some(element) = weight.element() else {
@@ -258,7 +257,7 @@ impl Folder {
     /// Reads the codes and the scales of a matrix of this folder, row by row; see [`Weight::integers`].
     ///
     /// # Errors
-    /// Returns an error if a tensor has another format, if the file cannot be read, or if memory runs out.
+    /// Returns an error if [`Weight::integers`] returns `None`, if the file cannot be read, or if memory runs out.
     pub fn read_integers(&self, weight: &Weight) -> Result<(Vec<u8>, Vec<f32>), GgufError> {
         let tensor = &weight.tensor;
         let Some(integers) = weight.integers() else {

@@ -63,7 +63,8 @@ pub fn is_cache_scale(name: &str) -> bool {
 /// Returns the value of a scale.
 ///
 /// # Errors
-/// Returns [`QuantizedError::Tensor`] if it is not one positive number.
+/// Returns [`QuantizedError::Tensor`] unless the tensor is one positive number in f32, f16 or bf16 that is normal in f32, and whose
+/// reciprocal is normal, too.
 pub fn cache_scale(name: &str, info: &Info, bytes: &[u8]) -> Result<f32> {
     if info.dims.iter().any(|&n| n != 1) {
         let problem = format!(

@@ -116,7 +116,8 @@ impl Config {
     /// Parses the quantization of config.json; `None` if there is none.
     ///
     /// # Errors
-    /// Returns an error for an unsupported method, or for an unknown or contradictory setting.
+    /// Returns an error for an unsupported method, or for settings that are invalid, unsupported or contradictory. Keys that
+    /// [`unknown`](Self::unknown) returns are ignored.
     pub fn parse(config: &Value) -> Result<Option<Self>> {
         let mut found: Option<(String, &Value)> = None;
         let top = config.as_object().into_iter().flatten();

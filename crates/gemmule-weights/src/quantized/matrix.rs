@@ -65,12 +65,12 @@ pub(super) enum Codes {
     Packed(Packing),
 }
 
-/// Groups of columns.
+/// Assignment of columns to groups.
 #[derive(Clone, Debug)]
 pub(super) enum Order {
-    /// Runs of columns.
+    /// Each group is a run of columns.
     None,
-    /// Runs of columns. A tensor lists the groups redundantly.
+    /// Each group is a run of columns, and a tensor redundantly lists the group of each column.
     Runs(String),
     /// A tensor lists the group of each column.
     Listed {
@@ -214,8 +214,8 @@ impl Matrix {
     }
 
     /// Returns the scale and the zero point of each run of `width` columns in each row. All columns of a run must belong to one group.
-    /// `quantized` is the matrix as returned by [`read`](Self::read). If a tensor lists the groups of the columns, runs are counted in the
-    /// order of the groups.
+    /// `quantized` is the matrix as returned by [`read`](Self::read). If a tensor lists the groups of the columns, the runs are
+    /// those of the columns in the order of [`column_order`](Self::column_order).
     ///
     /// # Errors
     /// Returns [`QuantizedError::Memory`].

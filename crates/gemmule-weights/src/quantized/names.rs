@@ -21,7 +21,7 @@ pub(super) struct Modules {
     patterns: Vec<Regex>,
     /// Whether the class `Linear` is listed.
     linear: bool,
-    /// Whether an entry matches any run of whole components of a module's name.
+    /// Whether an entry of `exact` also matches a run of whole components of a module's name, such as `mlp` in `layers.0.mlp.up_proj`.
     parts: bool,
 }
 

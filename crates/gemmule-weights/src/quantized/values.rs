@@ -29,7 +29,7 @@ pub enum Values {
 pub enum Zeros {
     /// One zero point for all groups.
     One(u16),
-    /// One zero point per scale, in the same order.
+    /// One zero point per scale, in the order of the scales.
     Each(Vec<u16>),
 }
 

@@ -40,7 +40,7 @@ impl GemmStream {
                     && tile.per_sm <= 2
                     && !(tile.per_sm > 1 && is_centred && tile.rows > 64)
             }
-            // Two blocks of the converted weight are in registers, too.
+            // In addition to the accumulators, two blocks of the converted weight are in registers.
             Some(_) => match tile.groups.saturating_mul(tile.per_sm) {
                 1 => true,
                 2 => tile.per_sm == 1 || tile.rows <= 64,

@@ -10,8 +10,9 @@ impl WgmmaTile {
     /// Estimated cycles on a GPU with Hopper's instructions, comparable with [`Tile::cycles`](crate::kernels::gemm::Tile::cycles).
     ///
     /// The formula is `fill + tiles of the busiest SM × (k-steps × cost of a step + epilogue)`. A step is limited by tensor cores, L2 for
-    /// one SM, and L2 for all SMs. Its cost is a norm of these three times, plus the clock reduction due to its bytes. The number of SMs
-    /// that have a tile is averaged over the waves. Ping-pong hides an epilogue up to the duration of the other warpgroup's mainloop.
+    /// one SM, and L2 for all SMs. Its cost is a norm of these three times, plus a time proportional to its bytes, because loads take power
+    /// and thereby reduce the clock. The number of SMs that have a tile is averaged over the waves. Ping-pong hides an epilogue up to the
+    /// duration of the other warpgroup's mainloop.
     pub fn cycles(self, rows: u64, n: u32, k: u32, epilogue: Epilogue, machine: &Machine) -> f64 {
         let Some(Hopper {
             wgmma: cost,

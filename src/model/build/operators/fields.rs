@@ -49,7 +49,7 @@ pub(in crate::model) trait Fields: Debug + Send + Sync {
     }
 }
 
-/// Fields that [`fields!`] lists.
+/// Operators whose fields the macro [`fields!`] defines.
 pub(super) trait Listed: Fields + Sized {
     fn fields() -> Vec<&'static str>;
 

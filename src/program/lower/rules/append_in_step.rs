@@ -24,7 +24,8 @@ pub(in crate::program::lower) struct Appending {
     pub operands: Vec<TensorIndex>,
 }
 
-/// Returns the kernels, without operands, of an attention that appends the rows of `launch` itself. `plain` is the attention's kernel.
+/// Returns the kernels, without operands, of an attention that appends the rows of `launch` itself. `plain` is the plain kernel of the
+/// attention; `None` if attention to the cache is not supported.
 pub(in crate::program::lower) fn append_in_step(
     launch: &Preparation,
     plain: Option<MhaCached>,
@@ -40,7 +41,7 @@ pub(in crate::program::lower) fn append_in_step(
         !invariant,
         "an invariant program has one launch for each operator",
     )?;
-    // An error of the attention is reported when it is lowered.
+    // If attention to the cache is not supported, the error is reported when the attention node is lowered.
     let both = plain.map(CachedAttention).ok_or(Unfit::Sites)?;
     let dispatches = both.appending(machine, append.x);
     let problem = "no decode kernel for this card supports the sizes and types";

@@ -172,7 +172,7 @@ impl<'a> Heads<'a> {
         Ok(of)
     }
 
-    /// Returns whether `self` and `other` are prepared in the same way from the same rows.
+    /// Returns whether `self` and `other` are prepared in the same way from the same rows. The weights of the norms may differ.
     fn like(&self, other: &Self) -> bool {
         let angles = |r: &'a Rotation| (&r.frequencies, r.factor);
         self.x == other.x
@@ -189,7 +189,8 @@ fn rows_of(heads: u32, head: u32) -> HeadView {
     }
 }
 
-/// Returns the queries if they are prepared like the keys, and if queries and keys each have a single reader.
+/// Returns the heads of the queries. Queries and keys must be prepared in the same way from the same rows. Both must have a single reader,
+/// except that several attention nodes may read the same keys.
 fn together<'a>(
     graph: &'a Graph,
     query: NodeId,
@@ -206,7 +207,7 @@ fn together<'a>(
         is_alike,
         "queries are prepared from other rows than keys, or in another way",
     )?;
-    // Several attentions may read the same keys. Another reader could need them before the launch.
+    // Several attention nodes may read the same keys. A reader of another kind could need the keys before the launch.
     let is_attention = |&reader: &NodeId| matches!(graph.op(reader), Op::Attention(_));
     let are_attended = rows == keys && graph.consumers(keys).iter().all(is_attention);
     for id in [query, rows] {

@@ -44,7 +44,7 @@ impl Arrangement {
         }
     }
 
-    /// Returns the published positions of the rows of a matrix, for `per_row` items of each row.
+    /// Like [`place`](Self::place) for a matrix, with `per_row` items for each row, such as its elements or its scales.
     pub(super) fn place_rows<'o, T>(
         self,
         tensor: &Tensor,
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
     use crate::gguf::Format;
 
-    /// Scales of a row move with its elements, also if a row has only one.
+    /// The scales of a row move with its elements, even if a row has only one scale.
     #[test]
     fn scales_of_rows_are_placed_like_the_rows() {
         const ROWS: u64 = 12;

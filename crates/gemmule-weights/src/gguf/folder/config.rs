@@ -1,4 +1,4 @@
-//! config.json, with the keys of transformers.
+//! config.json, with the keys of Hugging Face transformers.
 
 use serde_json::{Value as Json, json};
 

@@ -81,7 +81,7 @@ fn yarn(settings: &Settings<'_>, factor: f64) -> Result<Json> {
             scaling[published] = value.into();
         }
     }
-    // llama.cpp multiplies this factor by the one that results from the scaling.
+    // llama.cpp multiplies this factor by YaRN's attention factor, `0.1 · ln(factor) + 1`.
     if let Some(attention) = settings
         .real("rope.scaling.attn_factor")?
         .filter(|&x| x != 1.0)

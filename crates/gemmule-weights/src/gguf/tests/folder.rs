@@ -1,4 +1,4 @@
-//! Compares small models of each architecture with the settings and tensors of transformers.
+//! Compares small models of each architecture with the settings and tensors of Hugging Face transformers.
 
 use serde_json::{Value as Json, json};
 

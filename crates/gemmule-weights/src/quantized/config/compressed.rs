@@ -21,7 +21,7 @@ const FORMATS: [&str; 5] = [
 
 pub(super) fn parse(mut keys: Keys) -> Result<Config> {
     let sparsity = keys.object("sparsity_config")?;
-    // Some versions of transformers nest the configuration.
+    // Some versions of Hugging Face transformers nest the configuration.
     if let Some(inner) = keys.object("quantization_config")? {
         keys = inner;
     }

@@ -156,7 +156,7 @@ impl<'g> Vocabulary<'g> {
             .value("tokenizer.ggml.pre", "a string", Value::as_str)
     }
 
-    /// Returns whether the BOS token is added. Files that do not state this are handled like in llama.cpp.
+    /// Returns whether texts begin with the BOS token. If the file does not state this, the default of llama.cpp applies.
     pub(super) fn adds_bos(&self) -> Result<bool> {
         if let Some(adds) = self.flag("add_bos_token")? {
             return Ok(adds);
