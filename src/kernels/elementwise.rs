@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     kernels::limits,
-    machine::{Machine, SMALL_M},
+    machine::Machine,
     ops::{Activation, activate_f64},
     tensor::{DType, Extents, Shape, Symbol},
 };
@@ -185,11 +185,7 @@ impl Kernel for Combine {
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
         let elements = rows as f64 * f64::from(self.width);
-        let launch = match rows <= SMALL_M {
-            true => cost.launch_small_m,
-            false => cost.launch,
-        };
-        Some(launch + elements * cost.element)
+        Some(cost.launch_of(rows) + elements * cost.element)
     }
 
     fn threads(&self) -> u32 {

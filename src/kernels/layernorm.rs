@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     kernels::limits,
-    machine::{Machine, SMALL_M},
+    machine::Machine,
     tensor::{DType, Extents, Shape, Symbol},
 };
 
@@ -94,12 +94,7 @@ macro_rules! choices {
                     .is_some_and(|(_, teams)| *teams == self.teams);
                 let cost = &machine.costs.norm;
                 let elements = rows as f64 * f64::from(self.width);
-                let launch = if rows <= SMALL_M {
-                    cost.launch_small_m
-                } else {
-                    cost.launch
-                };
-                let cycles = launch + elements * cost.element * $accesses;
+                let cycles = cost.launch_of(rows) + elements * cost.element * $accesses;
                 if is_best {
                     cycles
                 } else {

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     kernels::{limits, rotary::RotationCode},
-    machine::{Machine, SMALL_M},
+    machine::Machine,
     ops::{BatchInput, Rotation},
     tensor::{DType, Extents, Format, Shape, Symbol},
 };
@@ -250,11 +250,7 @@ impl Kernel for PrepareAttention {
         let cached = f64::from(self.units() - self.heads);
         let columns = f64::from(self.heads) + cached * (1.0 + written) / 2.0;
         let elements = rows as f64 * columns * f64::from(self.head);
-        let launch = match rows <= SMALL_M {
-            true => cost.launch_small_m,
-            false => cost.launch,
-        };
-        Some(launch + elements * cost.element * NO_RESIDUAL)
+        Some(cost.launch_of(rows) + elements * cost.element * NO_RESIDUAL)
     }
 
     fn validate(&self) -> Result<(), String> {

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     kernels::limits,
-    machine::{Machine, SMALL_M},
+    machine::Machine,
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
@@ -119,11 +119,7 @@ impl Kernel for RmsNorm {
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
         let elements = rows as f64 * f64::from(self.heads * self.width);
-        let launch = match rows <= SMALL_M {
-            true => cost.launch_small_m,
-            false => cost.launch,
-        };
-        Some(launch + elements * cost.element * NO_RESIDUAL)
+        Some(cost.launch_of(rows) + elements * cost.element * NO_RESIDUAL)
     }
 
     fn threads(&self) -> u32 {

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     kernels::limits,
-    machine::{Machine, SMALL_M},
+    machine::Machine,
     tensor::{DType, Extents, Shape, Symbol},
 };
 
@@ -78,11 +78,7 @@ impl Kernel for RmsNormSum {
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
         let elements = rows as f64 * f64::from(self.width);
-        let launch = match rows <= SMALL_M {
-            true => cost.launch_small_m,
-            false => cost.launch,
-        };
-        Some(launch + elements * cost.element * ACCESSES)
+        Some(cost.launch_of(rows) + elements * cost.element * ACCESSES)
     }
 
     fn threads(&self) -> u32 {

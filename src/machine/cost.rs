@@ -205,3 +205,13 @@ pub struct Norm {
     /// Cycles per element, for all SMs together.
     pub element: f64,
 }
+
+impl Norm {
+    /// Cycles of a launch with this number of rows, without those of its elements.
+    pub fn launch_of(&self, rows: u64) -> f64 {
+        match rows <= SMALL_M {
+            true => self.launch_small_m,
+            false => self.launch,
+        }
+    }
+}

@@ -10,7 +10,7 @@ use crate::{
             vector_width, write,
         },
     },
-    machine::{Machine, SMALL_M},
+    machine::Machine,
     ops::{Activation, activate_f64},
     tensor::{DType, Extents, Symbol},
 };
@@ -74,11 +74,7 @@ impl Kernel for Gate {
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
         let elements = rows as f64 * f64::from(self.width);
-        let launch = match rows <= SMALL_M {
-            true => cost.launch_small_m,
-            false => cost.launch,
-        };
-        Some(launch + 1.5 * elements * cost.element)
+        Some(cost.launch_of(rows) + 1.5 * elements * cost.element)
     }
 
     fn threads(&self) -> u32 {

@@ -69,6 +69,19 @@ fn dtype(expr: &WeightExpr, source: &dyn WeightSource) -> DType {
             }
         }
         // In f32, no element of any expression is rounded.
-        _ => DType::F32,
+        WeightExpr::Transposed { .. }
+        | WeightExpr::Sinusoid { .. }
+        | WeightExpr::RelativeBias { .. }
+        | WeightExpr::Positions { .. }
+        | WeightExpr::Slopes { .. }
+        | WeightExpr::PlusOne { .. }
+        | WeightExpr::ResizedHeads { .. }
+        | WeightExpr::Zeros { .. }
+        | WeightExpr::ProductScales { .. }
+        | WeightExpr::Scale(_)
+        | WeightExpr::CacheScale { .. }
+        | WeightExpr::OrderedColumns { .. }
+        | WeightExpr::OrderedRows { .. }
+        | WeightExpr::InterleavedColumns { .. } => DType::F32,
     }
 }
