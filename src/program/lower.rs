@@ -88,8 +88,16 @@ pub fn explain(
     let lowering = lowered(graph, options)?;
     let mut refused = lowering.refused;
     refused.extend(lowering.chains.refused(graph, options, batch));
+    let described = |&id: &NodeId| {
+        let node = graph.node(id);
+        format!("{} `{}`", node.op.name(), node.name)
+    };
+    let origins = lowering.origins.iter().map(|(rule, nodes)| Origin {
+        rule: *rule,
+        nodes: nodes.iter().map(described).collect(),
+    });
     Ok(Fusions {
-        origins: lowering.origins,
+        origins: origins.collect(),
         refused,
     })
 }
@@ -111,8 +119,8 @@ struct Lowering<'a> {
     appending: HashMap<NodeId, (Appending, Vec<NodeId>)>,
     /// Scratch tensors of implementations, keyed by the node that they are named after and their own name.
     scratch_of: HashMap<(NodeId, &'static str), TensorIndex>,
-    /// The nodes that each step computes.
-    origins: Vec<Origin>,
+    /// The nodes that each step computes, and the rule that fused them.
+    origins: Vec<(Option<RuleName>, Vec<NodeId>)>,
     /// Rules of [`rules`] that do not apply although their pattern was found.
     refused: Vec<Refused>,
 }
@@ -310,24 +318,14 @@ impl<'a> Lowering<'a> {
             by_token: node.op == Op::AfterPrompt,
             part: node.part,
         });
-        self.origins.push(Origin {
-            rule: None,
-            nodes: vec![self.described(id)],
-        });
+        self.origins.push((None, vec![id]));
     }
 
     /// Records the rule of the last step, and the nodes that it computes.
     fn fused(&mut self, rule: RuleName, nodes: &[NodeId]) {
-        let nodes = nodes.iter().map(|&id| self.described(id)).collect();
         if let Some(origin) = self.origins.last_mut() {
-            let rule = Some(rule);
-            *origin = Origin { rule, nodes };
+            *origin = (Some(rule), nodes.to_vec());
         }
-    }
-
-    fn described(&self, id: NodeId) -> String {
-        let node = self.graph.node(id);
-        format!("{} `{}`", node.op.name(), node.name)
     }
 
     fn tensor(
