@@ -12,7 +12,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc::{Receiver, SyncSender, sync_channel},
     },
-    thread::JoinHandle,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -408,7 +408,11 @@ impl Writer {
     }
 }
 
-/// Opens or creates a cache file, and locks it. Fails if another process has locked it, or if it is not a regular file.
+/// Max time for which an opened file waits for its lock. A server that is being replaced may not have ended yet. A child process that
+/// another thread starts also keeps the lock of a closed file until it executes its program.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
+
+/// Opens or creates a cache file, and locks it. Fails if another process has locked it for [`LOCK_WAIT`], or if it is not a regular file.
 fn open_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
@@ -419,7 +423,16 @@ fn open_file(path: &Path) -> io::Result<File> {
             "it is not a regular file",
         ));
     }
-    match file.try_lock() {
+    let end = Instant::now() + LOCK_WAIT;
+    let locked = loop {
+        match file.try_lock() {
+            Err(fs::TryLockError::WouldBlock) if Instant::now() < end => {
+                thread::sleep(Duration::from_millis(10));
+            }
+            locked => break locked,
+        }
+    };
+    match locked {
         Ok(()) => Ok(file),
         Err(fs::TryLockError::WouldBlock) => Err(io::Error::other(
             "another process has it open; give each server its own file, or share the cache with --cache-redis",
