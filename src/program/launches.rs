@@ -9,6 +9,7 @@ use super::{
 use crate::{
     graph::{Iterated, alike},
     machine::Machine,
+    select::Batches,
     tensor::Extents,
 };
 
@@ -26,6 +27,8 @@ struct Launch {
     name: String,
     origin: Origin,
     symbol: String,
+    /// The batches for which the step launches this kernel; the rows are those of the launch.
+    batches: Batches,
     /// Estimate in microseconds; `None` if the kernel is not selected by cost.
     us: Option<f64>,
 }
@@ -76,12 +79,15 @@ impl Program {
             let Some((kernel, extents)) = step.launch(extents)? else {
                 continue;
             };
+            let entry = step.dispatch.entry(&extents);
+            let batches = entry.map_or(Batches::ALL, |entry| entry.batches);
             let kernel = self.kernels[kernel].as_kernel();
             let cycles = kernel.cycles(extents.rows, machine);
             launches.push(Launch {
                 name: step.name.clone(),
                 origin,
                 symbol: kernel.symbol(),
+                batches,
                 us: cycles.map(|cycles| cycles / f64::from(machine.clock_mhz)),
             });
         }
@@ -105,6 +111,7 @@ impl fmt::Display for Launches {
                 name,
                 origin: Origin { rule, nodes },
                 symbol,
+                batches,
                 us,
             } = alike.shown();
             writeln!(f, "launches `{name}`{}", times(alike.n()))?;
@@ -113,6 +120,9 @@ impl fmt::Display for Launches {
                 writeln!(f, "    as {equation}")?;
             }
             writeln!(f, "    with {symbol}")?;
+            if *batches != Batches::ALL {
+                writeln!(f, "    for {batches}")?;
+            }
             if let Some(us) = us {
                 writeln!(f, "    in about {us:.1} µs")?;
             }

@@ -202,8 +202,13 @@ impl<T> Dispatch<T> {
 
     /// Returns the choice for a batch. `batch.rows` must be the rows of the current launch.
     pub fn at(&self, batch: &Extents) -> Option<&T> {
-        let serves = |entry: &&Entry<T>| entry.batches.contains(batch);
-        self.entries.iter().find(serves).map(|entry| &entry.choice)
+        self.entry(batch).map(|entry| &entry.choice)
+    }
+
+    /// Returns the choice for a batch with its range of batches. `batch.rows` must be the rows of the current launch.
+    pub fn entry(&self, batch: &Extents) -> Option<&Entry<T>> {
+        let mut entries = self.entries.iter();
+        entries.find(|entry| entry.batches.contains(batch))
     }
 
     /// Returns the ranges of batches that are covered.

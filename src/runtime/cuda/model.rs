@@ -1,6 +1,7 @@
 use std::{
     collections::HashMap,
     ffi::c_void,
+    iter,
     panic::resume_unwind,
     sync::{
         Arc,
@@ -564,22 +565,23 @@ fn upload(
     let bounds = Scales::bounds(wanted.iter().filter_map(expr));
     let is_scale = |wanted: &(usize, u64)| expr(wanted).and_then(WeightExpr::bound).is_some();
     let (last, first): (Vec<_>, Vec<_>) = wanted.iter().copied().partition(is_scale);
+    // The bounds come first, because most of them are computed from a whole matrix.
+    let n_tasks = bounds.len() + first.len();
     let next = AtomicUsize::new(0);
+    let task = |task: usize| match bounds.get(task) {
+        Some(bound) => Ok(scales.add_input(bound, source)?),
+        None => upload(&first[task - bounds.len()]),
+    };
     let work = || {
-        while let Some(wanted) = first.get(next.fetch_add(1, Ordering::Relaxed)) {
-            // The other loaders stop after an error.
-            upload(wanted).inspect_err(|_| next.store(first.len(), Ordering::Relaxed))?;
-        }
-        Ok::<(), CudaError>(())
+        let numbers = iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
+        // After an error, the other loaders stop, too.
+        let run = |number| task(number).inspect_err(|_| next.store(n_tasks, Ordering::Relaxed));
+        numbers.take_while(|&n| n < n_tasks).try_for_each(run)
     };
     // The loaders are not threads of rayon's pool: such a thread might begin another tensor while it waits for the parts of one.
     thread::scope(|scope| {
-        let added = scope.spawn(|| bounds.iter().try_for_each(|b| scales.add_input(b, source)));
         let loaders: Vec<_> = (0..LOADERS).map(|_| scope.spawn(work)).collect();
-        for loader in loaders {
-            joined(loader)?;
-        }
-        Ok::<(), CudaError>(joined(added)?)
+        loaders.into_iter().try_for_each(joined)
     })?;
     last.iter().try_for_each(upload)?;
     uploads
