@@ -1,5 +1,5 @@
 //! A custom architecture. Its description is a string in the program, and the rest of the program is the same as for shipped descriptions.
-//! Layers normalise their input (pre-LN), the feed-forward network uses ReLU, positions come from a table, and the model has two sentence
+//! Layers normalize their input (pre-LN), the feed-forward network uses ReLU, positions come from a table, and the model has two sentence
 //! vectors as outputs. Weights are random.
 //!
 //!     cargo run --release --example custom_architecture

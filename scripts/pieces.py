@@ -6,7 +6,7 @@ training never does.
 
     pip install transformers==5.23.0 sentencepiece==0.2.3 protobuf
     python3 scripts/pieces.py tests/tokenizers
-    python3 scripts/pieces.py /tmp/more 3000 nmt_nfkc 7     # number of texts, normalisation rules, seed
+    python3 scripts/pieces.py /tmp/more 3000 nmt_nfkc 7     # number of texts, normalization rules, seed
 
 The rules in tests are a few of NFKC's, so that the files stay small. Nothing is downloaded.
 """

@@ -8,7 +8,7 @@
 //! - `fold_scale` in the baseline, because a batched GEMM applies a factor at no cost;
 //! - `fold_soft_cap` in the baseline, because it finds nothing to fold in this encoder;
 //! - `fold_head_layout` in the baseline, where transposes are part of other kernels and need no launches. This pass removes the transposes
-//!   entirely, which favours the baseline;
+//!   entirely, which favors the baseline;
 //! - `fuse_embedding_layer_norm` with the fusion of LayerNorm, of which it is the first instance;
 //! - `fuse_residual` and `fuse_gate` with the other epilogues, although they find nothing to fuse in post-norm encoders;
 //! - `fuse_pool_normalize` and `hoist_pooled_token` at the end, because they do not affect hidden states.

@@ -111,7 +111,7 @@ pub(crate) struct Subject {
     dtype: Option<DType>,
 }
 
-/// Standard deviation of random weights. It is twice the usual value for initialisation, so that attention distinguishes keys, and a
+/// Standard deviation of random weights. It is twice the usual value for initialization, so that attention distinguishes keys, and a
 /// program that attends to wrong keys produces different results.
 const DEVIATION: f32 = 0.04;
 

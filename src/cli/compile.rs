@@ -21,7 +21,7 @@ use crate::{
     tensor::Format,
 };
 
-/// Targets of data-centre cards before Blackwell.
+/// Targets of data-center cards before Blackwell.
 const DEFAULT_TARGETS: [Target; 4] = [Target::Sm80, Target::Sm86, Target::Sm89, Target::Sm90a];
 
 #[derive(clap::Args)]

@@ -208,7 +208,7 @@ impl Files {
         let began = Instant::now();
         let mut first = None;
         let mut show = |progress: &Progress| {
-            // Rows of earlier runs that were interrupted do not count towards the rate.
+            // Rows of earlier runs that were interrupted do not count toward the rate.
             let window = self.window_rows.into();
             let before = *first.get_or_insert(progress.rows.saturating_sub(window));
             let seconds = began.elapsed().as_secs_f64();

@@ -69,7 +69,7 @@ pub(super) struct Args {
     /// Only sample tokens that have at least this probability, relative to the most probable token
     #[arg(long, value_name = "P")]
     min_p: Option<f32>,
-    /// Sampling temperature: below 1 favours probable tokens, above 1 flattens the distribution
+    /// Sampling temperature: below 1 favors probable tokens, above 1 flattens the distribution
     #[arg(long, value_name = "T")]
     temperature: Option<f32>,
     /// Seed for sampling

@@ -285,7 +285,7 @@ fn refused(error: &clap::Error) -> ExitCode {
     let text = error.render();
     match error.kind() {
         ParseError::DisplayHelp | ParseError::DisplayVersion => {}
-        // If an argument contains control characters, the error is printed without colours.
+        // If an argument contains control characters, the error is printed without colors.
         _ if shown::clean(&text.to_string()) != text.to_string() => {
             say_rendered(shown::clean(&text.to_string()).trim_end());
             return ExitCode::from(2);

@@ -11,7 +11,7 @@ use miette::{
     Severity, SourceCode, SourceSpan, SpanContents,
 };
 
-/// Returns whether standard error is a terminal with colours enabled (no-color.org).
+/// Returns whether standard error is a terminal with colors enabled (no-color.org).
 pub(super) fn has_colours() -> bool {
     let wants_none = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     io::stderr().is_terminal() && !wants_none
@@ -60,7 +60,7 @@ pub(super) fn clean_json(text: &str) -> Cow<'_, str> {
     Cow::Owned(cleaned)
 }
 
-/// Writes the log to standard error, in whole lines. Names in the log are already escaped. The log's own colours start with an escape
+/// Writes the log to standard error, in whole lines. Names in the log are already escaped. The log's own colors start with an escape
 /// character, which is kept. Other control characters are escaped here.
 pub(super) struct Log;
 
@@ -76,7 +76,7 @@ impl io::Write for Log {
     }
 }
 
-/// Renders a diagnostic like miette, with miette's colours, and escapes everything in it. `help` is used if the diagnostic has no help of
+/// Renders a diagnostic like miette, with miette's colors, and escapes everything in it. `help` is used if the diagnostic has no help of
 /// its own.
 pub(super) fn rendered(diagnostic: &dyn Diagnostic, help: Option<String>) -> String {
     struct Rendered(Cleaned);
@@ -331,7 +331,7 @@ mod tests {
         };
         let shown = rendered(&error, None);
         let raw = shown.chars().filter(|&c| steers(c)).count();
-        // If the test runs in a terminal, miette's own colours are not escaped.
+        // If the test runs in a terminal, miette's own colors are not escaped.
         assert!(raw == 0 || shown.contains("\u{1b}["), "{shown:?}");
         for part in [
             "out\\u{1b}er",

@@ -1,6 +1,6 @@
 //! The canonical form of CUDA source: its tokens, without comments and formatting.
 
-/// Punctuation that never forms a longer token with a neighbour. White space next to it has no meaning.
+/// Punctuation that never forms a longer token with a neighbor. White space next to it has no meaning.
 const SELF_DELIMITING: &str = "(){}[];,";
 
 /// Returns `text` without comments and with only the white space that separates tokens.

@@ -163,7 +163,7 @@ operators! {
     BiasResidualLayerNorm { eps: f32, bias: bool } = "bias_residual_layer_norm" | "residual_layer_norm"(x, bias, residual, gamma, beta);
     /// `q, k, v, (bias), (sinks)` → `[tokens, heads·head]`.
     Attention(AttentionProblem) = "attention"(q, k, v, bias, sinks);
-    /// `[tokens, width]` → `[batch, width]`: L2-normalised mean over each sequence.
+    /// `[tokens, width]` → `[batch, width]`: L2-normalized mean over each sequence.
     MeanPoolNormalize { eps: f32 } = "mean_pool_normalize"(x);
     /// `weight` → the matrix in this format, quantized when the model is loaded. Only linear layers read it. Some of their kernels also
     /// round the input to this format.

@@ -212,7 +212,7 @@ fn sum(a: &[f32], b: &[f32], term: impl Fn(f64, f64) -> f64) -> f64 {
     sums.into_iter().chain(rest).sum()
 }
 
-/// Deserialises the parts of a concatenation. Nested concatenations are rejected, because unlimited
+/// Deserializes the parts of a concatenation. Nested concatenations are rejected, because unlimited
 /// nesting would overflow the stack.
 fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D::Error> {
     // Artifacts store the index of a variant, so these variants have the order of `WeightExpr`, up to the last variant that can be a part.

@@ -87,7 +87,7 @@ fn assembler_error(line: &str) -> Option<(usize, &str)> {
     Some((number.parse().ok()?, message)).filter(|_| kind.trim_end() == "error")
 }
 
-/// Returns line `number` (from 1) of `text` with its neighbours, under a heading.
+/// Returns line `number` (from 1) of `text` with its neighbors, under a heading.
 fn quote(name: &str, text: &str, number: usize, message: &str) -> String {
     let mut quoted = format!("{name}, line {number}: {message}\n");
     let first = number.saturating_sub(CONTEXT).max(1);

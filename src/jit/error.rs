@@ -106,7 +106,7 @@ pub enum JitError {
         target: Target,
         /// NVRTC's version, (major, minor).
         version: (i32, i32),
-        /// The first failing line with its neighbours and the error; empty if the log names no
+        /// The first failing line with its neighbors and the error; empty if the log names no
         /// line.
         quote: String,
         /// The whole log.

@@ -72,8 +72,8 @@ impl Api {
     /// # Errors
     /// Returns the errors of [`Api::load`].
     pub(super) fn load_as(name: &Path, real: &Path, besides: Writers) -> Result<Loaded, String> {
-        // SAFETY: the caller names an NVRTC, whose initialisers have no preconditions. Any other
-        // library would run its initialisers, as if it were linked.
+        // SAFETY: the caller names an NVRTC, whose initializers have no preconditions. Any other
+        // library would run its initializers, as if it were linked.
         let library = unsafe { Library::new(real) }.map_err(|error| {
             // The loader's message is the `source()` of the crate's error. It starts with the
             // library's name, which the caller shows too.

@@ -129,7 +129,7 @@ impl Target {
         }
     }
 
-    /// Returns whether kernels for the target synchronise on the device with earlier kernels (`templates/partials/dependent.cu`), so that
+    /// Returns whether kernels for the target synchronize on the device with earlier kernels (`templates/partials/dependent.cu`), so that
     /// the host may launch them early.
     pub fn has_dependent_launch(self) -> bool {
         self >= Target::Sm90a

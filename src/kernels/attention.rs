@@ -1,5 +1,6 @@
-//! Attention over packed sequences: three unfused kernels, fused kernels (short, online, split keys for few tokens, and WGMMA on Hopper),
-//! three kernels that use grouped GEMMs for long sequences, and three kernels with a KV cache (plain, decode, prefill).
+//! Attention over packed sequences: unfused kernels (scores, softmax, context), fused kernels (short, online, split keys for few tokens,
+//! and WGMMA on Hopper), grouped GEMMs with the softmax split between them for long sequences, and kernels with a KV cache (plain, decode,
+//! prefill).
 //!
 //! A token attends to the tokens of its own sequence only, so scores are ragged: head `h`, query
 //! `i` and key `j` of sequence `b` with length `n` are stored at

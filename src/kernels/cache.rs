@@ -9,7 +9,7 @@
 //! 448, and NaN stays NaN. Attention converts the elements to the type of the queries, without rounding.
 //!
 //! A cache in E4M3 may have a scale for its keys and one for its values, which the checkpoint publishes. A row is divided by its scale in
-//! f32 before it is rounded. Attention multiplies the scores by the scale of the keys, and its result by that of the values.
+//! f32 before it is rounded. Attention multiplies the scores by the scale of the keys, and the result by the scale of the values.
 
 use serde::{Deserialize, Serialize};
 

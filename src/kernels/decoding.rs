@@ -62,9 +62,10 @@ impl Fill {
 /// `known` tokens of each row. Rows with no known token hold no sequence. Beams are handled by
 /// [`Candidates`](super::beam_search::Candidates).
 ///
-/// The kernel also writes results for each group of tokens. `best_of_group` is the best token, and `sum_of_group` the sum of exponentials
-/// if the row is sampled without top-k. `raw_of_group` is the maximum of the logits before rules and the sum of their exponentials, if
-/// log-probabilities are requested. `n_arrived [batch]` is −1 before and after a launch.
+/// The kernel also writes results for each group of tokens. `best_of_group` is the best token. If the row is sampled without top-k,
+/// `sum_of_group` is the sum of exponentials relative to the best token. If log-probabilities are requested, `raw_of_group` is the maximum
+/// of the logits before rules, and the sum of their exponentials relative to the maximum. `n_arrived [batch]` is −1 before and after a
+/// launch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ChooseToken {
     pub vocabulary: u32,

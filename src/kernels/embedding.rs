@@ -379,7 +379,7 @@ mod tests {
         let table_0 = real(&[1.0, 2.0, 3.0, 4.0]);
         let table_1 = real(&[100.0, 200.0, 0.0, 5.0, 9.0, 0.0]);
         let (gamma, beta) = (real(&[1.0, 2.0]), real(&[0.5, 0.0]));
-        // Row 0 is [3, 4] + [0, 5], row 1 is [1, 2] + [9, 0]: the two values normalise to −1 and 1.
+        // Row 0 is [3, 4] + [0, 5], row 1 is [1, 2] + [9, 0]: the two values normalize to −1 and 1.
         let reads = [&tokens, &positions, &table_0, &table_1, &gamma, &beta];
         let out = kernel.reference(&Extents::of(&[2]).unwrap(), &reads);
         assert_eq!(out[0].real(), [-0.5, 2.0, 1.5, -2.0]);

@@ -14,7 +14,7 @@ use crate::{
 /// `query [rows, width]`, `vectors [tokens, width]`, `taken [tokens]`, `cu_lens [batch + 1]` → `out [batch]`: the score of each document,
 /// which is the sum, over the vectors of the query, of the max dot product with a vector of the document.
 ///
-/// Document `d` has the vectors `taken[cu_lens[d]..cu_lens[d + 1]]`, which are indices of rows of `vectors`. A document may be empty; its
+/// The vectors of document `d` are the rows of `vectors` with the indices `taken[cu_lens[d]..cu_lens[d + 1]]`. A document may be empty; its
 /// score is 0. The kernel needs two more tensors, in which all bits are set before and after a launch: `largest [batch, rows]` for the max
 /// products of documents that several CTAs handle, and `arrived [batch]` for the number of these CTAs that are done.
 ///
@@ -192,7 +192,7 @@ impl Kernel for MaxSim {
         cases
     }
 
-    /// Number of the query's vectors: a few, a full step, and several steps that do not end with a full one.
+    /// Number of the query's vectors: one, multiples of a step, and numbers for which the last step is not full.
     fn check_rows(&self, extents: &Extents) -> u64 {
         match extents.batch {
             1 => 1,

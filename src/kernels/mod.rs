@@ -1,4 +1,5 @@
-//! Kernels, with one file per kernel. A file contains the kernel's parameters, launch geometry, CPU reference and cases.
+//! Kernels, with one file for each kernel or group of similar kernels. A file contains the parameters, launch geometry, CPU reference and
+//! cases of its kernels.
 //!
 //! A kernel is plain data: a struct such as [`BiasResidualLayerNorm`] whose fields determine its source
 //! completely. [`Kernel::params`] is the only list of parameters: the generated signature, the launch and the tests are derived from this
@@ -243,14 +244,14 @@ pub enum RowOrder {
     /// The matrix's order.
     Plain,
     /// In each group of [`RowOrder::GROUP`] rows, row 8q + 2j + e is stored at index 8j + 2q + e (q, j < 4, e < 2). With these rows as the
-    /// N extent of an MMA, a lane's accumulators are 8 neighbouring columns. The matrix and the box have a multiple of `GROUP` rows.
+    /// N extent of an MMA, a lane's accumulators are 8 neighboring columns. The matrix and the box have a multiple of `GROUP` rows.
     /// Coordinates are a column, three zeros, and the index of the group.
     Quads,
     /// The matrix's order. The number is the number of adjacent boxes that one copy stores, one after another. The matrix has a multiple of
     /// `box_columns` columns. Coordinates are a zero, a row, and the index of the first box.
     Boxes(u32),
     /// In each block of [`RowOrder::BLOCK`] rows, row 32w + 4g + 2i + h is stored at index 64i + 16w + 8h + g (w < 4, g < 8; i, h < 2).
-    /// With these rows as the M extent of MMAs, a lane's accumulators are 4 neighbouring rows. The matrix has a multiple of
+    /// With these rows as the M extent of MMAs, a lane's accumulators are 4 neighboring rows. The matrix has a multiple of
     /// [`RowOrder::GROUP`] rows, and a box has [`RowOrder::BLOCK`] rows. Coordinates are a column, two zeros, the index of the group, and a
     /// zero.
     Fours,

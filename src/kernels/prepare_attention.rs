@@ -43,7 +43,7 @@ pub struct PrepareAttention {
 
 /// Distribution of heads over the lanes of a warp.
 struct Lanes {
-    /// Neighbouring columns per access of a lane.
+    /// Neighboring columns per access of a lane.
     pack: u32,
     /// Number of lanes per head, a power of two.
     lanes: u32,

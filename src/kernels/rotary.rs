@@ -31,7 +31,7 @@ pub(super) trait RotationCode {
     /// Returns the FNV-1a hash of the frequencies and the factor. The values themselves are too long for a symbol.
     fn digest(&self) -> u32;
 
-    /// Frequencies as a CUDA initialiser.
+    /// Frequencies as a CUDA initializer.
     fn literals(&self) -> String;
 }
 

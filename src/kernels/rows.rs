@@ -120,8 +120,8 @@ impl Teams {
     ///
     /// If slightly more rows than fit at once are launched, a second wave runs and the launch takes about twice as long. The dispatch
     /// therefore selects the first teams that keep all rows resident, starting with the teams for few rows. If no teams keep all rows
-    /// resident, the dispatch selects the teams for few rows, because their small CTAs leave the smallest tail. It was measured on an H200
-    /// with 16-bit rows of 768 and 1024 elements. For f32 and for narrow rows, the dispatch is [`Teams::by_rows`].
+    /// resident, the dispatch selects the teams for few rows, because their small CTAs leave the smallest tail. This was measured on an
+    /// H200 with 16-bit rows of 768 and 1024 elements. For f32 and for narrow rows, the dispatch is [`Teams::by_rows`].
     pub fn by_rows_with_residual(
         width: u32,
         dtype: DType,

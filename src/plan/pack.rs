@@ -159,7 +159,7 @@ pub(super) struct Packing {
 /// more. The limit is a count instead of a time, so that plans are equal on all machines. Examining a tensor takes about a nanosecond.
 const EFFORT: usize = 40_000;
 
-/// Packs the items into bins of the given capacities and one open bin after them, and minimises the
+/// Packs the items into bins of the given capacities and one open bin after them, and minimizes the
 /// height of the open bin.
 ///
 /// The first attempt uses the paper's order, largest first. For most transformer models it reaches the lower bound, and the search ends.

@@ -144,8 +144,9 @@ fn ends(interval: Interval) -> impl Iterator<Item = u64> {
     above.into_iter().chain(interval.up_to)
 }
 
-/// Rounds small numbers of tokens up to multiples of 8, the row granularity of GEMMs for small M. Rounds larger numbers up to multiples of
-/// a power of two, which is at most 1/32 of the number, and at most the 128 rows of a GEMM tile. Unused rows of a tile cost nothing.
+/// Rounds small numbers of tokens up to multiples of 8, the row granularity of the GEMMs for few rows. Rounds larger numbers up to
+/// multiples of a power of two, which is at most 1/32 of the number, and at most the 128 rows of a GEMM tile. Unused rows of a tile cost
+/// nothing.
 fn rounded_tokens(tokens: u64) -> u64 {
     const MIN_STEP: u64 = 8;
     const MAX_STEP: u64 = 128;

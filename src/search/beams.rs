@@ -170,7 +170,7 @@ impl Beams {
     }
 
     /// Returns how many of the most probable tokens of each beam to examine before the diversity penalty is applied: as many as
-    /// [`kept`](Self::kept), and one more for each beam of the other groups, because each of those beams can penalise one token.
+    /// [`kept`](Self::kept), and one more for each beam of the other groups, because each of those beams can penalize one token.
     pub fn candidates(&self, n_ends: usize) -> usize {
         self.kept(n_ends) + self.n - self.group_size()
     }

@@ -32,7 +32,7 @@ pub struct Rules {
     pub suppressed: Vec<u32>,
     /// Tokens that are not chosen as the first token after the forced tokens, or as the first new token if none is forced.
     pub suppressed_first: Vec<u32>,
-    /// Whether log-probabilities are renormalised after the other rules are applied. This affects the scores of beams.
+    /// Whether log-probabilities are renormalized after the other rules are applied. This affects the scores of beams.
     pub renormalize: bool,
     /// Maximum number of new tokens. With [`Rules::NO_LIMIT`], only the model's positions and the KV cache limit the number.
     pub max_new_tokens: usize,

@@ -133,8 +133,8 @@ impl Attention {
         ))
     }
 
-    /// Returns two grouped GEMMs with the softmax split between them. The inputs of each launch are
-    /// the outputs of the previous one, matched by parameter name.
+    /// Returns three launches: two grouped GEMMs, and the reduction of the softmax between them. Parameters with the same name are bound to
+    /// the same tensor.
     pub fn grouped(&self) -> Result<Chain, AttentionError> {
         let MhaOnline { of, dtype } = self.0;
         if !of.is_full() {

@@ -3,8 +3,8 @@
 
 use super::implementations::Implementation;
 
-/// Maximum number of rows at which covers are compared. Larger batches use the cover that is best
-/// on average over the last octave.
+/// Maximum number of rows at which covers are compared. Larger batches use the cover of the last range, for whose selection the last octave
+/// counts twice.
 pub(super) const MAX_ROWS: u64 = 16384;
 
 /// An implementation at a site of a chain. The edge leads from the implementation's first site to the site after its last one.

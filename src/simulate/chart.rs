@@ -11,7 +11,7 @@ const GAP: f64 = 64.0;
 const KEY_LINE: f64 = 20.0;
 const KEY_COLUMN: f64 = 130.0;
 
-/// Colours that differ in lightness as well as in hue.
+/// Colors that differ in lightness as well as in hue.
 const INKS: [&str; 13] = [
     "#000000", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#7f3c8d",
     "#7a7a7a", "#b22222", "#2f5d00", "#00526b", "#a05195",

@@ -134,7 +134,7 @@ fn a_batch_takes_its_estimated_time_and_the_next_one_waits() {
 fn the_turbo_papers_order_of_saturation_is_reproduced_and_packed_is_best() {
     let costs = synthetic_costs();
     let arrivals = load(400.0, 12_000).arrivals();
-    // Measure the throughput up to the last response. Measured only up to the last arrival, it would favour schedulers that run short
+    // Measure the throughput up to the last response. Measured only up to the last arrival, it would favor schedulers that run short
     // requests first.
     let answers = |name| {
         let mut scheduler = scheduler(name, &Settings::default()).unwrap();

@@ -40,7 +40,7 @@ pub enum Values {
 pub enum Group {
     /// A row of the matrix: one output of a linear layer. The scale is an f32.
     Row,
-    /// This number of neighbouring elements of a row. The scale is an f32 for E4M3, and an f16 for integers.
+    /// This number of neighboring elements of a row. The scale is an f32 for E4M3, and an f16 for integers.
     Columns(u32),
 }
 

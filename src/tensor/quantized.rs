@@ -6,7 +6,7 @@
 //!    lanes read a row, and lane t reads the quarter t. A quarter contains the lane's operands of four MMAs of 16 columns: for MMA s,
 //!    columns 16s + 2t, + 1, + 8 and + 9. A word of E4M3 has these columns in this order. A word of 8-bit integers has the first two
 //!    columns in bytes 0 and 2, and the others in bytes 1 and 3. A word of 4-bit values serves two MMAs, and its nibbles i and i + 4 are
-//!    neighbouring columns. A mask therefore extracts two integers into the halves of a register, as the MMA expects them.
+//!    neighboring columns. A mask therefore extracts two integers into the halves of a register, as the MMA expects them.
 //! 2. The scales. If rows share a scale, an f32 for each row. Otherwise, a scale for each group of columns and each row: an f32 for E4M3,
 //!    an f16 for 8-bit integers, or an f16 and the zero point, a 16-bit integer.
 

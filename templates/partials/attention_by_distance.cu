@@ -1,4 +1,4 @@
-{% if windowed %}constexpr int WINDOW = {{ window }};  // max distance of keys that are attended to
+{% if windowed %}constexpr int WINDOW = {{ window }};  // max distance of a query from the keys it attends to
 
 {% endif %}// Effect of a key's distance from its query (key position minus query position) on the score of a head{% if capped %}, after its soft cap{% endif %}.
 class ByDistance {
@@ -10,7 +10,7 @@ public:
 {% elif bias == "slopes" %}    // Receives the slopes of all heads.
     __device__ __forceinline__ ByDistance(const {{ storage }}* slopes, unsigned int head) : slope(-LOG2_E * to_float(slopes[head])) {}
 
-{% endif %}    // Returns the score of a key{% if adjusts %}, times log2(e){% endif %}; −∞ for keys that are not attended to.
+{% endif %}    // Returns the score of a key{% if adjusts %}, scaled and adjusted by its distance, times log2(e){% endif %}; −∞ for keys that are not attended to.
     __device__ __forceinline__ float of(float score, int distance) const {
 {% if causal and windowed %}        if (distance > 0 || distance < -WINDOW) return __int_as_float(0xff800000);
 {% elif causal %}        if (distance > 0) return __int_as_float(0xff800000);

@@ -16,7 +16,7 @@ __device__ __forceinline__ void barrier_expect(unsigned int barrier, unsigned in
 
 {% if e4m3 %}{% include "partials/cache_decode.cu" %}
 // Converts the chunks of a tile's rows that this thread has copied. A chunk in E4M3 becomes two chunks, and was copied to the place of the
-// first. Only this thread accesses these places.
+// first of these. Only this thread accesses the places of both chunks.
 __device__ __forceinline__ void convert_copies(unsigned int tile) {
     const unsigned int lane = threadIdx.x % 32, chunk = lane % ROW_CHUNKS * 2, pass_row = lane / ROW_CHUNKS;
     if (PASS * ROW_CHUNKS < 32 && pass_row >= PASS) return;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorM
         const int* own = slots + (tile.length == 0 ? 0 : __ldg(slot_starts + tile.sequence)) + warp_row;
         const unsigned int n_keys = tile.keys_of(ROWS);
 {% if skips_keys %}        const unsigned int first_key = tile.first_key_of(tile.first);
-{% endif %}        // Index of the cache row that is the warp's l-th row, in lane l. Indices count rows of HEAD elements.
+{% endif %}        // In lane l, the index of the cache row that becomes the warp's l-th row of the tile. Indices count rows of HEAD elements.
         const auto row_from = [&](unsigned int key) {
             if (lane >= WARP_ROWS || key + warp_row + lane >= n_keys) return NONE;
             const unsigned int slot = __ldg(own + key + lane);

@@ -16,7 +16,7 @@ __device__ __forceinline__ void ldmatrix_trans(unsigned int (&to)[4], unsigned i
                  : "memory");
 }
 
-// c += a · b for a 16 × 16 and b 16 × 8.
+// c += a · b, with a of 16 × 16 and b of 16 × 8 elements.
 __device__ __forceinline__ void mma(float (&c)[4], const unsigned int (&a)[4], unsigned int b0,
                                     unsigned int b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.{{ storage }}.{{ storage }}.f32 "

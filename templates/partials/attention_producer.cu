@@ -3,7 +3,7 @@
 struct PersistentSchedule {
     unsigned int pipeline, pipelines, end, from = 0;
     bool backwards = false;
-{% if causal %}    unsigned int past = 0;  // keys before the sequence with this lane's index, in a batch of at most 32
+{% if causal %}    unsigned int past = 0;  // cached keys before the tokens of this lane's sequence, in a batch of at most 32 sequences
 {% endif %}
     __device__ __forceinline__ PersistentSchedule(unsigned int tokens, unsigned int batch, unsigned int pipeline)
         : pipeline(pipeline * gridDim.x + blockIdx.x), pipelines(PIPELINES * gridDim.x),
@@ -32,7 +32,7 @@ __device__ __forceinline__ void store_word(unsigned int address, unsigned int x)
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
-{% endif %}// Lane 0 loads and broadcasts. Its later arrival on the empty barrier then covers the whole warp's read.
+{% endif %}// Lane 0 loads the tile and broadcasts it. When lane 0 later arrives at the empty barrier, the whole warp's read is therefore complete.
 __device__ __forceinline__ Tile load_tile(unsigned int address) {
     Tile x;
     x.start = x.length = x.first = x.head = 0;

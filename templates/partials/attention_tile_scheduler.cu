@@ -8,7 +8,7 @@ struct Tile {
 {% endif %}
     __device__ __forceinline__ unsigned int all_keys() const { return {% if cached %}keys{% else %}length{% endif %}; }
 
-    // Number of keys that precede query `row` (relative to the sequence) and that it attends to.
+    // Number of keys before the position of query `row` (relative to the sequence).
     __device__ __forceinline__ unsigned int keys_before(unsigned int row) const { return all_keys() - length + row; }
 
 {% if skips_keys %}    // First key that query `row` attends to.
@@ -28,8 +28,8 @@ struct Tile {
 {% endif %}};
 
 // Maps a tile index to a query tile of the batch. Every warp searches separately. In a batch of at most 32 sequences, each lane has one
-// sequence and counts the tiles before it. Indices then have no gaps, and the longest sequence may come first. In larger batches, tiles are
-// numbered as in partials/attention_tile.cu: sequence b begins at start(b) / ROWS + b.
+// sequence and counts the tiles before it. Indices then have no gaps, and the longest sequence may come first. In larger batches, the tiles
+// of sequence b have the indices from start(b) / ROWS + b on, where start(b) is the sequence's first token. Some indices have no tile.
 //
 // This code runs before griddepcontrol.wait, and reads offsets, which are batch data. This is safe for two reasons. The first kernel of a
 // run begins after the upload of the offsets, and the CTAs of a later kernel begin only after all CTAs of the preceding kernel have begun.
@@ -42,12 +42,12 @@ public:
     }
 {% if causal %}
     // Like `at`, but with tiles in descending order of their number of keys, so that tiles with few keys come last. `past` is the number of
-    // keys before this lane's sequence.
+    // cached keys before the tokens of this lane's sequence.
     __device__ __forceinline__ Tile by_keys(unsigned int index, unsigned int past) {
         if (batch > 32) return at(index);
         constexpr unsigned int ALL = 0xffffffff;
         const unsigned int tile_index = index / HEADS;
-        // Numbers of keys of this lane's tiles, in units of ROWS. They are consecutive numbers, starting with `least`.
+        // Numbers of keys of this lane's tiles, in units of ROWS: consecutive numbers from `least` on.
         const unsigned int least = past / ROWS, tiles = tiles_of(length), end = least + tiles;
         const auto with_at_least = [&](unsigned int steps) {
             return __reduce_add_sync(ALL, min(tiles, end - min(end, steps)));

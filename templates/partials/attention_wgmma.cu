@@ -1,8 +1,8 @@
-// WGMMAs of attention for 64 queries: q · kᵀ with KEYS columns, and p · v with HEAD columns. Warp w of a warpgroup has rows 16w to 16w +
-// 15. Lane l holds acc[4j + e] for row l / 4 + e / 2 · 8 and column 8j + l % 4 · 2 + e % 2.
+// WGMMAs of attention for 64 queries: q · kᵀ with KEYS columns, and p · v with HEAD columns. In lane l of warp w of the warpgroup,
+// acc[4j + e] (e from 0 to 3) is in row 16w + l / 4 + e / 2 · 8 and column 8j + l % 4 · 2 + e % 2.
 
-// Descriptor of rows of COLUMNS elements in shared memory. The swizzle depends on the length of a row in bytes. `next_box` is the stride to
-// the next COLUMNS columns, for an operand whose columns are the N dimension.
+// Descriptor of rows of COLUMNS elements in shared memory. The swizzle depends on the length of a row in bytes. `next_box` is the stride in
+// bytes to the next COLUMNS columns, for an operand whose columns are the N dimension of the MMA.
 __device__ __forceinline__ unsigned long long smem_descriptor(unsigned int address, unsigned int next_box) {
     constexpr unsigned long long SWIZZLE = COLUMNS == 64 ? 1 : 2, EIGHT_ROWS = 8 * ROW_BYTES >> 4;
     return SWIZZLE << 62 | EIGHT_ROWS << 32 | (next_box >> 4 << 16 | address >> 4);  // shared addresses have 18 bits

@@ -4,8 +4,8 @@ constexpr unsigned int Q_BYTES = BOXES * 64 * ROW_BYTES;  // 64 queries
 constexpr unsigned int TILE_BYTES = BOXES * KEYS * ROW_BYTES;
 constexpr int HEAD_STEPS = HEAD / 16, KEY_STEPS = KEYS / 16;  // steps along k of q · kᵀ and of p · v
 constexpr int SCORES = KEYS / 2, ACC = {{ acc }};  // accumulators per thread: scores, and the output
-// If a tile of V is one box wide, N is extended by 8 columns, of which the first is a column of ones. The tensor cores then also sum the
-// rows of P.
+// If a row of V fits in one box, the N extent of p · v is 8 columns larger than a row. The first of these columns is all ones, so that the
+// tensor cores also compute the row sums of P.
 constexpr bool ONES = {{ ones }};
 // Lazy rescaling: weights are at most 2^-3 in the tile that sets the shift. In later tiles, weights may grow to 2 before the output has to
 // be rescaled.

@@ -76,8 +76,8 @@
                 are_all_ended &= next_ended[i] != 0;
                 worst = fminf(worst, next_best[i]);
             }
-            // Best score that the search can still reach: that of the best beam that continues. With several groups, it is that of the best
-            // candidate, even if this candidate ends, as in `BeamSearchScorer`.
+            // Best score that the search can still reach: the score of the best beam that continues, or, with several groups, the score of
+            // the best candidate, even if this candidate ends (as in `BeamSearchScorer`).
             const float possible = (request.n_groups > 1 ? kept_score[0] : running[first]) / norms[1];
             bool is_beaten = true, goes_on = false;
             for (int i = 0; i < of_group; ++i) {

@@ -1,5 +1,5 @@
 {% include "partials/cache_encode.cu" %}
-// Rounds N neighbouring values to E4M3 and stores them.
+// Rounds N neighboring values to E4M3 and stores them.
 template <int N> __device__ __forceinline__ void store_e4m3(unsigned char* to, const float (&value)[N]) {
     if constexpr (N % 4 == 0) {
         Pack<unsigned int, N / 4> words;

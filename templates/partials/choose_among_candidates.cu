@@ -1,6 +1,6 @@
     if (fits) {
         const unsigned int n = n_found;
-        // Several neighbouring lanes compare a candidate with all other candidates. The first of these lanes keeps the result.
+        // Several neighboring lanes compare a candidate with all other candidates. The first of these lanes keeps the result.
         const unsigned int lookers = lookers_of(n), nth_looker = thread % lookers;
         Mass own = 0;
 #pragma unroll

@@ -8,7 +8,7 @@ __device__ __forceinline__ void store_remote(unsigned int to, float a, float b, 
                  : "memory");
 }
 
-// Like above, for 8 bytes.
+// Stores 8 bytes in the same way.
 __device__ __forceinline__ void store_remote(unsigned int to, float a, float b, unsigned int barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], { %1, %2 }, [%3];" ::"r"(to),
                  "f"(a), "f"(b), "r"(barrier)

@@ -1,5 +1,5 @@
 // A pack has 8 elements. Let g = lane / 4 and c = lane % 4. A lane reads one pack at a time: every fourth pack of keys g and g + 8 of a
-// tile, and every eighth pack of values 2c, 2c + 1, 2c + 8 and 2c + 9. A lane copies contiguous packs, and neighbouring lanes copy adjacent
+// tile, and every eighth pack of values 2c, 2c + 1, 2c + 8 and 2c + 9. A lane copies contiguous packs, and neighboring lanes copy adjacent
 // bytes, because requests for parts of several L2 lines would halve the DRAM throughput.
 constexpr unsigned int PACK = 8;
 constexpr unsigned int PACKS = HEAD / PACK;

@@ -106,7 +106,7 @@ public:
 private:
 {% if bias != "none" %}    const T* biases;
     unsigned int first_head, last;  // first head of the CTA, and number of heads after the first
-{% endif %}    float row_max[ROWS], row_sum[ROWS];  // the maxima are scaled, the sums are over the lane's keys
+{% endif %}    float row_max[ROWS], row_sum[ROWS];  // maxima are times SCALE_LOG2; sums are over the lane's keys
     float4 o[ROWS][VALUE_PACKS];         // sums over the lane's values
 
     static __device__ __forceinline__ float4* queries() {

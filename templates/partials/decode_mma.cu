@@ -19,8 +19,8 @@ __device__ __forceinline__ void load_shared(unsigned int (&to)[4], unsigned int 
 }
 {% endif %}
 // Up to eight query heads per warp. The columns of the MMAs are heads. The rows of the MMAs are keys in the first product, and columns of
-// the values in the second product. A lane's packs of 8 elements are used as elements 2c, 2c + 1, 2c + 8 and 2c + 9 of two products, both
-// for queries and for keys. This is valid because the order of a dot product's terms does not matter.
+// the values in the second product. With c = lane % 4, the 8 elements of a lane's pack are used as elements 2c, 2c + 1, 2c + 8 and 2c + 9
+// of two products, both for queries and for keys. This is valid because a dot product's terms may be added in any order.
 class Heads {
 public:
 {% if bias != "none" %}    __device__ __forceinline__ Heads(const T* queries, unsigned int rows, const T* biases, unsigned int first_head)
@@ -53,7 +53,7 @@ public:
 {% if e4m3 %}        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
         const unsigned int values[2] = {stage + VALUES_AT + value_place(g, c, 0), stage + VALUES_AT + value_place(g, c, 1)};
 {% else %}        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, values = stage + VALUES_AT + value_place(g, c);
-{% endif %}        float s[4] = {}, odd[4] = {};  // two chains of MMAs, each half as long
+{% endif %}        float s[4] = {}, odd[4] = {};  // two independent chains of MMAs, to halve the latency
 #pragma unroll
         for (unsigned int i = 0; i < KEY_PACKS; ++i) {
             unsigned int low[4], high[4];  // keys g and g + 8
@@ -124,6 +124,6 @@ public:
 private:
 {% if adjusts %}    ByDistance by_distance[2];  // for heads 2c and 2c + 1
 {% endif %}    unsigned int q[KEY_PACKS][4];
-    float row_max[2], row_sum[2];  // for heads 2c and 2c + 1; the maxima are scaled, the sums are over the lane's keys
+    float row_max[2], row_sum[2];  // for heads 2c and 2c + 1; maxima are times SCALE_LOG2, and sums are over the lane's keys
     float o[VALUE_PACKS * 4][4];   // o[4i + e]: columns 2e and 2e + 1 of the lane's i-th pack, each for heads 2c and 2c + 1
 };

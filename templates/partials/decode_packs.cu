@@ -1,6 +1,6 @@
 // A lane reads 16 bytes at a time. Let g = lane / 4 and c = lane % 4. The lane holds every fourth pack of keys g and g + 8 of a tile, and
-// every eighth pack of values 2c, 2c + 1, 2c + 8 and 2c + 9. The hardware serves eight lanes at once. These lanes copy 128 contiguous
-// bytes, which are an L2 line. Requests for parts of several lines would halve the DRAM throughput.
+// every eighth pack of values 2c, 2c + 1, 2c + 8 and 2c + 9. The hardware serves 16-byte accesses of eight lanes at once. These lanes copy
+// 128 contiguous bytes, which are an L2 line. Requests for parts of several lines would halve the DRAM throughput.
 constexpr unsigned int PACK = 16 / sizeof(T);
 constexpr unsigned int PACKS = HEAD / PACK;
 constexpr unsigned int KEY_PACKS = (PACKS + 3) / 4, VALUE_PACKS = (PACKS + 7) / 8;

@@ -1,4 +1,4 @@
-// The tiles of a warp: every WARPS-th pair of tiles of the CTA's keys from `first` to `end`.
+// The tiles of a warp: every WARPS-th pair of tiles of the CTA's keys, from key `first` up to key `end`.
 class Tiles {
 public:
     __device__ __forceinline__ Tiles(const int* own, unsigned int kv_head, unsigned int first, unsigned int end,

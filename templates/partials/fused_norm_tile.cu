@@ -25,9 +25,9 @@ constexpr int STEPS = K_TILES + RESIDUAL_STAGES;
 static_assert(ROWS % 64 == 0 && COLUMNS % 32 == 0 && COLUMNS <= 256, "a warpgroup's tile is a whole number of MMAs");
 static_assert(RESIDUAL_STAGES < STAGES, "all of the residual is resident while the last MMAs still read one stage");
 
-// acc += x · weightᵀ. If `accumulate` is 0, acc is overwritten. The weight's rows are in shared memory in the order RowOrder::Quads, so
-// that lane l of warp w holds 8 neighbouring columns of each 32: acc[16g + 4j + e] is in row 16w + l / 4 + e / 2 · 8 and column 32g + l % 4
-// · 8 + 2j + e % 2.
+// acc += x · weightᵀ. If `accumulate` is 0, acc is overwritten. The host's tensor map permutes the weight's rows in shared memory
+// (RowOrder::Quads), so that lane l of warp w of the warpgroup holds 8 neighboring columns in each group g of 32 columns: for j and e from
+// 0 to 3, acc[16g + 4j + e] is in row 16w + l / 4 + e / 2 · 8 and column 32g + l % 4 · 8 + 2j + e % 2.
 __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], unsigned long long x,
                                              unsigned long long weight, int accumulate) {
     asm volatile("{\n"
@@ -62,5 +62,5 @@ __device__ __forceinline__ Vector<T> load_chunk(unsigned int address) {
     return *reinterpret_cast<const Vector<T>*>(&bits);
 }
 
-// Eight neighbouring per-column constants.
+// Eight neighboring per-column constants.
 struct alignas(16) Float8 { float at[8]; };

@@ -1,5 +1,5 @@
     // Epilogue of gemm_mma, whose accumulators c and tile coordinates it uses. Applies bias, activation and rounding in registers.
-    // Neighbouring lanes exchange pairs of two n8 tiles, so that each lane stores 8 bytes and a warp stores whole 32-byte sectors.
+    // Neighboring lanes exchange pairs of two n8 tiles, so that each lane stores 8 bytes and a warp stores whole 32-byte sectors.
     const int odd = lane % 2;
 #pragma unroll
     for (int j = 0; j < N_TILES; j += 2) {

@@ -1,6 +1,7 @@
 {%- if not packed %}
-// acc += weight · xᵀ, an m64k{{ mma_k }} MMA with N = MMA_N. If `accumulate` is 0, acc is overwritten. Warp w has the weight rows from 16w on.
-// Lane l holds acc[4j + e] for weight row l / 4 + e / 2 · 8 and token 8j + l % 4 · 2 + e % 2.
+// acc += weight · xᵀ, an m64k{{ mma_k }} MMA with N = MMA_N. If `accumulate` is 0, acc is overwritten.
+// In lane l of warp w of the warpgroup, acc[4j + e] (octet j, e from 0 to 3) belongs to weight row 16w + l / 4 + e / 2 · 8 and token
+// 8j + l % 4 · 2 + e % 2.
 __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], unsigned long long weight,
                                              unsigned long long x, int accumulate) {
     asm volatile("{\n"
@@ -14,7 +15,7 @@ __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], unsign
 }
 {%- endif %}
 
-// Like load_box, but called by a whole warp, of which one lane issues the copy. Arguments that are equal in all lanes then stay in uniform
+// Like load_box, but all lanes of a warp call it, and one lane issues the copy. Arguments that are equal in all lanes then stay in uniform
 // registers. If only one lane took a branch with the copies, the compiler would turn each copy into a loop over lanes.
 __device__ __forceinline__ void warp_load_box(unsigned int to, const TensorMap& from, int column, int row, unsigned int barrier) {
     asm volatile("{\n"
@@ -40,7 +41,7 @@ __device__ __forceinline__ void warp_load_halves(unsigned int to, const TensorMa
 {%- endif %}
 {%- if normed %}
 
-// Volatile, because the compiler may move read-only loads (ld.global.nc) before griddepcontrol.wait.
+// Volatile, because the compiler may turn a plain load into ld.global.nc and move it before griddepcontrol.wait.
 __device__ __forceinline__ float2 load_row_stats(const float* from) {
     float2 to;
     asm volatile("ld.global.v2.f32 { %0, %1 }, [%2];" : "=f"(to.x), "=f"(to.y) : "l"(from) : "memory");

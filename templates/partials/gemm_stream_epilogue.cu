@@ -28,7 +28,7 @@
             if (token < n_tokens) store_two(out + at, my_column, pair);
 {%- else %}
 {%- if emits %}
-            float lane_stats[4] = {};  // Σ s of this lane's two tokens, then Σ s²
+            float lane_stats[4] = {};  // Σ s of this lane's two tokens, then Σ s² of these tokens
 {%- endif %}
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -56,8 +56,8 @@
 {%- endif %}
             }
 {%- if emits %}
-            // Butterfly reduction over eight lanes, which hold one column each. In each step, a lane sends half of its sums, so that it
-            // ends with one sum.
+            // Butterfly reduction over the eight lanes with the same lane % 4, which hold one column each. In each of the first two steps,
+            // a lane sends half of its four sums, so that one sum remains.
             const bool square_sum = lane & 16, second = lane & 8;
             float partial[2];
 #pragma unroll

@@ -24,7 +24,9 @@
                 sum += __shfl_xor_sync(0xffffffff, sum, offset);
                 square_sum += __shfl_xor_sync(0xffffffff, square_sum, offset);
             }
-            // The cancellation in E[s²] − mean² loses fewer digits than the rounding of rows to 16 bits.
+{%- if centred %}
+            // mean(s²) − mean² loses fewer digits to cancellation than the rows have lost to rounding to 16 bits.
+{%- endif %}
             const float mean = {% if centred %}sum * (1.0f / K){% else %}0.0f{% endif %};
             const float variance = fmaxf(fmaf(square_sum, 1.0f / K, -mean * mean), 0.0f);
             const float rstd = rsqrtf(variance + {{ eps }});

@@ -21,7 +21,7 @@ __device__ __forceinline__ const float* row_scales(const unsigned char* weight) 
 }
 {%- endif %}
 
-{% if warp_mma %}// Reads four matrices of eight rows of 16 bytes. Lane i passes row i % 8 of matrix i / 8.
+{% if warp_mma %}// Loads four matrices of eight rows of 16 bytes. Lane i passes the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void load_matrices(unsigned int (&to)[4], unsigned int row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3 }, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(row) : "memory");

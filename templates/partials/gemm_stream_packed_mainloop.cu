@@ -13,7 +13,7 @@
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
 {%- if gated %}
-                    const int row = half * (BLOCK_N / 2) + warp * 8 + lane / 4;  // row of the first or the second half of the weight
+                    const int row = half * (BLOCK_N / 2) + warp * 8 + lane / 4;  // row in the first or the second half of the weight tile
 {%- else %}
                     const int row = warp * 16 + half * 8 + lane / 4;
 {%- endif %}

@@ -9,7 +9,7 @@
             if (refills && step >= LAG) barrier_arrive(empty + (stage >= LAG ? stage - LAG : stage - LAG + STAGES) * 8);
             const unsigned int x_rows = ring + stage * STAGE_BYTES, values = x_rows + X_BYTES;
 {%- if gated %}
-            const int first_row = warp * 8 + lane / 4, half_rows = BLOCK_N / 2;  // row of the first half, and distance to the second half
+            const int first_row = warp * 8 + lane / 4, half_rows = BLOCK_N / 2;  // weight row in the first half, and rows per half
 {%- else %}
             const int first_row = warp * 16 + lane / 4, half_rows = 8;
 {%- endif %}

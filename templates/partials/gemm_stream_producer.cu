@@ -1,5 +1,5 @@
     if (warp == CONSUMERS / 32) {
-        // Next positions to load in the weight and in x. x is loaded after the weight.
+        // Next tile and step to load of the weight (`at`) and of x (`of_x`). x is loaded after the weight.
         struct Place { int tile, step; };
         Place at = {first_tile, 0}, of_x = at;
         const auto advance = [&](Place& place) {

@@ -67,7 +67,7 @@ template <int PENDING> __device__ __forceinline__ void wait_for_stores() {
 // Makes earlier generic-proxy writes to shared memory visible to the async proxy (TMA, wgmma).
 __device__ __forceinline__ void fence_for_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Synchronises a warpgroup on a named barrier. Barrier 0 is used by __syncthreads.
+// Synchronizes a warpgroup on a named barrier. Barrier 0 is used by __syncthreads.
 __device__ __forceinline__ void warpgroup_sync(int barrier) {
     asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
 }

@@ -24,7 +24,7 @@ __device__ __forceinline__ float of_key(unsigned int key) {
     return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
 }
 constexpr unsigned int KEY_OF_NOTHING = 0x007fffffu;  // -∞
-constexpr unsigned int KEY_OF_WRONG = 0xffffffffu;    // NaN or ∞
+constexpr unsigned int KEY_OF_WRONG = 0xffffffffu;    // NaN or +∞
 
 struct Larger {
     static __device__ __forceinline__ Mass of(Mass a, Mass b) { return a > b ? a : b; }
@@ -86,7 +86,7 @@ __device__ unsigned int threshold_of(const T* row, Ruled ruled, Weigh weigh, Mas
     return threshold;
 }
 
-// Number of neighbouring lanes that compare each of `n` items with all other items: the largest power of two, up to 8, for which there are
+// Number of neighboring lanes that compare each of `n` items with all other items: the largest power of two, up to 8, for which there are
 // enough threads.
 __device__ __forceinline__ unsigned int lookers_of(unsigned int n) {
     unsigned int lookers = 1;
@@ -100,8 +100,9 @@ template <typename Value> __device__ __forceinline__ Value sum_of_lookers(Value 
     return value;
 }
 
-// Returns the k-th largest of the maxima of at least 2k merged groups, or 0 if fewer than k of them contain tokens. The result is a lower
-// bound of the k-th largest logit. Every thread receives the result. `merged` has room for 4k elements, and `found` must be 0.
+// Merges the groups into at least 2k sets. Returns the k-th largest of the sets' maxima, or 0 if fewer than k sets contain tokens. The
+// result is a lower bound of the k-th largest logit. Every thread receives the result. `merged` has room for 4k elements, and `found` must
+// be 0.
 __device__ __forceinline__ unsigned int kth_of_maxima(const unsigned int* bests, unsigned int k, unsigned int* merged, unsigned int* found) {
     unsigned int n = 64;
     while (n < 2 * k) n *= 2;

@@ -1,4 +1,5 @@
-// Writes the max products of the query's n vectors to `partial`, over the rows from `at` on in steps of `step`. Each lane has a row.
+// Writes, for each of the query's n vectors, the max dot product with a row to `partial`. The rows are in groups of 32, one per
+// lane, that start at `at`, `at + step`, … before `end`.
 __device__ __forceinline__ void products(uint4* staged, float* partial, const T* query, int n, const T* vectors,
                                          const int* taken, int at, int end, int step) {
     const int lane = threadIdx.x % 32;

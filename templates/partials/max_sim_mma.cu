@@ -1,10 +1,11 @@
-// The rows of a document are the rows of A, and the vectors of the query are the columns of B. A lane holds 8 neighbouring columns of a row
+// The rows of a document are the rows of A, and the vectors of the query are the columns of B. A lane holds 8 neighboring columns of a row
 // for two MMAs. The order of columns in an MMA is therefore permuted, in the same way for both operands.
 constexpr int TILES = QUERIES / 8;
 constexpr int RING = CHUNKS < 4 ? CHUNKS : 4;  // chunks in flight
 constexpr int STEPS = (CHUNKS + RING - 1) / RING * RING;
 
-// Writes the max products of the query's n vectors to `partial`, over the rows from `at` on in steps of `step`.
+// Writes, for each of the query's n vectors, the max dot product with a row to `partial`. The rows are in groups of 16 that start at
+// `at`, `at + step`, … before `end`.
 __device__ __forceinline__ void products(uint4* staged, float* partial, const T* query, int n, const T* vectors,
                                          const int* taken, int at, int end, int step) {
     const int lane = threadIdx.x % 32, column = lane % 4 * 8;

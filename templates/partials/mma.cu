@@ -1,6 +1,6 @@
-// Warp-wide matrix fragments (PTX ISA: ldmatrix, mma.m16n8k16). Lane l has g = l / 4, t = l % 4.
+// Warp-wide matrix fragments (PTX ISA: ldmatrix, mma.m16n8k16). Lane l has g = l / 4 and t = l % 4. Positions are (row, first column).
 //   A [16, 16]: a0 (g, 2t), a1 (g + 8, 2t), a2 (g, 2t + 8), a3 (g + 8, 2t + 8), two columns each
-//   B [8, 16], a row for each output column: b0 (g, 2t), b1 (g, 2t + 8), two columns each
+//   B [8, 16], one row per output column: b0 (g, 2t), b1 (g, 2t + 8), two columns each
 //   C [16, 8]: c0, c1 (g, 2t), c2, c3 (g + 8, 2t), one column each
 
 // Loads four 8×8 matrices of 16-bit elements. Lanes 8i .. 8i + 7 provide the addresses of the rows of matrix i. Each lane gets the

@@ -4,7 +4,7 @@ template <typename T> __device__ __forceinline__ void unpack_pair(unsigned int p
     high = to_float(T{static_cast<unsigned short>(pair >> 16)});
 }
 
-// Loads two neighbouring elements in program order. If the compiler moved these loads ahead, fewer registers would be left for the
+// Loads two neighboring elements in program order. If the compiler moved these loads ahead, fewer registers would be left for the
 // accumulators.
 template <typename T> __device__ __forceinline__ unsigned int load_pair(const T* from) {
     unsigned int pair;

@@ -24,7 +24,8 @@ __device__ __forceinline__ RowStats row_stats_of(const float (&acc)[ACCUMULATORS
     return {mean, quad_sum(m2)};
 }
 
-// The normalized value is value · scale + shift, with scale = 1 / √(variance + eps) and shift = −mean · scale.
+// The normalized value is value · scale{% if centred %} + shift, with scale = 1 / √(variance + eps) and shift = −mean · scale{% else %}.
+// scale = 1 / √(mean(value²) + eps), and shift is 0{% endif %}.
 struct Normal { float scale, shift; };
 __device__ __forceinline__ Normal normal_of(const RowStats (&partials)[PARTIALS][ROWS], int row, float eps) {
     float mean = 0.0f, m2 = 0.0f;

@@ -43,7 +43,7 @@ template <typename Op> __device__ __forceinline__ float reduce_pack(const float 
 }
 
 // Maximum of the scaled scores of a pack, divided by |SCALE_LOG2|. A single fma then scales a score and subtracts the maximum. The rounding
-// error of the shift is the same for a whole row and cancels in the quotient.
+// error of the shift is the same for a whole row, and cancels when exponentials are divided by their sum.
 __device__ __forceinline__ float pack_max(const float (&value)[N]) {
     float part[N];
 #pragma unroll

@@ -13,8 +13,9 @@ struct Row {
 // Finds the rows of queries first + x · TEAMS + team, for x < X, of head blockIdx.y. `first` is uniform over the warp, which has TEAMS
 // teams.
 //
-// If all sequences have the same length, offsets are computed. Otherwise, the warp searches the batch with 32 probes at a time, until its
-// lanes hold a window of sequences that contains all rows of the warp. For up to 32 sequences, this takes one round of loads.
+// If all sequences have the same length, offsets are computed without a search. Otherwise, the warp searches the batch with 32 probes at a
+// time, until its lanes hold a window of sequences that contains all rows of the warp. For up to 32 sequences, this takes one round of
+// loads.
 template <int X, int TEAMS>
 __device__ __forceinline__ void find_rows(
     Row (&row)[X], unsigned int first, unsigned int team, const int* cu_lens, const long long* pair_offsets,

@@ -1,4 +1,4 @@
-    // Applies bias, activation and rounding. After the transpose, a lane has two neighbouring columns of a token.
+    // Applies bias, activation and rounding. After the transpose, a lane has two neighboring columns of a token.
 {%- if residual %}
     auto epilogue = [&](int octet, const float (&sum)[4], const unsigned int (&add)[2]) {
 {%- else %}

@@ -35,8 +35,8 @@
 #pragma unroll
     for (int e = 0; e < 2; ++e) lane_bias[e] = my_row + e * 8 < N ? to_float(bias[my_row + e * 8]) : 0.0f;
 {% endif %}
-    // The dependent kernel can now prefetch its weights. Clusters trigger after the wait: in measurements, they were slower if CTAs of two
-    // other kernels ran at the same time.
+    // The dependent kernel can now prefetch its weights. Clusters trigger after the wait: in measurements, a cluster was slower if CTAs of
+    // two other kernels ran at the same time.
     if (SPLITS == 1) griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     if (SPLITS > 1) griddepcontrol_launch_dependents();

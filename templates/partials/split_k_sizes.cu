@@ -7,13 +7,13 @@ constexpr int STEPS = (K_STEPS + SPLITS - 1) / SPLITS;  // max steps of a CTA
 constexpr unsigned int TILES_N = (N + BLOCK_N - 1) / BLOCK_N;
 constexpr unsigned int WEIGHT_BYTES = BLOCK_N * 128, X_BYTES = TOKENS * 128;
 constexpr int ACCUMULATORS = TOKENS / 2;          // registers per thread
-constexpr int OCTETS = TOKENS / 8;                // groups of eight tokens; a CTA finishes every SPLITS-th
+constexpr int OCTETS = TOKENS / 8;                // groups of eight tokens; a CTA finishes every SPLITS-th group
 constexpr int OWNED = (OCTETS + SPLITS - 1) / SPLITS;
 constexpr unsigned int PARTIAL_BYTES = 128 * 16;  // a CTA's accumulators of an octet, four per thread
 static_assert(TOKENS % 8 == 0 && TOKENS <= 256 && SPLITS <= 8 && SPLITS <= K_STEPS, "whole MMAs, and at least one step for each CTA");
 
-// acc += weight · xᵀ, an m64k16 MMA with N = TOKENS. If `accumulate` is 0, acc is overwritten. Warp w has the weight rows from 16w on.
-// Lane l holds acc[4j + e] for weight row l / 4 + e / 2 · 8 and token 8j + l % 4 · 2 + e % 2.
+// acc += weight · xᵀ, an m64k16 MMA with N = TOKENS. If `accumulate` is 0, acc is overwritten. In lane l of warp w of the warpgroup,
+// acc[4j + e] (octet j, e from 0 to 3) belongs to weight row 16w + l / 4 + e / 2 · 8 and token 8j + l % 4 · 2 + e % 2.
 __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], unsigned long long weight,
                                              unsigned long long x, int accumulate) {
     asm volatile("{\n"

@@ -1,4 +1,4 @@
-// Returns the output tile of this CTA with grouped rasterisation. CTAs that run at the same time process GROUP_M row tiles and a few column
+// Returns the output tile of this CTA with grouped rasterization. CTAs that run at the same time process GROUP_M row tiles and a few column
 // tiles, so that both operands are reused in L2.
 struct TileIndex { unsigned int m, n; };
 

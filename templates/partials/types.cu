@@ -26,7 +26,7 @@ template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) {
     return y;
 }
 
-// Packs two neighbouring elements in a register. The element at the lower address is in the lower half.
+// Packs two neighboring elements in a register. The element at the lower address is in the lower half.
 template <typename T> __device__ __forceinline__ unsigned int pack_pair(float low, float high);
 template <> __device__ __forceinline__ unsigned int pack_pair<f16>(float low, float high) {
     unsigned int y;
@@ -39,7 +39,7 @@ template <> __device__ __forceinline__ unsigned int pack_pair<bf16>(float low, f
     return y;
 }
 
-// A vector of elements with 16 bytes, which are accessed at once.
+// A vector of 16 bytes, accessed at once.
 template <typename T> struct alignas(16) Vector {
     static constexpr int N = 16 / sizeof(T);
     T at[N];

@@ -1,4 +1,4 @@
-// N neighbouring elements, moved in one access of N · sizeof(T) bytes. N is a power of two, and an access has at most 16 bytes.
+// N neighboring elements, moved in one access of N · sizeof(T) bytes. N is a power of two, and an access has at most 16 bytes.
 template <typename T, int N> struct alignas(N * sizeof(T)) Pack { T at[N]; };
 
 template <int BYTES> struct Bits;
@@ -20,7 +20,7 @@ template <int N, typename T> __device__ __forceinline__ void store_pack(T* to, c
     *reinterpret_cast<Word*>(to) = *reinterpret_cast<const Word*>(&pack);
 }
 
-// Rounds to the storage type. A conversion handles two 16-bit elements.
+// Rounds to the storage type. One instruction converts two 16-bit elements.
 template <typename T, int N> __device__ __forceinline__ Pack<T, N> to_pack(const float (&value)[N]) {
     Pack<T, N> pack;
     if constexpr (sizeof(T) == 2 && N % 2 == 0) {

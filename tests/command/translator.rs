@@ -261,7 +261,7 @@ fn options_that_say_nothing_without_another_are_refused() {
 
 #[test]
 fn a_search_stops_as_early_as_it_is_asked_to() {
-    // This length penalty favours long hypotheses. The best one is found only if the search continues after shorter hypotheses are
+    // This length penalty favors long hypotheses. The best one is found only if the search continues after shorter hypotheses are
     // finished.
     let asked = ["--prompt", "9", "--beams", "3", "--length-penalty", "8"];
     let of = |early: &[&str]| {
@@ -338,7 +338,7 @@ fn a_text_has_as_many_tokens_as_its_folder_allows() {
         let n = text["tokens"].as_array().expect("a list").len();
         (n, text["reason"].as_str().expect("a reason").to_owned())
     };
-    // `min_new_tokens` prevents the end of a text. The start token counts towards `max_length`, and the model's positions limit the text.
+    // `min_new_tokens` prevents the end of a text. The start token counts toward `max_length`, and the model's positions limit the text.
     let of = |more: &str| format!(r#"{{"eos_token_id": 1, "min_new_tokens": 99{more}}}"#);
     assert_eq!(tokens(&of("")), (63, "length".to_owned()));
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Tests of launches that fuse linear layers with neighbouring LayerNorms: for which cards and batches they are used, that each value is
+//! Tests of launches that fuse linear layers with neighboring LayerNorms: for which cards and batches they are used, that each value is
 //! computed once for every batch, and that the results are the same.
 
 use std::collections::BTreeSet;
@@ -71,7 +71,7 @@ fn fused(kernels: &[&KernelSpec]) -> usize {
     kernels.iter().filter(is_fused).count()
 }
 
-/// Returns the number of deferred LayerNorms. Each consists of a GEMM that writes row statistics and a GEMM that uses them to normalise.
+/// Returns the number of deferred LayerNorms. Each consists of a GEMM that writes row statistics and a GEMM that uses them to normalize.
 fn deferred(kernels: &[&KernelSpec]) -> usize {
     let leaves = |k: &&&KernelSpec| matches!(k, KernelSpec::GemmResidualRowStats(_));
     let reads = |k: &&&KernelSpec| matches!(k, KernelSpec::DeferredLayerNormGemm(_));

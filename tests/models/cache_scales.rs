@@ -213,7 +213,7 @@ fn scales_of_another_format_are_refused_by_the_key_of_the_configuration() {
 fn a_device_writes_what_the_cpu_does_with_scales() {
     for case in CASES {
         let expected = expected(case);
-        // A key whose error crosses a midpoint of E4M3 is rounded to the other neighbour, which is up to an eighth away.
+        // A key whose error crosses a midpoint of E4M3 is rounded to the other neighbor, which is up to an eighth away.
         for (dtype, bound) in [(DType::F32, 2e-2), (DType::F16, 0.1), (DType::BF16, 0.3)] {
             for invariant in [false, true] {
                 let cuda = writer(&folder(case), DeviceChoice::Cuda(0))

@@ -61,7 +61,7 @@ impl Look {
         Self::at(HPos::Center, VPos::Bottom)
     }
 
-    /// Vertical text centred at the point.
+    /// Vertical text centered at the point.
     pub fn axis() -> Self {
         Self {
             turn: FontTransform::Rotate270,

@@ -43,11 +43,11 @@ pub(super) struct Layout {
     pub plot_width: i32,
     pub plot_height: i32,
     pub title: Vec<String>,
-    /// Left edge and vertical centre of each sample in the legend.
+    /// Left edge and vertical center of each sample in the legend.
     pub legend: Vec<(i32, i32)>,
     /// Whether the labels of groups are vertical.
     pub turned: bool,
-    /// Distance between labelled groups.
+    /// Distance between labeled groups.
     pub label_step: usize,
     slot: i32,
     bar: i32,
@@ -124,7 +124,7 @@ impl Layout {
         self.top + self.plot_height
     }
 
-    /// Returns the horizontal centre of a group.
+    /// Returns the horizontal center of a group.
     pub fn middle_of(&self, group: usize) -> i32 {
         self.left + group as i32 * self.slot + self.slot / 2
     }

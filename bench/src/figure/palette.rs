@@ -1,11 +1,11 @@
-//! Colours that can be distinguished by colour-blind readers and in greyscale.
+//! Colors that can be distinguished by color-blind readers and in grayscale.
 
 use plotters::style::{BLACK, RGBColor, WHITE};
 
-/// Maximum number of series in a figure: each colour can be used once as a fill and once as an outline.
+/// Maximum number of series in a figure: each color can be used once as a fill and once as an outline.
 pub(super) const MAX_SERIES: usize = 2 * COLOURS.len();
 
-/// The hues of Okabe and Ito ("Color universal design", 2008). Some are darker or lighter, so that all differ in lightness. The colours are
+/// The hues of Okabe and Ito ("Color universal design", 2008). Some are darker or lighter, so that all differ in lightness. The colors are
 /// in order of use; the first ones differ the most.
 pub(super) const COLOURS: [RGBColor; 8] = [
     RGBColor(0x00, 0x4c, 0x78), // blue
@@ -49,12 +49,12 @@ impl Paint {
         ..Self::AXIS
     };
 
-    /// Returns whether a line of this colour is hard to see on white.
+    /// Returns whether a line of this color is hard to see on white.
     pub fn is_pale(&self) -> bool {
         self.stroke > 1 && lightness(self.colour) > 75.0
     }
 
-    /// Returns the colour of text on a bar.
+    /// Returns the color of text on a bar.
     pub fn ink(&self) -> RGBColor {
         if self.hollow || lightness(self.colour) > 58.0 {
             BLACK

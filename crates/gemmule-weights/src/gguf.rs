@@ -1,4 +1,4 @@
-//! Files of llama.cpp (GGUF versions 2 and 3): metadata, and tensors of plain or quantised elements.
+//! Files of llama.cpp (GGUF versions 2 and 3): metadata, and tensors of plain or quantized elements.
 //!
 //! [`Gguf`] reads a file with llama.cpp's names and settings. [`folder::Folder`] converts them to the names and settings of a folder saved
 //! by Hugging Face transformers.
@@ -175,7 +175,7 @@ impl Gguf {
         self.by_name.get(name).map(|&index| &self.tensors[index])
     }
 
-    /// Dequantises the elements of a tensor, in row-major order.
+    /// Dequantizes the elements of a tensor, in row-major order.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read or memory runs out.

@@ -210,8 +210,8 @@ impl AttentionSoftmax {
 }
 
 impl AttentionSoftmax {
-    /// Returns `scale · log2(e)`, or the smallest normal number if this is 0, because 0 times the −∞ of a masked key would be NaN. As long
-    /// as scores are below 10³⁰ in magnitude, all keys that are not masked still get the same probability, as they would with a scale of 0.
+    /// Returns `scale · log2(e)`, or the smallest normal number if this is 0, because 0 times the −∞ of a masked key would be NaN. All
+    /// keys that are not masked still get the same probability, as with a scale of 0, if scores are below 10³⁰ in magnitude.
     fn scale_log2(&self) -> f32 {
         match scale_log2(self.scale) {
             0.0 => f32::MIN_POSITIVE,

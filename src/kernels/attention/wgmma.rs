@@ -142,18 +142,18 @@ impl MhaTile {
         }
     }
 
-    /// Max number of tiles per SM for which the kernel uses a finer tile instead, if there is one.
+    /// Max number of coarse tiles per SM for which a finer tile is used instead, if there is one.
     pub const ROUNDS: u64 = 4;
 
-    /// Returns the smaller tile, if there is one, for launches with few tiles per SM. With this tile, a partial last wave would take a
-    /// large part of the time.
+    /// Returns the smaller tile, if there is one, for launches with few tiles of `self` per SM. In such a launch, a partial last wave of
+    /// tiles of `self` would take a large part of the time.
     pub fn finer(self, head: u32) -> Option<MhaTile> {
         let coarse = MhaTile::persistent(192, 80, 1);
         (head == 128 && self == coarse).then_some(MhaTile::persistent(128, 128, 1))
     }
 
-    /// Returns the smaller tile of a kernel that gathers keys, if there is one, and the max number of tiles of this size per SM for which
-    /// the smaller tile is used. One round of small tiles spreads the longest rows of a causal prompt over more SMs.
+    /// Returns the smaller tile of a kernel that gathers keys, if there is one, and the max number of tiles of `self` per SM for which the
+    /// smaller tile is used. One round of small tiles spreads the longest rows of a causal prompt over more SMs.
     pub fn finer_gathering(self, head: u32) -> Option<(MhaTile, u64)> {
         let rounds = if head == 128 { Self::ROUNDS } else { 1 };
         let tiles = Self::gathering(head);
@@ -389,7 +389,7 @@ fn columns(head: u32) -> u32 {
 }
 
 /// Whether a column of ones is appended to V, so that the tensor cores sum the rows of P. A descriptor has only one stride between boxes,
-/// so the ones require that a tile of V is one box wide.
+/// so the ones require that a row of V fits in one box.
 fn has_ones(head: u32) -> bool {
     head == columns(head)
 }

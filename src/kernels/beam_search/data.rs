@@ -16,7 +16,7 @@ pub enum BeamData {
     Requests { vocabulary: u32 },
     /// Candidate count of each beam: in most cases the maximum, sometimes a smaller count, 0 or [`Chosen::NotANumber`].
     Counts,
-    /// Token ids of the candidates. The ids of a beam are distinct, and most of them are also candidates of neighbouring beams.
+    /// Token ids of the candidates. The ids of a beam are distinct, and most of them are also candidates of neighboring beams.
     Ids { vocabulary: u32 },
     /// Scores of a search in progress.
     Scores,

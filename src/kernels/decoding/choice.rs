@@ -232,7 +232,7 @@ impl DeviceSamplingParams {
         (Chosen::Token(id), value)
     }
 
-    /// Returns parameters for a row of a check. Neighbouring rows get different parameters.
+    /// Returns parameters for a row of a check. Neighboring rows get different parameters.
     pub(super) fn of_row(row: usize, vocabulary: u32) -> Self {
         let id = |n: u32| n % vocabulary;
         let drawn = |temperature, top_k, top_p, min_p| {

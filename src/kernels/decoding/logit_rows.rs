@@ -72,8 +72,9 @@ impl LogitRows {
         }
     }
 
-    /// Returns three results for each group of a row: the best token after the rules; if `temperature` is given, the sum of exponentials of
-    /// the remaining tokens; and if requested, the maximum of all logits and the sum of their exponentials.
+    /// Returns three results for each group of a row: the best token after the rules; if `temperature` is given, the sum of the
+    /// exponentials of the tokens that the rules allow, relative to the best token; and if `logs`, the maximum of all logits and the sum of
+    /// their exponentials, relative to the maximum.
     pub(in crate::kernels) fn groups(
         self,
         logits: &[f32],

@@ -1,4 +1,4 @@
-//! Deferred LayerNorm from row statistics, fused with the linear layer that reads the result, for small M on Hopper.
+//! Deferred LayerNorm from row statistics, fused with the linear layer that reads the result, for few rows on Hopper.
 
 use serde::{Deserialize, Serialize};
 

@@ -41,13 +41,14 @@ impl GemmPrepareAttention {
     }
 
     /// Whether the epilogue can prepare the heads. Head norms and stores to a cache were also tried in the epilogue, without a gain
-    /// (docs/history, entry 51).
+    /// (`docs/history/encoders.md`, entry 51).
     fn fits(&self) -> bool {
         let Self { prepare, tile, .. } = self;
         let [queries, keys, _] = prepare.columns;
         let is_whole = [prepare.row, tile.n, queries, keys];
         let groups = [prepare.head, prepare.pairs()];
-        // The epilogue rounds an angle to whole turns by adding 2²³. Positions reach 2²⁴, so frequencies are limited.
+        // The epilogue rounds an angle to whole turns by adding 1.5 · 2²³, which is exact for fewer than 2²² turns. Positions reach 2²⁴, so
+        // frequencies, in radians per position, are at most 1.
         let frequencies = prepare.rotation.iter().flat_map(|r| &r.frequencies);
         let are_slow = frequencies.into_iter().all(|f| f.abs() <= 1.0);
         prepare.norm.is_none()

@@ -115,8 +115,7 @@ impl GemmResidualNorm {
         3 + usize::from(self.bias)
     }
 
-    /// Estimated cycles on a GPU with Hopper's instructions. The formula is the same as in [`WgmmaTile::cycles`], so results are
-    /// comparable.
+    /// Estimated cycles on a GPU with Hopper's instructions, comparable with [`WgmmaTile::cycles`]. The formula has the same structure.
     fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
         let Some(Hopper {
             gemm_norm: cost,
@@ -137,7 +136,7 @@ impl GemmResidualNorm {
         let ctas = (clusters * u64::from(self.cluster_size())) as f64;
         let l2 = cost.l2 / ctas;
         // Multicast of x to a cluster saves L2 reads. The saving was timed only for clusters that process one row tile, so it is counted
-        // only for them.
+        // only for such clusters.
         let of_x = match of_busiest > 1.0 {
             true => f64::from(self.tile.m),
             false => f64::from(self.tile.m) / f64::from(self.cluster_size()),

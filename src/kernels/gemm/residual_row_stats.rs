@@ -1,5 +1,5 @@
-//! The GEMM before a deferred LayerNorm, for small M on Hopper. It also writes row statistics, with which the next GEMM normalizes, so that
-//! LayerNorm needs no separate launch.
+//! The GEMM before a deferred LayerNorm, for few rows on Hopper. It also writes row statistics, with which the next GEMM normalizes, so
+//! that LayerNorm needs no separate launch.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,8 +19,8 @@ use crate::{
 };
 
 /// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma [n]` → `scaled [rows, n]`: `gamma · s` with `s = x · weightᵀ
-/// + bias + residual`; and `row_stats [rows, ⌈n / 64⌉, 2]` in f32: the sums of s and of s² over each 64 columns. The kernel is for f16 and
-/// bf16 on Hopper, like [`GemmSplitK`](super::GemmSplitK).
+/// + bias + residual`; and `row_stats [rows, ⌈n / 64⌉, 2]` in f32: the sums of s and of s² over each block of 64 columns. The kernel is for
+/// f16 and bf16 on Hopper, like [`GemmSplitK`](super::GemmSplitK).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmResidualRowStats {
     pub n: u32,

@@ -3,7 +3,7 @@
 use super::small_m::BLOCK_N;
 use crate::tensor::{Shape, Size, Symbol};
 
-/// Number of row statistics for a row of `columns`: Σ s and Σ s² for each 64 columns.
+/// Number of row statistics for a row of `columns`: Σ s and Σ s² over each block of 64 columns of a row s.
 pub(super) fn row_stats_of(columns: u32) -> u64 {
     2 * u64::from(columns.div_ceil(BLOCK_N))
 }

@@ -1,6 +1,7 @@
-//! Constants of the GEMMs for small M on Hopper, in which the weight is the M side of an MMA.
+//! Constants of the GEMMs for few rows of x (small M) on Hopper. Their MMAs swap the operands: rows of the weight are the M extent of an
+//! MMA, and rows of x the N extent.
 
-/// Rows of the weight per tile: the M side of an MMA.
+/// Rows of the weight per tile: the M extent of an MMA.
 pub(super) const BLOCK_N: u32 = 64;
 /// Elements of k per step: 128 bytes, the span of the widest swizzle.
 pub(super) const BLOCK_K: u32 = 64;

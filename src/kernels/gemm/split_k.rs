@@ -1,4 +1,5 @@
-//! The GEMM for small M on Hopper: swap-AB, with split-K over the CTAs of a cluster.
+//! The GEMM for few rows of x (small M) on Hopper, with split-K over the CTAs of a cluster. The operands are swapped (swap-AB): rows of the
+//! weight are the M extent of an MMA, and rows of x the N extent.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +20,7 @@ use crate::{
 /// Tile of the GEMM for small M.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SplitKTile {
-    /// Rows of x per tile, the N side of an MMA: a multiple of 8 up to 256.
+    /// Rows of x per tile, the N extent of an MMA: a multiple of 8 up to 256.
     pub tokens: u32,
     /// CTAs per cluster, which split k: 1 to 8. The portable max cluster size is 8.
     pub splits: u32,

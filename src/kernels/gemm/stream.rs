@@ -33,7 +33,8 @@ use crate::{
 pub enum StreamNorm {
     None,
     /// Besides `out`, the kernel writes `scaled [rows, n]`, which is `SCALE · gamma · out`, and `row_stats [rows, ⌈n / 64⌉, 2]`: the sums
-    /// of `out` and of its squares over each 64 columns. For LayerNorm, gamma and beta follow the rows of `scaled` as two more rows.
+    /// of `out` and of its squares over each block of 64 columns. For LayerNorm, gamma and beta follow the rows of `scaled` as two more
+    /// rows.
     Before {
         centred: bool,
     },
@@ -209,7 +210,7 @@ impl GemmStream {
             }
         };
         let is_aliased = received > MAX_BESIDE;
-        // Static arrays of the norm: row statistics of warps, normals, gamma · w and beta · w.
+        // Static arrays of the norm: row statistics of warps, normals, and the products of gamma and of beta with the rows of the weight.
         let statics = match self.norm {
             StreamNorm::None => 0,
             StreamNorm::Before { .. } => tile.groups * 4 * tile.rows * 8,

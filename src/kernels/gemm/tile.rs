@@ -105,7 +105,7 @@ impl Tile {
             * (f64::from(self.m) * dtype.bytes() as f64 + f64::from(self.n) * of_weight);
         let l2 = cost.l2_per_sm.min(cost.l2 / busy_sms);
         let (math, reads, exposed) = match dtype {
-            // Every lane reads its rows and columns. Neighbouring lanes read half of the same elements. The reads take issue slots from the
+            // Every lane reads its rows and columns. Neighboring lanes read half of the same elements. The reads take issue slots from the
             // FMAs.
             DType::F32 => (
                 products / machine.rates.fma,

@@ -51,7 +51,7 @@ fn build(source: &str) -> Result<Model, ModelError> {
     parse(source)?.build(&tiny_config(), None)
 }
 
-/// The complete error message as shown to a user, without colours.
+/// The complete error message as shown to a user, without colors.
 fn shown(error: &ModelError) -> String {
     let mut text = String::new();
     GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor())

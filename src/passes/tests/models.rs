@@ -260,7 +260,7 @@ pub struct Decoder {
     /// Head size, a multiple of 2.
     pub head: u32,
     pub bias: bool,
-    /// Whether the heads of queries and keys are normalised.
+    /// Whether the heads of queries and keys are normalized.
     pub normed: bool,
     /// Whether the heads have rotary position embeddings.
     pub turned: bool,

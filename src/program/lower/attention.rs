@@ -157,8 +157,8 @@ impl Lowering<'_> {
     /// Returns the kernel for keys and values in a cache; `None` if both are rows of the batch.
     ///
     /// # Errors
-    /// Returns an error if only one of them is in a cache, if another attention kernel was requested, and if attention to the sequence's
-    /// own cache is not causal.
+    /// Returns an error if only the keys or only the values are in a cache, if another attention kernel was requested, and if attention to
+    /// the sequence's own cache is not causal.
     fn cached(&self, id: NodeId, of: &AttentionProblem) -> Result<Option<MhaCached>, String> {
         let operands = self.graph.operands(id);
         let is_cache = |slot: usize| matches!(self.graph.op(operands[slot]), Op::Cache { .. });
@@ -203,8 +203,8 @@ impl Lowering<'_> {
         }))
     }
 
-    /// Returns whether the attention's decode kernel can append the rows of `launch` to the cache itself. If so, records its launches for
-    /// [`Self::attention`]. `launch` is then needed only for batches in which a sequence has several new tokens.
+    /// Returns whether the attention's decode kernel can append the rows of `launch` to the cache itself. If so, records the attention's
+    /// launches for [`Self::attention`]. `launch` is then needed only for batches in which a sequence has several new tokens.
     pub(super) fn appending(
         &mut self,
         id: NodeId,

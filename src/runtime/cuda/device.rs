@@ -78,7 +78,7 @@ pub fn probe() -> Presence {
     }
     // SAFETY: the call only loads the library and unloads it again.
     let driver = unsafe { sys::is_culib_present() };
-    // SAFETY: as above.
+    // SAFETY: the call only loads the library and unloads it again.
     let cublas_lt = unsafe { cudarc::cublaslt::sys::is_culib_present() };
     let mut presence = Presence {
         driver,

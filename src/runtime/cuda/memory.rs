@@ -155,7 +155,7 @@ impl Pinned {
     }
 
     pub(super) fn as_slice(&self) -> &[u8] {
-        // SAFETY: as above.
+        // SAFETY: `start` points to `bytes` initialized bytes, which are borrowed with `self`.
         unsafe { std::slice::from_raw_parts(self.start.cast(), self.bytes) }
     }
 }

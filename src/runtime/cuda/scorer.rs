@@ -16,8 +16,8 @@ use super::{
 };
 use crate::{kernels::HostTensor, plan::ALIGNMENT, runtime::encode_tensor, tensor::Extents};
 
-/// Max bytes of document vectors that are copied to the device at once, unless one document has more. The copy of the next vectors to pinned
-/// memory then overlaps the copy to the device.
+/// Max bytes of document vectors that are copied to the device at once, unless one document has more. While these vectors are copied to the
+/// device, the next ones are copied to pinned memory.
 const COPIED_BYTES: usize = 16 << 20;
 /// Bytes that a thread copies to pinned memory at once.
 const PIECE_BYTES: usize = 256 << 10;

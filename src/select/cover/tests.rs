@@ -148,7 +148,7 @@ fn no_other_partition_of_rows_loses_less_than_the_one_found() {
             |(_, times): &(u64, Vec<f64>)| times.iter().copied().fold(f64::INFINITY, f64::min);
         let best: Vec<f64> = grid.iter().map(fastest).collect();
         let ranges = path(CHOICES, &grid, &best, |choice, times| times[choice]);
-        // The ranges ascend, the last one is unbounded, and neighbours differ.
+        // The ranges ascend, the last one is unbounded, and neighbors differ.
         assert_eq!(ranges.last().map(|&(up_to, _)| up_to), Some(None));
         for pair in ranges.windows(2) {
             let (Some(end), next) = (pair[0].0, pair[1].0) else {

@@ -134,7 +134,7 @@ impl TokenizerSettings {
         let mut normalizer = tokenizer.get_normalizer().cloned();
         let found = normalizer.as_mut().and_then(bert_in);
         let Some(bert) = found else {
-            // Only settings that match the tokenizer's own behaviour are accepted.
+            // Only settings that match the tokenizer's own behavior are accepted.
             let is_lower = normalizer.as_ref().is_some_and(lowers);
             if lowercase.is_some_and(|asked| asked != is_lower) {
                 return Err(self.no_place(lower, "no normalizer of BERT"));

@@ -1,6 +1,6 @@
-//! SentencePiece models. A text is normalised and split into the most probable sequence of pieces (unigram), or into the pieces that result
-//! from merging neighbours (BPE). Ids must equal those of the library SentencePiece for every text, so the arithmetic of the library is
-//! reproduced: sums in f32, normalisation by the longest matching rule, and the order of equal scores. The fields are those of
+//! SentencePiece models. A text is normalized and split into the most probable sequence of pieces (unigram), or into the pieces that result
+//! from merging neighbors (BPE). Ids must equal those of the library SentencePiece for every text, so the arithmetic of the library is
+//! reproduced: sums in f32, normalization by the longest matching rule, and the order of equal scores. The fields are those of
 //! `sentencepiece_model.proto`, without those used only in training.
 //!
 //! Kudo and Richardson, *SentencePiece*, EMNLP 2018; Kudo, *Subword Regularization*, ACL 2018 (unigram).
@@ -96,7 +96,7 @@ impl Piece {
     }
 }
 
-/// Normalisation rules: a double-array trie over bytes (Darts-clone's) whose values are offsets in `texts`.
+/// Normalization rules: a double-array trie over bytes (Darts-clone's) whose values are offsets in `texts`.
 #[derive(Debug, Default)]
 struct Rules {
     units: Vec<u32>,
@@ -309,7 +309,7 @@ impl Model {
         lens.find(|&len| text.get(..len).is_some_and(|t| self.defined.contains(t)))
     }
 
-    /// Normalises the beginning of a text: a user-defined piece, the longest match of a rule, or one character. Returns its normal form and
+    /// Normalizes the beginning of a text: a user-defined piece, the longest match of a rule, or one character. Returns its normal form and
     /// its length in bytes in the text.
     fn normal_prefix<'t>(&'t self, text: &'t str) -> (&'t str, usize) {
         if let Some(len) = self.defined_at(text) {
@@ -405,7 +405,7 @@ impl Model {
         lens
     }
 
-    /// Repeatedly merges the pair of neighbours with the best score. Returns the length in bytes of each resulting part.
+    /// Repeatedly merges the pair of neighbors with the best score. Returns the length in bytes of each resulting part.
     fn join(&self, text: &str) -> Vec<usize> {
         let mut line = Line::new(self, text);
         let mut pairs = BinaryHeap::new();
@@ -513,7 +513,7 @@ struct Part {
     is_whole: bool,
 }
 
-/// Two neighbours that form a piece.
+/// Two neighbors that form a piece.
 struct Pair {
     score: f32,
     left: usize,

@@ -385,7 +385,7 @@ fn a_device_generates_with_a_rounded_cache_what_the_cpu_does() {
         let cpu = random(name, &config, DeviceChoice::Cpu).kv_cache(Format::E4m3);
         let cpu = cpu.build().expect("an engine");
         let want = together(&cpu, &random_prompts(), &options(40));
-        // If the error of a key crosses a midpoint of E4M3, the key is rounded to the other neighbour, which differs by up to an eighth.
+        // If the error of a key crosses a midpoint of E4M3, the key is rounded to the other neighbor, which differs by up to an eighth.
         // The larger the error of the storage type, the more keys and values are rounded differently.
         for (dtype, bound) in [(DType::F32, 1e-2), (DType::F16, 0.1), (DType::BF16, 0.25)] {
             for invariant in [false, true] {

@@ -1,4 +1,4 @@
-//! Chooses the texts that are reviewed: a few texts that contain every pair of neighbouring lines of the other texts.
+//! Chooses the texts that are reviewed: a few texts that contain every pair of neighboring lines of the other texts.
 
 use std::{
     cmp::Reverse,
@@ -36,8 +36,8 @@ impl Rendering {
     }
 }
 
-/// Returns, for each path of a template or partial, the renderings that are chosen for review. Any two neighbouring lines in a rendering of
-/// a path are also neighbours in a chosen rendering of the path. Ties go to the rendering that comes first in `all`.
+/// Returns, for each path of a template or partial, the renderings that are chosen for review. Any two neighboring lines in a rendering of
+/// a path are also neighbors in a chosen rendering of the path. Ties go to the rendering that comes first in `all`.
 pub fn chosen(all: &[Rendering]) -> BTreeMap<&'static str, Vec<&Rendering>> {
     let mut by_path: BTreeMap<&str, Vec<&Rendering>> = BTreeMap::new();
     let mut distinct = HashSet::new();

@@ -1,4 +1,4 @@
-//! Dequantisation of blocks to f32.
+//! Dequantization of blocks to f32.
 //!
 //! Each product and sum is rounded to f32 in the same order as in the Python package `gguf`, so that results are bitwise equal.
 
@@ -13,7 +13,7 @@ const IQ4: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 
-/// Writes the dequantised elements of whole blocks to `out`.
+/// Writes the dequantized elements of whole blocks to `out`.
 ///
 /// # Panics
 /// Panics if `blocks` does not consist of whole blocks, or if `out` does not have the length of their elements.

@@ -50,7 +50,7 @@ impl Weight {
         &self.tensor.name
     }
 
-    /// Returns the element type of [`Folder::read_raw`]; `None` if the elements are quantised or stored plus one.
+    /// Returns the element type of [`Folder::read_raw`]; `None` if the elements are quantized or stored plus one.
     pub fn element(&self) -> Option<Element> {
         match (self.format, self.arrangement) {
             (_, Arrangement::MinusOne) => None,
@@ -102,7 +102,7 @@ impl Weight {
         Some(parts.collect())
     }
 
-    /// Number of neighbouring elements of a row that share a scale; see [`Self::integers`].
+    /// Number of neighboring elements of a row that share a scale; see [`Self::integers`].
     pub const RUN: u64 = 32;
 }
 
@@ -233,7 +233,7 @@ impl Folder {
     /// Reads the bytes of a tensor of plain elements in row-major order; see [`Weight::element`].
     ///
     /// # Errors
-    /// Returns an error if the tensor is quantised or stored plus one, if the file cannot be read, or if memory runs out.
+    /// Returns an error if the tensor is quantized or stored plus one, if the file cannot be read, or if memory runs out.
     pub fn read_raw(&self, weight: &Weight) -> Result<Vec<u8>, GgufError> {
         let tensor = &weight.tensor;
         let Some(element) = weight.element() else {

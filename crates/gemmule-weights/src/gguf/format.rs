@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Type of a tensor: plain elements, or blocks of quantised ones.
+/// Type of a tensor: plain elements, or blocks of quantized ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Format {

@@ -353,7 +353,7 @@ impl Reader<'_> {
         }
         let bytes = (elements / block).checked_mul(format.block_bytes());
         let bytes = bytes.ok_or_else(too_large)?;
-        // The dequantised tensor needs four bytes per element.
+        // The dequantized tensor needs four bytes per element.
         elements.checked_mul(4).ok_or_else(too_large)?;
         Ok(Listed {
             name,

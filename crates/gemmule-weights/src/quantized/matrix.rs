@@ -191,7 +191,7 @@ impl Matrix {
         })
     }
 
-    /// Returns the columns in the order of their groups. Each group then has neighbouring columns. Returns `None` if a group other than the
+    /// Returns the columns in the order of their groups. Each group then has neighboring columns. Returns `None` if a group other than the
     /// last has a number of columns that differs from the group size.
     ///
     /// # Errors

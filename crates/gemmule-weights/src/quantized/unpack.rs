@@ -9,7 +9,7 @@ const TILE: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packing {
     pub bits: Bits,
-    /// Axis along which a word holds neighbouring elements.
+    /// Axis along which a word holds neighboring elements.
     pub axis: Axis,
     /// Whether a word of eight integers holds elements in the order 0, 2, 4, 6, 1, 3, 5, 7.
     pub interleaved: bool,

@@ -7,7 +7,7 @@ use super::super::small_m::ALIGNMENT;
 /// Tile of the GEMM that streams its weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StreamTile {
-    /// Rows of x per tile, the N side of an MMA: a multiple of 8 up to 128.
+    /// Rows of x per tile, the N extent of an MMA: a multiple of 8 up to 128.
     pub rows: u32,
     /// CTAs per cluster, which split k: 1 to 8. The portable max cluster size is 8.
     pub splits: u32,

@@ -2,10 +2,10 @@
 //!
 //! | operator | fields (defaults) | result |
 //! |---|---|---|
-//! | `linear` | `x`, `out`, `weight`, `bias` (none), `stored` (`out_in`, `in_out`), `of` and `from` (none), `groups` (1), `interleaved` (none) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the stored matrix and bias have `of` rows in `groups` equal parts, and each part is read from its row `from` on. The first `interleaved` rows that are read of each part are pairs of neighbours, which are reordered: the first rows of all pairs precede the second rows |
+//! | `linear` | `x`, `out`, `weight`, `bias` (none), `stored` (`out_in`, `in_out`), `of` and `from` (none), `groups` (1), `interleaved` (none) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the stored matrix and bias have `of` rows in `groups` equal parts, and each part is read from its row `from` on. The first `interleaved` rows that are read of each part are pairs of neighbors, which are reordered: the first rows of all pairs precede the second rows |
 //! | `add_bias` | `x`, `bias` | adds a vector to every row |
 //!
-//! Some checkpoints rotate neighbours of a head in `rotary`, `x[2j]` with `x[2j + 1]` (GPT-J, Cohere). The scores of attention do not depend
+//! Some checkpoints rotate neighbors of a head in `rotary`, `x[2j]` with `x[2j + 1]` (GPT-J, Cohere). The scores of attention do not depend
 //! on the order of the columns of a head, if queries and keys have the same order. The projections of queries and keys are therefore read
 //! with `interleaved: w`, which reorders the columns for the rotation of `x[j]` with `x[j + w / 2]`.
 
@@ -41,7 +41,7 @@ pub(in crate::model::build) struct RowsOf {
     pub groups: Option<Whole>,
     /// First row to read in each part.
     pub from: Whole,
-    /// Number of rows that are stored in pairs of neighbours, counted from the first row that is read of each part. The first rows of all
+    /// Number of rows that are stored in pairs of neighbors, counted from the first row that is read of each part. The first rows of all
     /// pairs are put before the second rows. If not given, no rows are reordered.
     pub interleaved: Option<Whole>,
 }

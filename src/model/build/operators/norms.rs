@@ -2,7 +2,7 @@
 //!
 //! | operator | fields (defaults) | result |
 //! |---|---|---|
-//! | `layer_norm` | `x`, `weight`, `bias` (none), `eps`, `heads` (none), `interleaved` (none) | over the width: `(x − mean) / √(variance + eps) · weight + bias`. With `heads`, over each of `heads` equal parts of the width, without a bias. The weight then has a row for each part, of which the first `interleaved` columns are pairs of neighbours, which are reordered like the rows of [`linear`](super::linear) |
+//! | `layer_norm` | `x`, `weight`, `bias` (none), `eps`, `heads` (none), `interleaved` (none) | over the width: `(x − mean) / √(variance + eps) · weight + bias`. With `heads`, over each of `heads` equal parts of the width, without a bias. The weight then has a row for each part, of which the first `interleaved` columns are pairs of neighbors, which are reordered like the rows of [`linear`](super::linear) |
 //! | `rms_norm` | `x`, `weight`, `eps`, `heads` (1), `plus_one` (`false`) | over the width, or over each of `heads` equal parts of it: `x / √(mean of x² + eps) · weight`, or `· (1 + weight)` (Gemma), where `1 + weight` is computed once when weights are loaded |
 //! | `l2_normalize` | `x`, `eps` | rows scaled to length 1 |
 
@@ -47,7 +47,7 @@ struct NormedHeads(Option<Heads>);
 #[derive(Debug)]
 struct Heads {
     n: Whole,
-    /// Number of leading columns of a head whose weights are stored in pairs of neighbours, as the rows of `linear`.
+    /// Number of leading columns of a head whose weights are stored in pairs of neighbors, as the rows of `linear`.
     interleaved: Option<Whole>,
 }
 

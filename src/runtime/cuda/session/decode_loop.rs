@@ -174,7 +174,7 @@ impl DecodeLoop {
     /// order. The new row is the old row or an earlier row. All other rows become empty. No step may be in flight.
     ///
     /// # Errors
-    /// Returns an error if an allocation or a driver call fails. The sequences then keep their rows.
+    /// Returns an error if an allocation or a driver call fails. If the allocation fails, the sequences keep their rows.
     pub fn relocate(
         &mut self,
         wanted: LoopRoom,
@@ -287,7 +287,7 @@ impl DecodeLoop {
     /// such step, or if it has not finished and `wait` is false.
     ///
     /// # Errors
-    /// Returns an error if the step failed on the device.
+    /// If `wait`, returns an error if the step failed on the device.
     pub fn receive(&mut self, wait: bool) -> Result<Option<ChosenRows>, CudaError> {
         let Some(&rows) = self.in_flight.front() else {
             return Ok(None);

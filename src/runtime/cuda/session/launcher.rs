@@ -66,7 +66,7 @@ impl Launcher {
     /// Launches, in order, the steps among the first `n_steps` whose kernel satisfies `wanted`. Kernels read batch data before
     /// `griddepcontrol.wait`. The first kernel is therefore launched with [`Start::Plain`], so that the batch data are complete
     /// when any later kernel starts. Kernels also load weights before the wait, so a kernel whose weight an earlier step computes is
-    /// launched likewise.
+    /// also launched with [`Start::Plain`].
     pub(super) fn steps(
         &self,
         bound: &Bound,

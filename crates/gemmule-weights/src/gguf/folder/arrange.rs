@@ -10,7 +10,7 @@ pub(super) enum Arrangement {
     MinusOne,
     /// The stored matrix is the transpose of the published one.
     Transposed,
-    /// Rotary embeddings rotate pairs of rows within a head. A pair consists of neighbouring rows in the stored tensor, and of rows from
+    /// Rotary embeddings rotate pairs of rows within a head. A pair consists of neighboring rows in the stored tensor, and of rows from
     /// both halves of the head in the published tensor.
     Halves {
         heads: u64,

@@ -16,7 +16,7 @@ impl Folder {
     /// Returns the contents of a JSON file; `None` if the folder has no file of this name.
     ///
     /// The folder has config.json, generation_config.json, tokenizer.json and tokenizer_config.json. If the metadata names a kind of
-    /// pooling, it also has the files of sentence-transformers, which normalise embeddings like llama.cpp.
+    /// pooling, it also has the files of sentence-transformers, which normalize embeddings like llama.cpp.
     ///
     /// # Errors
     /// Returns an error if metadata is missing, unsupported or damaged.
@@ -32,7 +32,7 @@ impl Folder {
         }
     }
 
-    /// Returns modules.json: the model, the pooling, linear layers if the file has any, and normalisation.
+    /// Returns modules.json: the model, the pooling, linear layers if the file has any, and normalization.
     fn modules(&self) -> Json {
         let dense = DENSE.iter().filter(|(_, weight)| self.has(weight));
         let dense = dense.map(|&(folder, _)| (folder, "Dense"));

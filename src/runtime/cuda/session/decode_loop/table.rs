@@ -70,7 +70,7 @@ pub(super) struct Places {
     pub(super) scores: u64,
     pub(super) states: u64,
     pub(super) step: u64,
-    /// Offset of a dummy ring that nothing reads.
+    /// Offset of a dummy step number and, 256 bytes later, a dummy ring. `DecodeLoop::refresh` writes both, and nothing reads the ring.
     pub(super) unread: u64,
     pub(super) end: u64,
 }
@@ -118,7 +118,7 @@ impl Places {
             scores: place(rows * BeamStep::SCORES),
             states: place(rows * BeamStep::STATES),
             step: place(1),
-            // The step number precedes the dummy ring.
+            // 256 bytes for the dummy step number, followed by the dummy ring.
             unread: place(64 + RING_BYTES as usize / 4),
             end: 0,
         };

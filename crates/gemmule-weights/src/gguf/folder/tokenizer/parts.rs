@@ -24,7 +24,7 @@ enum Split {
 struct Pre {
     names: &'static [&'static str],
     split: Split,
-    /// Whether texts are normalised to composed characters (NFC).
+    /// Whether texts are normalized to composed characters (NFC).
     composes: bool,
     /// Whether merges are skipped for a part of the split text that is itself a token.
     ignores_merges: bool,
