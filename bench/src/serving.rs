@@ -43,7 +43,7 @@ pub(crate) struct Args {
     seed: u64,
 }
 
-/// Reasons why the margins of the papers are not reproduced. Costs were estimated by the cost model for an H200.
+/// Section of the page about the papers' margins that are not reproduced.
 const MARGINS: &str = include_str!("serving_margins.md");
 
 /// Inputs of the figures.
@@ -313,14 +313,21 @@ pub(crate) fn run(args: Args) -> Outcome {
 fn shown(page: &Page<'_>, turbo: &Bench, tcb: &Bench, table: &str) -> String {
     let mut text = format!(
         "# The papers' figures of serving, simulated\n\n\
-         `gemmule-bench serving` writes this page and its figures. The costs of TurboTransformers' figures were {}. The costs of TCB's figures were {}. Load is \
-         relative to the capacity, the device's best rate: {:.0} requests a second of TurboTransformers' lengths (normal, 5 to 500), because the \
-         papers' rates do not load a modern card. TCB's model has 12 heads of 256 instead of 8 of 384, which exceeds the maximum of fused \
-         attention, and only its three encoder layers are computed. The papers give no deadlines; here they are the time of 2 to 10 batches of 64 rows of 400 tokens after the arrival.\n\n\
-         Our engine never puts several requests into one row. It packs them: each request is a sequence that attends only to its own tokens. \
-         Rows would need a mask for the keys of other requests, and their padding would be computed. Here a batch of rows costs as much as the same \
-         number of packed sequences of a slot's length, including padding but without masks, a lower bound for TCB's layout. Figures \
-         13 and 14 compare such batches.\n\n",
+         `gemmule-bench serving` simulates the schedulers of TurboTransformers and TCB ([papers](../papers.md)), and writes this page and its\n\
+         figures. The costs of TurboTransformers' figures were {}. The costs of TCB's figures were {}.\n\n\
+         - **Load** is relative to the *capacity*, the device's best rate: {:.0} requests a second of TurboTransformers' lengths (normal, 5 to\n  \
+           500). The papers' rates do not load a modern card.\n\
+         - **TurboTransformers.** *No batches* runs each request alone, *naive* makes padded batches in order of arrival, and *DP* divides the\n  \
+           requests into padded batches by dynamic programming.\n\
+         - **TCB** selects requests by DAS, a mix of the highest utility and the earliest deadlines, and puts several requests into one row of\n  \
+           a batch. *Slotted* TCB cuts rows into slots of one length. *TNB* and *TTB* put the selected requests into naive and DP batches.\n  \
+           SJF, FCFS and EDF select the shortest requests, the first ones and those with the earliest deadlines. *Utility* is the sum of\n  \
+           1 / length over the requests completed in time.\n\
+         - **`packed`** is gemmule's default scheduler. Its batches have no rows: each request is a sequence that attends only to its own tokens.\n\n\
+         TCB's model has 12 heads of 256 instead of 8 of 384, which exceeds the maximum of fused attention. Only its three encoder layers are\n\
+         computed. The papers give no deadlines; here they are the time of 2 to 10 batches of 64 rows of 400 tokens after the arrival. A batch of\n\
+         rows is assumed to take as long as the same number of packed sequences of a slot's length. This includes padding, but not the masks that\n\
+         rows would need, so it is a lower bound for TCB's layout. Figures 13 and 14 compare such batches.\n\n",
         turbo.costs.about,
         tcb.costs.about,
         turbo.capacity(&turbo_lengths()),
@@ -334,7 +341,7 @@ fn shown(page: &Page<'_>, turbo: &Bench, tcb: &Bench, table: &str) -> String {
         );
     }
     let _ = write!(text, "\n{MARGINS}");
-    text += "## Latency (TurboTransformers, table 4)\n\nMilliseconds: mean (min, max); +∞ if the queue grows.\n\n";
+    text += "## Latency (TurboTransformers, table 4)\n\nMilliseconds from the arrival of a request to its response: mean (min, max). +∞ means that the queue grows without limit.\n\n";
     text += table;
     for claim in &page.claims {
         let _ = write!(
