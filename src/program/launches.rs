@@ -120,7 +120,7 @@ impl fmt::Display for Launches {
                 writeln!(f, "    as {equation}")?;
             }
             writeln!(f, "    with {symbol}")?;
-            if *batches != Batches::ALL {
+            if batches != Batches::ALL {
                 writeln!(f, "    for {batches}")?;
             }
             if let Some(us) = us {
