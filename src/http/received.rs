@@ -13,8 +13,7 @@ pub(super) struct Received {
 }
 
 impl Received {
-    /// Returns the bytes and releases their reservation. From now on, the request is charged for
-    /// the bytes.
+    /// Returns the bytes and releases their reservation. The caller must have charged the request for them.
     pub fn charged(self) -> Vec<u8> {
         self.held.into_iter().for_each(Held::end);
         self.bytes

@@ -345,8 +345,8 @@ impl Program {
     }
 
     /// Returns the floating-point operations of the matrix products of one class, as a function of
-    /// the batch (ByteTransformer, table II). Steps that compute the same value for different
-    /// batches do equal work, so only the steps for the largest batches are counted.
+    /// the batch (ByteTransformer, table II). A value may have several alternative steps, each for a range of batches. They do equal work,
+    /// so only those for the largest batches are counted.
     pub fn flop(&self, class: Class) -> Size {
         let largest = Extents {
             rows: u64::MAX,

@@ -346,8 +346,8 @@ impl Folder {
         Ok(texts.map(str::to_owned).collect())
     }
 
-    /// Returns the settings of tokenizer_config.json, overridden by the settings that take precedence over them. The file counts as empty if
-    /// it does not exist. For a StaticEmbedding, it is not read.
+    /// Returns the settings of tokenizer_config.json, overridden by the tokenizer settings of sentence-transformers' files. The file counts as
+    /// empty if it does not exist. For a StaticEmbedding, it is not read.
     fn tokenizer_config(&self) -> Result<Json, TextError> {
         const NAME: &str = "tokenizer_config.json";
         let stored = match self.first {

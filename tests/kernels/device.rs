@@ -283,8 +283,7 @@ fn a_replayed_graph_gives_the_bits_of_the_first_launch() {
 #[ignore = "needs a CUDA device"]
 fn batch_mates_do_not_change_a_bit_of_an_invariant_program() {
     let _memory = some_memory();
-    // In a program that is not invariant, these sizes use several kernels. Each storage type has a head size with different attention
-    // kernels.
+    // With these sizes, programs that are not invariant use several kernels, and each storage type has an attention kernel of its own.
     for (dtype, hidden, inner) in [
         (DType::F16, 768, 3072),
         (DType::BF16, 768, 3072),
@@ -554,7 +553,7 @@ fn buckets_end_where_the_model_does_and_serve_batches_at_their_edges() {
 #[ignore = "needs a CUDA device"]
 fn a_batch_that_fits_where_its_bucket_does_not_runs() {
     let _memory = all_memory();
-    // This allocator plans only the memory of the tensors, so a bucket with 127 more tokens takes 16 MiB more.
+    // This allocator plans exactly the memory of the tensors. The bucket has 127 more tokens than the batch, whose tensors take 16 MiB.
     let with = |graphs| {
         let builder = builder(config(64, INNER, 1, LENGTH)).graphs(graphs);
         let builder = builder.allocator(AllocatorChoice::Gsoc);

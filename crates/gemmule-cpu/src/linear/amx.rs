@@ -97,9 +97,9 @@ macro_rules! by_tiles {
                 }
                 let shapes = Shapes::new(rows, depth_of_tile);
                 let (x, panel) = (&x[first..], &panel[first * COLS..]);
-                // SAFETY: the CPU has the instructions. Tiles of activations have `rows` rows, `depth` groups apart. Tiles of the panel
-                // have one row per group of these rows. Both slices contain all of their tiles, and there are 16 rows of sums. Nothing else
-                // uses tile registers.
+                // SAFETY: the CPU has the instructions. A tile of activations has `rows` rows at distances of `depth` groups. A tile of the
+                // panel has a row for each group of an activation row. Both slices contain all of their tiles, and `to` has 16 rows.
+                // Nothing else uses tile registers.
                 unsafe {
                     asm!(
                         "ldtilecfg [{shapes}]",
