@@ -254,7 +254,7 @@ impl WritingModel {
             for (index, step) in requests.step()? {
                 if let Step::Token(id) = step {
                     let text = &mut texts[index];
-                    // Ignore tokens of the same step after a stop string.
+                    // Ignore the tokens that this step returned after a stop string.
                     if text.stopped {
                         continue;
                     }

@@ -55,7 +55,7 @@ impl Requests {
         })
     }
 
-    /// Whether all requests have ended.
+    /// Returns whether all requests have ended.
     pub fn are_done(&self) -> bool {
         self.waiting.is_empty() && self.running.is_empty()
     }

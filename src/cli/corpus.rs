@@ -113,7 +113,8 @@ impl PromptArgs {
         Ok(folder.prompt(prompt)?.to_owned())
     }
 
-    /// Returns the text of the prompt; `None` if no prompt is given. A late-interaction model may then have a prompt for each role.
+    /// Returns the text of the prompt; `None` if no prompt is given. A late-interaction model then uses its own prompt for each role, if it
+    /// has one.
     pub(super) fn given(&self, folder: &Folder) -> Result<Option<String>, EngineError> {
         let text = self.chosen().map(|prompt| folder.prompt(prompt));
         Ok(text.transpose()?.map(str::to_owned))
@@ -145,7 +146,7 @@ pub(super) fn encoder(model: &Runnable) -> Result<TextEncoder, Report> {
 }
 
 impl Files {
-    /// Returns the job, after checking its options. The widths of vectors in `columns` do not matter.
+    /// Returns the job, after checking its options. The widths of vectors in `columns` are ignored.
     pub(super) fn job(&self, places: &Places, columns: &[Column]) -> Result<Job, Report> {
         let mut job = Job::new(&places.input, &places.output);
         job.input_format = self.input_format;

@@ -92,7 +92,7 @@ impl OnlyTexts {
 pub(super) struct Read {
     pub(super) texts: Texts,
     pub(super) batch: Batch,
-    /// Sequences of a late-interaction model. The query and the document of a pair follow each other.
+    /// Sequences of a late-interaction model. The document of a pair directly follows its query.
     pub(super) late: Option<LateInputs>,
 }
 
@@ -253,7 +253,7 @@ pub(super) fn no_role() -> Report {
     )
 }
 
-/// Parses the role of a text in late interaction.
+/// Parses the role of a text, for late interaction or a Router.
 pub(super) fn role(name: &str) -> Result<TextRole, String> {
     let all = [TextRole::Query, TextRole::Document];
     let found = all.into_iter().find(|role| role.name() == name);

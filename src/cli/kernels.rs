@@ -58,8 +58,8 @@ pub(super) struct Args {
     seed: u64,
 }
 
-/// Every `of`-th kernel, starting with index `first`. Similar kernels take similar times, and this selection distributes them among the
-/// parts.
+/// Every `of`-th kernel, starting with index `first`. Neighboring kernels are similar and take similar times, so this selection distributes
+/// the time evenly among the parts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Part {
     first: usize,
@@ -199,7 +199,7 @@ fn check(args: Args) -> Outcome {
         })
         .into_diagnostic()?;
     let compiled = began.elapsed();
-    // Kernels that have not run yet are recorded with the reason, so that an interrupted run keeps its results.
+    // List the kernels that have not run yet, too. If the run is interrupted, the ledger is then complete, with all results so far.
     ledger.deferred = deferred(&device, target, &all, &kernels);
     let mut failures = table(&[
         "kernel",

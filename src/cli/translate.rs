@@ -178,7 +178,8 @@ pub(super) fn run(args: Args) -> Outcome {
     });
     let read = read.into_iter().map(Result::unwrap_or_default);
     let ids: Vec<Vec<u32>> = read.collect();
-    // Texts of similar lengths end at about the same time. Start with the longest texts, because they determine the total time.
+    // Sort by length, because texts of similar lengths end at about the same time. Start with the longest texts, which determine the total
+    // time.
     waiting.sort_by_key(|&i| std::cmp::Reverse(ids[i].len()));
     // Texts that are too long fail, so they need no room.
     let positions = engine.limits().longest;

@@ -128,7 +128,7 @@ impl Codegen {
     /// Renders the source of `kernel`.
     ///
     /// # Errors
-    /// Returns an error if a template uses an undefined value.
+    /// Returns an error if the kernel has only a CPU form, or if a template uses an undefined value.
     pub fn source(&self, kernel: &dyn Kernel) -> Result<Source, CodegenError> {
         let symbol = kernel.symbol();
         if let Some(reason) = kernel.cpu_only() {

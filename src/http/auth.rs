@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use super::error::Failure;
 use crate::files::{self, Kind, ReadError};
 
-/// Client of the server, identified by its key.
+/// Client of the server, identified by the name of its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tenant {
     /// Number of the tenant. Keys with the same name have the same tenant.
@@ -83,7 +83,7 @@ impl Keys {
         })
     }
 
-    /// Reads the file again. The new keys replace the old ones when the returned function is called.
+    /// Reads the file again, if the keys are from a file. Returns a function with which the caller replaces the old keys.
     pub(super) fn reload(&self) -> Result<impl FnOnce() + use<>, KeysError> {
         let new = self.file.as_deref().map(read).transpose()?;
         let current = Arc::clone(&self.tenants);

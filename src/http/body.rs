@@ -23,8 +23,8 @@ pub(super) enum Body {
     Events(Box<dyn Events>),
 }
 
-/// Max bytes of a frame. hyper copies each frame, and only asks for the next one after it has sent
-/// the frame.
+/// Max bytes of a frame. hyper copies each frame, and only asks for the next one after it has sent the frame, so a copy has at most this
+/// size.
 const MAX_FRAME: usize = 64 << 10;
 
 /// A body, with the memory share that is charged for its request.

@@ -83,7 +83,8 @@ pub(super) async fn embed(
     }
     let inputs: Vec<Text> = texts.iter().cloned().map(Text::One).collect();
     let purpose = fields.text("input_type")?;
-    // Cohere's API requires `input_type`. If the model has no prompts, ignore the values that the API defines.
+    // Cohere's API requires `input_type`, so clients send it to any model. If the model has no prompts, ignore the values that the API
+    // defines.
     let purpose =
         purpose.filter(|purpose| service.has_prompts() || !INPUT_TYPES.contains(&purpose.as_str()));
     let prompt = purpose.map(|name| prompted_by_purpose(service, "input_type", &name, &inputs));

@@ -152,7 +152,7 @@ pub(super) fn is_query(name: &str) -> Option<bool> {
     }
 }
 
-/// Returns `name`, followed by the names of the same purpose in other models.
+/// Returns `name`, followed by the names that other models use for the same purpose.
 pub(super) fn alike(name: &str) -> Vec<&str> {
     const ALIKE: [&[&str]; 2] = [
         &[

@@ -33,7 +33,7 @@ const fn computed(name: &'static str, routes: &'static [Route]) -> Field {
     computed_or(name, routes, "[]")
 }
 
-/// Returns a field that some routes support. Other routes accept the values in `neutral`.
+/// Returns a field that some routes support. All other routes accept only the values in `neutral`.
 const fn computed_or(name: &'static str, routes: &'static [Route], neutral: &'static str) -> Field {
     Field {
         name,
@@ -416,7 +416,7 @@ impl Field {
         }
     }
 
-    /// Returns the values other than null that have no effect.
+    /// Returns the values other than null that have no effect, for a field that is otherwise refused.
     pub fn neutral(&self) -> Vec<Value> {
         match self.elsewhere {
             Elsewhere::Ignored => Vec::new(),

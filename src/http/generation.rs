@@ -133,8 +133,8 @@ fn varied(service: &GenerationService, n: usize, writing: &GenerationParams) -> 
     }
 }
 
-/// Returns the parameters for the `nth` text of a prompt. Equal seeds reproduce the texts. Without a seed in the request, each text gets a
-/// new seed.
+/// Returns the parameters for the `nth` text of a prompt. Requests with the same seed get the same texts. Without a seed in the request,
+/// each text gets a new seed.
 fn seeded(app: &App, writing: &GenerationParams, nth: usize) -> GenerationParams {
     let seed = match writing.seed {
         Some(seed) => seed.wrapping_add(nth as u64),

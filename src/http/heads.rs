@@ -17,7 +17,7 @@ use crate::serve::{
 
 /// Bytes that a text's tokens and their positions take for each byte of the text, during tokenization.
 const PLACED_BYTE: u64 = 400;
-/// Bytes that a token takes in a JSON response with its scores. Each label of the token takes the same number of bytes.
+/// Bytes that a token takes in a JSON response with its scores. Each label of the token takes as many bytes again.
 const TOKEN: u64 = 200;
 /// Max number of tokens per mask, and of answers per question.
 const MAX_TOP_K: i64 = 1000;
@@ -34,7 +34,7 @@ fn texts(param: &'static str, value: Value) -> Result<(Vec<String>, bool), Failu
         Value::Array(list) => {
             let text = |(at, value)| match value {
                 Value::String(text) => Ok(text),
-                // Clients of `/predict` send lists of one or two texts. A list of one text is accepted here.
+                // Clients that are written for `/predict` send each text as a list. Accept such a list if it has one text.
                 Value::Array(one) => match <[Value; 1]>::try_from(one) {
                     Ok([Value::String(text)]) => Ok(text),
                     _ => Err(wrong(&format!("a list whose item {at} is a list"))),

@@ -40,8 +40,8 @@ fn has_user(authority: &Authority) -> bool {
     authority.as_str().contains('@')
 }
 
-/// Checks that an administrative command does not come from a web page in a browser. Browsers send an `Origin` header. An attack by DNS
-/// rebinding sends a host name that is neither an IP address nor `localhost`.
+/// Checks that an administrative command does not come from a web page in a browser. Refuses an `Origin` header, which browsers send, and a
+/// host name other than `localhost`, which an attack by DNS rebinding needs.
 pub(super) fn check_command<B>(request: &Request<B>) -> Result<(), Failure> {
     check(request)?;
     if request.headers().contains_key(ORIGIN) {

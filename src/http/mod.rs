@@ -238,7 +238,7 @@ impl App {
         let id = self.request_id(request.headers());
         // HEAD is handled like GET. hyper then omits the body.
         let is_head = request.method() == Method::HEAD && method == Method::GET;
-        // Parsing a large body may take long, so other connections are moved to other threads.
+        // Parsing a large body may block this thread for long. `block_in_place` moves the thread's other connections to other threads.
         let length = request.body().size_hint().exact();
         let is_coded = request.headers().contains_key(CONTENT_ENCODING);
         let is_large =
@@ -306,7 +306,7 @@ impl<'a> RequestContext<'a> {
         found
     }
 
-    /// Records that the values are ready. Serialization starts now.
+    /// Records that the values are ready, before the caller serializes them.
     fn has_values(&self) {
         let _ = self.has_values.set(Instant::now());
     }

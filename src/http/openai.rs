@@ -72,7 +72,7 @@ pub(super) fn wants_raw(headers: &HeaderMap) -> bool {
 }
 
 /// Applies a prompt to the inputs. `input_type` (Cohere, NVIDIA, Voyage), `task` (Jina) or `prompt_name` select a prompt of the model;
-/// `prompt` is its text.
+/// `prompt` is the text of a prompt.
 fn prompted(
     fields: &mut Fields,
     service: &Service,
@@ -375,8 +375,8 @@ pub(super) async fn rerank_v2(
     let max_tokens = fields.count("max_tokens_per_doc", 1..=i64::MAX)?;
     let service = model.service()?;
     let most = max_tokens.unwrap_or(DEFAULT_TOKENS_PER_DOC);
-    // Pairs are truncated to the model's limit later. A document with at most `most` bytes has at most `most` tokens, because a token has
-    // at least one byte.
+    // Skip the truncation if it has no effect: pairs are truncated to the model's limit later, and a document with at most `most` bytes has
+    // at most `most` tokens.
     let limit = service.max_text_tokens().unwrap_or(usize::MAX);
     if most < limit && documents.iter().any(|document| document.len() > most) {
         let model = Arc::clone(&model);

@@ -92,7 +92,7 @@ pub enum Ended<E> {
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Time for sending the error responses of aborted requests.
 const ABORT_TIME: Duration = Duration::from_secs(1);
-/// Time for which idle connections stay open during the shutdown. A request that is already on its way is answered.
+/// Time for which idle connections stay open during the shutdown, so that a request that is already on its way is answered.
 const LINGER: Duration = Duration::from_millis(500);
 /// Min time between two warnings about connections that could not be accepted.
 const WARNINGS: Duration = Duration::from_secs(10);
@@ -168,9 +168,9 @@ impl Server {
         self.address
     }
 
-    /// Accepts administrative commands on another socket. `POST /admin/reload` reads the file of keys and loads the models again. It
-    /// responds once the last request of the old models has finished. If reading or loading fails, neither keys nor models change. Commands
-    /// from web pages are refused.
+    /// Accepts administrative commands on this socket, which serves nothing else. `POST /admin/reload` reads the file of keys and loads the
+    /// models again. It responds once the last request of the old models has finished. If reading or loading fails, neither keys nor models
+    /// change. Commands from web pages are refused.
     ///
     /// # Errors
     /// Returns an error if the socket cannot be used.
@@ -328,7 +328,7 @@ async fn accept(
                 take(stream);
             }
             Some(Err(error)) => {
-                // The usual cause is the limit on open files. Wait until other connections have closed.
+                // The usual cause is the limit on open files. Wait, because connections may close in the meantime.
                 if let Some(n) = failures.add(Instant::now()) {
                     tracing::warn!("connections are not accepted: {error}; failed attempts: {n}");
                 }
@@ -370,7 +370,7 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
     let has_asked = Arc::new(AtomicBool::new(false));
     let is_computed = Arc::new(AtomicBool::new(false));
     let takes_interim = Arc::new(AtomicBool::new(false));
-    // Each request holds a clone until its response is sent.
+    // Each request holds a clone of the token until its response is sent.
     let token = Arc::new(());
     let requests = Arc::downgrade(&token);
     let (socket, mut watch) = Socket::new(stream, app.choice.write_time);

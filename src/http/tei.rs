@@ -232,7 +232,7 @@ pub(super) async fn tokenize(app: &RequestContext<'_>, mut fields: Fields) -> Ha
     let share = Arc::clone(app.share());
     let rows = on_thread(move || {
         let mut body = b"[".to_vec();
-        // A vector is copied when it grows. Use two thirds of the reservation and leave a third for the copy.
+        // A vector that grows is copied to twice the memory. Use two thirds of the reservation, and leave a third for the old memory.
         let mut charged = reserved as usize / 3 * 2;
         for (at, text) in texts.iter().enumerate() {
             body.extend_from_slice(if at > 0 { b",[" } else { b"[" });

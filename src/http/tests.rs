@@ -209,8 +209,7 @@ fn small(name: &str) -> Model {
     let costs = CostTable::parse(include_str!("../../examples/costs.ron")).unwrap();
     Model::open(ModelChoice {
         folder: root.join("tests/checkpoints").join(name),
-        // `name` may be a path to another folder. The model is named after the last part of the
-        // path.
+        // `name` may be a path to a folder elsewhere. The model is named after the last part of the path.
         name: name.rsplit('/').next().unwrap().to_owned(),
         devices: vec![DeviceChoice::Cpu],
         dtype: None,

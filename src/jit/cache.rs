@@ -6,8 +6,8 @@
 //! Concurrent writers of an entry write the same content. The entry's bytes are hashed too, to
 //! detect damage before the code is loaded. A hash is not a signature: anyone who can write an
 //! entry can forge it. The folder and the entries are therefore private to the user (modes 0700 and
-//! 0600). Entries that belong to another user, or that others may write to, are neither read nor
-//! written.
+//! 0600). If the folder belongs to another user, or others may write to it, it is neither read nor written. Such an entry in the user's own
+//! folder is not read, and is replaced.
 //!
 //! Layout of an entry, with little-endian integers:
 //!
@@ -148,7 +148,7 @@ impl DiskCache {
     ///
     /// # Errors
     /// Returns [`JitError::CacheDamaged`] if the file's contents are damaged, [`JitError::Cache`]
-    /// if it cannot be read, and [`JitError::CacheForeign`] if another user may have written it.
+    /// if it cannot be read, and [`JitError::CacheForeign`] or [`JitError::CacheForeignEntry`] if another user may have written it.
     pub fn get(&self, key: &CacheKey) -> Result<Option<Cubin>, JitError> {
         let path = self.entry_path(key);
         match own::read(&path, u64::MAX) {

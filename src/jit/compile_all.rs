@@ -100,8 +100,7 @@ impl Jit {
         self.cache.as_ref()
     }
 
-    /// Returns the cache if only the user may write to it. Otherwise returns `None` and logs a
-    /// warning once.
+    /// Returns the cache if there is one and only the user may write to it. If others may write to it, logs a warning once.
     pub fn own_cache(&self) -> Option<&DiskCache> {
         let cache = self.cache.as_ref()?;
         match cache.check_owner() {
@@ -200,7 +199,7 @@ impl Jit {
         progress: &(dyn Fn(usize) + Sync),
     ) -> Result<Vec<(usize, Cubin)>, JitError> {
         let next = AtomicUsize::new(0);
-        // After a failure, only earlier jobs can change the error that is returned.
+        // After a failure, jobs at larger indices are skipped, because the error that is returned is that of the smallest index.
         let first_failure = AtomicUsize::new(usize::MAX);
         let finished = Mutex::new((Vec::with_capacity(missing.len()), None));
         let work = || {

@@ -113,7 +113,7 @@ pub enum JitError {
         log: String,
     },
 
-    /// The source contains no kernel, more than one, or one with a different name.
+    /// The source contains no kernel, more than one, or one whose name is not the expected one.
     #[error(
         "the source of the kernel `{symbol}` should define `extern \"C\" __global__ void \
          {symbol}(…)` and no other kernel; it defines {}",

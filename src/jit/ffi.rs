@@ -66,8 +66,8 @@ impl Api {
     }
 
     /// Loads the file `real`, which messages call `name`. The caller has resolved symbolic links
-    /// and checked the result, so a link that is changed afterwards has no effect. `besides` are
-    /// the users who may also write to the companion library.
+    /// and checked the result, so a link that is changed afterwards has no effect. `besides` are the users, in addition to this user and
+    /// root, who may write to the companion library.
     ///
     /// # Errors
     /// Returns the errors of [`Api::load`].

@@ -10,8 +10,8 @@ use super::{diagnose, locate, report};
 
 /// The CUDA run-time compiler.
 ///
-/// The library is loaded at first use and stays loaded until the process ends. It needs neither a
-/// GPU nor a driver, and compiles on several threads at once.
+/// The library stays loaded until the process ends, even if this value is dropped. It needs neither a GPU nor a driver, and compiles on
+/// several threads at once.
 #[derive(Clone)]
 pub struct Nvrtc {
     api: Api,
@@ -229,11 +229,11 @@ fn check_target(
     Ok(())
 }
 
-/// Checks that the unit contains the kernel `symbol` and no other.
+/// Checks that the compiled source contains the kernel `symbol` and no other.
 fn check_entry(symbol: &str, log: &str, cubin: &[u8]) -> Result<(), JitError> {
     let found = report::entry_functions(log);
-    // The section with a kernel's code is named after the kernel. If the log of a newer assembler
-    // has a different format, this section alone decides.
+    // The section with a kernel's code is named after the kernel. If the log of a newer assembler names no kernel, this section alone
+    // decides.
     let section = format!(".text.{symbol}\0");
     let present = cubin
         .windows(section.len())

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 pub enum AttentionChoice {
     /// Selects the kernel by the batch. On Hopper, batches of few tokens run on a kernel whose warps split the keys, and other batches on
     /// the warpgroup MMA kernel if it supports the head size. On other cards and for other head sizes, a batch runs on the short kernel up
-    /// to the kernel's max sequence length, and on the online kernel beyond. The short kernel is not used for causal attention, for
-    /// windows, biases and caps, and for grouped heads.
+    /// to the kernel's max sequence length, and on the online kernel beyond. Causal attention, windows, biases, caps and grouped heads
+    /// always run on the online kernel instead of the short one.
     #[default]
     Auto,
     /// One kernel with all keys of a sequence in shared memory (ByteTransformer III.E.1). A longer sequence is an error.

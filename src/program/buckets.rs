@@ -75,7 +75,7 @@ impl Buckets {
             };
             self.keys.extend(ends(part.keys).map(|end| (rows, end)));
         }
-        // The batch is not rounded, because the error for a sequence that is too long must contain the actual length.
+        // A batch with a sequence that is too long is not rounded, because the error must contain the actual length.
         if let Some(most) = step.max_longest {
             self.own(Batches::by_longest(Interval::new(most, None)));
         }

@@ -50,10 +50,10 @@ pub struct LowerOptions<'a> {
     pub no_fused_launches: bool,
 }
 
-/// Lowers a verified graph to a program. If padding is kept, softmax masks padding keys.
+/// Lowers a verified graph to a program. Unless padding is removed, softmax masks padding keys.
 ///
 /// # Errors
-/// Returns an error for an unsupported operator, and, if padding is kept, for an operator that would read padding.
+/// Returns an error for an unsupported operator, and, unless padding is removed, for an operator that would read padding.
 pub fn lower(graph: &Graph, options: &LowerOptions) -> Result<Program, LowerError> {
     match options.padding {
         Padding::Removed => {}
@@ -188,7 +188,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Whether an attention converts its result to E4M3.
+    /// Returns whether an attention converts its result to E4M3.
     fn converts_itself(&self, attention: NodeId) -> bool {
         let reader = self.graph.sole_consumer(attention);
         reader.is_some_and(|reader| self.conversions.contains_key(&reader))
@@ -203,7 +203,7 @@ impl<'a> Lowering<'a> {
         if *op == Op::ToE4m3 {
             return Element::E4m3;
         }
-        // Sums of logarithms and scales are in f32, because the storage type may be too imprecise.
+        // Log-probabilities and scales are in f32, because the storage type may be too imprecise.
         let is_single = matches!(
             op,
             Op::LogProbability

@@ -54,7 +54,7 @@ pub struct Program {
     pub steps: Vec<Step>,
     /// Outputs by name.
     pub outputs: Vec<(String, TensorIndex)>,
-    /// Caches of the sequences, in the order of their positions in a block of the KV cache.
+    /// Caches of the sequences, in the order in which a block of the KV cache contains them.
     pub caches: Vec<Cache>,
     /// Parts of a model with several parts, such as an encoder and a decoder, in the order in which a sequence runs them. Each step belongs
     /// to one part. Empty for other models.
@@ -185,7 +185,7 @@ impl Program {
         last.map_or(0, |last| last + 1)
     }
 
-    /// Returns whether the weight of a step's linear layer is computed by an earlier step. Kernels load weights before they wait for earlier
+    /// Returns whether an earlier step computes the weight of a step's linear layer. Kernels load weights before they wait for earlier
     /// kernels, so such a step must not start before earlier steps are complete.
     pub fn computes_weight_of(&self, step: &Step) -> bool {
         step.kernels().into_iter().any(|kernel| {

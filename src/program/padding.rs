@@ -85,7 +85,7 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         Op::Scores { .. } | Op::RelativeScores { .. } | Op::Softmax { .. } | Op::Context { .. } => {
             Ok(())
         }
-        // A row depends only on the same row of its operands.
+        // Each row depends only on the rows of the operands with the same index.
         _ if keeps_rows(graph, id) => Ok(()),
         _ => Err(LowerError::ReadsPadding {
             output: output.to_owned(),

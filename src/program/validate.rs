@@ -66,7 +66,8 @@ impl Program {
         Ok(())
     }
 
-    /// Checks that each step of an invariant program has a single kernel for all batches.
+    /// Checks that each step of an invariant program has a single kernel for all batches, and that no kernel's order of sums depends on the
+    /// position of a row in the batch.
     fn one_kernel_a_step(&self) -> Result<(), String> {
         if !self.invariant {
             return Ok(());
@@ -187,8 +188,8 @@ impl Program {
         if let Some((a, b)) = step.dispatch.overlap() {
             return Err(format!("has two kernels for the same batch ({a}; {b})"));
         }
-        // Coverage is checked in terms of tokens, which all steps have in common. A step over other rows must therefore support any number
-        // of rows.
+        // Coverage is checked in terms of tokens, which all steps have in common. A step whose rows are not tokens must therefore support
+        // any number of rows.
         let by_rows = covered.iter().any(|part| part.rows != Interval::ALL);
         if by_rows && !step.is_over_tokens() && !Batches::ALL.is_covered_by(&covered) {
             return Err(format!("has no kernel for some numbers of {}", step.rows));
@@ -228,7 +229,7 @@ impl Program {
                 return Err(format!("computes `{}` again", self.tensors[out].name));
             }
             written[out].extend(own);
-            // Longer sequences cause an error before anything runs, so their values are not needed.
+            // Longer sequences cause an error before anything runs, so their values count as written.
             let beyond = step.max_longest.map(|most| Interval::new(most, None));
             written[out].extend(beyond.map(Batches::by_longest));
         }

@@ -23,7 +23,7 @@ pub struct Limits {
     pub skipped: Option<u32>,
     /// Maximum number of tokens of a sequence, from the position table or `max_position_embeddings`; `None` if unlimited.
     pub longest: Option<u32>,
-    /// The largest `longest` that the model can be built with, if it is larger.
+    /// The largest maximum that the model can be built with, if it is larger than `longest`.
     pub extended: Option<u32>,
     /// Token that ends a sequence. Later tokens are padding.
     pub end: Option<SequenceEnd>,
@@ -405,7 +405,8 @@ impl Batch {
         self
     }
 
-    /// Returns the batch without the tokens that follow the end token of a sequence. A sequence without an end token is unchanged.
+    /// Returns the batch without the tokens that follow the end token of a sequence. A sequence without an end token is unchanged. So is a
+    /// batch that continues sequences, or that has padding or marked tokens.
     ///
     /// # Errors
     /// Returns an error only for a batch that does not pass [`check`](Self::check).

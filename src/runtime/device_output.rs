@@ -166,8 +166,8 @@ impl DeviceOutput {
     /// return.
     ///
     /// # Errors
-    /// Returns an error if `from` is on another device, if it has another element type or shorter rows, or if its number of rows is not the
-    /// number of indices. Also returns an error if an index is out of range, or if the device fails.
+    /// Returns an error if `from` is on another device than this output, if it has another element type or shorter rows than this output,
+    /// or if its number of rows is not the number of indices. Also returns an error if an index is out of range, or if the device fails.
     pub fn set_rows(&mut self, from: &Self, rows: &[usize]) -> Result<(), DeviceOutputError> {
         let ([n_from, from_width], [n_to, width]) = (from.rows(), self.rows());
         if from.element != self.element || from_width < width {

@@ -22,7 +22,7 @@ impl GraphChoice {
     /// Returns the buckets to which a session's batches are rounded up.
     pub fn buckets(self, program: &Program, allocator: &AllocatorChoice) -> Buckets {
         match self {
-            // The check against the declared maximum uses the batch's own extents, not those of a bucket.
+            // The check against a declared maximum uses the batch's own extents, so the extents of its bucket could exceed the maximum.
             Self::Buckets if allocator.maximum().is_none() => Buckets::of(program),
             _ => Buckets::none(),
         }

@@ -12,8 +12,8 @@ thread_local! {
     static CONTAINED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread runs a call whose panics become errors. A panic hook can call this function to stay silent about such panics. The
-/// library itself sets no hook, since hooks are process-wide.
+/// Returns whether this thread runs a call whose panics become errors. A panic hook can call this function to stay silent about such
+/// panics. The library itself sets no hook, since hooks are process-wide.
 pub fn panics_are_contained() -> bool {
     CONTAINED.get()
 }

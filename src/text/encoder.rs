@@ -360,7 +360,7 @@ impl TextEncoder {
 
     /// Tokenizes pairs of a query and a document, for a cross-encoder. The prompt is put before the query. If a pair is too long, the
     /// longer text is truncated first. For a model that reads conversations, the chat template writes each pair as one text. If this text
-    /// is too long, its end is truncated, and the template's own last tokens are kept.
+    /// is too long, it is truncated, and its last tokens are replaced by the last tokens of the template.
     ///
     /// # Errors
     /// Returns the errors of [`encode_with`](Self::encode_with), and an error if the model generates text or the template omits a text of a

@@ -110,7 +110,7 @@ impl Folder {
     /// Reads the JSON files of a folder, or the equivalent contents of a GGUF file; see [`ModelFiles::open`].
     ///
     /// # Errors
-    /// Returns an error if files are missing or not JSON, or refer to files that do not exist.
+    /// Returns an error if a file is missing or not JSON, refers to a file that does not exist, or has a setting that is not supported.
     pub fn open(root: &Path) -> Result<Self, TextError> {
         Self::of(ModelFiles::open(root)?)
     }
@@ -323,12 +323,12 @@ impl Folder {
         Ok(length.into_iter().chain(positions).min())
     }
 
-    /// Whether the tokenizer adds special tokens.
+    /// Returns whether the tokenizer adds special tokens.
     pub(super) fn adds_special(&self) -> bool {
         self.first == First::Transformer
     }
 
-    /// Whether a text that is too long is truncated at its beginning.
+    /// Returns whether a text that is too long is truncated at its beginning.
     pub(super) fn cuts_the_front(&self) -> Result<bool, TextError> {
         let tokenizer = self.tokenizer_config()?;
         match tokenizer.text("truncation_side")? {
@@ -371,7 +371,7 @@ impl Folder {
     /// Returns the settings that take precedence over tokenizer.json.
     ///
     /// # Errors
-    /// Returns an error if the file is not a JSON object.
+    /// Returns an error if tokenizer_config.json or special_tokens_map.json is not a JSON object.
     pub(super) fn tokenizer_settings(&self) -> Result<TokenizerSettings, TextError> {
         let map = match self.first {
             First::Static => None,
@@ -382,7 +382,7 @@ impl Folder {
         TokenizerSettings::new(self.tokenizer_config()?, map, self.config.as_ref())
     }
 
-    /// Returns the key of the first tokenizer setting in sentence-transformers' files that does not concern the length of texts.
+    /// Returns the key of the first tokenizer setting in sentence-transformers' files that does not concern the truncation of texts.
     pub(super) fn tokenizer_argument(&self) -> Option<&str> {
         let mut keys = self.tokenizer.keys().map(String::as_str);
         keys.find(|key| !["model_max_length", "truncation_side"].contains(key))

@@ -67,7 +67,7 @@ impl WordCache {
     }
 
     /// Tokenizes an input. `tokenizer` must be the one for which the cache was created. Returns the token ids and the overflow, without
-    /// token names and offsets. Returns `None` if the input cannot be tokenized word by word.
+    /// token names and offsets. Returns `None` if the tokenizer must process the input as a whole, for example because a pair is too long.
     ///
     /// # Errors
     /// Returns the errors of the tokenizer.
@@ -96,7 +96,7 @@ impl WordCache {
         let is_pair = second.is_some();
         let whole = tokenizer.post_process(encoding(first, 0), second, adds_special)?;
         // If a pair is too long, the crate stops tokenizing each text at the limit, compares the numbers of tokens so far, and truncates.
-        // Here, both texts were tokenized completely, so truncation could keep other tokens.
+        // Here, both texts were tokenized completely, so truncation could keep other tokens than in the crate.
         let cuts_a_pair = is_pair && !whole.get_overflowing().is_empty();
         Ok((!cuts_a_pair).then_some(whole))
     }
@@ -293,7 +293,7 @@ mod tests {
                         prop_assert_eq!(seen(&ours), seen(&whole));
                         prop_assert_eq!(!ours.get_overflowing().is_empty(), is_cut);
                     }
-                    // Only an input of which a text or the pair exceeds the limit is not tokenized word by word.
+                    // The result may be `None` only if a text of the input, or the pair, exceeds the limit.
                     None => prop_assert!(limit.is_some()),
                 }
             }

@@ -683,7 +683,7 @@ fn nothing_of_the_current_folder_is_run() {
     VIRTUAL_ENV, .gemmule/venv: not searched, because a relative path depends on the current folder; make it absolute
     ");
     assert!(!out.contains("[dir]"), "{out}");
-    // The driver is looked for in the same library path.
+    // The search for the driver also refuses this library path.
     cli.0.write("ids.json", "[[1, 2]]");
     let run = ["run", "bert", "--weights", ".", "--device", "cuda"];
     let run = [&run[..], &["--ids", "ids.json"]].concat();
@@ -1053,7 +1053,7 @@ fn an_invariant_model_gives_a_sequence_the_same_values_in_every_batch() {
     );
 }
 
-/// Checks that `gemmule kernels list | head -1` ends without an error message.
+/// Checks that the program ends without an error message if its output is no longer read, as in `gemmule models | head -1`.
 #[test]
 fn a_reader_that_closes_the_pipe_ends_the_program_quietly() {
     let mut program = Command::new(env!("CARGO_BIN_EXE_gemmule"))

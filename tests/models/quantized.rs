@@ -306,7 +306,7 @@ fn a_device_keeps_published_values() {
 
 const QUERY: &str = "encoder.layer.0.attention.self.query";
 
-/// Returns a BERT checkpoint in which other tensors replace the query's weight.
+/// Returns a BERT checkpoint in which the tensors `parts` replace the query's weight.
 fn with_query(config: Option<Value>, parts: &[(&str, safetensors::Dtype, &[usize])]) -> Folder {
     let mut tensors: Tensors = tiny_tensors(DType::F32);
     tensors.remove(&format!("{QUERY}.weight"));

@@ -10,7 +10,7 @@ use gemmule::{
     text::TextEncoder,
 };
 
-/// Same weights as in `scripts/reference.py`.
+/// The weights of `scripts/reference.py`.
 const WEIGHTS: RandomWeights = RandomWeights {
     seed: 20,
     deviation: 0.1,

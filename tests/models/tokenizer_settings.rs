@@ -229,8 +229,8 @@ fn refused(folder: &Folder) -> String {
     folder.text(&opened.err().expect("it is refused"))
 }
 
-/// A source text has the same ids as in transformers with its language as `src_lang`. The target language is the first token, or the
-/// decoder's start token in mBART.
+/// A source text has the ids that transformers computes with the text's language as `src_lang`. The target language is the first token, or
+/// the decoder's start token in mBART.
 #[test]
 fn languages_of_a_call_are_those_of_the_setting() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer_settings");

@@ -86,7 +86,7 @@ impl WithSimd for Attend<'_, '_> {
         self.begin(S::F32_LANES);
         self.panels(simd, Step::Transpose);
         let seen = self.seen(&self.queries);
-        // Blocks start at multiples of `KEYS`, so that the bits of a row do not depend on how queries are split into blocks.
+        // Blocks of keys start at multiples of `KEYS`, so that the bits of a row do not depend on how queries are split into tasks.
         for key in (seen.start / KEYS * KEYS..seen.end).step_by(KEYS) {
             let (first, end) = (key.max(seen.start), seen.end.min(key + KEYS));
             self.gather(first..end);
@@ -126,7 +126,7 @@ impl Attend<'_, '_> {
         let many = S::REGISTER_COUNT >= 32;
         let most = const {
             let most = S::F32_LANES * if S::REGISTER_COUNT >= 32 { 3 } else { 2 };
-            // The panel size divides the size of every block of queries except the last one of a sequence.
+            // The panel size divides the number of queries of every task except the last one of a sequence.
             assert!(MAX_QUERIES.is_multiple_of(most));
             most
         };
@@ -220,7 +220,7 @@ impl Attend<'_, '_> {
         let scores = scores.room(block.len() * cols);
         let tiles = scores.chunks_mut(M * cols).zip(k.chunks(M * head));
         for (scores, k) in tiles {
-            // The remaining rows of the tile recompute the last key, and their results are not stored.
+            // If fewer than `M` keys are left, the other rows of the tile recompute the last key, and their results are not stored.
             let last = k.len() / head - 1;
             let mut rows: [&[f32]; M] = [&[]; M];
             for (i, row) in rows.iter_mut().enumerate() {
@@ -400,7 +400,7 @@ impl<V: Copy, const N: usize> Softmax<V, N> {
             corrections[j] = exp2_of_negative(simd, simd.sub_f32s(before[j], base[j]));
             self.total[j] = simd.mul_f32s(self.total[j], corrections[j]);
         }
-        // Process one vector of columns at a time, because the exponential and two further sums would not fit 16 registers.
+        // Process one vector of columns at a time, because the exponential and the sums of all vectors together would not fit 16 registers.
         for j in 0..N {
             let mut total = self.total[j];
             for scores in scores.iter_mut() {

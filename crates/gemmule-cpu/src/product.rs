@@ -93,8 +93,8 @@ pub unsafe fn multiply(
     }
 }
 
-/// Adds the product of `M` rows and `b` to a register tile of sums. Each row has one element per row of `b`. Products are added in the
-/// order of the elements.
+/// Adds the products of `M` vectors (`rows`) and the matrix `b` to a register tile of sums. Element `k` of a vector is multiplied by row
+/// `k` of `b`, in the order of `k`.
 #[inline(always)]
 pub(crate) fn add_products<S: Simd, const M: usize, const N: usize>(
     simd: S,

@@ -103,7 +103,7 @@ fn classes(
 pub(super) struct Together {
     whole_ms: f64,
     first_ms: f64,
-    /// Steps in which all sequences took part.
+    /// Times of the steps in which all sequences took part.
     steps_ms: Vec<f64>,
     /// Number of sequences, prompt tokens and new tokens.
     of: [usize; 3],

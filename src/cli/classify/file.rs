@@ -88,7 +88,7 @@ pub(super) fn run(args: super::Args) -> Outcome {
         return files.run(&job, model, &engines, task, places.result);
     }
     let names = encoder.folder().label_names();
-    // Return an error for labels that the model cannot score before the first row is computed.
+    // Check that the model can score the labels before the first row is computed.
     let template = &args.template;
     ZeroShotJob::new(&encoder, &names, "a", &args.label, template).map_err(EngineError::from)?;
     let task = AnyLabels {

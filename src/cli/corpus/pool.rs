@@ -22,10 +22,10 @@ use crate::{Batch, Engine, EngineError, Outputs, Session, engine::Pending, text:
 /// Number of rows that are tokenized together.
 const PIECE: usize = 1024;
 
-/// Number of packed batches that wait for a device, in addition to one per device.
+/// Max number of packed batches that wait for a device, in addition to one per device.
 const PACKED: usize = 1;
 
-/// Number of a device's batches that wait for its collector.
+/// Max number of a device's batches that wait for its collector.
 const COMPUTED: usize = 2;
 
 /// Options that affect batches.
@@ -101,7 +101,7 @@ impl<T: Task> Pool<T> {
             is_stopped: AtomicBool::new(false),
             n_cut: AtomicU64::new(0),
         });
-        // One window can wait while another one is tokenized, so `begin` never blocks.
+        // One window can wait while another one is tokenized. At most two windows are in progress, so `begin` never blocks.
         let (windows, to_tokenize) = sync_channel(1);
         let (pieces, to_pack) = sync_channel(0);
         let (packed, work) = sync_channel(PACKED + sessions.len());
@@ -320,8 +320,8 @@ impl<T: Task> Packer<T> {
                 }
             }
             left.sort_by_key(|one| one.tokens);
-            // The last batch of a piece may get rows of the next piece, but not of the next window, because a resumed run may begin with
-            // that window.
+            // The last batch of a piece may get rows of the next piece, but not of the next window: a resumed run may begin with that
+            // window, and must then form the same batches.
             if !self.pack(&window, &mut left, piece.is_last) {
                 window.fail(EngineError::PipelineEnded);
                 return;
@@ -405,7 +405,7 @@ fn compute<T: Task>(
     computed: &SyncSender<Submitted<T>>,
 ) {
     loop {
-        // Only take a batch if it can be submitted at once. Otherwise another device should take it.
+        // Wait until a batch can be submitted at once, before taking one. Until then, another device can take the batch.
         session.make_place();
         // The lock is held while this device waits for a batch. Other devices wait for the lock.
         let next = work.lock().unwrap_or_else(PoisonError::into_inner).recv();

@@ -105,7 +105,7 @@ impl<T: Task> Window<T> {
                 }
                 (row, outputs)
             }
-            // The row has been refused because of another sequence.
+            // Another sequence of the row has caused its refusal.
             other => {
                 *slot = other;
                 return;

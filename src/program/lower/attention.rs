@@ -226,7 +226,7 @@ impl Lowering<'_> {
             }
             (Ok(_), None) => return false,
         };
-        // The scales are also operands of attention itself.
+        // Leave out the scales, because attention itself has them as operands, too.
         let params = launch.kernel.as_kernel().params();
         let is_scale =
             |at: usize| matches!(params.get(at), Some(param) if SCALES.contains(&param.name));

@@ -31,7 +31,8 @@ pub(super) struct Chains {
     launches: Vec<Vec<ChosenLaunch>>,
 }
 
-/// Returns kernels that may be as fast as those of the program for batches of `tokens` tokens ([`SelectionInput::alternatives`]).
+/// Returns kernels that may be as fast as those of the program for batches of `tokens` tokens. [`SelectionInput::alternatives`] defines
+/// `more`.
 pub fn alternatives(
     graph: &Graph,
     options: &LowerOptions,

@@ -26,7 +26,7 @@ pub(super) const BEFORE_ATTENTION: [(RuleName, Find); 2] = [
     (prepare_attention::NAME, prepare_attention::find),
 ];
 
-/// Returns the name of a node in an error.
+/// Quotes the name of a node, for error messages.
 fn quoted(graph: &Graph, id: NodeId) -> String {
     format!("`{}`", graph.node(id).name)
 }

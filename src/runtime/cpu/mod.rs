@@ -432,7 +432,7 @@ struct Run<'a> {
     model: &'a CpuModel,
     extents: Extents,
     data: &'a BatchData,
-    /// Start and number of elements of planned tensors and of caches, by tensor index.
+    /// Start and number of elements of planned tensors and of caches in f32, by tensor index.
     planned: Vec<Option<(*mut f32, usize)>>,
     /// Start and number of elements of caches in E4M3, by tensor index.
     codes: Vec<Option<(*mut u8, usize)>>,

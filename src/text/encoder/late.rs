@@ -151,8 +151,8 @@ impl TextEncoder {
         }
     }
 
-    /// Returns whether the vector of a token takes part in scores. `at` is the index of the token in its text. Without settings for late
-    /// interaction, all tokens except the first take part.
+    /// Returns whether the vector of a token takes part in scores. `at` is the index of the token in the sequence, special tokens included.
+    /// Without settings for late interaction, all tokens except the first take part.
     pub fn takes_part(&self, role: TextRole, at: usize, id: u32) -> bool {
         match (&self.late, role) {
             (None, _) => at > 0,

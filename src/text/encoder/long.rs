@@ -20,7 +20,7 @@ const MAX_PIECE: usize = 256 << 10;
 const MAX_PAIR: usize = 512 << 10;
 /// Length in bytes of the context that is tokenized on each side of a split to check it.
 const CONTEXT: usize = 128;
-/// Number of candidate splits to check on each side of the preferred length.
+/// Max number of candidate splits to check on each side of the preferred length.
 const MAX_TRIES: usize = 32;
 
 /// Tokens that the tokenizer adds around every text.
@@ -67,7 +67,7 @@ fn boundary(text: &str, mut at: usize) -> usize {
     at
 }
 
-/// Whether a token boundary is likely between these characters: at the end of a word or after punctuation.
+/// Returns whether a token boundary is likely between these characters: at the end of a word or after punctuation.
 fn may_part(before: char, after: char) -> bool {
     let is_mark = |c: char| !c.is_alphanumeric() && !c.is_whitespace();
     (after.is_whitespace() && !before.is_whitespace())
@@ -318,8 +318,8 @@ impl TextEncoder {
         Ok((all.len() <= max_tokens).then_some(all))
     }
 
-    /// Calls `each` with the tokens of a text of any length, in order, until it returns `Break`. `adds_special` adds the tokenizer's
-    /// special tokens. No prompt is added.
+    /// Calls `each` with the tokens of a text of any length, in order, until it returns `Break`. Returns the value of the `Break`, if any.
+    /// `adds_special` adds the tokenizer's special tokens. No prompt is added.
     ///
     /// # Errors
     /// Returns an error if the tokenizer refuses a text or panics on it, or if a long text cannot be split.

@@ -85,7 +85,7 @@ pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, TextError> {
     }
 }
 
-/// Returns an entry of an untrusted file. The entry may only name a direct subfolder, or the folder itself.
+/// Returns an entry of an untrusted file. The entry may only name a direct subfolder or, if `may_be_root`, the folder itself.
 pub(super) fn entry(
     json: &Json,
     folder: &str,

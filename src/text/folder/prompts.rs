@@ -105,12 +105,12 @@ impl Folder {
         names
     }
 
-    /// Whether texts are converted to messages of a conversation.
+    /// Returns whether texts are converted to messages of a conversation.
     pub fn has_messages(&self) -> bool {
         self.messages.is_some()
     }
 
-    /// Whether pooling leaves out the tokens of a prompt. In a conversation, the prompt is a message, which is pooled.
+    /// Returns whether pooling leaves out the tokens of a prompt. In a conversation, the prompt is a message, which is pooled.
     pub(in crate::text) fn leaves_out_prompts(&self) -> bool {
         !self.pools_prompt && self.messages.is_none()
     }

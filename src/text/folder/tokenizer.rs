@@ -69,7 +69,7 @@ impl TokenizerSettings {
         Ok(Self { json, map, class })
     }
 
-    /// Whether the second text of a pair has its own segment ids. False if `model_input_names` of the folder lacks them.
+    /// Returns whether the second text of a pair has its own segment ids. False if `model_input_names` of the folder lacks them.
     pub(in crate::text) fn has_segments(&self) -> Result<bool, TextError> {
         let key = "model_input_names";
         let Some(names) = self.json.get(key) else {
@@ -81,8 +81,8 @@ impl TokenizerSettings {
         Ok(names.iter().any(|name| name == "token_type_ids"))
     }
 
-    /// Whether spaces before punctuation are removed from decoded texts. Texts of a byte pair encoding (`is_bpe`) keep them unless another
-    /// setting forces the removal.
+    /// Returns whether spaces before punctuation are removed from decoded texts. Texts of a byte pair encoding (`is_bpe`) keep them unless
+    /// another setting forces the removal.
     pub(in crate::text) fn cleans_up(&self, is_bpe: bool) -> Result<bool, TextError> {
         let forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output";
         let cleans_up = self.json.flag("clean_up_tokenization_spaces", false)?;
@@ -237,7 +237,7 @@ impl TokenizerSettings {
         let has = |is: fn(&NormalizerWrapper) -> bool| normalizers_of(tokenizer).iter().any(is);
         match &mut pre_tokenizer {
             Some(pre_tokenizer) => {
-                // The library transformers leaves a ByteLevel tokenizer of the same class unchanged.
+                // The library transformers leaves a tokenizer of this class unchanged if it has a ByteLevel pre-tokenizer.
                 if has_byte_level(pre_tokenizer) {
                     return Ok(());
                 }

@@ -139,7 +139,7 @@ impl Transformer {
         config.retain(|key, _| ![&MODEL[..], &SOURCE].concat().contains(&key.as_str()));
         let messages = messages(json)?;
         let processing = match messages {
-            // The chat template's arguments are checked with the template.
+            // With a chat template, `messages` has read these settings and refused a length.
             Some(_) => None,
             None => processing(json)?,
         };

@@ -331,7 +331,7 @@ fn a_gpu_scores_vectors_that_are_copied_to_it() {
         (3, 70_000, 8),
         (2, 0, 4),
     ] {
-        // The given number of tokens is for a width of 128. Documents of other widths have as many values.
+        // The given number of tokens is for a width of 128. Documents of other widths have the same number of values in total.
         let tokens = tokens * 128 / width;
         let documents: Vec<TokenVectors> = (0..n).map(|i| rows(tokens, i)).collect();
         let query = rows(n_query, 5);

@@ -38,7 +38,7 @@ thread_local! {
     static EXECUTOR: Executor = Executor::default();
 }
 
-/// Maximum magnitude of a weight's integers: 127, or 63 if the CPU adds two products in 16 bits. This avoids overflow, because 2 · 255 · 63
+/// Maximum magnitude of a weight's integers: 127, or 63 if the CPU adds two products in 16 bits. 63 avoids overflow, because 2 · 255 · 63
 /// is below 2¹⁵.
 pub(super) fn largest() -> i8 {
     match EXECUTOR.with(Executor::may_saturate) {

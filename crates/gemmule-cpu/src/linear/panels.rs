@@ -195,8 +195,8 @@ impl Tiles<'_> {
         }
     }
 
-    /// Multiplies up to `M` rows by a panel, starting at a position in k. If there are fewer rows, the last row of the block is repeated.
-    /// Prefetches `AHEAD` lines of `ahead` per element of k.
+    /// Multiplies up to `M` rows by a part of a panel that starts at position `from` in k, and adds the results to the sums of the earlier
+    /// parts. If there are fewer rows, the last row of the block is repeated. Prefetches `AHEAD` lines of `ahead` per element of k.
     #[inline(always)]
     fn tile<S: Simd, const M: usize, const N: usize, const AHEAD: usize>(
         &self,
@@ -260,7 +260,7 @@ impl<'a> Ahead<'a> {
     }
 }
 
-/// Divides k into equal parts of at most `most`, and returns their length.
+/// Divides k into as few parts of at most `most` as possible, and returns their length. The last part may be shorter.
 fn part_of(k: usize, most: usize) -> usize {
     k.div_ceil(k.div_ceil(most).max(1)).max(1)
 }

@@ -212,7 +212,7 @@ fn method(found: &str) -> QuantizedError {
     }
 }
 
-/// Keys of different tools for the lists of modules that are not quantized.
+/// Keys under which tools list the modules that are not quantized.
 const SKIPPED: [&str; 4] = [
     "modules_to_not_convert",
     "ignored_layers",

@@ -77,7 +77,7 @@ const OFFLINE: f64 = 5.0;
 /// Throughput of the engine alone in tokens per second, or the reason why it was not measured.
 type Offline = Result<f64, String>;
 
-/// Starts a model in this process. Also measures the throughput of its engine alone, on lengths drawn from the same distribution.
+/// Starts a model in this process. Also measures the throughput of its engine alone, on lengths that are drawn like those of the requests.
 pub(super) fn start(args: &super::Args) -> Result<(Inside, Offline), Report> {
     let inside = &args.inside;
     let folder = inside
@@ -338,7 +338,7 @@ impl Target for Inside {
                 ..answered
             },
             Err(error) => Answered {
-                // Use the same status as over HTTP.
+                // Use the status of the HTTP response to this error.
                 status: match &error {
                     ServeError::Invalid { .. } | ServeError::ContextLength { .. } => 400,
                     ServeError::NoModel { .. } | ServeError::UnsupportedTask { .. } => 404,

@@ -230,7 +230,7 @@ impl<'r, 'w> Args<'r, 'w> {
         Ok(sequences)
     }
 
-    /// Takes the next argument: the number of tokens of each sequence that count as keys.
+    /// Takes the next argument, the number of tokens of each sequence that count as keys, and sets `valid` of each sequence.
     pub fn valid_lens(&mut self, sequences: &mut [Sequence]) -> Result<(), OpError> {
         let op = self.op;
         let lens = self.i32s("valid_lens", sequences.len() as u64)?;
@@ -250,7 +250,7 @@ impl<'r, 'w> Args<'r, 'w> {
         Ok(())
     }
 
-    /// Returns the layout of the heads in a tensor with a row for each token. Returns an error if the heads exceed a row.
+    /// Returns the layout of the heads in a tensor. If it has a row for each token, returns an error if the heads exceed a row.
     pub fn heads(
         &self,
         what: &'static str,

@@ -17,7 +17,7 @@ use crate::kernels::cache::{AppendCache, BLOCK, Pool, SCALES, index};
 use crate::kernels::prepare_attention::PrepareAttention;
 use crate::tensor::e4m3;
 
-/// Memory to which a kernel writes keys and values: the elements of a cache, or other rows.
+/// Memory to which a kernel writes keys and values: the elements of a cache, or the rows of another tensor.
 pub(super) enum Stored<'a> {
     /// Values in f32, rounded to the format of the cache.
     Real(&'a mut [f32]),
@@ -361,7 +361,7 @@ pub(super) fn mha_cached(
             let tile = &own.slots[key..n_keys.min(key + MAX_KEYS)];
             let gather = |to: &mut Vec<f32>, from: Cached<'_>| {
                 to.clear();
-                // Adjacent slots within a block are adjacent rows.
+                // Adjacent slots within a block are adjacent rows of the cache, which can be copied together.
                 for run in tile.chunk_by(|&a, &b| b == a + 1 && !(b as u32).is_multiple_of(BLOCK)) {
                     let at = index(run[0] as usize, kv, head, stride);
                     from.extend(to, at..at + run.len() * head);

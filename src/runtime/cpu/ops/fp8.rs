@@ -1,4 +1,4 @@
-//! Conversions to E4M3, and products of E4M3.
+//! Conversions to E4M3, and products of values in E4M3.
 
 use gemmule_cpu::linear::{Finish, Linear};
 use rayon::prelude::*;

@@ -70,7 +70,7 @@ fn product(spec: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Rounds a weight to its packed format, and the scaled elements to the storage type of the kernel.
+/// Rounds a weight to its packed format, and then the unpacked elements to the storage type of the kernel.
 fn unpack_weight(spec: &UnpackWeight, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let shape = [u64::from(spec.n), u64::from(spec.k)];
     let weight = args.real("weight", &shape)?;

@@ -270,7 +270,8 @@ only_on_devices! {
 ///
 /// # Errors
 ///
-/// Returns an [`OpError`], without computing anything, if the arguments do not match the kernel and the extents.
+/// Returns an [`OpError`] if the arguments do not match the kernel and the extents. A fused kernel may have written some of the tensors by
+/// then.
 pub fn run(
     spec: &KernelSpec,
     extents: &Extents,

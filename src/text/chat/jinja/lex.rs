@@ -23,7 +23,7 @@ const OPERATORS: [&str; 27] = [
     ">", "<", "=", ".", ":", "|", ",", ";", "!",
 ];
 
-/// Whether Python counts the character as whitespace.
+/// Returns whether Python counts the character as whitespace.
 pub fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
 }

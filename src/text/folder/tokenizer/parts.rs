@@ -45,8 +45,8 @@ pub(super) fn strips_accents(normalizer: &NormalizerWrapper) -> bool {
     }
 }
 
-/// Returns the index of SentencePiece's normalizer, or the number of normalizers if there is none. Other normalizers are inserted before
-/// it.
+/// Returns the index of SentencePiece's normalizer, or the number of normalizers if there is none. Callers insert further normalizers at
+/// this index.
 pub(super) fn before_precompiled(all: &[NormalizerWrapper]) -> usize {
     let is_precompiled = |n: &NormalizerWrapper| matches!(n, NormalizerWrapper::Precompiled(_));
     all.iter().position(is_precompiled).unwrap_or(all.len())

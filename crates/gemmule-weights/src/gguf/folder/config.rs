@@ -309,7 +309,7 @@ fn gpt2(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
     }))
 }
 
-/// Checks that the tokenizer is BERT's, because related models use the same architecture name.
+/// Checks that the model is BERT, because related models such as RoBERTa have the same architecture name.
 fn check_bert(settings: &Settings<'_>) -> Result<()> {
     const KEY: &str = "tokenizer.ggml.model";
     let unsupported = |problem: String| Err(GgufProblem::Unsupported { problem });
