@@ -26,7 +26,7 @@ use crate::{
     requests::Requests,
 };
 
-/// Number of passes over the stream; each planning time is their median.
+/// Number of passes over the stream. The planning time of a request is the median over the passes.
 const PLANNING_PASSES: usize = 5;
 const MIB: f64 = (1u64 << 20) as f64;
 
@@ -139,7 +139,7 @@ pub(crate) fn run(args: Args) -> Outcome {
 }
 
 impl Args {
-    /// Returns the program, its maximum sequence length, and the engine; `None` if requests are only planned.
+    /// Returns the program, its maximum sequence length if it has one, and the engine unless requests are only planned.
     fn model(&self) -> Result<(Program, Option<u32>, Option<Engine>), Report> {
         let config = match &self.config {
             Some(file) => config(file)?,

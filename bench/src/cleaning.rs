@@ -366,8 +366,8 @@ mod tests {
         assert_eq!(early.held, early.running);
         assert!(early.held.iter().all(|&bytes| bytes <= measured.cache));
         assert!(batch.used() < 0.9 && early.used() == 1.0);
-        // If requests are short, more than one batch runs. With early freeing, a request then starts while requests of the first batch are
-        // still running.
+        // A batch has three requests. With early freeing, further requests start while those of the first batch are still running, because
+        // the cache has room for more than three short requests.
         let most = early.sequences.iter().max();
         assert!(most > Some(&3), "{most:?}");
         assert!(4 * early.held.len() < 3 * batch.held.len());

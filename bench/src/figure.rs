@@ -22,7 +22,8 @@ use scale::{floor_125, linear_ticks, log_ticks, number};
 
 /// Maximum value that is drawn. It exceeds any measurement, and sums of such values are finite.
 const MAX_VALUE: f64 = 1e30;
-/// Maximum ratio of the two ends of a logarithmic axis. Values below the lower end are drawn at the lower end.
+/// Maximum ratio of the largest value to the lower end of a logarithmic axis, before the end is rounded down. Values below the lower end
+/// are drawn at the lower end.
 const MAX_SPAN: f64 = 1e12;
 
 /// Kind of a [`Figure`].
@@ -77,9 +78,8 @@ impl Figure {
     /// as in hue, and lines also in their markers.
     ///
     /// # Errors
-    /// Returns an error for a value that is negative or not finite, a series whose number of values
-    /// differs from the number of groups, more than 16 series, or a stack on a logarithmic axis.
-    /// The message names the series and the group.
+    /// Returns an error for a value that is negative, not finite or above 1e30, a series whose number of values differs from the number of
+    /// groups, more than 16 series, or a stack on a logarithmic axis.
     pub(crate) fn svg(&self) -> Result<String, Report> {
         self.check()?;
         let layout = Layout::new(self);

@@ -66,8 +66,7 @@ enum File {
     Peers { rows: Vec<Row> },
 }
 
-/// Key of a comparison: the same number of sequences of the same lengths, with the same choice of
-/// tokens.
+/// The work that contenders are compared on: the number of sequences, their lengths, and the way in which tokens are chosen.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Case {
     beams: Option<usize>,
@@ -193,7 +192,6 @@ fn speedups(rows: &[Row], baseline: &str, translates: bool) -> Result<Option<Fig
         .iter()
         .filter(|row| row.beams.is_some() == translates && row.whole_ms.is_some())
         .collect();
-    // Cases that only one side measured are omitted.
     let of = |name: &str| -> BTreeMap<Case, f64> {
         let own = rows.iter().filter(|row| row.name() == name);
         own.filter_map(|row| Some((row.case(), row.whole_ms?)))
@@ -204,6 +202,7 @@ fn speedups(rows: &[Row], baseline: &str, translates: bool) -> Result<Option<Fig
     if ours.is_empty() || rows.iter().all(|row| row.name() == OURS) {
         return Ok(None);
     }
+    // Omit cases that were not measured for both the baseline and ours.
     let cases: Vec<&Case> = slowest
         .keys()
         .filter(|case| ours.contains_key(case))

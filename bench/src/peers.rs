@@ -23,7 +23,7 @@ use gemmule::cli::{say, write_file};
 
 use answers::{printable, probe_line};
 
-/// Code shared by the scripts. It is written next to each script, so that an installed binary includes it.
+/// Code shared by the scripts. The binary contains it and writes it next to each script that it runs.
 const SHARED: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/peers.py"));
 
 /// Selection of the Python that runs the peers.

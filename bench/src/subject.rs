@@ -111,8 +111,8 @@ pub(crate) struct Subject {
     dtype: Option<DType>,
 }
 
-/// Standard deviation of random weights. It is twice the usual value for initialization, so that attention distinguishes keys, and a
-/// program that attends to wrong keys produces different results.
+/// Standard deviation of random weights. It is twice the usual value for initialization, so that attention distinguishes keys. A program
+/// that attends to wrong keys then produces wrong results.
 const DEVIATION: f32 = 0.04;
 
 impl Subject {

@@ -100,8 +100,8 @@ impl Artifact {
         }
     }
 
-    /// Returns whether a file starts like an artifact of any version. Do not call this for a pipe, because it consumes the first bytes:
-    /// [`ModelFile::open`](super::ModelFile::open) reads a file only once.
+    /// Returns whether a file starts like an artifact of any version. Do not call this for a pipe, because it consumes the first bytes. For
+    /// a pipe, call [`ModelFile::open`](super::ModelFile::open), which reads a file only once.
     pub fn is_one(file: &Path) -> bool {
         Beginning::open(file, N_FIRST).is_ok_and(|beginning| begins(beginning.bytes()))
     }
@@ -141,7 +141,7 @@ impl Artifact {
         })
     }
 
-    /// Parses the contents of a file. Returns the reason if they are invalid.
+    /// Parses the contents of a file. If they are invalid, the error is the reason.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let rest = bytes
             .strip_prefix(MAGIC)

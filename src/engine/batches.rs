@@ -125,8 +125,8 @@ impl Session {
     }
 }
 
-/// Sorts sequences by length, the longest first, and splits them into batches of up to `max_tokens`. A batch that needs too much memory
-/// therefore fails early. Returns the indices of the sequences of each batch.
+/// Splits sequences into batches of up to `max_tokens` tokens, the longest sequences first, so that a batch that needs too much memory
+/// comes early. Returns the indices of the sequences of each batch.
 fn batches_of_texts(lens: &[usize], max_tokens: usize) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..lens.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(lens[index]));

@@ -49,7 +49,7 @@ struct Loaded {
 /// Properties of a checkpoint that the program depends on.
 #[derive(Default)]
 struct Facts {
-    /// Tied output heads for which the checkpoint also stores a separate tensor with other values.
+    /// Output heads that config.json ties to another tensor, but for which the checkpoint stores a tensor with other values.
     own: BTreeSet<String>,
     /// Formats of tensors that keep their published quantized values, by tensor name.
     published: BTreeMap<String, Format>,
@@ -236,7 +236,7 @@ impl Builder {
 
     /// Sets the format of the KV cache of an engine that generates text: [`Format::E4m3`], or the storage type, which is the default. In
     /// E4M3, keys and values take half the memory of f16 or a quarter of f32. If a quantized checkpoint publishes scales for keys and
-    /// values, they are divided by these scales before they are rounded.
+    /// values, keys and values are divided by these scales before rounding.
     pub fn kv_cache(mut self, format: Format) -> Self {
         self.kv_cache = Some(format);
         self
@@ -249,8 +249,8 @@ impl Builder {
     }
 
     /// Corrects the cost model with a file of [`write_timings`](super::write_timings). A file is refused if it is damaged, or if it is from
-    /// another card or for other kernels. If kernels are timed ([`Builder::tune`]), a refused file is ignored with a warning. Otherwise,
-    /// building fails.
+    /// another card or for the kernels of another version. If kernels are timed ([`Builder::tune`]), a refused file is ignored with a
+    /// warning. Otherwise, building fails.
     pub fn timings(mut self, file: impl Into<PathBuf>) -> Self {
         self.timings = Some(file.into());
         self
@@ -394,7 +394,7 @@ impl Builder {
             cubins,
             chosen_by,
         } = loaded;
-        // Fails before any weight is read if the allocator cannot plan this program.
+        // If the allocator cannot plan this program, fail before any weight is read.
         Planner::new(&artifact.program, &self.allocator)?;
         times.compile = began.elapsed().saturating_sub(times.tune);
         let program = &artifact.program;

@@ -107,8 +107,8 @@ pub struct Compiled {
 }
 
 impl Compiled {
-    /// Returns kernels that may be as fast as the selected ones for batches of `tokens` tokens; see
-    /// [`SelectionInput::alternatives`](crate::select::SelectionInput::alternatives).
+    /// Returns kernels that may be as fast as the selected ones for batches of `tokens` tokens although their estimates are higher. `more`
+    /// limits the difference, as described for [`SelectionInput::alternatives`](crate::select::SelectionInput::alternatives).
     pub fn alternatives(&self, tokens: u64, more: f64) -> Result<Vec<Alternative>, EngineError> {
         let options = self.options.lowering();
         Ok(program::alternatives(&self.graph, &options, tokens, more)?)
@@ -214,8 +214,8 @@ pub fn compile(
         },
         cache: options.kv_cache.filter(|_| options.cached),
         cache_scales: options.cache_scales,
-        // Rounding inputs to E4M3 makes products faster, except in programs with a KV cache: their decode steps multiply few rows and
-        // mostly wait for the weights.
+        // Rounding inputs to E4M3 makes products faster, except in programs with a KV cache. Their decode steps multiply few rows of
+        // activations, so that most of the time is spent reading the weights.
         fp8_inputs: options.dtype.has_mma()
             && options.machine.instructions == Instructions::Hopper
             && !options.cached,

@@ -385,7 +385,7 @@ impl EngineError {
     }
 
     /// Whether the process can no longer run anything on the device of the batch: CUDA returns the same error for every later
-    /// call, and a thread that has ended takes no more batches.
+    /// call, or the thread of the pipeline has ended and takes no more batches.
     pub fn is_device_lost(&self) -> bool {
         match self {
             Self::Cuda(error) => error.is_sticky(),

@@ -1,8 +1,8 @@
 use super::{EngineError, Outputs};
 
 impl Outputs {
-    /// Checks that all values of all outputs are finite. Runs do not check their outputs. NaN values propagate to everything computed from
-    /// them, and JSON cannot represent them.
+    /// Checks that all values of all outputs are finite. A run does not check this. Callers should, because NaN values propagate to
+    /// everything computed from them, and JSON cannot represent them.
     ///
     /// # Errors
     /// Returns [`EngineError::NotFinite`] with the first output that has NaN or infinite values, their number, and the

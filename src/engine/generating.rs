@@ -23,7 +23,7 @@ impl Engine {
     }
 
     /// Continues each prompt and returns the results in the order of the prompts. As many prompts run at once as fit in
-    /// [`cache_bytes_at_most`](Self::cache_bytes_at_most). See [`Generator::write_all`].
+    /// a KV cache of the size that [`cache_bytes_at_most`](Self::cache_bytes_at_most) returns. See [`Generator::write_all`].
     ///
     /// # Errors
     /// Returns an error if the options are invalid for every prompt, if memory cannot be allocated, or if an entire
@@ -40,7 +40,7 @@ impl Engine {
     }
 
     /// Returns the memory that a generator with `cache_bytes` of KV cache needs for prompts of these lengths, if as many run at once as
-    /// fit. The generator is not created. Memory for tokens that the host selects while a device computes is not counted.
+    /// fit. The generator is not created. For an engine on a device, memory for requests whose tokens the host selects is not counted.
     ///
     /// # Errors
     /// Returns [`GenerateError::NotGenerating`](crate::generate::GenerateError::NotGenerating) if the engine was not
@@ -75,8 +75,8 @@ impl Engine {
     }
 
     /// Returns a KV cache size, in bytes, for prompts of these lengths, of which there may be more than run at once. The cache has room for
-    /// the longest of them, as many as the device or CPU runs concurrently, with two limits: on a device, half of the free memory; on a CPU,
-    /// 4 GiB if the options do not limit the new tokens. The size is never less than the longest prompt needs alone.
+    /// the longest of them, as many as the device or CPU runs concurrently, with two limits: on a device, half of the free memory; on a
+    /// CPU, 4 GiB if the options do not limit the new tokens. The size is never less than the longest prompt needs alone.
     ///
     /// # Errors
     /// Returns the errors of [`default_cache_bytes`](Self::default_cache_bytes).

@@ -118,7 +118,7 @@ pub(crate) fn fetch_described(
     fetch_checked(hub, id, files, &check, progress)
 }
 
-/// Fetches the files of a model. Its config.json is checked first.
+/// Fetches the files of a model. Calls `check` with its config.json before the tokenizer and the weights are fetched.
 fn fetch_checked(
     hub: &Hub,
     id: &ModelId,
@@ -210,7 +210,7 @@ enum Gguf<'n> {
     /// The selected model, given by the name of its first file.
     Model(&'n str),
     /// No file matches the given name, several matching names are equally short, or there are several files and no name is given. Holds the
-    /// names of all files.
+    /// names of all GGUF models.
     Unclear(Vec<&'n str>),
     /// No GGUF file is used, because no name is given and the repository has other weights or no GGUF file.
     No,

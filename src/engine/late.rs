@@ -223,7 +223,7 @@ impl LateScorer {
     }
 }
 
-/// Returns whether a value of a document is copied to a GPU in less time than it is multiplied by the vectors of a query.
+/// Returns whether copying a value of a document to a GPU takes less time than multiplying it by the vectors of a query on the CPU.
 fn is_worth_copying(n_query: usize, threads: usize) -> bool {
     let threads = threads as f64;
     let copied = (COPIED_PER_SECOND * threads).min(MOST_COPIED_PER_SECOND);

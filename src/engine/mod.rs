@@ -158,7 +158,7 @@ impl Engine {
         Builder::new(builder::Start::Opened(model))
     }
 
-    /// Creates a session with its own stream and memory. Sessions of one engine run concurrently.
+    /// Creates a session with its own stream and memory. Several sessions of one engine can run concurrently.
     pub fn session(&self) -> Result<Session, EngineError> {
         self.session_with(&self.allocator)
     }
@@ -166,7 +166,7 @@ impl Engine {
     /// Creates a session with its own choice of memory planner.
     ///
     /// # Errors
-    /// Returns an error if the chunk policy is invalid or the device cannot create a stream.
+    /// Returns an error if the engine generates tokens, if the chunk policy is invalid, or if the device cannot create a stream.
     pub fn session_with(&self, allocator: &AllocatorChoice) -> Result<Session, EngineError> {
         self.session_of(allocator, self.graphs)
     }
@@ -174,7 +174,7 @@ impl Engine {
     /// Creates a session with its own choice of CUDA graphs to replay.
     ///
     /// # Errors
-    /// Returns an error if the device cannot create a stream.
+    /// Returns an error if the engine generates tokens, or if the device cannot create a stream.
     pub fn session_replaying(&self, graphs: GraphChoice) -> Result<Session, EngineError> {
         self.session_of(&self.allocator, graphs)
     }
@@ -222,8 +222,8 @@ impl Engine {
     }
 
     /// Returns the bytes of [`Engine::bytes_needed`], and a lower bound on the bytes of any memory plan for the batch. A CUDA device plans
-    /// a batch for its bucket ([`GraphChoice`]), which has a few more tokens. If only the batch itself fits, a session plans for the batch
-    /// and takes less memory.
+    /// a batch for its bucket ([`GraphChoice`]), which has a few more tokens. If the bucket does not fit in memory but the batch does, a
+    /// session plans for the batch and takes less memory.
     pub fn footprint(&self, batch: &Batch) -> Result<Footprint, EngineError> {
         let batch = &*padding::laid_out(batch, self.padding)?;
         let (program, allocator) = (self.program(), &self.allocator);

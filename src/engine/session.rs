@@ -108,7 +108,7 @@ impl Session {
         self.ended(batch)
     }
 
-    /// Returns an error if tokens of a prompt are left out of pooling, but an output pools all tokens.
+    /// Returns an error if the batch leaves tokens of a prompt out of pooling, but an output pools all tokens.
     fn check_left_out(&self, batch: &Batch) -> Result<(), BatchError> {
         let program = self.program();
         if batch.left_out().is_none() || program.reads(BatchInput::PooledTokens) {
@@ -155,8 +155,8 @@ impl Session {
         }
     }
 
-    /// Reserves memory on a CUDA device for batches of up to these extents, so that a larger batch does not have to wait for
-    /// the one in flight. Does nothing on a CPU, which allocates memory when it is needed.
+    /// Reserves memory on a CUDA device for batches of up to these extents. Otherwise, a batch that needs more memory waits until the batch
+    /// in flight has ended, because memory is allocated only then. Does nothing on a CPU, which allocates memory when it is needed.
     ///
     /// # Errors
     /// Returns an error if memory cannot be allocated, or if the extents exceed the declared maximum.

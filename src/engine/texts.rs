@@ -110,8 +110,8 @@ impl Engine {
         Ok(text.text)
     }
 
-    /// Runs inputs in batches of similar lengths. Calls `row` with the outputs and the sequence of each input, and returns the results in
-    /// the order of the inputs.
+    /// Runs inputs in batches of similar lengths. For each input, calls `row` with the outputs of its batch and its index in the batch.
+    /// Returns the results in the order of the inputs.
     fn rows<'a, T>(
         &self,
         inputs: impl Iterator<Item = Input<'a>>,

@@ -55,7 +55,8 @@ impl TimedOn {
         }
     }
 
-    /// Returns the card's description with the measured number of SMs; `None` if the card has no description of its own.
+    /// Returns the description of the timed card, with the number of SMs of the timed device; `None` if the card has no description of its
+    /// own.
     ///
     /// # Errors
     /// Returns the errors of [`Machine::all`].

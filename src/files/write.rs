@@ -9,7 +9,7 @@ const MAX_LINKS: usize = 40;
 
 /// Writes `bytes` to `path`.
 ///
-/// A regular file is written to a temporary file beside it and then renamed, so that readers see
+/// For a regular file, the bytes are written to a temporary file beside it, which then replaces it, so that readers see
 /// either the old file or the new one. An existing file keeps its mode and owner; a new one gets
 /// the mode of the user's umask. For a symbolic link, the target is written. A device or a pipe is
 /// written directly.

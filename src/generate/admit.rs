@@ -74,7 +74,7 @@ impl Generator {
         if before == 1 {
             options.rules.forced_first = options.rules.forced_first.or(options.forced_bos);
         }
-        // The token [`Limits::skipped`] has no position, so a sequence cannot contain it, and it must not be generated.
+        // Suppress the token [`Limits::skipped`]: it has no position, so a sequence cannot contain it.
         options.rules.suppressed.extend(self.limits.skipped);
         let mut blocks = self.blocks.admit(n).map_err(|full| AdmitError::Full {
             missing_bytes: u64::from(full.missing) * self.block_bytes,
@@ -88,7 +88,7 @@ impl Generator {
             }
             _ => (None, prompt),
         };
-        // The blocks may have belonged to a cancelled request whose prompt is still being read on another stream. The request therefore
+        // The blocks may have belonged to a cancelled request whose prompt is still being read on another stream. The new request therefore
         // waits for the newest prefill run.
         let filled = self.fills.last();
         let row = Row::new(ticket, prompt, source, blocks, options, filled);

@@ -104,7 +104,7 @@ struct Parsed {
 }
 
 impl Parsed {
-    /// Returns the sampling parameters. The end tokens must be set before, because they remain allowed even if they are bad words.
+    /// Returns the sampling parameters. The caller must have set the end tokens, because they remain allowed even if they are bad words.
     fn generate(mut self) -> SamplingParams {
         let rules = &mut self.generate.rules;
         let bad = self.bad_words.into_iter().filter(|id| !rules.ends(*id));
@@ -268,8 +268,8 @@ fn parse(value: &Value) -> Result<Parsed, String> {
     }
     let new = max_new_tokens.or(generate.max_length);
     if max_new_tokens.is_some() {
-        // Without a `max_length`, a prompt for which `max_new_tokens` does not fit is refused. With one, the number is lowered to the
-        // positions that are left, so that the folder's default does not make a long prompt an error.
+        // Set a `max_length`, so that the folder's `max_new_tokens` is lowered to the positions that are left after a long prompt. Without
+        // a `max_length`, a prompt after which `max_new_tokens` does not fit would be refused.
         generate.max_length = Some(usize::MAX);
     }
     rules.max_new_tokens = new.unwrap_or(Rules::NO_LIMIT);

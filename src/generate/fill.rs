@@ -1,8 +1,8 @@
 //! Concurrent prefill on a device.
 //!
 //! Decoding a few sequences leaves most of the device idle. Prompts are therefore read on a separate stream, concurrently with the decode
-//! steps. Each prefill run reads all weights, so it takes all waiting prompts; prompts that arrive later wait for the next run. On a busier
-//! device, more prompts therefore share a run.
+//! steps. Each prefill run reads all weights. To share this cost, it takes all waiting prompts, up to a maximum number of tokens. Prompts
+//! that arrive during a run wait for the next one, so on a busier device, more prompts share a run.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -51,8 +51,8 @@ impl Fills {
 }
 
 impl Generator {
-    /// Adds waiting prompts to the cache, except for the last token of each, with which decoding starts. If no step is in flight and no
-    /// prompt is incomplete or uses beam search, [`fill_and_choose`](Self::fill_and_choose) adds whole prompts.
+    /// Adds waiting prompts to the cache, except for the last token of each, with which decoding starts. Instead, adds whole prompts with
+    /// [`fill_and_choose`](Self::fill_and_choose) if no step is in flight, all of the prompts fit in this run, and none uses beam search.
     pub(super) fn fill_caches(&mut self) -> Result<(), GenerateError> {
         let awaits = |row: &Row| row.suits_device() && row.row.is_none() && row.open() > 1;
         let mut left = self.max_prompt_tokens;
@@ -105,7 +105,7 @@ impl Generator {
         device.seat(&mut self.rows)?;
         let which = taken.iter().map(|&(at, _)| at);
         let chosen = device.choose(&mut self.rows, which, logits)?;
-        // The next run overwrites the logits.
+        // The next prefill run overwrites the logits, so it must wait until the tokens have been chosen from them.
         session.wait_behind(&chosen)?;
         self.run_ahead()
     }

@@ -63,10 +63,10 @@ fn default_prompt_tokens(on_device: bool) -> usize {
     }
 }
 
-/// Generates several sequences at once. Generators of one engine run concurrently.
+/// Generates several sequences at once. Several generators of one engine can run concurrently.
 ///
-/// On a GPU, a loop on the device decodes sequences and beams. The host adds each prompt except its last token to the KV cache, or the whole
-/// prompt if the device is idle. After that, the device decodes without the host, some steps ahead of the events that
+/// On a GPU, a loop on the device decodes sequences and beams. The host adds each prompt except its last token to the KV cache, or the
+/// whole prompt if the device is idle. After that, the device decodes without the host, some steps ahead of the events that
 /// [`poll`](Self::poll) has returned.
 pub struct Generator {
     /// Decode loop of the device. The loop uses the executor's memory, so this field is declared first to be dropped first.
@@ -83,7 +83,7 @@ pub struct Generator {
     /// Events not yet returned by `poll`.
     events: VecDeque<Event>,
     next_ticket: u64,
-    /// Maximum number of prompt tokens per step.
+    /// Maximum number of prompt tokens per step on a CPU, or per prefill run on a device.
     max_prompt_tokens: usize,
     steps: u64,
     parts: Option<Parts>,
@@ -242,7 +242,7 @@ impl Generator {
                         running.insert(ticket, index);
                         None
                     }
-                    // Running requests must end first.
+                    // The request waits until running requests have ended.
                     Err(AdmitError::Full { .. }) => break,
                     Err(refused) => Some(refused.into()),
                 };
@@ -293,8 +293,8 @@ impl Generator {
         found.is_some()
     }
 
-    /// Sets the maximum number of prompt tokens per step, or per concurrent prompt run on a device. The default is 512 on a
-    /// CPU and 2,048 on a device. A small maximum keeps a long prompt from delaying the tokens of other sequences.
+    /// Sets the maximum number of prompt tokens per step on a CPU, or per prefill run on a device. The default is 512 on a CPU and 2,048 on
+    /// a device. A small maximum keeps a long prompt from delaying the tokens of other sequences.
     pub fn prompt_tokens_per_step(&mut self, n: usize) {
         self.max_prompt_tokens = n.max(1);
     }
@@ -355,7 +355,8 @@ impl Generator {
             self.step(|row| !row.suits_device())?;
         }
         self.run_ahead()?;
-        // Read sources and prompts only after steps are enqueued, so that the device runs the steps while the host launches the kernels.
+        // Read sources and prompts only after steps are enqueued, so that the device runs the steps while the host launches the kernels
+        // that read them.
         self.encode()?;
         self.fill_caches()?;
         if self.in_flight() == 0 {
@@ -417,7 +418,8 @@ impl Generator {
 
     /// Runs a step of the rows that are `wanted` and ready. The host selects their tokens.
     fn step(&mut self, wanted: fn(&Row) -> bool) -> Result<(), GenerateError> {
-        // Each decoding sequence takes one token. The remaining budget goes to prompts in order of admission.
+        // Each decoding sequence takes one token. In addition, up to `max_prompt_tokens` tokens of prompts are taken, in order of
+        // admission.
         let mut prompt_tokens = self.max_prompt_tokens;
         let mut taken: Vec<(usize, usize)> = Vec::with_capacity(self.rows.len());
         for (at, row) in self.rows.iter().enumerate() {

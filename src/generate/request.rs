@@ -170,7 +170,7 @@ pub enum AdmitError {
         prompt: usize,
         new: usize,
         positions: u32,
-        /// The largest number of positions that the model can be built with, if it is larger.
+        /// The largest number of positions that the model can be built with, if that is more than `positions`.
         extended: Option<u32>,
     },
     /// The requested number of new tokens is more than the model's positions.
@@ -249,11 +249,11 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     /// Log-probability of each token, before rules and sampling, if requested.
     pub log_probabilities: Vec<f32>,
-    /// Score of the best beam, in a beam search.
+    /// Score of the best hypothesis of a beam search.
     pub score: Option<f32>,
     /// The hypotheses of a beam search, best first; empty otherwise.
     pub hypotheses: Vec<Hypothesis>,
-    /// `None` if the request was stopped or failed.
+    /// `None` if the request was stopped, refused or failed.
     pub reason: Option<Reason>,
     /// Reason of a failure.
     pub problem: Option<Failure>,

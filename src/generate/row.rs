@@ -141,7 +141,7 @@ impl Row {
         }
     }
 
-    /// Returns whether the device's loop can decode the request: the number of beams and the token lists are within its limits.
+    /// Returns whether the device's loop can select the request's tokens and return all requested values.
     pub(super) fn suits_device(&self) -> bool {
         self.suits_device
     }
@@ -202,7 +202,7 @@ impl Row {
         self.n_enqueued = self.lanes[0].tokens.len() - self.n_prompt;
     }
 
-    /// Returns the slots of all positions of a lane. The last token is never in the cache.
+    /// Returns the slots of all positions of a lane, except for that of the last token, which is never in the cache.
     pub(super) fn all_slots(&self, lane: usize) -> Vec<u32> {
         let positions = 0..self.max_tokens() - 1;
         positions.map(|p| self.own_slot(lane, p)).collect()

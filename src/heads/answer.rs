@@ -39,7 +39,7 @@ impl Default for AnswerOptions {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Answer {
     pub score: f32,
-    /// Range of the text in characters.
+    /// Range of the answer in the text, in characters.
     pub start: usize,
     pub end: usize,
     pub answer: String,
@@ -48,7 +48,7 @@ pub struct Answer {
 /// A token of a part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SpanToken {
-    /// Range of the token's text in characters.
+    /// Range of the token in the text, in characters.
     pub start: usize,
     pub end: usize,
     /// Whether the token may begin or end an answer.
@@ -99,7 +99,7 @@ impl<'o> Answers<'o> {
         // The first token stands for the empty answer, which is scored separately.
         self.none = self.none.min(*start * *end);
         (*start, *end) = (0.0, 0.0);
-        // Extending answers to whole words can make them equal. Equal answers are merged, so more candidates are needed.
+        // Extending answers to whole words can make several candidates equal. These are merged, so take more candidates than answers.
         let n = match options.aligns_to_words {
             true => 2 * options.top_k + 10,
             false => options.top_k,

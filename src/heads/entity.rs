@@ -77,7 +77,7 @@ pub struct Entity {
     pub index: Option<usize>,
     /// The tokens as text.
     pub word: String,
-    /// Range of the text in characters.
+    /// Range of the token or entity in the text, in characters.
     pub start: usize,
     pub end: usize,
 }
@@ -194,7 +194,7 @@ fn tag(label: &str) -> (bool, &str) {
     }
 }
 
-/// Groups adjacent words with the same label.
+/// Groups adjacent tokens or words whose labels are equal without `B-` and `I-`. A label with `B-` begins a new group.
 fn grouped<E>(
     words: Vec<Entity>,
     join: &impl Fn(Vec<String>) -> Result<String, E>,

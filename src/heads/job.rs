@@ -254,7 +254,7 @@ impl MaskJob {
     /// Returns the best tokens for each mask. `rows` has the logits of the vocabulary for each mask.
     ///
     /// # Errors
-    /// Returns an error if the number of logits does not match the masks, or if tokens cannot be decoded.
+    /// Returns an error if the number of rows is not the number of masks, or if tokens cannot be decoded.
     pub fn finish(
         &self,
         encoder: &TextEncoder,

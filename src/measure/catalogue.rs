@@ -167,7 +167,7 @@ impl Published {
         })
     }
 
-    /// Returns the options of the programs that are compiled by default, fused and unfused.
+    /// Returns the options of the fused and the unfused program, for each storage type and card.
     fn options(&self, machines: &[Machine]) -> Vec<CompileOptions> {
         let fused_only = FUSED_ONLY.contains(&self.name);
         let mut all = Vec::new();
@@ -201,8 +201,8 @@ impl Published {
             invariant: true,
             ..options.clone()
         }];
-        // A program with a single output may have other kernels: it can fuse values that another output would read, or compute them for
-        // fewer rows.
+        // A program with a single output may have kernels that the whole program lacks: it can fuse values that another output would read,
+        // or compute them for fewer tokens.
         if options.dtype != DType::F32 {
             others.extend(self.outputs.iter().map(|output| CompileOptions {
                 outputs: Some(vec![output.clone()]),

@@ -55,8 +55,8 @@ pub fn estimated_costs(
     let bytes = |tokens, length| -> Result<f64, LaunchError> {
         Ok(lower_bound(&program.usage(&batch(tokens, length))?) as f64)
     };
-    // `few` and `many` have equal tokens but different pairs of tokens; `few` and `twice` have equal lengths but different tokens and
-    // pairs.
+    // The batches of `few` and `many` have equal numbers of tokens, but different numbers of pairs. Those of `few` and `twice` have
+    // sequences of equal length, but different numbers of tokens and of pairs.
     let (n, short, long) = (4096, 16, 512);
     let (few, many, twice) = (bytes(n, short)?, bytes(n, long)?, bytes(2 * n, short)?);
     let per_pair = ((many - few) / (n * (long - short)) as f64).max(0.0);

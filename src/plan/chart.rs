@@ -365,7 +365,7 @@ impl Tensor<'_> {
     }
 
     /// Returns the label. This is the name if it fits, in the largest possible font size, rotated if necessary. Otherwise, it is the index.
-    /// If a rectangle is too flat even for the index, the label is above the rectangle. Also returns whether the label is the name.
+    /// If a rectangle is too small even for the index, the label is above the rectangle. Also returns whether the label is the name.
     fn label(&self) -> (Text, bool) {
         let (x, y) = (self.left + self.width / 2.0, self.top + self.height / 2.0);
         let number = self.record.to_string();

@@ -22,8 +22,8 @@ pub struct ChunkPolicy {
     pub growth: f64,
     /// Number of consecutive requests without use after which memory is released. 0 and 1 both mean immediate release, as in the paper.
     pub release_after: u32,
-    /// Maximum bytes held beyond the needs of the current request. Excess memory is released at
-    /// once.
+    /// Maximum bytes held beyond 1.10 × the needs of the current request (for small requests, the needs plus 256 KiB). Memory above this
+    /// maximum is released at once.
     pub keep_limit: u64,
 }
 
@@ -86,9 +86,9 @@ impl ChunkPolicy {
 ///    that needed new memory, the total size of the chunks is at most 1.10 × the lower bound (or the arena, if it is larger) plus one
 ///    default chunk.
 /// 3. *Memory shrinks slowly.* The paper releases memory that the current plan does not use, and allocates it again for the next long
-///    request. Here a chunk is released after [`release_after`](ChunkPolicy::release_after) requests without use. A single large chunk is
-///    used even by small requests, so the total is checked, too. If `release_after` consecutive requests each needed less than 1/1.10 of
-///    the total, all chunks are replaced by a chunk for the largest of these requests.
+///    request. Here a chunk is released after [`release_after`](ChunkPolicy::release_after) requests without use. A single large chunk
+///    would never be released, because small requests use it as well, so the total is checked, too. If `release_after` consecutive requests
+///    each needed less than 1/1.10 of the total, all chunks are replaced by a chunk for the largest of these requests.
 #[derive(Clone, Debug)]
 pub struct ChunkAllocator {
     policy: ChunkPolicy,
@@ -155,7 +155,8 @@ impl ChunkAllocator {
         self.held.iter().sum()
     }
 
-    /// Returns the series of requests with excess memory, extended by a request with an arena of `arena` bytes.
+    /// Returns the series of requests with excess memory, extended by a request with an arena of `arena` bytes. Returns an empty series if
+    /// the held memory is within the budget of the largest of these requests.
     fn excess_with(&self, arena: u64) -> Excess {
         let largest_arena = self.excess.largest_arena.max(arena);
         if self.total_held() <= self.policy.budget(largest_arena) {
@@ -173,7 +174,7 @@ impl ChunkAllocator {
         in_a_row || self.exceeds_keep_limit(self.total_held(), arena)
     }
 
-    /// Returns whether `held` bytes exceed the limit for a request that needs `arena` bytes.
+    /// Returns whether `held` bytes exceed [`ChunkPolicy::keep_limit`] for a request that needs `arena` bytes.
     fn exceeds_keep_limit(&self, held: u64, arena: u64) -> bool {
         held.saturating_sub(self.policy.budget(arena)) > self.policy.keep_limit
     }

@@ -226,8 +226,8 @@ pub trait Allocator: Send {
     /// Releases all chunks, for example if a device has run out of memory or an engine becomes idle. Returns the number of bytes released.
     fn release_all(&mut self) -> u64;
 
-    /// Returns the size of the last request if it is packed into a single arena. Returns `None`, the default, if plans cannot be
-    /// [reused](Self::reuse), so that every request must be planned.
+    /// Returns the size of the single arena into which the tensors of the last request can be packed. Returns `None`, the default, if plans
+    /// cannot be [reused](Self::reuse), so that every request must be planned.
     fn last_arena(&self) -> Option<u64> {
         None
     }

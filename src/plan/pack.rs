@@ -164,8 +164,8 @@ const EFFORT: usize = 40_000;
 ///
 /// The first attempt uses the paper's order, largest first. For most transformer models it reaches the lower bound, and the search ends.
 /// Otherwise, four other orders are tried. The best packing is then refined by squeaky-wheel optimization (Joslin and Clements 1999): each
-/// attempt has one unit less room than the best packing so far, and the tensor that does not fit moves to the front of the order. The
-/// search ends when [`EFFORT`] is used up.
+/// attempt must stay below the height of the best packing so far, and the first tensor that does not fit moves to the front of the order.
+/// The search ends when [`EFFORT`] is used up.
 pub(super) fn search(items: &[Item], n_records: usize, capacities: &[u64]) -> Packing {
     let load = Load::new(items);
     let floor = load.peak().saturating_sub(capacities.iter().sum());

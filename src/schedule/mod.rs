@@ -190,7 +190,7 @@ impl View<'_> {
     }
 }
 
-/// Set of request ids. The hash is a single multiplication. The driver assigns the ids, so collisions cannot be forced.
+/// Set of request ids. The hash is a single multiplication. The driver assigns the ids, so clients cannot force collisions.
 type Ids = HashSet<u64, BuildHasherDefault<IdHasher>>;
 
 #[derive(Default)]

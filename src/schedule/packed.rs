@@ -42,8 +42,8 @@ const AGEING: u64 = 4;
 /// Packed scheduler. Each decision plans at most one batch per lane, in these steps:
 ///
 /// 1. A request is refused if its deadline has passed, or would pass even if the request ran alone at once. An urgent request (see 3) is
-///    also refused if the planned batch would finish after its deadline. If less than a full batch is waiting, only the running time of the
-///    request alone is counted.
+///    also refused if the planned batch would finish after its deadline. If less than a full batch is waiting, the running time of the
+///    request alone is counted instead of that of the batch.
 /// 2. The token budget is the smallest number of tokens that reaches 97 % of the maximum throughput, or 99.5 % if no request has a deadline
 ///    and at least two full batches are waiting. The costs predict the throughput for the mean sequence length of the first 64 waiting
 ///    requests. The budget is halved until the batch fits the lane's memory. If fewer than two full batches are waiting, it is also halved
@@ -52,11 +52,11 @@ const AGEING: u64 = 4;
 /// 3. Urgent requests come first, earliest deadline first. A request is urgent if its deadline is less than the time of two batches after
 ///    the start of the batch. The other requests follow by class. A class rises by one each time its oldest request has waited for four
 ///    times the target latency. Tenants of one class take turns by tokens (deficit round robin); each tenant's requests run in order of
-///    arrival. If a tenant's next request does not fit, one of the tenant's first 64 requests that fits may overtake it, at most eight
-///    times.
+///    arrival. If a tenant's next request does not fit, one of the tenant's first 64 requests that fits may overtake it. After this
+///    has happened eight times, the request comes before the other classes.
 /// 4. If the device rounds up the number of tokens of a batch, further requests fill the difference at no extra cost.
-/// 5. An idle lane gets its batch at once. A busy lane gets its next batch when half a budget is waiting, or shortly before its current
-///    batch ends.
+/// 5. An idle lane gets its batch at once. A busy lane gets its next batch when the waiting requests have half the token budget, or
+///    shortly before its current batch ends.
 ///
 /// Generated texts start by class. Tenants of one class take turns, weighted by the tokens of their prompts and texts.
 pub struct Packed {
@@ -336,7 +336,7 @@ impl Packed {
         batch.add(waiting);
     }
 
-    /// Adds requests with near deadlines to the batch, earliest deadline first.
+    /// Adds requests with near deadlines to the batch, earliest deadline first. Refuses those that would finish after their deadlines.
     fn urgent(
         &mut self,
         view: &View<'_>,

@@ -277,7 +277,8 @@ impl BeamState {
         let just_ended = |i: usize| match is_end[i] || options.groups == 1 {
             // Only the first n candidates may end; the others only continue beams.
             true => (is_end[i] || is_last) && i < n,
-            // In the last step of a search with several groups, candidates without an end token end as well, unless the group becomes full.
+            // In the last step of a search with several groups, candidates without an end token end as well, unless end tokens already
+            // give the group enough finished hypotheses to stop.
             false => is_last && n_open(i) < n && !becomes_full,
         };
         let length = (n_new as f32).powf(options.length_penalty);
@@ -402,8 +403,8 @@ impl BeamSearch {
 }
 
 impl Hypothesis {
-    /// Returns the first of the sorted hypotheses, and up to `n - 1` others that were finished. A search also returns hypotheses that were
-    /// never finished, if the rules allow fewer texts than there are beams.
+    /// Returns the first of the sorted hypotheses, and up to `n - 1` others that were finished. If the rules allow fewer texts than there
+    /// are beams, `all` also contains hypotheses that were never finished, which are left out.
     pub fn best(all: &[Self], n: usize) -> &[Self] {
         let rest = all.iter().skip(1).take(n.saturating_sub(1));
         let is_text = |one: &&Self| one.score > NEVER / 2.0;

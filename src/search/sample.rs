@@ -8,8 +8,8 @@ pub struct Sampling {
     pub temperature: f32,
     /// Keeps only tokens with logits of at least the k-th largest; 0 keeps all.
     pub top_k: usize,
-    /// Keeps only the most probable tokens whose probabilities sum to this value (nucleus sampling,
-    /// Holtzman et al. 2019); 1 keeps all.
+    /// Keeps only the smallest set of most probable tokens whose probabilities sum to at least this value (nucleus sampling, Holtzman et
+    /// al. 2019); 1 keeps all.
     pub top_p: f32,
     /// Keeps only tokens with at least this probability relative to the most probable one; 0 keeps
     /// all.

@@ -31,8 +31,8 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Returns a pace that is assumed until work is measured: `seconds` per unit of work. It weighs as much as work that took a hundredth
-    /// of [`WINDOW`].
+    /// Returns a pace that is assumed until work is measured: `seconds` per unit of work. It counts like work that took a hundredth of
+    /// [`WINDOW`], so the first measurements outweigh it.
     pub fn of(seconds: f64) -> Self {
         let of = WINDOW / 100.0;
         Self {
@@ -87,9 +87,10 @@ impl ByClass {
     }
 }
 
-/// Number of requests that are always admitted, per second that requests may wait. With the default of two seconds, this is 32.
+/// Number of requests that are always admitted, per second of the limit on the time of queued work. With the default limit of two seconds,
+/// 32 requests are admitted.
 ///
-/// A few clients that each wait for a response do not overload the server, even before the pace is known.
+/// A few clients that each wait for a response must not be refused because of a wrong estimate, such as one before the pace is measured.
 pub(super) const PER_SECOND: f64 = 16.0;
 
 /// Returns the number of requests that are admitted even if the queued work takes longer than its limit `queue`.
@@ -145,7 +146,7 @@ impl Tenants {
     }
 
     /// Returns whether `more` requests of a tenant may join the queue, which has room for `max` requests. Even if the queue is full, a
-    /// tenant may have up to an equal share of `max`.
+    /// tenant may have up to its share: `max` divided by the number of tenants with queued work.
     pub fn has_place(&self, tenant: u32, more: u64, max: u64) -> bool {
         let (own, n) = self.sharing(tenant);
         let own = own.map_or(0, |own| own.requests);
@@ -154,8 +155,8 @@ impl Tenants {
 
     /// Decides whether to admit a request of a tenant. `time` estimates the time of queued work, and `queue` is the limit for this time.
     /// Every request is admitted while the work of all tenants is within the limit, or while fewer than [`always_admitted`] requests are
-    /// queued. Otherwise, a request is only admitted if other tenants have queued work, and its own tenant has at most an equal share of
-    /// the time or less than an equal share of the requests that are always admitted.
+    /// queued. Otherwise, a request is only admitted if other tenants have queued work, and its own tenant has at most its share of the
+    /// time, or less than its share of the requests that are always admitted.
     ///
     /// # Errors
     /// Returns the time of the queued work that runs before the request.
@@ -191,7 +192,7 @@ pub(super) struct Backlog {
     pub tokenizing: Pace,
     /// Measured seconds of a device per estimated second.
     device: Pace,
-    /// Largest recent difference between a batch's time and its estimate. It decays with each batch.
+    /// Largest recent time by which a batch took longer than estimated. It decays with each batch.
     late: Duration,
     n_tokenizers: usize,
     n_lanes: usize,

@@ -394,7 +394,7 @@ pub(super) enum Role<L, F> {
     Follower(Arc<L>),
     /// The request is computed, and others may join it.
     Leader(F),
-    /// The request is computed separately from the current leader.
+    /// The request is computed separately from the computation in progress.
     Alone(F),
 }
 
@@ -418,8 +418,8 @@ impl<L, F> Coalescer<L, F> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Joins the computation of `key` that is in progress, if `serves` returns true for its leader, and is [`Role::Alone`] otherwise. If no
-    /// computation is in progress, `lead` becomes the leader.
+    /// If no computation of `key` is in progress, makes `lead` the leader of a new one. Otherwise, adds `follower` to the computation in
+    /// progress if `serves` returns true for its leader, or returns [`Role::Alone`] without joining.
     pub fn join(
         &self,
         key: Key,
@@ -476,9 +476,9 @@ impl<L, F> Coalescer<L, F> {
         flights.remove(key).map_or_else(Vec::new, |f| f.joined)
     }
 
-    /// Removes and returns the follower with the highest rank, which takes the place of a leader that failed for a reason that does not
-    /// concern its followers. Returns `None` if there are no followers, which ends the computation, or if `lead` is no longer the leader
-    /// for `key`.
+    /// Removes and returns the follower with the highest rank, whose request the caller then queues instead of that of `lead`. The caller
+    /// uses this if the leader's request failed for a reason that does not concern its followers. If there are no followers, ends the
+    /// computation and returns `None`. Also returns `None` if `lead` is no longer the leader for `key`.
     pub fn promote<R: Ord>(&self, key: &Key, lead: &Arc<L>, rank: impl Fn(&F) -> R) -> Option<F> {
         let mut flights = self.lock();
         let flight = flights.get_mut(key)?;

@@ -29,7 +29,7 @@ impl JoinedTexts {
     /// Joins the inputs of a request.
     ///
     /// # Errors
-    /// Returns an error if an input is not a single text, with or without a prompt.
+    /// Returns an error if an input is a pair of texts or token ids.
     pub fn new(inputs: Vec<Text>) -> Result<Self, ServeError> {
         let mut prompt = None;
         let text = |input| match input {
@@ -62,8 +62,8 @@ impl JoinedTexts {
     /// Tokenizes the texts into one input of the model.
     ///
     /// # Errors
-    /// Returns an error if the model's folder does not specify the mean of all tokens, optionally scaled or truncated, if there are too
-    /// many tokens, or if the tokenizer refuses a text.
+    /// Returns an error if the pooling of the model's folder is not the mean of all tokens, optionally scaled or truncated, if there are
+    /// too many tokens, or if the tokenizer refuses a text.
     pub fn join(&self, model: &Model, submit: Submit) -> Result<(Text, JoinedTokens), ServeError> {
         let encoder = model.encoder();
         let named = submit

@@ -1,4 +1,5 @@
-//! Fair sharing of a device by several models. Each model gets its share of the time, whatever its load.
+//! Fair sharing of a device by several models. While several models have batches waiting, each gets its share of the time, regardless of
+//! how many batches the others have.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -210,7 +211,8 @@ mod tests {
 
     #[test]
     fn each_model_has_its_share_of_the_time() {
-        // The batches of the first model are four times as long, so it gets a fifth of the permits.
+        // The models have equal shares of the time. The batches of the first model are four times as long, so it gets a fifth of the
+        // permits.
         let order = order(&[1.0, 1.0], &[4_000, 1_000], 20);
         let first = order.iter().take(30).filter(|&&model| model == 0).count();
         assert!((4..=9).contains(&first), "{order:?}");

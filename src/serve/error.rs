@@ -99,7 +99,7 @@ impl ServeError {
         }
     }
 
-    /// Returns the same error for an equal input with another index in its request.
+    /// Returns this error for an equal input of another request, in which the input has the index `index`.
     pub(super) fn at(self, index: usize) -> Self {
         match self {
             Self::TooLong { limit, .. } => Self::TooLong { index, limit },

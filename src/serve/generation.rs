@@ -60,7 +60,7 @@ pub struct GenerationService {
 struct Shared {
     metrics: Arc<Metrics>,
     is_lost: AtomicBool,
-    /// Estimated nanoseconds per requested token of the waiting texts; 0 if no text is waiting.
+    /// Estimated time that the generator takes per requested token of the waiting texts, in nanoseconds; 0 if no text is waiting.
     token_nanos: AtomicU64,
     /// Number of waiting texts and of their requested tokens, by tenant.
     waiting: Mutex<Tenants>,
@@ -106,7 +106,7 @@ struct Job {
     hypotheses: usize,
     pieces: UnboundedSender<Result<Piece, ServeError>>,
     ending: Arc<EarlyEnd>,
-    /// Memory of the request.
+    /// Memory share to which pieces are charged until they are read.
     share: Arc<Share>,
 }
 
@@ -130,8 +130,9 @@ impl Job {
 }
 
 impl GenerationService {
-    /// Starts a model that was built for generation. `cache_bytes` is the size of the KV cache, and `queue` the max waiting time of a text.
-    /// `scheduler` decides the order in which texts start. `seat` is the handle of the device's fair lock, if other models use the device.
+    /// Starts a model that was built for generation. `cache_bytes` is the size of the KV cache, and `queue` the max estimated time of the
+    /// waiting texts. `scheduler` decides the order in which texts start. `seat` is the handle of the device's fair lock, if other models
+    /// use the device.
     ///
     /// # Errors
     /// Returns an error if the folder's generation settings are not valid, the KV cache does not fit, or the system cannot start a thread.
@@ -234,7 +235,8 @@ impl GenerationService {
         &self.encoder
     }
 
-    /// Returns a temperature for sampling if the folder selects greedy decoding, and `None` if the folder selects sampling.
+    /// Returns the temperature to use for a request that needs sampling but sets no temperature, if the folder selects greedy decoding.
+    /// Returns `None` if the folder selects sampling, so that its temperature applies.
     pub fn default_temperature(&self) -> Option<f32> {
         let is_greedy = self.defaults.sampling.is_none();
         let own = self.defaults.default_sampling.temperature;
@@ -251,7 +253,7 @@ impl GenerationService {
             .collect()
     }
 
-    /// Tokenizes a text, but stops as soon as the text is known to be too long.
+    /// Tokenizes a text, but stops with an error after the larger of [`COUNTED`] tokens and the room of the model for a prompt.
     fn tokens_within(
         &self,
         text: &str,
@@ -362,7 +364,7 @@ impl GenerationService {
         self.submit_within(prompt, writing, submit, &Share::unlimited())
     }
 
-    /// Does the same as [`submit`](Self::submit). Pieces that have not been read are charged to `share`.
+    /// Does the same as [`submit`](Self::submit), but charges each piece to `share` until the piece is read.
     ///
     /// # Errors
     /// Returns the errors of `submit`.
@@ -378,7 +380,7 @@ impl GenerationService {
         let hypotheses = writing.hypotheses;
         let mut options = writing.options(&self.defaults)?;
         if !has_max_tokens {
-            // The default limit is lowered to the remaining positions, so that a long prompt is not refused because of it.
+            // Lower the default limit to the remaining positions and KV cache, so that a long prompt is not refused because of this limit.
             let room = self.admission.room(prompt.len(), &options);
             let rules = &mut options.rules;
             rules.max_new_tokens = rules.max_new_tokens.min(room).max(1);
@@ -387,7 +389,7 @@ impl GenerationService {
         // Check before queueing, so that refused requests do not count as waiting.
         let checked = self.admission.check(&request).map_err(ServeError::from);
         checked.map_err(|error| error.of_source(source.field()))?;
-        // A waiting text is counted with its max number of new tokens.
+        // Set the actual max number of new tokens, with which a waiting text is counted.
         request.options.rules.max_new_tokens = self.admission.new_tokens(&request);
         request.options.max_length = None;
         let (sender, pieces) = unbounded_channel();

@@ -62,8 +62,8 @@ pub struct ModelChoice {
     /// Task for which the model is loaded, if its checkpoint has different adapters, or different routes of a sentence-transformers Router,
     /// for different tasks.
     pub task: Option<String>,
-    /// Name of the model that has the default route of the same sentence-transformers Router. This model answers requests to the named
-    /// model if they have the task of its route. `None` if this model itself has the default route, or is not a Router.
+    /// If the present model is a route of a sentence-transformers Router other than the default route, the name of the model with the
+    /// default route. The present model answers the requests to that model that have the task of the present model's route.
     pub route_of: Option<String>,
     /// The devices of all models, and the model's share of their time relative to the other models. `None` if the model has its devices to
     /// itself.
@@ -282,7 +282,7 @@ impl Model {
     }
 
     /// Returns the outputs of a folder's model that its service reads, so that batches neither compute nor copy other outputs. Empty if the
-    /// service reads the default outputs. A model that embeds also has the outputs `also`.
+    /// service reads the default outputs. If the model embeds, the outputs `also` are included.
     ///
     /// # Errors
     /// Returns an error if config.json cannot be read, no bundled description fits it, or the model has none of the outputs that a service
@@ -373,7 +373,7 @@ impl Model {
         tokens.map_err(|e| e.to_string())
     }
 
-    /// Returns the text of a prompt of the folder. The text is put before an input unchanged.
+    /// Returns the text of a prompt of the folder, for callers that put it before an input themselves.
     ///
     /// # Errors
     /// Returns an error if there is no such prompt, or if the model reads prompts as separate messages. `param` is the field that names the
@@ -491,8 +491,8 @@ impl Models {
         let names = models.iter().map(|model| model.name.clone()).collect();
         on_success();
         let old = self.replace(models);
-        // Dropping a model joins its threads. Drop the old models on a separate thread, so that a request that finishes last does not drop
-        // its model.
+        // Dropping a model joins its threads. Drop the old models on a separate thread, so that this does not happen in the last request
+        // that uses a model.
         let (gone, all_gone) = channel();
         let leaving = std::thread::Builder::new().name("leaving".to_owned());
         let leaving = leaving.spawn(move || {

@@ -42,7 +42,7 @@ use crate::{
 
 /// Texts with fewer bytes are tokenized on the caller's thread, if the request has at most [`FEW`] inputs.
 const SHORT: usize = 256;
-/// Token ids with fewer bytes are copied on the caller's thread, because waking another thread would take longer.
+/// Inputs of token ids with fewer bytes are copied on the caller's thread, because waking another thread would take longer.
 const SHORT_IDS: usize = 64 << 10;
 const FEW: usize = 4;
 
@@ -247,7 +247,7 @@ impl Service {
         })
     }
 
-    /// Returns the number of values in an answer: the width of an embedding, or the number of labels.
+    /// Returns the width of an embedding, or the number of labels. For an output with a row for each token, returns the width of a row.
     pub fn width(&self) -> usize {
         self.width
     }
@@ -270,8 +270,8 @@ impl Service {
     /// Returns the index of the first of `names` that is a prompt of the model's folder.
     ///
     /// # Errors
-    /// Returns an error if there is no such prompt, or if texts with this prompt need a pipeline that is not loaded. `param` is the field
-    /// that names the prompt.
+    /// Returns an error if there is no such prompt, or if texts with this prompt need a route of a Router that is not loaded. `param` is
+    /// the field that names the prompt.
     pub fn prompt(&self, param: &'static str, names: &[&str]) -> Result<usize, ServeError> {
         let (index, _) = prompt(self.encoder().folder(), param, names)?;
         Ok(index)
@@ -330,7 +330,7 @@ impl Service {
     ///
     /// # Errors
     /// Returns an error if an input is an empty text or has invalid token ids, if the model does not compute the requested output, if the
-    /// queue is full, if the service is shutting down, or if its device is lost. Other errors of an input are returned by its reply.
+    /// queued work takes too long, if the service is shutting down, or if its device is lost. A reply has the other errors of its input.
     pub fn submit(&self, inputs: Vec<Text>, submit: Submit) -> Result<Vec<Reply>, ServeError> {
         self.submit_within(inputs, submit, &Share::unlimited())
     }
@@ -352,7 +352,7 @@ impl Service {
         (INPUT + answer).saturating_mul(inputs as u64)
     }
 
-    /// Does the same as [`submit`](Self::submit). Answers whose size is not known in advance are charged to `share`.
+    /// Does the same as [`submit`](Self::submit), but charges answers whose size is not known in advance to `share`.
     ///
     /// # Errors
     /// Returns the errors of `submit`.
@@ -373,7 +373,7 @@ impl Service {
         let sent = Instant::now();
         let shared = &self.shared;
         let mut replies = Vec::with_capacity(inputs.len());
-        // Inputs that are not in the cache in memory, with their keys and the clients that wait for them.
+        // Inputs whose answers are not in the memory tier of the cache, with their keys and the clients that wait for them.
         let mut left: Vec<(Text, Option<Key>, Waiter)> = Vec::new();
         for (index, text) in inputs.into_iter().enumerate() {
             let (sender, answer) = oneshot::channel();

@@ -122,7 +122,7 @@ pub(super) const SCORE: u64 = 1000;
 pub(super) const ENTRY: u64 = 64;
 
 impl Answer {
-    /// Returns the bytes of the answer and its JSON, if they were not known at admission.
+    /// Returns the bytes of the answer and its JSON; 0 if they were already counted at admission.
     pub(super) fn memory(&self, wanted: OutputKind) -> u64 {
         match wanted {
             OutputKind::Usual | OutputKind::Logits => 0,

@@ -1,4 +1,4 @@
-//! Tokenizes texts on separate threads, because tokenizing takes ten times as long as parsing JSON.
+//! Tokenizes texts on separate threads, because tokenizing a text takes ten times as long as parsing the JSON of its request.
 
 use std::{
     cmp::Reverse,
@@ -139,8 +139,8 @@ impl Pool {
 /// Returns the index and the text of the first of `names` that is a prompt of the folder.
 ///
 /// # Errors
-/// Returns an error if there is no such prompt, or if texts with this prompt need a pipeline that is not loaded. `param` is the field that
-/// names the prompt.
+/// Returns an error if there is no such prompt, or if texts with this prompt need a route of a Router that is not loaded. `param` is the
+/// field that names the prompt.
 pub(super) fn prompt<'f>(
     folder: &'f Folder,
     param: &'static str,

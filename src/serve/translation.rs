@@ -9,7 +9,8 @@ pub struct TranslationParams {
     /// Languages, as named by the model's tokenizer. The defaults are those of the model's folder.
     pub source_lang: Option<String>,
     pub target_lang: Option<String>,
-    /// Max number of new tokens. The default is twice the tokens of the text plus 16, limited by the folder's maximum.
+    /// Max number of new tokens. The default is twice the tokens of the text, plus 16, plus the tokens of the prefix. The folder's maximum
+    /// limits the default.
     pub max_tokens: Option<usize>,
     /// Search parameters as in [`GenerationParams`].
     pub num_beams: Option<usize>,

@@ -226,7 +226,7 @@ impl Lengths {
                 deviation,
             } => {
                 // The mean is within the range, so usually about half of the draws or more are accepted. If the range is narrow, fewer are
-                // accepted.
+                // accepted, so the number of draws is limited.
                 for _ in 0..1000 {
                     let normal: f64 = StandardNormal.sample(source);
                     let drawn = (mean + deviation * normal).round();

@@ -73,7 +73,7 @@ impl Summary {
         let n = latencies.len();
         if n > 0 {
             let ms = |at: usize| Micros(latencies[at.min(n - 1)]).millis();
-            // Returns the smallest latency that at least the fraction `share` of the completed requests did not exceed.
+            // Smallest latency that at least the fraction `share` of the completed requests did not exceed.
             let quantile = |share: f64| ms(((n as f64 * share).ceil() as usize).saturating_sub(1));
             summary.mean = latencies.iter().sum::<u64>() as f64 / n as f64 / 1e3;
             (summary.least, summary.most) = (ms(0), ms(n - 1));
@@ -83,8 +83,8 @@ impl Summary {
     }
 
     /// Returns whether the devices were saturated, which means that too many requests had no response when the last request arrived. The
-    /// threshold is 3 % of all requests, plus twice the number of requests that are in flight even at a low load. This number is 1 plus the
-    /// number of requests that arrive during the minimum latency.
+    /// threshold is 3 % of all requests, plus twice the number of requests that are in flight even at a low load. The number in flight at a
+    /// low load is estimated as 1 plus the number of requests that arrive during the minimum latency.
     pub fn is_saturated(&self) -> bool {
         let window = self.requests as f64 / self.offered.max(f64::MIN_POSITIVE);
         let unanswered = (self.offered - self.answered) * window;

@@ -192,7 +192,7 @@ fn vectors_are_those_of_a_session_by_bits_alone_and_beside_others() {
             &json!({"input": TEXTS[at]}),
         );
         assert_eq!(&floats(&alone["data"][0]["embedding"]), row);
-        // A request with the token ids of the text, and base64, give the same bits.
+        // A request with the token ids of the text returns the same bits as the text, encoded in base64.
         let ids = encoder.encode(&[TEXTS[at]]).unwrap().token_ids();
         let asked = json!({"input": ids, "encoding_format": "base64"});
         let (_, coded) = post(server.address(), "/v1/embeddings", &asked);
@@ -481,7 +481,7 @@ fn several_texts_of_a_prompt_come_with_their_log_probabilities() {
     }
     let only = second["choices"][0]["logprobs"]["top_logprobs"][0].as_object();
     assert_eq!(only.unwrap().len(), 1);
-    // The engine returns the same tokens and log-probabilities.
+    // The engine itself computes the same log-probabilities as the server.
     let engine = Engine::from_checkpoint(checkpoint("writer")).device(DeviceChoice::Cpu);
     let engine = engine.invariant(true).generating().build().unwrap();
     let encoder = TextEncoder::open(&checkpoint("writer")).unwrap();
@@ -501,7 +501,7 @@ fn several_texts_of_a_prompt_come_with_their_log_probabilities() {
     let (_, greedy) = post(to, "/v1/completions", &asked);
     let values = floats(&greedy["choices"][0]["logprobs"]["token_logprobs"]);
     assert_eq!(values, written[0].log_probabilities);
-    // Events contain the same texts and log-probabilities, by index.
+    // The events of a stream contain the texts and log-probabilities of the complete response, by index.
     let mut asked = json!({
         "prompt": prompt, "max_tokens": 12, "n": 2, "temperature": 0.9, "seed": 5, "logprobs": 3, "stream": true,
     });
@@ -842,7 +842,7 @@ fn what_is_longer_than_the_positions_of_a_rotary_model_is_refused_with_the_figur
         );
         server.shut_down(Duration::ZERO);
 
-        // The library reports the same limits for whole texts and for prompts.
+        // The engine itself has the same limit as the server: a prompt and its new tokens need at most all positions of the model.
         let build = || Engine::from_checkpoint(folder.path()).device(DeviceChoice::Cpu);
         let engine = build().generating().build().unwrap();
         let mut options = SamplingParams::default();
@@ -1584,7 +1584,7 @@ fn who_sends_no_more_is_answered_and_who_reads_nothing_is_let_go() {
     server.shut_down(Duration::ZERO);
 }
 
-/// Returns a model that generates two texts of 40 tokens at a time. Other texts wait for at most `queue`.
+/// Returns a model that generates two texts of 40 tokens at a time. `queue` limits the estimated time of the waiting texts.
 fn narrow(queue: Duration) -> Model {
     let choice = ModelChoice {
         cache_bytes: Some(400_000),
@@ -1700,14 +1700,14 @@ fn a_stream_has_a_deadline_and_texts_that_would_wait_long_are_refused() {
     while texts_wait(to) {
         thread::sleep(Duration::from_millis(1));
     }
-    // The generation rate is known now, so requests are refused while others wait.
+    // The generation rate is known now, so the server can estimate waiting times, and refuses requests while others wait.
     let body = body(false);
     let busy = thread::spawn(move || ask_with(to, "POST", "/v1/completions", "", &body).0);
     until_texts_wait(to, &busy);
     let mut refused = 0;
     while !busy.is_finished() {
         let asked = "{\"prompt\": \"One\", \"max_tokens\": 1}";
-        // A request that is admitted before the rate is known must not wait until all other texts are complete.
+        // A request may be admitted, too. Its deadline keeps it from waiting until all other texts are complete.
         let soon = "x-request-timeout-ms: 50\r\n";
         let (status, head, text) = ask_with(to, "POST", "/v1/completions", soon, asked);
         match status {
@@ -2255,8 +2255,8 @@ fn every_status_that_the_document_has_is_one_that_is_given() {
             }
             for status in statuses.keys() {
                 let is_given = seen.contains(status) || anywhere.contains(&status.as_str());
-                // Conversations need a template, and none of these models has sparse weights, token vectors or another head. The document
-                // also has the responses of `/info` without a model.
+                // These routes do not give all their statuses here, because conversations need a template, and no model of this server has
+                // sparse weights, token vectors, or a head for entities, masked tokens, labels or answers.
                 let unknown = [
                     "/v1/chat/completions",
                     "/embed_sparse",

@@ -869,8 +869,8 @@ fn many_requests_on_a_device_move_together_and_grow_apart() {
     let prompts = prompts(&lens);
     let options = |i: usize| {
         let mut options = ways[i % 3].clone();
-        // Most sequences end early, so that the remaining ones are relocated. Two sequences have more tokens than
-        // the device's table holds initially.
+        // Most sequences end early, so that the remaining ones move to other rows of the device's table. Two sequences have more tokens
+        // than the table holds initially.
         options.rules.max_new_tokens = if i % 30 == 20 { 280 } else { 5 + i % 9 };
         options.seed = i as u64;
         options

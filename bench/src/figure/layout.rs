@@ -47,7 +47,7 @@ pub(super) struct Layout {
     pub legend: Vec<(i32, i32)>,
     /// Whether the labels of groups are vertical.
     pub turned: bool,
-    /// Distance between labeled groups.
+    /// Number of groups from one label to the next.
     pub label_step: usize,
     slot: i32,
     bar: i32,

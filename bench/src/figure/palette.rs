@@ -5,8 +5,8 @@ use plotters::style::{BLACK, RGBColor, WHITE};
 /// Maximum number of series in a figure: each color can be used once as a fill and once as an outline.
 pub(super) const MAX_SERIES: usize = 2 * COLOURS.len();
 
-/// The hues of Okabe and Ito ("Color universal design", 2008). Some are darker or lighter, so that all differ in lightness. The colors are
-/// in order of use; the first ones differ the most.
+/// The hues of Okabe and Ito ("Color universal design", 2008). Some are darker or lighter than the originals, so that no two have the same
+/// lightness. The colors are in order of use; the first ones differ the most from each other.
 pub(super) const COLOURS: [RGBColor; 8] = [
     RGBColor(0x00, 0x4c, 0x78), // blue
     RGBColor(0xe6, 0x9f, 0x00), // orange
@@ -49,7 +49,7 @@ impl Paint {
         ..Self::AXIS
     };
 
-    /// Returns whether a line of this color is hard to see on white.
+    /// Returns whether this is the style of a series whose line is hard to see on white.
     pub fn is_pale(&self) -> bool {
         self.stroke > 1 && lightness(self.colour) > 75.0
     }

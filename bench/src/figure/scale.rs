@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-/// Returns 4 to 10 multiples of 1, 2 or 5 times a power of ten, from 0 to the end of the range.
+/// Returns 5 to 10 multiples of 1, 2 or 5 times a power of ten, from 0 to the end of the range.
 pub(super) fn linear_ticks(range: &Range<f64>) -> Vec<f64> {
     let step = floor_125(range.end / 4.0);
     let last = (range.end / step).floor() as u32;
     (0..=last).map(|i| f64::from(i) * step).collect()
 }
 
-/// Returns the powers of ten in a range. If there are few, also returns 2 and 5 times the powers.
+/// Returns the powers of ten in a range. If there are at most three, also returns 2 and 5 times powers of ten in the range.
 pub(super) fn log_ticks(range: &Range<f64>) -> Vec<f64> {
     let decades = range.start.log10().floor() as i32..=range.end.log10().ceil() as i32;
     let of = |factors: &'static [f64]| -> Vec<f64> {
@@ -33,7 +33,7 @@ pub(super) fn floor_125(value: f64) -> f64 {
     fits.unwrap_or(1.0) * power
 }
 
-/// Formats a number with three significant digits, or with more for large values: `0.0123`, `1.23`, `45.6`, `789`, `12.3M`.
+/// Formats a number with about three significant digits, without trailing zeros: `0.0123`, `1.23`, `45.6`, `789`, `12.3M`.
 pub(super) fn number(value: f64) -> String {
     let plain = |v: f64| {
         let digits = match v.abs() {

@@ -21,7 +21,7 @@ use miette::{IntoDiagnostic, Report, miette};
 use super::problem::{Contender, Problem, Task, by_limit};
 use crate::launched::ChosenBy;
 
-/// Default sets, with 12 heads of 64, and with other heads.
+/// Default sets for 12 heads of width 64 (`SETS`), and for other heads (`FEW`).
 const SETS: [&str; 8] = [
     "b16_m64",
     "b16_m128",
@@ -65,7 +65,8 @@ const FULL_WINDOWS: ([u32; 2], [Option<u32>; 4]) =
 /// Heads, key heads, head size, and whether attention is causal.
 type Heads = (u32, u32, u32, bool);
 
-/// Returns the problems. If the user gives sets, every entry of [`HEADS`] is timed on every set, and otherwise a default selection.
+/// Returns the problems. If the user gives sets, every entry of [`HEADS`] is timed on every set. Otherwise, a default selection of heads
+/// and sets is timed.
 pub(super) fn problems(
     dtype: DType,
     machine: &Machine,
@@ -188,7 +189,7 @@ fn contenders(
             machine.name
         )
     })?;
-    // On cards without Hopper instructions, a model launches kernels for short sequences.
+    // Select as for a card without Hopper instructions, on which a model launches kernels for short sequences.
     let others = Machine {
         instructions: Instructions::Ampere,
         ..machine.clone()
@@ -213,7 +214,8 @@ fn contenders(
         ("mha_online", Some(attention.0.clone().into())),
         ("mha_wgmma with one tile per CTA", one_tile.map(Into::into)),
     ];
-    // Skip a kernel with the same name: it differs only in its tile, and the selected kernel has the best tile for these rows.
+    // Skip a kernel with the name of the selected one: it differs only in its tile, and the selected kernel has the best tile for these
+    // rows.
     for (name, kernel) in alone
         .into_iter()
         .filter(|(name, _)| *name != label(&picked))

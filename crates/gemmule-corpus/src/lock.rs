@@ -75,7 +75,7 @@ impl Lock {
     }
 }
 
-/// Returns the process ID of the lock's holder.
+/// Describes the lock's holder for an error, by its process ID if the file contains one.
 fn holder(file: &File) -> String {
     let mut text = String::new();
     let read = file.take(MAX_HOLDER).read_to_string(&mut text);

@@ -12,7 +12,7 @@ pub type Texts = Vec<String>;
 
 /// Computes values from the texts of rows. [`run`](crate::run) calls it from one thread.
 pub trait Model {
-    /// Returns a string that differs whenever a value may differ: it covers the model, revision, precision, prompt and truncation.
+    /// Returns a string that changes whenever a computed value may change: it covers the model, revision, precision, prompt and truncation.
     ///
     /// An interrupted run resumes only with the same identity.
     fn identity(&self) -> String;

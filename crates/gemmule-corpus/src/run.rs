@@ -41,7 +41,7 @@ pub struct Report {
     pub refused: u64,
     /// Number of rows that earlier, interrupted runs finished.
     pub resumed: u64,
-    /// Number of tokens, if the model returned it for each window.
+    /// Number of tokens of all windows; `None` if the model did not return it for every window.
     pub tokens: Option<u64>,
     pub output: PathBuf,
     /// The list of refused rows, if there are any.
@@ -61,7 +61,7 @@ pub struct Progress {
     pub total_bytes: Option<u64>,
     /// Number of rows that are refused.
     pub refused: u64,
-    /// Number of tokens, if the model returned it for each window.
+    /// Number of tokens of these rows; `None` if the model did not return it for every window.
     pub tokens: Option<u64>,
 }
 
@@ -187,8 +187,8 @@ fn finish(
     };
     if let Some(first) = first {
         thread::scope(|scope| {
-            // The channels have no buffer. The model already has the next window, so a buffer would not help, and a crash would lose
-            // buffered results.
+            // The channels have no buffer. A buffer of windows would not help, because the model already has the next window. A buffer of
+            // results would be lost in a crash.
             let (to_compute, windows) = sync_channel(0);
             let (to_write, batches) = sync_channel(0);
             scope.spawn(move || read(checked, source.as_mut(), &to_compute));
@@ -197,7 +197,7 @@ fn finish(
             let written = writer
                 .join()
                 .unwrap_or_else(|panic| Err(panicked("writer", &panic)));
-            // If the writer fails, the calling thread stops without an error, so return the writer's error.
+            // If the writer fails, `computed` is `Ok`, so return the writer's error first.
             written.and(computed)
         })?;
     }
@@ -268,7 +268,7 @@ impl Computing<'_> {
         hooks: &mut Hooks<'_>,
     ) -> Result<(), CorpusError> {
         let mut windows = std::iter::once(Ok(first)).chain(windows).fuse();
-        // An error of the reader is returned after the preceding windows are computed.
+        // Error of the reader, returned after the windows before the error are computed.
         let mut end = Ok(());
         loop {
             if hooks

@@ -194,7 +194,7 @@ impl Store {
         self.state.last.end.row
     }
 
-    /// Appends a window and syncs it to disk. Sets the sizes in `entry`.
+    /// Appends a window and syncs it to disk. Sets the position and the sizes in `entry`.
     pub fn append(
         &mut self,
         head: &[u8],
@@ -282,7 +282,8 @@ fn report(job: &Job, last: &Entry, resumed: u64) -> Report {
     }
 }
 
-/// Lists the options that differ from an interrupted run. Returns `None` if there is no such run or no difference.
+/// Lists the properties in which `identity` differs from the interrupted run in `state`. Returns `None` if there is no such run or no
+/// difference.
 fn differences(state: &State, identity: &BTreeMap<String, String>) -> Option<String> {
     let before = state.identity.as_ref()?;
     let names: std::collections::BTreeSet<&String> = before.keys().chain(identity.keys()).collect();

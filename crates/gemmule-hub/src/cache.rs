@@ -49,7 +49,7 @@ impl<'h> Repo<'h> {
         }
     }
 
-    /// Creates the folders.
+    /// Creates the folders, and the tag of the cache if it does not exist.
     pub(crate) fn create(&self) -> Result<(), HubError> {
         for folder in [&self.root.join("blobs"), &self.locks] {
             fs::create_dir_all(folder).map_err(HubError::io(folder, "created"))?;

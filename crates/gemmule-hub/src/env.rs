@@ -16,13 +16,15 @@ const MAX_TOKEN: u64 = 64 << 10;
 impl Hub {
     /// Reads the settings from the environment variables of `huggingface_hub`.
     ///
-    /// - The cache: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `XDG_CACHE_HOME/huggingface/hub`, else `~/.cache/huggingface/hub`.
-    /// - The token: `HF_TOKEN`, else the file `HF_TOKEN_PATH`, else `token` in `HF_HOME`.
+    /// - The cache: `HF_HUB_CACHE`, else `HUGGINGFACE_HUB_CACHE`, else `hub` in `HF_HOME`. The default of `HF_HOME` is
+    ///   `XDG_CACHE_HOME/huggingface`, else `~/.cache/huggingface`.
+    /// - The token: `HF_TOKEN`, else `HUGGING_FACE_HUB_TOKEN`, else the file `HF_TOKEN_PATH`, else the file `token` in
+    ///   `HF_HOME`. There is no token if `HF_HUB_DISABLE_IMPLICIT_TOKEN` is set.
     /// - `HF_ENDPOINT`; `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`.
     /// - `https_proxy`, `http_proxy`, `all_proxy`, `no_proxy`; `SSL_CERT_FILE`.
     ///
     /// # Errors
-    /// Returns an error for invalid values, or if the token file cannot be read.
+    /// Returns an error for invalid values, if no variable determines the cache, or if the token file cannot be read.
     pub fn from_env() -> Result<Self, HubError> {
         let broken = RefCell::new(None);
         let hub = Self::from_variables(|name| match std::env::var(name) {

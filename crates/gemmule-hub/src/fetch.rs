@@ -111,7 +111,7 @@ impl Fetch<'_> {
                     found: found.to_string(),
                 });
             }
-            // The stored bytes belong to another download or response: start again.
+            // The hash is wrong because bytes of an earlier connection belong to other contents, so start again.
             received(-signed(contents.size));
             partial = Partial {
                 file,

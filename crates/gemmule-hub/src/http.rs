@@ -78,7 +78,7 @@ impl<'h> Client<'h> {
 
     /// Sends one GET request for the bytes from `from` on, and follows redirects.
     ///
-    /// Returns responses with the status 200, 206 and 416.
+    /// Returns responses with the status 200, 206 or 416. Other statuses are failures.
     pub(crate) fn get(&self, url: &str, from: u64) -> Result<Response<Body>, Failure> {
         let mut uri: Uri = url.parse().map_err(|_| {
             Failure::Final(HubError::BadEndpoint {
@@ -118,7 +118,7 @@ impl<'h> Client<'h> {
         sent.map_err(|error| unreachable(uri, &error))
     }
 
-    /// Calls `attempt` until it succeeds, fails permanently, or no attempts are left. `what` names the request in messages.
+    /// Calls `attempt` until it succeeds, is refused, fails permanently, or no attempts are left. `what` names the request in messages.
     pub(crate) fn retry<T>(
         &self,
         what: &str,
@@ -266,7 +266,7 @@ fn next(from: &Uri, headers: &HeaderMap) -> Result<Uri, HubError> {
     }
 }
 
-/// Returns scheme, host and port, to which a token is restricted.
+/// Returns the scheme, host and port of a URL. The token is sent only to the origin of the endpoint.
 fn origin(uri: &Uri) -> (Option<&str>, Option<String>, Option<u16>) {
     let default = match uri.scheme_str() {
         Some("http") => Some(80),

@@ -95,7 +95,7 @@ impl Hub {
         }
     }
 
-    /// Returns the names of the models with files in the cache, sorted. Folders with other names are skipped.
+    /// Returns the names of the models with files in the cache, sorted. Folders whose names are not those of models are skipped.
     pub fn cached_models(&self) -> Vec<String> {
         cache::models(&self.cache)
     }

@@ -115,7 +115,7 @@ pub(crate) fn cached_names(bytes: &[u8]) -> Option<Vec<String>> {
     is_usable.then_some(names)
 }
 
-/// Refuses names that could point outside of the snapshot or contain control characters.
+/// Refuses names that could point outside of the snapshot, contain control characters or are too long.
 pub(crate) fn check_name(name: &str) -> Result<(), HubError> {
     let bad = |problem| {
         Err(HubError::BadName {

@@ -45,8 +45,8 @@ impl Hub {
 
     /// Like [`snapshot`](Self::snapshot), for files that name other files, such as the index of a sharded checkpoint.
     ///
-    /// `wanted` receives the names of all files of the model and the folder, and returns names from this list. After these files are
-    /// fetched, `wanted` is called again, until it returns no new names, but at most 8 times.
+    /// `wanted` receives the names of all files of the model, and the folder with the files fetched so far. It returns the names of the
+    /// files to fetch. After these are fetched, `wanted` is called again, until it returns no new names, but at most 8 times.
     ///
     /// # Errors
     /// See [`HubError`].
@@ -172,7 +172,7 @@ impl Hub {
             id.repo(),
             escaped(id.revision())
         );
-        // Use fewer attempts if the model is in the cache.
+        // If the model is in the cache, use at most two attempts, because the cached files can be used instead.
         let attempts = match repo.commit(id) {
             Some(commit) if repo.snapshot(&commit).is_dir() => self.network.attempts.min(2),
             _ => self.network.attempts,

@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Builder {
-    /// Returns the program and the kernels of an artifact, which is read from `file` unless it is given.
+    /// Returns the program and the kernels of the artifact `read`. If `read` is `None`, reads the artifact from `file`.
     ///
     /// # Errors
     /// Returns an error for settings that differ from those that the artifact was compiled with.

@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl Builder {
-    /// Returns the storage type of the program, and the format of the weights of linear layers if it differs.
+    /// Returns the storage type of the program, and the format of the weights of linear layers if it differs from that type.
     pub(super) fn computes_in(
         &self,
         device: &DeviceName,

@@ -91,7 +91,7 @@ pub(in crate::schedule) struct Slotted {
     pub left: Vec<Chosen>,
 }
 
-/// Cuts the rows that DAS filled into slots. A slot is as long as the longest request that was selected by utility, so each request
+/// Cuts rows filled by [`das`] into slots. A slot is as long as the longest request that was selected by utility, so each request
 /// selected by utility fits. Longer requests wait for a later batch; the paper discards them.
 pub(in crate::schedule) fn slotted(rows: Vec<Row>, length: u32) -> Slotted {
     let dominant = rows.iter().flat_map(|row| &row.chosen[..row.dominant]);

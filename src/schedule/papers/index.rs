@@ -30,7 +30,7 @@ pub(in crate::schedule) struct Index {
     tokens: u64,
     /// Requests by deadline, possibly including requests that have left.
     soonest: Soonest,
-    /// Whether the index keeps requests by length, in addition to deadlines.
+    /// Whether the index orders requests by length in addition to ordering them by deadline.
     by_length: bool,
     /// First entry of each short length. It is outdated for the lengths in `changed`.
     firsts: Firsts,

@@ -307,7 +307,7 @@ fn lazy_waits_for_a_full_batch_a_timeout_or_half_of_the_latency() {
             costs: &costs,
         })
     };
-    // A batch starts at half of the target latency (10 ms), minus 200 µs for the batch and 200 µs for its tokens.
+    // The target latency is 10 ms. A batch starts after half of it, minus 200 µs for the batch and 200 µs for its tokens.
     let early = decide(&[100, 100], 0);
     assert!(early.run.is_empty());
     assert_eq!(early.wake, Some(Micros(4_600)));

@@ -76,7 +76,8 @@ struct Writer {
 }
 
 impl FileTier {
-    /// Opens or creates a file of at most `max_bytes` bytes, which only its owner may read. A file in another format is renamed.
+    /// Opens or creates a file of at most `max_bytes` bytes, which only its owner may read. A file in another format is renamed. A file
+    /// whose segments are too large or too small for `max_bytes` is emptied.
     ///
     /// # Errors
     /// Returns an error if the file cannot be opened or is locked by another process, `max_bytes` is too small for a response, or the
@@ -408,8 +409,9 @@ impl Writer {
     }
 }
 
-/// Max time for which an opened file waits for its lock. A server that is being replaced may not have ended yet. A child process that
-/// another thread starts also keeps the lock of a closed file until it executes its program.
+/// Max time for which [`open_file`] waits for the lock of the file. The lock may be held by a server that is being replaced and has not
+/// ended yet. It may also be held by a child process of this process, which inherits an open file and keeps its lock until it executes its
+/// program.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
 
 /// Opens or creates a cache file, and locks it. Fails if another process has locked it for [`LOCK_WAIT`], or if it is not a regular file.

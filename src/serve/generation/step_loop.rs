@@ -182,7 +182,7 @@ impl GenerationLoop {
         let _ = job.pieces.send(Err(error));
     }
 
-    /// Cancels texts whose clients have left or whose deadlines have passed.
+    /// Ends the texts that the detokenizer has completed, and cancels those whose clients have left or whose deadlines have passed.
     fn give_up(&mut self) {
         let now = Instant::now();
         let metrics = Arc::clone(&self.shared.metrics);
@@ -217,8 +217,8 @@ impl GenerationLoop {
         let n = n
             .filter(|event| matches!(event, Event::Token { .. }))
             .count();
-        // Only measure steps during which texts are waiting, because a step of a single text takes nearly as long as a step of a hundred
-        // texts.
+        // Measure the time per token only while texts are waiting, because as many texts as fit are then running. A step of a single text
+        // takes nearly as long as a step of a hundred texts, so its time per token would be far too long.
         let waits = !self.queue.is_empty();
         if n > 0 && waits {
             self.tokens.add(n as f64, took);
@@ -235,7 +235,7 @@ impl GenerationLoop {
         self.shared.token_nanos.store(nanos, Ordering::Relaxed);
     }
 
-    /// Fails all running texts after a failed step.
+    /// Fails all running texts after a failed step. If the device is lost, also refuses all waiting texts.
     fn fail(&mut self, error: EngineError) {
         let is_lost = error.is_device_lost();
         let told = match is_lost {

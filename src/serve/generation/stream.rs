@@ -85,8 +85,8 @@ pub struct TokenStream {
 pub(super) struct EarlyEnd {
     /// The reader has left.
     pub(super) is_abandoned: AtomicBool,
-    /// A stop string was found, or decoding failed. The flag is set before the last piece is sent, so it is set before the reader is
-    /// dropped.
+    /// A stop string was found, or decoding failed. The flag is set before the last piece is sent. A reader that leaves after the last
+    /// piece therefore leaves after the flag is set.
     is_complete: AtomicBool,
 }
 

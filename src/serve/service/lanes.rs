@@ -86,8 +86,8 @@ pub(super) fn session_of(
         .longest
         .map_or(MAX_RESERVED_LENGTH, u64::from);
     let longest = longest.min(MAX_RESERVED_LENGTH);
-    // A device may round up the tokens of a full batch, and schedulers then fill the difference. Therefore reserve memory for twice as many
-    // tokens.
+    // A batch may exceed `full_batch`, because a device may round up its number of tokens, and schedulers then fill the difference. Reserve
+    // memory for twice as many tokens.
     let mut tokens = 2 * full_batch(costs);
     loop {
         let extents = Extents {
@@ -260,7 +260,7 @@ impl Weights {
                 let is_one = |&(id, weight): &(u32, f32)| weight != 0.0 && !left_out.contains(&id);
                 let mut all: Vec<(u32, f32)> = all.filter(is_one).collect();
                 all.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
-                // Weights are sorted, so the first weight of an entry is its largest.
+                // The weights of an entry are sorted in descending order, so this keeps the largest.
                 all.dedup_by_key(|(id, _)| *id);
                 all.into_iter().unzip()
             }

@@ -152,8 +152,8 @@ impl Shared {
         }
     }
 
-    /// Answers a request and its followers, and caches the answer. If the request was refused because of its deadline, the follower with
-    /// the latest deadline takes its place. Must not be called while the lock is held.
+    /// Answers a request and its followers, and caches the answer. If the request was refused because of its deadline, only the request
+    /// gets the error, and the follower with the latest deadline is queued in its place. The caller must not hold the lock of the state.
     pub(super) fn answer(
         &self,
         mut lead: Leader,
@@ -166,7 +166,7 @@ impl Shared {
         if let (Some(kept), Some((key, joined))) = (&self.kept, &lead.coalesced) {
             match &result {
                 Ok(answer) => {
-                    // Cache the answer before the computation ends, so that an equal request finds one or the other.
+                    // Cache the answer before the computation ends, so that an equal request always finds the answer or the computation.
                     kept.cache.keep(*key, answer);
                     for waiter in lead.complete() {
                         waiter.give(answer);

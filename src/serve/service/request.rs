@@ -18,8 +18,8 @@ use crate::{
     simulate::Happened,
 };
 
-/// Reply to an input. Dropping the reply cancels the input, unless other clients wait for the same computation. If the input is still
-/// queued, it then never runs.
+/// Reply to an input. Dropping the reply cancels the input, unless other clients wait for the same computation. A cancelled input that is
+/// still queued never runs.
 pub struct Reply {
     pub(super) answer: oneshot::Receiver<Result<Answer, ServeError>>,
     pub(super) ticket: Arc<Ticket>,
@@ -28,7 +28,7 @@ pub struct Reply {
     pub(super) shared: Arc<Shared>,
     /// Whether the reply was received.
     pub(super) is_answered: bool,
-    /// Keeps the request counted until its last reply is dropped. `None` before admission, and for an answer from the cache in memory.
+    /// Keeps the request counted until its last reply is dropped. `None` before admission, and for an answer from the cache's memory tier.
     pub(super) open: Option<Arc<Open>>,
 }
 

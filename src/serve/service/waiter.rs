@@ -35,7 +35,7 @@ impl Ticket {
         }
     }
 
-    /// Returns whether this request is answered no later than `other` would be.
+    /// Returns whether this request has the class of `other` or a higher one, and no later deadline, so that it is answered no later.
     pub(super) fn goes_before(&self, other: &Self) -> bool {
         self.class >= other.class && self.until <= other.until
     }

@@ -107,7 +107,7 @@ fn equal_requests_in_flight_are_computed_once_and_outlive_the_first() {
     for _ in 0..5 {
         replies.extend(service.submit(equal(), Submit::default()).unwrap());
     }
-    // Dropping the reply of the leader and of one follower does not affect the other replies.
+    // Dropping the first reply, whose request is computed, and the last one, which waits for it, does not affect the other replies.
     drop(replies.remove(0));
     drop(replies.pop());
     let answers: Vec<Answer> = replies.into_iter().map(|r| r.wait().unwrap()).collect();
@@ -451,7 +451,7 @@ mod shared {
         let computed = second.metrics().batch_sequences.load(Ordering::Relaxed) - before;
         assert_eq!(computed, asked - hits());
 
-        // A server that does not respond delays a request only up to the limit of a lookup.
+        // A Redis server that does not respond delays a request only up to the limit of a lookup.
         redis.stop();
         let (third, _third_cache) = with(&sharing(&url));
         let began = Instant::now();

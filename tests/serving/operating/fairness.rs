@@ -163,7 +163,7 @@ fn a_tenant_with_few_clients_is_answered_beside_one_with_many() {
     ));
     assert!(many.1 > 0, "{many:?}");
     assert_eq!(few.1, 0, "{few:?}");
-    // The number of responses depends on the other load of the machine.
+    // How many requests succeed depends on the speed of the machine, and on the other programs that run on it.
     assert!(few.0 > 0, "{few:?} of {alone:?}");
     server.shut_down(Duration::ZERO);
 }

@@ -363,7 +363,7 @@ fn web_pages_of_allowed_origins_may_read_answers_errors_and_streams() {
         lines(&head, "access-control-allow-methods"),
         ["GET, POST, OPTIONS"]
     );
-    // Requests with another origin, with another scheme of the same host, and for a path that does not exist.
+    // Preflight requests are refused for another host, for another scheme of the allowed host, and for a path that does not exist.
     for other in ["https://b.example", "http://a.example"] {
         let headers = format!("origin: {other}\r\naccess-control-request-method: POST\r\n");
         let (status, head, body) = ask_with(to, "OPTIONS", "/v1/completions", &headers, "");

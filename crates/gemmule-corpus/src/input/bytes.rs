@@ -36,7 +36,7 @@ pub(super) enum Line {
 }
 
 impl Stream {
-    /// Opens a file at byte `from`. A byte order mark at the start is skipped.
+    /// Opens a file at byte `from` of its decompressed contents. A byte order mark at the start of the contents is skipped.
     pub fn open(path: &Path, from: u64) -> io::Result<Self> {
         let mut file = File::open(path)?;
         let size = file.metadata().map(|metadata| metadata.len()).ok();

@@ -91,7 +91,7 @@ impl Kind {
 }
 
 impl Builder {
-    /// Appends a value, or null if the type cannot hold it.
+    /// Appends a value that the type [holds](Kind::holds), or null for `None`.
     pub fn push(&mut self, raw: Option<&str>) {
         let raw = raw.filter(|raw| *raw != "null");
         match self {

@@ -34,7 +34,7 @@ impl Chooser<'_> {
         }
     }
 
-    /// Parses a line. Returns its members, or the reason why it cannot be used.
+    /// Parses a line. Returns its requested members, or the reason why the line cannot be used.
     pub fn read<'l>(&self, line: &'l str) -> Result<Members<'l>, String> {
         let mut json = serde_json::Deserializer::from_str(line);
         let members = json.deserialize_map(self).and_then(|members| {

@@ -75,8 +75,8 @@ impl Encoder {
         }
     }
 
-    /// Returns a Parquet file that contains `table`. Without a table, returns an empty file with the Arrow schema, whose footer ends the
-    /// output.
+    /// Returns a Parquet file that contains `table`. Without a table, returns an empty file with the Arrow schema, from whose footer that
+    /// of the output is made.
     fn file(&self, table: Option<&RecordBatch>) -> Result<Vec<u8>, String> {
         let options = ArrowWriterOptions::new()
             .with_properties(self.properties.clone())
