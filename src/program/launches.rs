@@ -27,7 +27,7 @@ struct Launch {
     name: String,
     origin: Origin,
     symbol: String,
-    /// The batches for which the step launches this kernel. Their rows are those of the launch, not tokens.
+    /// The batches for which the step launches this kernel. Their sizes are counted in rows of the launch, not in tokens.
     batches: Batches,
     /// Estimate in microseconds; `None` if the kernel is not selected by cost.
     us: Option<f64>,

@@ -16,8 +16,7 @@ pub struct Step {
     /// Index into [`Program::kernels`](super::Program::kernels) for each range of batches. All kernels of a step have the same parameters.
     /// For batches outside all ranges, another step computes the value.
     pub dispatch: Dispatch<usize>,
-    /// Maximum sequence length over all steps that compute the value; a longer sequence is an
-    /// error.
+    /// Length of the longest sequence that this step or an alternative step for the same value supports. A longer sequence is an error.
     pub max_longest: Option<u64>,
     /// Tensors of the kernel's `Read` and `Write` parameters, in signature order.
     pub operands: Vec<TensorIndex>,

@@ -106,7 +106,7 @@ impl Composed {
         }
     }
 
-    /// Returns the bytes of a batch with a single request of `tokens` tokens. A layout with rows computes a whole row for it.
+    /// Returns the bytes of a batch with a single request of `tokens` tokens. In a layout with rows, the request takes up a whole row.
     fn alone(&self, view: &View<'_>, tokens: u32) -> u64 {
         let (layout, tokens) = match self.how {
             BatchLayout::Rows { length, .. } => (
