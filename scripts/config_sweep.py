@@ -11,7 +11,7 @@ import argparse, contextlib, copy, io, json, logging, os, warnings
 
 import numpy as np, torch
 import transformers as tf
-from reference import SEED, normal, DEVIATION, TRANSLATOR_DEVIATION
+from reference import SEED, normal, published, DEVIATION, TRANSLATOR_DEVIATION
 
 LENS = [13, 5]
 VOCAB = 60
@@ -90,6 +90,48 @@ FAMILIES = {
     "granite": family("granite", "Granite", dict(ROTARY, pad_token_id=0), WRITES[0]),
     "cohere": family("cohere", "Cohere", dict(ROTARY, hidden_size=32), WRITES[0]),
     "cohere_norms": family("cohere", "Cohere", dict(ROTARY, hidden_size=32, use_qk_norm=True), WRITES[0]),
+    "cohere2": family("cohere2", "Cohere2", dict(USUAL, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=4, sliding_window=4, bos_token_id=1,
+                                                 eos_token_id=2), WRITES[0]),
+    "glm": family("glm", "Glm", dict(ROTARY, pad_token_id=0), *WRITES),
+    "glm4": family("glm", "Glm4", dict(ROTARY, pad_token_id=0), *WRITES),
+    "glm_tokens": family("glm", "Glm", dict(ROTARY, pad_token_id=0), CLASSIFIES[1], keys=["num_labels"]),
+    "exaone4": family("exaone4", "Exaone4", dict(ROTARY, num_hidden_layers=4, sliding_window=4), *WRITES),
+    "exaone4_full": family("exaone4", "Exaone4", dict(ROTARY, sliding_window=None, layer_types=["full_attention"] * 2), *WRITES),
+    "exaone4_tokens": family("exaone4", "Exaone4", dict(ROTARY, sliding_window=4), CLASSIFIES[1], keys=["num_labels"]),
+    "seed_oss": family("seed_oss", "SeedOss", ROTARY, *WRITES),
+    "seed_oss_tokens": family("seed_oss", "SeedOss", ROTARY, CLASSIFIES[1], keys=["num_labels"]),
+    "ernie4_5": family("ernie4_5", "Ernie4_5", ROTARY, WRITES[0]),
+    "helium": family("helium", "Helium", dict(ROTARY, hidden_size=32), *WRITES),
+    "helium_tokens": family("helium", "Helium", dict(ROTARY, hidden_size=32), CLASSIFIES[1], keys=["num_labels"]),
+    "hunyuan_v1_dense": family("hunyuan_v1_dense", "HunYuanDenseV1", ROTARY, *WRITES),
+    "arcee": family("arcee", "Arcee", dict(ROTARY, bos_token_id=1, eos_token_id=2), *WRITES),
+    "arcee_tokens": family("arcee", "Arcee", dict(ROTARY, bos_token_id=1, eos_token_id=2), CLASSIFIES[1], keys=["num_labels"]),
+    "nemotron": family("nemotron", "Nemotron", dict(ROTARY, hidden_size=32), *WRITES),
+    "nemotron_tokens": family("nemotron", "Nemotron", ROTARY, CLASSIFIES[1], keys=["num_labels"]),
+    "olmo": family("olmo", "Olmo", dict(USUAL, num_attention_heads=3, num_key_value_heads=1, eos_token_id=2), *WRITES),
+    "mpt": family("mpt", "Mpt", dict(d_model=24, n_heads=3, n_layers=2, max_seq_len=40, num_labels=3), *WRITES),
+    "mpt_tokens": family("mpt", "Mpt", dict(d_model=24, n_heads=3, n_layers=2, max_seq_len=40), CLASSIFIES[1], keys=["num_labels"]),
+    "gpt_bigcode": family("gpt_bigcode", "GPTBigCode", dict(n_positions=40, n_embd=24, n_layer=2, n_head=3, n_inner=20, num_labels=3), *WRITES),
+    "gpt_bigcode_tokens": family("gpt_bigcode", "GPTBigCode", dict(n_positions=40, n_embd=24, n_layer=2, n_head=3, n_inner=20), CLASSIFIES[1], keys=["num_labels"]),
+    "gpt_neo": family("gpt_neo", "GPTNeo", dict(hidden_size=24, num_layers=2, num_heads=3, intermediate_size=20, window_size=4, attention_types=[[["global", "local"], 1]],
+                                                num_labels=3), *WRITES),
+    "gpt_neo_tokens": family("gpt_neo", "GPTNeo", dict(hidden_size=24, num_layers=2, num_heads=3, window_size=4, attention_types=[[["global", "local"], 1]]), CLASSIFIES[1],
+                             keys=["num_labels"]),
+    "xglm": family("xglm", "XGLM", dict(d_model=24, num_layers=2, attention_heads=3, ffn_dim=20), WRITES[0]),
+    "biogpt": family("biogpt", "BioGpt", USUAL, *WRITES),
+    "biogpt_tokens": family("biogpt", "BioGpt", USUAL, CLASSIFIES[1], keys=["num_labels"]),
+    "exaone": family("exaone", "Llama", ROTARY, WRITES[0]) | {"config": "ExaoneConfig"},
+    "internlm3": family("internlm3", "Llama", ROTARY, WRITES[0]) | {"config": "InternLM3Config"},
+    "openai_gpt": family("openai_gpt", "OpenAIGPT", dict(n_positions=40, n_embd=24, n_layer=2, n_head=3, num_labels=3), ("next_token_logits", "LMHeadModel"), WRITES[1]),
+    "modernbert_decoder": family("modernbert_decoder", "ModernBertDecoder", dict(USUAL, num_hidden_layers=4, local_attention=9, **SPECIALS), *WRITES),
+    "roberta_prelayernorm": family("roberta_prelayernorm", "RobertaPreLayerNorm", USUAL, *CLASSIFIES),
+    "data2vec_text": family("roberta", "Data2VecText", USUAL, *CLASSIFIES),
+    "luke": family("roberta", "Luke", dict(USUAL, entity_vocab_size=10, entity_emb_size=8), CLASSIFIES[1]),
+    "hyperclovax": family("granite", "HyperCLOVAX", dict(ROTARY, pad_token_id=0), WRITES[0]),
+    "megatron_bert": family("megatron_bert", "MegatronBert", USUAL, *CLASSIFIES),
+    "rembert": family("rembert", "RemBert", dict(USUAL, input_embedding_size=12, output_embedding_size=16), *CLASSIFIES),
+    "blenderbot": family("blenderbot", "Blenderbot", TRANSLATOR, *TRANSLATES, trunk="ForConditionalGeneration", states="encoder_last_hidden_state"),
+    "blenderbot_small": family("blenderbot_small", "BlenderbotSmall", TRANSLATOR, *TRANSLATES, trunk="ForConditionalGeneration", states="encoder_last_hidden_state"),
     "gptj": family("gptj", "GPTJ", dict(n_positions=40, n_embd=24, n_layer=2, n_head=3, n_inner=20, rotary_dim=4, num_labels=3), *WRITES),
     "falcon": family("falcon", "Falcon", dict(hidden_size=24, num_attention_heads=3, num_hidden_layers=2, ffn_hidden_size=20, num_labels=3), *WRITES),
     "falcon_groups": family("falcon", "Falcon", dict(hidden_size=32, num_attention_heads=4, num_kv_heads=2, num_hidden_layers=2, ffn_hidden_size=20, num_labels=3,
@@ -145,7 +187,7 @@ def values_of(key, value):
     if key.endswith("token_id"):
         return [0, 1, 3, None]
     if isinstance(value, int):
-        return [v for v in (value + 1, 2 * value, 1, 3, 0) if v != value and not ("layers" in key and v == 0) and not (key in ("vocab_size", "max_position_embeddings", "n_positions") and v < 40)]
+        return [v for v in (value + 1, 2 * value, 1, 3, 0) if v != value and not ("layers" in key and v == 0) and not (key in ("vocab_size", "max_position_embeddings", "n_positions", "max_seq_len") and v < 40)]
     if isinstance(value, float):
         return [v for v in (value * 2 or 0.5, 0.3, 0.0) if v != value]
     if isinstance(value, str):
@@ -169,7 +211,7 @@ def fill(model, deviation):
         if not p.is_floating_point() or p.data_ptr() in done or "Sinus" in owner:
             continue
         done.add(p.data_ptr())
-        bare = name.removeprefix(prefix)
+        bare = published(model, name).removeprefix(prefix)
         mean = np.float32(1.0 if p.dim() == 1 and bare.endswith("weight") else 0.0)
         p.copy_(torch.from_numpy((mean + np.float32(deviation) * normal(bare, p.numel())).reshape(p.shape)))
     return model.eval()

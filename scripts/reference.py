@@ -17,7 +17,14 @@ import compact_json
 
 SEED, DEVIATION, TRANSLATOR_DEVIATION = 20, 0.1, 0.3
 LENS = {"one_token": [1], "tiny": [5, 1, 17], "mixed": [512, 1, 100, 33, 64, 65, 129], "long": [4500, 1, 700]}
-PREFIXES = ("deberta.", "bert.", "roberta.", "roformer.", "mpnet.", "distilbert.", "albert.", "model.", "text_model.", "gpt_neox.")
+PREFIXES = ("deberta.", "bert.", "roberta.", "roformer.", "mpnet.", "distilbert.", "albert.", "model.", "text_model.", "gpt_neox.", "biogpt.",
+            "roberta_prelayernorm.", "data2vec_text.", "rembert.", "luke.")
+# Decoders whose trunk is called `transformer`.
+WITH_TRANSFORMER = ("gpt2", "bloom", "gptj", "falcon", "mpt", "gpt_bigcode", "gpt_neo", "openai-gpt")
+# Models whose weights have other names in transformers than in published files. Names with a leading dot may be anywhere, others are prefixes.
+RENAMED = {"exaone": (("norm.", "ln_f."), ("embed_tokens.", "wte."), ("layers.", "h."), (".self_attn.", ".attn.attention."), (".o_proj.", ".out_proj."),
+                      (".input_layernorm.", ".ln_1."), (".post_attention_layernorm.", ".ln_2."), (".gate_proj.", ".c_fc_0."), (".up_proj.", ".c_fc_1."),
+                      (".down_proj.", ".c_proj."))}
 SENTENCES = [
     "A transformer is compiled into kernels written for it.",
     "The model description is turned into CUDA source.",
@@ -47,22 +54,31 @@ def normal(name, n):
     return (parts.astype(np.float32) - np.float32(131070.0)) / np.float32(37837.23)
 
 
+def published(model, name):
+    """Returns the published name of a parameter, without the prefix of the trunk if the name differs from that of transformers."""
+    for own, other in RENAMED.get(model.config.model_type, ()):
+        name = name.removeprefix("model.")
+        name = name.replace(own, other) if own.startswith(".") or name.startswith(own) else name
+    return name
+
+
 def fill(model, deviation=DEVIATION):
     """Generates every parameter under its published name, without the prefix of the trunk."""
     tied = getattr(model.config, "tie_word_embeddings", False)
     shared = any(name.endswith("shared.weight") for name in model.state_dict())
     for name, p in model.state_dict().items():
-        if tied and name == "lm_head.weight":
+        if tied and name in ("lm_head.weight", "output_projection.weight"):
             continue
         # The decoder of a masked-LM head is tied to other tensors, whose values it keeps.
-        if not p.is_floating_point() or name != "decoder.bias" and name.endswith(("decoder.weight", "decoder.bias", "vocab_projector.weight")):
+        decoder = ("decoder.weight", "decoder.bias", "vocab_projector.weight") if model.config.model_type != "rembert" else ()
+        if not p.is_floating_point() or name != "decoder.bias" and name.endswith(decoder):
             continue
         # The encoder, the decoder and the head share one table. Position tables of sines and cosines are computed.
         if shared and name.endswith("embed_tokens.weight") or (name.endswith("embed_positions.weight") and "Sinus" in type(model.get_submodule(name.removesuffix(".weight"))).__name__):
             continue
-        bare = name
+        bare = published(model, name)
         # `transformer.` is the prefix of the trunk in GPT-2 and similar models, but the name of the layers in DistilBERT.
-        for prefix in PREFIXES + (("transformer.",) if model.config.model_type in ("gpt2", "bloom", "gptj", "falcon") else ()):
+        for prefix in PREFIXES + (("transformer.",) if model.config.model_type in WITH_TRANSFORMER else ()):
             bare = bare.removeprefix(prefix)
         mean = np.float32(1.0 if p.dim() == 1 and bare.endswith("weight") else 0.0)
         values = mean + np.float32(deviation) * normal(bare, p.numel())
@@ -100,8 +116,18 @@ FAMILIES = {
     "modernbert": (tf.ModernBertConfig, tf.ModernBertModel, tf.ModernBertForSequenceClassification, tf.ModernBertForTokenClassification, tf.ModernBertForMaskedLM),
     "xlm_roberta_xl": (tf.XLMRobertaXLConfig, tf.XLMRobertaXLModel, tf.XLMRobertaXLForSequenceClassification, tf.XLMRobertaXLForTokenClassification, tf.XLMRobertaXLForMaskedLM),
     "roformer": (tf.RoFormerConfig, tf.RoFormerModel, tf.RoFormerForSequenceClassification, tf.RoFormerForTokenClassification, tf.RoFormerForMaskedLM),
+    "roberta_prelayernorm": (tf.RobertaPreLayerNormConfig, tf.RobertaPreLayerNormModel, tf.RobertaPreLayerNormForSequenceClassification,
+                             tf.RobertaPreLayerNormForTokenClassification, tf.RobertaPreLayerNormForMaskedLM),
+    "data2vec_text": (tf.Data2VecTextConfig, tf.Data2VecTextModel, tf.Data2VecTextForSequenceClassification, tf.Data2VecTextForTokenClassification, tf.Data2VecTextForMaskedLM),
+    "megatron_bert": (tf.MegatronBertConfig, tf.MegatronBertModel, tf.MegatronBertForSequenceClassification, tf.MegatronBertForTokenClassification, tf.MegatronBertForMaskedLM),
+    "luke": (tf.LukeConfig, tf.LukeModel, None, tf.LukeForTokenClassification, None),
+    "rembert": (tf.RemBertConfig, tf.RemBertModel, tf.RemBertForSequenceClassification, tf.RemBertForTokenClassification, tf.RemBertForMaskedLM),
     "albert": (tf.AlbertConfig, tf.AlbertModel, tf.AlbertForSequenceClassification, tf.AlbertForTokenClassification, tf.AlbertForMaskedLM),
 }
+
+
+# Families whose references are small.
+SMALL = ("roberta_prelayernorm", "data2vec_text", "luke", "megatron_bert", "rembert")
 
 
 def config(family, hidden, heads, layers=3, inner=1000, vocab=1003, **more):
@@ -113,7 +139,7 @@ def config(family, hidden, heads, layers=3, inner=1000, vocab=1003, **more):
         sizes["embedding_size"] = 128
     if family == "modernbert":
         sizes |= dict(pad_token_id=0, bos_token_id=1, cls_token_id=1, eos_token_id=2, sep_token_id=2)
-    positions = 514 if family in ("roberta", "mpnet", "xlm_roberta_xl") else 512
+    positions = 514 if family in ("roberta", "mpnet", "xlm_roberta_xl", "roberta_prelayernorm", "data2vec_text", "luke") else 512
     return FAMILIES[family][0](vocab_size=vocab, max_position_embeddings=positions, num_labels=3, attn_implementation="eager", **sizes, **more)
 
 
@@ -121,6 +147,7 @@ def random_model(out, name, family, lens_names, **sizes):
     cfg = config(family, **sizes)
     _, trunk, sequence, token, mlm = FAMILIES[family]
     heads = {"sequence_logits": sequence, "token_logits": token, "mlm_logits": mlm}
+    heads = {output: head for output, head in heads.items() if head}
     models = {"trunk": fill(trunk(cfg))} | {k: fill(m(cfg)) for k, m in heads.items()}
     tensors = {}
     for lens_name in lens_names:
@@ -152,6 +179,11 @@ def random_model(out, name, family, lens_names, **sizes):
             keep |= {k: v for k, v in sizes.items() if k.startswith("global_") or k.startswith("local_")}
         f.write(compact_json.dumps(dict(sorted((keep | {"id2label": {str(i): f"LABEL_{i}" for i in range(3)}}).items()))))
     print(name, {k: v.shape for k, v in tensors.items() if k.startswith("tiny")})
+
+
+def small_encoder(out, family):
+    more = {"rembert": dict(input_embedding_size=36, output_embedding_size=44), "luke": dict(entity_vocab_size=10, entity_emb_size=8)}.get(family, {})
+    random_model(out, f"{family}_head20", family, ["tiny"], hidden=60, heads=3, inner=100, layers=2, vocab=203, **more)
 
 
 # Settings of greedy search.
@@ -293,6 +325,36 @@ DECODERS = {
     "gptj": (tf.GPTJForCausalLM, lambda s: tf.GPTJConfig(
         vocab_size=s["vocab"], n_positions=512, n_embd=s["hidden"], n_layer=s["layers"], n_head=s["heads"], n_inner=s["inner"],
         attn_implementation="eager", **s["more"])),
+    "cohere2": (tf.Cohere2ForCausalLM, lambda s: tf.Cohere2Config(**without(s, "head_dim"))),
+    "glm": (tf.GlmForCausalLM, lambda s: tf.GlmConfig(pad_token_id=0, **common(s))),
+    "glm4": (tf.Glm4ForCausalLM, lambda s: tf.Glm4Config(pad_token_id=0, **common(s))),
+    "exaone4": (tf.Exaone4ForCausalLM, lambda s: tf.Exaone4Config(**common(s))),
+    "seed_oss": (tf.SeedOssForCausalLM, lambda s: tf.SeedOssConfig(**common(s))),
+    "ernie4_5": (tf.Ernie4_5ForCausalLM, lambda s: tf.Ernie4_5Config(**common(s))),
+    "helium": (tf.HeliumForCausalLM, lambda s: tf.HeliumConfig(**common(s))),
+    "hunyuan_v1_dense": (tf.HunYuanDenseV1ForCausalLM, lambda s: tf.HunYuanDenseV1Config(**common(s))),
+    "arcee": (tf.ArceeForCausalLM, lambda s: tf.ArceeConfig(**common(s))),
+    "nemotron": (tf.NemotronForCausalLM, lambda s: tf.NemotronConfig(**common(s))),
+    "olmo": (tf.OlmoForCausalLM, lambda s: tf.OlmoConfig(**without(s, "head_dim"))),
+    "mpt": (tf.MptForCausalLM, lambda s: tf.MptConfig(
+        vocab_size=s["vocab"], max_seq_len=512, d_model=s["hidden"], n_layers=s["layers"], n_heads=s["heads"], attn_implementation="eager", **s["more"])),
+    "gpt_bigcode": (tf.GPTBigCodeForCausalLM, lambda s: tf.GPTBigCodeConfig(
+        vocab_size=s["vocab"], n_positions=512, n_embd=s["hidden"], n_layer=s["layers"], n_head=s["heads"], n_inner=s["inner"],
+        attn_implementation="eager", **s["more"])),
+    "gpt_neo": (tf.GPTNeoForCausalLM, lambda s: tf.GPTNeoConfig(
+        vocab_size=s["vocab"], max_position_embeddings=512, hidden_size=s["hidden"], num_layers=s["layers"], num_heads=s["heads"],
+        intermediate_size=s["inner"], attn_implementation="eager", **s["more"])),
+    "xglm": (tf.XGLMForCausalLM, lambda s: tf.XGLMConfig(
+        vocab_size=s["vocab"], max_position_embeddings=512, d_model=s["hidden"], num_layers=s["layers"], attention_heads=s["heads"],
+        ffn_dim=s["inner"], attn_implementation="eager", **s["more"])),
+    "biogpt": (tf.BioGptForCausalLM, lambda s: tf.BioGptConfig(**without(s, "head_dim", "num_key_value_heads"))),
+    "hyperclovax": (tf.HyperCLOVAXForCausalLM, lambda s: tf.HyperCLOVAXConfig(**common(s))),
+    "exaone": (tf.LlamaForCausalLM, lambda s: tf.ExaoneConfig(**common(s))),
+    "internlm3": (tf.LlamaForCausalLM, lambda s: tf.InternLM3Config(**common(s))),
+    "openai_gpt": (tf.OpenAIGPTLMHeadModel, lambda s: tf.OpenAIGPTConfig(
+        vocab_size=s["vocab"], n_positions=512, n_embd=s["hidden"], n_layer=s["layers"], n_head=s["heads"], **s["more"])),
+    "modernbert_decoder": (tf.ModernBertDecoderForCausalLM, lambda s: tf.ModernBertDecoderConfig(
+        pad_token_id=0, bos_token_id=1, cls_token_id=1, eos_token_id=2, sep_token_id=2, **without(s, "head_dim", "num_key_value_heads"))),
     "qwen2": (tf.Qwen2ForCausalLM, lambda s: tf.Qwen2Config(**common(s))),
     "qwen3": (tf.Qwen3ForCausalLM, lambda s: tf.Qwen3Config(**common(s))),
 }
@@ -332,7 +394,10 @@ def without(s, *keys):
 
 def write_config(out, name, cfg, **more):
     with open(os.path.join(out, f"{name}.json"), "w") as f:
-        keep = {k: v for k, v in cfg.to_dict().items() if isinstance(v, (int, float, str, bool, dict)) and k not in ("transformers_version", "dtype", "_attn_implementation", "task_specific_params", "id2label", "label2id")}
+        dropped = ("transformers_version", "dtype", "_attn_implementation", "task_specific_params", "id2label", "label2id")
+        keep = {k: v for k, v in cfg.to_dict().items() if isinstance(v, (int, float, str, bool, dict)) and k not in dropped}
+        # Keys of MPT's attention.
+        keep |= {k: {key: value for key, value in v.items() if key not in dropped} for k, v in keep.items() if k == "attn_config"}
         f.write(compact_json.dumps(dict(sorted((keep | more).items()))))
 
 
@@ -350,8 +415,9 @@ def store_least(written, kind, i, prompt, ends, o, tokens):
         written[f"{kind}.{i}.margin"] = (top[:, 0] - top[:, 1]).min().reshape(1).numpy()
 
 
-def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, **sizes):
-    """Stores states, logits and log-probabilities of a generative model, each sequence separately, and the tokens that it generates."""
+def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, searches=True, **sizes):
+    """Stores states, logits and log-probabilities of a generative model, each sequence separately, and the tokens that it generates: with
+    greedy search, and with all other searches unless `searches` is false."""
     head, make = DECODERS[family]
     cfg = make(dict(vocab=vocab, layers=layers, more=more, **sizes))
     model = fill(head(cfg))
@@ -379,7 +445,8 @@ def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, **size
         put("log_probability", torch.cat(scores)[rows][:, None])
     if tensors:
         save_file(tensors, os.path.join(out, f"{name}.safetensors"))
-    write_config(out, name, cfg)
+    lists = {key: value for key, value in more.items() if value is None or isinstance(value, list)}
+    write_config(out, name, cfg, **lists, **({"attention_layers": cfg.attention_layers} if family == "gpt_neo" else {}))
     print(name, {k: v.shape for k, v in tensors.items() if k.startswith("tiny")})
     written = {}
     for rules_name, rules in RULES.items():
@@ -394,6 +461,9 @@ def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, **size
             written[f"{rules_name}.{i}.tokens"] = o.sequences[0, len(prompt):].numpy().astype(np.int64)
             # Min distance of the second best token.
             written[f"{rules_name}.{i}.margin"] = (top[:, 0] - top[:, 1]).min().reshape(1).numpy()
+    if not searches:
+        save_file(written, os.path.join(out, f"{name}.written.safetensors"))
+        return
     # Use tokens of the greedy search as end tokens, so that beams end at several lengths.
     ends = sorted({int(written[f"greedy.{i}.tokens"][3 * i + 4]) for i in range(3)})
     for beams_name, beams in BEAMS.items():
@@ -416,6 +486,38 @@ def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, **size
             logits_of = lambda tokens: model(input_ids=tokens).logits[:, -1]
             store_groups(written, kind, i, prompt, ends, search_groups(logits_of, prompt.tolist(), ends, 16, **how))
     save_file(written, os.path.join(out, f"{name}.written.safetensors"))
+
+
+def small_decoders():
+    """Returns decoders whose references are small: name, family and sizes."""
+    usual = dict(hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2)
+    narrow = dict(usual, head=20)
+    yield "cohere2_head24", "cohere2", dict(usual, layers=4, more=dict(sliding_window=5, logit_scale=0.5))
+    yield "cohere2_biases", "cohere2", dict(usual, layers=3, more=dict(sliding_window=3, attention_bias=True, layer_types=["full_attention", "sliding_attention", "full_attention"]))
+    yield "glm_head24", "glm", usual
+    yield "glm4_head20", "glm4", dict(narrow, more=dict(attention_bias=False, tie_word_embeddings=True))
+    yield "exaone4_head24", "exaone4", dict(usual, layers=4, more=dict(sliding_window=5))
+    yield "exaone4_full", "exaone4", dict(narrow, more=dict(sliding_window=None, layer_types=["full_attention"] * 2, tie_word_embeddings=True))
+    yield "seed_oss_head20", "seed_oss", dict(narrow, more=dict(attention_out_bias=True))
+    yield "ernie4_5_head20", "ernie4_5", dict(narrow, more=dict(use_bias=True))
+    yield "helium_head24", "helium", usual
+    stretched = dict(rope_type="dynamic", rope_theta=10000.0, factor=1.0, alpha=1000.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0)
+    yield "hunyuan_v1_dense_head20", "hunyuan_v1_dense", dict(narrow, more=dict(tie_word_embeddings=True, rope_parameters=stretched))
+    yield "hunyuan_v1_dense_head24", "hunyuan_v1_dense", usual
+    yield "arcee_head20", "arcee", narrow
+    yield "nemotron_head24", "nemotron", usual
+    yield "olmo_head24", "olmo", usual
+    yield "mpt_head12", "mpt", dict(usual, heads=6)
+    yield "gpt_bigcode_head24", "gpt_bigcode", usual
+    yield "gpt_bigcode_heads", "gpt_bigcode", dict(narrow, more=dict(multi_query=False, tie_word_embeddings=False))
+    yield "gpt_neo_head24", "gpt_neo", dict(usual, layers=4, more=dict(window_size=5, attention_types=[[["global", "local"], 2]]))
+    yield "xglm_head24", "xglm", usual
+    yield "biogpt_head24", "biogpt", usual
+    yield "exaone_head24", "exaone", dict(usual, more=dict(tie_word_embeddings=True))
+    yield "internlm3_head24", "internlm3", usual
+    yield "hyperclovax_head24", "hyperclovax", dict(usual, more=dict(embedding_multiplier=6.0, residual_multiplier=0.25, logits_scaling=0.3))
+    yield "openai_gpt_head24", "openai_gpt", dict(usual, inner=288)
+    yield "modernbert_decoder_head24", "modernbert_decoder", dict(usual, layers=4, more=dict(local_attention=9))
 
 
 def long_context(out, name, scaling, original=128, **sizes):
@@ -443,11 +545,14 @@ TRANSLATORS = {
     "mbart": (tf.MBartForConditionalGeneration, tf.MBartConfig),
     "m2m_100": (tf.M2M100ForConditionalGeneration, tf.M2M100Config),
     "t5": (tf.T5ForConditionalGeneration, tf.T5Config),
+    "blenderbot": (tf.BlenderbotForConditionalGeneration, tf.BlenderbotConfig),
+    "blenderbot_small": (tf.BlenderbotSmallForConditionalGeneration, tf.BlenderbotSmallConfig),
 }
 
 
-def translator(out, name, family, lens_names, vocab=503, hidden=64, heads=4, inner=100, layers=2, decoder_layers=2, **more):
-    """Stores encoder states, and the tokens of an encoder-decoder model, each sequence separately."""
+def translator(out, name, family, lens_names, vocab=503, hidden=64, heads=4, inner=100, layers=2, decoder_layers=2, searches=True, **more):
+    """Stores encoder states, and the tokens of an encoder-decoder model, each sequence separately: those of greedy search and of plain beam
+    search, and those of all other searches unless `searches` is false."""
     head, config = TRANSLATORS[family]
     if family == "t5":
         sizes = dict(num_layers=layers, num_decoder_layers=decoder_layers, num_heads=heads, d_ff=inner)
@@ -470,7 +575,7 @@ def translator(out, name, family, lens_names, vocab=503, hidden=64, heads=4, inn
         tensors[f"{lens_name}.lens"] = np.array(lens, dtype=np.int64)
         tensors[f"{lens_name}.rows"] = rows = rows_of(lens)
         tensors[f"{lens_name}.encoder_last_hidden_state"] = np.ascontiguousarray(torch.cat(states)[rows].numpy())
-    settings = {"greedy": {}, "rules": RULES["rules"], "forced": dict(forced_bos_token_id=7), **BEAMS}
+    settings = {"greedy": {}, "rules": RULES["rules"], "forced": dict(forced_bos_token_id=7), **(BEAMS if searches else {"beams": BEAMS["beams"]})}
     ends = [2]
     for kind, how in settings.items():
         for i, n in enumerate([5, 1, 40]):
@@ -493,7 +598,7 @@ def translator(out, name, family, lens_names, vocab=503, hidden=64, heads=4, inn
         if kind == "rules":
             # Use tokens of the greedy search as end tokens, so that beams end at several lengths.
             ends = sorted({int(written[f"rules.{i}.tokens"][3 * i + 4]) for i in range(3)})
-    for i, n in enumerate([5, 1, 40]):
+    for i, n in enumerate([5, 1, 40] if searches else []):
         source = torch.from_numpy(np.random.default_rng(SEED + n).integers(5, vocab, n))
         for kind, how in LEAST.items():
             o = model.generate(source[None], max_new_tokens=16, do_sample=False, eos_token_id=ends, bos_token_id=None, suppress_tokens=[1],
@@ -967,7 +1072,9 @@ if __name__ == "__main__":
     a = ap.parse_args()
     os.makedirs(a.out, exist_ok=True)
     torch.set_grad_enabled(False)
-    for family in FAMILIES:
+    for family in SMALL:
+        small_encoder(a.out, family)
+    for family in (family for family in FAMILIES if family not in SMALL):
         more = dict(layers=5, global_attn_every_n_layers=2, global_rope_theta=80000.0, local_rope_theta=5000.0, local_attention=30) if family == "modernbert" else {}
         random_model(a.out, f"{family}_h320a5", family, ["one_token", "tiny", "mixed"], hidden=320, heads=5, **more)
     random_model(a.out, "modernbert_head20", "modernbert", ["tiny", "mixed"], hidden=60, heads=3, inner=100, layers=4, local_attention=128, classifier_pooling="mean")
@@ -1069,10 +1176,14 @@ if __name__ == "__main__":
     yarn = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=128)
     decoder(a.out, "qwen3_h192a6", "qwen3", ["tiny", "mixed"], hidden=192, heads=6, kv_heads=2, head=64, inner=500, layers=2,
             more=dict(rope_parameters=yarn, tie_word_embeddings=True))
+    for name, family, sizes in small_decoders():
+        decoder(a.out, name, family, ["tiny"], vocab=203, searches=False, **sizes)
     translator(a.out, "marian_h64a4", "marian", ["one_token", "tiny"], scale_embedding=True, activation_function="swish")
     translator(a.out, "bart_h64a4", "bart", ["tiny"], scale_embedding=False, activation_function="gelu")
     translator(a.out, "mbart_h64a4", "mbart", ["tiny"], scale_embedding=True, activation_function="gelu")
     translator(a.out, "m2m_100_h64a4", "m2m_100", ["tiny"], scale_embedding=True, activation_function="relu")
+    for family in ("blenderbot", "blenderbot_small"):
+        translator(a.out, f"{family}_h60a3", family, ["tiny"], vocab=203, hidden=60, heads=3, searches=False, scale_embedding=True, activation_function="gelu")
     translator(a.out, "t5_h64a4", "t5", ["one_token", "tiny", "mixed"], d_kv=16)
     translator(a.out, "t5_h72a5", "t5", ["tiny"], hidden=72, heads=5, d_kv=24, inner=100, layers=3, feed_forward_proj="gated-gelu",
                tie_word_embeddings=False, relative_attention_num_buckets=12, relative_attention_max_distance=20)

@@ -56,6 +56,8 @@ pub enum WeightExpr {
     ResizedHeads { heads: u64, from: u64, to: u64 },
     /// A vector of zeros, for example the bias of a norm without one.
     Zeros { n: u64 },
+    /// A vector of ones: the weight of a norm without one.
+    Ones { n: u64 },
     /// Tensors stacked along their first dimension.
     ConcatRows(#[serde(deserialize_with = "parts")] Vec<WeightExpr>),
     /// Scales of the outputs of a product in E4M3, `[n]`. Each is the scale of the weight's row times the scale of the input.
@@ -246,6 +248,9 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
         Zeros {
             n: u64,
         },
+        Ones {
+            n: u64,
+        },
         ConcatRows,
         ProductScales,
         Scale,
@@ -294,6 +299,7 @@ fn parts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<WeightExpr>, D
             },
             Part::PlusOne { name, dims } => WeightExpr::PlusOne { name, dims },
             Part::Zeros { n } => WeightExpr::Zeros { n },
+            Part::Ones { n } => WeightExpr::Ones { n },
             Part::OrderedRows {
                 name,
                 dims,
@@ -364,7 +370,7 @@ impl WeightExpr {
             WeightExpr::ResizedHeads { heads, from, to } => {
                 vec![heads.saturating_mul(*to), heads.saturating_mul(*from)]
             }
-            WeightExpr::Zeros { n } => vec![*n],
+            WeightExpr::Zeros { n } | WeightExpr::Ones { n } => vec![*n],
             WeightExpr::ConcatRows(parts) => {
                 let mut dims = parts.first().map(WeightExpr::dims).unwrap_or_default();
                 if let Some(rows) = dims.first_mut() {
@@ -401,6 +407,7 @@ impl WeightExpr {
             | WeightExpr::PlusOne { .. }
             | WeightExpr::ResizedHeads { .. }
             | WeightExpr::Zeros { .. }
+            | WeightExpr::Ones { .. }
             | WeightExpr::ProductScales { .. }
             | WeightExpr::Scale(_)
             | WeightExpr::CacheScale { .. } => None,
@@ -436,7 +443,8 @@ impl WeightExpr {
             | WeightExpr::Slopes { .. }
             | WeightExpr::ResizedHeads { .. }
             | WeightExpr::CacheScale { .. }
-            | WeightExpr::Zeros { .. } => Vec::new(),
+            | WeightExpr::Zeros { .. }
+            | WeightExpr::Ones { .. } => Vec::new(),
             WeightExpr::ConcatRows(parts) => parts.iter().flat_map(WeightExpr::stored).collect(),
             WeightExpr::ProductScales { weight, input } => {
                 let parts = weight.iter().chain(input.parts());

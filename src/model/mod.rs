@@ -84,10 +84,11 @@
 //!
 //! Transformers with absolute or rotary positions or position biases, LayerNorm or RMSNorm before or after each part (or both), full or
 //! causal attention, optionally with a window, with sinks and with grouped-query heads, gates, the pointwise activations above, and any head.
-//! These include GPT-2, OPT, BLOOM, GPT-NeoX, GPT-J, Falcon, Cohere, Llama, Mistral, StarCoder2, StableLM, SmolLM3, Granite, OLMo 2, Phi, Qwen2 and 3,
-//! Gemma 1 to 3; the encoder-decoder models Marian, BART, mBART, M2M-100, NLLB and T5; and BERT and its relatives (RoBERTa,
-//! XLM-RoBERTa and its XL, CamemBERT, DistilBERT, ALBERT, ELECTRA, MPNet, NomicBERT, GTE, JinaBERT v2, ModernBERT, NeoBERT, RoFormer,
-//! DeBERTa 1 to 3, EmbeddingGemma, CLIP's text tower, MiniLM, and checkpoints of the same architecture such as BGE and E5).
+//! These include GPT-1 and 2, GPT-Neo, OPT, BLOOM, MPT, GPT-NeoX, GPT-J, Falcon, Cohere, Llama, Mistral, EXAONE, GLM-4, Nemotron, StarCoder,
+//! StableLM, SmolLM3, Granite, OLMo, Phi, Qwen2 and 3, Gemma 1 to 3; the encoder-decoder models Marian, BART, mBART, M2M-100, NLLB, T5 and
+//! Blenderbot; and BERT and its relatives (RoBERTa, XLM-RoBERTa and its XL, CamemBERT, LUKE, DistilBERT, ALBERT, ELECTRA, MPNet, RemBERT,
+//! NomicBERT, GTE, JinaBERT v2, ModernBERT, NeoBERT, RoFormer, DeBERTa 1 to 3, EmbeddingGemma, CLIP's text tower, MiniLM, and checkpoints
+//! of the same architecture such as BGE and E5).
 //! `gemmule models` lists the shipped descriptions. The body of a layer may depend on its number and on its entry in config.json (`When`):
 //! `examples/own_encoder.ron` is a ModernBERT with a different window, layer order and activation, and `examples/sinks_decoder.ron` a dense
 //! decoder with the attention of gpt-oss.

@@ -45,6 +45,19 @@ const KINDS: [(&str, &[&str]); 8] = [
     ),
 ];
 
+/// Keys of `dynamic` with the key [`ALPHA`]. Only `alpha` changes the frequencies.
+const STRETCHED: [&str; 6] = [
+    "factor",
+    ALPHA,
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+];
+
+/// Key with which `dynamic` stretches the base for sequences of all lengths.
+const ALPHA: &str = "alpha";
+
 /// Keys of `longrope`.
 const LONG: [&str; 5] = [
     "factor",
@@ -226,6 +239,12 @@ impl Published<'_> {
             "ntk" => (self.ntk(width, theta)).map(|all| (all, 1.0, published, None)),
             "llama3" => self.llama3(plain).map(|all| (all, 1.0, published, None)),
             "longrope" | "su" => self.longrope(plain, published),
+            "dynamic" if self.is_stretched() => {
+                let base = theta * self.above_zero(ALPHA)?.powf(width / (width - 2.0));
+                let pairs = (0..plain.len()).map(|pair| 2.0 * pair as f64);
+                let all = pairs.map(|column| base.powf(-column / width));
+                Ok((all.collect(), 1.0, published, None))
+            }
             // Beyond the original number of positions, frequencies depend on the length of the sequence, so cached keys would change.
             "dynamic" => Ok((plain, 1.0, Some(self.trained_positions()?), None)),
             _ => Ok((plain, 1.0, published, None)),
@@ -247,6 +266,10 @@ impl Published<'_> {
         let Some((kind, keys)) = KINDS.iter().find(|(known, _)| *known == name) else {
             return Err(self.refuse(field, &names.join(", ")));
         };
+        let keys = match *kind == "dynamic" && self.is_stretched() {
+            true => &STRETCHED[..],
+            false => *keys,
+        };
         let unknown = self
             .object
             .iter()
@@ -257,6 +280,11 @@ impl Published<'_> {
             Some(key) => Err(self.refuse(key, &format!("nothing: `{kind}` does not read it"))),
             None => Ok(kind),
         }
+    }
+
+    /// Returns whether the object has the key [`ALPHA`].
+    fn is_stretched(&self) -> bool {
+        self.object.get(ALPHA).is_some_and(|alpha| !alpha.is_null())
     }
 
     /// Divides low frequencies by `factor`, keeps high frequencies, and interpolates in between.

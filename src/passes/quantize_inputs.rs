@@ -176,7 +176,7 @@ fn linear(graph: &Graph, id: NodeId, columns: Option<(u64, u64)>, gated: bool) -
     })
 }
 
-/// Returns the tensors that a weight concatenates, before quantization. Returns `None` unless each of them is zero or is read from the
+/// Returns the tensors that a weight concatenates, before quantization. Returns `None` unless each of them is zero, one, or read from the
 /// checkpoint, possibly transposed, in part or plus 1.
 fn parts(graph: &Graph, mut id: NodeId) -> Option<Vec<WeightExpr>> {
     if matches!(graph.op(id), Op::Quantize(_)) {
@@ -197,6 +197,7 @@ fn parts(graph: &Graph, mut id: NodeId) -> Option<Vec<WeightExpr>> {
                 | WeightExpr::Rows { .. }
                 | WeightExpr::PlusOne { .. }
                 | WeightExpr::Zeros { .. }
+                | WeightExpr::Ones { .. }
         )
     };
     parts.iter().all(is_stored).then_some(parts)

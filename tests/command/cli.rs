@@ -629,7 +629,7 @@ fn shells_and_man_know_all_commands() {
     assert_eq!(completed(&["transl"]), ["translate"]);
     assert_eq!(completed(&["run", "--simil"]), ["--similarities"]);
     assert_eq!(completed(&["run", "--model", "or"]), ["org/tiny"]);
-    assert_eq!(completed(&["explain", "modernb"]), ["modernbert"]);
+    assert_eq!(completed(&["explain", "nomic"]), ["nomic_bert"]);
     assert!(cli.error(&["completions", "csh"]).contains("bash"));
     assert_eq!(cli.ok(&["man-pages", "man/man1"]), "");
     let page = |name: &str| {
@@ -725,7 +725,7 @@ fn the_doctor_names_a_cache_that_others_may_write_to() {
 #[test]
 fn unknown_names_are_answered_with_known_ones() {
     let cli = Cli::new();
-    assert_snapshot!(cli.error(&["check", "brt"]), @"× there is no description `brt`: it is neither a file nor shipped (did you mean `bart`?); shipped are bert, jina_bert, roberta, roformer, xlm_roberta_rotary, xlm_roberta_xl, distilbert, albert, electra, mpnet, nomic_bert, gte, deberta, deberta_v2, modernbert, neobert, eurobert, gemma, gemma2, gemma3_text, clip_text, gpt2, llama, qwen2, qwen3, phi3, olmo2, olmo3, starcoder2, stablelm, phi, smollm3, granite, opt, gpt_neox, gptj, falcon, cohere, bloom, marian, bart_classifier, bart, mbart, m2m_100, pegasus, t5, vae, static_embedding, sparse_static_embedding");
+    assert_snapshot!(cli.error(&["check", "brt"]), @"× there is no description `brt`: it is neither a file nor shipped (did you mean `bart`?); shipped are bert, jina_bert, roberta, roberta_prelayernorm, roformer, xlm_roberta_rotary, xlm_roberta_xl, distilbert, albert, electra, mpnet, megatron_bert, rembert, nomic_bert, gte, deberta, deberta_v2, modernbert, modernbert_decoder, neobert, eurobert, gemma, gemma2, gemma3_text, clip_text, gpt2, openai_gpt, gpt_bigcode, gpt_neo, llama, internlm3, exaone, exaone4, seed_oss, ernie4_5, helium, hunyuan_v1_dense, arcee, nemotron, glm, qwen2, qwen3, phi3, olmo, olmo2, olmo3, starcoder2, stablelm, phi, smollm3, granite, opt, xglm, biogpt, gpt_neox, gptj, falcon, cohere, cohere2, bloom, mpt, marian, bart_classifier, bart, mbart, m2m_100, pegasus, blenderbot, blenderbot_small, t5, vae, static_embedding, sparse_static_embedding");
     assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--after", "fuse_everything"]), @"× no pass `fuse_everything` ran; the passes are hoist_pooled_token, fold_soft_cap, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize, or `all`");
     assert_snapshot!(cli.error(&["explain", "bert", "--weights", ".", "--without", "fuse_atention"]), @"× no pass is named `fuse_atention`; the passes are hoist_pooled_token, fold_soft_cap, fold_scale, merge_projections, fold_head_layout, fuse_attention, fuse_embedding_layer_norm, fuse_bias_residual_layer_norm, fuse_gate, fuse_bias_activation, fuse_residual, fuse_pool_normalize, quantize_inputs");
     assert_snapshot!(cli.error(&["graph", "bert", "--weights", ".", "--output", "sentence_embeding"]), @"× the description has no output `sentence_embeding` help: did you mean `sentence_embedding`?");
@@ -1102,7 +1102,7 @@ fn the_shipped_descriptions_are_listed_and_printed() {
     assert!(list.contains("roberta, xlm-roberta, camembert"), "{list}");
     let bert = gemmule::model::Description::shipped_source("bert");
     assert_eq!(Some(cli.ok(&["models", "bert"]).as_str()), bert);
-    assert_snapshot!(cli.error(&["models", "brt"]), @"× no description `brt` comes with gemmule (did you mean `bart`?); there are bert, jina_bert, roberta, roformer, xlm_roberta_rotary, xlm_roberta_xl, distilbert, albert, electra, mpnet, nomic_bert, gte, deberta, deberta_v2, modernbert, neobert, eurobert, gemma, gemma2, gemma3_text, clip_text, gpt2, llama, qwen2, qwen3, phi3, olmo2, olmo3, starcoder2, stablelm, phi, smollm3, granite, opt, gpt_neox, gptj, falcon, cohere, bloom, marian, bart_classifier, bart, mbart, m2m_100, pegasus, t5, vae, static_embedding, sparse_static_embedding");
+    assert_snapshot!(cli.error(&["models", "brt"]), @"× no description `brt` comes with gemmule (did you mean `bart`?); there are bert, jina_bert, roberta, roberta_prelayernorm, roformer, xlm_roberta_rotary, xlm_roberta_xl, distilbert, albert, electra, mpnet, megatron_bert, rembert, nomic_bert, gte, deberta, deberta_v2, modernbert, modernbert_decoder, neobert, eurobert, gemma, gemma2, gemma3_text, clip_text, gpt2, openai_gpt, gpt_bigcode, gpt_neo, llama, internlm3, exaone, exaone4, seed_oss, ernie4_5, helium, hunyuan_v1_dense, arcee, nemotron, glm, qwen2, qwen3, phi3, olmo, olmo2, olmo3, starcoder2, stablelm, phi, smollm3, granite, opt, xglm, biogpt, gpt_neox, gptj, falcon, cohere, cohere2, bloom, mpt, marian, bart_classifier, bart, mbart, m2m_100, pegasus, blenderbot, blenderbot_small, t5, vae, static_embedding, sparse_static_embedding");
 }
 
 #[test]

@@ -62,7 +62,7 @@ const OPERATORS: [&str; 32] = [
 ];
 
 /// Attributes and statements that do not appear in the name of an operator.
-const WORDS: [&str; 25] = [
+const WORDS: [&str; 26] = [
     "causal: true",
     "window: ",
     "bias: alibi",
@@ -81,6 +81,7 @@ const WORDS: [&str; 25] = [
     "layer_norm heads",
     "interleaved: ",
     "layer_norm alone",
+    "layer_norm bare",
     "grouped heads",
     "\"linear\"]",
     "\"dynamic\"]",
@@ -96,6 +97,7 @@ fn words(source: &str) -> Vec<&'static str> {
     let has = |word: &str| match word {
         "rms_norm heads" => lines().any(|l| l.contains("rms_norm(") && l.contains("heads: ")),
         "layer_norm heads" => lines().any(|l| l.contains("layer_norm(") && l.contains("heads: ")),
+        "layer_norm bare" => lines().any(|l| l.contains("layer_norm(") && !l.contains("weight: ")),
         "layer_norm alone" => lines().any(|l| l.contains("layer_norm(") && !l.contains("bias: ")),
         word => source.contains(word),
     };

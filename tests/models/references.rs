@@ -160,6 +160,36 @@ matches_reference! {
     qwen3_as_an_encoder_and_a_ranker_matches: "qwen3_ranker" is "qwen3";
     modernbert_matches_on_thousands_of_tokens: "modernbert_long" is "modernbert";
     qwen3_matches_on_thousands_of_tokens: "qwen3_long" is "qwen3";
+    cohere2_with_windows_matches: "cohere2_head24" is "cohere2";
+    cohere2_with_biases_and_listed_layers_matches: "cohere2_biases" is "cohere2";
+    glm_matches: "glm_head24" is "glm";
+    glm_with_norms_after_blocks_matches: "glm4_head20" is "glm";
+    exaone4_with_windows_matches: "exaone4_head24" is "exaone4";
+    exaone4_without_windows_matches: "exaone4_full" is "exaone4";
+    exaone_matches: "exaone_head24" is "exaone";
+    internlm3_matches: "internlm3_head24" is "internlm3";
+    seed_oss_with_biases_matches: "seed_oss_head20" is "seed_oss";
+    ernie4_5_with_biases_matches: "ernie4_5_head20" is "ernie4_5";
+    helium_matches: "helium_head24" is "helium";
+    hunyuan_with_norms_of_turned_heads_matches: "hunyuan_v1_dense_head20" is "hunyuan_v1_dense";
+    hunyuan_without_scaling_matches: "hunyuan_v1_dense_head24" is "hunyuan_v1_dense";
+    arcee_with_squared_relu_matches: "arcee_head20" is "arcee";
+    nemotron_with_shifted_norms_matches: "nemotron_head24" is "nemotron";
+    olmo_with_norms_without_weights_matches: "olmo_head24" is "olmo";
+    mpt_with_slopes_of_six_heads_matches: "mpt_head12" is "mpt";
+    gpt_bigcode_with_one_key_head_matches: "gpt_bigcode_head24" is "gpt_bigcode";
+    gpt_bigcode_with_a_key_head_for_each_query_head_matches: "gpt_bigcode_heads" is "gpt_bigcode";
+    gpt_neo_with_windows_matches: "gpt_neo_head24" is "gpt_neo";
+    xglm_matches: "xglm_head24" is "xglm";
+    biogpt_matches: "biogpt_head24" is "biogpt";
+    openai_gpt_with_norms_after_blocks_matches: "openai_gpt_head24" is "openai_gpt";
+    modernbert_as_a_decoder_matches: "modernbert_decoder_head24" is "modernbert_decoder";
+    roberta_with_norms_before_blocks_matches: "roberta_prelayernorm_head20" is "roberta_prelayernorm";
+    data2vec_text_matches: "data2vec_text_head20" is "roberta";
+    luke_without_entities_matches: "luke_head20" is "roberta";
+    hyperclovax_matches: "hyperclovax_head24" is "granite";
+    megatron_bert_matches: "megatron_bert_head20" is "megatron_bert";
+    rembert_with_two_embeddings_matches: "rembert_head20" is "rembert";
     weights_and_vectors_of_tokens_match: "bge_m3_h60a3" is "roberta";
 }
 

@@ -339,6 +339,23 @@ fn sequences_are_limited_to_the_scaled_positions_of_config_json() {
     assert_eq!(limit(json!({"type": "ntk", "factor": 2.0})), Some(100));
     let dynamic = json!({"rope_type": "dynamic", "factor": 4.0});
     assert_eq!(limit(dynamic), Some(100));
+    // With `alpha`, frequencies do not depend on the length of a sequence.
+    let stretched = json!({"type": "dynamic", "factor": 1.0, "alpha": 1000.0, "beta_fast": 32});
+    assert_eq!(limit(stretched), Some(100));
+    for (alpha, named) in [
+        (json!(-1.0), "alpha"),
+        (json!(0), "alpha"),
+        (Value::Null, "beta_fast"),
+    ] {
+        let mut config = tiny_config();
+        config["rope_scaling"] =
+            json!({"type": "dynamic", "factor": 1.0, "alpha": alpha, "beta_fast": 32});
+        let error = refused(description.build(&config, None));
+        assert!(
+            error.contains(&format!("`rope_scaling.{named}` is")),
+            "{error}"
+        );
+    }
     let longrope = |short: Value| {
         json!({
             "type": "longrope", "short_factor": short, "long_factor": [4.0, 8.0], "original_max_position_embeddings": 60,

@@ -78,6 +78,31 @@ fn a_norm_of_heads_has_a_weight_for_each_head() {
     let alone = r#"layer_norm(x: "y", weight: "w", eps: 1e-5, interleaved: 2)"#;
     let alone = refusal(last(alone));
     assert!(alone.contains("`heads` beside it"), "{alone}");
+    let raised = refusal(norm(2, ", plus_one: true"));
+    assert!(raised.contains("is read without changes"), "{raised}");
+    let bare = refusal(last(r#"layer_norm(x: "y", eps: 1e-5, heads: 2)"#));
+    assert!(bare.contains("a norm of heads has one"), "{bare}");
+}
+
+#[test]
+fn a_norm_of_rows_needs_no_weight() {
+    let graph = |more: &str| {
+        let model = build(&last(&format!(r#"layer_norm(x: "y", eps: 1e-5{more})"#)));
+        model.expect("it is right").graph.text()
+    };
+    let bare = graph("");
+    assert!(
+        bare.contains("layer_norm(eps=1e-5) layer.0.y @ones.8 @zeros.8"),
+        "{bare}"
+    );
+    let raised = graph(r#", weight: "w", plus_one: true"#);
+    assert!(
+        raised.contains("layer_norm(eps=1e-5) layer.0.y @w @zeros.8"),
+        "{raised}"
+    );
+    let alone = last(r#"layer_norm(x: "y", eps: 1e-5, plus_one: true)"#);
+    let alone = refused(build(&alone));
+    assert!(alone.contains("`weight` beside it"), "{alone}");
 }
 
 #[test]

@@ -9,20 +9,39 @@ use crate::{
 
 /// Small sizes under the keys of all model families.
 fn config() -> Value {
-    json!({
+    let sizes = r#"{
         "vocab_size": 1003, "max_position_embeddings": 40, "type_vocab_size": 2,
         "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
-        "intermediate_size": 50, "embedding_size": 16, "pad_token_id": 1,
+        "intermediate_size": 50, "embedding_size": 16, "pad_token_id": 1, "num_key_value_heads": 3,
+        "n_layers": 2, "n_heads": 3, "max_seq_len": 40, "attention_heads": 3, "input_embedding_size": 16, "output_embedding_size": 20,
         "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 3,
         "decoder_attention_heads": 3, "encoder_ffn_dim": 50, "decoder_ffn_dim": 60,
         "latent_size": 5, "num_layers": 2, "num_heads": 3, "d_kv": 8, "d_ff": 50, "rope_theta": 10000,
         "activation_function": "gelu_new", "rotary_dim": 4, "n_positions": 40, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_inner": 50,
-        "ffn_dim": 50, "relative_attention": true, "share_att_key": true, "norm_rel_ebd": "layer_norm", "pos_att_type": ["c2p", "p2c"],
-    })
+        "ffn_dim": 50, "relative_attention": true, "share_att_key": true, "norm_rel_ebd": "layer_norm", "pos_att_type": ["c2p", "p2c"]
+    }"#;
+    serde_json::from_str(sizes).expect("JSON")
 }
 
 /// Descriptions of decoder-only models: name, prefix of weight names, and launches per layer.
-const WRITERS: [(&str, &str, usize); 20] = [
+const WRITERS: [(&str, &str, usize); 38] = [
+    ("arcee", "model.", 10),
+    ("biogpt", "biogpt.", 7),
+    ("cohere2", "model.", 9),
+    ("ernie4_5", "model.", 10),
+    ("exaone", "transformer.", 10),
+    ("exaone4", "model.", 14),
+    ("glm", "model.", 10),
+    ("gpt_bigcode", "transformer.", 7),
+    ("gpt_neo", "transformer.", 7),
+    ("helium", "model.", 10),
+    ("hunyuan_v1_dense", "model.", 12),
+    ("mpt", "transformer.", 7),
+    ("nemotron", "model.", 10),
+    ("olmo", "model.", 10),
+    ("openai_gpt", "transformer.", 7),
+    ("seed_oss", "model.", 10),
+    ("xglm", "model.", 7),
     ("bloom", "transformer.", 7),
     ("gemma", "model.", 10),
     ("gemma2", "model.", 14),
@@ -32,6 +51,7 @@ const WRITERS: [(&str, &str, usize); 20] = [
     ("falcon", "transformer.", 8),
     ("cohere", "model.", 9),
     ("granite", "model.", 14),
+    ("internlm3", "model.", 10),
     ("llama", "model.", 10),
     ("olmo2", "model.", 14),
     ("olmo3", "model.", 14),
@@ -46,10 +66,23 @@ const WRITERS: [(&str, &str, usize); 20] = [
 ];
 
 /// Descriptions of encoder-decoder models.
-const TRANSLATORS: [&str; 7] = ["marian", "bart", "mbart", "m2m_100", "pegasus", "t5", "vae"];
+const TRANSLATORS: [&str; 9] = [
+    "marian",
+    "bart",
+    "mbart",
+    "m2m_100",
+    "pegasus",
+    "t5",
+    "vae",
+    "blenderbot",
+    "blenderbot_small",
+];
 
 /// Descriptions whose weight name prefixes do not follow from their names.
-const PREFIXES: [(&str, &[&str]); 16] = [
+const PREFIXES: [(&str, &[&str]); 19] = [
+    ("roberta", &["", "roberta.", "data2vec_text.", "luke."]),
+    ("megatron_bert", &["", "bert."]),
+    ("modernbert_decoder", &["", "model."]),
     ("vae", &[""]),
     ("bart_classifier", &["", "model."]),
     ("static_embedding", &[""]),
@@ -69,7 +102,8 @@ const PREFIXES: [(&str, &[&str]); 16] = [
 ];
 
 /// Descriptions with an unusual number of launches per layer, with the numbers for the first two layers.
-const OTHER_LAYERS: [(&str, [usize; 2]); 10] = [
+const OTHER_LAYERS: [(&str, [usize; 2]); 11] = [
+    ("modernbert_decoder", [9, 10]),
     ("roformer", [9, 9]),
     ("xlm_roberta_rotary", [9, 9]),
     ("nomic_bert", [10, 10]),
@@ -95,7 +129,11 @@ const WITHOUT_COUNTS: [&str; 5] = [
 const WITHOUT_POSITIONS: [&str; 2] = ["static_embedding", "sparse_static_embedding"];
 
 /// Keys that a description requires to have an unusual value, with this value.
-const OWN_VALUES: [(&str, &str, &str); 2] = [
+const OWN_VALUES: [(&str, &str, &str); 6] = [
+    ("gpt_neo", "attention_layers", r#"["global", "local"]"#),
+    ("seed_oss", "head_dim", "8"),
+    ("ernie4_5", "head_dim", "8"),
+    ("internlm3", "head_dim", "8"),
     ("nomic_bert", "activation_function", "swiglu"),
     (
         "bart_classifier",
@@ -109,7 +147,7 @@ fn build(name: &str, config: &Value, outputs: Option<&[&str]>) -> Model {
     for (_, key, value) in OWN_VALUES.iter().filter(|(own, ..)| *own == name) {
         config[*key] = match *key {
             "architectures" => json!([value]),
-            _ => json!(value),
+            _ => serde_json::from_str(value).unwrap_or_else(|_| json!(value)),
         };
     }
     let config = &config;

@@ -186,6 +186,7 @@ fn weight(expr: &WeightExpr) -> Vec<f64> {
             .map(|(row, column)| f64::from(resized_heads_at(row, column, *from, *to)))
             .collect(),
         WeightExpr::Zeros { n } => vec![0.0; *n as usize],
+        WeightExpr::Ones { n } => vec![1.0; *n as usize],
         WeightExpr::ConcatRows(parts) => all(parts),
         WeightExpr::ProductScales {
             weight: parts,

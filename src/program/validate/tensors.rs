@@ -94,7 +94,7 @@ pub(super) fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
                 false => return Err(format!("has {heads} heads of {from} and {to} elements")),
             }
         }
-        WeightExpr::Zeros { n } => vec![*n],
+        WeightExpr::Zeros { n } | WeightExpr::Ones { n } => vec![*n],
         WeightExpr::ConcatRows(parts) => stacked_dims(parts)?,
         WeightExpr::ProductScales { weight, input } => {
             check_bound(input)?;

@@ -199,6 +199,13 @@ pub(super) fn room<T>(tensor: &str, n: u64) -> Result<Vec<T>, CheckpointError> {
     Ok(values)
 }
 
+/// Returns `n` equal elements, for the computed weight `what`.
+fn vector_of(value: f32, what: &str, n: u64) -> Result<Vec<f32>, CheckpointError> {
+    let mut out = room(what, n)?;
+    out.extend((0..n).map(|_| value));
+    Ok(out)
+}
+
 /// Allocates `n` zeros like [`room`]. Memory pages are only touched when they are written, so that several threads can share this work.
 fn zeros(tensor: &str, n: u64) -> Result<Vec<u8>, CheckpointError> {
     let checked: Vec<u8> = room(tensor, n)?;
@@ -295,11 +302,8 @@ pub fn evaluate(expr: &WeightExpr, source: &dyn WeightSource) -> Result<Vec<f32>
             stored.iter_mut().for_each(|w| *w += 1.0);
             Ok(stored)
         }
-        WeightExpr::Zeros { n } => {
-            let mut out = room("a vector of zeros", *n)?;
-            out.extend((0..*n).map(|_| 0.0));
-            Ok(out)
-        }
+        WeightExpr::Zeros { n } => vector_of(0.0, "a vector of zeros", *n),
+        WeightExpr::Ones { n } => vector_of(1.0, "a vector of ones", *n),
         WeightExpr::ConcatRows(parts) => {
             let name = expr.stored().first().map_or("", |&(name, _)| name);
             let mut out = room(name, elements(&expr.dims()))?;
@@ -429,7 +433,8 @@ pub fn evaluate_as(
         | WeightExpr::OrderedColumns { .. }
         | WeightExpr::OrderedRows { .. }
         | WeightExpr::InterleavedColumns { .. }
-        | WeightExpr::Zeros { .. } => {
+        | WeightExpr::Zeros { .. }
+        | WeightExpr::Ones { .. } => {
             let name = expr
                 .stored()
                 .first()

@@ -112,6 +112,7 @@ fn codes(
         | WeightExpr::ResizedHeads { .. }
         | WeightExpr::PlusOne { .. }
         | WeightExpr::Zeros { .. }
+        | WeightExpr::Ones { .. }
         | WeightExpr::ProductScales { .. }
         | WeightExpr::Scale(_)
         | WeightExpr::CacheScale { .. }

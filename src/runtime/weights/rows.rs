@@ -77,6 +77,7 @@ fn dtype(expr: &WeightExpr, source: &dyn WeightSource) -> DType {
         | WeightExpr::PlusOne { .. }
         | WeightExpr::ResizedHeads { .. }
         | WeightExpr::Zeros { .. }
+        | WeightExpr::Ones { .. }
         | WeightExpr::ProductScales { .. }
         | WeightExpr::Scale(_)
         | WeightExpr::CacheScale { .. }

@@ -246,7 +246,9 @@ impl Writer {
         if plus_one {
             op += ", plus_one: true";
         }
-        if has("weight") {
+        // Only `layer_norm`, which may have a bias, needs no weight.
+        let bare = has("bias") && !plus_one && self.chance(20);
+        if has("weight") && !bare {
             // Weights to which 1 is added are stored differently, so they are not shared with other norms.
             let kind = if plus_one { "less_one" } else { "weight" };
             let weight = self.weight(&dims, kind);

@@ -26,7 +26,8 @@
 //!
 //! - `default`: no change.
 //! - `linear`: `f[j] / s`.
-//! - `dynamic`: no change, for sequences of at most `L` tokens, or `max_position_embeddings` if `L` is not given.
+//! - `dynamic`: no change, for sequences of at most `L` tokens, or `max_position_embeddings` if `L` is not given. With a number `alpha`
+//!   (Hunyuan), it is `(theta · alpha^(w / (w − 2)))^(−2j / w)` for all sequences.
 //! - `longrope`: `f[j] / short_factor[j]`, for sequences of at most `L` tokens. If the key `max_context` of config.json is more than `L`, it
 //!   is `f[j] / long_factor[j]` for all sequences, which may have up to `max_position_embeddings` tokens. In both cases, `c` is
 //!   `attention_factor`, or `√(1 + ln s / ln L)` if `s > 1`. `s` is `factor`, or `max_position_embeddings` divided by `L`.

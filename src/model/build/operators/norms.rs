@@ -2,7 +2,7 @@
 //!
 //! | operator | fields (defaults) | result |
 //! |---|---|---|
-//! | `layer_norm` | `x`, `weight`, `bias` (none), `eps`, `heads` (none), `interleaved` (none) | over the width: `(x − mean) / √(variance + eps) · weight + bias`. With `heads`, over each of `heads` equal parts of the width, without a bias. The weight then has a row for each part, of which the first `interleaved` columns are pairs of neighbors, which are reordered like the rows of [`linear`](super::linear) |
+//! | `layer_norm` | `x`, `weight` (none), `bias` (none), `eps`, `plus_one` (`false`), `heads` (none), `interleaved` (none) | over the width: `(x − mean) / √(variance + eps) · weight + bias`, or `· (1 + weight) + bias` with `plus_one` (Nemotron), or without the weight. With `heads`, over each of `heads` equal parts of the width, without a bias. The weight then has a row for each part, of which the first `interleaved` columns are pairs of neighbors, which are reordered like the rows of [`linear`](super::linear) |
 //! | `rms_norm` | `x`, `weight`, `eps`, `heads` (1), `plus_one` (`false`) | over the width, or over each of `heads` equal parts of it: `x / √(mean of x² + eps) · weight`, or `· (1 + weight)` (Gemma), where `1 + weight` is computed once when weights are loaded |
 //! | `l2_normalize` | `x`, `eps` | rows scaled to length 1 |
 
@@ -18,7 +18,7 @@ pub const ALL: &[Entry] = &[
 fields! {
     struct LayerNorm {
         x: Value,
-        weight: Weight,
+        weight: NormWeight,
         bias: Option<Weight>,
         eps: Real,
         heads: NormedHeads,
@@ -37,6 +37,48 @@ fields! {
     struct L2Normalize {
         x: Value,
         eps: Real,
+    }
+}
+
+/// Weight of a `layer_norm`, and whether 1 is added to it. Without a weight, rows are only normalized.
+#[derive(Debug)]
+struct NormWeight {
+    stored: Option<Weight>,
+    plus_one: bool,
+}
+
+impl Field for NormWeight {
+    fn keys(name: &'static str, to: &mut Vec<&'static str>) {
+        to.extend([name, "plus_one"]);
+    }
+
+    fn decode<'a>(r: Reader<'a>, args: &Args<'a>, name: &'static str) -> Decoded<Self> {
+        let stored: Option<Weight> = Field::decode(r, args, name)?;
+        let plus_one = args.optional("plus_one");
+        match (&stored, plus_one, args.optional("heads")) {
+            (_, Some(piece), Some(_)) => {
+                let expected =
+                    "no such field: the weight of a norm of heads is read without changes";
+                return Err(r.form("`plus_one` beside `heads` of `layer_norm`", expected, piece));
+            }
+            (None, Some(piece), None) => {
+                let expected = "`weight` beside it";
+                return Err(r.form("`plus_one` of `layer_norm`", expected, piece));
+            }
+            (None, None, Some(piece)) => {
+                let expected = "`weight` beside it: a norm of heads has one";
+                return Err(r.form("`heads` of `layer_norm`", expected, piece));
+            }
+            (Some(_), _, None) | (Some(_), None, Some(_)) | (None, None, None) => {}
+        }
+        Ok(Self {
+            stored,
+            plus_one: Field::decode(r, args, "plus_one")?,
+        })
+    }
+
+    fn names<'s>(&'s self, to: &mut Names<'s>) {
+        Field::names(&self.stored, to);
     }
 }
 
@@ -87,11 +129,11 @@ impl Field for NormedHeads {
 impl Operator for LayerNorm {
     fn build(&self, to: &mut Builder<'_>, at: &Target<'_>) -> Result<NodeId, ModelError> {
         let x = to.value(&self.x)?;
-        if let Some(of) = &self.heads.0 {
+        if let (Some(of), Some(weight)) = (&self.heads.0, &self.weight.stored) {
             let heads = to.values.size(&of.n)?;
             let head = to.part_of(at.name, "layer_norm", x, heads, at.span)?;
             let dims = [heads.into(), head.into()];
-            let weight = to.weight_of_heads(&self.weight, dims, of.interleaved.as_deref())?;
+            let weight = to.weight_of_heads(weight, dims, of.interleaved.as_deref())?;
             let op = Op::RmsNorm {
                 eps: to.values.eps(&self.eps)?,
                 heads,
@@ -105,7 +147,11 @@ impl Operator for LayerNorm {
             Some(bias) => to.weight(bias, &[n])?,
             None => to.computed(format!("zeros.{n}"), WeightExpr::Zeros { n }, at.span)?,
         };
-        let operands = [x, to.weight(&self.weight, &[n])?, bias];
+        let weight = match &self.weight.stored {
+            Some(weight) => to.norm_weight(weight, n, self.weight.plus_one)?,
+            None => to.computed(format!("ones.{n}"), WeightExpr::Ones { n }, at.span)?,
+        };
+        let operands = [x, weight, bias];
         let eps = to.values.eps(&self.eps)?;
         to.node(at, Op::LayerNorm { eps }, &operands)
     }
@@ -115,14 +161,8 @@ impl Operator for RmsNorm {
     fn build(&self, to: &mut Builder<'_>, at: &Target<'_>) -> Result<NodeId, ModelError> {
         let x = to.value(&self.x)?;
         let heads = self.heads.as_ref().map_or(Ok(1), |n| to.values.size(n))?;
-        let dims = [to.part_of(at.name, "rms_norm", x, heads, at.span)?.into()];
-        let weight = match self.plus_one {
-            true => to.tensor(&self.weight, &dims, |name, dims| WeightExpr::PlusOne {
-                name,
-                dims,
-            })?,
-            false => to.weight(&self.weight, &dims)?,
-        };
+        let n = to.part_of(at.name, "rms_norm", x, heads, at.span)?;
+        let weight = to.norm_weight(&self.weight, n.into(), self.plus_one)?;
         let op = Op::RmsNorm {
             eps: to.values.eps(&self.eps)?,
             heads,
@@ -138,5 +178,23 @@ impl Operator for L2Normalize {
         let eps = to.values.eps(&self.eps)?;
         let x = to.value(&self.x)?;
         to.node(at, Op::L2Normalize { eps }, &[x])
+    }
+}
+
+impl Builder<'_> {
+    /// Returns a norm's weight of `n` elements, to which 1 is added if `plus_one`.
+    fn norm_weight(
+        &mut self,
+        weight: &Weight,
+        n: u64,
+        plus_one: bool,
+    ) -> Result<NodeId, ModelError> {
+        match plus_one {
+            true => self.tensor(weight, &[n], |name, dims| WeightExpr::PlusOne {
+                name,
+                dims,
+            }),
+            false => self.weight(weight, &[n]),
+        }
     }
 }
