@@ -87,6 +87,7 @@ impl Launched {
             timings: self.timings.as_ref(),
             may_fuse: false,
             invariant: false,
+            quantizes_rows: false,
         };
         let covered = question.answer().into_iter().flatten().next();
         covered.map_or_else(|| Dispatch::of(Vec::new()), |launch| launch.dispatch)

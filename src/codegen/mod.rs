@@ -178,7 +178,11 @@ fn signature(kernel: &dyn Kernel) -> String {
         .into_iter()
         .map(|p| match p.role {
             _ if maps.iter().any(|map| map.param == p.name) => {
-                format!("const __grid_constant__ TensorMap {}", p.name)
+                let map = format!("const __grid_constant__ TensorMap {}", p.name);
+                match p.is_packed() {
+                    true => format!("{map}, const unsigned char* __restrict__ {}_bytes", p.name),
+                    false => map,
+                }
             }
             Role::Read { element, .. } => {
                 format!("const {}* __restrict__ {}", c_type(element), p.name)

@@ -56,6 +56,8 @@ struct Facts {
     /// Formats of tensors with `desc_act`, by tensor name. These tensors keep their published values if their inputs can be computed in the
     /// order of the quantization groups.
     ordered: BTreeMap<String, Format>,
+    /// Whether the checkpoint quantizes only weights.
+    keeps_inputs: bool,
     /// Whether the program has a KV cache in E4M3 whose scales the checkpoint publishes.
     cache_scales: bool,
 }
@@ -376,6 +378,7 @@ impl Builder {
         }
         [facts.published, facts.ordered] =
             self.published(&device, &loaded.artifact.program, &*source)?;
+        facts.keeps_inputs = source.keeps_inputs();
         facts.cache_scales = self.has_cache_scales(&loaded.artifact.program, &*source);
         let keeps = !(facts.published.is_empty() && facts.ordered.is_empty());
         let is_changed = keeps || facts.cache_scales;
@@ -481,6 +484,7 @@ impl Builder {
             quantize,
             published: facts.published.clone(),
             ordered: facts.ordered.clone(),
+            keeps_inputs: facts.keeps_inputs,
             kv_cache,
             cache_scales: facts.cache_scales,
             timings: None,

@@ -38,6 +38,9 @@ pub struct CompileOptions {
     /// Formats of the checkpoint tensors with `desc_act`, by tensor name. These tensors keep their published values if their inputs can be
     /// computed in the order of the quantization groups. Ignored if `quantize` is set or if there are `intermediates`.
     pub ordered: BTreeMap<String, Format>,
+    /// Whether the checkpoint quantizes only weights, so that inputs of linear layers with published values stay in 16 bits. Ignored if
+    /// `quantize` is set.
+    pub keeps_inputs: bool,
     /// Format of the KV cache; `None` for the storage type.
     pub kv_cache: Option<Format>,
     /// Whether the checkpoint publishes scales for a KV cache in E4M3, which the program then reads.
@@ -70,6 +73,7 @@ impl CompileOptions {
             quantize: None,
             published: BTreeMap::new(),
             ordered: BTreeMap::new(),
+            keeps_inputs: false,
             kv_cache: None,
             cache_scales: false,
             timings: None,
@@ -90,6 +94,8 @@ impl CompileOptions {
             timings: self.timings.as_ref(),
             attention: self.attention,
             invariant: self.invariant,
+            quantizes_rows: !(self.without.contains(passes::QUANTIZE_INPUTS)
+                || (self.keeps_inputs && self.quantize.is_none())),
             no_fused_launches: self.no_fused_launches,
         }
     }

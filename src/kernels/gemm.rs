@@ -9,7 +9,8 @@
 //! | [`GemmStream`] | `wgmma`, a ring of weight tiles | Hopper, decode steps |
 //!
 //! The fused kernels use the same main loops. [`GemmResidualNorm`], [`GemmResidualRowStats`] and [`DeferredLayerNormGemm`] include a norm.
-//! [`GemmPrepareAttention`] includes rotary embeddings. [`UnpackWeight`] converts a packed weight for kernels that read plain weights.
+//! [`GemmPrepareAttention`] includes rotary embeddings. [`UnpackWeight`] converts a packed weight for kernels that read plain weights, and
+//! [`QuantizeRows`] converts x for [`GemmWgmma`] with a packed weight in E4M3.
 
 #[cfg(test)]
 mod activate;
@@ -17,8 +18,10 @@ mod deferred_layernorm;
 mod instances;
 mod odd_sizes;
 mod packed;
+mod packed_rows;
 mod prepare_attention;
 mod problem;
+mod quantize_rows;
 mod residual_norm;
 mod residual_row_stats;
 mod row_stats;
@@ -35,6 +38,7 @@ pub use deferred_layernorm::DeferredLayerNormGemm;
 pub use instances::representative;
 pub use prepare_attention::GemmPrepareAttention;
 pub use problem::GemmProblem;
+pub use quantize_rows::QuantizeRows;
 pub use residual_norm::GemmResidualNorm;
 pub use residual_row_stats::GemmResidualRowStats;
 pub use split_k::{GemmSplitK, SplitKTile};
@@ -43,6 +47,7 @@ pub use unpack::UnpackWeight;
 pub use wgmma::{GemmWgmma, WgmmaTile};
 pub(crate) use {
     deferred_layernorm::normalised,
+    packed_rows::{quantized, restored},
     residual_row_stats::scaled_and_row_stats,
     stream::{stream_normals, stream_scaled},
 };

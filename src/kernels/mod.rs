@@ -85,7 +85,7 @@ macro_rules! with_kernels {
             MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaDecodeAppend, MhaPrefill,
             AppendCache,
             PrepareAttention, Gate, Draw, LogProbability, RmsNorm, RmsNormSum, Rotary, PackScan, PackTokens, Upload, Scatter, ChooseToken, Candidates, BeamStep, Advance,
-            RelativeScores, ToE4m3, NormToE4m3, MhaToE4m3, WeightedPool, SoftCap, MaxSim, UnpackWeight,
+            RelativeScores, ToE4m3, NormToE4m3, MhaToE4m3, WeightedPool, SoftCap, MaxSim, UnpackWeight, QuantizeRows,
         }
     };
 }
@@ -172,6 +172,20 @@ pub struct Param {
     pub role: Role,
 }
 
+impl Param {
+    /// Whether the parameter is a packed matrix. A tensor map describes only its values. A kernel with such a map has another parameter
+    /// after it, the address of the matrix, to read the scales.
+    pub fn is_packed(&self) -> bool {
+        match &self.role {
+            Role::Read { element, .. } | Role::Write { element, .. } => match element {
+                Element::Scaled(_) => true,
+                Element::Value(_) | Element::E4m3 | Element::I32 | Element::I64 => false,
+            },
+            Role::Count(_) => false,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Role {
     /// `const T* name`, a tensor of this shape. Tests fill it according to `fill`.
@@ -191,6 +205,8 @@ pub enum Role {
 pub enum Fill {
     /// Normal values.
     Normal { mean: f32, deviation: f32 },
+    /// Whole multiples of `unit`, uniformly distributed, with factors of magnitude at most `largest`.
+    Multiples { largest: u32, unit: f32 },
     /// Integers in `0..limit`.
     Below(u32),
     /// Data that describes the batch.
@@ -227,7 +243,9 @@ impl Fill {
 /// A matrix that a kernel copies with TMA. Its parameter is a tensor map instead of a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorMap {
-    /// Name of the parameter: a tensor `[rows, columns]` with elements of 8 or 16 bits. The length of a row is a multiple of 16 bytes.
+    /// Name of the parameter: a tensor `[rows, columns]` with elements of 8 or 16 bits. The length of a row is a multiple of 16 bytes. For a
+    /// packed tensor, the rows of the map are those of all blocks of values, one block after another, and its columns are the bytes of a
+    /// row of a block.
     pub param: &'static str,
     pub box_rows: u32,
     /// Columns per box. Rows of 128 or 64 bytes are swizzled in shared memory, with a span of 128 or 64 bytes. Rows of another multiple of

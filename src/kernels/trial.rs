@@ -174,9 +174,11 @@ impl Fill {
     /// Whether the values of the elements depend on the batch.
     fn depends_on_case(self) -> bool {
         match self {
-            Fill::Normal { .. } | Fill::Below(_) | Fill::Logits { .. } | Fill::Chosen { .. } => {
-                false
-            }
+            Fill::Normal { .. }
+            | Fill::Multiples { .. }
+            | Fill::Below(_)
+            | Fill::Logits { .. }
+            | Fill::Chosen { .. } => false,
             Fill::BatchInput(_)
             | Fill::Choices { .. }
             | Fill::Known
@@ -192,6 +194,14 @@ impl Fill {
             Fill::Normal { mean, deviation } => HostTensor::Real(
                 (0..n)
                     .map(|_| element.round(mean + deviation * normal(state)))
+                    .collect(),
+            ),
+            Fill::Multiples { largest, unit } => HostTensor::Real(
+                (0..n)
+                    .map(|_| {
+                        let factor = uniform(state) % (2 * u64::from(largest) + 1);
+                        element.round((factor as f32 - largest as f32) * unit)
+                    })
                     .collect(),
             ),
             Fill::Below(limit) => HostTensor::Index(

@@ -34,6 +34,7 @@ mod report;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use explanation::Explanation;
+pub use quantize_inputs::NAME as QUANTIZE_INPUTS;
 pub use report::{Entry, Moved, Part, Report};
 
 use crate::{

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Name of the rewrite, used in reports and to disable it.
-pub(super) const NAME: &str = "quantize_inputs";
+pub const NAME: &str = "quantize_inputs";
 
 /// The number of columns and the number of rows of a weight must be multiples of this. Rows of weights in E4M3 then start at multiples of
 /// 16 bytes.

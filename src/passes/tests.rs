@@ -300,6 +300,7 @@ fn decoders() -> impl Strategy<Value = Decoder> {
             normed,
             turned,
             capped,
+            ..Decoder::SMALL
         },
     )
 }

@@ -46,6 +46,8 @@ pub struct LowerOptions<'a> {
     pub attention: AttentionChoice,
     /// Whether each operator has one kernel for all batches ([`Program::invariant`]).
     pub invariant: bool,
+    /// Whether rows may be rounded to E4M3, each with a scale of its own, for products with a packed weight in E4M3.
+    pub quantizes_rows: bool,
     /// Whether every operator has separate launches, even if a fused launch is faster.
     pub no_fused_launches: bool,
 }

@@ -5,7 +5,7 @@
 use super::{
     Dispatch, Timings,
     edges::{Cover, Edge, Edges, MAX_ROWS},
-    implementations::{ALL, Bindings, Unfit, implementations},
+    implementations::{ALL, Bindings, Unfit, implementations, quantized_rows},
     prune::{Kernels, prune},
     site::Chain,
 };
@@ -22,6 +22,8 @@ pub struct SelectionInput<'a> {
     pub may_fuse: bool,
     /// Whether each site must have one kernel for all numbers of rows.
     pub invariant: bool,
+    /// Whether rows of x may be rounded to E4M3 for products with a weight in E4M3.
+    pub quantizes_rows: bool,
 }
 
 /// One launch of a covered chain.
@@ -162,6 +164,7 @@ impl SelectionInput<'_> {
                 let because = match (rule.implement)(&chain.links[first..], self.machine) {
                     Err(Unfit::Sites) => continue,
                     Err(Unfit::Because(reason)) => reason,
+                    Ok(_) if self.rounds_rows(rule.name) => KEPT_ROWS.to_owned(),
                     Ok(one) if one.sites == 1 => continue,
                     Ok(_) if self.invariant => {
                         "an invariant program has one launch for each operator".to_owned()
@@ -199,6 +202,11 @@ impl SelectionInput<'_> {
         refusals
     }
 
+    /// Whether an implementation by this rule would round rows that must stay in 16 bits.
+    fn rounds_rows(&self, rule: &str) -> bool {
+        !self.quantizes_rows && quantized_rows::NAMES.contains(&rule)
+    }
+
     pub(super) fn edges(&self) -> (Kernels<'_>, Vec<Edges>) {
         let mut kernels = Kernels::new(self.machine, self.timings);
         let mut all = Vec::new();
@@ -213,6 +221,7 @@ impl SelectionInput<'_> {
                     if (fuses && !self.may_fuse)
                         || (self.invariant && (fuses || is_split))
                         || (is_split && chain.in_one_launch)
+                        || self.rounds_rows(rule)
                     {
                         continue;
                     }
@@ -240,6 +249,9 @@ impl SelectionInput<'_> {
         (kernels, all)
     }
 }
+
+/// Reason against rules that round rows to E4M3.
+const KEPT_ROWS: &str = "inputs of linear layers stay in 16 bits, because the pass `quantize_inputs` is disabled, or because the checkpoint quantizes only weights";
 
 /// Returns the numbers of rows at which covers are compared, in ascending order. The rows of a tile are a multiple of 8. Steps grow with
 /// the number of rows, because one more tile matters less if there are many.

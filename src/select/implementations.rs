@@ -10,10 +10,11 @@ mod norm;
 mod norm_between;
 mod norm_sum;
 mod prepare;
+pub(super) mod quantized_rows;
 mod unpacked;
 
 use super::site::{Link, Site};
-use crate::{kernels::KernelSpec, machine::Machine, tensor::DType};
+use crate::{kernels::KernelSpec, machine::Machine, tensor::Element};
 
 /// Returns the implementation of the first sites of a chain on a card.
 type Implement = fn(&[Link], &Machine) -> Result<Implementation, Unfit>;
@@ -88,6 +89,8 @@ pub(super) const ALL: &[Rule] = &[
     Rule::new("norm+conversion to E4M3", "e4m3(norm(x) / scale)", fp8::after_norm),
     Rule::new("gemm+conversion to E4M3", "e4m3(act(x · weightᵀ + bias) / scale)", fp8::after_gemm),
     Rule::new("gemm+gate+conversion to E4M3", "e4m3(act(y₁) · y₂ / scale) of y = x · weightᵀ + bias", fp8::after_gate),
+    Rule::new(quantized_rows::NAMES[0], "act(x₈ · weightᵀ · scales + bias) + residual of x₈, scales = quantize_rows(x)", quantized_rows::linear),
+    Rule::new(quantized_rows::NAMES[1], "act(y₁) · y₂ of y = x₈ · weightᵀ · scales + bias of x₈, scales = quantize_rows(x)", quantized_rows::with_gate),
 ];
 
 /// Returns the equation of the rule with this name.
@@ -206,7 +209,7 @@ pub enum Operand {
     Scratch {
         site: usize,
         name: &'static str,
-        dtype: DType,
+        element: Element,
         columns: u64,
         rows: ScratchRows,
     },

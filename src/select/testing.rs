@@ -219,5 +219,6 @@ pub(super) fn question<'a>(
         timings: None,
         may_fuse: true,
         invariant: false,
+        quantizes_rows: true,
     }
 }

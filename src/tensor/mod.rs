@@ -9,7 +9,7 @@ pub(crate) mod e4m3;
 mod element;
 mod extents;
 mod format;
-mod quantized;
+pub(crate) mod quantized;
 mod size;
 mod symbol;
 

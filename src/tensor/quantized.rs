@@ -18,12 +18,18 @@ use rayon::prelude::*;
 use super::{DType, Group, Scaled, Values, e4m3, format::largest, row_scale};
 
 /// Columns of a block of values.
-const BLOCK: usize = 64;
+pub(crate) const BLOCK: usize = 64;
 /// Columns are padded to a multiple of this, rows to a multiple of [`ROWS`].
-const COLUMNS: u64 = 128;
+pub(crate) const COLUMNS: u64 = 128;
 const ROWS: u64 = 8;
 /// Largest integer of [`Values::Int4`].
 const LARGEST: f32 = 15.0;
+
+/// Returns the column of a block of E4M3 values that a packed row stores at byte `position`.
+pub(crate) const fn column_at(position: usize) -> usize {
+    let (lane, mma) = (position / 16, position / 4 % 4);
+    16 * mma + 2 * lane + [0, 1, 8, 9][position % 4]
+}
 
 /// A matrix as low-bit values, with the scales of its groups.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,6 +105,16 @@ impl Scaled {
             Group::Columns(width) => rows * (columns / u64::from(width)),
         };
         values.checked_add(scales.checked_mul(self.scale_bytes())?)
+    }
+
+    /// Returns the values of a packed matrix of `rows` rows and `columns` columns as a matrix of bytes: its rows, which are the rows of all
+    /// blocks, and the bytes of each row.
+    pub const fn rows_of_blocks(self, rows: u64, columns: u64) -> [u64; 2] {
+        let blocks = columns.next_multiple_of(COLUMNS) / BLOCK as u64;
+        [
+            blocks * rows.next_multiple_of(ROWS),
+            BLOCK as u64 * self.bits() / 8,
+        ]
     }
 
     /// Bytes of a scale in a packed matrix, including a zero point.
@@ -441,6 +457,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_packed_row_of_e4m3_stores_columns_in_the_documented_order() {
+        let Format::Scaled(fp8) = Format::FP8 else {
+            unreachable!("fp8 has scales")
+        };
+        let codes: [u8; BLOCK] = std::array::from_fn(|column| column as u8);
+        let mut row = [0; BLOCK];
+        fp8.put(&codes, &mut row);
+        let columns: Vec<u8> = (0..BLOCK).map(|at| column_at(at) as u8).collect();
+        assert_eq!(row.as_slice(), columns);
     }
 
     #[test]

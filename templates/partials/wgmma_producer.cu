@@ -6,8 +6,9 @@
             for (int i = 0; i < PREFETCHED; ++i) {
                 const unsigned int to = stages + i * STAGE_BYTES + X_BYTES;
                 barrier_arrive_expecting(full + i * 8, STAGE_BYTES);
-                load_weight(to, weight, i * BLOCK_K, first.n * TILE_N, full + i * 8);
-            }
+{% if quantized_rows %}                load_blocks(to, weight, i, first.n * TILE_N, full + i * 8);
+{% else %}                load_weight(to, weight, i * BLOCK_K, first.n * TILE_N, full + i * 8);
+{% endif %}            }
             griddepcontrol_wait();
             int stage = 0, prefetched = PREFETCHED;
             unsigned int parity = 1;  // empty barriers start with the preceding phase complete
@@ -19,8 +20,9 @@
                     if (--prefetched < 0) {
                         barrier_wait(empty + stage * 8, parity);
                         barrier_arrive_expecting(full + stage * 8, STAGE_BYTES);
-                        load_weight(to + X_BYTES, weight, k_tile * BLOCK_K, tile.n * TILE_N, full + stage * 8);
-                    }
+{% if quantized_rows %}                        load_blocks(to + X_BYTES, weight, k_tile, tile.n * TILE_N, full + stage * 8);
+{% else %}                        load_weight(to + X_BYTES, weight, k_tile * BLOCK_K, tile.n * TILE_N, full + stage * 8);
+{% endif %}                    }
                     load_box(to, x, k_tile * BLOCK_K, tile.m * BLOCK_M, full + stage * 8);
                     if (++stage == STAGES) stage = 0, parity ^= 1;
                 }

@@ -15,7 +15,7 @@ constexpr unsigned int EPILOGUE_BYTES = 0;
 __device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& weight, int column, int row,
                                             unsigned int barrier) {
     load_rows(to, weight, column, row, barrier);
-    load_rows(to + TILE_N * 128, weight, column, N + row, barrier);
+    load_rows(to + TILE_N * {% if quantized_rows %}64{% else %}128{% endif %}, weight, column, N + row, barrier);
 }
 
 {% else %}__device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& weight, int column, int row,

@@ -9,8 +9,11 @@ use gemmule::{
     Batch, DeviceChoice, Engine, EngineError,
     engine::{Builder, CompileOptions, compile, description},
     kernels::{Instructions, KernelSpec},
+    machine::Machine,
+    model::Description,
+    passes::QUANTIZE_INPUTS,
     plan::lower_bound,
-    program::NEXT_LOGITS,
+    program::{NEXT_LOGITS, Program},
     runtime::weights::RandomWeights,
     tensor::{DType, Extents, Format},
 };
@@ -105,16 +108,13 @@ fn batches_of_many_rows_convert_whole_weights_in_memory_that_layers_share() {
     config["intermediate_size"] = inner.into();
     let model = description(model).expect("it is shipped");
     for machine in [crate::common::hopper(), crate::common::usual()] {
+        // With fp8 on Hopper, the rows of x are converted instead.
         let program = |quantize, invariant| {
-            let options = CompileOptions {
-                cached: true,
-                outputs: Some(vec![NEXT_LOGITS.to_owned()]),
-                quantize,
-                invariant,
-                ..CompileOptions::new(DType::F16, machine.clone())
-            };
-            let compiled = compile(&model, &config, &options);
-            compiled.expect("it compiles").program
+            writing(&model, &config, &machine, |options| {
+                options.quantize = quantize;
+                options.invariant = invariant;
+                options.without = [QUANTIZE_INPUTS.to_owned()].into();
+            })
         };
         let converts = |kernel: &KernelSpec| matches!(kernel, KernelSpec::UnpackWeight(_));
         assert!(!program(None, false).kernels.iter().any(converts));
@@ -153,6 +153,86 @@ fn batches_of_many_rows_convert_whole_weights_in_memory_that_layers_share() {
     }
 }
 
+/// Returns the program of a model that generates text.
+fn writing(
+    model: &Description,
+    config: &Value,
+    machine: &Machine,
+    change: impl FnOnce(&mut CompileOptions),
+) -> Program {
+    let mut options = CompileOptions {
+        cached: true,
+        outputs: Some(vec![NEXT_LOGITS.to_owned()]),
+        ..CompileOptions::new(DType::F16, machine.clone())
+    };
+    change(&mut options);
+    let compiled = compile(model, config, &options);
+    compiled.expect("it compiles").program
+}
+
+/// On Hopper, rows of long prompts are converted to E4M3 and multiplied with packed fp8 weights, also in models that generate text.
+#[test]
+fn prompts_on_hopper_multiply_e4m3_if_inputs_may_be_rounded() {
+    let (name, mut config, _) = writer();
+    config["hidden_size"] = 1024.into();
+    config["intermediate_size"] = 4096.into();
+    let model = description(name).expect("it is shipped");
+    let converts = |kernel: &KernelSpec| matches!(kernel, KernelSpec::QuantizeRows(_));
+    let any = |machine: &Machine, change: fn(&mut CompileOptions)| {
+        let program = writing(&model, &config, machine, change);
+        program.validate().expect("a sound program");
+        program.kernels.iter().any(converts)
+    };
+    let hopper = crate::common::hopper();
+    assert!(any(&hopper, |options| options.quantize = Some(Format::FP8)));
+    // Each conversion has a GEMM after it, and no whole weight is converted.
+    let program = writing(&model, &config, &hopper, |options| {
+        options.quantize = Some(Format::FP8);
+    });
+    let extents = Extents::of(&[4096]).expect("a batch");
+    let launched = program.launched(&extents).expect("it has launches");
+    let kernels: Vec<_> = launched
+        .iter()
+        .map(|&(_, at)| &program.kernels[at])
+        .collect();
+    let multiplies = |kernel: &&&KernelSpec| matches!(kernel, KernelSpec::GemmWgmma(gemm) if gemm.problem.quantized_rows);
+    let n = kernels.iter().filter(|kernel| converts(kernel)).count();
+    assert_eq!(n, kernels.iter().filter(multiplies).count());
+    assert!(n >= 6, "{n}");
+    assert!(
+        !kernels
+            .iter()
+            .any(|kernel| matches!(kernel, KernelSpec::UnpackWeight(_)))
+    );
+    assert!(!any(&hopper, |options| {
+        options.quantize = Some(Format::FP8);
+        options.invariant = true;
+    }));
+    assert!(!any(&hopper, |options| {
+        options.quantize = Some(Format::FP8);
+        options.without = [QUANTIZE_INPUTS.to_owned()].into();
+    }));
+    for format in [Format::FP8_128, Format::INT8, Format::INT4] {
+        let program = writing(&model, &config, &hopper, |options| {
+            options.quantize = Some(format);
+        });
+        assert!(!program.kernels.iter().any(converts), "{format}");
+    }
+    assert!(!any(&crate::common::usual(), |options| {
+        options.quantize = Some(Format::FP8);
+    }));
+    // The checkpoint's own weights in fp8, with and without inputs in fp8.
+    let published = |keeps_inputs| {
+        let program = writing(&model, &config, &hopper, |options| {
+            let name = "model.layers.1.mlp.down_proj.weight".to_owned();
+            options.published = [(name, Format::FP8)].into();
+            options.keeps_inputs = keeps_inputs;
+        });
+        program.kernels.iter().any(converts)
+    };
+    assert!(published(false) && !published(true));
+}
+
 #[test]
 fn a_device_refuses_weights_of_few_bits_beside_activations_in_f32() {
     let built = builder(encoder())
@@ -181,6 +261,7 @@ fn a_device_computes_what_the_cpu_does() {
                         .device(DeviceChoice::Cuda(0))
                         .dtype(dtype)
                         .quantize(format)
+                        .without([QUANTIZE_INPUTS])
                         .invariant(invariant)
                         .build()
                         .expect("an engine");
@@ -263,6 +344,50 @@ fn products_in_fp8_on_a_device_have_the_error_of_the_format() {
                 }
             }
         }
+    }
+}
+
+/// On Hopper, rows of long prompts are also in E4M3, and the rounding errors of rows and weights add up.
+#[test]
+#[ignore = "needs a CUDA device with Hopper's instructions and NVRTC"]
+fn long_prompts_in_fp8_on_a_device_have_the_error_of_the_format() {
+    let sizes = [
+        ("hidden_size", 1024),
+        ("intermediate_size", 4096),
+        ("num_attention_heads", 16),
+        ("num_key_value_heads", 16),
+        ("head_dim", 64),
+    ];
+    let (model, config, _) = resized(writer(), &sizes);
+    let of = |device| {
+        let builder = Engine::builder(model).config_value(config.clone());
+        let weights = RandomWeights {
+            seed: 11,
+            deviation: 0.03,
+        };
+        builder.random_weights(weights).device(device).generating()
+    };
+    let prompt: Vec<u32> = (0..600).map(|i| (31 * i * i + 7) % VOCABULARY).collect();
+    let logits = |builder: Builder| {
+        let engine = builder.build().expect("an engine");
+        let options = kv_cache::options(1);
+        kv_cache::together(&engine, std::slice::from_ref(&prompt), &options)[0][0]
+            .1
+            .clone()
+    };
+    let want = logits(of(DeviceChoice::Cpu));
+    let rounded = error(&logits(of(DeviceChoice::Cpu).quantize(Format::FP8)), &want);
+    for dtype in [DType::F16, DType::BF16] {
+        let cuda = || of(DeviceChoice::Cuda(0)).dtype(dtype).quantize(Format::FP8);
+        let got = error(&logits(cuda()), &want);
+        let kept = error(&logits(cuda().without([QUANTIZE_INPUTS])), &want);
+        println!("{dtype}: {got:.2e}, rows in 16 bits {kept:.2e}, weights alone {rounded:.2e}");
+        assert!(kept < 1.2 * rounded + 5e-3, "{dtype}: {kept}, {rounded}");
+        // The logits differ from those of rows in 16 bits, so rows are rounded.
+        assert!(
+            got != kept && got < 2.5 * rounded,
+            "{dtype}: {got}, {rounded}"
+        );
     }
 }
 

@@ -78,5 +78,6 @@ pub fn representative() -> Vec<KernelSpec> {
     kernels.extend(super::deferred_layernorm::representative());
     kernels.extend(super::stream::representative());
     kernels.extend(super::unpack::representative());
+    kernels.extend(super::quantize_rows::representative());
     kernels
 }

@@ -27,8 +27,11 @@ pub(super) fn constants(weight: Option<Scaled>) -> Constants {
     ])
 }
 
-/// Number of issue slots for converting 16 rows of 128 columns, for the MMAs of single warps (`by_warps`) or of a warpgroup. An integer
-/// instruction takes two slots.
+/// Cycles that a warp takes to convert and multiply 16 rows of 128 columns, if no other warp shares its scheduler.
+pub(super) const STEP_LATENCY: f64 = 400.0;
+
+/// Number of issue slots for converting 16 rows of 128 columns, for the streaming GEMM's MMAs of single warps (`by_warps`) or for any other
+/// MMAs. An integer instruction takes two slots.
 pub(super) const fn conversion_slots(weight: Scaled, by_warps: bool) -> f64 {
     match (weight.values, weight.group, by_warps) {
         (Values::Int4, _, true) => 190.0,

@@ -3,6 +3,7 @@
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+use super::packed_rows::{self, DEVIATION};
 use crate::{
     kernels::{
         Case, Constants, Fill, HostTensor, Kernel, Param, Tolerance,
@@ -22,6 +23,9 @@ use crate::{
 /// If the weight is in E4M3 without scales in its format, x is in E4M3, too. The operand after the weight is then `scale`, with one f32
 /// value per row of the weight. The products are multiplied by `scale` before the bias is added. If the result is stored in E4M3, the last
 /// operand is `out_scale [1]`, and the result is divided by `out_scale`.
+///
+/// With quantized rows, x is a result of `QuantizeRows`: `[rows, columns]` in E4M3. The operand after the weight is then `x_scale [rows, 1]`.
+/// The products are multiplied by the scales of the weight's rows and by `x_scale`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmProblem {
     /// Columns of the result.
@@ -38,11 +42,9 @@ pub struct GemmProblem {
     pub gated: bool,
     /// Whether the result is stored in E4M3.
     pub to_e4m3: bool,
+    /// Whether x is in E4M3 with a scale for each row. The weight is then packed E4M3 with a scale for each row.
+    pub quantized_rows: bool,
 }
-
-/// Standard deviation of E4M3 operands in checks. Values below 2⁻⁶ are multiples of 2⁻⁹. Their products are therefore small integers times
-/// a constant, which tensor cores add exactly.
-const DEVIATION: f32 = 1.5 / 512.0;
 
 impl GemmProblem {
     /// Creates a problem with a weight in the type of the activations, without a gate.
@@ -55,6 +57,7 @@ impl GemmProblem {
             epilogue,
             gated: false,
             to_e4m3: false,
+            quantized_rows: false,
         }
     }
 
@@ -92,6 +95,11 @@ impl GemmProblem {
         self.weight == Format::E4m3
     }
 
+    /// Whether products of E4M3 are computed.
+    pub(super) fn multiplies_e4m3(&self) -> bool {
+        self.is_fp8() || self.quantized_rows
+    }
+
     /// Returns the format of a packed weight that a device reads.
     pub(super) fn packed(&self) -> Option<Scaled> {
         match self.weight {
@@ -110,7 +118,8 @@ impl GemmProblem {
 
     /// Number of tensors that the GEMM reads.
     pub fn n_reads(&self) -> usize {
-        2 + usize::from(self.is_fp8()) + self.epilogue.operands() + usize::from(self.to_e4m3)
+        let scales = usize::from(self.multiplies_e4m3()) + usize::from(self.to_e4m3);
+        2 + scales + self.epilogue.operands()
     }
 
     /// Returns the problem of the product before the gate, with a column for each row of the weight. Without a gate, this is the problem
@@ -148,7 +157,11 @@ impl GemmProblem {
 
     /// Name of the function in symbols.
     pub(super) fn definition(&self) -> String {
-        let fp8 = if self.is_fp8() { "fp8_" } else { "" };
+        let fp8 = match (self.is_fp8(), self.quantized_rows) {
+            (true, _) => "fp8_",
+            (false, true) => "quantized_rows_",
+            (false, false) => "",
+        };
         let to = if self.to_e4m3 { "_to_e4m3" } else { "" };
         format!("{fp8}{}{}{to}", self.epilogue_name(), self.sizes_name())
     }
@@ -192,6 +205,14 @@ impl GemmProblem {
                 self.weight
             ));
         }
+        if self.quantized_rows && (self.weight != Format::FP8 || !self.dtype.has_mma()) {
+            return Err(format!(
+                "quantized rows, a weight in {} and results in {}; expected a weight in {} and results in f16 or bf16",
+                self.weight,
+                self.dtype,
+                Format::FP8
+            ));
+        }
         match self.weight {
             Format::Plain(_) | Format::E4m3 => Ok(()),
             Format::Scaled(scaled) => scaled.check(),
@@ -205,6 +226,9 @@ impl GemmProblem {
     pub(super) fn check_is_portable(&self) -> Result<(), String> {
         if self.is_fp8() {
             return Err(UNSCALED.to_owned());
+        }
+        if self.quantized_rows {
+            return Err(QUANTIZED_ROWS.to_owned());
         }
         match self.gated {
             true => Err("a gate, which only kernels for Hopper compute in a GEMM".to_owned()),
@@ -236,6 +260,7 @@ impl GemmProblem {
         let matrix = Shape::fixed(&[weight_rows, k]);
         let vector = Shape::fixed(&[weight_rows]);
         let mut params = match self.is_fp8() {
+            _ if self.quantized_rows => packed_rows::operands(self.k, self.weight, matrix),
             true => {
                 let factor = Fill::Normal {
                     mean: 0.0,
@@ -301,6 +326,15 @@ impl GemmProblem {
         reads: &[&HostTensor],
         converts: bool,
     ) -> Vec<HostTensor> {
+        if self.quantized_rows {
+            let [x, weight, x_scale, rest @ ..] = reads else {
+                unreachable!("the parameter list has at least three operands")
+            };
+            let x = packed_rows::restored(x.real(), x_scale.real(), self.k);
+            let x = HostTensor::Real(x);
+            let reads = [&[&x, *weight], rest].concat();
+            return self.with_plain_rows().reference(extents, &reads, converts);
+        }
         if self.is_fp8() {
             let products = Self {
                 dtype: DType::F32,
@@ -319,6 +353,14 @@ impl GemmProblem {
         match self.gate() {
             Some(gate) => gate.reference(extents, &[&out]),
             None => vec![out],
+        }
+    }
+
+    /// Returns the problem without the conversion of x to E4M3.
+    pub(crate) fn with_plain_rows(&self) -> Self {
+        Self {
+            quantized_rows: false,
+            ..self.clone()
         }
     }
 
@@ -499,6 +541,10 @@ impl GemmProblem {
 /// Error message for a GEMM with 16-bit or 32-bit inputs and an E4M3 weight without scales.
 const UNSCALED: &str =
     "a weight in E4M3 without scales, which only products with inputs in E4M3 read";
+
+/// Error message for a GEMM that does not read quantized rows.
+pub(super) const QUANTIZED_ROWS: &str =
+    "rows in E4M3 with a scale each, which only the persistent GEMM for Hopper reads";
 
 /// Cases with full, partial and empty octets and tiles of rows, in which gamma and beta, two more rows after the last row, are in the same
 /// octet or in two octets.

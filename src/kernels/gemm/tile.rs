@@ -74,7 +74,8 @@ impl Tile {
     /// Estimated cycles: `waves × (k-steps × cost of a step + fill)`.
     ///
     /// The cost of a step is the time of the slowest unit (MMAs, shared memory, L2). In f32, a part of the times of the two faster units is
-    /// added. CTAs on the same SM share its units, but hide each other's barriers and pipeline fills.
+    /// added. CTAs on the same SM share its units, but hide each other's barriers and pipeline fills. The conversion of a packed weight adds to
+    /// the time of the MMAs, which wait for it.
     pub fn cycles(
         self,
         rows: u64,
@@ -104,6 +105,13 @@ impl Tile {
         let bytes = f64::from(self.k)
             * (f64::from(self.m) * dtype.bytes() as f64 + f64::from(self.n) * of_weight);
         let l2 = cost.l2_per_sm.min(cost.l2 / busy_sms);
+        // Each warp converts the rows of the weight that it multiplies. This takes issue slots of the four schedulers of an SM. If few warps
+        // share a scheduler, it takes the latency of the instructions.
+        let converted = weight.map_or(0.0, |weight| {
+            let of_warp = warp_n / 16.0 * f64::from(self.k) / 128.0;
+            let slots = warps / 4.0 * packed::conversion_slots(weight, false);
+            of_warp * slots.max(units * packed::STEP_LATENCY / resident)
+        });
         let (math, reads, exposed) = match dtype {
             // Every lane reads its rows and columns. Neighboring lanes read half of the same elements. The reads take issue slots from the
             // FMAs.
@@ -113,7 +121,7 @@ impl Tile {
                 cost.exposed_simt,
             ),
             DType::F16 | DType::BF16 => (
-                products / cost.tensor,
+                products / cost.tensor + converted,
                 warps * f64::from(self.k) * 2.0 * (warp_m + warp_n),
                 0.0,
             ),

@@ -17,7 +17,7 @@ use crate::{
     },
     machine::Machine,
     ops::Epilogue,
-    tensor::{DType, Extents},
+    tensor::{DType, Extents, quantized},
 };
 
 /// CTA tile of the Hopper GEMM, and the schedule of the consumer warpgroups.
@@ -39,7 +39,8 @@ pub struct WgmmaTile {
 /// Tensor cores add E4M3 products with 14 bits of mantissa, in f32 accumulators.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmWgmma {
-    /// Either in f16 or bf16 with a weight of the same type, or with operands in E4M3.
+    /// Either in f16 or bf16 with a weight of the same type, or with operands in E4M3. If rows are quantized, the weight is packed, and its
+    /// blocks of 64 columns are loaded as they are stored.
     pub problem: GemmProblem,
     pub tile: WgmmaTile,
 }
@@ -259,7 +260,7 @@ impl GemmWgmma {
         if !WgmmaTile::CANDIDATES.contains(&self.tile) || !self.tile.serves(n) {
             return Err(format!("{:?} is not a tile of the Hopper GEMM", self.tile));
         }
-        if !self.problem.is_plain() && !self.problem.is_fp8() {
+        if !self.problem.is_plain() && !self.problem.multiplies_e4m3() {
             return Err(format!(
                 "the Hopper GEMM does not read a weight in {weight}; expected {dtype}, or E4M3 operands"
             ));
@@ -278,7 +279,7 @@ impl GemmWgmma {
                 self.tile
             ));
         }
-        match self.problem.is_fp8() {
+        match self.problem.multiplies_e4m3() {
             true => self.check_fp8(),
             false => Ok(()),
         }
@@ -288,10 +289,26 @@ impl GemmWgmma {
     fn check_fp8(&self) -> Result<(), String> {
         let Self { problem, tile } = self;
         let GemmProblem { n, k, epilogue, .. } = *problem;
-        check_k_of_fp8(k)?;
+        match problem.packed() {
+            None => check_k_of_fp8(k)?,
+            Some(packed) => {
+                let [rows, _] = packed.rows_of_blocks(problem.weight_rows().into(), k.into());
+                if i32::try_from(rows).is_err() {
+                    return Err(format!(
+                        "a packed weight of {} x {k} elements, whose blocks have {rows} rows; expected less than 2^31",
+                        problem.weight_rows()
+                    ));
+                }
+            }
+        }
         // The largest ping-pong tiles have registers for scales only if they store directly and add no residual.
         let is_large = !tile.cooperative && tile.outputs_of_warpgroup() >= 128 * 144;
-        if is_large && (epilogue.residual || !tile.stores_directly(n)) {
+        // With quantized rows, there are also the scales of rows.
+        let spills = problem.quantized_rows
+            && !tile.cooperative
+            && (tile.n == 192 && tile.m == 128 && epilogue.activation.is_some()
+                || tile.n == 256 && epilogue.residual);
+        if spills || is_large && (epilogue.residual || !tile.stores_directly(n)) {
             return Err(format!(
                 "{tile:?} has no registers for the scales of {n} columns with {epilogue:?}; expected a smaller or a cooperative tile"
             ));
@@ -311,12 +328,12 @@ impl GemmWgmma {
 
     /// Vectors of f32 that the epilogue reads from shared memory: the bias, and the scales of E4M3 operands.
     fn vectors(&self) -> u32 {
-        1 + u32::from(self.problem.is_fp8())
+        1 + u32::from(self.problem.multiplies_e4m3())
     }
 
     /// Number of elements in 16 bits: 2 in E4M3, otherwise 1. Stages and swizzles are measured in units of 16 bits.
     fn elements_in_16_bits(&self) -> u32 {
-        1 + u32::from(self.problem.is_fp8())
+        1 + u32::from(self.problem.multiplies_e4m3())
     }
 }
 
@@ -344,7 +361,7 @@ impl Kernel for GemmWgmma {
         let acc = mma_n / 2;
         let (subtile, boxes) = tile.subtile();
         let list = |of: &dyn Fn(u32) -> String| (0..acc).map(of).collect::<Vec<_>>().join(", ");
-        let is_fp8 = self.problem.is_fp8();
+        let is_fp8 = self.problem.multiplies_e4m3();
         let late_scales =
             is_fp8 && !tile.cooperative && tile.outputs_of_warpgroup() > EARLY_OUTPUTS;
         let mut constants = self.problem.constants();
@@ -356,6 +373,8 @@ impl Kernel for GemmWgmma {
             ("mma_k", (16 * self.elements_in_16_bits()).into()),
             ("scaled", is_fp8.into()),
             ("late_scales", late_scales.into()),
+            ("quantized_rows", self.problem.quantized_rows.into()),
+            ("weight_rows", self.problem.weight_rows().into()),
             ("to_e4m3", self.problem.to_e4m3.into()),
             ("stages", tile.stages(store, self.vectors()).into()),
             ("cooperative", tile.cooperative.into()),
@@ -395,7 +414,14 @@ impl Kernel for GemmWgmma {
             true => self.tile.n / 2,
             false => self.tile.n,
         };
-        let weight = |order| operand("weight", at_once, order);
+        let weight = |order| {
+            let map = operand("weight", at_once, order);
+            let box_columns = match self.problem.quantized_rows {
+                true => quantized::BLOCK as u32,
+                false => map.box_columns,
+            };
+            TensorMap { box_columns, ..map }
+        };
         match self.store() {
             Store::Direct => vec![x, weight(RowOrder::Quads)],
             Store::SwapAb => vec![x, weight(RowOrder::Fours)],

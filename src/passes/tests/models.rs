@@ -253,6 +253,9 @@ impl Encoder {
 /// A pre-norm decoder with caches, grouped heads and gates.
 #[derive(Clone, Copy, Debug)]
 pub struct Decoder {
+    pub width: u64,
+    /// Width between the two linear layers of a feed-forward network.
+    pub inner: u64,
     pub layers: u32,
     pub kv_heads: u32,
     /// Number of query heads per key head.
@@ -270,6 +273,8 @@ pub struct Decoder {
 
 impl Decoder {
     pub const SMALL: Decoder = Decoder {
+        width: 16,
+        inner: 24,
         layers: 2,
         kv_heads: 2,
         group: 2,
@@ -282,7 +287,7 @@ impl Decoder {
 
     pub fn build(self) -> Graph {
         let mut b = Builder::default();
-        let mut x = b.tokens(16);
+        let mut x = b.tokens(self.width);
         for layer in 0..self.layers {
             x = self.layer(&mut b, layer, x);
         }
@@ -356,7 +361,7 @@ impl Decoder {
         let y = self.linear(b, &name("output"), merged, b.width(x));
         let x = b.add(&name("attended"), Op::Add, &[y, x]);
         let normal = b.rms_norm(&name("inner"), x, 1);
-        let [gate, up] = ["gate", "up"].map(|part| self.linear(b, &name(part), normal, 24));
+        let [gate, up] = ["gate", "up"].map(|part| self.linear(b, &name(part), normal, self.inner));
         let gate = b.add(&name("activated"), Op::Activate(Activation::Silu), &[gate]);
         let y = b.add(&name("gated"), Op::Multiply, &[gate, up]);
         let y = self.linear(b, &name("down"), y, b.width(x));

@@ -21,7 +21,7 @@ use crate::{
         Alternative, Chain, ChosenLaunch, Link, Operand, ScratchRows, SelectionInput, Site,
         equation,
     },
-    tensor::{DType, Extents, Format, Shape, Symbol},
+    tensor::{DType, Element, Extents, Format, Shape, Symbol},
 };
 
 /// The chains of a graph, and the launches that cover them.
@@ -64,6 +64,7 @@ impl Found {
             timings: options.timings,
             may_fuse: !options.no_fused_launches,
             invariant: options.invariant,
+            quantizes_rows: options.quantizes_rows,
         }
     }
 
@@ -332,10 +333,10 @@ impl Lowering<'_> {
                 Operand::Scratch {
                     site,
                     name,
-                    dtype,
+                    element,
                     columns,
                     rows,
-                } => Some(lowering.scratch(of_site(site), name, dtype, (rows, columns))),
+                } => Some(lowering.scratch(of_site(site), name, element, (rows, columns))),
             };
             let bindings = &launch.bindings;
             let operands = self.bind(&launch.dispatch, |lowering, name| {
@@ -371,7 +372,7 @@ impl Lowering<'_> {
         &mut self,
         id: NodeId,
         name: &'static str,
-        dtype: DType,
+        element: Element,
         (scratch_rows, columns): (ScratchRows, u64),
     ) -> TensorIndex {
         if let Some(&known) = self.scratch_of.get(&(id, name)) {
@@ -383,7 +384,7 @@ impl Lowering<'_> {
             ScratchRows::Fixed(rows) => rows.into(),
         };
         let shape = Shape::new([rows, columns.into()]);
-        let tensor = self.tensor(&format!("{}.{name}", node.name), dtype, shape, UNPLACED);
+        let tensor = self.tensor(&format!("{}.{name}", node.name), element, shape, UNPLACED);
         self.scratch_of.insert((id, name), tensor);
         tensor
     }

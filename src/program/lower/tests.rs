@@ -14,16 +14,19 @@ use crate::{
     },
     passes::{
         self,
-        tests::{interpret, models::Encoder},
+        tests::{
+            interpret,
+            models::{Decoder, Encoder},
+        },
     },
     program::{AttentionChoice, Padding, Program, Storage},
     runtime::{
-        AllocatorChoice,
+        AllocatorChoice, Output,
         batch::Batch,
         cpu::{CpuModel, CpuSession, Threads},
         weights::{CheckpointError, WeightSource},
     },
-    tensor::{DType, Format},
+    tensor::{DType, Extents, Format},
 };
 
 const LENS: [u32; 4] = [3, 1, 5, 2];
@@ -331,6 +334,89 @@ fn every_accepted_shape_lowers_and_matches_the_interpreter() {
     }
 }
 
+/// Runs a program on a CPU, with the interpreter's weights and batch.
+fn computed(program: Program, lens: &[u32]) -> Vec<Output> {
+    let threads = Threads::usual().expect("threads");
+    let model = CpuModel::load(program, threads, &Interpreted, &|_, _| ()).expect("it loads");
+    let mut session =
+        CpuSession::new(Arc::new(model), &AllocatorChoice::default()).expect("a session");
+    let ids = interpret::Batch::new(lens).ids(BatchInput::TokenIds);
+    let ids = ids.into_iter().map(|id| id as u32).collect();
+    let batch = Batch::from_packed(ids, lens).expect("a batch");
+    session.run(&batch).expect("it runs")
+}
+
+/// Products with quantized rows differ from products with 16-bit rows by the rounding of the rows, and only for many rows.
+#[test]
+fn quantized_rows_change_results_by_their_rounding() {
+    let decoder = Decoder {
+        width: 1024,
+        inner: 2048,
+        layers: 1,
+        kv_heads: 32,
+        ..Decoder::SMALL
+    };
+    let graph = decoder.build().without_caches();
+    let nodes = graph.topological().into_iter();
+    let weights = nodes.filter(|&id| matches!(graph.op(id), Op::Linear { .. }));
+    let weights = weights.filter_map(|id| graph.operand(id, "weight"));
+    // Published weights keep their format in all layers, including the head.
+    let published = weights.map(|id| (graph.node(id).name.clone(), Format::FP8));
+    let options = passes::Options {
+        published: published.collect(),
+        ..passes::Options::default()
+    };
+    let (graph, _) = passes::optimize(graph, &options).expect("it is sound");
+    let machine = testing::hopper();
+    let program = |quantizes_rows, invariant| {
+        let options = LowerOptions {
+            dtype: DType::F16,
+            padding: Padding::Removed,
+            machine: &machine,
+            timings: None,
+            attention: AttentionChoice::Auto,
+            invariant,
+            quantizes_rows,
+            no_fused_launches: false,
+        };
+        let program = lower(&graph, &options).expect("it lowers");
+        program.validate().expect("it is sound");
+        program
+    };
+    let conversions = |program: &Program, lens: &[u32]| {
+        let extents = Extents::of(lens).expect("a batch");
+        let launched = program.launched(&extents).expect("it has launches");
+        let kernels = launched.iter().map(|&(_, kernel)| &program.kernels[kernel]);
+        let is_it = |kernel: &&KernelSpec| matches!(kernel, KernelSpec::QuantizeRows(_));
+        kernels.filter(is_it).count()
+    };
+    let lens = [400, 200];
+    let (mut exact, mut rounded) = (program(false, false), program(true, false));
+    assert_eq!(conversions(&exact, &lens), 0);
+    assert_eq!(conversions(&program(true, true), &lens), 0);
+    assert_eq!(conversions(&rounded, &[5]), 0);
+    assert!(conversions(&rounded, &lens) >= 2);
+    // A CPU executes only programs in f32, and has f32 values also for tensors in E4M3.
+    for program in [&mut exact, &mut rounded] {
+        program.dtype = DType::F32;
+        let tensors = program.tensors.iter_mut();
+        let planned = tensors.filter(|tensor| matches!(tensor.place, Storage::Planned { .. }));
+        planned.for_each(|tensor| tensor.element = DType::F32.into());
+    }
+    let (want, got) = (computed(exact, &lens), computed(rounded, &lens));
+    for (want, got) in want.iter().zip(&got) {
+        assert_eq!(want.values.len(), got.values.len());
+        let squares = |values: &mut dyn Iterator<Item = f32>| -> f64 {
+            values.map(|v| f64::from(v) * f64::from(v)).sum()
+        };
+        let pairs = want.values.iter().zip(&got.values);
+        let off = squares(&mut pairs.map(|(want, got)| want - got));
+        let error = (off / squares(&mut want.values.iter().copied())).sqrt();
+        // A rounding to E4M3 has a relative error of 2.6 % on average.
+        assert!((1e-3..0.15).contains(&error), "{}: {error}", want.name);
+    }
+}
+
 fn lowers_and_matches_the_interpreter(graph: &Graph) {
     graph.verify().expect("the graph is sound");
     let (hopper, usual) = (testing::hopper(), testing::usual());
@@ -341,6 +427,7 @@ fn lowers_and_matches_the_interpreter(graph: &Graph) {
         timings: None,
         attention: AttentionChoice::Auto,
         invariant: false,
+        quantizes_rows: true,
         no_fused_launches: false,
     };
     for dtype in [DType::F16, DType::BF16, DType::F32] {
@@ -350,17 +437,8 @@ fn lowers_and_matches_the_interpreter(graph: &Graph) {
         }
     }
     let program = lower(graph, &options(DType::F32, &usual)).expect("it lowers");
-    let threads = Threads::usual().expect("threads");
-    let model = CpuModel::load(program, threads, &Interpreted, &|_, _| ()).expect("it loads");
-    let mut session =
-        CpuSession::new(Arc::new(model), &AllocatorChoice::default()).expect("a session");
     let plain = interpret::Batch::new(&LENS);
-    let ids = plain
-        .ids(BatchInput::TokenIds)
-        .into_iter()
-        .map(|id| id as u32);
-    let batch = Batch::from_packed(ids.collect(), &LENS).expect("a batch");
-    let outputs = session.run(&batch).expect("it runs");
+    let outputs = computed(program, &LENS);
     let wanted = interpret::evaluate(graph, &plain);
     assert_eq!(outputs.len(), graph.outputs().len());
     for output in outputs {
@@ -406,6 +484,7 @@ fn a_program_in_fp8_is_sound_and_one_with_an_impossible_bound_is_refused() {
         timings: None,
         attention: AttentionChoice::Auto,
         invariant,
+        quantizes_rows: true,
         no_fused_launches: false,
     };
     let program = lower(&graph, &options(true)).expect("it lowers");

@@ -18,6 +18,11 @@ pub(super) struct Matrix {
 }
 
 impl Matrix {
+    /// Whether the kernel also takes the address, because it reads the scales of a packed matrix without a map.
+    pub(super) fn is_packed(&self) -> bool {
+        matches!(self.element, Element::Scaled(_))
+    }
+
     /// Encodes a tensor map of the matrix at `address` with the box and the row order of `map`. Elements outside the matrix read
     /// as zero.
     pub(super) fn encode(
@@ -40,9 +45,12 @@ impl Matrix {
             Element::I64 => Type::CU_TENSOR_MAP_DATA_TYPE_INT64,
         };
         let rows = self.rows.eval(extents).unwrap_or(0);
-        let pitch = self.columns * self.element.bytes();
-        let (columns, box_columns, box_rows) =
-            (self.columns, self.map.box_columns, self.map.box_rows);
+        let [rows, columns] = match self.element {
+            Element::Scaled(packed) => packed.rows_of_blocks(rows, self.columns),
+            Element::Value(_) | Element::E4m3 | Element::I32 | Element::I64 => [rows, self.columns],
+        };
+        let pitch = columns * self.element.bytes();
+        let (box_columns, box_rows) = (self.map.box_columns, self.map.box_rows);
         // Rank, extents of the matrix, strides in bytes of all dimensions except the first, and extents of the box.
         let (rank, dims, pitches, sizes) = match self.map.order {
             RowOrder::Plain => (

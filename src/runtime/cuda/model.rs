@@ -194,17 +194,18 @@ impl Loaded {
         }
         let (mut pointer, mut count) = (pointers.iter(), counts.iter());
         let mut described = maps.iter();
-        let mut params: Vec<*mut c_void> = Vec::with_capacity(self.args.len());
+        let mut params: Vec<*mut c_void> = Vec::with_capacity(self.args.len() + 1);
         for arg in &self.args {
-            let at: Option<*const c_void> = match arg {
-                Arg::Pointer => pointer.next().map(|p| std::ptr::from_ref(p).cast()),
-                Arg::Count(_) => count.next().map(|c| std::ptr::from_ref(c).cast()),
-                Arg::Matrix(_) => {
-                    pointer.next();
-                    described.next().map(|m| std::ptr::from_ref(m).cast())
-                }
+            let mut address = || pointer.next().map(|p| std::ptr::from_ref(p).cast());
+            let at: [Option<*const c_void>; 2] = match arg {
+                Arg::Pointer => [address(), None],
+                Arg::Count(_) => [count.next().map(|c| std::ptr::from_ref(c).cast()), None],
+                Arg::Matrix(matrix) => [
+                    described.next().map(|m| std::ptr::from_ref(m).cast()),
+                    address().filter(|_| matrix.is_packed()),
+                ],
             };
-            params.push(at.unwrap_or(std::ptr::null()).cast_mut());
+            params.extend(at.into_iter().flatten().map(<*const c_void>::cast_mut));
         }
         assert!(
             pointers.len() + n_counts == self.args.len(),

@@ -499,6 +499,11 @@ impl WeightSource for Checkpoint {
         }
     }
 
+    fn keeps_inputs(&self) -> bool {
+        let config = self.quantization.as_ref();
+        config.is_some_and(|(config, ..)| config.keeps_inputs())
+    }
+
     fn has_cache_scales(&self) -> bool {
         self.parts.keys().any(|name| is_cache_scale(name))
     }

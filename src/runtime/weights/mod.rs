@@ -149,6 +149,11 @@ pub trait WeightSource: Send + Sync {
         Ok(None)
     }
 
+    /// Returns whether the source is a checkpoint that quantizes weights in E4M3, but not the inputs of their linear layers.
+    fn keeps_inputs(&self) -> bool {
+        false
+    }
+
     /// Returns whether the source has scales for keys or values in a KV cache.
     fn has_cache_scales(&self) -> bool {
         false

@@ -13,7 +13,7 @@ use crate::{
     machine::Machine,
     ops::Epilogue,
     select::site::{Link, Site},
-    tensor::DType,
+    tensor::{DType, Element},
 };
 
 /// Max number of rows for which the two launches were timed.
@@ -103,7 +103,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementat
     let scratch = |name, dtype, columns| Operand::Scratch {
         site: 1,
         name,
-        dtype,
+        element: Element::Value(dtype),
         columns,
         rows: ScratchRows::OfBatch { more: 0 },
     };

@@ -10,7 +10,7 @@ use crate::{
     kernels::gemm::{GemmProblem, GemmResidualRowStats, GemmStream, StreamNorm},
     machine::Machine,
     select::site::{Link, Site},
-    tensor::DType,
+    tensor::{DType, Element},
 };
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
@@ -43,7 +43,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementat
     let scratch = |name, dtype, columns, more| Operand::Scratch {
         site: 1,
         name,
-        dtype,
+        element: Element::Value(dtype),
         columns,
         rows: ScratchRows::OfBatch { more },
     };

@@ -10,7 +10,7 @@ use crate::{
         Chain, Site,
         testing::{attended, encoder, in_fp8, pre_norm, sandwich, with_weights_in, writer},
     },
-    tensor::{Element, Format},
+    tensor::{DType, Element, Format},
 };
 
 /// Returns the names of the operands of a site's node.

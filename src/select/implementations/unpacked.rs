@@ -57,7 +57,7 @@ fn after_conversion(chain: &[Link], implementation: Implementation) -> Option<Im
     let unpacked = Operand::Scratch {
         site,
         name: "unpacked",
-        dtype: kernel.dtype,
+        element: kernel.dtype.into(),
         columns: kernel.k.into(),
         rows: ScratchRows::Fixed(kernel.n.into()),
     };

@@ -21,7 +21,7 @@ fn writer() -> Builder {
         .generating()
 }
 
-fn options(max_new_tokens: usize) -> SamplingParams {
+pub(super) fn options(max_new_tokens: usize) -> SamplingParams {
     SamplingParams {
         rules: Rules {
             max_new_tokens,
@@ -60,12 +60,12 @@ fn drain(generator: &mut Generator) -> Written {
 }
 
 /// Returns the tokens and logits of each prompt. All prompts run in one batch.
-fn together(
+pub(super) fn together(
     engine: &Engine,
     prompts: &[Vec<u32>],
     options: &SamplingParams,
 ) -> Vec<Vec<(u32, Vec<f32>)>> {
-    let mut generator = engine.generator(4 << 20).expect("a generator");
+    let mut generator = engine.generator(32 << 20).expect("a generator");
     let admit = |prompt: &Vec<u32>| {
         let request = Request {
             prompt: prompt.clone(),

@@ -82,6 +82,8 @@ impl Bits {
 pub(super) struct Group {
     pub targets: Modules,
     pub scheme: Scheme,
+    /// Whether the inputs of the modules are quantized, too.
+    pub has_inputs: bool,
 }
 
 /// Quantization scheme of a group's weights.
@@ -180,6 +182,18 @@ impl Config {
     /// Returns a line for the log: the method and its settings.
     pub fn summary(&self) -> &str {
         &self.summary
+    }
+
+    /// Returns whether there are weights in fp8 whose linear layers have inputs that are not quantized. Only compressed-tensors has such
+    /// groups. All other methods with weights in fp8 quantize inputs, too.
+    pub fn keeps_inputs(&self) -> bool {
+        match &self.method {
+            Method::Fp8 { .. } | Method::Gptq { .. } | Method::Awq { .. } => false,
+            Method::Compressed(groups) => groups.iter().any(|group| match group.scheme {
+                Scheme::Fp8(_) => !group.has_inputs,
+                Scheme::Plain | Scheme::Int8 { .. } | Scheme::Packed { .. } => false,
+            }),
+        }
     }
 
     /// Checks that the scales of the KV cache, if there are any, are for a cache in E4M3.

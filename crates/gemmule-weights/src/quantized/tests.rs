@@ -440,6 +440,22 @@ fn plain_weights_and_scales_of_activations_are_no_matrices() {
 }
 
 #[test]
+fn only_groups_in_fp8_without_input_activations_keep_their_inputs() {
+    let keeps = |settings: &Value| config(settings).expect("it is read").keeps_inputs();
+    let float = json!({"num_bits": 8, "type": "float", "strategy": "channel"});
+    let mut settings = compressed("float-quantized", float);
+    assert!(keeps(&settings));
+    settings["config_groups"]["group_0"]["input_activations"] = Value::Null;
+    assert!(keeps(&settings));
+    settings["config_groups"]["group_0"]["input_activations"] =
+        json!({"num_bits": 8, "type": "float", "strategy": "token", "dynamic": true});
+    assert!(!keeps(&settings));
+    for (settings, _) in [fp8(), gptq(), awq(), int8(), packed()] {
+        assert!(!keeps(&settings), "{settings}");
+    }
+}
+
+#[test]
 fn quantized_tensors_need_a_configuration() {
     for (_, tensors) in [gptq(), awq(), fp8(), int8(), packed()] {
         let infos = tensors.iter().map(|(name, element, dims, _)| {

@@ -1,7 +1,10 @@
 //! Checks whether the GEMM that streams its weight supports a description.
 
 use super::{GemmProblem, GemmStream, MAX_ROWS_FP8, StreamNorm};
-use crate::{kernels::gemm::problem::check_k_of_fp8, tensor::Format};
+use crate::{
+    kernels::gemm::problem::{QUANTIZED_ROWS, check_k_of_fp8},
+    tensor::Format,
+};
 
 impl GemmStream {
     /// Checks that the kernel can be generated as described.
@@ -18,6 +21,9 @@ impl GemmStream {
             ..
         } = self.problem;
         let tile = self.tile;
+        if self.problem.quantized_rows {
+            return Err(QUANTIZED_ROWS.to_owned());
+        }
         match weight {
             Format::Plain(stored) if stored != dtype => {
                 return Err(format!("a weight in {stored}, and x in {dtype}"));

@@ -6,8 +6,6 @@ use crate::{
     machine::{Hopper, Machine},
 };
 
-/// Cycles that a warp takes for a step with a packed weight, if no other warp shares its scheduler.
-const STEP_LATENCY: f64 = 400.0;
 /// Registers of a thread that converts a packed weight, besides accumulators and residuals.
 const CONVERTING: u32 = 64;
 
@@ -23,7 +21,7 @@ impl GemmStream {
         let octet = if by_warps { 35.0 } else { 16.0 };
         let converted = packed::conversion_slots(weight, by_warps);
         let slots = converted + octet * f64::from(self.tile.rows / 8);
-        (slots * f64::from(self.tile.groups) * ctas).hypot(STEP_LATENCY)
+        (slots * f64::from(self.tile.groups) * ctas).hypot(packed::STEP_LATENCY)
     }
 
     /// Upper bound on the number of CTAs per SM whose registers fit.

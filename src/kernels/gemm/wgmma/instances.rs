@@ -4,7 +4,7 @@ use super::{GemmProblem, GemmWgmma, WgmmaTile};
 use crate::{
     kernels::{Instructions, KernelSpec},
     ops::{Activation, Epilogue},
-    tensor::DType,
+    tensor::{DType, Format},
 };
 
 /// Instances with every tile, several epilogues, direct and TMA stores, and sizes that include odd multiples of 32 and of 8. The storage
@@ -42,11 +42,36 @@ pub fn representative() -> Vec<KernelSpec> {
             kernels.extend(valid.map(KernelSpec::from));
         }
     }
-    kernels.extend(fp8_problems().flat_map(|problem| {
+    kernels.extend(fp8_problems().chain(quantized_rows()).flat_map(|problem| {
         let kernels = GemmWgmma::kernels(&problem, Instructions::Hopper).into_iter();
         kernels.map(KernelSpec::from)
     }));
     kernels
+}
+
+/// Problems with quantized rows and every epilogue, at sizes that are not multiples of a tile or of two blocks of columns.
+fn quantized_rows() -> impl Iterator<Item = GemmProblem> {
+    let plain = Epilogue::default();
+    let bias = Epilogue::new(true, None);
+    let gelu = Epilogue::new(true, Some(Activation::GeluExact));
+    let of = |dtype, n, k, epilogue| GemmProblem {
+        weight: Format::FP8,
+        quantized_rows: true,
+        ..GemmProblem::new(n, k, dtype, epilogue)
+    };
+    let gate = |dtype, epilogue| of(dtype, 704, 328, epilogue).with_gate(Activation::Silu);
+    let (f16, bf16) = (DType::F16, DType::BF16);
+    [
+        of(f16, 992, 328, gelu),
+        of(f16, 768, 768, plain),
+        of(f16, 1000, 72, plain.with_residual()),
+        of(f16, 768, 3072, bias.with_residual()),
+        gate(f16, plain),
+        of(bf16, 1000, 328, gelu),
+        of(bf16, 8, 8, plain),
+        gate(bf16, bias),
+    ]
+    .into_iter()
 }
 
 /// Problems in E4M3 with every epilogue and every type of result, at sizes that are not multiples of a tile.

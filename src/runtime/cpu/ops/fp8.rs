@@ -12,7 +12,7 @@ use crate::{
     kernels::{
         attention::MhaToE4m3,
         e4m3::{NormToE4m3, ToE4m3},
-        gemm::GemmProblem,
+        gemm::{GemmProblem, QuantizeRows, quantized},
     },
     tensor::Element,
 };
@@ -67,6 +67,24 @@ impl CpuForm for MhaToE4m3 {
         let attention = self.attention.clone().into();
         super::run(&attention, call.extents, of_attention, &mut [&mut **out])?;
         convert(out, scale);
+        Ok(())
+    }
+}
+
+/// Converts rows to E4M3, each with a scale of its own.
+impl CpuForm for QuantizeRows {
+    fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
+        call.op = "quantize_rows";
+        let rows = call.extents.rows;
+        let [out, row_scale] = call.outputs()?;
+        let mut args = call.args(out);
+        let x = args.real("x", &[rows, self.k.into()])?;
+        args.check_shape("row_scale", &[rows, 1], row_scale.len())?;
+        let out = args.out(&[rows, self.columns().into()])?;
+        let (values, scales) = quantized(x, self.k);
+        out.copy_from_slice(&values);
+        convert(out, 1.0);
+        row_scale.copy_from_slice(&scales);
         Ok(())
     }
 }

@@ -6,8 +6,8 @@ use super::args::{Args, zeros};
 use super::{Call, CpuForm, OpError, Read, forms, fp8, rows};
 use crate::kernels::gemm::{
     DeferredLayerNormGemm, Gemm, GemmPrepareAttention, GemmProblem, GemmResidualNorm,
-    GemmResidualRowStats, GemmSplitK, GemmStream, GemmWgmma, StreamNorm, UnpackWeight, normalised,
-    scaled_and_row_stats, stream_normals, stream_scaled,
+    GemmResidualRowStats, GemmSplitK, GemmStream, GemmWgmma, QuantizeRows, StreamNorm,
+    UnpackWeight, normalised, restored, scaled_and_row_stats, stream_normals, stream_scaled,
 };
 
 forms! {
@@ -21,6 +21,9 @@ forms! {
 pub(super) fn gemm(problem: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), OpError> {
     if problem.is_fp8() {
         return fp8::gemm(problem, args);
+    }
+    if problem.quantized_rows {
+        return gemm_of_rows(problem, args);
     }
     let (op, extents) = (args.op(), args.extents);
     let (rows, n, k) = (extents.rows, u64::from(problem.n), u64::from(problem.k));
@@ -40,6 +43,31 @@ pub(super) fn gemm(problem: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), 
     let mut products = zeros(op, 2 * out.len())?;
     product(&plain, Args::new(op, extents, &of_product, &mut products))?;
     rows::gate(&gate, Args::new(op, extents, &[Read::Real(&products)], out))
+}
+
+/// Computes a problem with quantized rows.
+fn gemm_of_rows(of: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), OpError> {
+    let (op, extents) = (args.op(), args.extents);
+    let (rows, n) = (extents.rows, u64::from(of.n));
+    let weight_rows = u64::from(of.weight_rows());
+    let conversion = QuantizeRows {
+        k: of.k,
+        dtype: of.dtype,
+    };
+    let x = args.real("x", &[rows, conversion.columns().into()])?;
+    let weight = args.weight("weight", &[weight_rows, of.k.into()])?;
+    let x_scale = args.real("x_scale", &[rows, 1])?;
+    let x = restored(x, x_scale, of.k);
+    let mut reads = vec![Read::Real(&x), weight.into()];
+    if of.epilogue.bias {
+        reads.push(Read::Real(args.real("bias", &[weight_rows])?));
+    }
+    if of.epilogue.residual {
+        reads.push(Read::Real(args.real("residual", &[rows, n])?));
+    }
+    let out = args.out(&[rows, n])?;
+    let plain = of.with_plain_rows();
+    gemm(&plain, Args::new(op, extents, &reads, out))
 }
 
 /// Computes a problem without a gate.

@@ -117,6 +117,7 @@ fn group(mut keys: Keys, outer: Option<&str>) -> Result<(Group, String)> {
         return Err(wrong_key(targets.key(), problem));
     }
     let weights = keys.object("weights")?;
+    let has_inputs = keys.object("input_activations")?.is_some();
     let scheme = match (weights, own.as_deref().or(outer)) {
         (None, _) | (_, Some("dense")) => Scheme::Plain,
         (Some(weights), Some(format)) => scheme(weights, format)?,
@@ -126,7 +127,12 @@ fn group(mut keys: Keys, outer: Option<&str>) -> Result<(Group, String)> {
         }
     };
     let summary = summary(&scheme);
-    Ok((Group { targets, scheme }, summary))
+    let group = Group {
+        targets,
+        scheme,
+        has_inputs,
+    };
+    Ok((group, summary))
 }
 
 fn summary(scheme: &Scheme) -> String {

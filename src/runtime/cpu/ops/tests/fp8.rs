@@ -10,7 +10,10 @@ use crate::{
 #[test]
 fn products_and_conversions_in_fp8_agree_with_their_references() {
     let is_small = |kernel: &KernelSpec| match kernel {
-        KernelSpec::GemmWgmma(k) => k.problem.is_fp8() && k.problem.k < 500,
+        KernelSpec::GemmWgmma(k) => {
+            (k.problem.is_fp8() || k.problem.quantized_rows) && k.problem.k < 500
+        }
+        KernelSpec::QuantizeRows(k) => k.k < 800,
         KernelSpec::ToE4m3(k) => k.width < 500,
         KernelSpec::NormToE4m3(k) => match &k.norm {
             Norm::Layer(norm) => norm.width == 336,
@@ -26,7 +29,8 @@ fn products_and_conversions_in_fp8_agree_with_their_references() {
     kernels.retain(|kernel| is_small(kernel) && in_f16(kernel));
     kernels.retain(|kernel| seen.insert(kernel.as_kernel().definition()));
     let of = |is: fn(&KernelSpec) -> bool| kernels.iter().filter(|kernel| is(kernel)).count();
-    assert_eq!(of(|k| matches!(k, KernelSpec::GemmWgmma(_))), 3);
+    assert_eq!(of(|k| matches!(k, KernelSpec::GemmWgmma(_))), 6);
+    assert_eq!(of(|k| matches!(k, KernelSpec::QuantizeRows(_))), 3);
     assert_eq!(of(|k| matches!(k, KernelSpec::NormToE4m3(_))), 6);
     assert_eq!(of(|k| matches!(k, KernelSpec::MhaToE4m3(_))), 2);
     agree(kernels);

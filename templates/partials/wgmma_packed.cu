@@ -1,0 +1,59 @@
+// A packed weight in E4M3, and rows of x in E4M3 with a scale each, whose columns have the order of the weight's. In device memory, a block
+// of the weight has 64 columns of all rows, so that a stage, which has 128 columns, is loaded as two blocks. In shared memory, a row of a
+// block has the 64-byte swizzle.
+constexpr unsigned int WEIGHT_ROWS = {{ weight_rows }};
+constexpr unsigned int BLOCK_BYTES = BLOCK_N * 64;
+constexpr size_t ALL_VALUES = static_cast<size_t>(K_TILES) * 2 * WEIGHT_ROWS * 64;  // bytes before the scales
+static_assert(WEIGHT_ROWS % 8 == 0, "rows of blocks are not padded");
+
+// Loads the rows of a tile from both blocks of a k tile. Rows past the last one are rows of the next block. Their products are not stored.
+__device__ __forceinline__ void load_blocks(unsigned int to, const TensorMap& weight, int k_tile, int row, unsigned int barrier) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        load_weight(to + i * BLOCK_BYTES, weight, 0, (k_tile * 2 + i) * static_cast<int>(WEIGHT_ROWS) + row, barrier);
+    }
+}
+
+// wgmma descriptor of a block: rows of 64 bytes with the 64-byte swizzle. `address` is aligned to eight rows, which are 512 bytes. A step of
+// 32 columns adds 2 to the descriptor.
+__device__ __forceinline__ unsigned long long block_descriptor(unsigned int address) {
+    constexpr unsigned long long SWIZZLE_64 = 2ull << 62, EIGHT_ROWS = 512 >> 4;
+    return SWIZZLE_64 | EIGHT_ROWS << 32 | 1ull << 16 | (address & 0x3ffff) >> 4;
+}
+
+{% if swap_ab %}// Multiplies the accumulators by the scales of their rows. A lane has rows j · 8 + lane % 4 · 2 and the rows after them.
+__device__ __forceinline__ void scale_rows(float (&acc)[M_TILES][ACCUMULATORS], const float* x_scale, unsigned int row, unsigned int rows) {
+    row += threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < BLOCK_M / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const float by = row + j * 8 + e < rows ? x_scale[row + j * 8 + e] : 0.0f;
+#pragma unroll
+            for (int i = 0; i < M_TILES; ++i) acc[i][j * 4 + e] *= by, acc[i][j * 4 + 2 + e] *= by;
+        }
+    }
+}
+{% else %}// Scales of a lane's rows, which are two of each 64 rows of the tile.
+struct RowScale { float at[M_TILES * 2]; };
+
+// Loads the scales of a lane's rows. `row` is the first row of the warp.
+__device__ __forceinline__ RowScale load_row_scale(const float* x_scale, unsigned int row, unsigned int rows) {
+    RowScale of;
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; ++i) {
+        const unsigned int at = row + threadIdx.x % 32 / 4 + i / 2 * 64 + i % 2 * 8;
+        of.at[i] = at < rows ? x_scale[at] : 0.0f;
+    }
+    return of;
+}
+
+// Multiplies the accumulators by the scales of their rows.
+__device__ __forceinline__ void scale_rows(float (&acc)[M_TILES][ACCUMULATORS], const RowScale& by) {
+#pragma unroll
+    for (int i = 0; i < M_TILES; ++i) {
+#pragma unroll
+        for (int j = 0; j < ACCUMULATORS; ++j) acc[i][j] *= by.at[i * 2 + j / 2 % 2];
+    }
+}
+{% endif %}
