@@ -10,7 +10,7 @@ use crate::{
     codegen::{Codegen, Source},
     graph::Graph,
     kernels::KernelSpec,
-    machine::{Instructions, Machine},
+    machine::Machine,
     model::{self, Description, Model, Module, TOKEN_VECTORS},
     names::nearest,
     passes::{self, PassError, Report},
@@ -223,7 +223,7 @@ pub fn compile(
         // Rounding inputs to E4M3 makes products faster, except in programs with a KV cache. Their decode steps multiply few rows of
         // activations, so that most of the time is spent reading the weights.
         fp8_inputs: options.dtype.has_mma()
-            && options.machine.instructions == Instructions::Hopper
+            && options.machine.has_e4m3_products()
             && !options.cached,
     };
     let unfused = match options.cached {

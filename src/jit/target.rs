@@ -83,17 +83,15 @@ impl Target {
 
     /// Returns whether the target supports `instructions`.
     pub fn has(self, instructions: Instructions) -> bool {
-        match instructions {
-            Instructions::Ampere => true,
-            Instructions::Hopper => self == Target::Sm90a,
-        }
+        self.instructions().includes(instructions)
     }
 
     /// Returns the newest instruction set that kernels for the target may use.
     pub fn instructions(self) -> Instructions {
         match self {
+            Target::Sm80 | Target::Sm86 | Target::Sm100a => Instructions::Ampere,
+            Target::Sm89 | Target::Sm120 => Instructions::Ada,
             Target::Sm90a => Instructions::Hopper,
-            _ => Instructions::Ampere,
         }
     }
 
@@ -269,6 +267,20 @@ mod tests {
             "sm_90".parse::<Target>().unwrap_err(),
             @"`sm_90` is not a target; the targets are sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120"
         );
+    }
+
+    #[test]
+    fn a_target_has_the_instructions_of_its_cards_and_all_older_sets() {
+        use Instructions::{Ada, Ampere, Hopper};
+        for machine in crate::machine::Machine::all().unwrap() {
+            let (major, minor) = machine.capability;
+            let target = Target::for_capability(major, minor).unwrap();
+            assert_eq!(target.instructions(), machine.instructions, "{target}");
+        }
+        let has = |needed| Target::ALL.map(|target| target.has(needed));
+        assert_eq!(has(Ampere), [true; 6]);
+        assert_eq!(has(Ada), [false, false, true, true, false, true]);
+        assert_eq!(has(Hopper), [false, false, false, true, false, false]);
     }
 
     #[test]

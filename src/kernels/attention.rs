@@ -32,7 +32,7 @@ mod wgmma;
 pub use cached::{Keys, MhaCached};
 pub use decode::{DecodeCtas, MhaDecode};
 pub use decode_append::MhaDecodeAppend;
-pub use e4m3::MhaToE4m3;
+pub use e4m3::{FusedMha, MhaToE4m3};
 pub use fused::{MhaOnline, MhaShort};
 pub use long::{
     Layout, MhaLongContext, MhaLongReduce, MhaLongScores, partials_shape, scores_shape,
@@ -271,7 +271,7 @@ pub fn representative() -> Vec<KernelSpec> {
     all.extend(prefill::representative());
     all.extend(split_keys::representative());
     all.extend(wgmma::representative());
-    all.extend(e4m3::representative());
+    all.extend(e4m3::representative(&all));
     all.extend(sinks::representative());
     all
 }

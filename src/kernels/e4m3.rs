@@ -1,10 +1,11 @@
-//! Kernels that convert operands of fp8 products to E4M3: a separate conversion, and norms that convert their results.
+//! Kernels that convert operands of fp8 products to E4M3: a separate conversion, and norms and gates that convert their results.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     Class, Constants, Fill, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
     Tolerance,
+    elementwise::Gate,
     layernorm::{BiasResidualLayerNorm, LayerNorm},
     limits,
     rms_norm::RmsNorm,
@@ -14,6 +15,7 @@ use super::{
 };
 use crate::{
     machine::Machine,
+    ops::Activation,
     tensor::{DType, Element, Extents, Shape, Symbol, e4m3},
 };
 
@@ -33,9 +35,13 @@ pub struct NormToE4m3 {
     pub keeps: bool,
 }
 
-impl NormToE4m3 {
-    /// The number of columns of a norm must be a multiple of this, because its result is an operand of an E4M3 product.
-    const STEP: u32 = 16;
+/// The number of columns of a norm or a gate must be a multiple of this, because its result is an operand of an E4M3 product.
+const STEP: u32 = 16;
+
+/// `x [rows, 2·width]`, `out_scale [1]` → `out [rows, width]`: the gate's result, divided by `out_scale`, in E4M3.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct GateToE4m3 {
+    pub gate: Gate,
 }
 
 /// A norm of whole rows.
@@ -113,9 +119,8 @@ impl Kernel for ToE4m3 {
         ]
     }
 
-    /// Ampere has no conversion to E4M3.
     fn instructions(&self) -> Instructions {
-        Instructions::Hopper
+        Instructions::Ada
     }
 
     fn validate(&self) -> Result<(), String> {
@@ -180,6 +185,14 @@ impl Kernel for NormToE4m3 {
         let mut constants = self.norm.as_kernel().constants();
         constants.insert("to_e4m3", true.into());
         constants.insert("keeps", self.keeps.into());
+        if let Norm::Sum(norm) = &self.norm
+            && norm.bias
+            && norm.teams.warps == 1
+        {
+            // For capability 8.9, two results of a sum of three operands take more registers than the bound for one result leaves.
+            let ctas = norm.teams.min_ctas_per_sm(norm.width, norm.dtype);
+            constants.insert("blocks", (ctas - 1).max(1).into());
+        }
         constants
     }
 
@@ -202,7 +215,7 @@ impl Kernel for NormToE4m3 {
     }
 
     fn instructions(&self) -> Instructions {
-        Instructions::Hopper
+        Instructions::Ada
     }
 
     fn dtype(&self) -> Option<DType> {
@@ -215,11 +228,10 @@ impl Kernel for NormToE4m3 {
 
     fn validate(&self) -> Result<(), String> {
         self.norm.as_kernel().validate()?;
-        if !self.norm.width().is_multiple_of(Self::STEP) {
+        if !self.norm.width().is_multiple_of(STEP) {
             return Err(format!(
-                "a norm of {} columns with results in E4M3; expected a multiple of {}",
-                self.norm.width(),
-                Self::STEP
+                "a norm of {} columns with results in E4M3; expected a multiple of {STEP}",
+                self.norm.width()
             ));
         }
         match &self.norm {
@@ -267,7 +279,88 @@ impl Kernel for NormToE4m3 {
     }
 }
 
-/// Instances of each norm at realistic and odd widths.
+impl Kernel for GateToE4m3 {
+    fn symbol(&self) -> String {
+        format!("{}_to_e4m3", self.gate.symbol())
+    }
+
+    fn template(&self) -> &'static str {
+        self.gate.template()
+    }
+
+    fn constants(&self) -> Constants {
+        let mut constants = self.gate.constants();
+        constants.insert("to_e4m3", true.into());
+        constants
+    }
+
+    fn params(&self) -> Vec<Param> {
+        let mut params = Vec::new();
+        for mut param in self.gate.params() {
+            if let Role::Write { element, .. } = &mut param.role {
+                *element = Element::E4m3;
+                params.push(out_scale());
+            }
+            params.push(param);
+        }
+        params
+    }
+
+    fn instructions(&self) -> Instructions {
+        Instructions::Ada
+    }
+
+    fn dtype(&self) -> Option<DType> {
+        self.gate.dtype()
+    }
+
+    fn class(&self) -> Class {
+        self.gate.class()
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        self.gate.validate()?;
+        match self.gate.width.is_multiple_of(STEP) {
+            true => Ok(()),
+            false => Err(format!(
+                "a gate of {} columns with results in E4M3; expected a multiple of {STEP}",
+                self.gate.width
+            )),
+        }
+    }
+
+    fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
+        self.gate.launch(extents, machine)
+    }
+
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        // The gate moves six bytes per element of its result, and the kernel writes one byte less.
+        self.gate.cycles(rows, machine)
+    }
+
+    fn threads(&self) -> u32 {
+        self.gate.threads()
+    }
+
+    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let Some((scale, reads)) = reads.split_last() else {
+            unreachable!("the parameter list ends with the scale")
+        };
+        let out = self.gate.reference(extents, reads).remove(0);
+        vec![divided(out.real(), scale.real()[0])]
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        // Error of the gate's result, before it is divided by the scale 1 / 64.
+        let before = self.gate.tolerance().absolute;
+        Tolerance {
+            absolute: ROUNDED.absolute + 64.0 * before,
+            ..ROUNDED
+        }
+    }
+}
+
+/// Instances of each norm and of the gate at realistic and odd widths.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
@@ -291,6 +384,14 @@ pub(super) fn representative() -> Vec<KernelSpec> {
             kernels.extend(norms.map(|(norm, keeps)| NormToE4m3 { norm, keeps }.into()));
         }
         kernels.push(ToE4m3 { width: 1003, dtype }.into());
+        for (activation, width) in [(Activation::Silu, 336), (Activation::GeluTanh, 1152)] {
+            let gate = Gate {
+                activation,
+                width,
+                dtype,
+            };
+            kernels.push(GateToE4m3 { gate }.into());
+        }
     }
     kernels
 }

@@ -3,7 +3,7 @@
 //!
 //! | kernel | main loop | for |
 //! |---|---|---|
-//! | [`Gemm`] | `mma.sync`, or FMAs in f32 | any GPU; the epilogue as in ByteTransformer III.C |
+//! | [`Gemm`] | `mma.sync`, or FMAs in f32 | any GPU, or Ada and newer for E4M3; the epilogue as in ByteTransformer III.C |
 //! | [`GemmWgmma`] | `wgmma`, persistent CTAs | Hopper |
 //! | [`GemmSplitK`] | `wgmma`, k split over a cluster | Hopper, few rows |
 //! | [`GemmStream`] | `wgmma`, a ring of weight tiles | Hopper, decode steps |
@@ -38,6 +38,7 @@ pub use deferred_layernorm::DeferredLayerNormGemm;
 pub use instances::representative;
 pub use prepare_attention::GemmPrepareAttention;
 pub use problem::GemmProblem;
+use problem::check_k_of_fp8;
 pub use quantize_rows::QuantizeRows;
 pub use residual_norm::GemmResidualNorm;
 pub use residual_row_stats::GemmResidualRowStats;
@@ -52,7 +53,7 @@ pub(crate) use {
     stream::{stream_normals, stream_scaled},
 };
 
-use super::{Case, Constants, HostTensor, Kernel, Launch, Param, Tolerance};
+use super::{Case, Constants, HostTensor, Instructions, Kernel, Launch, Param, Tolerance};
 use crate::{
     machine::Machine,
     ops::Epilogue,
@@ -71,9 +72,12 @@ pub struct Tile {
 }
 
 /// A GEMM for any GPU. In f16 and bf16, it uses `mma.sync`.
+///
+/// Operands in E4M3 need the instructions of Ada, and `k` is then a multiple of 16. For capabilities 9.0 and 10.0, the assembler replaces an
+/// MMA of E4M3 elements by conversions and MMAs in f16.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Gemm {
-    /// Must have no gate. The weight has the type of x or is packed.
+    /// Must have no gate. The weight has the type of x or is packed, or both factors are in E4M3.
     pub problem: GemmProblem,
     pub tile: Tile,
 }
@@ -95,10 +99,22 @@ impl Gemm {
         self.problem.dtype.has_mma()
     }
 
-    /// Bytes of the widest access, at most `widest`, for which every row of `width` elements is aligned.
-    fn access_bytes(&self, width: u32, widest: u64) -> u64 {
-        let pitch = u64::from(width) * self.problem.dtype.bytes();
+    /// Bytes of the widest access, at most `widest`, for which every row of `pitch` bytes is aligned.
+    fn access_bytes(pitch: u64, widest: u64) -> u64 {
         widest.min(1 << pitch.trailing_zeros().min(4))
+    }
+
+    /// Checks the requirements that apply only to operands in E4M3.
+    fn check_fp8(&self) -> Result<(), String> {
+        let GemmProblem { n, k, epilogue, .. } = self.problem;
+        check_k_of_fp8(k)?;
+        // A lane stores four neighbouring columns in E4M3.
+        match self.problem.to_e4m3 && (epilogue.residual || !n.is_multiple_of(4)) {
+            true => Err(format!(
+                "a result of {n} columns in E4M3 with {epilogue:?}; expected no residual, and a multiple of 4 columns"
+            )),
+            false => Ok(()),
+        }
     }
 }
 
@@ -132,28 +148,34 @@ impl Kernel for Gemm {
     }
 
     fn constants(&self) -> Constants {
-        let GemmProblem { n, k, .. } = self.problem;
+        let GemmProblem { n, k, dtype, .. } = self.problem;
+        let in_16_bits = self.problem.elements_in_16_bits();
         // On tensor cores a lane stores at most four neighbouring columns, in 8 bytes.
         let store = if self.on_tensor_cores() { 8 } else { 16 };
         // With few columns (a classifier), or with a packed weight, ptxas might otherwise spill registers to fit more CTAs.
-        let min_ctas = if n < 8 || !self.problem.is_plain() {
+        let min_ctas = if n < 8 || self.problem.packed().is_some() {
             ", 1"
         } else {
             ""
         };
+        let x_pitch = u64::from(k) * self.problem.x_bytes();
+        let out_pitch = u64::from(n) * dtype.bytes();
         let mut constants = self.problem.constants();
         constants.extend(packed::constants(self.problem.packed()));
         constants.extend([
             ("block_m", self.tile.m.into()),
             ("block_n", self.tile.n.into()),
-            ("block_k", self.tile.k.into()),
+            ("k", (k / in_16_bits).into()),
+            ("block_k", (self.tile.k / in_16_bits).into()),
             ("warps_m", self.tile.warps_m.into()),
             ("warps_n", self.tile.warps_n.into()),
             ("stages", self.tile.stages.into()),
             ("group_m", Self::GROUP_M.into()),
             ("min_ctas", min_ctas.into()),
-            ("copy_bytes", self.access_bytes(k, 16).into()),
-            ("store_bytes", self.access_bytes(n, store).into()),
+            ("copy_bytes", Self::access_bytes(x_pitch, 16).into()),
+            ("store_bytes", Self::access_bytes(out_pitch, store).into()),
+            ("scaled", self.problem.is_fp8().into()),
+            ("to_e4m3", self.problem.to_e4m3.into()),
             ("hopper", false.into()),
             ("warp_mma", false.into()),
         ]);
@@ -170,7 +192,8 @@ impl Kernel for Gemm {
 
     fn cpu_only(&self) -> Option<String> {
         let GemmProblem { weight, dtype, .. } = self.problem;
-        (!self.problem.is_plain() && self.problem.packed().is_none())
+        let is_read = self.problem.is_plain() || self.problem.packed().is_some();
+        (!is_read && !self.problem.is_fp8())
             .then(|| format!("its weight is stored in {weight}, its input in {dtype}"))
     }
 
@@ -183,14 +206,24 @@ impl Kernel for Gemm {
                 self.tile
             ));
         }
-        self.problem.check_is_portable()
+        self.problem.check_has_no_gate()?;
+        match self.problem.is_fp8() {
+            true => self.check_fp8(),
+            false => Ok(()),
+        }
+    }
+
+    fn instructions(&self) -> Instructions {
+        match self.problem.is_fp8() {
+            true => Instructions::Ada,
+            false => Instructions::Ampere,
+        }
     }
 
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let ctas = self.tile.ctas(extents.rows, self.problem.n);
         let shared_bytes = if self.on_tensor_cores() {
-            self.tile
-                .shared_bytes(self.problem.dtype, self.problem.packed())
+            self.tile.shared_bytes(&self.problem)
         } else {
             0 // Static in the source, within the 48 KB that need no opt-in.
         };
@@ -198,9 +231,7 @@ impl Kernel for Gemm {
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
-        let GemmProblem { n, k, dtype, .. } = self.problem;
-        let packed = self.problem.packed();
-        Some(self.tile.cycles(rows, n, k, dtype, packed, machine))
+        Some(self.tile.cycles(rows, &self.problem, machine))
     }
 
     fn threads(&self) -> u32 {

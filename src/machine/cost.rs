@@ -20,6 +20,8 @@ pub struct Costs {
 pub struct MmaSync {
     /// Multiply-adds of 16-bit elements that `mma.sync` sustains, per cycle.
     pub tensor: f64,
+    /// Multiply-adds of E4M3 elements that `mma.sync` sustains, per cycle; `None` on cards whose tensor cores do not have such MMAs.
+    pub tensor_e4m3: Option<f64>,
     /// L2 bandwidth to one SM, in bytes per cycle.
     pub l2_per_sm: f64,
     /// L2 bandwidth to all SMs together, in bytes per cycle.

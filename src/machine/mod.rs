@@ -22,14 +22,36 @@ const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/machines.rs")
 /// The card that programs are lowered for if no card is named or present. It has the oldest capability, so its kernels run on all cards.
 const DEFAULT: &str = "a100";
 
-/// Instruction set of a kernel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// Instruction set of a kernel. Each set includes all sets before it.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub enum Instructions {
     /// Instructions that all cards from compute capability 8.0 on have: `mma.sync`, `cp.async`.
     #[default]
     Ampere,
+    /// `mma.sync` of E4M3 elements, and conversions to E4M3. Tensor cores of compute capability 8.9 and 12.x have such MMAs. For 9.0 and 10.0,
+    /// the assembler (`ptxas`) replaces them by conversions to f16 and MMAs in f16, which are not faster. Hopper includes this set only for
+    /// the conversions to E4M3, and so that the kernels can be checked there; cards of capability 10.x do not have this set.
+    Ada,
     /// Instructions of compute capability 9.0a: `wgmma`, TMA, clusters. Other cards do not have all of these.
     Hopper,
+}
+
+impl Instructions {
+    /// Returns the newest set that kernels for cards of a compute capability may use.
+    pub fn of_capability(capability: (u32, u32)) -> Self {
+        match capability {
+            (9, 0) => Self::Hopper,
+            (8, 9) | (12, _) => Self::Ada,
+            _ => Self::Ampere,
+        }
+    }
+
+    /// Returns whether a card with these instructions also has `needed`.
+    pub fn includes(self, needed: Self) -> bool {
+        self >= needed
+    }
 }
 
 /// Description of a card.
@@ -210,7 +232,8 @@ impl Machine {
         let mut machine = self.with_sms(live.sms);
         if machine.capability != live.capability {
             // Architecture-specific code does not run on cards of other generations.
-            machine.instructions = Instructions::default();
+            machine.instructions =
+                Instructions::of_capability(live.capability).min(self.instructions);
             machine.clusters.clear();
         }
         machine.capability = live.capability;
@@ -220,6 +243,11 @@ impl Machine {
         machine.shared_per_cta = live.shared_per_cta;
         machine.l2_bytes = live.l2_bytes;
         machine
+    }
+
+    /// Returns whether kernels for the card multiply E4M3 elements faster than 16-bit elements.
+    pub fn has_e4m3_products(&self) -> bool {
+        self.instructions.includes(Instructions::Ada)
     }
 
     /// Returns the same card with another number of SMs. The numbers of clusters are scaled accordingly.
@@ -263,6 +291,12 @@ pub(crate) mod testing {
     pub(crate) fn hopper() -> Machine {
         let found = Machine::of_capability((9, 0)).expect("the cards are described");
         found.expect("a card with Hopper's instructions is described")
+    }
+
+    /// Returns a card that multiplies in E4M3, without Hopper instructions.
+    pub(crate) fn ada() -> Machine {
+        let found = Machine::of_capability((8, 9)).expect("the cards are described");
+        found.expect("a card with the instructions of Ada is described")
     }
 
     /// Returns a card without Hopper instructions.

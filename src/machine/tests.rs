@@ -29,11 +29,16 @@ fn every_file_describes_a_plausible_card() {
         assert!(!machine.cards.is_empty(), "{name}");
         assert_eq!(Machine::named(name).expect("it is there"), *machine);
         let is_hopper = machine.capability == (9, 0);
-        assert_eq!(
-            machine.instructions == Instructions::Hopper,
-            is_hopper,
-            "{name}"
-        );
+        let instructions = Instructions::of_capability(machine.capability);
+        assert_eq!(machine.instructions, instructions, "{name}");
+        let MmaSync {
+            tensor: in_16_bits,
+            tensor_e4m3,
+            ..
+        } = machine.costs.mma_sync;
+        let is_ada = instructions == Instructions::Ada;
+        assert_eq!(tensor_e4m3.is_some(), is_ada, "{name}");
+        assert!(tensor_e4m3.is_none_or(|e4m3| e4m3 > in_16_bits), "{name}");
         assert_eq!(machine.costs.hopper.is_some(), is_hopper, "{name}");
         assert!(machine.shared_per_cta < machine.shared_per_sm, "{name}");
         assert!(
@@ -99,6 +104,7 @@ fn a_card_uses_its_own_file_or_the_nearest_one_with_the_drivers_properties() {
     // The file of the newest older capability is used, with the baseline instructions.
     let (machine, served) = of(&live("NVIDIA Orin", (8, 7), 16));
     assert_eq!((machine.capability, served), ((8, 7), Served::Nearest));
+    assert_eq!(machine.instructions, Instructions::Ampere);
     assert!(
         ["a10", "rtx3090"].contains(&machine.name.as_str()),
         "{}",
@@ -107,8 +113,27 @@ fn a_card_uses_its_own_file_or_the_nearest_one_with_the_drivers_properties() {
     let (machine, _) = of(&live("NVIDIA Later", (13, 1), 300));
     assert_eq!(machine.instructions, Instructions::Ampere);
     assert!(machine.clusters.is_empty());
+    let (machine, _) = of(&live("NVIDIA Small", (12, 1), 48));
+    assert_eq!(machine.instructions, Instructions::Ada);
     let error = Machine::of(&live("Tesla T4", (7, 5), 40)).expect_err("it is too old");
     insta::assert_snapshot!(error, @"no description serves Tesla T4: its compute capability 7.5 is older than all of them; gemmule needs 8.0 or newer");
+}
+
+#[test]
+fn e4m3_products_are_used_on_cards_that_compute_them_faster_than_products_in_16_bits() {
+    let all = Machine::all().expect("the cards are described").iter();
+    let faster = all.filter(|machine| machine.has_e4m3_products());
+    let names: Vec<&str> = faster.map(|machine| machine.name.as_str()).collect();
+    let expected = [
+        "h100_pcie",
+        "h100_sxm",
+        "h200",
+        "l4",
+        "l40s",
+        "rtx4090",
+        "rtx5090",
+    ];
+    assert_eq!(names, expected);
 }
 
 #[test]

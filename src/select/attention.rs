@@ -9,8 +9,8 @@ use crate::{
     kernels::{
         Instructions, KernelSpec,
         attention::{
-            AttentionError, MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline, MhaPrefill,
-            MhaShort, MhaSplitKeys, MhaTile, MhaToE4m3, MhaWgmma,
+            AttentionError, FusedMha, MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline,
+            MhaPrefill, MhaShort, MhaSplitKeys, MhaTile, MhaToE4m3, MhaWgmma,
         },
         chain::Chain,
     },
@@ -63,6 +63,33 @@ impl Attention {
     /// Returns the kernels that convert their result to E4M3, by the longest sequence. Returns `None` if some sequence length has no such
     /// kernel.
     pub fn to_e4m3(&self, machine: &Machine, invariant: bool) -> Option<Dispatch<KernelSpec>> {
+        match machine.instructions {
+            Instructions::Ampere => None,
+            Instructions::Ada => self.to_e4m3_on_ada(machine, invariant),
+            Instructions::Hopper => self.to_e4m3_on_hopper(machine, invariant),
+        }
+    }
+
+    fn to_e4m3_on_ada(&self, machine: &Machine, invariant: bool) -> Option<Dispatch<KernelSpec>> {
+        if !self.0.dtype.has_mma() {
+            return None;
+        }
+        let plain = match invariant {
+            true => self.invariant(machine),
+            false => self.by_length(machine, None),
+        };
+        converted(&plain, |kernel| match kernel.clone() {
+            KernelSpec::MhaShort(attention) => Some(FusedMha::Short(attention)),
+            KernelSpec::MhaOnline(attention) => Some(FusedMha::Online(attention)),
+            _ => None,
+        })
+    }
+
+    fn to_e4m3_on_hopper(
+        &self,
+        machine: &Machine,
+        invariant: bool,
+    ) -> Option<Dispatch<KernelSpec>> {
         let MhaOnline { of, dtype } = self.0;
         let is_plain = !MhaWgmma::tiles(&of, dtype, machine.instructions).is_empty();
         let plain = match self.wgmma(machine) {
@@ -73,7 +100,7 @@ impl Attention {
             (true, Some(last)) => Dispatch::always(last.clone()),
             _ => by_rounds(&plain, machine, of.heads),
         };
-        let converting = |kernel: &KernelSpec| {
+        converted(&plain, |kernel| {
             let KernelSpec::MhaWgmma(attention) = kernel else {
                 return None;
             };
@@ -84,16 +111,8 @@ impl Attention {
             if of.head > MhaToE4m3::MAX_HEAD {
                 return None;
             }
-            Some(KernelSpec::from(MhaToE4m3 { attention }))
-        };
-        plain
-            .choices()
-            .all(|kernel| converting(kernel).is_some())
-            .then(|| {
-                plain
-                    .clone()
-                    .map(|kernel| converting(&kernel).unwrap_or(kernel))
-            })
+            Some(FusedMha::Wgmma(attention))
+        })
     }
 
     /// Returns the kernel for the longest sequences, used for every length.
@@ -201,6 +220,25 @@ impl Attention {
         let serves = machine.instructions == Instructions::Hopper && few.check().is_ok();
         serves.then_some(few)
     }
+}
+
+/// Returns the kernels that convert the results of those in `plain` to E4M3. Returns `None` if `attention` is `None` for one of them.
+fn converted(
+    plain: &Dispatch<KernelSpec>,
+    attention: impl Fn(&KernelSpec) -> Option<FusedMha>,
+) -> Option<Dispatch<KernelSpec>> {
+    let converting = |kernel: &KernelSpec| {
+        let attention = attention(kernel)?;
+        Some(KernelSpec::from(MhaToE4m3 { attention }))
+    };
+    plain
+        .choices()
+        .all(|kernel| converting(kernel).is_some())
+        .then(|| {
+            plain
+                .clone()
+                .map(|kernel| converting(&kernel).unwrap_or(kernel))
+        })
 }
 
 /// Splits each range with a coarse tile in two: batches with few tiles per SM use a finer tile.
@@ -434,6 +472,24 @@ mod tests {
         assert_eq!(tile(&whole, tokens + 1, 512).rows, 192);
         assert_eq!(whole.overlap(), None);
         assert!(Batches::ALL.is_covered_by(&whole.covered()));
+    }
+
+    #[test]
+    fn results_are_converted_to_e4m3_on_cards_that_multiply_in_it() {
+        let problem = attention(64, DType::F16);
+        let on = |machine: &Machine, invariant| problem.to_e4m3(machine, invariant);
+        let ada = testing::ada();
+        let all = on(&ada, false).expect("it converts");
+        let plain = problem.by_length(&ada, None);
+        assert_eq!(shown(&all), shown(&plain));
+        for kernel in all.choices() {
+            assert_eq!(kernel.as_kernel().validate(), Ok(()));
+            assert_eq!(kernel.as_kernel().instructions(), Instructions::Ada);
+        }
+        let invariant = on(&ada, true).expect("it converts");
+        assert_eq!(shown(&invariant), ["any batch: mha_online"]);
+        assert!(on(&testing::usual(), false).is_none());
+        assert!(attention(64, DType::F32).to_e4m3(&ada, false).is_none());
     }
 
     #[test]

@@ -88,6 +88,7 @@ pub(super) const ALL: &[Rule] = &[
     Rule::new("conversion to E4M3", "e4m3(x / scale)", fp8::conversion),
     Rule::new("norm+conversion to E4M3", "e4m3(norm(x) / scale)", fp8::after_norm),
     Rule::new("gemm+conversion to E4M3", "e4m3(act(x · weightᵀ + bias) / scale)", fp8::after_gemm),
+    Rule::new("gate+conversion to E4M3", "e4m3(act(x₁) · x₂ / scale)", fp8::with_gate),
     Rule::new("gemm+gate+conversion to E4M3", "e4m3(act(y₁) · y₂ / scale) of y = x · weightᵀ + bias", fp8::after_gate),
     Rule::new(quantized_rows::NAMES[0], "act(x₈ · weightᵀ · scales + bias) + residual of x₈, scales = quantize_rows(x)", quantized_rows::linear),
     Rule::new(quantized_rows::NAMES[1], "act(y₁) · y₂ of y = x₈ · weightᵀ · scales + bias of x₈, scales = quantize_rows(x)", quantized_rows::with_gate),

@@ -241,6 +241,31 @@ fn every_rule_that_fuses_launches_is_explained() {
 }
 
 #[test]
+fn layers_with_inputs_in_e4m3_are_explained_for_cards_that_multiply_them() {
+    let cli = Cli::new();
+    let explained = |card: &str| {
+        let config = concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/bert-base.json");
+        let args = ["explain", "bert", "--config", config, "--quantize", "fp8"];
+        cli.ok(&[&args[..], &["--card", card]].concat())
+    };
+    let lines = [
+        "fused by attention+conversion to E4M3, merges attention `layer",
+        "fused by norm+conversion to E4M3",
+        "fused by gemm+conversion to E4M3",
+    ];
+    for card in ["l4", "l40s", "rtx4090", "rtx5090"] {
+        let said = explained(card);
+        for line in lines {
+            assert!(said.contains(line), "{card}: {line}: {said}");
+        }
+    }
+    for card in ["a100", "a10", "b200"] {
+        let said = explained(card);
+        assert!(!said.contains("E4M3"), "{card}: {said}");
+    }
+}
+
+#[test]
 fn the_launches_of_a_batch_are_explained() {
     let cli = Cli::new();
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/bert-base.json");

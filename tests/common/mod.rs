@@ -54,6 +54,12 @@ pub fn usual() -> Machine {
     Machine::usual().expect("the cards are described")
 }
 
+/// Returns a card that multiplies in E4M3, without Hopper's instructions.
+pub fn ada() -> Machine {
+    let found = Machine::of_capability((8, 9)).expect("the cards are described");
+    found.expect("one has the instructions of Ada")
+}
+
 /// Returns a card with Hopper's instructions.
 pub fn hopper() -> Machine {
     let found = Machine::of_capability((9, 0)).expect("the cards are described");

@@ -13,6 +13,7 @@ use gemmule::{
     DType, Format,
     engine::{CompileOptions, compile, description},
     jit::Target,
+    kernels::KernelSpec,
     machine::{Fit, Instructions, Machine},
     measure::shipped_configs,
     program::{NEXT_LOGITS, Program},
@@ -97,7 +98,12 @@ struct Tables {
     decode: Option<String>,
     /// The program that generates text with packed weights, by format, for [`PACKED`] on cards whose tables are snapshots.
     packed: Vec<(Format, String)>,
+    /// The program with weights in fp8, for the first of [`IN_FP8`] on one card that multiplies in E4M3 with `mma.sync`.
+    fp8: Option<String>,
 }
+
+/// Models whose programs with weights in fp8 are checked on all cards: one with norms after sums, and one with gates.
+const IN_FP8: [&str; 2] = ["bert-base", "modernbert-base"];
 
 /// The model whose tables with packed weights are snapshots.
 const PACKED: &str = "llama-3.2-1b";
@@ -125,6 +131,31 @@ impl Tables {
         let packed = |format| Some((format, decoding(Some(format))?));
         let is_packed = is_read(machine) && model == PACKED;
         let formats = [Format::FP8, Format::INT4].into_iter();
+        let fp8 = IN_FP8.contains(&model).then(|| {
+            let options = CompileOptions {
+                quantize: Some(Format::FP8),
+                ..CompileOptions::new(DType::F16, machine.clone())
+            };
+            let program = compile(&whole, config, &options);
+            let program = program.expect("shipped models compile").program;
+            check(
+                machine,
+                &program,
+                &format!("{model} in fp8 on {}", machine.name),
+            );
+            let products = program
+                .kernels
+                .iter()
+                .filter(|kernel| multiplies_in_e4m3(kernel));
+            assert_eq!(
+                products.count() > 0,
+                machine.has_e4m3_products(),
+                "{}",
+                machine.name
+            );
+            format!("f16, {} kernels\n{}", n(&program), table(&program))
+        });
+        let shows_fp8 = model == IN_FP8[0] && machine.name == crate::common::ada().name;
         Self {
             machine,
             model,
@@ -139,7 +170,18 @@ impl Tables {
             }),
             decode: is_read(machine).then(|| decoding(None)).flatten(),
             packed: formats.filter(|_| is_packed).filter_map(packed).collect(),
+            fp8: fp8.filter(|_| shows_fp8),
         }
+    }
+}
+
+/// Returns whether a kernel multiplies two factors in E4M3.
+fn multiplies_in_e4m3(kernel: &KernelSpec) -> bool {
+    match kernel {
+        KernelSpec::Gemm(kernel) => kernel.problem.is_fp8(),
+        KernelSpec::GemmWgmma(kernel) => kernel.problem.is_fp8(),
+        KernelSpec::GemmStream(kernel) => kernel.problem.is_fp8(),
+        _ => false,
     }
 }
 
@@ -179,6 +221,9 @@ fn every_card_runs_its_reviewed_kernels_for_every_batch() {
         }
         for (format, text) in tables.packed {
             review(format!("{name}.decode.{format}"), text);
+        }
+        if let Some(text) = tables.fp8 {
+            review(format!("{name}.fp8"), text);
         }
         let Some(text) = tables.plain else {
             continue;

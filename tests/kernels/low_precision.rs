@@ -6,16 +6,19 @@ mod kv_cache;
 mod plain_gpt2;
 
 use gemmule::{
-    Batch, DeviceChoice, Engine, EngineError,
+    AllocatorChoice, Batch, DeviceChoice, Engine, EngineError,
     engine::{Builder, CompileOptions, compile, description},
     kernels::{Instructions, KernelSpec},
     machine::Machine,
     model::Description,
     passes::QUANTIZE_INPUTS,
     plan::lower_bound,
-    program::{NEXT_LOGITS, Program},
-    runtime::weights::RandomWeights,
-    tensor::{DType, Extents, Format},
+    program::{NEXT_LOGITS, Program, Storage},
+    runtime::{
+        cpu::{CpuModel, CpuSession},
+        weights::RandomWeights,
+    },
+    tensor::{DType, Element, Extents, Format},
 };
 use serde_json::{Value, json};
 
@@ -224,7 +227,7 @@ fn prompts_on_hopper_multiply_e4m3_if_inputs_may_be_rounded() {
     // The checkpoint's own weights in fp8, with and without inputs in fp8.
     let published = |keeps_inputs| {
         let program = writing(&model, &config, &hopper, |options| {
-            let name = "model.layers.1.mlp.down_proj.weight".to_owned();
+            let name = "layers.1.mlp.down_proj.weight".to_owned();
             options.published = [(name, Format::FP8)].into();
             options.keeps_inputs = keeps_inputs;
         });
@@ -296,11 +299,8 @@ fn resized(
     (model, config, outputs)
 }
 
-/// On Hopper, the inputs of products are also in E4M3 if widths are multiples of 16. Inputs have about the same rounding error as weights,
-/// so the total error is at most twice the error of rounding the weights alone.
-#[test]
-#[ignore = "needs a CUDA device with Hopper's instructions and NVRTC"]
-fn products_in_fp8_on_a_device_have_the_error_of_the_format() {
+/// Returns models whose widths are multiples of 16, with and without gates.
+fn models_of_products_in_fp8() -> [(&'static str, Value, &'static [&'static str]); 2] {
     let sizes = [
         ("hidden_size", 160),
         ("num_attention_heads", 5),
@@ -313,7 +313,81 @@ fn products_in_fp8_on_a_device_have_the_error_of_the_format() {
         ("num_key_value_heads", 5),
         ("head_dim", 32),
     ];
-    for model in [resized(encoder(), &sizes), resized(writer(), &gated)] {
+    [resized(encoder(), &sizes), resized(writer(), &gated)]
+}
+
+/// Programs for Hopper and for other cards compute the same products of E4M3 factors with other kernels. The CPU runs both programs in f32.
+#[test]
+fn programs_in_fp8_for_hopper_and_for_other_cards_have_the_same_results() {
+    for (name, config, outputs) in models_of_products_in_fp8() {
+        let of = |machine: Machine| {
+            let options = CompileOptions {
+                outputs: Some(outputs.iter().map(|&output| output.to_owned()).collect()),
+                quantize: Some(Format::FP8),
+                ..CompileOptions::new(DType::F16, machine)
+            };
+            let model = description(name).expect("it is shipped");
+            let compiled = compile(&model, &config, &options).expect("it compiles");
+            compiled.program.validate().expect("it is sound");
+            compiled.program
+        };
+        let (ada, hopper) = (of(crate::common::ada()), of(crate::common::hopper()));
+        let converts = |is_one: fn(&KernelSpec) -> bool| ada.kernels.iter().any(is_one);
+        assert!(converts(
+            |k| matches!(k, KernelSpec::Gemm(k) if k.problem.is_fp8())
+        ));
+        assert!(converts(|k| matches!(k, KernelSpec::MhaToE4m3(_))));
+        assert!(converts(|k| matches!(k, KernelSpec::NormToE4m3(_))));
+        let is_gated = name == "llama";
+        assert_eq!(
+            converts(|k| matches!(k, KernelSpec::GateToE4m3(_))),
+            is_gated
+        );
+        assert_eq!(
+            converts(|k| matches!(k, KernelSpec::Gemm(k) if k.problem.to_e4m3)),
+            !is_gated
+        );
+        let weights = RandomWeights {
+            seed: 11,
+            deviation: 0.08,
+        };
+        let mut sessions = [&ada, &hopper].map(|program| {
+            // The kernels are for f16 and bf16, and the CPU computes in f32.
+            let text = ron::to_string(program).expect("plain data");
+            let text = text.replace("F16", "F32");
+            let mut program: Program = ron::from_str(&text).expect("a program");
+            for tensor in &mut program.tensors {
+                if tensor.element == Element::E4m3
+                    && matches!(tensor.place, Storage::Planned { .. })
+                {
+                    tensor.element = DType::F32.into();
+                }
+            }
+            let threads = gemmule::engine::Threads::usual().expect("threads");
+            let model = CpuModel::load(program, threads, &weights, &|_, _| ());
+            let model = model.expect("it loads").into();
+            CpuSession::new(model, &AllocatorChoice::default()).expect("a session")
+        });
+        for lens in [&[1][..], &[3, 9], &[5, 1, 130, 40], &[300, 211, 64]] {
+            let [ada, hopper] = sessions.each_mut().map(|session| {
+                let outputs = session.run(&batch(lens)).expect("it runs");
+                let values = outputs.iter().flat_map(|output| output.values.clone());
+                values.collect::<Vec<f32>>()
+            });
+            assert!(ada.iter().all(|value| value.is_finite()));
+            // Sums in another order may be rounded to the next value of E4M3.
+            let error = error(&ada, &hopper);
+            assert!(error < 5e-3, "{name} {lens:?}: {error}");
+        }
+    }
+}
+
+/// On cards that multiply in E4M3, the inputs of products are also in E4M3 if widths are multiples of 16. Inputs have about the same rounding
+/// error as weights, so the total error is at most twice the error of rounding the weights alone.
+#[test]
+#[ignore = "needs NVRTC and a CUDA device that multiplies in E4M3"]
+fn products_in_fp8_on_a_device_have_the_error_of_the_format() {
+    for model in models_of_products_in_fp8() {
         let on_cpu = || builder(model.clone()).device(DeviceChoice::Cpu);
         let exact = on_cpu().build().expect("an engine");
         let weights = on_cpu().quantize(Format::FP8).build().expect("an engine");

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::MhaWgmma;
+use super::{MhaOnline, MhaShort, MhaWgmma};
 use crate::{
     kernels::{
         Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
@@ -13,10 +13,46 @@ use crate::{
     tensor::{DType, Element, Extents, Size},
 };
 
-/// The operands of [`MhaWgmma`], `out_scale [1]` → `out [tokens, heads·head]`: the attention's result, divided by `out_scale`, in E4M3.
+/// The operands of an attention, `out_scale [1]` → `out [tokens, heads·head]`: the attention's result, divided by `out_scale`, in E4M3.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaToE4m3 {
-    pub attention: MhaWgmma,
+    pub attention: FusedMha,
+}
+
+/// A kernel of fused attention without a cache, in f16 or bf16.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum FusedMha {
+    Short(MhaShort),
+    Online(MhaOnline),
+    Wgmma(MhaWgmma),
+}
+
+impl FusedMha {
+    fn as_kernel(&self) -> &dyn Kernel {
+        match self {
+            Self::Short(attention) => attention,
+            Self::Online(attention) => attention,
+            Self::Wgmma(attention) => attention,
+        }
+    }
+
+    /// Returns the kernel without the conversion.
+    pub fn spec(&self) -> KernelSpec {
+        match self.clone() {
+            Self::Short(attention) => attention.into(),
+            Self::Online(attention) => attention.into(),
+            Self::Wgmma(attention) => attention.into(),
+        }
+    }
+
+    /// Head size.
+    pub fn head(&self) -> u32 {
+        match self {
+            Self::Short(MhaShort { of, .. })
+            | Self::Online(MhaOnline { of, .. })
+            | Self::Wgmma(MhaWgmma { of, .. }) => of.head,
+        }
+    }
 }
 
 impl MhaToE4m3 {
@@ -33,30 +69,38 @@ impl MhaToE4m3 {
 
 impl Kernel for MhaToE4m3 {
     fn symbol(&self) -> String {
-        format!("{}_{}", self.definition(), self.attention.tile.name())
+        match &self.attention {
+            FusedMha::Wgmma(attention) => {
+                format!("{}_{}", self.definition(), attention.tile.name())
+            }
+            FusedMha::Short(_) | FusedMha::Online(_) => self.definition(),
+        }
     }
 
     fn definition(&self) -> String {
-        format!("{}_to_e4m3", self.attention.definition())
+        format!("{}_to_e4m3", self.attention.as_kernel().definition())
     }
 
     fn template(&self) -> &'static str {
-        self.attention.template()
+        self.attention.as_kernel().template()
     }
 
     fn instructions(&self) -> Instructions {
-        self.attention.instructions()
+        self.attention
+            .as_kernel()
+            .instructions()
+            .max(Instructions::Ada)
     }
 
     fn constants(&self) -> Constants {
-        let mut constants = self.attention.constants();
+        let mut constants = self.attention.as_kernel().constants();
         constants.insert("to_e4m3", true.into());
         constants
     }
 
     fn params(&self) -> Vec<Param> {
         let mut params = Vec::new();
-        for mut param in self.attention.params() {
+        for mut param in self.attention.as_kernel().params() {
             if let Role::Write { element, .. } = &mut param.role {
                 *element = Element::E4m3;
                 params.push(out_scale());
@@ -67,58 +111,74 @@ impl Kernel for MhaToE4m3 {
     }
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
-        self.attention.tensor_maps()
+        self.attention.as_kernel().tensor_maps()
     }
 
     fn dtype(&self) -> Option<DType> {
-        self.attention.dtype()
+        self.attention.as_kernel().dtype()
     }
 
     fn class(&self) -> Class {
-        self.attention.class()
+        self.attention.as_kernel().class()
     }
 
     fn flop(&self) -> Size {
-        self.attention.flop()
+        self.attention.as_kernel().flop()
     }
 
     fn validate(&self) -> Result<(), String> {
-        self.attention.validate()?;
-        match Self::has_registers(&self.attention) {
-            true => Ok(()),
-            false => Err(format!(
+        self.attention.as_kernel().validate()?;
+        match &self.attention {
+            FusedMha::Short(MhaShort { dtype, .. }) | FusedMha::Online(MhaOnline { dtype, .. }) => {
+                match dtype.has_mma() {
+                    true => Ok(()),
+                    false => Err(format!(
+                        "attention in E4M3 over {dtype} elements; expected f16 or bf16"
+                    )),
+                }
+            }
+            FusedMha::Wgmma(attention) if Self::has_registers(attention) => Ok(()),
+            FusedMha::Wgmma(attention) => Err(format!(
                 "attention in E4M3 with {:?} and heads of {}; expected at most {} queries per tile, and heads of at most {}",
-                self.attention.tile,
-                self.attention.of.head,
+                attention.tile,
+                attention.of.head,
                 Self::MAX_ROWS,
                 Self::MAX_HEAD
             )),
         }
     }
 
+    fn max_len(&self) -> Option<u32> {
+        self.attention.as_kernel().max_len()
+    }
+
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
-        self.attention.launch(extents, machine)
+        self.attention.as_kernel().launch(extents, machine)
     }
 
     fn threads(&self) -> u32 {
-        self.attention.threads()
+        self.attention.as_kernel().threads()
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let Some((scale, reads)) = reads.split_last() else {
             unreachable!("the parameter list ends with the scale")
         };
-        let out = self.attention.reference(extents, reads).remove(0);
+        let out = self
+            .attention
+            .as_kernel()
+            .reference(extents, reads)
+            .remove(0);
         vec![divided(out.real(), scale.real()[0])]
     }
 
     fn cases(&self) -> Vec<Case> {
-        self.attention.cases()
+        self.attention.as_kernel().cases()
     }
 
     fn tolerance(&self) -> Tolerance {
         // Error of the attention's result, before it is divided by the scale 1 / 64.
-        let before = self.attention.tolerance().absolute;
+        let before = self.attention.as_kernel().tolerance().absolute;
         Tolerance {
             absolute: ROUNDED.absolute + 64.0 * before,
             ..ROUNDED
@@ -126,21 +186,49 @@ impl Kernel for MhaToE4m3 {
     }
 }
 
-/// Every tile that supports the conversion, in both storage types, full and causal, with and without a position bias.
-pub(super) fn representative() -> Vec<KernelSpec> {
-    let mut kernels: Vec<MhaToE4m3> = Vec::new();
-    for kernel in super::wgmma::representative() {
-        let KernelSpec::MhaWgmma(attention) = kernel else {
-            continue;
+/// Every tile of WGMMA attention that supports the conversion, and the kernels for any GPU with each head size, full and causal, with and
+/// without a position bias. All tiles, and the kernels with heads of 64, are in both storage types.
+pub(super) fn representative(plain: &[KernelSpec]) -> Vec<KernelSpec> {
+    let mut kernels: Vec<FusedMha> = Vec::new();
+    let all = plain.iter().cloned().chain(super::wgmma::representative());
+    for kernel in all {
+        let attention = match kernel {
+            KernelSpec::MhaShort(attention) if attention.dtype.has_mma() => {
+                // Kernels for fewer keys differ only in the size of their tile.
+                let longest = MhaShort::max_len_for(attention.of.head, attention.dtype);
+                match attention.max_len == longest {
+                    true => FusedMha::Short(attention),
+                    false => continue,
+                }
+            }
+            KernelSpec::MhaOnline(attention) if attention.dtype.has_mma() => {
+                FusedMha::Online(attention)
+            }
+            KernelSpec::MhaWgmma(attention) if MhaToE4m3::has_registers(&attention) => {
+                FusedMha::Wgmma(attention)
+            }
+            _ => continue,
         };
-        let is_same = |known: &&MhaToE4m3| {
-            let (a, b) = (&known.attention, &attention);
-            (a.of.head, a.tile, a.dtype, a.of.causal, a.of.by.is_none())
-                == (b.of.head, b.tile, b.dtype, b.of.causal, b.of.by.is_none())
+        let is_same_type = |a: DType, b: DType, head: u32| a == b || head != 64;
+        let is_same = |known: &&FusedMha| match (*known, &attention) {
+            (FusedMha::Short(a), FusedMha::Short(b)) => {
+                a.of.head == b.of.head && is_same_type(a.dtype, b.dtype, a.of.head)
+            }
+            (FusedMha::Online(a), FusedMha::Online(b)) => {
+                is_same_type(a.dtype, b.dtype, a.of.head)
+                    && (a.of.head, a.of.causal, a.of.by.is_none())
+                        == (b.of.head, b.of.causal, b.of.by.is_none())
+            }
+            (FusedMha::Wgmma(a), FusedMha::Wgmma(b)) => {
+                (a.of.head, a.tile, a.dtype, a.of.causal, a.of.by.is_none())
+                    == (b.of.head, b.tile, b.dtype, b.of.causal, b.of.by.is_none())
+            }
+            _ => false,
         };
-        if MhaToE4m3::has_registers(&attention) && kernels.iter().find(is_same).is_none() {
-            kernels.push(MhaToE4m3 { attention });
+        if kernels.iter().find(is_same).is_none() {
+            kernels.push(attention);
         }
     }
-    kernels.into_iter().map(KernelSpec::from).collect()
+    let converting = kernels.into_iter().map(|attention| MhaToE4m3 { attention });
+    converting.map(KernelSpec::from).collect()
 }

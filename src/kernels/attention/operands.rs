@@ -81,6 +81,7 @@ impl Operands {
             ("m_tiles", tiling.m_tiles.into()),
             ("q_in_regs", tiling.q_in_regs.into()),
             ("out_stride", self.of.width().into()),
+            ("to_e4m3", false.into()),
             ("q_origin", q.origin_of("blockIdx.y", head).into()),
             ("q_stride", q.stride(head).into()),
             ("q_aligned", q.is_aligned(head, aligned).into()),

@@ -1,8 +1,8 @@
 //! Instances of the attention kernels with sinks.
 
 use super::{
-    DecodeCtas, Keys, MhaCached, MhaDecode, MhaDecodeAppend, MhaOnline, MhaPrefill, MhaShort,
-    MhaSplitKeys, MhaTile, MhaToE4m3, MhaWgmma, SoftmaxByDistance, SoftmaxMask,
+    DecodeCtas, FusedMha, Keys, MhaCached, MhaDecode, MhaDecodeAppend, MhaOnline, MhaPrefill,
+    MhaShort, MhaSplitKeys, MhaTile, MhaToE4m3, MhaWgmma, SoftmaxByDistance, SoftmaxMask,
 };
 use crate::{
     kernels::{KernelSpec, cache::Pool},
@@ -131,7 +131,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
         ]
         .map(KernelSpec::from),
     );
-    let attention = wgmma(online([4, 2, 128], some, F16), 1);
+    let attention = FusedMha::Wgmma(wgmma(online([4, 2, 128], some, F16), 1));
     all.push(MhaToE4m3 { attention }.into());
     all
 }

@@ -48,6 +48,7 @@ impl Kernel for Gate {
             ("width", self.width.into()),
             ("activation", self.activation.function().into()),
             ("precise", (self.dtype == DType::F32).into()),
+            ("to_e4m3", false.into()),
         ]);
         constants
     }

@@ -70,6 +70,7 @@ pub fn representative() -> Vec<KernelSpec> {
             }
         }
     }
+    kernels.extend(in_e4m3());
     kernels.extend(super::wgmma::representative());
     kernels.extend(super::prepare_attention::representative());
     kernels.extend(super::split_k::representative());
@@ -80,4 +81,51 @@ pub fn representative() -> Vec<KernelSpec> {
     kernels.extend(super::unpack::representative());
     kernels.extend(super::quantize_rows::representative());
     kernels
+}
+
+/// Instances with operands in E4M3: every tile, every epilogue, both types of results, and sizes that are not multiples of a tile. The
+/// storage type affects only the epilogue.
+fn in_e4m3() -> Vec<KernelSpec> {
+    let plain = Epilogue::default();
+    let bias = Epilogue::new(true, None);
+    let with = |activation| Epilogue::new(true, Some(activation));
+    let gelu = with(Activation::GeluExact);
+    let (f16, bf16) = (DType::F16, DType::BF16);
+    let of = |n, k, dtype, epilogue| GemmProblem::new(n, k, dtype, epilogue).in_e4m3();
+    let to_e4m3 = |problem| GemmProblem {
+        to_e4m3: true,
+        ..problem
+    };
+    let with_all_tiles = [
+        to_e4m3(of(1000, 336, f16, gelu)),
+        of(328, 3088, bf16, bias.with_residual()),
+    ];
+    let with_outer_tiles = [
+        of(768, 768, f16, plain),
+        of(1003, 336, f16, gelu),
+        of(3, 768, f16, bias),
+        of(1, 16, f16, bias),
+        of(130, 48, f16, plain.with_residual()),
+        of(320, 80, f16, with(Activation::Relu).with_residual()),
+        of(33, 144, bf16, with(Activation::GeluTanh)),
+        to_e4m3(of(36, 144, f16, plain)),
+        to_e4m3(of(320, 1008, bf16, with(Activation::Tanh))),
+    ];
+    let tiles = Tile::reading(with_all_tiles[0].weight, f16);
+    let outer = tiles.iter().copied().enumerate();
+    let outer = outer.filter(|&(at, _)| at == 0 || at + 1 == tiles.len());
+    let outer: Vec<Tile> = outer.map(|(_, tile)| tile).collect();
+    let kernels = |problems: &[GemmProblem], tiles: &[Tile]| -> Vec<KernelSpec> {
+        let each = problems.iter().flat_map(|problem| {
+            let with_tile = |&tile: &Tile| Gemm {
+                problem: problem.clone(),
+                tile,
+            };
+            tiles.iter().map(with_tile)
+        });
+        each.map(KernelSpec::from).collect()
+    };
+    let mut all = kernels(&with_all_tiles, &tiles);
+    all.extend(kernels(&with_outer_tiles, &outer));
+    all
 }

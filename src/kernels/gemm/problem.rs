@@ -100,6 +100,19 @@ impl GemmProblem {
         self.is_fp8() || self.quantized_rows
     }
 
+    /// Bytes of an element of x.
+    pub(super) fn x_bytes(&self) -> u64 {
+        match self.multiplies_e4m3() {
+            true => 1,
+            false => self.dtype.bytes(),
+        }
+    }
+
+    /// Number of elements of E4M3 operands in 16 bits: 2; 1 for other operands. Kernels measure k in units of 16 bits.
+    pub(super) fn elements_in_16_bits(&self) -> u32 {
+        1 + u32::from(self.multiplies_e4m3())
+    }
+
     /// Returns the format of a packed weight that a device reads.
     pub(super) fn packed(&self) -> Option<Scaled> {
         match self.weight {
@@ -219,14 +232,22 @@ impl GemmProblem {
         }
     }
 
-    /// Checks that the problem has neither a gate nor E4M3 operands, which only some kernels for Hopper support.
+    /// Checks that the problem has neither a gate nor E4M3 operands.
     ///
     /// # Errors
     /// Returns the reason otherwise.
     pub(super) fn check_is_portable(&self) -> Result<(), String> {
-        if self.is_fp8() {
-            return Err(UNSCALED.to_owned());
+        match self.is_fp8() {
+            true => Err(UNSCALED.to_owned()),
+            false => self.check_has_no_gate(),
         }
+    }
+
+    /// Checks that the problem has neither a gate nor quantized rows, which only some kernels for Hopper support.
+    ///
+    /// # Errors
+    /// Returns the reason otherwise.
+    pub(super) fn check_has_no_gate(&self) -> Result<(), String> {
         if self.quantized_rows {
             return Err(QUANTIZED_ROWS.to_owned());
         }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ops::Activation;
+use crate::{ops::Activation, tensor::Format};
 
 const GELU: Epilogue = Epilogue::new(true, Some(Activation::GeluExact));
 
@@ -127,4 +127,49 @@ fn symbols_are_equal_if_and_only_if_kernels_are_equal() {
         }
     }
     assert_eq!(symbols.len(), kernels);
+}
+
+#[test]
+fn operands_in_e4m3_need_whole_rows_of_16_bytes_and_have_no_gate() {
+    let refused = |problem: GemmProblem| {
+        let tile = Tile::reading(Format::E4m3, DType::F16)[0];
+        let gemm = Gemm { problem, tile };
+        assert_eq!(gemm.instructions(), Instructions::Ada);
+        gemm.validate().err().unwrap_or_default()
+    };
+    let fp8 = |n, k, epilogue| GemmProblem::new(n, k, DType::F16, epilogue).in_e4m3();
+    let to_e4m3 = |problem| GemmProblem {
+        to_e4m3: true,
+        ..problem
+    };
+    let plain = Epilogue::default();
+    assert_eq!(refused(fp8(3, 48, GELU.with_residual())), "");
+    assert_eq!(refused(to_e4m3(fp8(36, 48, GELU))), "");
+    insta::assert_snapshot!(refused(fp8(64, 40, plain)), @"the GEMM of E4M3 does not support k = 40; expected a multiple of 16");
+    assert!(
+        refused(to_e4m3(fp8(34, 48, plain)))
+            .contains("expected no residual, and a multiple of 4 columns")
+    );
+    let residual = to_e4m3(fp8(36, 48, plain.with_residual()));
+    assert!(refused(residual).starts_with("a result of 36 columns in E4M3 with Epilogue"));
+    let gated = fp8(64, 48, plain).with_gate(Activation::Silu);
+    insta::assert_snapshot!(refused(gated), @"a gate, which only kernels for Hopper compute in a GEMM");
+    let in_f32 = GemmProblem {
+        dtype: DType::F32,
+        ..fp8(64, 48, plain)
+    };
+    assert!(refused(in_f32).contains("is not a tile for f32 with a weight in"));
+}
+
+#[test]
+fn k_is_measured_in_pairs_of_e4m3_elements() {
+    let problem = GemmProblem::new(768, 768, DType::F16, GELU).in_e4m3();
+    let int = |value: u32| crate::kernels::Constant::Int(value.into());
+    for tile in Tile::reading(problem.weight, problem.dtype) {
+        let problem = problem.clone();
+        let constants = Gemm { problem, tile }.constants();
+        assert_eq!(constants["k"], int(384));
+        assert_eq!(constants["block_k"], int(tile.k / 2));
+        assert_eq!(constants["copy_bytes"], int(16));
+    }
 }

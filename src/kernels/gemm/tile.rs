@@ -1,9 +1,9 @@
 //! Tiles of the `mma.sync` GEMM, and their cost model.
 
-use super::{Tile, packed};
+use super::{GemmProblem, Tile, packed};
 use crate::{
     machine::Machine,
-    tensor::{DType, Format, Scaled},
+    tensor::{DType, Format},
 };
 
 const fn tile(m: u32, n: u32, k: u32, warps_m: u32, warps_n: u32, stages: u32) -> Tile {
@@ -29,6 +29,19 @@ const TENSOR_TILES: [Tile; 9] = [
     tile(32, 64, 64, 1, 4, 4),
     tile(16, 64, 64, 1, 4, 5),
     tile(16, 32, 64, 1, 2, 5),
+];
+
+/// Tiles for operands in E4M3. A stage is `(m + n)·k` bytes of shared memory. Warps have fewer than 64×64 outputs: for Hopper, where these
+/// kernels are checked, the assembler converts operands to f16, and such warps would spill registers.
+const E4M3_TILES: [Tile; 8] = [
+    tile(128, 192, 64, 2, 4, 4),
+    tile(128, 128, 128, 2, 4, 3),
+    tile(128, 64, 128, 2, 2, 4),
+    tile(64, 128, 128, 2, 2, 4),
+    tile(64, 64, 128, 2, 2, 4),
+    tile(32, 64, 128, 1, 4, 4),
+    tile(16, 64, 128, 1, 4, 5),
+    tile(16, 32, 128, 1, 2, 5),
 ];
 
 /// Tiles for f32: 8×8 or 4×4 outputs per thread, double-buffered in shared memory.
@@ -58,12 +71,13 @@ impl Tile {
             (Format::Scaled(_), DType::F16 | DType::BF16) => all
                 .filter(|tile| tile.k == 64 && tile.n / tile.warps_n <= 32)
                 .collect(),
-            (Format::E4m3, _) => Vec::new(),
+            (Format::E4m3, DType::F16 | DType::BF16) => E4M3_TILES.to_vec(),
+            (Format::E4m3, DType::F32) => Vec::new(),
         }
     }
 
-    /// Candidates whose tiles are not mostly empty for `n` columns. Some tiles are narrow, so the list is empty only for a weight in E4M3
-    /// without scales, which no candidate reads.
+    /// Candidates whose tiles are not mostly empty for `n` columns. Some tiles are narrow, so the list is empty only if no candidate reads
+    /// the weight: for operands in E4M3 and other operands in f32.
     pub fn fitting(n: u32, weight: Format, dtype: DType) -> Vec<Tile> {
         let widest = n.checked_next_power_of_two().unwrap_or(u32::MAX).max(64);
         let mut all = Self::reading(weight, dtype);
@@ -75,22 +89,25 @@ impl Tile {
     ///
     /// The cost of a step is the time of the slowest unit (MMAs, shared memory, L2). In f32, a part of the times of the two faster units is
     /// added. CTAs on the same SM share its units, but hide each other's barriers and pipeline fills. The conversion of a packed weight adds to
-    /// the time of the MMAs, which wait for it.
-    pub fn cycles(
-        self,
-        rows: u64,
-        n: u32,
-        k: u32,
-        dtype: DType,
-        weight: Option<Scaled>,
-        machine: &Machine,
-    ) -> f64 {
-        let of_weight = weight.map_or(dtype.bytes() as f64, packed::bytes_per_element);
+    /// the time of the MMAs, which wait for it. The estimate is infinite for operands in E4M3 on a card that does not multiply them faster
+    /// than 16-bit operands.
+    pub fn cycles(self, rows: u64, problem: &GemmProblem, machine: &Machine) -> f64 {
+        let GemmProblem { n, k, dtype, .. } = *problem;
+        let weight = problem.packed();
+        let of_x = problem.x_bytes() as f64;
+        let of_weight = weight.map_or(of_x, packed::bytes_per_element);
         let cost = &machine.costs.mma_sync;
+        let tensor = match problem.is_fp8() {
+            true => cost.tensor_e4m3,
+            false => Some(cost.tensor),
+        };
+        let Some(tensor) = tensor else {
+            return f64::INFINITY;
+        };
         let ctas = self.ctas(rows, n);
         let n_sms = u64::from(machine.sms);
         let of_busiest_sm = ctas.div_ceil(n_sms);
-        let resident = of_busiest_sm.min(self.resident(dtype, weight, machine).into()) as f64;
+        let resident = of_busiest_sm.min(self.resident(problem, machine).into()) as f64;
         let busy_sms = ctas.min(n_sms) as f64;
 
         let outputs = f64::from(self.m) * f64::from(self.n);
@@ -102,8 +119,7 @@ impl Tile {
         let warps = f64::from(self.warps_m * self.warps_n);
         // A warp issues instructions on one of the SM's four sub-partitions.
         let units = (warps * resident / 4.0).min(1.0);
-        let bytes = f64::from(self.k)
-            * (f64::from(self.m) * dtype.bytes() as f64 + f64::from(self.n) * of_weight);
+        let bytes = f64::from(self.k) * (f64::from(self.m) * of_x + f64::from(self.n) * of_weight);
         let l2 = cost.l2_per_sm.min(cost.l2 / busy_sms);
         // Each warp converts the rows of the weight that it multiplies. This takes issue slots of the four schedulers of an SM. If few warps
         // share a scheduler, it takes the latency of the instructions.
@@ -121,8 +137,8 @@ impl Tile {
                 cost.exposed_simt,
             ),
             DType::F16 | DType::BF16 => (
-                products / cost.tensor + converted,
-                warps * f64::from(self.k) * 2.0 * (warp_m + warp_n),
+                products / tensor + converted,
+                warps * f64::from(self.k) * of_x * (warp_m + warp_n),
                 0.0,
             ),
         };
@@ -160,27 +176,27 @@ impl Tile {
             .saturating_mul(n.div_ceil(self.n).into())
     }
 
-    /// Bytes of dynamic shared memory per CTA on tensor cores. `weight` is the format of a packed weight.
-    pub(super) fn shared_bytes(self, dtype: DType, weight: Option<Scaled>) -> u32 {
-        let row = self.k * dtype.bytes() as u32;
-        let of_weight = weight.map_or(row, |weight| {
+    /// Bytes of dynamic shared memory per CTA on tensor cores.
+    pub(super) fn shared_bytes(self, problem: &GemmProblem) -> u32 {
+        let row = self.k * problem.x_bytes() as u32;
+        let of_weight = problem.packed().map_or(row, |weight| {
             packed::block_bytes(weight) + packed::scale_bytes(weight, self.k)
         });
         (self.m * row + self.n * of_weight) * self.stages
     }
 
     /// Resident CTAs per SM.
-    fn resident(self, dtype: DType, weight: Option<Scaled>, machine: &Machine) -> u32 {
+    fn resident(self, problem: &GemmProblem, machine: &Machine) -> u32 {
         let threads = self.threads();
         let sums = self.m * self.n / threads;
         // Registers for two sets of fragments, or for operands and loads in flight. Registers for addresses are in the constant below.
-        let operands = match dtype {
+        let operands = match problem.dtype {
             DType::F32 => 2 * self.k * (self.m + self.n) / threads,
             DType::F16 | DType::BF16 => (self.m / self.warps_m + self.n / self.warps_n) / 2,
         };
         let registers = (sums + operands + 40).min(255).next_multiple_of(8);
         let by_registers = machine.registers_per_sm / (registers * threads);
-        let by_shared = machine.ctas_by_shared(self.shared_bytes(dtype, weight));
+        let by_shared = machine.ctas_by_shared(self.shared_bytes(problem));
         by_registers
             .min(by_shared)
             .clamp(1, machine.threads_per_sm / threads)
@@ -190,18 +206,48 @@ impl Tile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::Epilogue;
 
     const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
     #[test]
     fn every_candidate_fits_the_smallest_gpu() {
-        for dtype in DTYPES {
-            for t in Tile::candidates(dtype) {
-                assert!(t.shared_bytes(dtype, None) <= 99 * 1024, "{t:?}");
+        let problems = DTYPES.map(|dtype| GemmProblem::new(64, 64, dtype, Epilogue::default()));
+        let in_e4m3 = problems[1].clone().in_e4m3();
+        for problem in problems.into_iter().chain([in_e4m3]) {
+            let dtype = problem.dtype;
+            for t in Tile::reading(problem.weight, dtype) {
+                assert!(t.shared_bytes(&problem) <= 99 * 1024, "{t:?}");
                 assert!((2..=5).contains(&t.stages), "{t:?}");
                 let warp = (t.m / t.warps_m, t.n / t.warps_n);
                 let granule = if dtype.has_mma() { (16, 16) } else { (16, 32) };
                 assert_eq!((warp.0 % granule.0, warp.1 % granule.1), (0, 0), "{t:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn products_in_e4m3_are_estimated_to_take_less_time_than_in_16_bits_for_all_rows() {
+        let fastest = |problem: &GemmProblem, rows, machine: &Machine| {
+            let tiles = Tile::reading(problem.weight, problem.dtype).into_iter();
+            let cycles = tiles.map(|tile| tile.cycles(rows, problem, machine));
+            cycles.fold(f64::INFINITY, f64::min)
+        };
+        let plain = GemmProblem::new(3072, 768, DType::F16, Epilogue::default());
+        let fp8 = plain.clone().in_e4m3();
+        for machine in Machine::all().expect("the cards are described") {
+            let has_mma = machine.costs.mma_sync.tensor_e4m3.is_some();
+            for rows in [1, 16, 100, 1000, 10_000] {
+                let [plain, fp8] = [&plain, &fp8].map(|of| fastest(of, rows, machine));
+                let is_as_expected = match has_mma {
+                    true => fp8 < plain,
+                    false => fp8.is_infinite(),
+                };
+                assert!(
+                    is_as_expected,
+                    "{}: {rows} rows, {fp8}, {plain}",
+                    machine.name
+                );
             }
         }
     }

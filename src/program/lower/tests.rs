@@ -522,3 +522,43 @@ fn a_program_in_fp8_is_sound_and_one_with_an_impossible_bound_is_refused() {
         assert!(program.validate().is_err(), "damage {i}");
     }
 }
+
+#[test]
+fn a_program_in_fp8_runs_on_a_card_with_products_in_e4m3_but_without_those_of_hopper() {
+    let encoder = Encoder {
+        width: 64,
+        inner: 96,
+        ..Encoder::SMALL
+    };
+    let options = passes::Options {
+        quantize: Some(Format::FP8),
+        fp8_inputs: true,
+        ..passes::Options::default()
+    };
+    let (graph, _) = passes::optimize(encoder.build(), &options).expect("it is sound");
+    let ada = testing::ada();
+    for invariant in [false, true] {
+        let options = LowerOptions {
+            dtype: DType::BF16,
+            padding: Padding::Removed,
+            machine: &ada,
+            timings: None,
+            attention: AttentionChoice::Auto,
+            invariant,
+            no_fused_launches: false,
+        };
+        let program = lower(&graph, &options).expect("it lowers");
+        program.validate().expect("it is sound");
+        let is_product =
+            |kernel: &KernelSpec| matches!(kernel, KernelSpec::Gemm(k) if k.problem.is_fp8());
+        assert!(program.kernels.iter().any(is_product));
+        for kernel in &program.kernels {
+            let kernel = kernel.as_kernel();
+            assert!(
+                ada.instructions.includes(kernel.instructions()),
+                "{}",
+                kernel.symbol()
+            );
+        }
+    }
+}

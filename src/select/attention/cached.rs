@@ -99,7 +99,7 @@ impl CachedAttention {
     pub fn invariant(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let ctas = match machine.instructions {
             Instructions::Hopper => DecodeCtas::Cluster(MhaDecode::MOST_SPLITS),
-            Instructions::Ampere => DecodeCtas::Small,
+            Instructions::Ampere | Instructions::Ada => DecodeCtas::Small,
         };
         Dispatch::always(match self.has_steps() {
             true => self.step(ctas).into(),

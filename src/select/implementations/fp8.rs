@@ -1,11 +1,12 @@
 //! The conversion of operands of E4M3 products, either in a separate launch or in the preceding kernel.
 
 use super::{
-    Bindings, Candidate, IS_READ, Implementation, Operand, Unfit, gate::gated, norm, require,
+    Bindings, Candidate, IS_READ, Implementation, Operand, Unfit, gate::gated, gemm::any_gpu, norm,
+    require,
 };
 use crate::{
     kernels::{
-        e4m3::{NormToE4m3, ToE4m3},
+        e4m3::{GateToE4m3, NormToE4m3, ToE4m3},
         gemm::{GemmProblem, GemmStream, GemmWgmma},
     },
     machine::Machine,
@@ -46,6 +47,18 @@ pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Result<Implementa
     Implementation::one_launch(2, bindings, converting(problem, machine)?)
 }
 
+/// Converts the result of a gate in the gate's kernel.
+pub(super) fn with_gate(chain: &[Link], _: &Machine) -> Result<Implementation, Unfit> {
+    converted(chain, 1)?;
+    let Site::Gate(gate) = &chain[0].site else {
+        return Err(Unfit::Sites);
+    };
+    require(chain[0].is_private, IS_READ)?;
+    let candidates = vec![Candidate::new(GateToE4m3 { gate: gate.clone() })];
+    let bindings = Bindings::to_operands_of(&[0, 1]).with("out", Operand::Value(1));
+    Implementation::one_launch(2, bindings, candidates)
+}
+
 /// Computes a gate in the GEMM's epilogue, and converts the result.
 pub(super) fn after_gate(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
     converted(chain, 2)?;
@@ -70,10 +83,12 @@ fn converting(problem: &GemmProblem, machine: &Machine) -> Result<Vec<Candidate>
         to_e4m3: true,
         ..problem.clone()
     };
+    let any = any_gpu(&problem, machine).into_iter().map(Candidate::new);
     let persistent = GemmWgmma::kernels(&problem, machine.instructions).into_iter();
     let streaming = GemmStream::of(problem)
         .tiles(machine.instructions)
         .into_iter();
     let persistent = persistent.map(Candidate::new);
-    Ok(persistent.chain(streaming.map(Candidate::new)).collect())
+    let streaming = streaming.map(Candidate::new);
+    Ok(any.chain(persistent).chain(streaming).collect())
 }

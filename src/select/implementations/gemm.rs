@@ -2,7 +2,10 @@
 
 use super::{Bindings, Candidate, Implementation, Operand, Unfit};
 use crate::{
-    kernels::gemm::{Gemm, GemmProblem, GemmSplitK, GemmStream, GemmWgmma, Tile},
+    kernels::{
+        Kernel,
+        gemm::{Gemm, GemmProblem, GemmSplitK, GemmStream, GemmWgmma, Tile},
+    },
     machine::Machine,
     select::site::{Link, Site},
     tensor::Format,
@@ -20,11 +23,12 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementat
     let streams = GemmStream::of(problem.clone()).tiles(on);
     let candidates = match problem.weight {
         Format::Plain(_) => plain(problem, persistent, streams, machine),
-        Format::Scaled(_) => packed(problem, streams),
+        Format::Scaled(_) => packed(problem, streams, machine),
         Format::E4m3 => {
+            let any = any_gpu(problem, machine).into_iter().map(Candidate::new);
             let persistent = persistent.into_iter().map(Candidate::new);
             let streams = streams.into_iter().map(Candidate::new);
-            persistent.chain(streams).collect()
+            any.chain(persistent).chain(streams).collect()
         }
     };
     let bindings = Bindings::to_operands_of(&[0]).with("out", Operand::Value(0));
@@ -41,7 +45,7 @@ fn plain(
     let GemmProblem { n, k, .. } = *problem;
     // `mma.sync` has about half the throughput of `wgmma`, so on Hopper it is used only if `wgmma` does not support the shape.
     let any = match persistent.is_empty() {
-        true => any_gpu(problem),
+        true => any_gpu(problem, machine),
         false => Vec::new(),
     };
     let split_k = GemmSplitK::kernels(problem, machine.instructions);
@@ -68,20 +72,24 @@ fn plain(
 }
 
 /// Returns candidates for a packed weight.
-fn packed(problem: &GemmProblem, streams: Vec<GemmStream>) -> Vec<Candidate> {
+fn packed(problem: &GemmProblem, streams: Vec<GemmStream>, machine: &Machine) -> Vec<Candidate> {
     // For few rows, the streaming GEMM is faster, because it has more loads of the weight in flight.
-    let mut any = any_gpu(problem);
+    let mut any = any_gpu(problem, machine);
     any.retain(|kernel| streams.is_empty() || kernel.tile.m >= MMA_ROWS);
     let streams = streams.into_iter().map(Candidate::new);
     any.into_iter().map(Candidate::new).chain(streams).collect()
 }
 
-/// Returns the kernels that run on any GPU.
-fn any_gpu(problem: &GemmProblem) -> Vec<Gemm> {
+/// Returns the kernels that do not need Hopper. Operands in E4M3 need a card that multiplies them faster than 16-bit operands with
+/// `mma.sync`.
+pub(super) fn any_gpu(problem: &GemmProblem, machine: &Machine) -> Vec<Gemm> {
+    if problem.is_fp8() && machine.costs.mma_sync.tensor_e4m3.is_none() {
+        return Vec::new();
+    }
     let tiles = Tile::fitting(problem.n, problem.weight, problem.dtype).into_iter();
     let kernels = tiles.map(|tile| Gemm {
         problem: problem.clone(),
         tile,
     });
-    kernels.collect()
+    kernels.filter(|kernel| kernel.validate().is_ok()).collect()
 }

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     kernels::{
         attention::MhaToE4m3,
-        e4m3::{NormToE4m3, ToE4m3},
+        e4m3::{GateToE4m3, NormToE4m3, ToE4m3},
         gemm::{GemmProblem, QuantizeRows, quantized},
     },
     tensor::Element,
@@ -64,7 +64,7 @@ impl CpuForm for MhaToE4m3 {
         call.op = "mha_to_e4m3";
         let [out] = call.outputs()?;
         let (of_attention, scale) = split_scale(&call)?;
-        let attention = self.attention.clone().into();
+        let attention = self.attention.spec();
         super::run(&attention, call.extents, of_attention, &mut [&mut **out])?;
         convert(out, scale);
         Ok(())
@@ -85,6 +85,19 @@ impl CpuForm for QuantizeRows {
         out.copy_from_slice(&values);
         convert(out, 1.0);
         row_scale.copy_from_slice(&scales);
+        Ok(())
+    }
+}
+
+/// Computes a gate, and converts its result.
+impl CpuForm for GateToE4m3 {
+    fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
+        call.op = "gate_to_e4m3";
+        let [out] = call.outputs()?;
+        let (of_gate, scale) = split_scale(&call)?;
+        let gate = self.gate.clone().into();
+        super::run(&gate, call.extents, of_gate, &mut [&mut **out])?;
+        convert(out, scale);
         Ok(())
     }
 }

@@ -2,7 +2,7 @@ use std::collections::HashSet;
 
 use super::{long_attention::agree, *};
 use crate::{
-    kernels::{e4m3::Norm, representative},
+    kernels::{attention::FusedMha, e4m3::Norm, representative},
     tensor::DType,
 };
 
@@ -14,13 +14,19 @@ fn products_and_conversions_in_fp8_agree_with_their_references() {
             (k.problem.is_fp8() || k.problem.quantized_rows) && k.problem.k < 500
         }
         KernelSpec::QuantizeRows(k) => k.k < 800,
+        KernelSpec::Gemm(k) => k.problem.is_fp8() && k.problem.k < 500,
         KernelSpec::ToE4m3(k) => k.width < 500,
+        KernelSpec::GateToE4m3(k) => k.gate.width < 500,
         KernelSpec::NormToE4m3(k) => match &k.norm {
             Norm::Layer(norm) => norm.width == 336,
             Norm::Sum(norm) => norm.width == 336,
             Norm::Rms(norm) => norm.width == 336,
         },
-        KernelSpec::MhaToE4m3(k) => k.attention.of.head == 32 && k.attention.of.causal,
+        KernelSpec::MhaToE4m3(k) => match &k.attention {
+            FusedMha::Wgmma(attention) => attention.of.head == 32 && attention.of.causal,
+            FusedMha::Online(attention) => attention.of.head == 32,
+            FusedMha::Short(attention) => attention.of.head == 8,
+        },
         _ => false,
     };
     let mut seen = HashSet::new();
@@ -31,8 +37,10 @@ fn products_and_conversions_in_fp8_agree_with_their_references() {
     let of = |is: fn(&KernelSpec) -> bool| kernels.iter().filter(|kernel| is(kernel)).count();
     assert_eq!(of(|k| matches!(k, KernelSpec::GemmWgmma(_))), 6);
     assert_eq!(of(|k| matches!(k, KernelSpec::QuantizeRows(_))), 3);
+    assert_eq!(of(|k| matches!(k, KernelSpec::Gemm(_))), 6);
     assert_eq!(of(|k| matches!(k, KernelSpec::NormToE4m3(_))), 6);
-    assert_eq!(of(|k| matches!(k, KernelSpec::MhaToE4m3(_))), 2);
+    assert_eq!(of(|k| matches!(k, KernelSpec::MhaToE4m3(_))), 5);
+    assert_eq!(of(|k| matches!(k, KernelSpec::GateToE4m3(_))), 1);
     agree(kernels);
 }
 
