@@ -53,7 +53,7 @@ pub enum CodegenError {
         source: tera::Error,
     },
     #[error(
-        "the kernel `{symbol}` has no CUDA source: {reason}; run it on a CPU, or compile without quantisation"
+        "the kernel `{symbol}` has no CUDA source: {reason}; run it on a CPU, or compile without quantization"
     )]
     CpuOnly { symbol: String, reason: String },
 }

@@ -55,8 +55,8 @@ pub enum EngineError {
         "`{model}` {}",
         match (known.is_empty(), is_named) {
             (true, _) => "has no GGUF files; leave the name after the `:` out".to_owned(),
-            (false, true) => format!("is the name of no GGUF file, or of several; expected one of {}, or its quantisation, after the `:`", shown_names(known)),
-            (false, false) => format!("has several GGUF files; choose one by `{model}:NAME`, where NAME is one of {}, or its quantisation, such as Q8_0", shown_names(known)),
+            (false, true) => format!("is the name of no GGUF file, or of several; expected one of {}, or its quantization, after the `:`", shown_names(known)),
+            (false, false) => format!("has several GGUF files; choose one by `{model}:NAME`, where NAME is one of {}, or its quantization, such as Q8_0", shown_names(known)),
         }
     )]
     HubGguf {

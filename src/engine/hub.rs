@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gguf_file_is_chosen_by_name_or_quantisation() {
+    fn a_gguf_file_is_chosen_by_name_or_quantization() {
         let names = [
             "README.md",
             "a-Q4_K_M.gguf",

@@ -428,7 +428,7 @@ fn a_model_that_cannot_run_is_refused_before_its_weights_are_fetched() {
 }
 
 #[test]
-fn a_gguf_file_is_fetched_by_its_name_or_quantisation() {
+fn a_gguf_file_is_fetched_by_its_name_or_quantization() {
     let stored = [
         ("tiny-F16.gguf", Stored::F16),
         ("tiny-Q8_0.gguf", Stored::Q8),
@@ -458,9 +458,9 @@ fn a_gguf_file_is_fetched_by_its_name_or_quantisation() {
             assert_eq!(outputs(&found), outputs(&hub.ok(&local)), "{file}");
         }
     }
-    insta::assert_snapshot!(hub.error(&by(&["--model", MODEL])), @"× `org/tiny` has several GGUF files; choose one by `org/tiny:NAME`, where NAME is one of `tiny-F16.gguf`, `tiny-Q8_0.gguf`, or its quantisation, such as Q8_0");
+    insta::assert_snapshot!(hub.error(&by(&["--model", MODEL])), @"× `org/tiny` has several GGUF files; choose one by `org/tiny:NAME`, where NAME is one of `tiny-F16.gguf`, `tiny-Q8_0.gguf`, or its quantization, such as Q8_0");
     let other = format!("{MODEL}:Q4_0");
-    insta::assert_snapshot!(hub.error(&by(&["--model", &other])), @"× `org/tiny:Q4_0` is the name of no GGUF file, or of several; expected one of `tiny-F16.gguf`, `tiny-Q8_0.gguf`, or its quantisation, after the `:`");
+    insta::assert_snapshot!(hub.error(&by(&["--model", &other])), @"× `org/tiny:Q4_0` is the name of no GGUF file, or of several; expected one of `tiny-F16.gguf`, `tiny-Q8_0.gguf`, or its quantization, after the `:`");
     let local = hub.home.file(stored[0].0);
     let both = [local.to_str().expect("a path"), "--weights", "."];
     insta::assert_snapshot!(hub.error(&by(&both)), @"× `[dir]/tiny-F16.gguf` is a model with weights of its own; leave the folder of weights out, or give the description that belongs to it help: leave --weights out");

@@ -261,7 +261,7 @@ fn a_format_that_a_gpu_does_not_compute_with_has_no_source() {
     let error = emit(&CudaModel::kernels(&quantized().program)).expect_err("it has no source");
     let error = format!("{error}");
     assert!(
-        error.contains("has no CUDA source: its weight is stored in int8, its input in f32; run it on a CPU, or compile without quantisation"),
+        error.contains("has no CUDA source: its weight is stored in int8, its input in f32; run it on a CPU, or compile without quantization"),
         "{error}"
     );
 }

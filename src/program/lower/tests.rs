@@ -545,6 +545,7 @@ fn a_program_in_fp8_runs_on_a_card_with_products_in_e4m3_but_without_those_of_ho
             timings: None,
             attention: AttentionChoice::Auto,
             invariant,
+            quantizes_rows: true,
             no_fused_launches: false,
         };
         let program = lower(&graph, &options).expect("it lowers");

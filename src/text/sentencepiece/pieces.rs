@@ -212,10 +212,10 @@ impl Model {
             );
         }
         if file.denormalizer.is_some_and(|d| !d.rules.is_empty()) {
-            return Err("it has normalisation rules for decoded text, which gemmule supports only with a tokenizer.json".to_owned());
+            return Err("it has normalization rules for decoded text, which gemmule supports only with a tokenizer.json".to_owned());
         }
         let rules =
-            Rules::read(&normalizer.rules).ok_or("its rules of normalisation are damaged")?;
+            Rules::read(&normalizer.rules).ok_or("its rules of normalization are damaged")?;
         let mut model = Self {
             pieces: Vec::new(),
             numbers: HashMap::new(),

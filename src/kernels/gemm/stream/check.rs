@@ -85,7 +85,7 @@ impl GemmStream {
                 Err("a norm after a GEMM requires columns in multiples of 8 and no gate".to_owned())
             }
             StreamNorm::After { .. } if epilogue.residual => {
-                Err("a GEMM of normalised rows cannot add a residual".to_owned())
+                Err("a GEMM of normalized rows cannot add a residual".to_owned())
             }
             _ => Ok(()),
         }

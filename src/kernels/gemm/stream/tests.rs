@@ -70,7 +70,7 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
     };
     assert_eq!(
         refused(added),
-        "a GEMM of normalised rows cannot add a residual"
+        "a GEMM of normalized rows cannot add a residual"
     );
 }
 
