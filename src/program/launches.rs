@@ -121,7 +121,7 @@ impl fmt::Display for Launches {
             }
             writeln!(f, "    with {symbol}")?;
             if batches != Batches::ALL {
-                writeln!(f, "    for {batches}")?;
+                writeln!(f, "    for batches with {batches}")?;
             }
             if let Some(us) = us {
                 writeln!(f, "    in about {us:.1} µs")?;
