@@ -87,7 +87,7 @@ impl Kernel for QuantizeRows {
         ]
     }
 
-    /// Ampere has no conversion to E4M3.
+    /// Only kernels for Hopper read the result.
     fn instructions(&self) -> Instructions {
         Instructions::Hopper
     }
