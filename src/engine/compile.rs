@@ -38,8 +38,8 @@ pub struct CompileOptions {
     /// Formats of the checkpoint tensors with `desc_act`, by tensor name. These tensors keep their published values if their inputs can be
     /// computed in the order of the quantization groups. Ignored if `quantize` is set or if there are `intermediates`.
     pub ordered: BTreeMap<String, Format>,
-    /// Whether the checkpoint quantizes only weights, so that inputs of linear layers with published values stay in 16 bits. Ignored if
-    /// `quantize` is set.
+    /// Whether the checkpoint quantizes only weights. Linear layers whose weights keep their published values then read their inputs in 16
+    /// bits. Ignored if `quantize` is set.
     pub keeps_inputs: bool,
     /// Format of the KV cache; `None` for the storage type.
     pub kv_cache: Option<Format>,

@@ -222,7 +222,7 @@ impl Folder {
         &self.root
     }
 
-    /// Returns the folder that contains the module folders, or the GGUF file.
+    /// Returns the path of the model: the folder that contains the module folders, or a GGUF file.
     pub fn root(&self) -> &Path {
         self.root.path()
     }

@@ -191,7 +191,7 @@ fn a_file_that_was_written_is_read_and_one_that_was_changed_is_refused() {
     assert_snapshot!(refused("(format: 2)"), @"the timings in `[dir]/timings.ron` are not valid: their format is 2, this version of gemmule reads format 1; measure again with `gemmule tune`, or omit the file");
     let kernels = text.lines().find(|line| line.contains("kernels:"));
     let kernels = kernels.expect("what they were measured on").to_owned();
-    // The checksum covers the current contents, so a file of another version differs from a damaged file only by its format.
+    // The checksum also covers the version of the kernels. A file in which only this version was changed therefore counts as damaged.
     assert_snapshot!(refused(&text.replace(&kernels, "    kernels: \"0\",")), @"the timings in `[dir]/timings.ron` are not valid: their checksum does not match: they were damaged, or changed by hand; measure again with `gemmule tune`, or omit the file");
     for end in [0, 1, text.len() / 2, text.len() - 3] {
         let cut = refused(&text[..end]);
