@@ -92,7 +92,7 @@ pub(super) const ROUNDED: Tolerance = Tolerance {
     reason: "one step of E4M3 (2^-3), as a value near the middle of two may be rounded to either",
 };
 
-pub(super) fn out_scale() -> Param {
+fn out_scale() -> Param {
     read("out_scale", DType::F32, Shape::fixed(&[1]), OUT_SCALE)
 }
 
@@ -156,9 +156,44 @@ impl Kernel for ToE4m3 {
 }
 
 /// Returns the values divided by a scale and clamped to the range of E4M3.
-pub(super) fn divided(values: &[f32], scale: f32) -> HostTensor {
+fn divided(values: &[f32], scale: f32) -> HostTensor {
     let of = |&v: &f32| saturated((f64::from(v) / f64::from(scale)) as f32);
     HostTensor::Real(values.iter().map(of).collect())
+}
+
+/// Returns the parameters of a kernel that computes the result of `plain` in E4M3: `out_scale` precedes the result.
+pub(super) fn params_in_e4m3(plain: &dyn Kernel) -> Vec<Param> {
+    let mut params = Vec::new();
+    for mut param in plain.params() {
+        if let Role::Write { element, .. } = &mut param.role {
+            *element = Element::E4m3;
+            params.push(out_scale());
+        }
+        params.push(param);
+    }
+    params
+}
+
+/// Returns the result of `plain`, and the result divided by the scale, which is the last of `reads`.
+pub(super) fn reference_in_e4m3(
+    plain: &dyn Kernel,
+    extents: &Extents,
+    reads: &[&HostTensor],
+) -> [HostTensor; 2] {
+    let Some((scale, reads)) = reads.split_last() else {
+        unreachable!("the parameter list ends with the scale")
+    };
+    let out = plain.reference(extents, reads).remove(0);
+    let converted = divided(out.real(), scale.real()[0]);
+    [out, converted]
+}
+
+/// Returns the tolerance of the result of `plain` in E4M3. Its error is divided by the scale 1 / 64 before it is rounded.
+pub(super) fn tolerance_in_e4m3(plain: &dyn Kernel) -> Tolerance {
+    Tolerance {
+        absolute: ROUNDED.absolute + 64.0 * plain.tolerance().absolute,
+        ..ROUNDED
+    }
 }
 
 /// Returns the nearest value within the range of E4M3.
@@ -262,11 +297,7 @@ impl Kernel for NormToE4m3 {
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        let Some((scale, reads)) = reads.split_last() else {
-            unreachable!("the parameter list ends with the scale")
-        };
-        let out = self.norm.as_kernel().reference(extents, reads).remove(0);
-        let converted = divided(out.real(), scale.real()[0]);
+        let [out, converted] = reference_in_e4m3(self.norm.as_kernel(), extents, reads);
         match self.keeps {
             true => vec![out, converted],
             false => vec![converted],
@@ -295,15 +326,7 @@ impl Kernel for GateToE4m3 {
     }
 
     fn params(&self) -> Vec<Param> {
-        let mut params = Vec::new();
-        for mut param in self.gate.params() {
-            if let Role::Write { element, .. } = &mut param.role {
-                *element = Element::E4m3;
-                params.push(out_scale());
-            }
-            params.push(param);
-        }
-        params
+        params_in_e4m3(&self.gate)
     }
 
     fn instructions(&self) -> Instructions {
@@ -343,20 +366,12 @@ impl Kernel for GateToE4m3 {
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        let Some((scale, reads)) = reads.split_last() else {
-            unreachable!("the parameter list ends with the scale")
-        };
-        let out = self.gate.reference(extents, reads).remove(0);
-        vec![divided(out.real(), scale.real()[0])]
+        let [_, converted] = reference_in_e4m3(&self.gate, extents, reads);
+        vec![converted]
     }
 
     fn tolerance(&self) -> Tolerance {
-        // Error of the gate's result, before it is divided by the scale 1 / 64.
-        let before = self.gate.tolerance().absolute;
-        Tolerance {
-            absolute: ROUNDED.absolute + 64.0 * before,
-            ..ROUNDED
-        }
+        tolerance_in_e4m3(&self.gate)
     }
 }
 

@@ -5,12 +5,12 @@ use serde::{Deserialize, Serialize};
 use super::{MhaOnline, MhaShort, MhaWgmma};
 use crate::{
     kernels::{
-        Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Role,
+        Case, Class, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
         TensorMap, Tolerance,
-        e4m3::{ROUNDED, divided, out_scale},
+        e4m3::{params_in_e4m3, reference_in_e4m3, tolerance_in_e4m3},
     },
     machine::Machine,
-    tensor::{DType, Element, Extents, Size},
+    tensor::{DType, Extents, Size},
 };
 
 /// The operands of an attention, `out_scale [1]` → `out [tokens, heads·head]`: the attention's result, divided by `out_scale`, in E4M3.
@@ -99,15 +99,7 @@ impl Kernel for MhaToE4m3 {
     }
 
     fn params(&self) -> Vec<Param> {
-        let mut params = Vec::new();
-        for mut param in self.attention.as_kernel().params() {
-            if let Role::Write { element, .. } = &mut param.role {
-                *element = Element::E4m3;
-                params.push(out_scale());
-            }
-            params.push(param);
-        }
-        params
+        params_in_e4m3(self.attention.as_kernel())
     }
 
     fn tensor_maps(&self) -> Vec<TensorMap> {
@@ -161,15 +153,8 @@ impl Kernel for MhaToE4m3 {
     }
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        let Some((scale, reads)) = reads.split_last() else {
-            unreachable!("the parameter list ends with the scale")
-        };
-        let out = self
-            .attention
-            .as_kernel()
-            .reference(extents, reads)
-            .remove(0);
-        vec![divided(out.real(), scale.real()[0])]
+        let [_, converted] = reference_in_e4m3(self.attention.as_kernel(), extents, reads);
+        vec![converted]
     }
 
     fn cases(&self) -> Vec<Case> {
@@ -177,12 +162,7 @@ impl Kernel for MhaToE4m3 {
     }
 
     fn tolerance(&self) -> Tolerance {
-        // Error of the attention's result, before it is divided by the scale 1 / 64.
-        let before = self.attention.as_kernel().tolerance().absolute;
-        Tolerance {
-            absolute: ROUNDED.absolute + 64.0 * before,
-            ..ROUNDED
-        }
+        tolerance_in_e4m3(self.attention.as_kernel())
     }
 }
 

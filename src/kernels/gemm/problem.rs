@@ -108,7 +108,7 @@ impl GemmProblem {
         }
     }
 
-    /// Number of elements of E4M3 operands in 16 bits: 2; 1 for other operands. Kernels measure k in units of 16 bits.
+    /// Number of elements of x in 16 bits: 2 in E4M3, otherwise 1. Kernels measure k, stages and swizzles in units of 16 bits.
     pub(super) fn elements_in_16_bits(&self) -> u32 {
         1 + u32::from(self.multiplies_e4m3())
     }

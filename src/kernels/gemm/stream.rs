@@ -112,14 +112,9 @@ impl GemmStream {
         all.filter(|kernel| kernel.check().is_ok()).collect()
     }
 
-    /// Number of elements in 16 bits: 2 in E4M3, otherwise 1. Steps and stages are measured in units of 16 bits.
-    fn elements_in_16_bits(&self) -> u32 {
-        1 + u32::from(self.problem.is_fp8())
-    }
-
     /// Length of a row of x, in units of 16 bits.
     fn depth(&self) -> u32 {
-        self.problem.k.div_ceil(self.elements_in_16_bits())
+        self.problem.k.div_ceil(self.problem.elements_in_16_bits())
     }
 
     /// Whether the weight is packed and single warps, not warpgroups, compute the MMAs.
@@ -338,8 +333,11 @@ impl Kernel for GemmStream {
         let list = |of: &dyn Fn(u32) -> String| (0..acc).map(of).collect::<Vec<_>>().join(", ");
         constants.extend([
             ("hopper", true.into()),
-            ("block_k", (BLOCK_K * self.elements_in_16_bits()).into()),
-            ("mma_k", (16 * self.elements_in_16_bits()).into()),
+            (
+                "block_k",
+                (BLOCK_K * self.problem.elements_in_16_bits()).into(),
+            ),
+            ("mma_k", (16 * self.problem.elements_in_16_bits()).into()),
             ("scaled", self.problem.is_fp8().into()),
             ("to_e4m3", self.problem.to_e4m3.into()),
             ("warp_mma", self.multiplies_by_warps().into()),
@@ -420,7 +418,7 @@ impl Kernel for GemmStream {
         let map = |param, box_rows, order| TensorMap {
             param,
             box_rows,
-            box_columns: BLOCK_K * self.elements_in_16_bits(),
+            box_columns: BLOCK_K * self.problem.elements_in_16_bits(),
             order,
             streams: true,
         };

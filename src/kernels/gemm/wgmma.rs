@@ -330,11 +330,6 @@ impl GemmWgmma {
     fn vectors(&self) -> u32 {
         1 + u32::from(self.problem.multiplies_e4m3())
     }
-
-    /// Number of elements in 16 bits: 2 in E4M3, otherwise 1. Stages and swizzles are measured in units of 16 bits.
-    fn elements_in_16_bits(&self) -> u32 {
-        1 + u32::from(self.problem.multiplies_e4m3())
-    }
 }
 
 impl Kernel for GemmWgmma {
@@ -369,8 +364,11 @@ impl Kernel for GemmWgmma {
             ("group_m", Gemm::GROUP_M.into()),
             ("block_m", tile.m.into()),
             ("block_n", tile.n.into()),
-            ("block_k", (BLOCK_K * self.elements_in_16_bits()).into()),
-            ("mma_k", (16 * self.elements_in_16_bits()).into()),
+            (
+                "block_k",
+                (BLOCK_K * self.problem.elements_in_16_bits()).into(),
+            ),
+            ("mma_k", (16 * self.problem.elements_in_16_bits()).into()),
             ("scaled", is_fp8.into()),
             ("late_scales", late_scales.into()),
             ("quantized_rows", self.problem.quantized_rows.into()),
@@ -404,7 +402,7 @@ impl Kernel for GemmWgmma {
         let operand = |param, box_rows, order| TensorMap {
             param,
             box_rows,
-            box_columns: BLOCK_K * self.elements_in_16_bits(),
+            box_columns: BLOCK_K * self.problem.elements_in_16_bits(),
             order,
             streams: false,
         };
@@ -461,7 +459,7 @@ impl Kernel for GemmWgmma {
     /// products of a stage in the same time.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let GemmProblem { k, epilogue, .. } = self.problem;
-        let k = k.div_ceil(self.elements_in_16_bits());
+        let k = k.div_ceil(self.problem.elements_in_16_bits());
         let n = self.problem.weight_rows();
         Some(self.tile.cycles(rows, n, k, epilogue, machine))
     }

@@ -7,7 +7,7 @@ use super::{LowerOptions, lower};
 use crate::{
     graph::{Bound, Graph, NodeId, Op, WeightExpr},
     kernels::KernelSpec,
-    machine::testing,
+    machine::{Machine, testing},
     ops::{
         Activation, AttentionProblem, BatchInput, Bias, Epilogue, HeadView, PoolWeights,
         PositionBias, Rotation, Side, SoftCap,
@@ -370,14 +370,9 @@ fn quantized_rows_change_results_by_their_rounding() {
     let machine = testing::hopper();
     let program = |quantizes_rows, invariant| {
         let options = LowerOptions {
-            dtype: DType::F16,
-            padding: Padding::Removed,
-            machine: &machine,
-            timings: None,
-            attention: AttentionChoice::Auto,
             invariant,
             quantizes_rows,
-            no_fused_launches: false,
+            ..lower_options(DType::F16, &machine)
         };
         let program = lower(&graph, &options).expect("it lowers");
         program.validate().expect("it is sound");
@@ -420,23 +415,13 @@ fn quantized_rows_change_results_by_their_rounding() {
 fn lowers_and_matches_the_interpreter(graph: &Graph) {
     graph.verify().expect("the graph is sound");
     let (hopper, usual) = (testing::hopper(), testing::usual());
-    let options = |dtype, machine| LowerOptions {
-        dtype,
-        padding: Padding::Removed,
-        machine,
-        timings: None,
-        attention: AttentionChoice::Auto,
-        invariant: false,
-        quantizes_rows: true,
-        no_fused_launches: false,
-    };
     for dtype in [DType::F16, DType::BF16, DType::F32] {
         for machine in [&hopper, &usual] {
-            let program = lower(graph, &options(dtype, machine)).expect("all of it lowers");
+            let program = lower(graph, &lower_options(dtype, machine)).expect("all of it lowers");
             program.validate().expect("it is sound");
         }
     }
-    let program = lower(graph, &options(DType::F32, &usual)).expect("it lowers");
+    let program = lower(graph, &lower_options(DType::F32, &usual)).expect("it lowers");
     let plain = interpret::Batch::new(&LENS);
     let outputs = computed(program, &LENS);
     let wanted = interpret::evaluate(graph, &plain);
@@ -461,31 +446,42 @@ fn lowers_and_matches_the_interpreter(graph: &Graph) {
     }
 }
 
-#[test]
-fn a_program_in_fp8_is_sound_and_one_with_an_impossible_bound_is_refused() {
-    let (machine, encoder) = (
-        testing::hopper(),
-        Encoder {
-            width: 64,
-            inner: 96,
-            ..Encoder::SMALL
-        },
-    );
+/// Returns the options of a program that is fused and not invariant.
+fn lower_options(dtype: DType, machine: &Machine) -> LowerOptions<'_> {
+    LowerOptions {
+        dtype,
+        padding: Padding::Removed,
+        machine,
+        timings: None,
+        attention: AttentionChoice::Auto,
+        invariant: false,
+        quantizes_rows: true,
+        no_fused_launches: false,
+    }
+}
+
+/// Returns an encoder whose linear layers multiply E4M3.
+fn encoder_in_fp8() -> Graph {
+    let encoder = Encoder {
+        width: 64,
+        inner: 96,
+        ..Encoder::SMALL
+    };
     let options = passes::Options {
         quantize: Some(Format::FP8),
         fp8_inputs: true,
         ..passes::Options::default()
     };
     let (graph, _) = passes::optimize(encoder.build(), &options).expect("it is sound");
+    graph
+}
+
+#[test]
+fn a_program_in_fp8_is_sound_and_one_with_an_impossible_bound_is_refused() {
+    let (machine, graph) = (testing::hopper(), encoder_in_fp8());
     let options = |invariant| LowerOptions {
-        dtype: DType::F16,
-        padding: Padding::Removed,
-        machine: &machine,
-        timings: None,
-        attention: AttentionChoice::Auto,
         invariant,
-        quantizes_rows: true,
-        no_fused_launches: false,
+        ..lower_options(DType::F16, &machine)
     };
     let program = lower(&graph, &options(true)).expect("it lowers");
     program.validate().expect("it is sound");
@@ -525,28 +521,11 @@ fn a_program_in_fp8_is_sound_and_one_with_an_impossible_bound_is_refused() {
 
 #[test]
 fn a_program_in_fp8_runs_on_a_card_with_products_in_e4m3_but_without_those_of_hopper() {
-    let encoder = Encoder {
-        width: 64,
-        inner: 96,
-        ..Encoder::SMALL
-    };
-    let options = passes::Options {
-        quantize: Some(Format::FP8),
-        fp8_inputs: true,
-        ..passes::Options::default()
-    };
-    let (graph, _) = passes::optimize(encoder.build(), &options).expect("it is sound");
-    let ada = testing::ada();
+    let (ada, graph) = (testing::ada(), encoder_in_fp8());
     for invariant in [false, true] {
         let options = LowerOptions {
-            dtype: DType::BF16,
-            padding: Padding::Removed,
-            machine: &ada,
-            timings: None,
-            attention: AttentionChoice::Auto,
             invariant,
-            quantizes_rows: true,
-            no_fused_launches: false,
+            ..lower_options(DType::BF16, &ada)
         };
         let program = lower(&graph, &options).expect("it lowers");
         program.validate().expect("it is sound");

@@ -65,7 +65,7 @@ impl GemmStream {
         if !is_tile || k > 1 << 20 || tile.splits > self.depth().div_ceil(self.step_k()) {
             return Err(format!(
                 "{tile:?} is not a tile of the streaming GEMM with k = {k}; expected 8 to 128 rows in multiples of 8, and 1 to 8 splits with a step of {} for each",
-                self.step_k() * self.elements_in_16_bits()
+                self.step_k() * self.problem.elements_in_16_bits()
             ));
         }
         if self.layout().is_none() {
