@@ -986,15 +986,19 @@ def ce_qwen(folder):
         save(path, tok, tf.Qwen3ForCausalLM(config))
         trunk = Transformer(path, transformer_task="text-generation", model_kwargs={"dtype": torch.float16}, processing_kwargs={"chat_template": {"ending": "letters"}})
         CrossEncoder(modules=[trunk, LogitScore(30, 31)], device="cpu", prompts={"query": "one can find"}).save(folder, create_model_card=False)
+    rank_by_template(folder, 120, "</s>\nabout: letters", ((None, PAIRS), ("query", PAIRS), (None, [LONG_PAIR, LONG_SECOND]), (None, TEXTS)))
+
+
+def rank_by_template(folder, limit, ending, inputs_of_runs):
+    """Records runs of a cross encoder whose pairs are formatted with a chat template. A run has the name of a prompt, and pairs or texts."""
     model = CrossEncoder(folder, device="cpu", model_kwargs={"dtype": torch.float32})
-    assert all(p.dtype == torch.float32 for p in model.parameters()) and model.max_seq_length == 120
+    assert all(p.dtype == torch.float32 for p in model.parameters()) and model.max_seq_length == limit
     runs = []
-    for name, inputs in ((None, PAIRS), ("query", PAIRS), (None, [LONG_PAIR, LONG_SECOND]), (None, TEXTS)):
-        prompt = model._resolve_prompt(None, name)
-        features = model.preprocess(inputs, prompt=prompt)
+    for name, inputs in inputs_of_runs:
+        features = model.preprocess(inputs, prompt=model._resolve_prompt(None, name))
         ids, _ = ids_and_types(features)
         logits = plain(model(features)["scores"])
-        assert all(tok.decode(i).endswith("</s>\nabout: letters") for i in ids) and (inputs[0] is not LONG_PAIR or {len(i) for i in ids} == {120})
+        assert all(model.tokenizer.decode(i).endswith(ending) for i in ids) and (inputs[0] is not LONG_PAIR or {len(i) for i in ids} == {limit})
         run = {"prompt_name": name, "ids": ids}
         if isinstance(inputs[0], str):
             run |= {"texts": inputs, "output": "sequence_logits", "shape": list(logits.shape), "values": logits}
@@ -1006,10 +1010,54 @@ def ce_qwen(folder):
     record(folder, runs)
 
 
+def ce_mxbai(folder):
+    """Like mxbai-rerank-v2, which is published as a Qwen2 that generates text, with the files of `examples/mxbai_rerank` added."""
+    tok = roberta_tokenizer()
+    tok.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tok.model_max_length = 480
+    config = tf.Qwen2Config(**sizes(tok, num_key_value_heads=1, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}))
+    config.max_position_embeddings = 512
+    save(folder, tok, tf.Qwen2ForCausalLM(config))
+    shutil.copytree(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../examples/mxbai_rerank"), folder, dirs_exist_ok=True)
+    own = "config_sentence_transformers.json"
+    write(read(folder, own) | {"prompts": {"instruction": "only books"}}, folder, own)
+    rank_by_template(folder, 480, "Relevance:<|im_end|>\n<|im_start|>assistant\n", ((None, PAIRS), ("instruction", PAIRS)))
+
+
 def ce_one(folder):
     tok = xlmr_tokenizer()
     save(folder, tok, tf.XLMRobertaForSequenceClassification(robertas(tf.XLMRobertaConfig, tok, num_labels=1)))
     assert isinstance(predict(folder).activation_fn, torch.nn.Sigmoid)
+
+
+def ce_jina(folder):
+    """Like the published jina-reranker-v2: XLM-RoBERTa with the tensor names of Jina AI's code, and a config.json without `model_type`."""
+    tok = xlmr_tokenizer()
+    save(folder, tok, tf.XLMRobertaForSequenceClassification(robertas(tf.XLMRobertaConfig, tok, num_labels=1)))
+    predict(folder)
+    config, path = read(folder, "config.json"), os.path.join(folder, "model.safetensors")
+    where = "modeling_xlm_roberta.XLMRoberta"
+    keys = ["architectures", "attention_probs_dropout_prob", "bos_token_id", "classifier_dropout", "eos_token_id", "hidden_act", "hidden_dropout_prob", "hidden_size",
+            "id2label", "initializer_range", "intermediate_size", "label2id", "layer_norm_eps", "max_position_embeddings", "num_attention_heads", "num_hidden_layers",
+            "pad_token_id", "type_vocab_size", "use_cache", "vocab_size"]
+    write({key: config[key] for key in keys if key in config}
+          | {"auto_map": {"AutoConfig": "configuration_xlm_roberta.XLMRobertaFlashConfig", "AutoModel": f"{where}Model",
+                          "AutoModelForSequenceClassification": f"{where}ForSequenceClassification"},
+             "emb_pooler": None, "num_labels": 1, "output_past": True, "position_embedding_type": "absolute", "use_flash_attn": True}, folder, "config.json")
+    tensors = {}
+    for name, tensor in safetensors.torch.load_file(path).items():
+        for old, new in JINA:
+            name = name.replace(old, new)
+        tensors[name] = tensor
+    for i in range(config["num_hidden_layers"]):
+        for part in ("weight", "bias"):
+            mixer = f"roberta.encoder.layers.{i}.mixer"
+            tensors[f"{mixer}.Wqkv.{part}"] = torch.cat([tensors.pop(f"{mixer}.self.{name}.{part}") for name in ("query", "key", "value")])
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+
+
+JINA = [("embeddings.LayerNorm", "emb_ln"), ("encoder.layer.", "encoder.layers."), ("attention.output.dense", "mixer.out_proj"), ("attention.output.LayerNorm", "norm1"),
+        ("intermediate.dense", "mlp.fc1"), (".output.dense", ".mlp.fc2"), (".output.LayerNorm", ".norm2"), ("attention.self", "mixer.self")]
 
 
 def ce_identity(folder):

@@ -99,7 +99,7 @@ pub enum Problem {
         found: String,
         expected: String,
     },
-    #[error("config.json has no `model_type`, so no description can be selected")]
+    #[error("config.json has no `model_type`, and no description is for its `architectures`")]
     NoModelType,
     #[error("no shipped description supports the `model_type` `{found}` of config.json")]
     UnknownModelType { found: String },

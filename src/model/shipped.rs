@@ -21,7 +21,7 @@ const SHIPPED: &[(&str, &str)] = shipped![
     "roberta",
     "roberta_prelayernorm",
     "roformer",
-    "xlm_roberta_rotary",
+    "xlm_roberta_flash",
     "xlm_roberta_xl",
     "distilbert",
     "albert",
@@ -120,25 +120,34 @@ impl Description {
         &NAMES
     }
 
-    /// Selects the shipped description for a checkpoint by the `model_type` of its config.json.
+    /// Selects the shipped description for a checkpoint by the `model_type` of its config.json, or by `architectures` if there is no
+    /// `model_type`. transformers then reads the `model_type` from the Python class that `auto_map` names.
     ///
     /// # Errors
-    /// Returns an error if config.json has no `model_type` or an unsupported one.
+    /// Returns an error if no description supports the `model_type` or, without one, the `architectures`.
     pub fn for_config(config: &Value) -> Result<Self, ModelError> {
         let file = File::new("config.json", "");
         let config = object(&file, config)?;
         let known = "`gemmule models` lists the descriptions; give one, or the path of a RON file, as MODEL";
-        let Some(found) = lookup(config, "model_type").and_then(Value::as_str) else {
-            return Err(file.error_elsewhere(Problem::NoModelType).help(known));
-        };
-        match described_by(found, config)? {
-            Some(description) => Ok(description),
-            None => {
+        let (description, problem) = match lookup(config, "model_type").and_then(Value::as_str) {
+            Some(found) => {
                 let found = found.to_owned();
-                let problem = Problem::UnknownModelType { found };
-                Err(file.error_elsewhere(problem).help(known))
+                (
+                    described_by(&found, config)?,
+                    Problem::UnknownModelType { found },
+                )
             }
-        }
+            None => {
+                let classes = lookup(config, "architectures").and_then(Value::as_array);
+                let classes = classes.map_or(&[][..], Vec::as_slice);
+                let of_class = |description: &Self| {
+                    let mut known = description.ast.architectures.iter();
+                    known.any(|(name, _)| classes.iter().any(|class| class.as_str() == Some(name)))
+                };
+                (first_for(config, of_class)?, Problem::NoModelType)
+            }
+        };
+        description.ok_or_else(|| file.error_elsewhere(problem).help(known))
     }
 
     /// Returns whether a config.json meets the requirements that apply to all outputs.
@@ -174,19 +183,29 @@ impl Description {
     }
 }
 
-/// Returns the shipped description for a `model_type`; `None` if no description supports it. Some checkpoints use the `model_type` of
-/// another model and differ in a key, so the first description whose requirements `config` meets is chosen. If `config` meets the
-/// requirements of none, the first description for the `model_type` is returned, which then reports the unmet requirement.
+/// Returns the shipped description for a `model_type`; `None` if no description supports it.
 fn described_by(
     model_type: &str,
     config: &Map<String, Value>,
+) -> Result<Option<Description>, ModelError> {
+    first_for(config, |description| {
+        description.model_types().iter().any(|t| t == model_type)
+    })
+}
+
+/// Returns the first shipped description that is one of `candidates` and whose requirements `config` meets. If `config` meets the
+/// requirements of no candidate, returns the first candidate, which then reports the unmet requirement. Returns `None` without candidates.
+/// Several descriptions are candidates because some checkpoints have the `model_type` of another model and differ in a key.
+fn first_for(
+    config: &Map<String, Value>,
+    candidates: impl Fn(&Description) -> bool,
 ) -> Result<Option<Description>, ModelError> {
     let mut first = None;
     for name in NAMES {
         let Some(description) = Description::shipped(name).transpose()? else {
             continue;
         };
-        if !description.model_types().iter().any(|t| t == model_type) {
+        if !candidates(&description) {
             continue;
         }
         if description.takes(config) {

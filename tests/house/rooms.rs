@@ -286,7 +286,7 @@ fn no_source_branches_on_a_family_of_models() {
                 "\"static_embedding\"",
                 "\"sparse_static_embedding\"",
                 "\"jina_bert\"",
-                "\"xlm_roberta_rotary\"",
+                "\"xlm_roberta_flash\"",
                 "\"xlm_roberta_xl\"",
                 "\"xlm-roberta-xl\"",
                 "\"gte\"",

@@ -73,7 +73,7 @@ fn a_description_that_is_not_for_the_folder_names_the_one_that_is() {
     change(&folder, "config.json", json!({"model_type": "mamba"}));
     assert_snapshot!(refused(&folder), @"no shipped description supports the `model_type` `mamba` of config.json");
     change(&folder, "config.json", json!({"model_type": null}));
-    assert_snapshot!(refused(&folder), @"config.json has no `model_type`, so no description can be selected");
+    assert_snapshot!(refused(&folder), @"config.json has no `model_type`, and no description is for its `architectures`");
 }
 
 #[test]

@@ -185,6 +185,30 @@ fn the_one_call_helpers_give_what_sentence_transformers_gives() {
     assert!(error.to_string().contains("sequence_logits"), "{error}");
 }
 
+#[test]
+fn the_files_of_the_example_are_those_of_the_folder_that_was_run() {
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/mxbai_rerank");
+    let names = [
+        "chat_template.jinja",
+        "modules.json",
+        "sentence_bert_config.json",
+        "1_LogitScore/config.json",
+    ];
+    for name in names {
+        let read = |folder: &Path| std::fs::read_to_string(folder.join(name)).expect(name);
+        assert_eq!(read(&example), read(&folder("ce-mxbai")), "{name}");
+    }
+    // The folder has a prompt in addition.
+    let name = "config_sentence_transformers.json";
+    let read = |folder: &Path| -> serde_json::Value {
+        let text = std::fs::read_to_string(folder.join(name)).expect(name);
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let (mut example, run) = (read(&example), read(&folder("ce-mxbai")));
+    example["prompts"] = run["prompts"].clone();
+    assert_eq!(example, run);
+}
+
 /// `chunks.json`.
 #[derive(Deserialize)]
 struct ExpectedChunks {
@@ -328,7 +352,9 @@ as_published! {
     routes_after_a_transformer: "st-routes", 3 runs;
     an_adapter_for_each_task: "st-adapters", 3 runs;
     a_ranker_by_the_logits_of_two_tokens: "ce-qwen", 4 runs;
+    a_ranker_with_the_files_of_an_example: "ce-mxbai", 2 runs;
     a_cross_encoder_of_one_label: "ce-one", 2 runs;
+    a_cross_encoder_of_jina_without_a_model_type: "ce-jina", 2 runs;
     a_cross_encoder_whose_config_has_the_old_key: "ce-identity", 2 runs;
     a_cross_encoder_of_three_labels: "ce-nli", 2 runs;
     a_cross_encoder_whose_config_has_the_new_key: "ce-new", 2 runs;

@@ -87,7 +87,7 @@ const PREFIXES: [(&str, &[&str]); 19] = [
     ("bart_classifier", &["", "model."]),
     ("static_embedding", &[""]),
     ("sparse_static_embedding", &[""]),
-    ("xlm_roberta_rotary", &["", "roberta."]),
+    ("xlm_roberta_flash", &["", "roberta."]),
     ("t5", &[""]),
     ("nomic_bert", &["", "bert."]),
     ("modernbert", &["", "model."]),
@@ -102,10 +102,9 @@ const PREFIXES: [(&str, &[&str]); 19] = [
 ];
 
 /// Descriptions with an unusual number of launches per layer, with the numbers for the first two layers.
-const OTHER_LAYERS: [(&str, [usize; 2]); 11] = [
+const OTHER_LAYERS: [(&str, [usize; 2]); 10] = [
     ("modernbert_decoder", [9, 10]),
     ("roformer", [9, 9]),
-    ("xlm_roberta_rotary", [9, 9]),
     ("nomic_bert", [10, 10]),
     ("modernbert", [9, 10]),
     ("eurobert", [10, 10]),
