@@ -138,7 +138,6 @@ impl Graph {
     }
 }
 
-/// Returns the padded size of a head.
 fn padded(head: u32) -> u32 {
     match head.next_multiple_of(HEAD_STEP) {
         padded if padded <= MAX_HEAD => padded,

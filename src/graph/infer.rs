@@ -548,7 +548,7 @@ fn rows_of_keys(shape: &Shape, view: HeadView) -> Result<Symbol, String> {
     key_rows(shape, usize::from(view == HeadView::HeadMajor))
 }
 
-/// Returns the symbol that counts the pairs of a query and one of the keys that `rows` counts.
+/// Returns the symbol for the number of (query, key) pairs, where `rows` is the symbol for the number of keys.
 fn pairs_with(rows: Symbol) -> Symbol {
     match rows {
         Symbol::SourceSlots => Symbol::SourcePairs,

@@ -57,8 +57,8 @@ impl<T: Iterated> Alike<'_, T> {
         self.indices.len().max(1)
     }
 
-    /// Returns the first item, with the indices of all iterations in place of its own index. An index of another iteration, for example in
-    /// the name of a reader, is replaced by all indices shifted by the same distance.
+    /// Returns the first item with `{0..11}` in place of its own index, if the items have the indices 0 to 11. An index in another name,
+    /// such as that of the reader `layer.1.key`, becomes the range shifted by the same distance, `{1..12}`.
     pub fn shown(&self) -> T {
         let [own, _, ..] = self.indices.as_slice() else {
             return self.first.clone();

@@ -20,8 +20,8 @@ macro_rules! operators {
         $(#[$doc:meta])*
         $Op:ident $(($of:ty))? $({ $($(#[$note:meta])* $field:ident: $Type:ty),* $(,)? })? = $($name:literal)|* ($($slot:ident),*);
     )*) => {
-        /// An operator. Descriptions use the operators of the first block; passes create the operators of the second block. Operands are listed in
-        /// slot order.
+        /// An operator. Descriptions use the operators of the first block; passes create those of the second. Operands are listed in slot
+        /// order.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         pub enum Op {
             $($(#[$doc])* $Op $(($of))? $({ $($(#[$note])* $field: $Type),* })?,)*
@@ -64,9 +64,9 @@ operators! {
     SoftCap(SoftCap) = "soft_cap"(x);
     /// `x, gamma, beta` → LayerNorm over the last dimension.
     LayerNorm { eps: f32 } = "layer_norm"(x, gamma, beta);
-    /// `x, weight` → RMSNorm of each of `heads` adjacent parts of a row. Each part is as wide as the weight. The first part starts at
-    /// column `from` of the row, and the result has only the columns of the parts. If `centered`, the mean of a part is subtracted first
-    /// (LayerNorm without bias), and the weight `[heads, width]` has a row for each part.
+    /// `x, weight` → RMSNorm of each of `heads` adjacent parts of a row. The parts start at column `from`, and each is as wide as the
+    /// weight. The result has only the columns of the parts. If `centered`, the mean of a part is subtracted first (LayerNorm without
+    /// bias), and the weight `[heads, width]` has a row for each part.
     RmsNorm {
         eps: f32,
         heads: u32,
@@ -111,9 +111,9 @@ operators! {
     /// key's position minus the query's, and the table is `[2·reach + 1, heads·head]`. Distances beyond `reach` use the last row on their
     /// side.
     RelativeScores { heads: u32, head: u32, of: Side } = "relative_scores"(x, table);
-    /// `scores, (bias), (sinks)` → softmax of `scale · scores + bias` over the keys, or of `cap · tanh(scale · scores / cap) + bias` with a
-    /// cap. A causal softmax is over keys up to the query; with a window, the softmax is over keys in the window. Sinks, one of each head,
-    /// are added to the sum of the exponentials as the score of one more key.
+    /// `scores, (bias), (sinks)` → softmax over the keys of `scale · scores + bias`, or with a cap, of `cap · tanh(scale · scores / cap) +
+    /// bias`. A causal softmax is over the keys up to the query, and a softmax with a window is over the keys in the window. The sink of a
+    /// head, if there is one, is the score of one more key in the sum of the exponentials.
     Softmax {
         scale: f32,
         causal: bool,
@@ -249,7 +249,6 @@ impl Op {
     }
 }
 
-/// Returns the name of a linear layer with this epilogue.
 fn linear_name(epilogue: Epilogue) -> String {
     let bias = if epilogue.bias { "bias_" } else { "" };
     let residual = if epilogue.residual { "residual_" } else { "" };

@@ -38,9 +38,11 @@ pub enum WeightExpr {
     },
     /// The computed ALiBi slope of each head times `scale`, `[heads]`.
     Slopes { heads: u64, scale: Factor },
-    /// Rows of a checkpoint tensor with stored dimensions `dims`. The rows of the tensor form `groups` equal parts, and `rows` rows of each
-    /// part are read, starting at row `from` of the part. The first `interleaved` of the rows that are read (an even number) are reordered:
-    /// rows at even positions precede rows at odd positions.
+    /// Rows of a checkpoint tensor with stored dimensions `dims`:
+    ///
+    /// 1. The rows of the tensor form `groups` equal parts.
+    /// 2. `rows` rows of each part are read, starting at row `from` of the part.
+    /// 3. The first `interleaved` of these rows (an even number) are reordered: rows at even positions precede rows at odd positions.
     Rows {
         name: String,
         dims: Vec<u64>,

@@ -1,13 +1,12 @@
 //! The cache of compiled cubins on disk.
 //!
-//! An entry is one file, named after the SHA-256 of everything that determines its bytes: source
-//! text, options, NVRTC version, target. It is written to a temporary file and then renamed, so
-//! that readers see a whole entry or none, even if many processes start at once or one is killed.
-//! Concurrent writers of an entry write the same content. The entry's bytes are hashed too, to
-//! detect damage before the code is loaded. A hash is not a signature: anyone who can write an
-//! entry can forge it. The folder and the entries are therefore private to the user (modes 0700 and
-//! 0600). If the folder belongs to another user, or others may write to it, it is neither read nor written. Such an entry in the user's own
-//! folder is not read, and is replaced.
+//! An entry is one file, named after the SHA-256 of everything that determines its bytes: source text, options, NVRTC version, target. It
+//! is written to a temporary file and then renamed, so that readers see a whole entry or none. Concurrent writers of an entry write the
+//! same content. A second hash detects damage before the code is loaded.
+//!
+//! A hash is not a signature: anyone who can write an entry can forge it. The folder and the entries are therefore private to the user
+//! (modes 0700 and 0600). If the folder belongs to another user, or others may write to it, it is neither read nor written. If only an
+//! entry does, the entry is not read, and is replaced.
 //!
 //! Layout of an entry, with little-endian integers:
 //!

@@ -270,7 +270,6 @@ impl Jit {
         Ok(cubin)
     }
 
-    /// Returns the cubin of a job, if it is cached.
     fn cached(&self, job: &Job) -> Option<Cubin> {
         match self.cache.as_ref()?.get(&job.key) {
             // The symbol is not part of the key. If the cached symbol differs, the source is

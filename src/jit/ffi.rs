@@ -172,9 +172,8 @@ impl Api {
     }
 }
 
-/// Loads NVRTC's companion library by its full path. NVRTC would load it by its bare name at the first compilation. Loading by the bare
-/// name fails if the library is not in the loader's path, for example in a Python environment. If the library is not next to NVRTC, NVRTC
-/// searches for it.
+/// Loads NVRTC's companion library by its full path. NVRTC itself would load it by its bare name, which fails if the library is not in the
+/// loader's path, for example in a Python environment. If the library is not next to NVRTC, NVRTC searches for it.
 fn load_builtins(nvrtc: &Path, (major, minor): (i32, i32), besides: Writers) {
     let real = nvrtc.canonicalize();
     let folders = [Some(nvrtc), real.as_deref().ok()]

@@ -290,8 +290,8 @@ fn in_packages(packages: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// Returns every `folder/<prefix><version>/<below>`, highest version first. A version consists of
-/// numbers separated by dots. This excludes `libnvrtc.so.13.alt` and `cuda_runtime`.
+/// Returns every `folder/<prefix><version>/<below>`, highest version first. A version consists of numbers separated by dots, so
+/// `libnvrtc.so.13.alt` and `cuda_runtime` are excluded.
 fn versioned(folder: &Path, prefix: &str, below: &str) -> Vec<PathBuf> {
     let Ok(entries) = folder.read_dir() else {
         return Vec::new();

@@ -23,10 +23,9 @@ pub struct Nvrtc {
 
 /// Returns the options for every kernel, in order. They are part of the cache key.
 ///
-/// Fast maths is off: a kernel that wants an approximation uses it explicitly. There is no include
-/// path, because the sources have no includes. The assembler writes its report to the log. NVRTC
-/// 12.4 and newer can omit unused declarations (textures, functions of the runtime), which saves
-/// parsing them for each source.
+/// Fast math is off: a kernel that wants an approximation uses it explicitly. There is no include path, because the sources have no
+/// includes. The assembler writes its report to the log. NVRTC 12.4 and newer omits unused declarations (textures, functions of the
+/// runtime), which saves parsing them for each source.
 pub fn options(target: Target, version: (i32, i32)) -> Vec<String> {
     const FIRST_WITH_MINIMAL: (i32, i32) = (12, 4);
     let mut options = vec![

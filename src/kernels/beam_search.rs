@@ -27,12 +27,12 @@ use crate::{
 };
 
 /// `logits [batch, vocabulary]`, `requests [batch, 256]` ([`DeviceSamplingParams::encode`]), `known [batch]`, `tokens [slots]`,
-/// `slot_starts [batch]` → `n_candidates [batch]`, `candidate_ids` and `candidate_values [batch, 64]`: the most probable
-/// continuations of each beam ([`Beams::candidates`]), best first, with their log-probabilities after the request's rules.
+/// `slot_starts [batch]` → `n_candidates [batch]`, `candidate_ids` and `candidate_values [batch, 64]`: the most probable continuations of
+/// each beam ([`Beams::candidates`]), best first, with their log-probabilities after the request's rules.
 ///
 /// Rows without a beam are skipped. If the logit of a token is NaN or +∞, the number of candidates is [`Chosen::NotANumber`], and the first
-/// candidate is this token. The kernel also writes the same results per group of tokens as `ChooseToken`, except that a token subject to
-/// the repetition penalty is never a group's best token. The kernel evaluates such tokens separately.
+/// candidate is this token. The kernel also writes the same results per group of tokens as `ChooseToken`, except that a group's best token
+/// is never one with a repetition penalty, because the kernel evaluates those tokens separately.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Candidates {
     pub vocabulary: u32,
@@ -190,16 +190,19 @@ impl Kernel for Candidates {
 }
 
 /// `requests`, `known [batch]`, `slot_starts [batch]`, `n_candidates [batch]`, `candidate_ids` and `candidate_values [batch, 64]`
-/// ([`Candidates`]), `scores_before [batch, 2]`, `states_before [batch, 4]`, `tokens_before [slots]`, `slots_before [slots]` →
-/// `chosen [batch]`, `log_probability [batch]`, `scores`, `states`, `tokens`, `slots`, `found [slots]`, `found_scores`,
-/// `found_lens`, `found_places [batch]`: one search step ([`BeamState`]) for each request with beams. A tensor read as
-/// `…_before` and its written counterpart may share memory.
+/// ([`Candidates`]), `scores_before [batch, 2]`, `states_before [batch, 4]`, `tokens_before [slots]`, `slots_before [slots]` → `chosen
+/// [batch]`, `log_probability [batch]`, `scores`, `states`, `tokens`, `slots`, `found [slots]`, `found_scores`, `found_lens`, `found_places
+/// [batch]`: one search step ([`BeamState`]) for each request with beams. A tensor read as `…_before` and its written counterpart may share
+/// memory.
 ///
-/// Row `i` of a request holds running beam `i` and best sequence `i`. `scores` holds the score of the beam and the score of the sequence.
-/// `states` holds four values: whether the best sequence has ended, its number of tokens, the row of the request whose `found` holds its
-/// tokens, and whether the group of the beam is done. `tokens` and `slots` are written from the end of the prompt on, and only while the
-/// search continues. `found` is written whenever a sequence becomes one of the best. `found_scores`, `found_lens` and `found_places` are
-/// written when the search is done.
+/// Row `i` of a request holds running beam `i` and best sequence `i`:
+///
+/// - `scores`: the score of the beam and the score of the best sequence.
+/// - `states`: whether the best sequence has ended, its number of tokens, the row of the request whose `found` holds its tokens, and
+///   whether the group of the beam is done.
+/// - `tokens` and `slots`: written from the end of the prompt on, and only while the search continues.
+/// - `found`: tokens of a best sequence, written whenever a sequence becomes one of the best.
+/// - `found_scores`, `found_lens` and `found_places`: written when the search is done.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BeamStep;
 
@@ -208,7 +211,7 @@ impl BeamStep {
     pub const SCORES: usize = 2;
     /// Number of elements per row of `states`.
     pub const STATES: usize = 4;
-    /// Threads per CTA. The shared memory of the candidates must have room for one integer per thread and beam.
+    /// Threads per CTA. The kernel reuses the shared memory of the candidates for one integer per thread and beam, which must fit.
     const THREADS: u32 = 128;
     /// Vocabulary size in checks.
     const VOCABULARY: u32 = 1003;
@@ -223,9 +226,9 @@ impl BeamStep {
     }
 }
 
-/// Applies the diversity penalty to candidates, after the rules. The library transformers applies the diversity penalty before the rules.
-/// For the same result, the diversity penalty of a candidate that is subject to the repetition penalty is scaled by the same factor, and
-/// forced tokens have no diversity penalty.
+/// Applies the diversity penalty to candidates, after the rules. The library transformers applies it before the rules. For the same result,
+/// the diversity penalty of a candidate with a repetition penalty is scaled by the factor of the repetition penalty, and forced tokens have
+/// no diversity penalty.
 fn diversify(
     candidates: &mut [(u32, f32)],
     taken: &[u32],

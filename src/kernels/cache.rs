@@ -146,8 +146,10 @@ pub(crate) fn index(slot: usize, nth: usize, head: usize, stride: usize) -> usiz
 }
 
 /// `x [tokens, x.stride]`, (`k_scale, v_scale [1]`), `token_slots [tokens]` → `cache [blocks, stride]`: stores the heads of each token in
-/// its slot. If `of_sequence`, the operands are `x [batch, x.stride]`, (`k_scale, v_scale [1]`), `slots`, `slot_starts [batch]`, and the
-/// kernel stores the heads of each row in the first slot of the row's sequence. Nothing else in the cache is written.
+/// its slot. Nothing else in the cache is written.
+///
+/// If `of_sequence`, the operands are `x [batch, x.stride]`, (`k_scale, v_scale [1]`), `slots`, `slot_starts [batch]`, and the heads of
+/// each row are stored in the first slot of the row's sequence.
 ///
 /// The first half of the heads is divided by `k_scale`, and the second half by `v_scale`. If the heads are only keys or only values, both
 /// scales are equal.

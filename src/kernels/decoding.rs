@@ -35,7 +35,7 @@ impl Fill {
         known
             .flat_map(|(row, known)| {
                 let mut choice = DeviceSamplingParams::of_row(row, vocabulary);
-                // In rows with rules for the first or the last token, the next token is the first or the last token.
+                // The number of prompt tokens is such that a row's rules for the first or the last token apply to its next token.
                 choice.n_prompt = match choice.rules.suppressed_first.is_empty() {
                     true => known as usize / 2,
                     false => known as usize,
@@ -58,14 +58,16 @@ impl Fill {
 }
 
 /// `logits [batch, vocabulary]`, `requests [batch, 256]` ([`DeviceSamplingParams::encode`]), `known [batch]`, `tokens [slots]`,
-/// `slot_starts [batch]` → `chosen [batch]` ([`Chosen::code`]), `log_probability [batch]`: selects the token that follows the
-/// `known` tokens of each row. Rows with no known token hold no sequence. Beams are handled by
-/// [`Candidates`](super::beam_search::Candidates).
+/// `slot_starts [batch]` → `chosen [batch]` ([`Chosen::code`]), `log_probability [batch]`: selects the token that follows the `known`
+/// tokens of each row. Rows with no known token hold no sequence. Beams are handled by [`Candidates`](super::beam_search::Candidates).
 ///
-/// The kernel also writes results for each group of tokens. `best_of_group` is the best token. If the row is sampled without top-k,
-/// `sum_of_group` is the sum of exponentials relative to the best token. If log-probabilities are requested, `raw_of_group` is the maximum
-/// of the logits before rules, and the sum of their exponentials relative to the maximum. `n_arrived [batch]` is −1 before and after a
-/// launch.
+/// The kernel also writes these tensors:
+///
+/// - `best_of_group`: the best token of each group of tokens.
+/// - `sum_of_group`, for rows that are sampled without top-k: the sum of the group's exponentials relative to the best token.
+/// - `raw_of_group`, if log-probabilities are requested: the maximum of the group's logits before rules, and the sum of their exponentials
+///   relative to the maximum.
+/// - `n_arrived [batch]`: −1 before and after a launch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ChooseToken {
     pub vocabulary: u32,
@@ -74,7 +76,7 @@ pub struct ChooseToken {
 
 /// Threads per CTA. With more threads, a thread would have too few registers for its sums.
 const THREADS: u32 = 512;
-/// Max number of CTAs per SM of a launch, all of which run concurrently. If there are more rows than these CTAs, each row has one CTA.
+/// Max number of CTAs per SM of a launch, so that all CTAs run concurrently. A launch with more rows than that has one CTA per row.
 const CTAS_PER_SM: u64 = 1;
 impl ChooseToken {
     /// Max number of groups of a row.

@@ -188,7 +188,7 @@ pub(super) fn reference_in_e4m3(
     [out, converted]
 }
 
-/// Returns the tolerance of the result of `plain` in E4M3. Its error is divided by the scale 1 / 64 before it is rounded.
+/// Returns the tolerance of the result of `plain` in E4M3: the tolerance of `plain` divided by the scale 1 / 64, plus that of the rounding.
 pub(super) fn tolerance_in_e4m3(plain: &dyn Kernel) -> Tolerance {
     Tolerance {
         absolute: ROUNDED.absolute + 64.0 * plain.tolerance().absolute,
@@ -224,7 +224,7 @@ impl Kernel for NormToE4m3 {
             && norm.bias
             && norm.teams.warps == 1
         {
-            // For capability 8.9, two results of a sum of three operands take more registers than the bound for one result leaves.
+            // Two results need more registers than the bound for one result allows on capability 8.9, so fit one CTA less.
             let ctas = norm.teams.min_ctas_per_sm(norm.width, norm.dtype);
             constants.insert("blocks", (ctas - 1).max(1).into());
         }
@@ -357,7 +357,7 @@ impl Kernel for GateToE4m3 {
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
-        // The gate moves six bytes per element of its result, and the kernel writes one byte less.
+        // Writing one byte instead of two saves only one of the gate's six bytes per element, so the gate's estimate is used.
         self.gate.cycles(rows, machine)
     }
 

@@ -108,7 +108,7 @@ impl Gemm {
     fn check_fp8(&self) -> Result<(), String> {
         let GemmProblem { n, k, epilogue, .. } = self.problem;
         check_k_of_fp8(k)?;
-        // A lane stores four neighbouring columns in E4M3.
+        // A lane stores four neighboring columns in E4M3.
         match self.problem.to_e4m3 && (epilogue.residual || !n.is_multiple_of(4)) {
             true => Err(format!(
                 "a result of {n} columns in E4M3 with {epilogue:?}; expected no residual, and a multiple of 4 columns"
@@ -150,7 +150,7 @@ impl Kernel for Gemm {
     fn constants(&self) -> Constants {
         let GemmProblem { n, k, dtype, .. } = self.problem;
         let in_16_bits = self.problem.elements_in_16_bits();
-        // On tensor cores a lane stores at most four neighbouring columns, in 8 bytes.
+        // On tensor cores a lane stores at most four neighboring columns, in 8 bytes.
         let store = if self.on_tensor_cores() { 8 } else { 16 };
         // With few columns (a classifier), or with a packed weight, ptxas might otherwise spill registers to fit more CTAs.
         let min_ctas = if n < 8 || self.problem.packed().is_some() {

@@ -41,7 +41,7 @@ impl MaxSim {
         }
     }
 
-    /// Columns that a step multiplies: those of two MMAs, or of an access.
+    /// Columns that are multiplied in one step: those of two MMAs, or of one access in f32.
     fn chunk(&self) -> u32 {
         if self.is_mma() { 32 } else { 4 }
     }
@@ -56,7 +56,7 @@ impl MaxSim {
         self.width.next_multiple_of(self.chunk()) * self.dtype.bytes() as u32
     }
 
-    /// Max number of the query's vectors for which the rows of documents are read once: a power of two.
+    /// Max number of query vectors that are multiplied with a document's row each time the row is read: a power of two.
     fn queries(&self) -> u32 {
         let [fewest, most] = if self.is_mma() { [8, 32] } else { [1, 16] };
         let fit = (STAGED_BYTES / self.staged_row()).max(1);
@@ -71,8 +71,8 @@ impl MaxSim {
         }
     }
 
-    /// Number of warps that handle a piece of a document: the smallest power of two for which a warp has at most two groups of rows of a
-    /// document of mean length, but at most all warps of the CTA.
+    /// Number of warps that handle a piece of a document. It is the smallest power of two with which each warp has at most two groups of
+    /// `rows_at_once` rows of a document of mean length, limited to the warps of a CTA.
     fn team(&self, extents: &Extents) -> u32 {
         let mut team = 1;
         while team < WARPS

@@ -243,9 +243,8 @@ impl Fill {
 /// A matrix that a kernel copies with TMA. Its parameter is a tensor map instead of a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorMap {
-    /// Name of the parameter: a tensor `[rows, columns]` with elements of 8 or 16 bits. The length of a row is a multiple of 16 bytes. For a
-    /// packed tensor, the rows of the map are those of all blocks of values, one block after another, and its columns are the bytes of a
-    /// row of a block.
+    /// Name of the parameter: a tensor `[rows, columns]` with elements of 8 or 16 bits. The length of a row is a multiple of 16 bytes. For
+    /// a packed tensor, the map describes the values as the matrix of bytes of [`rows_of_blocks`](crate::tensor::Scaled::rows_of_blocks).
     pub param: &'static str,
     pub box_rows: u32,
     /// Columns per box. Rows of 128 or 64 bytes are swizzled in shared memory, with a span of 128 or 64 bytes. Rows of another multiple of
@@ -464,7 +463,7 @@ pub trait Kernel {
     /// Checks that a program from a file may contain this kernel with the values of its fields.
     ///
     /// # Errors
-    /// Returns the reason if it may not. The default implementation always fails. It is for kernels that only the runtime launches.
+    /// Returns the reason if it may not. The default implementation, for kernels that only the runtime launches, always returns an error.
     fn validate(&self) -> Result<(), String> {
         Err(format!(
             "a program cannot contain `{}`, which belongs to the runtime",

@@ -162,8 +162,8 @@ impl Kernel for RmsNorm {
     }
 }
 
-/// Instances with realistic widths, an odd width, and heads of merged projections, each with and without a mean. The columns of one
-/// projection do not allow wide accesses. The width 2100 takes several warps.
+/// Instances with realistic widths, an odd width, heads of merged projections whose columns may not allow wide accesses, and heads that
+/// several warps process (width 2100). Some instances are centered.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of = |dtype| {
         let rows = [64, 128, 1003, 1024, 2048, 4096];

@@ -1,5 +1,5 @@
-//! RMSNorm of a branch, the addition of the result to the residual stream, and RMSNorm of the sum: in models with norms before and after
-//! each sublayer (Gemma 2, "sandwich norms"), the norm after a sublayer and the norm before the next one.
+//! RMSNorm of a sublayer's result, the addition of the norm to the residual stream, and RMSNorm of the sum, in one kernel. Models with
+//! norms before and after each sublayer (Gemma 2, "sandwich norms") compute this between two sublayers.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,8 +22,8 @@ pub struct RmsNormSum {
     pub dtype: DType,
 }
 
-/// Number of values that this kernel reads and writes per element (four), relative to LayerNorm with a residual (three), to which the cost
-/// per element was fitted.
+/// Number of values that this kernel reads and writes per element (four), divided by that of LayerNorm with a residual (three). The cost
+/// per element was fitted to that LayerNorm.
 const ACCESSES: f64 = 4.0 / 3.0;
 
 impl RmsNormSum {

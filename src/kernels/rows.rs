@@ -60,7 +60,7 @@ impl Teams {
     const DEFAULT_PER_THREAD: u32 = 32;
     /// Max elements per thread, over all rows of its team, without spills.
     const MAX_PER_THREAD: u32 = 64;
-    /// Max number of rows per SM up to which [`by_rows`](Self::by_rows) selects [`for_few_rows`](Self::for_few_rows), unless rows are wide
+    /// Max number of rows per SM for which [`by_rows`](Self::by_rows) selects [`for_few_rows`](Self::for_few_rows) if rows are not wide
     /// (`is_wide`). The limit was measured at a width of 384.
     const FEW_ROWS_PER_SM: u64 = 27;
     /// Max resident warps per SM.
@@ -86,9 +86,9 @@ impl Teams {
         Self { warps, x_rows }
     }
 
-    /// Returns the teams for launches whose rows are all resident at once. A team has one row and up to eight warps, as long as each lane
-    /// has a pack, so that a row is read, reduced and written in the fewest steps. Returns the usual teams if they have more warps, or if a
-    /// row has fewer packs than a warp has lanes.
+    /// Returns the teams for launches whose rows are all resident at once. To read, reduce and write a row in the fewest steps, a team has
+    /// one row and up to eight warps, each lane with at least one pack. Returns the usual teams if they have more warps, or if a row has
+    /// fewer packs than a warp has lanes.
     pub fn for_few_rows(width: u32, dtype: DType) -> Self {
         let packs = width / vector_width(dtype, &[width]);
         let usual = Self::usual(width, dtype);
@@ -118,10 +118,9 @@ impl Teams {
 
     /// [`Teams::by_rows`] for kernels that also read a residual.
     ///
-    /// If slightly more rows than fit at once are launched, a second wave runs and the launch takes about twice as long. The dispatch
-    /// therefore selects the first teams that keep all rows resident, starting with the teams for few rows. If no teams keep all rows
-    /// resident, the dispatch selects the teams for few rows, because their small CTAs leave the smallest tail. This was measured on an
-    /// H200 with 16-bit rows of 768 and 1024 elements. For f32 and for narrow rows, the dispatch is [`Teams::by_rows`].
+    /// If slightly more rows are launched than are resident at once, a second wave doubles the time. The dispatch therefore selects the
+    /// first teams, starting with those for few rows, that keep all rows resident. If there are none, it selects the teams for few rows,
+    /// because their small CTAs leave the smallest tail. For f32 and for narrow rows, the dispatch is [`Teams::by_rows`].
     pub fn by_rows_with_residual(
         width: u32,
         dtype: DType,
@@ -180,8 +179,7 @@ impl Teams {
     pub(super) fn min_ctas_per_sm(self, width: u32, dtype: DType) -> u32 {
         let most = match self.x_rows {
             1 => (Self::THREADS_PER_SM / self.threads()).max(1),
-            // Kernels with several rows per team use few enough registers without a bound. With a bound above 1, some of them spill
-            // registers.
+            // Kernels with several rows per team use few registers anyway, and a bound above 1 makes some of them spill.
             _ => 1,
         };
         self.ctas_per_sm(width, dtype).min(most)

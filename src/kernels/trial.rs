@@ -56,9 +56,8 @@ impl Trial {
         Self::sharing(kernel, case, seed, &mut shared)
     }
 
-    /// Creates a trial like [`Self::new`]. `shared` has an entry for each parameter. The entry holds the tensor if it does not depend on
-    /// the batch and has been created by an earlier trial. Otherwise, the tensor is created, and stored in `shared` if it does not depend
-    /// on the batch.
+    /// Creates a trial like [`Self::new`]. `shared` has an entry for each parameter. A tensor that does not depend on the batch is taken
+    /// from its entry, or else created and stored in the entry.
     fn sharing(
         kernel: &dyn Kernel,
         case: &Case,
@@ -334,7 +333,7 @@ impl Tolerance {
             sum += f64::from(error);
             difference.max = difference.max.max(error);
             let worst = match error {
-                // If `want` makes the tolerance NaN, errors of 0 and ∞ are returned unchanged.
+                // Not divided by the tolerance, which is infinite or NaN if `want` is.
                 0.0 | f32::INFINITY => error,
                 error => error / (self.absolute + self.relative * want.abs()),
             };

@@ -66,14 +66,14 @@ pub(super) fn model(
         extended: None,
         expectations: Vec::new(),
     };
-    // An output that the modules compute replaces the description's output of the same name.
+    // An output of the sentence-transformers modules replaces the description's output of the same name.
     let computed = computed(modules).filter(|name| outputs.contains(name));
     let pooled = computed.is_some();
     let described = |name: &At<String>| {
         let name = name.value.as_str();
         outputs.contains(&name) && computed != Some(name)
     };
-    // The value that the modules start from exists once its part is built.
+    // `start` is the value that the modules read first. It exists once its part is built.
     let start = states(ast, modules).filter(|_| pooled);
     let starts = |part: &PartOf| {
         let mut values = part.outputs.iter().map(|(_, value)| value);

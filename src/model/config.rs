@@ -302,7 +302,6 @@ impl<'a> Values<'a> {
         (!words.is_empty()).then(|| format!("here {}", words.join(" and ")))
     }
 
-    /// Returns the origin of a name's value.
     fn origin_of(&self, name: &str) -> Option<&'a Origin> {
         let mut definitions = self.ast.dims.iter().chain(&self.ast.reals);
         let definition = definitions.find(|d| d.name.value == name)?;

@@ -350,8 +350,8 @@ pub(super) fn suggest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a s
 
 /// Returns the candidate that a typing error could turn into `name`.
 pub(super) fn nearest<'a>(name: &str, candidates: &[&'a str]) -> Option<&'a str> {
-    // The distance takes time proportional to the product of the lengths, and a wrong name may be arbitrarily long. It is
-    // computed only if a typing error is plausible.
+    // Computing the distance takes time proportional to the product of both lengths, and a wrong name may be arbitrarily long. Longer names
+    // are not compared.
     const LONGEST: usize = 96;
     let n = name.chars().count();
     if n > LONGEST {

@@ -341,8 +341,7 @@ pub struct Model {
     pub vocab: u32,
     /// Maximum sequence length, from the position table or the rotary positions, or [`MAX_CONTEXT`]; `None` if there is no limit.
     pub max_positions: Option<u32>,
-    /// Maximum sequence length with the largest [`MAX_CONTEXT`], if that changes the rotary positions so that longer sequences are
-    /// supported.
+    /// Maximum sequence length that a larger [`MAX_CONTEXT`] makes possible by other rotary frequencies; `None` if there are none.
     pub extended_positions: Option<u32>,
     /// Exclusive upper bound of type ids; `None` if the model reads none.
     pub type_rows: Option<u32>,

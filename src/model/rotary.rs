@@ -73,7 +73,6 @@ const ORIGINAL: &str = "original_max_position_embeddings";
 /// Maximum number of rotated columns, larger than any head. Each rotary operator keeps one frequency per pair of columns.
 const MAX_COLUMNS: u32 = 4096;
 
-/// Parameters of a rotary embedding.
 pub(super) struct RotaryParams {
     /// Radians per position for each pair of columns.
     pub frequencies: Vec<f32>,

@@ -183,7 +183,7 @@ impl Description {
     }
 }
 
-/// Returns the shipped description for a `model_type`; `None` if no description supports it.
+/// Returns the shipped description for a `model_type`; `None` if there is none.
 fn described_by(
     model_type: &str,
     config: &Map<String, Value>,
@@ -193,9 +193,8 @@ fn described_by(
     })
 }
 
-/// Returns the first shipped description that is one of `candidates` and whose requirements `config` meets. If `config` meets the
-/// requirements of no candidate, returns the first candidate, which then reports the unmet requirement. Returns `None` without candidates.
-/// Several descriptions are candidates because some checkpoints have the `model_type` of another model and differ in a key.
+/// Returns the first of the candidates whose requirements `config` meets, or else the first candidate, which then reports the unmet
+/// requirement. Returns `None` without candidates. A `model_type` can have several candidates, which differ in another key of `config`.
 fn first_for(
     config: &Map<String, Value>,
     candidates: impl Fn(&Description) -> bool,

@@ -3,7 +3,7 @@
 use super::{error::At, expr::Expr};
 use crate::ops::BatchInput;
 
-/// Model inputs by the names that descriptions use. The first id of `previous_ids` is a field of the operator that reads this input.
+/// Model inputs by the names that descriptions use. For `previous_ids`, the id before the first token comes from a field of the operator.
 pub(super) const INPUTS: [(&str, BatchInput); 4] = [
     ("token_ids", BatchInput::TokenIds),
     ("previous_ids", BatchInput::PreviousIds { first: 0 }),

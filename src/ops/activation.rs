@@ -45,7 +45,7 @@ impl Activation {
         }
     }
 
-    /// Absolute error bound of the 16-bit form near 0, where results are smallest. For GELU: 0.18 · 2⁻¹⁶.
+    /// Absolute error bound of the device function for 16-bit types near 0, where results are smallest. For GELU: 0.18 · 2⁻¹⁶.
     pub const fn error_at_zero(self) -> f32 {
         match self {
             Activation::GeluExact | Activation::GeluTanh => 2.8e-6,

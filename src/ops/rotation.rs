@@ -37,7 +37,6 @@ impl Rotation {
         }
     }
 
-    /// Rotates one head.
     pub(crate) fn rotate(&self, head: &mut [f64], position: f32) {
         let n = self.frequencies.len();
         for (c, &frequency) in self.frequencies.iter().enumerate() {

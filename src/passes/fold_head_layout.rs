@@ -8,11 +8,10 @@ use crate::{
     ops::HeadView,
 };
 
-/// Folds `split_heads` and `merge_heads` into the operators that read or write the heads. Since
-/// `split_heads(y[:, o..])[h, t, c] = y[t, o + h·head + c]`, a kernel can read and write heads as columns of rows, without a transposed
-/// copy: `scores(split_heads(y)) = scores(y as columns)`, and `merge_heads(context(…)) = context(…) as columns`. The values that `context`
-/// reads are folded like the operands of `scores`. Operators between a projection and its heads (caches, norms of heads, rotary positions)
-/// can also read columns of a wider value.
+/// Folds `split_heads` and `merge_heads` into the operators that read or write the heads. These operators then access heads as columns of
+/// rows: `scores(split_heads(y)) = scores(y as columns)`, and `merge_heads(context(…)) = context(…) as columns`. This saves transposed
+/// copies, since `split_heads(y[:, o..])[h, t, c] = y[t, o + h·head + c]`. Caches, norms of heads and rotary positions can also read
+/// columns of a wider value.
 pub(super) struct FoldHeadLayout;
 
 impl Pass for FoldHeadLayout {
@@ -26,7 +25,7 @@ impl Pass for FoldHeadLayout {
 
     fn run(&self, graph: &mut Graph, report: &mut Report) -> Result<(), GraphError> {
         for id in graph.topological() {
-            // Rewrites remove only nodes that were visited before: a context precedes the `MergeHeads` node into which it is folded.
+            // Nodes that this pass removes are skipped.
             if !graph.contains(id) {
                 continue;
             }

@@ -10,9 +10,8 @@ use crate::{
 };
 
 /// `act(x·W₁ᵀ + b₁) ⊙ (x·W₂ᵀ + b₂) = gate{act}(x·[W₁; W₂]ᵀ + [b₁; b₂])`: the two projections of a gated feed-forward network (Shazeer 2020)
-/// become one GEMM, and the activation and the product become one kernel that reads the halves of the GEMM's result. The factor with the
-/// activation is the gate, and its projection is the first half. If the checkpoint stores the two projections as one and the graph slices
-/// its result into halves, the kernel reads the halves directly.
+/// become one GEMM. One kernel then multiplies the activated first half of the GEMM's result (the gate) by the second half. If the graph
+/// already slices one projection into halves, the kernel reads these halves.
 pub(super) struct FuseGate;
 
 impl Pass for FuseGate {

@@ -45,8 +45,8 @@ impl Pass for HoistPooledToken {
 }
 
 impl HoistPooledToken {
-    /// Returns the values that only pools or other returned values read. Pools can be moved before these values. Returns no values if the
-    /// graph has caches, and if no linear layer is among them, because the additional pools would then save nothing.
+    /// Returns the values before which pools can be moved: those that only pools or other returned values read. Returns none if the graph
+    /// has caches. Also returns none if there is no linear layer among them, because the additional pools would then save nothing.
     fn hoisted(
         &self,
         graph: &Graph,
@@ -127,7 +127,8 @@ impl HoistPooledToken {
                 *operand = match pooled.get(operand) {
                     Some(&known) => known,
                     None => {
-                        // The name starts with the pool's name, so that `expect:` does not count the launch in the value's layer.
+                        // The name starts with the pool's name, so that a description's `expect:` does not count the launch in the value's
+                        // layer.
                         let name = format!("{}.{}", pool.name(), graph.node(*operand).name);
                         let row = graph.add(names.fresh(name), pool.clone(), &[*operand])?;
                         added.push(row);

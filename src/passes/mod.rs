@@ -98,8 +98,8 @@ pub struct Options {
     pub quantize: Option<Format>,
     /// Formats of tensors that keep their published quantized values, by tensor name.
     pub published: BTreeMap<String, Format>,
-    /// Formats of tensors that keep their published values only if `order_inputs` sorts their columns by quantization group, by tensor
-    /// name.
+    /// Formats, by tensor name, of tensors that keep their published values only if `order_inputs` sorts their columns by quantization
+    /// group.
     pub ordered: BTreeMap<String, Format>,
     /// Format of the KV cache; `None` for the program's storage type.
     pub cache: Option<Format>,

@@ -11,12 +11,12 @@ use crate::{
 /// Name in reports.
 pub(super) const NAME: &str = "order_inputs";
 
-/// Reorders the inputs of linear layers whose weights have quantization groups that are not runs of adjacent columns (`ordered`). Kernels
-/// support only runs, so the columns of such a weight are sorted by group. The preceding linear layer must compute its outputs in this
-/// order: `linear(act(linear(x, a)), b)` becomes `linear(act(linear(x, rows(a))), columns(b))`. If it cannot, the weight is dequantized
-/// instead.
+/// Reorders the inputs of linear layers whose weights have quantization groups of scattered columns (`ordered`). Kernels support only
+/// groups of adjacent columns, so the columns of such a weight are sorted by group, and the preceding linear layer computes its outputs in
+/// this order: `linear(act(linear(x, a)), b)` becomes `linear(act(linear(x, rows(a))), columns(b))`. If no linear layer can do this, the
+/// weight is dequantized.
 ///
-/// The values between the two layers get another order, so the rewrite is refused if one of them is an output or has another reader.
+/// The rewrite is refused if a value between the two layers is an output or has another reader, because the order of its columns changes.
 pub(super) fn run(
     graph: &mut Graph,
     ordered: &BTreeMap<String, Format>,
@@ -91,7 +91,7 @@ fn reordered(graph: &Graph, id: NodeId, expr: &WeightExpr) -> Result<Reordered, 
         return Err("the weight is not a matrix".to_owned());
     };
     let by_dims = [dims[0], columns];
-    // The linear layer that computes the inputs, through operators that treat all columns alike.
+    // Find the linear layer that computes the inputs. Operators that treat all columns alike may follow it.
     let (mut reader, mut parts) = (id, 1);
     let layer = loop {
         let x = graph.operand(reader, "x");

@@ -94,7 +94,7 @@ fn linear(graph: &Graph, cache: NodeId) -> String {
                         return None;
                     };
                     match expr {
-                        // This matrix resizes the heads. The column of the same element before the resizing is needed.
+                        // This matrix resizes the heads, so take the element's column before the resizing.
                         WeightExpr::ResizedHeads { from, to, .. } => column = column / to * from,
                         _ => {
                             let name = expr.name_of_row(column)?;

@@ -177,7 +177,7 @@ fn linear(graph: &Graph, id: NodeId, columns: Option<(u64, u64)>, gated: bool) -
 }
 
 /// Returns the tensors that a weight concatenates, before quantization. Returns `None` unless each of them is zero, one, or read from the
-/// checkpoint, possibly transposed, in part or plus 1.
+/// checkpoint (possibly transposed, sliced, or with 1 added).
 fn parts(graph: &Graph, mut id: NodeId) -> Option<Vec<WeightExpr>> {
     if matches!(graph.op(id), Op::Quantize(_)) {
         id = graph.operand(id, "weight")?;

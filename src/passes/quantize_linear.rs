@@ -14,10 +14,11 @@ pub(super) const NAME: &str = "quantize_linear";
 /// Start of the sentence in a report on a layer.
 const WEIGHT: &str = "its weight is";
 
-/// Stores the weight of every linear layer in the format of the options: `linear(x, w)` becomes `linear(x, quantize(w))`. Other readers of
-/// a weight, such as the embedding of a tied head, read it unquantized. Heads are layers whose result reaches the outputs without another
-/// linear layer or a norm. A format with larger errors than int8 is not applied to heads. Weights that keep their published format are read
-/// in this format by all linear layers, including heads.
+/// Stores the weight of every linear layer in the format of the options: `linear(x, w)` becomes `linear(x, quantize(w))`.
+///
+/// - Other readers of a weight, such as the embedding of a tied head, read it unquantized.
+/// - A format with larger errors than int8 is not applied to output heads.
+/// - A weight that keeps its published format has this format in all linear layers, including heads.
 ///
 /// With `fp8_inputs`, the inputs of fp8 products are also in E4M3, if a bound of the input is known (`quantize_inputs`).
 ///

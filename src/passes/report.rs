@@ -113,8 +113,8 @@ impl Report {
     }
 }
 
-/// Merges `reader` with the operator that computes its first operand. `op` replaces both, and reads the first operand of the merged
-/// operator instead.
+/// Merges `reader` with the operator that computes its first operand. `op` replaces both nodes, and its first operand is that of the
+/// earlier one.
 pub(super) fn absorb(
     pass: &'static str,
     graph: &mut Graph,
@@ -155,7 +155,7 @@ impl Group {
         Self { parts, cost }
     }
 
-    /// Records that the group was replaced by those of its nodes that are still in the graph and by `added`. No other nodes may have been
+    /// Records that those nodes of the group that are still in the graph, and `added`, replace the group. No other nodes may have been
     /// added to the graph since the group was created.
     pub(super) fn fused(
         self,

@@ -41,12 +41,9 @@ impl From<(u64, u64, u64, u64)> for PlanKey {
 
 /// An LRU cache of plans by batch shape, for one program and one [`Allocator`].
 ///
-/// A plan is valid only for the chunks that it was made for, and chunks are allocated and released over time. A lookup therefore asks the
-/// allocator whether every chunk of the plan still exists with the same size. The allocator counts a hit like a planned request, so that
-/// unused chunks age and memory shrinks even if every lookup is a hit. A plan whose chunks have changed is dropped at its next lookup, and
-/// the request is planned again. A chunk that was released and recreated under the same id with the same size is valid for an old plan,
-/// because a plan contains ids and offsets, not addresses. If an allocator does not reuse plans, each request is planned and nothing is
-/// stored.
+/// A plan contains chunk ids and offsets. It is valid as long as all its chunks exist with the same sizes. Each lookup checks this with
+/// [`Allocator::reuse`], which also counts the request, so that unused chunks age even if every lookup is a hit. A plan whose chunks have
+/// changed is dropped, and the request is planned again. If an allocator does not reuse plans, nothing is stored.
 #[derive(Clone, Debug)]
 pub struct PlanCache {
     entries: LruCache<PlanKey, Entry>,

@@ -22,16 +22,15 @@ pub struct ChunkPolicy {
     pub growth: f64,
     /// Number of consecutive requests without use after which memory is released. 0 and 1 both mean immediate release, as in the paper.
     pub release_after: u32,
-    /// Maximum bytes held beyond 1.10 × the needs of the current request (for small requests, the needs plus 256 KiB). Memory above this
-    /// maximum is released at once.
+    /// Max idle memory in bytes: the bytes held minus the budget of the current request. The budget is the request's bytes plus 10 %, but
+    /// at least 256 KiB more than its bytes. Memory above the maximum is released at once.
     pub keep_limit: u64,
 }
 
 impl Default for ChunkPolicy {
-    /// Returns the paper's chunk size of 2 MiB, with a [`growth`](Self::growth) of 1.08. With the paper's growth of 1.2, the memory of a
-    /// single sequence would exceed 1.10 × its lower bound. Memory is released after 128 requests without use, or at once if more than 1
-    /// GiB is idle. If it were released earlier, requests of random lengths would release memory that is soon needed again. Each released
-    /// chunk invalidates the plans and CUDA graphs that use it.
+    /// Returns the paper's chunk size of 2 MiB, with a [`growth`](Self::growth) of 1.08. The paper's 1.2 would raise the memory of a single
+    /// sequence above 1.10 × its lower bound. Memory is released after 128 requests without use, or at once if more than 1 GiB is idle.
+    /// Each release invalidates the plans and CUDA graphs that use the chunk, so requests of random lengths must not cause releases.
     fn default() -> Self {
         ChunkPolicy {
             default_chunk: 2 << 20,
@@ -80,15 +79,13 @@ impl ChunkPolicy {
 ///    the first request over chunks with unusable ends. Here the whole request is first packed into one arena, in several orders, and the
 ///    best packing is used. The smallest existing chunk that is large enough takes the arena. If there are no chunks, a new one is made for
 ///    the arena.
-/// 2. *Growth is bounded.* If the existing chunks are too small together, the remaining tensors go into one new chunk, sized for all of
-///    them. If the total would then exceed 1.10 × the lower bound (for small requests, the lower bound plus 256 KiB), a single new chunk
-///    replaces all others. The headroom of a new chunk (8 %, against the paper's 20 %) is at most one default chunk. Hence after a request
-///    that needed new memory, the total size of the chunks is at most 1.10 × the lower bound (or the arena, if it is larger) plus one
-///    default chunk.
+/// 2. *Growth is bounded.* If the existing chunks are too small together, the remaining tensors go into one new chunk. If the total would
+///    then exceed 1.10 × the lower bound (for small requests, the lower bound plus 256 KiB), a single new chunk replaces all others. A new
+///    chunk has a headroom of 8 % (20 % in the paper), but at most one default chunk.
 /// 3. *Memory shrinks slowly.* The paper releases memory that the current plan does not use, and allocates it again for the next long
-///    request. Here a chunk is released after [`release_after`](ChunkPolicy::release_after) requests without use. A single large chunk
-///    would never be released, because small requests use it as well, so the total is checked, too. If `release_after` consecutive requests
-///    each needed less than 1/1.10 of the total, all chunks are replaced by a chunk for the largest of these requests.
+///    request. Here a chunk is released after [`release_after`](ChunkPolicy::release_after) requests without use. A large chunk may also be
+///    too large for all recent requests, which keep it in use: if `release_after` consecutive requests each needed less than 1/1.10 of the
+///    total, a chunk for the largest of these requests replaces all chunks.
 #[derive(Clone, Debug)]
 pub struct ChunkAllocator {
     policy: ChunkPolicy,
@@ -96,7 +93,6 @@ pub struct ChunkAllocator {
     held: Vec<u64>,
     /// Number of requests since the last use of each chunk, by id.
     idle: Vec<u32>,
-    /// The current series of requests that needed less memory than was held.
     excess: Excess,
     stats: RequestStats,
     last_arena: u64,
@@ -155,8 +151,8 @@ impl ChunkAllocator {
         self.held.iter().sum()
     }
 
-    /// Returns the series of requests with excess memory, extended by a request with an arena of `arena` bytes. Returns an empty series if
-    /// the held memory is within the budget of the largest of these requests.
+    /// Adds a request with an arena of `arena` bytes to the series of requests that needed less memory than was held. Returns an empty
+    /// series if the largest of these requests needs the held memory.
     fn excess_with(&self, arena: u64) -> Excess {
         let largest_arena = self.excess.largest_arena.max(arena);
         if self.total_held() <= self.policy.budget(largest_arena) {
@@ -179,7 +175,7 @@ impl ChunkAllocator {
         held.saturating_sub(self.policy.budget(arena)) > self.policy.keep_limit
     }
 
-    /// Releases all chunks, except for the smallest chunk that fits `arena` if it is within the arena's budget.
+    /// Releases all chunks except one: the smallest that fits `arena`, if it is not too large for it ([`ChunkPolicy::budget`]).
     fn keep_only_for(&mut self, arena: u64) {
         let kept = self
             .smallest_for(arena)
@@ -315,7 +311,6 @@ impl Allocator for ChunkAllocator {
         release(&mut self.held, &mut self.stats)
     }
 
-    /// Returns the arena of the last request.
     fn last_arena(&self) -> Option<u64> {
         Some(self.last_arena)
     }

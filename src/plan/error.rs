@@ -105,7 +105,6 @@ pub enum PlanError {
     Growth { found: f64 },
 }
 
-/// Checks a single record.
 pub(super) fn check_record(record: usize, usage: &UsageRecord) -> Result<(), PlanError> {
     if usage.first_op > usage.last_op {
         let UsageRecord {

@@ -39,8 +39,7 @@ pub use papers::{Caching, Gsoc, Maximum, Turbo};
 /// less.
 pub const ALIGNMENT: u64 = 256;
 
-/// Max sum of tensor sizes that can be planned, 1 EiB. This exceeds any memory by far, and up to this limit, no sum or product in the
-/// planner overflows.
+/// Max sum of tensor sizes that can be planned, 1 EiB. Up to this limit, no sum or product in the planner overflows.
 pub const MAX_TOTAL_BYTES: u64 = 1 << 60;
 
 /// One intermediate tensor of a run (TurboTransformers 4.2, "tensor usage record").

@@ -63,10 +63,10 @@ impl Bin {
         }
     }
 
-    /// Returns the offset of the smallest gap that fits `item`. A gap lies between two placed tensors whose lifetimes overlap with that of
-    /// `item`. If no gap fits, returns the end of the highest such tensor, if `item` fits above it. This is `FindGapFromChunk`
-    /// (TurboTransformers, algorithm 2). Line 17 of the paper's listing reverses the comparison with the room at the end. The listing also
-    /// omits that the tensors of a chunk must be visited in order of offset.
+    /// Returns the offset of the smallest gap that fits `item`, or else the end of the highest tensor, if `item` fits above it. Only
+    /// tensors whose lifetimes overlap with that of `item` are in its way. This is `FindGapFromChunk` (TurboTransformers, algorithm 2) with
+    /// two corrections of the paper's listing: its comparison with the room at the end is reversed, and tensors must be visited in order of
+    /// offset.
     pub fn find_gap(&self, item: &Item) -> Option<u64> {
         let mut smallest_gap = u64::MAX;
         let mut best_offset = None;
@@ -155,8 +155,8 @@ pub(super) struct Packing {
     pub open_top: u64,
 }
 
-/// Number of tensors that [`search`] may examine before it stops, unless twice the square of the number of items (about four packings) is
-/// more. The limit is a count instead of a time, so that plans are equal on all machines. Examining a tensor takes about a nanosecond.
+/// Number of tensors that [`search`] may examine before it stops, or twice the square of the number of items if that is more (about four
+/// packings). The limit is a count instead of a time, so that plans are equal on all machines. Examining a tensor takes about a nanosecond.
 const EFFORT: usize = 40_000;
 
 /// Packs the items into bins of the given capacities and one open bin after them, and minimizes the
@@ -230,7 +230,7 @@ fn pack(
     limit: u64,
     effort: &mut usize,
 ) -> Result<Packing, usize> {
-    // An attempt has a minimum cost, so that attempts that fail early also end the search.
+    // Each attempt costs at least one unit per item, so that even attempts that fail early end the search.
     *effort = effort.saturating_sub(order.len());
     let open = bins.len() - 1;
     for (index, bin) in bins.iter_mut().enumerate() {

@@ -153,7 +153,6 @@ pub(super) fn random_lifetimes(
     prop::collection::vec(record, n)
 }
 
-/// Returns records of a random graph, or records with random lifetimes.
 pub(super) fn random_records() -> impl Strategy<Value = Vec<UsageRecord>> {
     prop_oneof![random_graph(1..150), random_lifetimes(1..150)]
 }

@@ -7,10 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Kernels for fused attention. If a kernel is chosen by name, no other kernel replaces it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AttentionChoice {
-    /// Selects the kernel by the batch. On Hopper, batches of few tokens run on a kernel whose warps split the keys, and other batches on
-    /// the warpgroup MMA kernel if it supports the head size. On other cards and for other head sizes, a batch runs on the short kernel up
-    /// to the kernel's max sequence length, and on the online kernel beyond. Causal attention, windows, biases, caps and grouped heads
-    /// always run on the online kernel instead of the short one.
+    /// Selects the kernel by card, head size and batch: the online kernel, unless a faster kernel applies.
     #[default]
     Auto,
     /// One kernel with all keys of a sequence in shared memory (ByteTransformer III.E.1). A longer sequence is an error.

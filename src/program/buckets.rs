@@ -19,8 +19,8 @@ use crate::{
 /// - a sequence is too long for every kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Buckets {
-    /// Numbers of tokens, in ascending order, at which a bucket must end. The next two fields have the corresponding numbers of sequences,
-    /// and of tokens of the longest sequence.
+    /// Numbers of tokens, in ascending order, at which a bucket must end. `batch` and `longest` hold such limits for the number of
+    /// sequences and for the tokens of the longest sequence.
     tokens: Vec<u64>,
     batch: Vec<u64>,
     longest: Vec<u64>,
@@ -110,7 +110,7 @@ impl Buckets {
         };
         let keys = self.max_keys(batch.tokens, batch.max_keys());
         let longest = next(&self.longest, batch.longest).min(keys);
-        // All fields are listed explicitly: a field that differs within a bucket would prevent sharing a plan and a graph.
+        // All fields are listed explicitly, because batches share a plan and a graph only if all fields of their buckets are equal.
         Extents {
             tokens,
             batch: sequences,

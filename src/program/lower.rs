@@ -46,7 +46,7 @@ pub struct LowerOptions<'a> {
     pub attention: AttentionChoice,
     /// Whether each operator has one kernel for all batches ([`Program::invariant`]).
     pub invariant: bool,
-    /// Whether rows may be rounded to E4M3, each with a scale of its own, for products with a packed weight in E4M3.
+    /// Whether rows that are multiplied with a packed E4M3 weight may be rounded to E4M3, each row with its own scale.
     pub quantizes_rows: bool,
     /// Whether every operator has separate launches, even if a fused launch is faster.
     pub no_fused_launches: bool,
@@ -55,7 +55,7 @@ pub struct LowerOptions<'a> {
 /// Lowers a verified graph to a program. Unless padding is removed, softmax masks padding keys.
 ///
 /// # Errors
-/// Returns an error for an unsupported operator, and, unless padding is removed, for an operator that would read padding.
+/// Returns an error for an unsupported operator. Unless padding is removed, also returns an error for an operator that would read padding.
 pub fn lower(graph: &Graph, options: &LowerOptions) -> Result<Program, LowerError> {
     match options.padding {
         Padding::Removed => {}
@@ -119,7 +119,7 @@ struct Lowering<'a> {
     meta_of: HashMap<BatchInput, TensorIndex>,
     /// Attention nodes whose decode kernels append to the cache themselves, each with the nodes of the append.
     appending: HashMap<NodeId, (Appending, Vec<NodeId>)>,
-    /// Scratch tensors of implementations, keyed by the node that they are named after and their own name.
+    /// Scratch tensors of implementations, by node and name.
     scratch_of: HashMap<(NodeId, &'static str), TensorIndex>,
     /// The nodes that each step computes, and the rule that fused them.
     origins: Vec<(Option<RuleName>, Vec<NodeId>)>,

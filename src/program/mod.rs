@@ -197,8 +197,8 @@ impl Program {
         })
     }
 
-    /// Returns the number of elements in a block of the KV cache: [`BLOCK`] positions of all caches of a stream. The largest stream
-    /// determines the size, so that any stream can use a block.
+    /// Returns the number of elements in a block of the KV cache: [`BLOCK`] positions of all caches of a stream ([`Part::stream`]). The
+    /// largest stream determines the size, so that any stream can use a block.
     pub fn block_elements(&self) -> u64 {
         block_elements(&self.caches)
     }

@@ -79,7 +79,7 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
         Op::FirstToken | Op::Input(_) | Op::Weight(_) | Op::Quantize(_) => Ok(()),
         Op::Embedding { .. } | Op::EmbeddingLayerNorm { .. } => Ok(()),
         Op::SplitHeads { .. } | Op::MergeHeads => Ok(()),
-        // Neither the CPU nor a device appends padded batches to caches, because no later batch continues them.
+        // Padded batches are not appended to caches, because no later batch continues their sequences.
         Op::Cache { .. } | Op::CrossCache { .. } => Ok(()),
         // The softmax is masked, so that padding keys have no weight in the context.
         Op::Scores { .. } | Op::RelativeScores { .. } | Op::Softmax { .. } | Op::Context { .. } => {

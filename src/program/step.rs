@@ -96,9 +96,8 @@ impl Step {
         self.rows.as_symbol() == Some(Symbol::Tokens)
     }
 
-    /// Returns the batches that the step is launched for, with rows measured in tokens. A step whose rows are not tokens supports any
-    /// number of rows ([`Program::validate`](super::Program::validate)), so the ranges of rows in its dispatch do not restrict the tokens
-    /// of its batches.
+    /// Returns the batches for which the step is launched, with rows counted in tokens. If the step's rows are not tokens, its dispatch
+    /// supports any number of rows ([`Program::validate`](super::Program::validate)), and thus any number of tokens.
     pub(super) fn batches(&self) -> Vec<Batches> {
         let covered = self.dispatch.covered();
         match self.is_over_tokens() || !Batches::ALL.is_covered_by(&covered) {

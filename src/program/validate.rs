@@ -21,9 +21,12 @@ use crate::{
 const MAX_DISPATCH: usize = 1024;
 
 impl Program {
-    /// Checks everything that an executor relies on. Kernels accept all sizes, and indices are in range. The tensors of a step match its
-    /// kernels' types and sizes. For every batch, each tensor is written once before it is read. Each weight is read by some step, so that
-    /// no memory is wasted.
+    /// Checks everything that an executor relies on:
+    ///
+    /// - Kernels accept all sizes, and indices are in range.
+    /// - The tensors of a step match its kernels' types and sizes.
+    /// - For every batch, each tensor is written once before it is read.
+    /// - Each weight is read by some step, so that no memory is wasted.
     ///
     /// # Errors
     /// Returns a description of the first problem.

@@ -405,8 +405,8 @@ impl Batch {
         self
     }
 
-    /// Returns the batch without the tokens that follow the end token of a sequence. A sequence without an end token is unchanged. So is a
-    /// batch that continues sequences, or that has padding or marked tokens.
+    /// Returns the batch without the tokens that follow the end token of a sequence. A sequence without an end token is unchanged. A batch
+    /// that continues sequences, or that has padding or marked tokens, is returned unchanged.
     ///
     /// # Errors
     /// Returns an error only for a batch that does not pass [`check`](Self::check).

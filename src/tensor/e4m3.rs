@@ -19,7 +19,7 @@ pub(crate) fn round(value: f32) -> f32 {
 /// The codes for a subnormal and for a normal result are both computed and one is selected, so that the compiler can vectorize loops.
 #[inline]
 pub(crate) fn encode(value: f32) -> u8 {
-    /// 2¹⁴, from which on f32 has a spacing of 2⁻⁹. This is the spacing of E4M3 below 2⁻⁶.
+    /// 2¹⁴. From here on, the spacing of f32 is 2⁻⁹, like that of E4M3 below 2⁻⁶.
     const SPACED: f32 = 16384.0;
     let magnitude = value.abs().min(MAX);
     let small = (magnitude + SPACED).to_bits() - SPACED.to_bits();

@@ -2,11 +2,14 @@
 //!
 //! Packed layout of `[rows, columns]`, with rows padded to a multiple of 8 and columns to a multiple of 128:
 //!
-//! 1. The values, in blocks of 64 columns. A block holds all rows; a row takes 64 bytes (8-bit values) or 32 bytes (4-bit values). Four
-//!    lanes read a row, and lane t reads the quarter t. A quarter contains the lane's operands of four MMAs of 16 columns: for MMA s,
-//!    columns 16s + 2t, + 1, + 8 and + 9. A word of E4M3 has these columns in this order. A word of 8-bit integers has the first two
-//!    columns in bytes 0 and 2, and the others in bytes 1 and 3. A word of 4-bit values serves two MMAs, and its nibbles i and i + 4 are
-//!    neighboring columns. A mask therefore extracts two integers into the halves of a register, as the MMA expects them.
+//! 1. The values, in blocks of 64 columns of all rows. In a block, a row takes 64 bytes (8-bit values) or 32 bytes (4-bit values), a
+//!    quarter for each of the four lanes that read it. The quarter of lane t contains the lane's operands of four MMAs of 16 columns: for
+//!    MMA s, columns 16s + 2t + i with i = 0, 1, 8 and 9.
+//!    - A word of E4M3 has the columns i = 0, 1, 8, 9 of an MMA in this order.
+//!    - A word of 8-bit integers has them in the order 0, 8, 1, 9.
+//!    - A word of 4-bit integers has the columns of two MMAs. Its nibbles j and j + 4 are neighboring columns.
+//!
+//!    One mask thus extracts two neighboring integers into the halves of a register, as the MMA expects them.
 //! 2. The scales. If rows share a scale, an f32 for each row. Otherwise, a scale for each group of columns and each row: an f32 for E4M3,
 //!    an f16 for 8-bit integers, or an f16 and the zero point, a 16-bit integer.
 
@@ -36,7 +39,7 @@ pub(crate) const fn column_at(position: usize) -> usize {
 pub struct Quantized {
     format: Scaled,
     columns: usize,
-    /// Code of each element, row by row. Codes of [`Values::Int8`] are the integers plus 128.
+    /// Low-bit value of each element as a byte (its code), row by row. The code of a [`Values::Int8`] integer is the integer plus 128.
     codes: Vec<u8>,
     /// Scale and zero point of each group, row by row.
     groups: Vec<(f32, u8)>,
@@ -107,8 +110,7 @@ impl Scaled {
         values.checked_add(scales.checked_mul(self.scale_bytes())?)
     }
 
-    /// Returns the values of a packed matrix of `rows` rows and `columns` columns as a matrix of bytes: its rows, which are the rows of all
-    /// blocks, and the bytes of each row.
+    /// Returns the dimensions of the packed values as a matrix of bytes: the number of rows of all blocks together, and the bytes per row.
     pub const fn rows_of_blocks(self, rows: u64, columns: u64) -> [u64; 2] {
         let blocks = columns.next_multiple_of(COLUMNS) / BLOCK as u64;
         [
@@ -184,7 +186,7 @@ impl Scaled {
 
     /// Writes the codes of a group.
     fn encode(self, elements: &[f32], (scale, zero): (f32, u8), codes: &mut [u8]) {
-        /// 1.5 · 2²³. Near this number, f32 has only integers. The low bits of its sum with an integer near 0 are those of the integer.
+        /// 1.5 · 2²³. Adding it to a small number rounds the number to an integer and puts the integer into the low bits of the sum.
         const INTEGERS: f32 = 12_582_912.0;
         if scale == 0.0 {
             return codes.fill(self.zero());
@@ -247,9 +249,11 @@ impl Quantized {
         self.values_rounded(|scale| scale, |value| value)
     }
 
-    /// Returns the matrix as an operand of MMAs of `dtype`. If groups of columns share a scale, the scaled elements are rounded to `dtype`,
-    /// and so are the scales, except for those of 8-bit integers. If rows share a scale, kernels apply it to the sums, so nothing is
-    /// rounded.
+    /// Returns the matrix as an operand of MMAs of `dtype`.
+    ///
+    /// - If groups of columns share a scale, the scaled elements are rounded to `dtype`. The scales are rounded to `dtype`, too, except for
+    ///   8-bit integers.
+    /// - If rows share a scale, kernels apply it to the sums, so nothing is rounded.
     pub fn values_in(&self, dtype: DType) -> Vec<f32> {
         let round = |value| dtype.round(value);
         match (self.format.values, self.format.group) {

@@ -538,7 +538,6 @@ impl Folder {
         Json::read(&self.trunk, file).map(Some)
     }
 
-    /// Reads the settings of the transformer.
     fn read_transformer(&mut self) -> Result<(), TextError> {
         let Some(json) = self.transformer_file()? else {
             return self.settle_lengths();

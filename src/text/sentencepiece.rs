@@ -255,7 +255,6 @@ impl Settings {
     }
 }
 
-/// Returns the text of a token.
 fn token(value: &Value) -> Option<&str> {
     let text = value.as_str().or_else(|| value.get("content")?.as_str());
     text.filter(|text| !text.is_empty())

@@ -61,7 +61,7 @@ pub struct Progress {
     pub total_bytes: Option<u64>,
     /// Number of rows that are refused.
     pub refused: u64,
-    /// Number of tokens of these rows; `None` if the model did not return it for every window.
+    /// Number of tokens of all computed rows; `None` if the model did not return it for every window.
     pub tokens: Option<u64>,
 }
 

@@ -16,7 +16,8 @@ pub const MAX_KEYS: usize = 256;
 
 /// Changes to the scores of one head: a soft cap, a mask, and biases, which are added after the cap. The softmax may also have a sink.
 pub trait Positions: Sync {
-    /// Range of keys, out of `n_keys`, that the query at position `query` attends to. Neither end decreases with the query.
+    /// Range of keys, out of `n_keys`, that the query at position `query` attends to. For a later query, neither end of the range is
+    /// smaller.
     fn seen(&self, query: usize, n_keys: usize) -> Range<usize>;
 
     /// Bound of the soft cap `cap · tanh(score / cap)`, if there is one.
@@ -74,9 +75,11 @@ pub struct OnlineSoftmax<'a> {
     pub len: usize,
     /// Mask and biases of the scores.
     pub positions: &'a dyn Positions,
-    /// Query of the first row, key of the first column, and number of keys of the sequence.
+    /// Index of the query of the first row.
     pub query: usize,
+    /// Index of the key of the first column.
     pub key: usize,
+    /// Number of keys of the sequence.
     pub n_keys: usize,
     pub running: &'a mut [Running],
     /// Receives the factors that rescale the results of the previous steps.

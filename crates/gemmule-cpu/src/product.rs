@@ -119,10 +119,10 @@ pub(crate) fn add_products_ahead<S: Simd, const M: usize, const N: usize, const 
     for row in &mut rows {
         *row = &row[..b.len()];
     }
-    // Sum in a local copy, and without checks in the loop. A path that panics would keep the sums in memory rather than in registers, which
-    // doubled the time.
+    // Sum in a local copy, and without checks in the loop: a path that panics would keep the sums in memory instead of registers, which
+    // doubles the time.
     let mut own = *sums;
-    // Use a single loop without branches: a second loop for elements without a prefetch doubled the time.
+    // Use a single loop without branches: a second loop for elements without a prefetch would double the time.
     let request = Requests::of(ahead, AHEAD * b.len());
     for (at, b) in b.iter().enumerate() {
         for i in 0..AHEAD {

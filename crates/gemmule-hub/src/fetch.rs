@@ -310,7 +310,6 @@ impl Partial {
     }
 }
 
-/// Whether a file has this size.
 pub(crate) fn has_size(path: &Path, size: u64) -> bool {
     fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == size)
 }

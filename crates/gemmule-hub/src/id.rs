@@ -166,7 +166,7 @@ fn check_revision(revision: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Checks a file name. It is only compared with names that the hub lists.
+/// Checks a file name. The checks are few, because the name is only compared with names that the hub lists.
 fn check_file(file: &str) -> Result<(), &'static str> {
     if file.is_empty() {
         return Err("there is no name of a file after the `:`");

@@ -368,7 +368,6 @@ impl<'p> Machine<'p> {
         Ok(self.stack.split_off(mark))
     }
 
-    /// Returns the value on top of the stack.
     fn top(&mut self) -> Result<&mut Value, PickleError> {
         let top = self.pop()?;
         self.stack.push(top);

@@ -72,9 +72,12 @@ impl DeviceSamplingParams {
     /// Words before the token lists.
     pub(super) const HEADER: usize = 24;
 
-    /// Returns the words in the order of `templates/partials/request.cu`. Returns `None` in four cases: the token lists do not fit the
-    /// words, the beams or their candidates exceed [`Beam::MOST`] or [`Beam::MOST_CANDIDATES`], devices do not support a rule, or
-    /// renormalization is combined with a diversity penalty.
+    /// Returns the words in the order of `templates/partials/request.cu`. Returns `None` in four cases:
+    ///
+    /// - The token lists do not fit the words.
+    /// - The beams or their candidates exceed [`Beam::MOST`] or [`Beam::MOST_CANDIDATES`].
+    /// - Devices do not support a rule.
+    /// - Renormalization is combined with a diversity penalty.
     pub fn encode(&self) -> Option<Vec<i32>> {
         let rules = &self.rules;
         if !rules.suit_devices() {

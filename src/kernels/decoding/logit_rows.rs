@@ -18,8 +18,8 @@ const MAX_CTAS: u64 = 32;
 /// Max number of candidate tokens that sampling can handle without further passes over the row.
 pub(in crate::kernels) const MOST_CANDIDATES: u32 = 1024;
 
-/// Rows of logits that several CTAs read in groups of tokens. Each lane of a warp reads one group. The accesses of a lane have a stride of
-/// one warp.
+/// Rows of logits that several CTAs read in groups of tokens. Each lane of a warp reads one group: packs (the elements of one access) that
+/// are 32 packs apart.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct LogitRows {
     pub(in crate::kernels) vocabulary: u32,
@@ -72,9 +72,11 @@ impl LogitRows {
         }
     }
 
-    /// Returns three results for each group of a row: the best token after the rules; if `temperature` is given, the sum of the
-    /// exponentials of the tokens that the rules allow, relative to the best token; and if `logs`, the maximum of all logits and the sum of
-    /// their exponentials, relative to the maximum.
+    /// Returns three results for each group of a row:
+    ///
+    /// - the best token after the rules,
+    /// - if `temperature` is given, the sum of the exponentials of the tokens that the rules allow, relative to the best token,
+    /// - if `logs`, the maximum of all logits, and the sum of their exponentials relative to the maximum.
     pub(in crate::kernels) fn groups(
         self,
         logits: &[f32],

@@ -47,8 +47,8 @@ fn outcomes_have_distinct_codes() {
     }
 }
 
-/// Computes the probabilities of the tokens that may be sampled. It sorts the tokens and sums in f64. Each setting restricts the previous
-/// selection further.
+/// Reference for the probabilities of the tokens that may be sampled: sorts the tokens and sums in f64. Each setting restricts the tokens
+/// that the previous setting has left.
 fn probabilities(sampling: Sampling, logits: &[f32]) -> Vec<f64> {
     let softmax = |kept: &[(usize, f64)]| {
         let most = kept.iter().fold(f64::NEG_INFINITY, |m, k| m.max(k.1));

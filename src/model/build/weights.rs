@@ -113,7 +113,8 @@ impl Builder<'_> {
         )
     }
 
-    /// Returns the number of interleaved rows or columns (`what`) of `n`; 0 if it is not given.
+    /// Evaluates the number of interleaved rows or columns, which is even and at most `n`; 0 if it is not given. `what` is "rows" or
+    /// "columns", for the error.
     fn interleaved(&self, given: Option<&At<Expr>>, n: u64, what: &str) -> Result<u64, ModelError> {
         let Some(expr) = given else { return Ok(0) };
         let found = u64::from(self.values.size(expr)?);

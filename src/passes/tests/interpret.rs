@@ -69,7 +69,7 @@ pub fn evaluate(graph: &Graph, batch: &Batch) -> BTreeMap<String, Vec<f64>> {
         let reads: Vec<&[f64]> = operands.iter().map(|o| values[o].as_slice()).collect();
         let widths: Vec<usize> = operands.iter().map(|&o| width(graph, o)).collect();
         let value = match graph.op(id) {
-            // The interpreter uses the sequences themselves as the sources.
+            // A cross cache holds rows of source sequences. The interpreter uses the batch's own sequences as sources.
             Op::CrossCache { name, .. } => {
                 let kept = values.keys().find(|&&node| match graph.op(node) {
                     Op::Cache { name: of, .. } => of == name,

@@ -9,10 +9,14 @@ use crate::plan::{Allocator, Plan, PlanError, RequestStats, UsageRecord, release
 /// freed one by one as the operators run. Freed blocks go to one of two pools, by size, and are reused by best fit. Segments are never
 /// returned to the device. Lifetimes are not known in advance.
 ///
-/// The constants are PyTorch's. Sizes are multiples of 512 bytes. Blocks up to 1 MiB come from the small pool, in segments of 2 MiB. Larger
-/// blocks come from the large pool, in segments of 20 MiB. Blocks of 10 MiB or more get their own segments, whose size is rounded up to 2
-/// MiB. A block is split if the remainder is at least one unit (small pool) or more than 1 MiB (large pool), and merges with its free
-/// neighbors.
+/// The constants are PyTorch's:
+///
+/// - Sizes are multiples of 512 bytes.
+/// - Blocks up to 1 MiB come from the small pool, in segments of 2 MiB.
+/// - Larger blocks come from the large pool, in segments of 20 MiB. Blocks of 10 MiB or more have their own segments, in multiples of 2
+///   MiB.
+/// - A block is split if the remainder is at least 512 bytes (small pool) or more than 1 MiB (large pool). A freed block merges with its
+///   free neighbors.
 #[derive(Clone, Debug, Default)]
 pub struct Caching {
     held: Vec<u64>,

@@ -226,7 +226,7 @@ impl Lowering<'_> {
             }
             (Ok(_), None) => return false,
         };
-        // Leave out the scales, because attention itself has them as operands, too.
+        // The scales are operands of attention already.
         let params = launch.kernel.as_kernel().params();
         let is_scale =
             |at: usize| matches!(params.get(at), Some(param) if SCALES.contains(&param.name));

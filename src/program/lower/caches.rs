@@ -87,7 +87,6 @@ impl Lowering<'_> {
         added.find(is_own).copied()
     }
 
-    /// Returns the tensor of a cache.
     pub(super) fn cache_tensor(&mut self, id: NodeId) -> TensorIndex {
         let node = self.graph.node(id);
         let is_own = |c: &Cache| matches!(&node.op, Op::Cache { name, .. } if *name == c.name);

@@ -1,4 +1,5 @@
-//! Chains of nodes whose kernels depend on the number of rows, and the launches that compute them.
+//! Chains and the launches that compute them. A chain is a series of nodes in which each node reads the value of the previous one. `select`
+//! decides which nodes of a chain share a launch, depending on the number of rows.
 
 use std::collections::HashMap;
 
@@ -179,8 +180,7 @@ impl Chains {
     }
 }
 
-/// Returns the site of a node; `None` unless the node is a linear layer, a gate, a conversion to E4M3, LayerNorm, RMSNorm of whole rows, or
-/// the sum of a residual and an RMSNorm that only the sum reads.
+/// Returns the [`Site`] of a node, which describes the node to `select`. Returns `None` if the node's operator cannot be in a chain.
 fn site(graph: &Graph, id: NodeId, dtype: DType) -> Result<Option<Site>, String> {
     let first_width = || width(graph.shape(graph.operands(id)[0]));
     Ok(match *graph.op(id) {
@@ -244,7 +244,8 @@ fn written(kernel: &KernelSpec) -> Vec<&'static str> {
     written.map(|param| param.name).collect()
 }
 
-/// Returns the name of the residual of a sum whose other operand is RMSNorm of whole rows that only the sum reads; `None` for other sums.
+/// Returns the name of the residual operand if `sum` adds a residual to an RMSNorm of whole rows that only `sum` reads. Returns `None` for
+/// other sums.
 fn residual_of_norm(graph: &Graph, sum: NodeId) -> Option<&'static str> {
     let is_norm = |slot| {
         graph.operand(sum, slot).is_some_and(|id| {
@@ -267,7 +268,7 @@ fn residual_of_norm(graph: &Graph, sum: NodeId) -> Option<&'static str> {
     }
 }
 
-/// Returns the operand through which a node continues a chain: the value of the preceding site must be this operand.
+/// Returns the operand that must be the value of the preceding node if `id` continues a chain.
 fn first_operand(graph: &Graph, id: NodeId, site: &Site) -> Option<NodeId> {
     match site {
         Site::NormSum { residual: "a", .. } => graph.operand(id, "b"),
@@ -275,9 +276,8 @@ fn first_operand(graph: &Graph, id: NodeId, site: &Site) -> Option<NodeId> {
     }
 }
 
-/// Returns `before` if `id` can follow it in a chain. `id` must be the first reader of the value of `before`, and read the value only once.
-/// The rows of both nodes must be the tokens of the batch. A later reader could not be fused, because the first reader needs the value
-/// earlier.
+/// Returns `before` if `id` can follow it in a chain: `id` must be the first reader of the value of `before` and read it only once, and the
+/// rows of both nodes must be the tokens of the batch. A later reader could not be fused, because the first reader needs the value earlier.
 fn feeder(
     graph: &Graph,
     id: NodeId,

@@ -165,8 +165,7 @@ impl Lowering<'_> {
                 out: *out,
                 dtype,
             })),
-            // The kernel in the next arm computes one row per token for `AfterPrompt`, by treating each token as a sequence. Only pooling
-            // ignores the unused rows at the end.
+            // For `AfterPrompt`, the kernel in the next arm leaves unused rows at the end. Only pooling ignores them.
             Op::AfterPrompt if !self.is_only_pooled(id) => {
                 Err("only pooling reads the rows after a prompt".to_owned())
             }

@@ -19,7 +19,7 @@ use crate::{
 /// The launches of a graph that compute several nodes each.
 #[derive(Default)]
 pub(super) struct Prepared {
-    /// Launches with their rules, keyed by the node that comes last in lowering order. All operands exist when this node is lowered.
+    /// Launches with their rules. The key is the launch's last node in lowering order, because only then do all operands exist.
     launches: HashMap<NodeId, (RuleName, Preparation)>,
     nodes: HashSet<NodeId>,
     /// Rules that do not apply to an attention node although their pattern was found.
@@ -78,8 +78,8 @@ impl Prepared {
         self.launches.get(&id).map(|(_, launch)| launch)
     }
 
-    /// Returns the site of the launch whose last node is `id`, and the node of the rows that it reads. A launch that only appends rows to a
-    /// cache is not a site, because no other kernel can do this.
+    /// Returns the [`Site`] of the launch whose last node is `id`, and the node whose rows the launch reads. Returns `None` for a launch
+    /// that only appends rows to a cache, because there is no other kernel for it.
     pub(super) fn site(&self, id: NodeId) -> Option<(Site, NodeId)> {
         let launch = self.launch(id)?;
         let KernelSpec::PrepareAttention(kernel) = &launch.kernel else {
@@ -155,8 +155,8 @@ impl Lowering<'_> {
         self.tensor_of.insert(id, tensor);
     }
 
-    /// Returns the nodes of the two values of the launch whose last node is `id`. Returns `id` twice if there is no such launch, or if the
-    /// launch has no queries.
+    /// Returns the nodes of the queries and of the keys of the launch whose last node is `id`. Returns `id` twice if there is no such
+    /// launch, or if the launch has no queries.
     pub(super) fn value_nodes(&self, id: NodeId) -> [NodeId; 2] {
         let launch = self.prepared.launch(id);
         launch.and_then(Preparation::values).unwrap_or([id; 2])

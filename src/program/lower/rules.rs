@@ -1,5 +1,5 @@
-//! Rules that compute several nodes of the graph in one launch, with one file for each. The chains of `select` are formed afterwards. Their
-//! rules are in `select/implementations`.
+//! Rules that compute several nodes of the graph in one launch, one file per rule. They apply before `select` forms chains. The rules for
+//! chains are in `select/implementations`.
 
 mod append_in_step;
 mod append_pair;
@@ -26,7 +26,6 @@ pub(super) const BEFORE_ATTENTION: [(RuleName, Find); 2] = [
     (prepare_attention::NAME, prepare_attention::find),
 ];
 
-/// Quotes the name of a node, for error messages.
 fn quoted(graph: &Graph, id: NodeId) -> String {
     format!("`{}`", graph.node(id).name)
 }
@@ -68,7 +67,7 @@ impl Preparation {
             .map(|&(_, node)| node)
     }
 
-    /// Returns the nodes of the launch's two values; `None` if there are no queries.
+    /// Returns the nodes of the queries and of the keys; `None` if the launch has no queries.
     pub fn values(&self) -> Option<[NodeId; 2]> {
         match self.writes {
             Writes::Rows(rows) => Some(rows),

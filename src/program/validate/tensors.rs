@@ -7,8 +7,8 @@ use crate::{
     tensor::{Shape, Size, Symbol},
 };
 
-/// Max number of dimensions of a tensor, of terms of a size, and of factors of a term. Lowered programs have up to three, two and two.
-/// Multiplying sizes takes time that grows with powers of these numbers.
+/// Max number of dimensions of a tensor, of terms of a size, and of factors of a term. Lowered programs have at most three. The limit
+/// bounds the time that multiplying sizes takes.
 const MAX_PARTS: usize = 4;
 
 pub(super) fn check_shape(shape: &Shape) -> Result<(), String> {
@@ -127,7 +127,6 @@ pub(super) fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
     }
 }
 
-/// Returns the dimensions of stacked weights.
 fn stacked_dims(parts: &[WeightExpr]) -> Result<Vec<u64>, String> {
     let mut stacked: Option<Vec<u64>> = None;
     for part in parts {

@@ -280,7 +280,6 @@ impl CacheMemory {
     }
 }
 
-/// Allocates `n` elements.
 fn allocated<T: Clone>(n: u64, zero: T) -> Result<Vec<T>, CpuError> {
     let bytes = n.saturating_mul(size_of::<T>() as u64);
     let error = || CpuError::CacheMemory { bytes };

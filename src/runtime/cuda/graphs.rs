@@ -87,9 +87,9 @@ impl Graphs {
         Ok(false)
     }
 
-    /// Returns whether to capture a graph for a run that had no graph. A graph of an exact shape is captured at the second occurrence. A
-    /// bucket is likely to recur, so its graph is captured at the first occurrence, unless this would evict another graph. A capture takes
-    /// as much host time as launching one or two runs.
+    /// Returns whether to capture a graph for a run that had no graph. The graph of an exact shape is captured at its second occurrence,
+    /// because a capture takes as much host time as launching one or two runs. A bucket is likely to recur, so its graph is captured at the
+    /// first occurrence, unless this would evict another graph.
     pub(super) fn is_due(&mut self, key: &Key, site: &GraphBinding, is_bucket: bool) -> bool {
         let again = self.seen.get(key).is_some_and(|at| at == site);
         let due = again || (is_bucket && self.kept.len() < KEPT.get());

@@ -139,7 +139,6 @@ impl Pinned {
         })
     }
 
-    /// Returns the address on the device.
     pub(super) fn device_address(&self) -> Result<sys::CUdeviceptr, CudaError> {
         let mut address = 0;
         // SAFETY: the memory was allocated as mapped memory, and the call writes the address.

@@ -566,7 +566,7 @@ fn upload(
     let bounds = Scales::bounds(wanted.iter().filter_map(expr));
     let is_scale = |wanted: &(usize, u64)| expr(wanted).and_then(WeightExpr::bound).is_some();
     let (last, first): (Vec<_>, Vec<_>) = wanted.iter().copied().partition(is_scale);
-    // The bounds come first, because most of them are computed from a whole matrix.
+    // The bounds come first, because they take longest: most of them are computed from a whole matrix.
     let n_tasks = bounds.len() + first.len();
     let next = AtomicUsize::new(0);
     let task = |task: usize| match bounds.get(task) {

@@ -42,8 +42,8 @@ use crate::{
 /// Maximum number of batches in flight: one running and one queued on the stream.
 const IN_FLIGHT: usize = 2;
 
-/// Maximum total size in bytes of a run's outputs for which a kernel copies each output to the host. For small outputs, a kernel delays the
-/// kernels before and after it less than a copy engine does. For larger outputs, a copy engine is faster.
+/// Max total size in bytes of a run's outputs that a kernel copies to the host. A copy engine copies larger outputs faster, but delays the
+/// kernels before and after it more.
 const FEW_BYTES: u64 = 256 << 10;
 
 /// Resources of one caller that runs a [`CudaModel`]: a stream, memory for activations and batch data, and CUDA graphs.

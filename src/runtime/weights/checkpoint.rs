@@ -417,8 +417,8 @@ impl WeightSource for Checkpoint {
     }
 
     fn read_to_transpose(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError> {
-        // A quantized matrix is always in the order of a linear layer. If a layout had another order, the shape of a square matrix would
-        // not reveal it.
+        // A quantized matrix is always stored as `[outputs, inputs]`, so a description with the transposed layout is wrong. The shape of a
+        // square matrix would not reveal the mistake.
         match self.checked(name, dims)? {
             (tensor, Entry::Quantized(..)) => {
                 let file = self.main.clone();

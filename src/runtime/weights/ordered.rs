@@ -3,10 +3,10 @@
 
 use super::{CheckpointError, WeightSource};
 
-/// Returns the order of the columns of a matrix.
+/// Returns the columns of a quantized matrix in the order of their groups.
 ///
 /// # Errors
-/// Returns the errors of [`WeightSource::ordered`], and an error if the matrix has no order.
+/// Returns the errors of [`WeightSource::ordered`], and an error if it returns `None`.
 pub(super) fn order(
     source: &dyn WeightSource,
     name: &str,

@@ -120,8 +120,7 @@ fn codes(
     }
 }
 
-/// Returns the kernel format that holds the values and scales of a published matrix with `columns` columns without rounding; `None` if
-/// there is no such format.
+/// Returns the kernel format that represents a published matrix of `columns` columns exactly; `None` if there is no such format.
 pub(super) fn format_of(runs: Runs, columns: u64) -> Option<Scaled> {
     let is_row = runs.columns == columns;
     let holds = |width: &u32| is_row || runs.columns.is_multiple_of(u64::from(*width));
@@ -146,8 +145,7 @@ pub(super) fn format_of(runs: Runs, columns: u64) -> Option<Scaled> {
     })
 }
 
-/// Returns the kernel format that holds the values and scales of a matrix in a GGUF file without rounding; `None` if there is no such
-/// format.
+/// Returns the kernel format that represents a matrix of a GGUF file exactly; `None` if there is no such format.
 pub(super) fn of_gguf(weight: &Weight) -> Option<Scaled> {
     let values = match weight.integers()? {
         Integers::Int4 => Values::Int4,

@@ -200,8 +200,7 @@ impl Shard {
         read_at(&file, &mut header, 0).map_err(io)?;
         let file = Arc::new(file);
         let metadata: Metadata = serde_json::from_slice(&header[N_LENGTH as usize..])
-            // Report the error of the safetensors crate, which is more precise. If the crate accepts the header, it reports the missing
-            // data instead, because the data is not passed here.
+            // If the safetensors crate also rejects the header, its error is more precise.
             .map_err(|error| match SafeTensors::read_metadata(&header) {
                 Err(problem) => broken(problem),
                 Ok(_) => broken(error.into()),

@@ -92,7 +92,7 @@ impl LateScore {
 /// Settings of a late-interaction model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LateInteraction {
-    /// Token that is inserted after the first token of a query and of a document; empty for none.
+    /// Tokens that are inserted after the first token of a query and of a document; empty for none.
     pub(in crate::text) prefixes: [String; 2],
     /// Max number of tokens of a query and of a document, prefix and special tokens included.
     pub(in crate::text) lengths: [usize; 2],

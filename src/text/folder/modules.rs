@@ -55,7 +55,6 @@ pub(super) struct Entry {
     pub(super) class: String,
 }
 
-/// Returns the entries of `modules.json`.
 pub(super) fn entries(json: &Json) -> Result<Vec<Entry>, TextError> {
     let list = json.value.as_array();
     let list = list.ok_or_else(|| json.problem("expected a list of modules"))?;

@@ -1,5 +1,5 @@
 //! Folders of `MultiVectorEncoder` of sentence-transformers 6: late interaction whose settings are in the transformer's file and in the
-//! module `MultiVectorMask`. Prefixes are prompts.
+//! module `MultiVectorMask`. Prefixes of texts are stored as prompts.
 
 use serde_json::Value;
 

@@ -109,8 +109,8 @@ pub(super) struct Transformer {
 }
 
 impl Transformer {
-    /// Reads the file. Its settings of late interaction are refused unless `is_multi_vector`, in which case the module `multi_vector` reads
-    /// them.
+    /// Reads the file. If `is_multi_vector`, its settings of late interaction are left to the module `multi_vector`. Otherwise, they are
+    /// refused.
     pub(super) fn read(json: &Json, is_multi_vector: bool) -> Result<Self, TextError> {
         json.check_keys(&KEYS)?;
         let late = LATE_KEYS.into_iter().filter(|_| !is_multi_vector);
@@ -170,7 +170,7 @@ fn one_of(json: &Json, key: &str, known: &[&str]) -> Result<(), TextError> {
     }
 }
 
-/// Returns an object and its name; newer versions of sentence-transformers use the second name.
+/// Returns the object under one of two names, and the name found. Newer versions of sentence-transformers use the second name.
 fn either<'n>(
     json: &Json,
     [old, new]: [&'n str; 2],

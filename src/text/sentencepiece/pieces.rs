@@ -409,7 +409,7 @@ impl Model {
     fn join(&self, text: &str) -> Vec<usize> {
         let mut line = Line::new(self, text);
         let mut pairs = BinaryHeap::new();
-        // Length of the left part of each unused piece that was merged, by the text of the piece.
+        // Length of the left part of each merged piece of the kind `Unused`, by the text of the piece. These merges are reversed below.
         let mut made: HashMap<&str, usize> = HashMap::new();
         for right in 1..line.parts.len() {
             line.pair(right - 1, right, &mut pairs, &mut made);

@@ -35,7 +35,7 @@ pub(crate) enum Builder {
 }
 
 impl Kind {
-    /// Returns the type that holds all values exactly. It is JSON text if there are no values or no other type fits.
+    /// Returns the type that holds all values exactly: JSON text if there are no values, or if no other type fits.
     pub fn of<'v>(values: impl Iterator<Item = &'v str> + Clone) -> Self {
         let mut present = values.filter(|raw| *raw != "null").peekable();
         if present.peek().is_none() {

@@ -39,7 +39,6 @@ const MAX_DECODED: u64 = 1024;
 pub(super) struct Parquet {
     path: PathBuf,
     limits: Limits,
-    /// The columns of texts.
     texts: Vec<Texts>,
     columns: Option<Columns>,
     fields: Fields,
@@ -229,7 +228,6 @@ impl Parquet {
 }
 
 impl Texts {
-    /// Skips rows from the start.
     fn skip(&mut self, rows: u64) -> Result<(), String> {
         let mut rows = rows;
         while rows > 0 && self.open()? {

@@ -38,7 +38,6 @@ pub(super) fn signs(vector: &[f32]) -> impl Iterator<Item = u8> {
     vector.chunks(8).map(byte)
 }
 
-/// Returns the type of a stored value.
 fn value_type(vectors: Vectors) -> DataType {
     match vectors {
         Vectors::F32 => DataType::Float32,
@@ -53,7 +52,6 @@ fn element(data: DataType) -> Arc<Field> {
     Arc::new(Field::new("element", data, false))
 }
 
-/// Returns the type of a stored vector.
 fn vector_type(width: usize, vectors: Vectors) -> DataType {
     DataType::FixedSizeList(element(value_type(vectors)), vectors.stored(width) as i32)
 }
@@ -168,7 +166,6 @@ fn scalars<'v>(kind: &Kind, all: impl Iterator<Item = &'v Value>) -> ArrayRef {
     }
 }
 
-/// Returns the records of a value.
 fn records(value: &Value) -> &[Vec<Value>] {
     match value {
         Value::Records(records) => records,

@@ -1,7 +1,7 @@
 //! Parquet files. Each window is a row group, and the footer lists all row groups.
 //!
 //! A window is encoded as a separate Parquet file. Its row group is appended to the output, and its footer is stored in the journal. At the
-//! end, a footer with all row groups is written, in which their positions are adjusted.
+//! end, a footer with all row groups and their positions in the output is written.
 
 use std::sync::Arc;
 
@@ -75,8 +75,8 @@ impl Encoder {
         }
     }
 
-    /// Returns a Parquet file that contains `table`. Without a table, returns an empty file with the Arrow schema, from whose footer that
-    /// of the output is made.
+    /// Returns a Parquet file that contains `table`. Without a table, returns an empty file, whose footer with the Arrow schema is the
+    /// basis of the output's footer.
     fn file(&self, table: Option<&RecordBatch>) -> Result<Vec<u8>, String> {
         let options = ArrowWriterOptions::new()
             .with_properties(self.properties.clone())

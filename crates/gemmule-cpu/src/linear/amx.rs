@@ -1,5 +1,5 @@
-//! Products of groups by AMX (Intel's SDM, volume 1, chapter 18). A tile register holds 16 rows of 64 bytes. One tile of activations is
-//! multiplied by three tiles of a panel. Panels are stored in the layout that AMX expects: groups of adjacent elements along k.
+//! Products by AMX (Intel's SDM, volume 1, chapter 18). A tile register holds 16 rows of 64 bytes. One tile of activations is multiplied by
+//! three tiles of a panel. Panels are stored as AMX expects them, in groups of adjacent elements along k.
 
 use std::{arch::asm, sync::LazyLock};
 

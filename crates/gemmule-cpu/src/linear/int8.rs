@@ -26,7 +26,7 @@ use crate::simd;
 const COLS: usize = 96;
 /// Number of rows of a block with `rten-gemm`. The block's 32-bit sums stay in cache until they are scaled.
 const ROWS: usize = 64;
-/// Rows and columns of a block if the products are computed in quads.
+/// Rows and columns of a block for instructions that multiply quads (four 8-bit integers).
 #[cfg(target_arch = "x86_64")]
 const QUADS: [usize; 2] = [256, 48];
 /// Offset that makes activations unsigned, because the instructions multiply unsigned by signed integers.

@@ -14,7 +14,7 @@ use crate::{
 
 /// Number of columns of a block, a multiple of the panel width on every instruction set.
 const COLS: usize = 48;
-/// Number of rows of a block. The data that the rows need for a part of a panel, and for the epilogue, stays in cache.
+/// Number of rows of a block. The inputs and the sums of a block stay in cache.
 const ROWS: usize = 256;
 /// Maximum length of a part of k. All rows of a block are multiplied by one part of a panel before the next, so a part stays in the L2
 /// cache.
@@ -22,8 +22,7 @@ const DEPTH: usize = 1024;
 /// Like [`DEPTH`], for fewer than [`FEW`] tiles of rows. These values and [`MANY`] were measured on a Xeon (docs/history, entry 58).
 const SHORT: usize = 192;
 const FEW: usize = 4;
-/// Minimum number of tiles of rows for which nothing is prefetched. Prefetching did not make larger blocks faster, because only one of
-/// their tiles waits for memory.
+/// From this number of tiles of rows on, a panel prefetches nothing, because only one of its tiles waits for memory.
 const MANY: usize = 32;
 
 /// A weight `[n, k]` as consecutive panels `[k, columns]`. The last panel is padded with zeros.
@@ -168,8 +167,8 @@ impl Tiles<'_> {
         }
     }
 
-    /// Multiplies many rows. The parts of a panel are long. With fewer than [`MANY`] tiles of rows, they prefetch the next panel. For many
-    /// rows, this function is 5 to 8 % faster than a single function for few and many rows was.
+    /// Multiplies many rows. The parts of a panel are long. With fewer than [`MANY`] tiles of rows, they prefetch the next panel. Merged
+    /// with [`few`](Self::few), this function would be slower for many rows.
     #[inline(always)]
     fn many<S: Simd, const M: usize, const N: usize>(&self, simd: S, tiles: usize) {
         let (k, cols) = (self.layer.k, N * S::F32_LANES);

@@ -106,7 +106,8 @@ impl Weight {
     pub const RUN: u64 = 32;
 }
 
-/// Type of the integers of a matrix. Each run of [`Weight::RUN`] elements has a scale in f16. A code is an unsigned byte.
+/// Type of the integers of a matrix. [`Folder::read_integers`] returns them as unsigned bytes (codes). Each run of [`Weight::RUN`] elements
+/// has a scale in f16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Integers {
     /// The integer is a code from 0 to 15, minus 8.

@@ -14,8 +14,8 @@ pub(in crate::program::lower) const APPEND_IN_STEP: RuleName = (
 );
 
 /// Kernels of an attention whose decode kernel also appends each sequence's new token to the cache. `steps` are the decode kernels, for
-/// batches with one token per sequence. `pieces` are the attention kernels for batches with longer sequences, whose rows a separate launch
-/// appends.
+/// batches with one token per sequence. `pieces` are the attention kernels for batches in which a sequence has several tokens, whose rows a
+/// separate launch appends.
 pub(in crate::program::lower) struct Appending {
     pub steps: Dispatch<KernelSpec>,
     pub pieces: Dispatch<KernelSpec>,
@@ -24,8 +24,8 @@ pub(in crate::program::lower) struct Appending {
     pub operands: Vec<TensorIndex>,
 }
 
-/// Returns the kernels, without operands, of an attention that appends the rows of `launch` itself. `plain` is the plain kernel of the
-/// attention; `None` if attention to the cache is not supported.
+/// Returns the kernels, without operands, of an attention that appends the rows of `launch` itself. `plain` is the attention kernel that
+/// appends nothing; `None` if attention to the cache is not supported.
 pub(in crate::program::lower) fn append_in_step(
     launch: &Preparation,
     plain: Option<MhaCached>,

@@ -83,8 +83,8 @@ pub(super) fn find(
     Ok(launch)
 }
 
-/// Returns whether the launch and the attention, which reads its values from the same rows, are the only readers of the rows, and read
-/// separate columns.
+/// Returns whether only the launch and the attention read the rows `x`, each its own columns. The attention reads its values from these
+/// rows.
 fn is_alone(
     graph: &Graph,
     kernel: &PrepareAttention,
@@ -126,7 +126,7 @@ pub(super) struct Heads<'a> {
 }
 
 impl<'a> Heads<'a> {
-    /// Follows a value of `heads` heads of `head` columns back through an optional rotation and an optional norm.
+    /// Follows a value with `heads` heads of `head` columns each back to its projection, through an optional rotation and an optional norm.
     pub fn of(graph: &'a Graph, value: NodeId, heads: u32, head: u32) -> Result<Self, Unfit> {
         let mut of = Self {
             x: value,

@@ -250,7 +250,7 @@ impl<'r, 'w> Args<'r, 'w> {
         Ok(())
     }
 
-    /// Returns the layout of the heads in a tensor. If it has a row for each token, returns an error if the heads exceed a row.
+    /// Returns the layout of the heads in a tensor, or an error if they exceed a row of a token-major tensor.
     pub fn heads(
         &self,
         what: &'static str,

@@ -254,7 +254,7 @@ impl Room {
 /// Keys of a sequence in the cache.
 struct Keys<'a> {
     slots: &'a [i32],
-    /// Number of keys before the sequence's tokens in the batch. It has no meaning for the keys of a source text.
+    /// Number of keys before the sequence's tokens in the batch. Unused for the keys of a source text.
     before: usize,
 }
 

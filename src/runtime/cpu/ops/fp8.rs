@@ -102,7 +102,7 @@ impl CpuForm for GateToE4m3 {
     }
 }
 
-/// Returns the tensors that a kernel reads, without the scale of its result, and this scale.
+/// Splits off the scale of the result, which is the last tensor that the kernel reads. Returns the other tensors and the scale.
 fn split_scale<'r>(call: &Call<'r, '_, '_>) -> Result<(&'r [Read<'r>], f32), OpError> {
     let (reads, scale) = call.reads.split_at(call.reads.len().saturating_sub(1));
     let scale = Args::new(call.op, call.extents, scale, &mut []).real("out_scale", &[1])?[0];

@@ -322,9 +322,9 @@ pub fn run_appending(
     }
 }
 
-/// Runs a kernel like [`run`], but for an invariant program. Attention to a cache then processes queries one by one, because the other
-/// sequences of a batch affect the number of queries that a sequence has in the batch. All other kernels compute a row in an order that
-/// depends only on the row's sequence.
+/// Runs a kernel like [`run`], but for an invariant program. Attention to a cache then processes queries one by one, because the number of
+/// queries that a sequence has in a batch depends on the other sequences. All other kernels compute a row in an order that depends only on
+/// the row's sequence.
 ///
 /// # Errors
 ///

@@ -23,7 +23,7 @@ pub(super) struct Launcher {
     pub(super) stream: Arc<CudaStream>,
     /// Whether kernels of the program, except the first, may start before the previous kernel ends.
     pub(super) start: Start,
-    /// Whether an earlier step computes the weight of a step ([`Program::computes_weight_of`]), by step.
+    /// For each step, whether an earlier step computes its weight ([`Program::computes_weight_of`]).
     computes_weight: Vec<bool>,
 }
 
@@ -63,10 +63,9 @@ impl Launcher {
         }
     }
 
-    /// Launches, in order, the steps among the first `n_steps` whose kernel satisfies `wanted`. Kernels read batch data before
-    /// `griddepcontrol.wait`. The first kernel is therefore launched with [`Start::Plain`], so that the batch data are complete
-    /// when any later kernel starts. Kernels also load weights before the wait, so a kernel whose weight an earlier step computes is
-    /// also launched with [`Start::Plain`].
+    /// Launches, in order, the steps among the first `n_steps` whose kernel satisfies `wanted`. Before `griddepcontrol.wait`, kernels read
+    /// batch data and load weights. Two kinds of kernels are therefore launched with [`Start::Plain`]: the first kernel, which waits for
+    /// the batch data, and kernels whose weight an earlier step computes.
     pub(super) fn steps(
         &self,
         bound: &Bound,

@@ -49,8 +49,7 @@ pub(super) struct BatchData {
     pub(super) source_starts: u64,
     pub(super) source_lens: u64,
     pub(super) seeds: u64,
-    /// If the program reads the id before each token: the id that counts as the one before a sequence's first token, and the address of the
-    /// array of preceding ids.
+    /// Id before a sequence's first token, and address of the array of preceding ids, if the program reads the id before each token.
     pub(super) previous_ids: Option<(u32, u64)>,
     /// Addresses of the indices of pooled tokens and of their range for each sequence, if the program reads them.
     pub(super) pooled: Option<[u64; 2]>,
@@ -64,7 +63,7 @@ pub(super) struct BatchData {
 /// Data of a batch that only some programs read. The kernels that pack a padded batch on the device do not compute this data.
 #[derive(Clone, Copy)]
 pub(super) struct Extra {
-    /// Id that counts as the one before a sequence's first token; `None` if the program does not read preceding ids.
+    /// Id before a sequence's first token; `None` if the program does not read preceding ids.
     first: Option<u32>,
     /// Whether pooling leaves out prompts.
     pools: bool,

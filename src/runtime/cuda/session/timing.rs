@@ -129,10 +129,10 @@ impl CudaSession {
         gaps.collect()
     }
 
-    /// Times parts of a run. Each part is a CUDA graph of its launches, in order, on the memory of the run. Before every replay, the whole
-    /// run is executed untimed. This run provides the input values of the part, and leaves L2 in the state after a run. Runs `warm_up`
-    /// additional replays of each part and discards them. A part without launches takes no time. If the batch continues cached sequences,
-    /// each run writes the same positions of `cache`.
+    /// Times parts of a run. Each part is a CUDA graph of its launches on the memory of the run. Before every replay of a part, the whole
+    /// run is executed untimed, to provide the part's inputs and the usual contents of L2. The first `warm_up` replays of a part are
+    /// discarded. A part without launches takes no time. If the batch continues cached sequences, each run writes the same positions of
+    /// `cache`.
     pub fn time_parts(
         &mut self,
         batch: &Batch,

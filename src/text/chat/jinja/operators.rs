@@ -181,8 +181,8 @@ fn whole(operator: Operator, a: i128, b: i128) -> Result<Value> {
         Operator::Multiply => a.checked_mul(b),
         Operator::Divide => return Ok(Value::Float(a as f64 / b as f64)),
         Operator::FloorDivide => a.checked_div_euclid(b).and_then(|quotient| {
-            // The Euclidean remainder is never negative. For a negative divisor, the floored quotient is therefore lower by 1, unless the
-            // division is exact.
+            // The Euclidean remainder is never negative. For a negative divisor, the floored quotient is therefore the Euclidean quotient
+            // minus 1, unless the division is exact.
             let is_exact = a.checked_rem_euclid(b)? == 0;
             if b < 0 && !is_exact {
                 quotient.checked_sub(1)

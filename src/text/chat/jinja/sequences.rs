@@ -438,7 +438,7 @@ pub fn any_equals(all: &[Value], value: &Value, meter: &Rc<Meter>) -> Result<boo
     Ok(false)
 }
 
-/// Parses the paths of an `attribute` argument such as `function.name`; several separated by commas if `is_multiple`.
+/// Parses the paths of an `attribute` argument, such as `function.name`. If `is_multiple`, commas separate several paths.
 fn paths(attribute: Option<Value>, is_multiple: bool, meter: &Rc<Meter>) -> Result<Vec<Path>> {
     let text = match attribute {
         None | Some(Value::None) => return Ok(Vec::new()),

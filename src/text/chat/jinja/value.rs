@@ -90,8 +90,9 @@ pub struct LoopState {
     pub items: Rc<Seq>,
     pub index: Cell<usize>,
     pub depth: usize,
-    /// Index of the loop in the interpreter, and an id that distinguishes it from earlier loops with that index.
+    /// Index of the loop in the interpreter.
     pub place: usize,
+    /// Distinguishes the loop from earlier loops with the index `place`.
     pub id: u64,
     pub _charge: Charge,
 }

@@ -1,5 +1,5 @@
 //! Edits of a loop's rows between two steps. The host writes values and their target positions, and one kernel scatters the values into the
-//! table. Copying each piece of a row separately took longer than the step that waits for the edit (`docs/history/decoding.md`, entry 60).
+//! table. Separate copies of the pieces of a row would take longer than a step.
 
 use super::{
     DecodeLoop, Launcher,
