@@ -691,7 +691,7 @@ def st_electra(folder):
 
 
 def st_mpnet(folder):
-    """As all-mpnet-base-v2 is published."""
+    """A folder like the published all-mpnet-base-v2."""
     tok = mpnet_tokenizer()
     config = tf.MPNetConfig(**sizes(tok, max_position_embeddings=POSITIONS + 2, pad_token_id=1, bos_token_id=0, eos_token_id=2))
     sentence(folder, tok, tf.MPNetModel(config), Pooling(HIDDEN, "mean"), Normalize())
@@ -947,7 +947,7 @@ def multi_vector_modules(temporary, folder, width, **settings):
 
 
 def late_multi(folder):
-    """As ColBERT: queries are padded to a fixed length, and nothing attends to the padding."""
+    """A folder like ColBERT: queries are padded to a fixed length, and nothing attends to the padding."""
     with tempfile.TemporaryDirectory() as temporary:
         settings = dict(query_expansion={"strategy": "fixed", "attend": False, "length": 20}, document_length=30)
         modules = multi_vector_modules(temporary, folder, 16, **settings)

@@ -181,7 +181,7 @@ def late_plain(folder):
 
 
 def late_stanford(folder):
-    """As ColBERTv2 is published."""
+    """A folder like the published ColBERTv2."""
     tok = bert_tokenizer("[unused0]", "[unused1]")
     model = draw(tf.BertModel(tf.BertConfig(**sizes(tok)), add_pooling_layer=False), "late-stanford")
     model.save_pretrained(folder)

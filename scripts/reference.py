@@ -1156,7 +1156,7 @@ if __name__ == "__main__":
             more=dict(do_layer_norm_before=False, word_embed_proj_dim=40))
     decoder(a.out, "cohere_head24", "cohere", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2,
             more=dict(attention_bias=True, logit_scale=0.5))
-    # Command R+. 2-D weights have a mean of 0, and each norm has rows of its own.
+    # Command R+, whose norms of heads have a row of weights for each head. The mean of these weights is 0, as of all matrices.
     decoder(a.out, "cohere_norms", "cohere", ["tiny", "mixed"], hidden=60, heads=6, kv_heads=2, head=20, inner=100, layers=2,
             more=dict(use_qk_norm=True))
     decoder(a.out, "gptj_head24", "gptj", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2, more=dict(rotary_dim=10))

@@ -123,7 +123,7 @@ fn others(args: &Args, described: &Description, compiled: &Compiled) -> Result<S
     Ok(lines)
 }
 
-/// Returns whether an output cannot be computed because of config.json.
+/// Returns whether config.json is the reason for an error: it is for another task, or it lacks a value that the output requires.
 fn is_of_config(error: &EngineError) -> bool {
     match error {
         EngineError::OtherTask { .. } => true,

@@ -149,8 +149,13 @@ impl Args {
         }
     }
 
-    /// Returns the targets to include code for: the requested targets, or else the target of the card that is named or that the timings are
-    /// from, or else [`DEFAULT_TARGETS`]. If kernels are timed on a device, the only possible target is that of the device.
+    /// Returns the targets to include code for. If kernels are timed on a device, this is the device's target. Otherwise, the first of
+    /// these that is given determines the targets:
+    ///
+    /// - the requested targets,
+    /// - the card that is named,
+    /// - the card that the timings are from,
+    /// - [`DEFAULT_TARGETS`].
     fn targets(
         &self,
         device: Option<&Device>,

@@ -319,7 +319,6 @@ pub fn print(text: &str) -> Result<(), Report> {
     print_raw(&shown::clean(text))
 }
 
-/// Prints a line of JSON.
 fn print_json(value: &serde_json::Value) -> Result<(), Report> {
     print_raw(&format!("{}\n", shown::clean_json(&value.to_string())))
 }

@@ -80,8 +80,8 @@ pub(super) struct Card {
 }
 
 impl Card {
-    /// Returns the card of the timings, if --card is not given and no target differs from the target of that card. Otherwise, does the same
-    /// as [`machine`](Self::machine).
+    /// Returns the card that the timings are from. Does the same as [`machine`](Self::machine) if --card is given, if the card of the
+    /// timings is not described, or if one of `targets` is not its target.
     pub(super) fn machine_of(
         &self,
         targets: &[Target],
@@ -98,8 +98,8 @@ impl Card {
         self.machine(targets)
     }
 
-    /// Returns the card that --card names. Without --card, returns the card that represents the only target. Returns the default card if
-    /// there is not exactly one target, or if no card represents it.
+    /// Returns the card that --card names. Without --card, returns the card that represents the target, if there is exactly one target and
+    /// a card represents it. In all other cases, returns the default card.
     pub(super) fn machine(&self, targets: &[Target]) -> Result<Machine, EngineError> {
         let runs_on = |machine: &Machine, target: Target| {
             let (major, minor) = machine.capability;

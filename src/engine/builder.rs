@@ -53,8 +53,8 @@ struct Facts {
     own: BTreeSet<String>,
     /// Formats of tensors that keep their published quantized values, by tensor name.
     published: BTreeMap<String, Format>,
-    /// Formats of tensors with `desc_act`, by tensor name. These tensors keep their published values if their inputs can be computed in the
-    /// order of the quantization groups.
+    /// Formats of tensors with GPTQ's `desc_act` (columns sorted by quantization group), by tensor name. These tensors keep their published
+    /// values if their inputs can be computed in the order of the quantization groups.
     ordered: BTreeMap<String, Format>,
     /// Whether the checkpoint quantizes only weights.
     keeps_inputs: bool,
@@ -164,9 +164,9 @@ impl Builder {
         self
     }
 
-    /// Sets the maximum number of tokens of a sequence, up to the number of positions of the model. If the model has rotary frequencies for
-    /// contexts that are longer than those it was trained with (`longrope`), a larger maximum than the original number of positions selects
-    /// these frequencies for all sequences. By default, sequences may have the original number of positions.
+    /// Sets the maximum number of tokens of a sequence, up to the number of positions of the model. For a model with separate rotary
+    /// frequencies for long contexts (`longrope`), the default is the original number of positions, and a larger maximum selects these
+    /// frequencies for all sequences.
     pub fn max_context(mut self, tokens: u32) -> Self {
         self.max_context = Some(tokens);
         self
@@ -214,8 +214,8 @@ impl Builder {
         self
     }
 
-    /// Sets the storage type of weights and activations. The default is f16 on CUDA and f32 on the CPU; on the CPU, bf16
-    /// stores the weights of linear layers in bf16, and computes in f32.
+    /// Sets the storage type of weights and activations. The default is f16 on CUDA and f32 on the CPU. On the CPU, bf16 rounds the
+    /// operands of linear layers to bf16; everything else is computed in f32.
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = Some(dtype);
         self
@@ -452,8 +452,8 @@ impl Builder {
         })
     }
 
-    /// Compiles the program, or reads it and its kernels from an artifact file. `is_last` states that `facts` are complete, so that the
-    /// program is tuned, if requested.
+    /// Compiles the program, or reads it and its kernels from an artifact file. `is_last` is whether `facts` are complete. Only then is the
+    /// program tuned, if requested.
     fn artifact(
         &self,
         device: &DeviceName,

@@ -35,8 +35,9 @@ pub struct CompileOptions {
     pub quantize: Option<Format>,
     /// Formats of the checkpoint tensors that keep their published quantized values, by tensor name. Ignored if `quantize` is set.
     pub published: BTreeMap<String, Format>,
-    /// Formats of the checkpoint tensors with `desc_act`, by tensor name. These tensors keep their published values if their inputs can be
-    /// computed in the order of the quantization groups. Ignored if `quantize` is set or if there are `intermediates`.
+    /// Formats of the checkpoint tensors with GPTQ's `desc_act` (columns sorted by quantization group), by tensor name. These tensors keep
+    /// their published values if their inputs can be computed in the order of the quantization groups. Ignored if `quantize` is set or if
+    /// there are `intermediates`.
     pub ordered: BTreeMap<String, Format>,
     /// Whether the checkpoint quantizes only weights. Linear layers whose weights keep their published values then read their inputs in 16
     /// bits. Ignored if `quantize` is set.

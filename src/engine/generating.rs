@@ -74,9 +74,9 @@ impl Engine {
             .cache_bytes_needed(prompts, options)?)
     }
 
-    /// Returns a KV cache size, in bytes, for prompts of these lengths, of which there may be more than run at once. The cache has room for
-    /// the longest of them, as many as the device or CPU runs concurrently, with two limits: on a device, half of the free memory; on a
-    /// CPU, 4 GiB if the options do not limit the new tokens. The size is never less than the longest prompt needs alone.
+    /// Returns a KV cache size, in bytes, for prompts of these lengths. Only as many of the longest prompts are counted as the device or
+    /// CPU runs concurrently. The size is at most half of the free memory on a device, and at most 4 GiB on a CPU if the options do not
+    /// limit the new tokens. It is never less than the longest prompt needs alone.
     ///
     /// # Errors
     /// Returns the errors of [`default_cache_bytes`](Self::default_cache_bytes).

@@ -73,7 +73,8 @@ impl Engine {
     /// must have the output `mlm_logits`.
     ///
     /// # Errors
-    /// Same as [`classify_tokens`](Self::classify_tokens). Also returns an error if a text has no mask.
+    /// Returns an error if the engine has no checkpoint folder or no output `mlm_logits`, if a text has no mask, if a target has no token,
+    /// if the tokenizer refuses a text, or if a batch fails.
     pub fn fill_masks<S: AsRef<str>>(
         &self,
         texts: &[S],
@@ -103,8 +104,8 @@ impl Engine {
     /// transformers.
     ///
     /// # Errors
-    /// Returns an error if the engine has no checkpoint folder or no output `sequence_logits`, if the model has no entailment label, if the
-    /// tokenizer refuses a text, or if a batch fails.
+    /// Returns an error if the engine has no checkpoint folder or no output `sequence_logits`, if the model has no entailment label, if
+    /// `labels` is empty, if the template does not contain `{}`, if the tokenizer refuses a text, or if a batch fails.
     pub fn classify_zero_shot<S: AsRef<str>>(
         &self,
         text: &str,

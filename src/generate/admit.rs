@@ -88,7 +88,7 @@ impl Generator {
             }
             _ => (None, prompt),
         };
-        // The blocks may have belonged to a cancelled request whose prompt is still being read on another stream. The new request therefore
+        // The blocks may have belonged to a canceled request whose prompt is still being read on another stream. The new request therefore
         // waits for the newest prefill run.
         let filled = self.fills.last();
         let row = Row::new(ticket, prompt, source, blocks, options, filled);

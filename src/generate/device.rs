@@ -31,7 +31,7 @@ pub(super) struct DeviceRows {
     rows: Vec<Option<Ticket>>,
     /// The requests of each step in flight, with their first rows.
     steps: VecDeque<Vec<(usize, Ticket)>>,
-    /// Rows of cancelled sequences that have not been reported to the device yet.
+    /// Rows of canceled sequences that have not been reported to the device yet.
     leaving: Vec<usize>,
     /// Whether to compact all sequences when no step is in flight, into a larger table if needed.
     must_compact: bool,
@@ -61,7 +61,7 @@ impl DeviceRows {
         self.decode.in_flight()
     }
 
-    /// Tells the device about cancelled sequences. This must be called before their blocks are reused. Work on other streams that reuses
+    /// Tells the device about canceled sequences. This must be called before their blocks are reused. Work on other streams that reuses
     /// these blocks must wait for the returned fence.
     pub(super) fn clear(&mut self) -> Result<Option<Fence>, CudaError> {
         if self.leaving.is_empty() {
@@ -217,8 +217,9 @@ impl DeviceRows {
         Ok(n)
     }
 
-    /// Enqueues the selection of the first new tokens of sequences whose logits are on the device. `which` lists the index of the sequence of
-    /// each row of `logits`. Sequences without a row in the loop are left out. Returns a fence after which the logits are no longer read.
+    /// Enqueues the selection of the first new tokens of sequences whose logits are on the device. `which` lists the index of the sequence
+    /// of each row of `logits`. Sequences without a row in the loop are left out. Returns a fence after which the logits are no longer
+    /// read.
     pub(super) fn choose(
         &mut self,
         sequences: &mut [Row],

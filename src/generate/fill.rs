@@ -51,8 +51,9 @@ impl Fills {
 }
 
 impl Generator {
-    /// Adds waiting prompts to the cache, except for the last token of each, with which decoding starts. Instead, adds whole prompts with
-    /// [`fill_and_choose`](Self::fill_and_choose) if no step is in flight, all of the prompts fit in this run, and none uses beam search.
+    /// Adds waiting prompts to the cache, except for the last token of each, with which decoding starts. If the device is idle and all
+    /// waiting prompts fit in one run, [`fill_and_choose`](Self::fill_and_choose) adds whole prompts instead, unless one of them uses beam
+    /// search.
     pub(super) fn fill_caches(&mut self) -> Result<(), GenerateError> {
         let awaits = |row: &Row| row.suits_device() && row.row.is_none() && row.open() > 1;
         let mut left = self.max_prompt_tokens;

@@ -225,7 +225,7 @@ impl Generator {
     /// discarded.
     ///
     /// # Errors
-    /// Returns an error if an entire step fails. All requests are then cancelled.
+    /// Returns an error if an entire step fails. All requests are then canceled.
     pub fn write_all(
         &mut self,
         requests: impl IntoIterator<Item = Request>,
@@ -343,7 +343,7 @@ impl Generator {
         let Some(device) = &mut self.device else {
             return Ok(());
         };
-        // Clear cancelled sequences first, because later work may reuse their blocks.
+        // Clear canceled sequences first, because later work may reuse their blocks.
         if let Some(cleared) = device.clear()? {
             self.executor.wait_behind(&cleared)?;
         }

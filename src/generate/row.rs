@@ -47,7 +47,7 @@ pub(super) struct Lane {
     pub(super) slots: Vec<u32>,
 }
 
-/// Numbers of blocks that a request reserves. The last token needs no slot in the cache, since no token follows it.
+/// Numbers of blocks that a request reserves. The last token needs no room in the cache, because no token attends to it.
 #[derive(Clone, Copy)]
 pub(super) struct Room {
     /// Blocks of the prompt or, without beams, of the whole sequence.
@@ -289,7 +289,6 @@ impl Row {
         self.lanes[0].tokens.len() - self.cached
     }
 
-    /// Number of new tokens so far.
     fn n_new(&self) -> usize {
         self.lanes[0].tokens.len() - self.n_prompt
     }

@@ -1,4 +1,4 @@
-//! Property tests: block ownership and results while requests are admitted and cancelled in random order.
+//! Property tests: block ownership and results while requests are admitted and canceled in random order.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

@@ -27,7 +27,7 @@ pub(super) enum Body {
 /// size.
 const MAX_FRAME: usize = 64 << 10;
 
-/// A body, with the memory share that is charged for its request.
+/// A body that keeps the memory of its request reserved until the body is dropped.
 struct Charged<T>(
     T,
     #[expect(dead_code, reason = "it ends the charge when it is dropped")] Arc<Share>,

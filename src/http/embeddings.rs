@@ -99,9 +99,9 @@ pub(super) fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure
     })
 }
 
-/// Returns the index of the prompt to put before all inputs: the first of `names` that is a prompt of the folder. Returns `None` if the
-/// folder has no such prompt, but one of `names` is a task of the loaded route of a sentence-transformers Router. `param` is the field that
-/// contains the name, for errors.
+/// Returns the index of the prompt to put before all inputs: the first of `names` that is a prompt of the folder. If the folder has none of
+/// them, returns `None` if one of `names` is a task of the loaded route of a sentence-transformers Router, and an error otherwise. `param`
+/// is the field that contains the name, for errors.
 pub(super) fn prompted(
     service: &Service,
     param: &'static str,

@@ -1,8 +1,8 @@
 //! Table of the request fields that the server knows, for all routes.
 //!
-//! A field is supported by some routes or by none. A route that does not support a field ignores it if the field cannot change a response.
-//! If the field can, the route refuses it, except with values that have no effect. A field that is not in the table is refused, because it
-//! might change a response. Every field may be null.
+//! A field is supported by some routes or by none. A route that does not support a field ignores it if no value of the field can change a
+//! response. Otherwise, the route accepts only the values that have no effect. A field that is not in the table is refused. Every field may
+//! be null.
 //!
 //! [`Fields`](super::request::Fields) checks bodies against this table. Tests check that the OpenAPI document and the
 //! table in `docs/serving.md` agree with it.

@@ -32,7 +32,7 @@ impl Encoding {
         }
     }
 
-    /// Returns the decompressed body, limited to `max` bytes.
+    /// Returns the decompressed body, limited to `max` bytes. A body that is not compressed is returned unchanged.
     ///
     /// # Errors
     /// Returns an error if the body has more than `max` bytes, or if its data are damaged or

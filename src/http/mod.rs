@@ -1,13 +1,15 @@
-//! HTTP protocol of the server: routes of OpenAI's API and of text-embeddings-inference (TEI), and routes for load balancers and
-//! Prometheus.
+//! HTTP protocol of the server: routes of the APIs of OpenAI, text-embeddings-inference (TEI), Cohere and Jina, routes for tasks without a
+//! common API, and routes for load balancers and Prometheus.
 //!
 //! | route | |
 //! |---|---|
 //! | `POST /v1/embeddings` | input: a text, a list of texts, token ids, or lists of token ids; output: `float`, `base64` or raw bytes; `dimensions`, types of values, prompts |
 //! | `POST /v1/completions`, `POST /v1/chat/completions` | whole responses or server-sent events; `n`, `logprobs` |
+//! | `POST /v1/translate` | translations, whole or as server-sent events |
 //! | `POST /embed`, `/embed_all`, `/embed_sparse`, `/predict`, `/rerank`, `/similarity`, `/tokenize`, `/decode`, `GET /info` | TEI's request and response formats |
 //! | `POST /` | the TEI route that fits the model and the body |
 //! | `POST /v2/embed` | Cohere's request and response format |
+//! | `POST /v1/multi-vector` | Jina's request and response format for token vectors |
 //! | `POST /v1/rerank`, `/v2/rerank` | Jina's and Cohere's request and response formats |
 //! | `POST /v1/token-classification`, `/v1/fill-mask`, `/v1/zero-shot-classification`, `/v1/question-answering`, `/predict_tokens` | task heads |
 //! | `GET /v1/models`, `/v1/models/{model}`, `/health`, `/ready`, `/metrics`, `/openapi.json` | |
@@ -504,7 +506,6 @@ async fn on_thread<T: Send + 'static>(
     done.map_err(|e| ServeError::Internal(e.to_string()).into())
 }
 
-/// Returns a JSON response.
 fn json(status: StatusCode, value: &impl serde::Serialize) -> Response<Body> {
     match serde_json::to_vec(value) {
         Ok(bytes) => of_type(status, "application/json", bytes),

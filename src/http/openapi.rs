@@ -169,8 +169,8 @@ fn statuses(route: Route) -> Vec<(u16, &'static str)> {
     }
 }
 
-/// Adds fields to the schema of an object: those that the route accepts although it does not support them. A field that is not in the
-/// schema may only be null. `prefix` is the path of the object, with a trailing dot.
+/// Adds to the schema of an object the fields that the route accepts but does not support. Any other field may only be null. `prefix` is
+/// the path of the object, with a trailing dot.
 fn closed(route: Route, prefix: &str, mut schema: Value) -> Value {
     let mut accepted: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for field in FIELDS.iter().filter(|field| !field.is_computed(route)) {

@@ -61,7 +61,8 @@ struct Signals {
     term: Signal,
     int: Signal,
     hangup: Signal,
-    /// Makes a write beyond the process's file size limit fail. Without a handler, the signal kills the process.
+    /// SIGXFSZ, which a write beyond the process's file size limit raises. With a handler, the write fails; without one, the process is
+    /// killed.
     _file_size: Signal,
 }
 
@@ -169,8 +170,8 @@ impl Server {
     }
 
     /// Accepts administrative commands on this socket, which serves nothing else. `POST /admin/reload` reads the file of keys and loads the
-    /// models again. It responds once the last request of the old models has finished. If reading or loading fails, neither keys nor models
-    /// change. Commands from web pages are refused.
+    /// models again. It responds once the last request of the old models has finished, but after at most a minute. If reading or loading
+    /// fails, neither keys nor models change. Commands from web pages are refused.
     ///
     /// # Errors
     /// Returns an error if the socket cannot be used.
@@ -198,10 +199,13 @@ impl Server {
         Ok(address)
     }
 
-    /// Loads the models with `load`, and serves requests until SIGTERM or SIGINT. While the models load, requests get 503. SIGHUP reloads
-    /// keys and models. On SIGTERM, `/ready` fails at once, requests are accepted for `drain_delay`, and in-flight requests then have
-    /// `drain_limit` to finish. SIGINT skips the delay. A signal also stops the server while models load. A lost device stops the server at
-    /// any time.
+    /// Loads the models with `load`, and serves requests until a signal stops the server, loading fails, or a device is lost. While the
+    /// models load, requests get 503.
+    ///
+    /// - SIGTERM: `/ready` fails at once, requests are accepted for `drain_delay`, and in-flight requests then have `drain_limit` to
+    ///   finish.
+    /// - SIGINT, or either signal while models load: the same without the delay.
+    /// - SIGHUP: keys and models are reloaded, and the server continues.
     ///
     /// # Errors
     /// Returns an error if the signal handlers cannot be installed.

@@ -141,9 +141,8 @@ impl Watch {
         self.shared.has_begun.load(Ordering::Relaxed)
     }
 
-    /// Completes when the client of the current request has disconnected. If the client has closed its sending half, the connection is
-    /// probed. The probe is an interim response, so it is only sent to a client that `takes_interim` responses, which HTTP/1.0 does not
-    /// have.
+    /// Completes when the client of the current request has disconnected. If the client has closed its sending half and `takes_interim` is
+    /// set, the connection is probed with an interim response. HTTP/1.0 has no interim responses.
     pub fn poll_gone(&mut self, context: &mut Context<'_>, takes_interim: bool) -> Poll<()> {
         let stream = &self.shared.stream;
         if !self.has_ended {

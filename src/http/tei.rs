@@ -70,7 +70,8 @@ pub(super) async fn embed(
     Ok(with_tokens(json(StatusCode::OK, &rows), tokens))
 }
 
-/// Returns the route of a sentence-transformers Router whose task is the name of the prompt, or else the model itself.
+/// If the model is a sentence-transformers Router with a route for the task `prompt_name`, returns the model of this route. Otherwise,
+/// returns the model itself.
 fn routed(
     app: &RequestContext<'_>,
     fields: &Fields,

@@ -24,7 +24,6 @@ use crate::{
 /// Max length penalty. The minimum is its negative.
 const MAX_PENALTY: f32 = 100.0;
 
-/// The fields of a request.
 struct TranslationRequest {
     model: Option<String>,
     texts: Vec<String>,

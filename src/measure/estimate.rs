@@ -47,7 +47,7 @@ pub fn estimated_costs(
         let mut row = Vec::with_capacity(LENGTHS.len());
         for length in LENGTHS {
             let cycles = cycles(program, machine, &batch(tokens as u64, length))?;
-            // Rounds to a tenth of a microsecond, which suffices for an estimate.
+            // Round to a tenth of a microsecond, which suffices for an estimate.
             row.push((cycles / f64::from(machine.clock_mhz) * 10.0).round() / 10.0);
         }
         values.push(row);

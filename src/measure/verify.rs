@@ -27,7 +27,7 @@ pub struct ReferenceCase {
     /// Prefix of the case's tensors; empty if the file has only one case.
     pub name: String,
     pub batch: Batch,
-    /// Rows that are present in values with a row for each token.
+    /// Indices of the tokens whose rows are in the reference, for values with a row for each token; `None` if all rows are.
     pub rows: Option<Vec<usize>>,
     /// Shape and values by name.
     pub values: BTreeMap<String, (Vec<u64>, Vec<f32>)>,
@@ -81,7 +81,7 @@ impl Bound {
     /// layer of a pooler amplifies the errors. int8 rounds each factor to 8 bits, relative to the maximum of its row; on a CPU that adds
     /// two products in 16 bits, weights are rounded to 7 bits. The bounds of int8 also hold for 8-bit weights with a scale per group: their
     /// errors are smaller than with a scale per row, and their inputs are not rounded to 8 bits. fp8 rounds the mantissa of each weight to
-    /// 4 bits. int4 rounds weights to 16 steps over the range of a group of 128 weights.
+    /// 4 bits. int4 rounds weights to 16 values over the range of a group of 128 weights.
     pub fn of(precision: impl Into<Precision>) -> Self {
         match precision.into() {
             Precision::F16 => Self {

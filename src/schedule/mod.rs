@@ -212,7 +212,7 @@ impl Hasher for IdHasher {
 }
 
 /// Scheduling policy. A scheduler may keep state between decisions: [`View::waiting`] only changes by new requests, which are appended, and
-/// by the removal of requests that were decided on or cancelled.
+/// by the removal of requests that were decided on or canceled.
 pub trait Scheduler: Send {
     fn decide(&mut self, view: &View<'_>) -> Decision;
 
@@ -238,16 +238,17 @@ pub trait Scheduler: Send {
 /// Parameters of the schedulers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Target latency. A lazy scheduler starts a batch early enough to finish within half of it. `packed` raises a class of requests by one
-    /// class each time the oldest request of the class has waited for four times this latency.
+    /// Target latency. A lazy scheduler starts a batch early enough to finish within half of this latency. `packed` raises a class of
+    /// requests by one class each time the oldest request of the class has waited for four times this latency.
     pub slo: Micros,
     /// Maximum time for which a lazy scheduler waits for more requests.
     pub timeout: Micros,
     /// Maximum number of requests in a padded batch (TurboTransformers: 20).
     pub most: usize,
-    /// Number of rows of a batch for the schedulers whose rows are shared (`concat-…`, `slotted-das`). The schedulers `tnb` and `ttb` pad
-    /// instead. For them, it is the number of rows that DAS fills when it selects requests, and the maximum number of requests in a batch.
-    /// TCB uses 64.
+    /// Number of rows of a batch (TCB: 64).
+    ///
+    /// - `concat-…` and `slotted-das`: the number of rows, each of which several requests share.
+    /// - `tnb` and `ttb`, which pad: the max number of requests in a batch, and the number of rows that DAS fills when it selects requests.
     pub rows: u32,
     /// Number of tokens in a row (TCB: 100 to 400).
     pub length: u32,

@@ -243,7 +243,6 @@ impl Soonest {
         self.insert(deadline, id);
     }
 
-    /// Inserts into the heap.
     fn insert(&mut self, deadline: Micros, id: u64) {
         self.deadlines.push(deadline);
         self.ids.push(id);

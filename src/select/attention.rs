@@ -222,7 +222,8 @@ impl Attention {
     }
 }
 
-/// Returns the kernels that convert the results of those in `plain` to E4M3. Returns `None` if `attention` is `None` for one of them.
+/// Replaces each kernel of `plain` by one that converts its result to E4M3. Returns `None` if `attention` returns `None` for one of the
+/// kernels.
 fn converted(
     plain: &Dispatch<KernelSpec>,
     attention: impl Fn(&KernelSpec) -> Option<FusedMha>,

@@ -20,7 +20,7 @@ pub struct SelectionInput<'a> {
     pub timings: Option<&'a Timings>,
     /// Whether an implementation may cover several sites.
     pub may_fuse: bool,
-    /// Whether each site must have one kernel for all numbers of rows.
+    /// Whether each site (the problem of one node of the graph) must have one kernel for all numbers of rows.
     pub invariant: bool,
     /// Whether rows of x may be rounded to E4M3 for products with a weight in E4M3.
     pub quantizes_rows: bool,
@@ -41,7 +41,7 @@ pub struct ChosenLaunch {
     pub dispatch: Dispatch<KernelSpec>,
 }
 
-/// A fused implementation that is not used for sites of a chain although they have its pattern, with the reason.
+/// A fused implementation that could compute some sites of a chain but is not used, with the reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
     /// Index of the chain.
@@ -53,7 +53,8 @@ pub struct Refusal {
     pub because: String,
 }
 
-/// A kernel that is not selected for a given number of rows, and all kernels of the cheapest cover that contains this kernel.
+/// A kernel that is not selected for a given number of rows, and all kernels of the cheapest cover (implementations that compute a whole
+/// chain) that contains this kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
     pub kernel: KernelSpec,
@@ -104,9 +105,9 @@ impl SelectionInput<'_> {
             .collect()
     }
 
-    /// Returns kernels that may be as fast as the selected ones at a number of rows although their estimates are higher. For such a kernel,
-    /// the cheapest cover that contains it takes little more time than the best cover. The difference is at most `more` times the total
-    /// time of those kernels of the first cover that the best cover lacks.
+    /// Returns kernels that are not selected for this number of rows, but that might be fastest if their estimates were slightly wrong. For
+    /// each kernel, the cheapest cover with this kernel is compared with the cheapest of all covers. The additional time must be at most
+    /// `more` times the time of the kernels that only the first of these covers has.
     pub fn alternatives(&self, rows: u64, more: f64) -> Vec<Alternative> {
         let (kernels, all) = self.edges();
         let (_, times) = kernels.times_on(&[rows]).remove(0);
@@ -150,8 +151,8 @@ impl SelectionInput<'_> {
         alternatives
     }
 
-    /// Returns the fused implementations that are not used for `batch` although sites of a chain have their pattern. `launches` is the
-    /// result of [`Self::answer`]. All sites of a fused implementation have one row per token of the batch.
+    /// Returns the fused implementations that could compute some sites of a chain but are not used for `batch`. `launches` is the result of
+    /// [`Self::answer`]. All sites of a fused implementation have one row per token of the batch.
     pub fn refusals(&self, launches: &[Vec<ChosenLaunch>], batch: &Extents) -> Vec<Refusal> {
         let rows = batch.tokens;
         let (kernels, all) = self.edges();
@@ -271,8 +272,8 @@ fn fine_rows() -> Vec<u64> {
         .collect()
 }
 
-/// Min saving that justifies a change of cover: a fraction of the chain's time, integrated over the natural logarithm of rows. Smaller
-/// savings are within the error of the estimates and are not worth another entry in the dispatch.
+/// Min saving that justifies another cover from some number of rows on: a fraction of the chain's time, integrated over the natural
+/// logarithm of rows. Smaller savings are within the error of the estimates and are not worth another entry in the dispatch.
 const CHANGE: f64 = 0.0005;
 
 /// Returns the launches of one chain. Ranges of rows are assigned to covers so that the sum of the

@@ -3,8 +3,8 @@
 
 use super::implementations::Implementation;
 
-/// Maximum number of rows at which covers are compared. Larger batches use the cover of the last range, for whose selection the last octave
-/// counts twice.
+/// Maximum number of rows at which covers are compared. Larger batches use the cover of the last range. The last octave counts twice to
+/// account for them.
 pub(super) const MAX_ROWS: u64 = 16384;
 
 /// An implementation at a site of a chain. The edge leads from the implementation's first site to the site after its last one.
@@ -57,7 +57,7 @@ impl Edges {
         self.shortest(times)[self.n_sites].0
     }
 
-    /// Returns how many more cycles the cheapest cover that contains the given edge takes than the cheapest cover.
+    /// Returns how many more cycles the cheapest cover with the given edge takes than the cheapest of all covers.
     pub(super) fn cycles_more(&self, from: usize, sites: usize, rule: &str, times: &[f64]) -> f64 {
         let mut with = self.clone();
         let is_it = |edge: &Edge| (edge.from, edge.rule) == (from, rule);
@@ -109,7 +109,8 @@ impl Edges {
         cover.iter().map(of_edge).sum()
     }
 
-    /// Returns the candidates for a cover's launches that take at most `part` times as long as the chosen kernels.
+    /// Returns the candidate kernels for all launches of a cover that take at most `part` times as long as the kernel that the cover uses
+    /// for the launch.
     pub(super) fn near(&self, cover: &Cover, times: &[f64], part: f64) -> Vec<usize> {
         let mut near = Vec::new();
         for (edge, kernels) in cover {

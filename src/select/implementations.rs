@@ -16,7 +16,7 @@ mod unpacked;
 use super::site::{Link, Site};
 use crate::{kernels::KernelSpec, machine::Machine, tensor::Element};
 
-/// Returns the implementation of the first sites of a chain on a card.
+/// Function that returns the implementation of the first sites of a chain on a card.
 type Implement = fn(&[Link], &Machine) -> Result<Implementation, Unfit>;
 
 /// Reason why an implementation does not cover the first sites of a chain.
@@ -168,8 +168,11 @@ pub struct Bindings {
     /// Sites whose operands the kernel reads. A parameter that is not in `values` reads the operand of the same name, from the first of
     /// these sites that has such an operand.
     pub operands_of: Vec<usize>,
-    /// Parameters with tensors of their own. These are all parameters that the kernel writes, parameters that it reads if another launch of
-    /// the implementation writes their tensor, and operands of sites whose name in the graph differs from that of the parameter.
+    /// Parameters that are bound to a given tensor:
+    ///
+    /// - all parameters that the kernel writes,
+    /// - parameters that the kernel reads from another launch of the implementation, and
+    /// - operands of sites whose name in the graph differs from that of the parameter.
     pub values: Vec<(&'static str, Operand)>,
 }
 

@@ -162,9 +162,9 @@ impl<'a> Pruning<'a> {
 
     /// Removes kernels greedily. Unused kernels are kept until the end, because they may replace removed kernels.
     fn run(&mut self) {
-        // For each kernel, the loss if it is removed, and whether this value is up to date. Removing a kernel can only increase the loss of
-        // removing its substitutes, so an outdated value is a lower bound (lazy greedy). Removing a kernel may decrease the loss of
-        // removing other kernels in the same covers, so the bounds of these kernels are reset to 0.
+        // For each kernel, the loss if it is removed, and whether this value is up to date. An outdated value is a lower bound (lazy
+        // greedy): removing another kernel usually makes a kernel more important. Only kernels in the same covers as a removed kernel may
+        // become less important, so their values are reset to 0.
         let mut losses: Vec<(f64, bool)> = vec![(0.0, false); self.all_uses.len()];
         loop {
             let used = (0..losses.len()).filter(|&kernel| self.all_uses[kernel] > 0);

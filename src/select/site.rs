@@ -1,4 +1,5 @@
-//! Problems of the nodes of a graph, independent of kernels, and chains of such problems.
+//! A site is the problem of one node of a graph (an operation and its sizes), independent of kernels. A chain is a list of sites, each of
+//! which feeds the next.
 
 use crate::kernels::{
     e4m3::ToE4m3,
@@ -49,9 +50,9 @@ pub struct Link {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chain {
     pub links: Vec<Link>,
-    /// Whether each site must be computed in one launch for any number of rows. This holds for a linear layer with a packed weight whose
-    /// rows are not the tokens of the batch. Converting the weight in a separate launch pays off only for many rows, but whether a step is
-    /// launched may depend only on the tokens of the batch.
+    /// Whether each site must be computed in one launch for any number of rows. This holds for a linear layer with a packed weight if its
+    /// rows are not the tokens of the batch. For many rows, a separate launch that converts the weight would be faster, but whether a step
+    /// is launched may depend only on the number of tokens.
     pub in_one_launch: bool,
 }
 

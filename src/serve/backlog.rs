@@ -31,8 +31,8 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Returns a pace that is assumed until work is measured: `seconds` per unit of work. It counts like work that took a hundredth of
-    /// [`WINDOW`], so the first measurements outweigh it.
+    /// Returns a pace of `seconds` per unit of work, which is assumed until work is measured. It has the weight of a measurement over a
+    /// hundredth of [`WINDOW`], so the first real measurements outweigh it.
     pub fn of(seconds: f64) -> Self {
         let of = WINDOW / 100.0;
         Self {
@@ -87,8 +87,8 @@ impl ByClass {
     }
 }
 
-/// Number of requests that are always admitted, per second of the limit on the time of queued work. With the default limit of two seconds,
-/// 32 requests are admitted.
+/// Number of requests that are always admitted for each second that queued work may take. With the default limit of two seconds, these are
+/// 32 requests.
 ///
 /// A few clients that each wait for a response must not be refused because of a wrong estimate, such as one before the pace is measured.
 pub(super) const PER_SECOND: f64 = 16.0;
@@ -153,10 +153,14 @@ impl Tenants {
         self.all.requests + more <= max || own + more <= max / u64::from(n)
     }
 
-    /// Decides whether to admit a request of a tenant. `time` estimates the time of queued work, and `queue` is the limit for this time.
-    /// Every request is admitted while the work of all tenants is within the limit, or while fewer than [`always_admitted`] requests are
-    /// queued. Otherwise, a request is only admitted if other tenants have queued work, and its own tenant has at most its share of the
-    /// time, or less than its share of the requests that are always admitted.
+    /// Decides whether to admit a request of a tenant. `time` estimates the time of queued work, and `queue` is the limit for this time. A
+    /// request is admitted in each of these cases:
+    ///
+    /// - The queued work of all tenants is within the limit.
+    /// - Fewer than [`always_admitted`] requests are queued.
+    /// - The tenant has no queued work.
+    /// - Several tenants have queued work, and the tenant has at most an equal share of the time, or less than an equal share of the
+    ///   requests that are always admitted.
     ///
     /// # Errors
     /// Returns the time of the queued work that runs before the request.

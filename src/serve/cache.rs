@@ -476,9 +476,9 @@ impl<L, F> Coalescer<L, F> {
         flights.remove(key).map_or_else(Vec::new, |f| f.joined)
     }
 
-    /// Removes and returns the follower with the highest rank, whose request the caller then queues instead of that of `lead`. The caller
-    /// uses this if the leader's request failed for a reason that does not concern its followers. If there are no followers, ends the
-    /// computation and returns `None`. Also returns `None` if `lead` is no longer the leader for `key`.
+    /// Removes and returns the follower with the highest rank. The caller queues its request instead of that of `lead`, which failed for a
+    /// reason that does not concern the followers. If there are no followers, ends the computation and returns `None`. Also returns `None`
+    /// if `lead` is no longer the leader for `key`.
     pub fn promote<R: Ord>(&self, key: &Key, lead: &Arc<L>, rank: impl Fn(&F) -> R) -> Option<F> {
         let mut flights = self.lock();
         let flight = flights.get_mut(key)?;

@@ -62,8 +62,8 @@ impl JoinedTexts {
     /// Tokenizes the texts into one input of the model.
     ///
     /// # Errors
-    /// Returns an error if the pooling of the model's folder is not the mean of all tokens, optionally scaled or truncated, if there are
-    /// too many tokens, or if the tokenizer refuses a text.
+    /// Returns an error if the model's folder does not pool by the mean of all tokens, if another step than a scaling or a truncation of
+    /// the vector follows, if there are too many tokens, or if the tokenizer refuses a text.
     pub fn join(&self, model: &Model, submit: Submit) -> Result<(Text, JoinedTokens), ServeError> {
         let encoder = model.encoder();
         let named = submit

@@ -35,7 +35,7 @@ use crate::{
     text::{ChatOptions, ChatTemplate, Message, TextEncoder, TextError},
 };
 
-/// Max number of waiting texts. Even beyond the maximum, a tenant may have up to an equal share of this number.
+/// Max number of waiting texts of all tenants. Once it is reached, a tenant may still add texts up to its equal share of this number.
 const MAX_WAITING: u64 = 1024;
 
 /// Prompts up to this number of tokens are tokenized to their end even if they are too long for the model, so that the error states their

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 
 use super::ServeError;
 
-/// Max bytes of all bodies that are being read. If twice the max size of a body is more, that is the limit.
+/// Max bytes of all bodies that are being read, or twice the max size of a body if that is more.
 const BODIES: u64 = 96 << 20;
 /// Max bytes of the values of all bodies that have been read.
 const VALUES: u64 = 224 << 20;

@@ -62,8 +62,8 @@ pub struct ModelChoice {
     /// Task for which the model is loaded, if its checkpoint has different adapters, or different routes of a sentence-transformers Router,
     /// for different tasks.
     pub task: Option<String>,
-    /// If the present model is a route of a sentence-transformers Router other than the default route, the name of the model with the
-    /// default route. The present model answers the requests to that model that have the task of the present model's route.
+    /// Set for a route of a sentence-transformers Router other than the default route: the name of the model with the default route.
+    /// Requests to that name with the task of this route are answered by this model.
     pub route_of: Option<String>,
     /// The devices of all models, and the model's share of their time relative to the other models. `None` if the model has its devices to
     /// itself.

@@ -2,11 +2,10 @@
 //! batches take the time that [`Costs`] estimates. The simulation drives the schedulers through the
 //! same [`SchedulerState`] as the server.
 //!
-//! Requests with several steps represent text generation. Each pass after the first computes one
-//! token for each member of the batch. In packed batches, and in shared rows that are cut into
-//! slots ([`Layout::Rows`] with `slot < length`), a member is done after its own steps. In padded
-//! batches and in shared rows without slots, all members are done when the last one is, and their
-//! memory is freed only then, as described in the TCB paper (4.2.2; see docs/papers.md).
+//! Requests with several steps represent text generation. Each pass after the first computes one token for each request of the batch. In
+//! packed batches, and in shared rows that are cut into slots ([`Layout::Rows`] with `slot < length`), a request is done after its own
+//! steps. In padded batches and in shared rows without slots, all requests are done when the last one is, and their memory is freed only
+//! then, as described in the TCB paper (4.2.2; see docs/papers.md).
 
 mod arrivals;
 #[cfg(feature = "cli")]

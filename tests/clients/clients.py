@@ -112,7 +112,7 @@ def hugging_face(vectors, content):
 
 def langchain(vectors, text, content):
     asked = dict(base_url=f"{URL}/v1", api_key=KEY)
-    # Otherwise, the client sends ids of OpenAI's tokenizer. The server's error explains that other models cannot use these.
+    # Without check_embedding_ctx_length=False, the client sends ids of OpenAI's tokenizer, which the server refuses.
     embedder = OpenAIEmbeddings(model=EMBEDDER, check_embedding_ctx_length=False, **asked)
     close(embedder.embed_documents(TEXTS), vectors)
     close(embedder.embed_query(TEXTS[2]), vectors[2])

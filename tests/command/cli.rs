@@ -762,7 +762,7 @@ fn unknown_names_are_answered_with_known_ones() {
 #[test]
 fn a_text_that_no_kernel_has_is_no_check_of_nothing() {
     let cli = Cli::new();
-    // This error precedes the search for a device, so it appears on any machine.
+    // The text is checked before a device is searched for, so this test needs no device.
     let error = cli.error(&["kernels", "check", "--only", "layer_nrom"]);
     let known = error
         .split("no kernel has `layer_nrom` in its symbol; expected a part of one of the ")

@@ -210,7 +210,7 @@ fn tokens_of(text: &str) -> Vec<u32> {
     encoder.prompts(&[text]).expect("ids").remove(0)
 }
 
-/// Returns the tokens that the library generates after a prompt.
+/// Returns the tokens that the Rust API generates after a prompt.
 fn tokens_by(prompt: &str, change: impl FnOnce(&mut SamplingParams)) -> Vec<u32> {
     let engine = Engine::from_checkpoint(FOLDER).device(DeviceChoice::Cpu);
     let engine = engine.generating().build().expect("it loads");
@@ -222,7 +222,7 @@ fn tokens_by(prompt: &str, change: impl FnOnce(&mut SamplingParams)) -> Vec<u32>
     written.expect("it writes").remove(0).tokens
 }
 
-/// Checks that each option of the command line has the effect of the same setting in the library, and changes the tokens.
+/// Checks that each option of the command line has the effect of the same setting in the Rust API, and changes the tokens.
 #[test]
 fn each_option_is_the_setting_of_its_name() {
     let prompt = "It";

@@ -128,7 +128,7 @@ fn code_that_is_not_of_its_kernels_source_is_refused() {
         change(&mut artifact.cubins);
         artifact.write(&file).expect("it is written");
         let text = folder.text(&Artifact::read(&file).expect_err("its code is mixed up"));
-        // The numbers of kernels replace their symbols, which depend on the choice of tiles.
+        // Replace the symbols of kernels, which depend on the choice of tiles, by their numbers.
         let numbered = sources.iter().enumerate();
         numbered.fold(text, |text, (i, source)| {
             text.replace(&format!("`{}`", source.symbol), &format!("[kernel {i}]"))

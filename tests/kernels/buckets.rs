@@ -1,4 +1,5 @@
-//! Checks for batches of all shipped models that a bucket launches the kernels of the batch, and takes little more memory.
+//! Checks, for batches of all shipped models, that the bucket of a batch (its shape rounded up, so that similar batches share a CUDA graph)
+//! launches the same kernels as the batch, and takes little more memory.
 
 use crate::common::{hopper, usual};
 use gemmule::{

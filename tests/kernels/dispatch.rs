@@ -268,7 +268,7 @@ fn check(machine: &Machine, program: &Program, what: &str) {
             kernel.symbol()
         );
     }
-    // Includes the max tokens of a batch and the bounds of all ranges.
+    // Numbers of rows to check: a few, the max number of tokens of a batch, and the bounds of all ranges.
     let mut rows = vec![1, 63, 4097, Extents::MAX_TOKENS];
     for step in &program.steps {
         let ends = step

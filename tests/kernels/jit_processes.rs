@@ -304,7 +304,7 @@ fn a_cache_in_a_folder_that_nobody_may_write_to_is_told_and_gone_without() {
     );
 }
 
-/// Another user has filled a folder to which everyone can write.
+/// A cache folder that everyone can write to is not used, because another user may have filled it. A message says so.
 #[cfg(unix)]
 #[test]
 fn a_cache_that_others_may_write_to_is_told_and_gone_without() {

@@ -973,7 +973,7 @@ fn requests_of_clients_that_leave_are_counted() {
             .unwrap();
         n.lines().next().unwrap().parse::<u64>().unwrap()
     };
-    // Texts that end by their length or by a stop string do not count as cancelled.
+    // Texts that end by their length or by a stop string do not count as canceled.
     let mut asked = json!({"prompt": "rain", "max_tokens": 5});
     assert_eq!(post(to, "/v1/completions", &asked).0, 200);
     asked["stop"] = json!(["a", "e", "i", "o", " ", "\n", "\u{fffd}"]);

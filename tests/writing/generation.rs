@@ -1220,7 +1220,7 @@ fn an_invariant_engine_on_a_cpu_writes_to_the_bit_what_it_writes_alone() {
             .enumerate()
             .map(|(i, prompt)| written_alone(generator(), &request(prompt, &options(i))))
             .collect();
-        // Prompts are split, some requests are admitted while others run, and one request is cancelled while it generates.
+        // Prompts are split, some requests are admitted while others run, and one request is canceled while it generates.
         let mut generator = generator();
         generator.prompt_tokens_per_step(11);
         let mut all = BTreeMap::new();

@@ -71,7 +71,8 @@ pub fn all_found(generator: &mut Generator) -> BTreeMap<Ticket, Vec<Hypothesis>>
     found
 }
 
-/// Names of the stored searches: groups without and with rules. Rules are applied after the diversity penalty.
+/// Names of the stored searches in groups of beams: `groups` has no rules, and the others have rules, which are applied after the diversity
+/// penalty.
 const KINDS: [&str; 4] = ["groups", "ruled", "full", "summed"];
 
 /// Returns the settings of a stored search, except for end tokens.

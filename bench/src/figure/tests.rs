@@ -22,7 +22,6 @@ fn figure(kind: Kind, n_groups: usize, n_series: usize) -> Figure {
 
 const KINDS: [Kind; 3] = [Kind::Bars, Kind::Stacked, Kind::Lines];
 
-/// Returns the values of an attribute in an SVG.
 fn numbers(svg: &str, attribute: &str) -> Vec<f64> {
     let start = format!(" {attribute}=\"");
     svg.split(&start)

@@ -56,7 +56,8 @@ const WINDOWED: [Heads; 5] = [
     (8, 2, 256, true),
     (12, 12, 64, false),
 ];
-/// Sequence lengths and windows of causal attention, and of full attention. `None` times attention to all keys, for comparison.
+/// Sequence lengths and windows of the problems with causal attention. A window of `None` means attention to all earlier keys, for
+/// comparison.
 const CAUSAL_WINDOWS: ([u32; 2], [Option<u32>; 4]) =
     ([2048, 16_384], [None, Some(512), Some(2047), Some(4096)]);
 const FULL_WINDOWS: ([u32; 2], [Option<u32>; 4]) =

@@ -43,9 +43,9 @@ pub(super) fn problems(dtype: DType, launched: &Launched) -> Result<Vec<Problem>
     alone.chain(WIDTHS.into_iter().flat_map(of_width)).collect()
 }
 
-/// Returns the kernel that a model launches, followed by variants with other numbers of rows X per team (`warpAllReduce_XElem`). A team of
-/// a variant has as many warps as a team of the launched kernel or, if such a kernel does not exist, the next larger number. The last
-/// variant computes the variance in two passes.
+/// Returns the kernel that a model launches, followed by variants with other numbers of rows X per team (`warpAllReduce_XElem`). If a
+/// variant with as many warps per team as the launched kernel does not exist, the next larger number of warps is used. The last variant
+/// computes the variance in two passes.
 fn alone(
     launched: &Launched,
     rows: u32,

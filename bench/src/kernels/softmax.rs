@@ -36,8 +36,8 @@ pub(super) fn problems(dtype: DType) -> Vec<Problem> {
 }
 
 /// Returns the kernel that a model launches, followed by variants: X rows per team of lanes (`warpAllReduce_XElem`), one block per row, and
-/// the kernel for any length. A team of a variant has as many lanes as a team of the launched kernel or, if such a kernel does not exist,
-/// the next larger number.
+/// the kernel for any length. If a variant with as many lanes per team as the launched kernel does not exist, the next larger number of
+/// lanes is used.
 fn contenders(length: u32, dtype: DType) -> Vec<Contender> {
     let picked = by_limit(AttentionSoftmax::new(HEADS, 1.0, dtype).by_length(), length);
     let candidates = picked.candidates();

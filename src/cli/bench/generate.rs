@@ -76,7 +76,8 @@ struct Row {
     slowest_ms: f64,
     tokens_per_second: f64,
     cache_bytes: u64,
-    /// Milliseconds of a step's kernels by class. The class `choosing` is the remaining time of the step.
+    /// Milliseconds of a step, by class of its kernels. The class `choosing` is the rest: the time of the step minus that of all its
+    /// kernels.
     #[serde(skip_serializing_if = "Option::is_none")]
     classes: Option<BTreeMap<&'static str, f64>>,
 }

@@ -160,7 +160,7 @@ struct Run {
     /// Number of requests that found all connections in use. If it is not 0, the load differs from the plan.
     waited_for_connection: u64,
     in_time: Option<InTime>,
-    /// Throughput of the engine alone on lengths that are drawn like those of the requests, and the fraction of it that the service
+    /// Throughput of the engine alone, on lengths that are drawn like those of the requests. `share` is the fraction of it that the service
     /// reached.
     offline_tokens_per_second: Option<f64>,
     share: Option<f64>,
@@ -307,7 +307,7 @@ fn drive<T: Target>(
                     counted.came.0 += 1;
                     counted.came.1 += answered.tokens;
                 }
-                // Only count requests that were due within the measured time, because the load of a closed loop decreases after it.
+                // Count only requests that were due within the measured time. After that time, the load of a closed loop decreases.
                 if planned < warm || planned >= over {
                     return answered.status == 200;
                 }

@@ -1,4 +1,4 @@
-//! A model on one or several devices, which computes windows of rows.
+//! A model on one or several devices. It computes windows, which are groups of rows that are read and sorted together.
 
 use std::{
     collections::VecDeque,
@@ -283,7 +283,6 @@ impl<T: Task> Shared<T> {
     }
 }
 
-/// Packs batches.
 struct Packer<T: Task> {
     batch_tokens: usize,
     packed: SyncSender<Work<T>>,

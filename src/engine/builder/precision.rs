@@ -41,9 +41,11 @@ impl Builder {
     }
 
     /// Returns the formats of two kinds of checkpoint tensors: tensors that keep their published quantized values, and tensors with
-    /// `desc_act`, which keep their values if their inputs can be computed in the order of the quantization groups. Both are empty if all
-    /// tensors are dequantized: on a CPU, for a program in f32, and if [`Builder::dequantize`] is set. They are also empty if
-    /// [`Builder::quantize`] is set, and for an artifact.
+    /// `desc_act`, which keep them if their inputs can be computed in the order of the quantization groups. Both are empty:
+    ///
+    /// - on a CPU, for a program in f32, and with [`Builder::dequantize`], because all tensors are dequantized,
+    /// - with [`Builder::quantize`], and
+    /// - for an artifact.
     ///
     /// # Errors
     /// Returns an error if the order of a tensor's columns cannot be read.

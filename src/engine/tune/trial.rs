@@ -115,9 +115,9 @@ impl<'a> Trials<'a> {
         Ok(())
     }
 
-    /// Returns the microseconds that a kernel takes as part of a run; `None` if the measurement is implausible. `more` is the measured
-    /// difference between a run with the kernel and a run without it. Its deviation from the difference that the cost model predicts is
-    /// divided evenly among the launches of the kernel, and added to the kernel's estimate.
+    /// Returns the microseconds of a kernel's launch as part of a run; `None` if the measurement is implausible. `more` is how many
+    /// microseconds longer a run takes with the kernel than without it. The difference between `more` and the cost model's prediction is
+    /// divided by the number of launches of the kernel, and added to the kernel's estimate.
     fn in_place(
         &self,
         kernel: &KernelSpec,
@@ -203,8 +203,8 @@ fn launched(program: &Program, batch: &Batch) -> Result<Vec<KernelSpec>, EngineE
         .collect())
 }
 
-/// Returns the median time of `first` in milliseconds, and the median ratio of the time of `second` to the time of `first`. Which of them
-/// runs first alternates between rounds. A slow `second` is given up after [`FIRST_ROUNDS`]; the medians are then over these rounds.
+/// Returns the median time of `first` in milliseconds, and the median ratio of the time of `second` to the time of `first`. The two take
+/// turns to run first. A slow `second` is given up after [`FIRST_ROUNDS`]; the medians are then over these rounds.
 fn time_interleaved(
     first: &mut CudaSession,
     second: &mut CudaSession,

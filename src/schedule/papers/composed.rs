@@ -41,8 +41,8 @@ pub enum Order {
         length: u32,
         dominance: f64,
     },
-    /// DAS for the rows of [`BatchLayout::Rows`], which are then cut into slots (TCB, algorithm 2). Other layouts have no slots; for them,
-    /// requests are selected for one row of unlimited length, so all are selected.
+    /// DAS for the rows of [`BatchLayout::Rows`], which are then cut into slots (TCB, algorithm 2). Other layouts have no slots. For them,
+    /// all requests are selected.
     SlottedDas { dominance: f64 },
 }
 

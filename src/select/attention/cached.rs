@@ -12,9 +12,9 @@ use crate::{
     ops::HeadView,
 };
 
-/// Lengths of the longest sequence in a decode step: one token.
+/// Numbers of new tokens of the longest sequence in a decode step: one.
 const STEPS: Interval = Interval::new(0, Some(1));
-/// Lengths of the longest sequence in a batch with pieces: more than one token.
+/// Numbers of new tokens of the longest piece in a batch with pieces (several new tokens of a sequence): more than one.
 const PIECES: Interval = Interval::new(1, None);
 
 /// A problem of attention to a KV cache, given as the kernel that supports every shape and card.
@@ -62,8 +62,8 @@ impl CachedAttention {
     }
 
     /// Returns two dispatches. The kernels of the first, for decode steps, also append the key and value of each token (columns of `x`) to
-    /// the cache. The kernels of the second, for longer pieces, only attend; a separate launch appends. Returns `None` if some decode step
-    /// has no kernel that both appends and attends.
+    /// the cache. The kernels of the second, for several new tokens per sequence, only attend; a separate launch appends. Returns `None` if
+    /// some decode step has no kernel that both appends and attends.
     pub fn appending(&self, machine: &Machine, x: HeadView) -> Option<[Dispatch<KernelSpec>; 2]> {
         let (mut steps, mut pieces) = (Vec::new(), Vec::new());
         for entry in self.by_length(machine).entries() {
@@ -139,8 +139,8 @@ impl CachedAttention {
         };
         // With a window, a token attends to at most the window's keys and its own key.
         let max_keys = self.0.by.window.map_or(u64::MAX, |w| u64::from(w) + 1);
-        // The keys are split if the second CTA of a cluster has at least half as many keys as the first. With fewer keys, launching the cluster
-        // takes longer than a single CTA needs for the keys.
+        // The keys are split if the second CTA of a cluster has at least half as many keys as the first. With fewer keys, launching the
+        // cluster takes longer than a single CTA needs for the keys.
         let around = |cluster: &MhaDecode| {
             let limit = cluster.min_keys_of_cta() * 3 / 2;
             let unsplit = (max_keys > limit).then_some(limit);

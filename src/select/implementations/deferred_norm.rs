@@ -18,8 +18,7 @@ use crate::{
 
 /// Max number of rows for which the two launches were timed.
 const MAX_ROWS: u64 = 128;
-/// Max number of row tiles of the first launch, for any split of k. If k is not split, a launch with more tiles than this is slower than
-/// one whose tiles have half the rows, and which therefore has twice as many CTAs.
+/// Max number of row tiles of the first launch.
 const MAX_TILES: u64 = 4;
 /// Rows of x in the candidate tiles of the first launch. With smaller tiles, a launch would have more CTAs, which leave the CTAs of the
 /// next kernel no room to prefetch their weights.
@@ -56,8 +55,8 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementat
         has_no_epilogue,
         "a linear layer has an epilogue that its kernels lack",
     )?;
-    // All CTAs of a launch must be resident at the same time, because the row statistics of the first launch are read as soon as they are
-    // written.
+    // The max number of rows is limited so that all CTAs of a launch are resident at the same time. A further wave of CTAs would start
+    // without loads in flight.
     let first = |tile: SplitKTile| {
         let kernel = GemmResidualRowStats {
             n,

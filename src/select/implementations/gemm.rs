@@ -11,7 +11,7 @@ use crate::{
     tensor::Format,
 };
 
-/// Min rows of the `mma.sync` tiles that are candidates for a packed weight if a streaming GEMM also supports it.
+/// If a streaming GEMM supports a packed weight, `mma.sync` tiles with fewer rows than this are no candidates.
 const MMA_ROWS: u32 = 64;
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {

@@ -409,9 +409,8 @@ impl Writer {
     }
 }
 
-/// Max time for which [`open_file`] waits for the lock of the file. The lock may be held by a server that is being replaced and has not
-/// ended yet. It may also be held by a child process of this process, which inherits an open file and keeps its lock until it executes its
-/// program.
+/// Max time for which [`open_file`] waits for the lock of the file. A server that is being replaced may still hold the lock. A child
+/// process of this process also holds it for a moment, between `fork` and `exec`.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
 
 /// Opens or creates a cache file, and locks it. Fails if another process has locked it for [`LOCK_WAIT`], or if it is not a regular file.

@@ -188,7 +188,7 @@ impl GenerationLoop {
         let metrics = Arc::clone(&self.shared.metrics);
         let gone = self.rows.iter().filter_map(|(&ticket, row)| {
             // Read `is_abandoned` first. A text that is complete sets `is_complete` before its reader is dropped, so it is not counted as
-            // cancelled.
+            // canceled.
             let is_abandoned = row.ending.is_abandoned();
             if row.ending.is_complete() {
                 return Some((ticket, DetokenizerMsg::Gone(ticket)));

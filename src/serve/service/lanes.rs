@@ -317,7 +317,8 @@ impl Collect {
         }
     }
 
-    /// Frees the lane of a batch, unless the batch joined another one. If the batch was successful, its time updates the device's pace.
+    /// Frees the lane of a batch, unless the batch joined another one. If the batch was successful, its time updates the device's pace. If
+    /// the lane's memory limit was lowered, raises the limit by a step.
     pub(super) fn finish(&self, ids: Vec<u64>, joined: bool, took: Option<(Micros, Duration)>) {
         let mut state = self.shared.lock();
         let now = self.shared.now();

@@ -18,7 +18,7 @@ use crate::{
     simulate::Happened,
 };
 
-/// Reply to an input. Dropping the reply cancels the input, unless other clients wait for the same computation. A cancelled input that is
+/// Reply to an input. Dropping the reply cancels the input, unless other clients wait for the same computation. A canceled input that is
 /// still queued never runs.
 pub struct Reply {
     pub(super) answer: oneshot::Receiver<Result<Answer, ServeError>>,

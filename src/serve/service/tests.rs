@@ -1,4 +1,4 @@
-//! Answers of a service on the CPU, and recovery from failed batches.
+//! Tests of the answers of a service on the CPU, and of the recovery from failed batches.
 
 use std::sync::atomic::Ordering;
 

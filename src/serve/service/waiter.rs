@@ -15,7 +15,7 @@ use crate::serve::{
     cache::{Coalescer, Key},
 };
 
-/// Identifies a request in the queue, so that it can be cancelled, and holds its urgency.
+/// Identifies a request in the queue, so that it can be canceled, and holds its urgency.
 pub(super) struct Ticket {
     /// The id in the scheduler state plus one; 0 before the request is queued.
     pub(super) id: AtomicU64,

@@ -10,7 +10,7 @@ use gemmule::{
 
 use super::{choice, costs, service, within};
 
-/// Serves requests of several lengths, classes and deadlines from three threads. Some of the requests are cancelled. Returns the trace.
+/// Serves requests of several lengths, classes and deadlines from three threads. Some of the requests are canceled. Returns the trace.
 fn served(name: &str, max_bytes: u64) -> String {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("trace.jsonl");
