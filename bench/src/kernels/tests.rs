@@ -76,8 +76,9 @@ fn work_is_the_minimum_of_an_operator() {
         window: None,
         e4m3: false,
     };
-    // The sequences have 10 and 20 tokens. With a window of 3, causal attention has 10 + 24 + 20 + 54 pairs of a query and a key, and full
-    // attention has 10 + 48 + 20 + 108.
+    // A window of 3 includes keys at distances of up to 3. In sequences of 10 and 20 tokens, 10 and 20 pairs of a query and a key are at
+    // distance 0, and 9 + 8 + 7 = 24 and 19 + 18 + 17 = 54 pairs have an earlier key. Causal attention has 10 + 24 + 20 + 54 = 108 pairs.
+    // Full attention has as many pairs again with later keys: 10 + 48 + 20 + 108 = 186.
     for (causal, pairs) in [(true, 108.0), (false, 186.0)] {
         let mut windowed = attention(causal);
         if let Task::Attention { window, .. } = &mut windowed {

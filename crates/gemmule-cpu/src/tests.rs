@@ -495,7 +495,7 @@ fn attention_is_its_definition_on_every_instruction_set() {
     }
 }
 
-/// The scores of a query do not affect the other queries in its vector, even if their scores are much larger or smaller.
+/// Queries that share a SIMD vector do not affect each other, even if the scores of one are much larger than those of another.
 #[test]
 fn attention_to_huge_scores_neither_overflows_nor_vanishes() {
     let (len, head) = (200, 8);

@@ -165,8 +165,8 @@ impl GemmStream {
         }
     }
 
-    /// Whether a CTA gathers rows in shared memory and stores them in words. A CTA does so if a row has an odd number of columns, and hence
-    /// does not consist of whole words, and the kernel has neither splits nor a residual.
+    /// Whether a CTA collects its results in shared memory, from where each warp stores whole rows in 4-byte words. This is the case if the
+    /// number of columns is odd, so that every other row is not aligned to 4 bytes, and the kernel has neither splits nor a residual.
     fn is_staged(&self) -> bool {
         self.problem.n % 2 == 1 && self.tile.splits == 1 && !self.problem.epilogue.residual
     }

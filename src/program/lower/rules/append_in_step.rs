@@ -19,8 +19,8 @@ pub(in crate::program::lower) const APPEND_IN_STEP: RuleName = (
 pub(in crate::program::lower) struct Appending {
     pub steps: Dispatch<KernelSpec>,
     pub pieces: Dispatch<KernelSpec>,
-    /// Operands of the decode kernels in addition to those of attention: the operands of the append launch without the scales, and the
-    /// cache.
+    /// Operands of the decode kernels in addition to those of attention: all operands of the append launch, including the cache, except the
+    /// scales, which are operands of attention already.
     pub operands: Vec<TensorIndex>,
 }
 
