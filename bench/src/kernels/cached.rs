@@ -133,7 +133,6 @@ fn contenders(plain: &MhaCached, machine: &Machine, batch: &Extents) -> Option<V
             DecodeCtas::Small,
             DecodeCtas::Medium,
             DecodeCtas::Large,
-            DecodeCtas::LargePair,
             DecodeCtas::Cluster(2),
             DecodeCtas::Cluster(4),
             DecodeCtas::Cluster(8),
@@ -142,7 +141,6 @@ fn contenders(plain: &MhaCached, machine: &Machine, batch: &Extents) -> Option<V
         let here = |k: &MhaDecode| match k.ctas {
             DecodeCtas::Small => true,
             DecodeCtas::Medium | DecodeCtas::Large => on_hopper,
-            DecodeCtas::LargePair => machine.clusters_at_once(2) > 0,
             DecodeCtas::Cluster(n) => machine.clusters_at_once(n) > 0,
         };
         others.extend(
@@ -181,7 +179,6 @@ fn label(kernel: &KernelSpec) -> &'static str {
             DecodeCtas::Small => "mha_decode",
             DecodeCtas::Medium => "mha_decode by medium CTAs",
             DecodeCtas::Large => "mha_decode by large CTAs",
-            DecodeCtas::LargePair => "mha_decode by pairs of large CTAs",
             DecodeCtas::Cluster(2) => "mha_decode by clusters of 2",
             DecodeCtas::Cluster(4) => "mha_decode by clusters of 4",
             DecodeCtas::Cluster(_) => "mha_decode by clusters of 8",

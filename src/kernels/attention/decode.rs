@@ -38,8 +38,6 @@ pub enum DecodeCtas {
     Large,
     /// A cluster of 2 to 8 medium CTAs that split the keys.
     Cluster(u32),
-    /// A cluster of two large CTAs that split the keys.
-    LargePair,
 }
 
 /// Max query heads per CTA: the N extent of an MMA. In larger groups of query heads, several CTAs read the same keys.
@@ -84,7 +82,6 @@ impl MhaDecode {
         match self.ctas {
             DecodeCtas::Small | DecodeCtas::Medium | DecodeCtas::Large => 1,
             DecodeCtas::Cluster(splits) => splits,
-            DecodeCtas::LargePair => 2,
         }
     }
 
@@ -142,8 +139,8 @@ impl MhaDecode {
         match self.ctas {
             DecodeCtas::Small => (64 * 1024, 4),
             DecodeCtas::Medium | DecodeCtas::Cluster(_) => (96 * 1024, 8),
-            DecodeCtas::Large | DecodeCtas::LargePair if self.rows() == 1 => (192 * 1024, 8),
-            DecodeCtas::Large | DecodeCtas::LargePair => (192 * 1024, 16),
+            DecodeCtas::Large if self.rows() == 1 => (192 * 1024, 8),
+            DecodeCtas::Large => (192 * 1024, 16),
         }
     }
 
@@ -162,7 +159,7 @@ impl MhaDecode {
     /// Tiles in flight per warp.
     fn stages(&self) -> u32 {
         let most = match self.ctas {
-            DecodeCtas::Large | DecodeCtas::LargePair => 6,
+            DecodeCtas::Large => 6,
             _ if self.is_brief() => 2,
             _ => 3,
         };
@@ -181,7 +178,7 @@ impl MhaDecode {
     fn min_ctas(&self) -> u32 {
         match (self.ctas, self.plain.head) {
             _ if self.is_brief() => 6,
-            (DecodeCtas::Large | DecodeCtas::LargePair, _) | (_, 129..) => 1,
+            (DecodeCtas::Large, _) | (_, 129..) => 1,
             _ => 2,
         }
     }
@@ -201,7 +198,6 @@ impl Kernel for MhaDecode {
             DecodeCtas::Medium => format!("mha_decode{plain}_medium"),
             DecodeCtas::Large => format!("mha_decode{plain}_large"),
             DecodeCtas::Cluster(splits) => format!("mha_decode{plain}_split{splits}"),
-            DecodeCtas::LargePair => format!("mha_decode{plain}_large_split2"),
         }
     }
 
@@ -248,10 +244,7 @@ impl Kernel for MhaDecode {
     fn instructions(&self) -> Instructions {
         match self.ctas {
             DecodeCtas::Small => Instructions::Ampere,
-            DecodeCtas::Medium
-            | DecodeCtas::Large
-            | DecodeCtas::Cluster(_)
-            | DecodeCtas::LargePair => Instructions::Hopper,
+            DecodeCtas::Medium | DecodeCtas::Large | DecodeCtas::Cluster(_) => Instructions::Hopper,
         }
     }
 
@@ -321,22 +314,19 @@ impl Kernel for MhaDecode {
 
 /// Instances with groups of 1 to 12 query heads, head sizes with every number of packs, and clusters.
 pub(super) fn representative() -> Vec<KernelSpec> {
-    use DecodeCtas::{Cluster, Large, LargePair, Medium, Small};
+    use DecodeCtas::{Cluster, Large, Medium, Small};
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for (heads, kv_heads, head, ctas) in [
             (12, 12, 64, Small),
             (12, 12, 64, Large),
             (12, 12, 64, Cluster(8)),
-            (12, 12, 64, LargePair),
             (16, 8, 128, Small),
             (16, 8, 128, Medium),
             (16, 8, 128, Large),
             (32, 8, 64, Medium),
             (32, 8, 64, Large),
             (32, 8, 64, Cluster(8)),
-            (16, 8, 128, LargePair),
-            (12, 1, 80, LargePair),
             (6, 1, 40, Cluster(2)),
             (8, 1, 128, Cluster(8)),
             (6, 3, 96, Small),
@@ -344,7 +334,6 @@ pub(super) fn representative() -> Vec<KernelSpec> {
             (12, 1, 80, Cluster(8)),
             (4, 1, 256, Large),
             (4, 1, 256, Cluster(2)),
-            (4, 1, 256, LargePair),
             (3, 3, 256, Cluster(8)),
             (2, 2, 32, Small),
             (4, 2, 32, Large),

@@ -113,8 +113,7 @@ impl CachedAttention {
     /// - for more than one CTA per SM: small CTAs,
     /// - otherwise, for few keys: medium CTAs,
     /// - otherwise, for few tokens: clusters that split the keys, with at most two CTAs per SM,
-    /// - otherwise, for many keys and at most half as many tokens as fill all SMs: pairs of large CTAs that split the keys,
-    /// - otherwise: large CTAs, which need not merge results.
+    /// - otherwise: large CTAs, which reach the same memory bandwidth as clusters without merging results.
     fn steps(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let small = self.step(DecodeCtas::Small);
         if !self.has_steps() {
@@ -128,7 +127,6 @@ impl CachedAttention {
         let of_token = u64::from(small.ctas_of_token());
         let few = 2 * sms / (of_token * u64::from(cluster.splits()));
         let most = sms / of_token;
-        let pairs = (most / 2).max(few);
         let part = |rows: (u64, Option<u64>), keys: Interval, choice: MhaDecode| Entry {
             batches: Batches {
                 rows: Interval::new(rows.0, rows.1),
@@ -141,22 +139,14 @@ impl CachedAttention {
         let max_keys = self.0.by.window.map_or(u64::MAX, |w| u64::from(w) + 1);
         // The keys are split if the second CTA of a cluster has at least half as many keys as the first. With fewer keys, launching the
         // cluster takes longer than a single CTA needs for the keys.
-        let around = |cluster: &MhaDecode| {
-            let limit = cluster.min_keys_of_cta() * 3 / 2;
-            let unsplit = (max_keys > limit).then_some(limit);
-            let longer = Interval::new(unsplit.unwrap_or(u64::MAX), None);
-            (Interval::new(0, unsplit), longer)
-        };
-        let pair = self.step(DecodeCtas::LargePair);
-        let (short, longer) = around(&cluster);
-        let (single, paired) = around(&pair);
-        let single = single.within(longer);
+        let limit = cluster.min_keys_of_cta() * 3 / 2;
+        let unsplit = (max_keys > limit).then_some(limit);
+        let short = Interval::new(0, unsplit);
+        let longer = Interval::new(unsplit.unwrap_or(u64::MAX), None);
         let parts = vec![
             part((0, Some(most)), short, self.step(DecodeCtas::Medium)),
             part((0, Some(few)), longer, cluster),
-            part((few, Some(pairs)), single, self.step(DecodeCtas::Large)),
-            part((few, Some(pairs)), paired, pair),
-            part((pairs, Some(most)), longer, self.step(DecodeCtas::Large)),
+            part((few, Some(most)), longer, self.step(DecodeCtas::Large)),
             part((most, None), Interval::ALL, small),
         ];
         let parts = parts.into_iter();
@@ -219,10 +209,8 @@ mod tests {
     #[test]
     fn steps_split_the_keys_of_few_sequences_and_longer_pieces_use_tiles_of_queries() {
         let hopper = testing::hopper();
-        // With four key heads: `most` is one CTA per SM, `pairs` one CTA per SM in clusters of two, and `few` two CTAs per SM in clusters of
-        // eight.
+        // With four key heads: `most` is one CTA per SM, and `few` is two CTAs per SM in clusters of eight.
         let (most, few) = (hopper.sms / 4, 2 * hopper.sms / (4 * 8));
-        let pairs = most / 2;
         let dispatch = cached(64, DType::F16).by_length(&hopper);
         assert_eq!(
             shown(&dispatch),
@@ -230,16 +218,8 @@ mod tests {
                 format!("rows up to {most}, longest up to 1, keys up to 768: mha_decode"),
                 format!("rows up to {few}, longest up to 1, keys above 768: mha_decode"),
                 format!(
-                    "rows {} to {pairs}, longest up to 1, keys 769 to 1536: mha_decode",
-                    few + 1
-                ),
-                format!(
-                    "rows {} to {pairs}, longest up to 1, keys above 1536: mha_decode",
-                    few + 1
-                ),
-                format!(
                     "rows {} to {most}, longest up to 1, keys above 768: mha_decode",
-                    pairs + 1
+                    few + 1
                 ),
                 format!("rows above {most}, longest up to 1: mha_decode"),
                 "longest 2 to 192: mha_prefill".to_owned(),
@@ -285,7 +265,7 @@ mod tests {
             .appending(&hopper, x(64))
             .expect("both");
         let all = shown(&steps);
-        assert_eq!(all.len(), 6);
+        assert_eq!(all.len(), 4);
         assert!(
             all.iter()
                 .all(|line| line.contains("longest up to 1") && line.ends_with(": mha_decode"))
@@ -327,9 +307,9 @@ mod tests {
         };
         let hopper = testing::hopper();
         let all = shown(&stored(64, DType::F16).by_length(&hopper));
-        assert!(all[..6].iter().all(|line| line.ends_with(": mha_decode")));
+        assert!(all[..4].iter().all(|line| line.ends_with(": mha_decode")));
         let long = "longest above 192: mha_wgmma_persistent";
-        assert_eq!(all[6..], ["longest 2 to 192: mha_prefill", long]);
+        assert_eq!(all[4..], ["longest 2 to 192: mha_prefill", long]);
         let x = HeadView::TokenMajor {
             offset: 12 * 64,
             stride: 20 * 64,
