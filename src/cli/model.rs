@@ -297,7 +297,7 @@ pub struct Runnable {
     #[arg(long)]
     dtype: Option<DType>,
     /// Store the weights of linear layers in 8 or 4 bits, with scales that are determined at load time. Activations keep their type, except
-    /// that the CPU also computes int8 products with 8-bit activations
+    /// that products in fp8 (on a GPU) and int8 may round them to 8 bits
     #[arg(long, value_enum, value_name = "KIND")]
     quantize: Option<Quantize>,
     /// Dequantize all weights of a quantized checkpoint to the storage type. By default, a GPU keeps weights in the published format if its

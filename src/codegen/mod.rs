@@ -166,6 +166,7 @@ pub fn c_type(element: Element) -> &'static str {
         Element::Value(DType::F16) => "f16",
         Element::Value(DType::BF16) => "bf16",
         Element::Scaled(_) | Element::E4m3 => "unsigned char",
+        Element::I8 => "signed char",
         Element::I32 => "int",
         Element::I64 => "long long",
     }

@@ -10,7 +10,7 @@
 //!
 //! The fused kernels use the same main loops. [`GemmResidualNorm`], [`GemmResidualRowStats`] and [`DeferredLayerNormGemm`] include a norm.
 //! [`GemmPrepareAttention`] includes rotary embeddings. [`UnpackWeight`] converts a packed weight for kernels that read plain weights, and
-//! [`QuantizeRows`] converts x for [`GemmWgmma`] with a packed weight in E4M3.
+//! [`QuantizeRows`] converts x for [`GemmWgmma`] with a packed weight in E4M3 or int8, and for [`Gemm`] with one in int8.
 
 #[cfg(test)]
 mod activate;
@@ -22,6 +22,7 @@ mod packed_rows;
 mod prepare_attention;
 mod problem;
 mod quantize_rows;
+mod quantized_problem;
 mod residual_norm;
 mod residual_row_stats;
 mod row_stats;
@@ -36,6 +37,7 @@ use serde::{Deserialize, Serialize};
 
 pub use deferred_layernorm::DeferredLayerNormGemm;
 pub use instances::representative;
+pub use packed_rows::RowElement;
 pub use prepare_attention::GemmPrepareAttention;
 pub use problem::GemmProblem;
 use problem::check_k_of_fp8;
@@ -48,7 +50,7 @@ pub use unpack::UnpackWeight;
 pub use wgmma::{GemmWgmma, WgmmaTile};
 pub(crate) use {
     deferred_layernorm::normalised,
-    packed_rows::{quantized, restored},
+    packed_rows::{columns as row_columns, quantized, restored},
     residual_row_stats::scaled_and_row_stats,
     stream::{stream_normals, stream_scaled},
 };
@@ -77,7 +79,7 @@ pub struct Tile {
 /// MMA of E4M3 elements by conversions and MMAs in f16.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Gemm {
-    /// Must have no gate. The weight has the type of x or is packed, or both factors are in E4M3.
+    /// Must have no gate. The weight has the type of x or is packed, or both factors are in E4M3 or in int8.
     pub problem: GemmProblem,
     pub tile: Tile,
 }
@@ -153,15 +155,20 @@ impl Kernel for Gemm {
         // On tensor cores a lane stores at most four neighboring columns, in 8 bytes.
         let store = if self.on_tensor_cores() { 8 } else { 16 };
         // With few columns (a classifier), or with a packed weight, ptxas might otherwise spill registers to fit more CTAs.
-        let min_ctas = if n < 8 || self.problem.packed().is_some() {
+        let min_ctas = if n < 8 || self.problem.converted().is_some() {
             ", 1"
         } else {
             ""
         };
+        // Quantized rows have as many columns as the packed weight.
+        let k = match self.problem.quantized_rows {
+            true => packed_rows::columns(k),
+            false => k,
+        };
         let x_pitch = u64::from(k) * self.problem.x_bytes();
         let out_pitch = u64::from(n) * dtype.bytes();
         let mut constants = self.problem.constants();
-        constants.extend(packed::constants(self.problem.packed()));
+        constants.extend(packed::constants(self.problem.converted()));
         constants.extend([
             ("block_m", self.tile.m.into()),
             ("block_n", self.tile.n.into()),
@@ -175,6 +182,7 @@ impl Kernel for Gemm {
             ("copy_bytes", Self::access_bytes(x_pitch, 16).into()),
             ("store_bytes", Self::access_bytes(out_pitch, store).into()),
             ("scaled", self.problem.is_fp8().into()),
+            ("int8", self.problem.multiplies_int8().into()),
             ("to_e4m3", self.problem.to_e4m3.into()),
             ("hopper", false.into()),
             ("warp_mma", false.into()),
@@ -200,13 +208,16 @@ impl Kernel for Gemm {
     fn validate(&self) -> Result<(), String> {
         self.problem.check()?;
         let GemmProblem { weight, dtype, .. } = self.problem;
-        if !Tile::reading(weight, dtype).contains(&self.tile) {
+        match self.problem.multiplies_int8() {
+            true => self.problem.with_plain_rows().check_has_no_gate()?,
+            false => self.problem.check_has_no_gate()?,
+        }
+        if !Tile::of(&self.problem).contains(&self.tile) {
             return Err(format!(
                 "{:?} is not a tile for {dtype} with a weight in {weight}",
                 self.tile
             ));
         }
-        self.problem.check_has_no_gate()?;
         match self.problem.is_fp8() {
             true => self.check_fp8(),
             false => Ok(()),
@@ -240,6 +251,10 @@ impl Kernel for Gemm {
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         self.problem.reference(extents, reads, true)
+    }
+
+    fn derived_inputs(&self, reads: &[&HostTensor]) -> Vec<(usize, HostTensor)> {
+        self.problem.derived_inputs(reads)
     }
 
     fn cases(&self) -> Vec<Case> {

@@ -179,7 +179,9 @@ impl Param {
         match &self.role {
             Role::Read { element, .. } | Role::Write { element, .. } => match element {
                 Element::Scaled(_) => true,
-                Element::Value(_) | Element::E4m3 | Element::I32 | Element::I64 => false,
+                Element::Value(_) | Element::E4m3 | Element::I8 | Element::I32 | Element::I64 => {
+                    false
+                }
             },
             Role::Count(_) => false,
         }
@@ -501,6 +503,11 @@ pub trait Kernel {
     /// The kernel's definition. Takes the `Read` parameters in the order of the signature and returns the `Write` parameters
     /// in order, before rounding to their storage type. Elements that the kernel does not write are NaN.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor>;
+
+    /// Inputs of a check that depend on other inputs, with their indices among the `Read` parameters. `reads` has the random inputs.
+    fn derived_inputs(&self, _reads: &[&HostTensor]) -> Vec<(usize, HostTensor)> {
+        Vec::new()
+    }
 
     /// Batches with which the kernel is checked.
     fn cases(&self) -> Vec<Case> {

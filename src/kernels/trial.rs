@@ -91,6 +91,10 @@ impl Trial {
             }
         }
         let borrowed: Vec<&HostTensor> = reads.iter().map(|(_, tensor)| &**tensor).collect();
+        for (index, tensor) in kernel.derived_inputs(&borrowed) {
+            reads[index].1 = Arc::new(tensor);
+        }
+        let borrowed: Vec<&HostTensor> = reads.iter().map(|(_, tensor)| &**tensor).collect();
         let results = kernel.reference(&extents, &borrowed);
         let written = kernel.params().into_iter().filter_map(|p| match p.role {
             Role::Write { element, .. } => Some((element, p.name)),

@@ -22,6 +22,8 @@ pub struct MmaSync {
     pub tensor: f64,
     /// Multiply-adds of E4M3 elements that `mma.sync` sustains, per cycle; `None` on cards whose tensor cores do not have such MMAs.
     pub tensor_e4m3: Option<f64>,
+    /// Multiply-adds of 8-bit integers that `mma.sync` sustains, per cycle; `None` on cards where another instruction multiplies them faster.
+    pub tensor_int8: Option<f64>,
     /// L2 bandwidth to one SM, in bytes per cycle.
     pub l2_per_sm: f64,
     /// L2 bandwidth to all SMs together, in bytes per cycle.

@@ -34,11 +34,16 @@ fn every_file_describes_a_plausible_card() {
         let MmaSync {
             tensor: in_16_bits,
             tensor_e4m3,
+            tensor_int8,
             ..
         } = machine.costs.mma_sync;
         let is_ada = instructions == Instructions::Ada;
         assert_eq!(tensor_e4m3.is_some(), is_ada, "{name}");
         assert!(tensor_e4m3.is_none_or(|e4m3| e4m3 > in_16_bits), "{name}");
+        // Hopper multiplies integers with wgmma, and capability 10.0 with tcgen05.
+        let is_data_center = matches!(machine.capability, (9 | 10, 0));
+        assert_eq!(tensor_int8.is_none(), is_data_center, "{name}");
+        assert!(tensor_int8.is_none_or(|int8| int8 > in_16_bits), "{name}");
         assert_eq!(machine.costs.hopper.is_some(), is_hopper, "{name}");
         assert!(machine.shared_per_cta < machine.shared_per_sm, "{name}");
         assert!(

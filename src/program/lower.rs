@@ -46,7 +46,7 @@ pub struct LowerOptions<'a> {
     pub attention: AttentionChoice,
     /// Whether each operator has one kernel for all batches ([`Program::invariant`]).
     pub invariant: bool,
-    /// Whether rows that are multiplied with a packed E4M3 weight may be rounded to E4M3, each row with its own scale.
+    /// Whether rows may be rounded to E4M3 or int8, each with a scale of its own, for products with a packed weight of the same type.
     pub quantizes_rows: bool,
     /// Whether every operator has separate launches, even if a fused launch is faster.
     pub no_fused_launches: bool,

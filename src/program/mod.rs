@@ -164,7 +164,7 @@ impl Program {
                 Element::Value(dtype) => Some(Format::Plain(dtype)),
                 Element::Scaled(scaled) => Some(Format::Scaled(scaled)),
                 Element::E4m3 => Some(Format::FP8),
-                Element::I32 | Element::I64 => None,
+                Element::I8 | Element::I32 | Element::I64 => None,
             },
             Storage::Batch(_) | Storage::Planned { .. } | Storage::Cached(_) => None,
         });

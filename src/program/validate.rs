@@ -135,7 +135,7 @@ impl Program {
                     // The format is checked in `step`, against the parameters of the kernels that read the weight.
                     match tensor.element {
                         Element::Value(_) | Element::Scaled(_) | Element::E4m3 => {}
-                        Element::I32 | Element::I64 => {
+                        Element::I8 | Element::I32 | Element::I64 => {
                             return Err(format!(
                                 "the weight `{name}` is stored as {}",
                                 tensor.element

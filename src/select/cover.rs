@@ -22,7 +22,7 @@ pub struct SelectionInput<'a> {
     pub may_fuse: bool,
     /// Whether each site (the problem of one node of the graph) must have one kernel for all numbers of rows.
     pub invariant: bool,
-    /// Whether rows of x may be rounded to E4M3 for products with a weight in E4M3.
+    /// Whether rows of x may be rounded to E4M3 or int8 for products with a weight of the same type.
     pub quantizes_rows: bool,
 }
 
@@ -251,7 +251,7 @@ impl SelectionInput<'_> {
     }
 }
 
-/// Reason against rules that round rows to E4M3.
+/// Reason against rules that round rows to 8 bits.
 const KEPT_ROWS: &str = "inputs of linear layers stay in 16 bits, because the pass `quantize_inputs` is disabled, or because the checkpoint quantizes only weights";
 
 /// Returns the numbers of rows at which covers are compared, in ascending order. The rows of a tile are a multiple of 8. Steps grow with

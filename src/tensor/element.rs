@@ -12,6 +12,8 @@ pub enum Element {
     Scaled(Scaled),
     /// E4M3 without scales: an operand of an fp8 product.
     E4m3,
+    /// 8-bit integers from −127 to 127 without scales: the rows of x of an int8 product.
+    I8,
     I32,
     I64,
 }
@@ -22,7 +24,7 @@ impl Element {
     pub const fn bytes(self) -> u64 {
         match self {
             Element::Value(dtype) => dtype.bytes(),
-            Element::Scaled(_) | Element::E4m3 => 1,
+            Element::Scaled(_) | Element::E4m3 | Element::I8 => 1,
             Element::I32 => 4,
             Element::I64 => 8,
         }
@@ -36,9 +38,10 @@ impl Element {
                 scaled.packed_bytes(product(rows)?, *columns)
             }
             (Element::Scaled(_), []) => None,
-            (Element::Value(_) | Element::E4m3 | Element::I32 | Element::I64, dims) => {
-                product(dims)?.checked_mul(self.bytes())
-            }
+            (
+                Element::Value(_) | Element::E4m3 | Element::I8 | Element::I32 | Element::I64,
+                dims,
+            ) => product(dims)?.checked_mul(self.bytes()),
         }
     }
 
@@ -47,6 +50,7 @@ impl Element {
             Element::Value(dtype) => dtype.name(),
             Element::Scaled(scaled) => scaled.name(),
             Element::E4m3 => "e4m3",
+            Element::I8 => "i8",
             Element::I32 => "i32",
             Element::I64 => "i64",
         }
@@ -58,6 +62,7 @@ impl Element {
             Element::Value(dtype) => dtype.round(value),
             Element::Scaled(_) => value,
             Element::E4m3 => e4m3::round(value),
+            Element::I8 => value.round_ties_even().clamp(-127.0, 127.0),
             Element::I32 | Element::I64 => value.round(),
         }
     }

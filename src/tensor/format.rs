@@ -112,6 +112,15 @@ pub fn row_scale(row: &[f32]) -> f32 {
     }
 }
 
+/// Returns the divisor that maps the largest magnitude of a row to 127; 1 for a row of zeros, and NaN if an element is not finite.
+pub fn int8_row_scale(row: &[f32]) -> f32 {
+    match largest(row) / 127.0 {
+        _ if row.iter().any(|v| !v.is_finite()) => f32::NAN,
+        scale if scale >= f32::MIN_POSITIVE => scale,
+        _ => 1.0,
+    }
+}
+
 /// Returns the largest magnitude. NaN is ignored.
 pub(super) fn largest(elements: &[f32]) -> f32 {
     // Independent maxima, so that the compiler can vectorize the loop.

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 pub use dtype::{DType, UnknownDType};
 pub use element::Element;
 pub use extents::{Extents, LengthsError};
-pub use format::{Format, Group, Scaled, Values, row_scale};
+pub use format::{Format, Group, Scaled, Values, int8_row_scale, row_scale};
 pub use quantized::Quantized;
 pub use size::{Shape, Size};
 pub use symbol::Symbol;

@@ -28,10 +28,15 @@ const ROWS: u64 = 8;
 /// Largest integer of [`Values::Int4`].
 const LARGEST: f32 = 15.0;
 
-/// Returns the column of a block of E4M3 values that a packed row stores at byte `position`.
-pub(crate) const fn column_at(position: usize) -> usize {
+/// Columns of the bytes of a word of E4M3 values, relative to the first column of the word's lane and MMA.
+pub(crate) const E4M3_WORD: [usize; 4] = [0, 1, 8, 9];
+/// Columns of the bytes of a word of 8-bit integers.
+pub(crate) const INT8_WORD: [usize; 4] = [0, 8, 1, 9];
+
+/// Returns the column of a block of 8-bit values that a packed row stores at byte `position`.
+pub(crate) const fn column_at(position: usize, word: [usize; 4]) -> usize {
     let (lane, mma) = (position / 16, position / 4 % 4);
-    16 * mma + 2 * lane + [0, 1, 8, 9][position % 4]
+    16 * mma + 2 * lane + word[position % 4]
 }
 
 /// A matrix as low-bit values, with the scales of its groups.
@@ -464,15 +469,15 @@ mod tests {
     }
 
     #[test]
-    fn a_packed_row_of_e4m3_stores_columns_in_the_documented_order() {
-        let Format::Scaled(fp8) = Format::FP8 else {
-            unreachable!("fp8 has scales")
-        };
-        let codes: [u8; BLOCK] = std::array::from_fn(|column| column as u8);
-        let mut row = [0; BLOCK];
-        fp8.put(&codes, &mut row);
-        let columns: Vec<u8> = (0..BLOCK).map(|at| column_at(at) as u8).collect();
-        assert_eq!(row.as_slice(), columns);
+    fn packed_rows_of_8_bit_values_store_columns_in_the_documented_order() {
+        for (values, word) in [(Values::E4m3, E4M3_WORD), (Values::Int8, INT8_WORD)] {
+            let group = Group::Row;
+            let codes: [u8; BLOCK] = std::array::from_fn(|column| column as u8);
+            let mut row = [0; BLOCK];
+            Scaled { values, group }.put(&codes, &mut row);
+            let columns: Vec<u8> = (0..BLOCK).map(|at| column_at(at, word) as u8).collect();
+            assert_eq!(row.as_slice(), columns, "{values:?}");
+        }
     }
 
     #[test]

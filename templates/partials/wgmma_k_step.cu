@@ -8,7 +8,7 @@
                 const unsigned long long weight_step = of_weight + step / 2 * (BLOCK_BYTES >> 4) + step % 2 * 2;
 #pragma unroll
                 for (int i = 0; i < M_TILES; ++i) {
-                    warpgroup_mma(acc[i], {% if swap_ab %}weight_step + i * (64 * 64 >> 4), x_step{% else %}x_step + i * (64 * 128 >> 4), weight_step{% endif %},
+                    warpgroup_mma({% if int8 %}products{% else %}acc{% endif %}[i], {% if swap_ab %}weight_step + i * (64 * 64 >> 4), x_step{% else %}x_step + i * (64 * 128 >> 4), weight_step{% endif %},
                                  k_tile > 0 || step > 0);
                 }
             }

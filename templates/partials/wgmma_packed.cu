@@ -1,4 +1,4 @@
-// A packed weight in E4M3, and rows of x in E4M3 with a scale each, whose columns have the order of the weight's. In device memory, a block
+// A packed weight in 8 bits, and rows of x in 8 bits with a scale each, whose columns have the order of the weight's. In device memory, a block
 // of the weight has 64 columns of all rows, so that a stage, which has 128 columns, is loaded as two blocks. In shared memory, a row of a
 // block has the 64-byte swizzle.
 constexpr unsigned int WEIGHT_ROWS = {{ weight_rows }};
@@ -21,7 +21,7 @@ __device__ __forceinline__ unsigned long long block_descriptor(unsigned int addr
     return SWIZZLE_64 | EIGHT_ROWS << 32 | 1ull << 16 | (address & 0x3ffff) >> 4;
 }
 
-{% if swap_ab %}// Multiplies the accumulators by the scales of their rows. A lane has rows j · 8 + lane % 4 · 2 and the rows after them.
+{% if int8 %}{% include "partials/wgmma_dequantize.cu" %}{% else %}{% if swap_ab %}// Multiplies the accumulators by the scales of their rows. A lane has rows j · 8 + lane % 4 · 2 and the rows after them.
 __device__ __forceinline__ void scale_rows(float (&acc)[M_TILES][ACCUMULATORS], const float* x_scale, unsigned int row, unsigned int rows) {
     row += threadIdx.x % 4 * 2;
 #pragma unroll
@@ -56,4 +56,4 @@ __device__ __forceinline__ void scale_rows(float (&acc)[M_TILES][ACCUMULATORS], 
         for (int j = 0; j < ACCUMULATORS; ++j) acc[i][j] *= by.at[i * 2 + j / 2 % 2];
     }
 }
-{% endif %}
+{% endif %}{% endif %}

@@ -130,7 +130,7 @@ impl Tables {
         };
         let packed = |format| Some((format, decoding(Some(format))?));
         let is_packed = is_read(machine) && model == PACKED;
-        let formats = [Format::FP8, Format::INT4].into_iter();
+        let formats = [Format::FP8, Format::INT8, Format::INT4].into_iter();
         let fp8 = IN_FP8.contains(&model).then(|| {
             let options = CompileOptions {
                 quantize: Some(Format::FP8),

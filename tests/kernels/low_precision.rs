@@ -173,67 +173,115 @@ fn writing(
     compiled.expect("it compiles").program
 }
 
-/// On Hopper, rows of long prompts are converted to E4M3 and multiplied with packed fp8 weights, also in models that generate text.
+/// Whether a kernel converts rows of x to 8 bits.
+fn converts_rows(kernel: &KernelSpec) -> bool {
+    matches!(kernel, KernelSpec::QuantizeRows(_))
+}
+
+/// Whether a kernel multiplies quantized rows.
+fn multiplies_rows(kernel: &KernelSpec) -> bool {
+    match kernel {
+        KernelSpec::GemmWgmma(gemm) => gemm.problem.quantized_rows,
+        KernelSpec::Gemm(gemm) => gemm.problem.quantized_rows,
+        _ => false,
+    }
+}
+
+/// Returns the kernels that a program launches for one sequence of `tokens` tokens.
+fn launched(program: &Program, tokens: u32) -> Vec<&KernelSpec> {
+    let extents = Extents::of(&[tokens]).expect("a batch");
+    let launched = program.launched(&extents).expect("it has launches");
+    let kernels = launched.iter();
+    kernels.map(|&(_, at)| &program.kernels[at]).collect()
+}
+
+/// Rows of long prompts are converted to 8 bits and multiplied with packed weights, also in models that generate text: in E4M3 and int8 on
+/// Hopper, and in int8 on cards before it.
 #[test]
-fn prompts_on_hopper_multiply_e4m3_if_inputs_may_be_rounded() {
+fn prompts_multiply_8_bits_if_inputs_may_be_rounded() {
     let (name, mut config, _) = writer();
     config["hidden_size"] = 1024.into();
     config["intermediate_size"] = 4096.into();
     let model = description(name).expect("it is shipped");
-    let converts = |kernel: &KernelSpec| matches!(kernel, KernelSpec::QuantizeRows(_));
-    let any = |machine: &Machine, change: fn(&mut CompileOptions)| {
-        let program = writing(&model, &config, machine, change);
-        program.validate().expect("a sound program");
-        program.kernels.iter().any(converts)
-    };
-    let hopper = crate::common::hopper();
-    assert!(any(&hopper, |options| options.quantize = Some(Format::FP8)));
-    // Each conversion has a GEMM after it, and no whole weight is converted.
-    let program = writing(&model, &config, &hopper, |options| {
-        options.quantize = Some(Format::FP8);
-    });
-    let extents = Extents::of(&[4096]).expect("a batch");
-    let launched = program.launched(&extents).expect("it has launches");
-    let kernels: Vec<_> = launched
-        .iter()
-        .map(|&(_, at)| &program.kernels[at])
-        .collect();
-    let multiplies = |kernel: &&&KernelSpec| matches!(kernel, KernelSpec::GemmWgmma(gemm) if gemm.problem.quantized_rows);
-    let n = kernels.iter().filter(|kernel| converts(kernel)).count();
-    assert_eq!(n, kernels.iter().filter(multiplies).count());
-    assert!(n >= 6, "{n}");
-    assert!(
-        !kernels
-            .iter()
-            .any(|kernel| matches!(kernel, KernelSpec::UnpackWeight(_)))
-    );
-    assert!(!any(&hopper, |options| {
-        options.quantize = Some(Format::FP8);
-        options.invariant = true;
-    }));
-    assert!(!any(&hopper, |options| {
-        options.quantize = Some(Format::FP8);
-        options.without = [QUANTIZE_INPUTS.to_owned()].into();
-    }));
-    for format in [Format::FP8_128, Format::INT8, Format::INT4] {
-        let program = writing(&model, &config, &hopper, |options| {
-            options.quantize = Some(format);
-        });
-        assert!(!program.kernels.iter().any(converts), "{format}");
+    let (hopper, usual) = (crate::common::hopper(), crate::common::usual());
+    for (machine, format, multiplies) in [
+        (&hopper, Format::FP8, true),
+        (&hopper, Format::INT8, true),
+        (&hopper, Format::FP8_128, false),
+        (&hopper, Format::INT8_32, false),
+        (&hopper, Format::INT4, false),
+        (&usual, Format::FP8, false),
+        (&usual, Format::INT8, true),
+    ] {
+        let program = |change: fn(&mut CompileOptions)| {
+            let program = writing(&model, &config, machine, |options| {
+                options.quantize = Some(format);
+                change(options);
+            });
+            program.validate().expect("a sound program");
+            program
+        };
+        let any = |program: &Program| program.kernels.iter().any(converts_rows);
+        let what = format!("{format} on {}", machine.name);
+        let chosen = program(|_| ());
+        assert_eq!(any(&chosen), multiplies, "{what}");
+        assert!(!any(&program(|options| options.invariant = true)), "{what}");
+        let kept = program(|options| options.without = [QUANTIZE_INPUTS.to_owned()].into());
+        assert!(!any(&kept), "{what}");
+        // The checkpoint's own weights, with and without inputs of 8 bits.
+        let published = |keeps_inputs| {
+            let program = writing(&model, &config, machine, |options| {
+                let name = "layers.1.mlp.down_proj.weight".to_owned();
+                options.published = [(name, format)].into();
+                options.keeps_inputs = keeps_inputs;
+            });
+            any(&program)
+        };
+        assert_eq!(published(false), multiplies, "{what}");
+        assert!(!published(true), "{what}");
+        if !multiplies {
+            continue;
+        }
+        // Each conversion has a GEMM after it, and no whole weight is converted.
+        let kernels = launched(&chosen, 4096);
+        let n = |is: fn(&KernelSpec) -> bool| kernels.iter().filter(|kernel| is(kernel)).count();
+        assert_eq!(n(converts_rows), n(multiplies_rows), "{what}");
+        assert!(n(converts_rows) >= 6, "{what}");
+        let unpacks = n(|kernel| matches!(kernel, KernelSpec::UnpackWeight(_)));
+        assert_eq!(unpacks, 0, "{what}");
     }
-    assert!(!any(&crate::common::usual(), |options| {
-        options.quantize = Some(Format::FP8);
-    }));
-    // The checkpoint's own weights in fp8, with and without inputs in fp8.
-    let published = |keeps_inputs| {
-        let program = writing(&model, &config, &hopper, |options| {
-            let name = "layers.1.mlp.down_proj.weight".to_owned();
-            options.published = [(name, Format::FP8)].into();
-            options.keeps_inputs = keeps_inputs;
-        });
-        program.kernels.iter().any(converts)
-    };
-    assert!(published(false) && !published(true));
+}
+
+/// Models that do not generate text multiply int8, too.
+#[test]
+fn encoders_multiply_int8_if_inputs_may_be_rounded() {
+    let (name, mut config, _) = encoder();
+    config["hidden_size"] = 768.into();
+    config["num_attention_heads"] = 12.into();
+    config["intermediate_size"] = 3072.into();
+    let model = description(name).expect("it is shipped");
+    for machine in [crate::common::hopper(), crate::common::usual()] {
+        let program = |without: Option<&str>| {
+            let options = CompileOptions {
+                quantize: Some(Format::INT8),
+                without: without.map(str::to_owned).into_iter().collect(),
+                ..CompileOptions::new(DType::F16, machine.clone())
+            };
+            let compiled = compile(&model, &config, &options);
+            compiled.expect("it compiles").program
+        };
+        let chosen = program(None);
+        let n = |kernels: &[&KernelSpec]| {
+            kernels
+                .iter()
+                .filter(|kernel| multiplies_rows(kernel))
+                .count()
+        };
+        // In each of three layers, all linear layers except that after attention, whose kernel may also compute the norm.
+        assert!(n(&launched(&chosen, 4096)) >= 9, "{}", machine.name);
+        let kept = program(Some(QUANTIZE_INPUTS));
+        assert_eq!(n(&launched(&kept, 4096)), 0, "{}", machine.name);
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@ use super::{Gemm, GemmProblem, Tile, odd_sizes::odd_formats};
 use crate::{
     kernels::KernelSpec,
     ops::{Activation, Epilogue},
-    tensor::DType,
+    tensor::{DType, Format},
 };
 
 /// Instances that cover every tile, every epilogue, and sizes that are not multiples of a tile.
@@ -70,7 +70,7 @@ pub fn representative() -> Vec<KernelSpec> {
             }
         }
     }
-    kernels.extend(in_e4m3());
+    kernels.extend(in_e4m3().into_iter().chain(in_int8()));
     kernels.extend(super::wgmma::representative());
     kernels.extend(super::prepare_attention::representative());
     kernels.extend(super::split_k::representative());
@@ -112,6 +112,42 @@ fn in_e4m3() -> Vec<KernelSpec> {
         to_e4m3(of(320, 1008, bf16, with(Activation::Tanh))),
     ];
     let tiles = Tile::reading(with_all_tiles[0].weight, f16);
+    with_tiles(&with_all_tiles, &with_outer_tiles, &tiles)
+}
+
+/// Instances with quantized rows in int8: every tile, every epilogue, and sizes that are not multiples of a tile, of a block of columns or of
+/// eight rows of the weight.
+fn in_int8() -> Vec<KernelSpec> {
+    let bias = Epilogue::new(true, None);
+    let with = |activation| Epilogue::new(true, Some(activation));
+    let (f16, bf16) = (DType::F16, DType::BF16);
+    let of = |n, k, dtype, epilogue| GemmProblem {
+        weight: Format::INT8,
+        quantized_rows: true,
+        ..GemmProblem::new(n, k, dtype, epilogue)
+    };
+    let with_all_tiles = [
+        of(1000, 328, f16, with(Activation::GeluExact)),
+        of(328, 3080, bf16, bias.with_residual()),
+    ];
+    let with_outer_tiles = [
+        of(768, 768, f16, Epilogue::default()),
+        of(1003, 328, f16, bias),
+        of(3, 768, f16, bias),
+        of(1, 8, f16, bias),
+        of(130, 72, f16, Epilogue::default().with_residual()),
+        of(320, 80, bf16, with(Activation::Relu).with_residual()),
+    ];
+    let tiles = Tile::of(&with_all_tiles[0]);
+    with_tiles(&with_all_tiles, &with_outer_tiles, &tiles)
+}
+
+/// Returns kernels for the first problems with all tiles, and for the others with the first and the last tile.
+fn with_tiles(
+    with_all: &[GemmProblem],
+    with_outer: &[GemmProblem],
+    tiles: &[Tile],
+) -> Vec<KernelSpec> {
     let outer = tiles.iter().copied().enumerate();
     let outer = outer.filter(|&(at, _)| at == 0 || at + 1 == tiles.len());
     let outer: Vec<Tile> = outer.map(|(_, tile)| tile).collect();
@@ -125,7 +161,7 @@ fn in_e4m3() -> Vec<KernelSpec> {
         });
         each.map(KernelSpec::from).collect()
     };
-    let mut all = kernels(&with_all_tiles, &tiles);
-    all.extend(kernels(&with_outer_tiles, &outer));
+    let mut all = kernels(with_all, tiles);
+    all.extend(kernels(with_outer, &outer));
     all
 }

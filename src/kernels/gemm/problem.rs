@@ -24,8 +24,8 @@ use crate::{
 /// value per row of the weight. The products are multiplied by `scale` before the bias is added. If the result is stored in E4M3, the last
 /// operand is `out_scale [1]`, and the result is divided by `out_scale`.
 ///
-/// With quantized rows, x is a result of `QuantizeRows`: `[rows, columns]` in E4M3. The operand after the weight is then `x_scale [rows, 1]`.
-/// The products are multiplied by the scales of the weight's rows and by `x_scale`.
+/// With quantized rows, x is a result of `QuantizeRows`: `[rows, columns]` in 8 bits. The operand after the weight is then `x_scale`, with
+/// the scales of the rows. The products are multiplied by the scales of the weight's rows and of the rows of x.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmProblem {
     /// Columns of the result.
@@ -42,7 +42,7 @@ pub struct GemmProblem {
     pub gated: bool,
     /// Whether the result is stored in E4M3.
     pub to_e4m3: bool,
-    /// Whether x is in E4M3 with a scale for each row. The weight is then packed E4M3 with a scale for each row.
+    /// Whether x is quantized, with a scale for each row. The weight is then packed, with a scale for each row: both in E4M3 or in int8.
     pub quantized_rows: bool,
 }
 
@@ -95,22 +95,22 @@ impl GemmProblem {
         self.weight == Format::E4m3
     }
 
-    /// Whether products of E4M3 are computed.
-    pub(super) fn multiplies_e4m3(&self) -> bool {
+    /// Whether x has elements of 8 bits.
+    pub(super) fn multiplies_8_bits(&self) -> bool {
         self.is_fp8() || self.quantized_rows
     }
 
     /// Bytes of an element of x.
     pub(super) fn x_bytes(&self) -> u64 {
-        match self.multiplies_e4m3() {
+        match self.multiplies_8_bits() {
             true => 1,
             false => self.dtype.bytes(),
         }
     }
 
-    /// Number of elements of x in 16 bits: 2 in E4M3, otherwise 1. Kernels measure k, stages and swizzles in units of 16 bits.
+    /// Number of elements of x in 16 bits: 2 in E4M3 or int8, otherwise 1. Kernels measure k, stages and swizzles in units of 16 bits.
     pub(super) fn elements_in_16_bits(&self) -> u32 {
-        1 + u32::from(self.multiplies_e4m3())
+        1 + u32::from(self.multiplies_8_bits())
     }
 
     /// Returns the format of a packed weight that a device reads.
@@ -131,7 +131,7 @@ impl GemmProblem {
 
     /// Number of tensors that the GEMM reads.
     pub fn n_reads(&self) -> usize {
-        let scales = usize::from(self.multiplies_e4m3()) + usize::from(self.to_e4m3);
+        let scales = usize::from(self.multiplies_8_bits()) + usize::from(self.to_e4m3);
         2 + scales + self.epilogue.operands()
     }
 
@@ -218,13 +218,8 @@ impl GemmProblem {
                 self.weight
             ));
         }
-        if self.quantized_rows && (self.weight != Format::FP8 || !self.dtype.has_mma()) {
-            return Err(format!(
-                "quantized rows, a weight in {} and results in {}; expected a weight in {} and results in f16 or bf16",
-                self.weight,
-                self.dtype,
-                Format::FP8
-            ));
+        if self.quantized_rows {
+            self.check_quantized_rows()?;
         }
         match self.weight {
             Format::Plain(_) | Format::E4m3 => Ok(()),
@@ -243,7 +238,7 @@ impl GemmProblem {
         }
     }
 
-    /// Checks that the problem has neither a gate nor quantized rows, which only some kernels for Hopper support.
+    /// Checks that the problem has neither a gate nor quantized rows, which only some kernels support.
     ///
     /// # Errors
     /// Returns the reason otherwise.
@@ -281,7 +276,7 @@ impl GemmProblem {
         let matrix = Shape::fixed(&[weight_rows, k]);
         let vector = Shape::fixed(&[weight_rows]);
         let mut params = match self.is_fp8() {
-            _ if self.quantized_rows => packed_rows::operands(self.k, self.weight, matrix),
+            _ if self.quantized_rows => packed_rows::operands(self.k, self.row_element(), matrix),
             true => {
                 let factor = Fill::Normal {
                     mean: 0.0,
@@ -351,7 +346,8 @@ impl GemmProblem {
             let [x, weight, x_scale, rest @ ..] = reads else {
                 unreachable!("the parameter list has at least three operands")
             };
-            let x = packed_rows::restored(x.real(), x_scale.real(), self.k);
+            let to = self.row_element();
+            let x = packed_rows::restored(x.real(), x_scale.real(), self.k, to);
             let x = HostTensor::Real(x);
             let reads = [&[&x, *weight], rest].concat();
             return self.with_plain_rows().reference(extents, &reads, converts);
@@ -374,14 +370,6 @@ impl GemmProblem {
         match self.gate() {
             Some(gate) => gate.reference(extents, &[&out]),
             None => vec![out],
-        }
-    }
-
-    /// Returns the problem without the conversion of x to E4M3.
-    pub(crate) fn with_plain_rows(&self) -> Self {
-        Self {
-            quantized_rows: false,
-            ..self.clone()
         }
     }
 
@@ -509,7 +497,7 @@ impl GemmProblem {
         if self.to_e4m3 {
             return ROUNDED;
         }
-        // Sums of E4M3 products are exact, see `DEVIATION`.
+        // Sums of E4M3 products are exact, see `DEVIATION`, and so are sums of integers.
         match self.gated {
             true => self.tolerance_with_factors(),
             false => self.tolerance_of_sums(),
@@ -564,8 +552,7 @@ const UNSCALED: &str =
     "a weight in E4M3 without scales, which only products with inputs in E4M3 read";
 
 /// Error message for a GEMM that does not read quantized rows.
-pub(super) const QUANTIZED_ROWS: &str =
-    "rows in E4M3 with a scale each, which only the persistent GEMM for Hopper reads";
+pub(super) const QUANTIZED_ROWS: &str = "quantized rows, which only the persistent GEMM for Hopper and, in int8, the GEMM for any GPU read";
 
 /// Cases with full, partial and empty octets and tiles of rows, in which gamma and beta, two more rows after the last row, are in the same
 /// octet or in two octets.

@@ -1,10 +1,10 @@
-//! The conversion of rows to E4M3, with a scale for each row, for products with a packed weight in E4M3.
+//! The conversion of rows to E4M3 or int8, with a scale for each row, for products with a packed weight of the same type.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     GemmProblem,
-    packed_rows::{self, scales_shape},
+    packed_rows::{self, RowElement},
 };
 use crate::{
     kernels::{
@@ -14,36 +14,41 @@ use crate::{
     },
     machine::Machine,
     ops::Epilogue,
-    tensor::{DType, Element, Extents, Format, Symbol},
+    tensor::{DType, Extents, Symbol},
 };
 
-/// `x [rows, k]` → `quantized [rows, columns]`, `row_scale [rows, 1]`: the rows of `x`, divided by their scales, in E4M3. The scale of a row
-/// is its largest magnitude divided by that of E4M3. A row of zeros has the scale 1.
+/// `x [rows, k]` → `quantized [rows, columns]`, `row_scale [rows, 1]`: the rows of `x`, divided by their scales, in E4M3 or int8. The scale of
+/// a row is its largest magnitude divided by that of E4M3 (448) or by 127. A row of zeros has the scale 1. In int8, elements are rounded to
+/// the nearest integer, with ties to even, and `row_scale [rows, 2]` also has the sums of the integers.
 ///
 /// Each block of 64 columns is stored in the order of a packed weight, so that the dot product of a stored row and a row of
 /// the weight multiplies the right pairs. `columns` is `k`, rounded up to a multiple of 128. The columns after `k` are zero.
 ///
-/// NaN stays NaN. An infinite element becomes NaN, and the other elements of its row become zero, so that products with the row are NaN.
+/// In E4M3, NaN stays NaN. An infinite element becomes NaN, and the other elements of its row become zero. In int8, a row with an element that
+/// is not finite becomes zero, and its scale NaN. Products with such rows are NaN.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct QuantizeRows {
     pub k: u32,
     pub dtype: DType,
+    pub to: RowElement,
 }
 
 /// Columns of a thread's access.
 const PACK: u32 = 8;
 
 impl QuantizeRows {
-    /// Returns the conversion of a problem's x, and the problem with the converted x. Returns `None` unless the weight is packed E4M3 with a
-    /// scale for each row.
+    /// Returns the conversion of a problem's x, and the problem with the converted x. Returns `None` unless the weight is packed E4M3 or int8
+    /// with a scale for each row, and has columns that the conversion supports.
     pub fn of(problem: &GemmProblem) -> Option<(Self, GemmProblem)> {
         let GemmProblem { k, dtype, .. } = *problem;
-        let is_packed = problem.weight == Format::FP8 && problem.packed().is_some();
+        let to = RowElement::beside(problem.weight)?;
+        let is_packed = problem.packed().is_some();
+        let is_served = is_packed && k.is_multiple_of(PACK) && k <= to.max_k();
         let converted = GemmProblem {
             quantized_rows: true,
             ..problem.clone()
         };
-        is_packed.then_some((Self { k, dtype }, converted))
+        is_served.then_some((Self { k, dtype, to }, converted))
     }
 
     /// Columns of the result.
@@ -63,12 +68,20 @@ impl Kernel for QuantizeRows {
     facts! { template: "quantize_rows", dtype: self.dtype }
 
     fn symbol(&self) -> String {
-        format!("quantize_rows_{}_k{}", self.dtype, self.k)
+        let to = match self.to {
+            RowElement::E4m3 => "",
+            RowElement::Int8 => "int8_",
+        };
+        format!("quantize_rows_{to}{}_k{}", self.dtype, self.k)
     }
 
     fn constants(&self) -> Constants {
         let mut constants = self.teams().constants(self.k, self.dtype);
-        constants.extend([("k", self.k.into()), ("columns", self.columns().into())]);
+        constants.extend([
+            ("k", self.k.into()),
+            ("columns", self.columns().into()),
+            ("int8", (self.to == RowElement::Int8).into()),
+        ]);
         constants
     }
 
@@ -81,29 +94,35 @@ impl Kernel for QuantizeRows {
         let columns = rows_by(Symbol::Rows, self.columns());
         vec![
             read("x", self.dtype, rows_by(Symbol::Rows, self.k), x),
-            write("quantized", Element::E4m3, columns),
-            write("row_scale", DType::F32, scales_shape()),
+            write("quantized", self.to.element(), columns),
+            write("row_scale", DType::F32, self.to.scales_shape()),
             count(Symbol::Rows),
         ]
     }
 
-    /// Only kernels for Hopper read the result.
+    /// Only kernels for Hopper read rows in E4M3.
     fn instructions(&self) -> Instructions {
-        Instructions::Hopper
+        match self.to {
+            RowElement::E4m3 => Instructions::Hopper,
+            RowElement::Int8 => Instructions::Ampere,
+        }
     }
 
     fn validate(&self) -> Result<(), String> {
         limits::widths(&[self.k])?;
         limits::teams(self.teams(), self.k, self.dtype)?;
         let problem = GemmProblem {
-            weight: Format::FP8,
+            weight: self.to.weight(),
             ..GemmProblem::new(1, self.k, self.dtype, Epilogue::default())
         };
         match Self::of(&problem) {
-            Some(_) if self.k.is_multiple_of(PACK) => Ok(()),
-            _ => Err(format!(
-                "rows of {} columns in {} that are converted to E4M3; expected a multiple of {PACK} in f16 or bf16",
-                self.k, self.dtype
+            Some(_) => Ok(()),
+            None => Err(format!(
+                "rows of {} columns in {} that are converted to {}; expected a multiple of {PACK} up to {}, in f16 or bf16",
+                self.k,
+                self.dtype,
+                self.to.element(),
+                self.to.max_k()
             )),
         }
     }
@@ -124,7 +143,7 @@ impl Kernel for QuantizeRows {
     }
 
     fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        let (quantized, scales) = packed_rows::quantized(reads[0].real(), self.k);
+        let (quantized, scales) = packed_rows::quantized(reads[0].real(), self.k, self.to);
         vec![HostTensor::Real(quantized), HostTensor::Real(scales)]
     }
 
@@ -133,10 +152,17 @@ impl Kernel for QuantizeRows {
     }
 
     fn tolerance(&self) -> Tolerance {
-        Tolerance {
-            absolute: 1.0 / 1024.0 + 1e-5,
-            relative: 1.0 / 16.0 + 1e-5,
-            reason: "half a step of E4M3 (2^-4, and 2^-10 below 2^-6); the multiplication by the reciprocal of a scale",
+        match self.to {
+            RowElement::E4m3 => Tolerance {
+                absolute: 1.0 / 1024.0 + 1e-5,
+                relative: 1.0 / 16.0 + 1e-5,
+                reason: "half a step of E4M3 (2^-4, and 2^-10 below 2^-6); the multiplication by the reciprocal of a scale",
+            },
+            RowElement::Int8 => Tolerance {
+                absolute: 0.0,
+                relative: 1e-6,
+                reason: "the reference has the same operations in f32; exact integers and sums",
+            },
         }
     }
 }
@@ -144,9 +170,11 @@ impl Kernel for QuantizeRows {
 /// Instances with one warp and with several warps for a row, and with every kind of partial block.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
-    for dtype in [DType::F16, DType::BF16] {
-        for k in [8, 328, 768, 1024, 4096, 14_336] {
-            kernels.push(QuantizeRows { k, dtype }.into());
+    for to in [RowElement::E4m3, RowElement::Int8] {
+        for dtype in [DType::F16, DType::BF16] {
+            for k in [8, 328, 768, 1024, 4096, 14_336] {
+                kernels.push(QuantizeRows { k, dtype, to }.into());
+            }
         }
     }
     kernels
@@ -158,11 +186,14 @@ mod tests {
 
     #[test]
     fn odd_widths_and_f32_are_refused() {
-        let refused = |k, dtype| QuantizeRows { k, dtype }.validate().unwrap_err();
+        let of = |k, dtype, to| QuantizeRows { k, dtype, to }.validate();
+        let refused = |k, dtype, to| of(k, dtype, to).unwrap_err();
+        let (e4m3, int8) = (RowElement::E4m3, RowElement::Int8);
         assert_eq!(
-            refused(36, DType::F16),
-            "rows of 36 columns in f16 that are converted to E4M3; expected a multiple of 8 in f16 or bf16"
+            refused(36, DType::F16, int8),
+            "rows of 36 columns in f16 that are converted to i8; expected a multiple of 8 up to 65536, in f16 or bf16"
         );
-        assert!(refused(64, DType::F32).contains("in f32"));
+        assert!(refused(36, DType::F16, e4m3).contains("converted to e4m3"));
+        assert!(refused(64, DType::F32, e4m3).contains("in f32"));
     }
 }

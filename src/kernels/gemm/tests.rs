@@ -173,3 +173,34 @@ fn k_is_measured_in_pairs_of_e4m3_elements() {
         assert_eq!(constants["copy_bytes"], int(16));
     }
 }
+
+#[test]
+fn quantized_rows_in_int8_have_the_padding_of_the_packed_weight() {
+    let with = |weight, k| GemmProblem {
+        weight,
+        quantized_rows: true,
+        ..GemmProblem::new(1003, k, DType::BF16, GELU)
+    };
+    let problem = with(Format::INT8, 328);
+    let int = |value: u32| crate::kernels::Constant::Int(value.into());
+    let tiles = Tile::of(&problem);
+    assert_eq!(tiles.len(), 9);
+    for &tile in &tiles {
+        let problem = problem.clone();
+        let gemm = Gemm { problem, tile };
+        gemm.validate().expect("any number of columns is supported");
+        assert_eq!(gemm.instructions(), Instructions::Ampere);
+        let constants = gemm.constants();
+        assert_eq!(constants["k"], int(384 / 2));
+        assert_eq!(constants["copy_bytes"], int(16));
+    }
+    let refused = |problem| {
+        let tile = tiles[0];
+        Gemm { problem, tile }.validate().unwrap_err()
+    };
+    let gated = with(Format::INT8, 328).with_gate(Activation::Silu);
+    insta::assert_snapshot!(refused(gated), @"a gate, which only kernels for Hopper compute in a GEMM");
+    insta::assert_snapshot!(refused(with(Format::FP8, 328)), @"quantized rows, which only the persistent GEMM for Hopper and, in int8, the GEMM for any GPU read");
+    insta::assert_snapshot!(refused(with(Format::INT8_32, 328)), @"quantized rows of 328 columns, a weight in int8_g32 and results in bf16; expected a weight in fp8, or in int8 with at most 65536 columns, and results in f16 or bf16");
+    insta::assert_snapshot!(refused(with(Format::INT8, 65544)), @"quantized rows of 65544 columns, a weight in int8 and results in bf16; expected a weight in fp8, or in int8 with at most 65536 columns, and results in f16 or bf16");
+}

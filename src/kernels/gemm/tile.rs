@@ -44,6 +44,18 @@ const E4M3_TILES: [Tile; 8] = [
     tile(16, 32, 128, 1, 2, 5),
 ];
 
+/// Tiles for quantized rows in int8, whose stages are those of [`E4M3_TILES`]. Every card multiplies integers without a conversion, so that
+/// warps may have 64×64 outputs.
+const INT8_TILES: [Tile; 9] = {
+    let mut tiles = [tile(128, 256, 64, 2, 4, 4); 9];
+    let mut at = 0;
+    while at < E4M3_TILES.len() {
+        tiles[at + 1] = E4M3_TILES[at];
+        at += 1;
+    }
+    tiles
+};
+
 /// Tiles for f32: 8×8 or 4×4 outputs per thread, double-buffered in shared memory.
 const SCALAR_TILES: [Tile; 5] = [
     tile(128, 128, 16, 4, 2, 2),
@@ -62,7 +74,16 @@ impl Tile {
         }
     }
 
-    /// Candidates for a weight in this format. A packed weight has blocks of 64 columns. The packed words that a thread holds take half as
+    /// Candidates for a problem.
+    pub fn of(problem: &GemmProblem) -> Vec<Tile> {
+        match (problem.quantized_rows, problem.multiplies_int8()) {
+            (true, true) => INT8_TILES.to_vec(),
+            (true, false) => Vec::new(),
+            (false, _) => Self::reading(problem.weight, problem.dtype),
+        }
+    }
+
+    /// Candidates for a weight in this format, and rows that are not quantized. A packed weight has blocks of 64 columns. The packed words that a thread holds take half as
     /// many registers as its warp has columns.
     pub fn reading(weight: Format, dtype: DType) -> Vec<Tile> {
         let all = Self::candidates(dtype).iter().copied();
@@ -76,11 +97,12 @@ impl Tile {
         }
     }
 
-    /// Candidates whose tiles are not mostly empty for `n` columns. Some tiles are narrow, so the list is empty only if no candidate reads
-    /// the weight: for operands in E4M3 and other operands in f32.
-    pub fn fitting(n: u32, weight: Format, dtype: DType) -> Vec<Tile> {
+    /// Candidates whose tiles are not mostly empty for the columns of the problem. Some tiles are narrow, so the list is empty only if no
+    /// candidate reads the operands: for operands in E4M3 and other operands in f32, and for quantized rows in E4M3.
+    pub fn fitting(problem: &GemmProblem) -> Vec<Tile> {
+        let n = problem.n;
         let widest = n.checked_next_power_of_two().unwrap_or(u32::MAX).max(64);
-        let mut all = Self::reading(weight, dtype);
+        let mut all = Self::of(problem);
         all.retain(|tile| tile.n <= widest);
         all
     }
@@ -89,17 +111,18 @@ impl Tile {
     ///
     /// The cost of a step is the time of the slowest unit (MMAs, shared memory, L2). In f32, a part of the times of the two faster units is
     /// added. CTAs on the same SM share its units, but hide each other's barriers and pipeline fills. The conversion of a packed weight adds to
-    /// the time of the MMAs, which wait for it. The estimate is infinite for operands in E4M3 on a card that does not multiply them faster
+    /// the time of the MMAs, which wait for it. The estimate is infinite for operands of 8 bits on a card that does not multiply them faster
     /// than 16-bit operands.
     pub fn cycles(self, rows: u64, problem: &GemmProblem, machine: &Machine) -> f64 {
         let GemmProblem { n, k, dtype, .. } = *problem;
-        let weight = problem.packed();
+        let weight = problem.converted();
         let of_x = problem.x_bytes() as f64;
         let of_weight = weight.map_or(of_x, packed::bytes_per_element);
         let cost = &machine.costs.mma_sync;
-        let tensor = match problem.is_fp8() {
-            true => cost.tensor_e4m3,
-            false => Some(cost.tensor),
+        let tensor = match (problem.is_fp8(), problem.multiplies_int8()) {
+            (true, _) => cost.tensor_e4m3,
+            (_, true) => cost.tensor_int8,
+            (false, false) => Some(cost.tensor),
         };
         let Some(tensor) = tensor else {
             return f64::INFINITY;
@@ -179,7 +202,7 @@ impl Tile {
     /// Bytes of dynamic shared memory per CTA on tensor cores.
     pub(super) fn shared_bytes(self, problem: &GemmProblem) -> u32 {
         let row = self.k * problem.x_bytes() as u32;
-        let of_weight = problem.packed().map_or(row, |weight| {
+        let of_weight = problem.converted().map_or(row, |weight| {
             packed::block_bytes(weight) + packed::scale_bytes(weight, self.k)
         });
         (self.m * row + self.n * of_weight) * self.stages
@@ -210,13 +233,22 @@ mod tests {
 
     const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
+    fn in_int8(problem: &GemmProblem) -> GemmProblem {
+        GemmProblem {
+            weight: Format::INT8,
+            quantized_rows: true,
+            ..problem.clone()
+        }
+    }
+
     #[test]
     fn every_candidate_fits_the_smallest_gpu() {
         let problems = DTYPES.map(|dtype| GemmProblem::new(64, 64, dtype, Epilogue::default()));
         let in_e4m3 = problems[1].clone().in_e4m3();
-        for problem in problems.into_iter().chain([in_e4m3]) {
+        let in_int8 = in_int8(&problems[1]);
+        for problem in problems.into_iter().chain([in_e4m3, in_int8]) {
             let dtype = problem.dtype;
-            for t in Tile::reading(problem.weight, dtype) {
+            for t in Tile::of(&problem) {
                 assert!(t.shared_bytes(&problem) <= 99 * 1024, "{t:?}");
                 assert!((2..=5).contains(&t.stages), "{t:?}");
                 let warp = (t.m / t.warps_m, t.n / t.warps_n);
@@ -227,27 +259,26 @@ mod tests {
     }
 
     #[test]
-    fn products_in_e4m3_are_estimated_to_take_less_time_than_in_16_bits_for_all_rows() {
+    fn products_in_8_bits_are_estimated_to_take_less_time_than_in_16_bits_for_all_rows() {
         let fastest = |problem: &GemmProblem, rows, machine: &Machine| {
-            let tiles = Tile::reading(problem.weight, problem.dtype).into_iter();
+            let tiles = Tile::of(problem).into_iter();
             let cycles = tiles.map(|tile| tile.cycles(rows, problem, machine));
             cycles.fold(f64::INFINITY, f64::min)
         };
         let plain = GemmProblem::new(3072, 768, DType::F16, Epilogue::default());
-        let fp8 = plain.clone().in_e4m3();
+        let (fp8, int8) = (plain.clone().in_e4m3(), in_int8(&plain));
         for machine in Machine::all().expect("the cards are described") {
-            let has_mma = machine.costs.mma_sync.tensor_e4m3.is_some();
+            let cost = &machine.costs.mma_sync;
             for rows in [1, 16, 100, 1000, 10_000] {
-                let [plain, fp8] = [&plain, &fp8].map(|of| fastest(of, rows, machine));
-                let is_as_expected = match has_mma {
-                    true => fp8 < plain,
-                    false => fp8.is_infinite(),
-                };
-                assert!(
-                    is_as_expected,
-                    "{}: {rows} rows, {fp8}, {plain}",
-                    machine.name
-                );
+                for (of, rate) in [(&fp8, cost.tensor_e4m3), (&int8, cost.tensor_int8)] {
+                    let [plain, found] = [&plain, of].map(|of| fastest(of, rows, machine));
+                    let is_as_expected = match rate {
+                        Some(_) => found < plain,
+                        None => found.is_infinite(),
+                    };
+                    let name = &machine.name;
+                    assert!(is_as_expected, "{name}: {rows} rows, {found}, {plain}");
+                }
             }
         }
     }

@@ -36,11 +36,11 @@ pub struct WgmmaTile {
 /// The GEMM for Hopper. `n` and `k` are multiples of 8, because rows of a tensor map start at multiples of 16 bytes. In E4M3, `k` is a
 /// multiple of 16.
 ///
-/// Tensor cores add E4M3 products with 14 bits of mantissa, in f32 accumulators.
+/// Tensor cores add E4M3 products with 14 bits of mantissa, in f32 accumulators. Sums of int8 products are exact, in 32-bit integers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmWgmma {
-    /// Either in f16 or bf16 with a weight of the same type, or with operands in E4M3. If rows are quantized, the weight is packed, and its
-    /// blocks of 64 columns are loaded as they are stored.
+    /// Either in f16 or bf16 with a weight of the same type, or with operands in E4M3 or int8. If rows are quantized, the weight is packed, and
+    /// its blocks of 64 columns are loaded as they are stored.
     pub problem: GemmProblem,
     pub tile: WgmmaTile,
 }
@@ -58,7 +58,7 @@ enum Store {
 
 /// Bytes of shared memory of a CTA on Hopper.
 const SHARED_LIMIT: u32 = 227 * 1024;
-/// 16-bit elements of k per stage: 128 bytes, the span of the widest swizzle. In E4M3, a stage has twice as many elements.
+/// 16-bit elements of k per stage: 128 bytes, the span of the widest swizzle. In 8 bits, a stage has twice as many elements.
 const BLOCK_K: u32 = 64;
 /// Max stages. More would hide no more latency.
 const MAX_STAGES: u32 = 8;
@@ -68,7 +68,7 @@ const ENOUGH_STAGES: u32 = 4;
 const SUBTILE_ROWS: u32 = 16;
 /// Threads of a CTA: one producer and two consumer warpgroups.
 const THREADS: u32 = 384;
-/// Max outputs of a ping-pong warpgroup that loads the scales of E4M3 operands before its mainloop. With more outputs, the warpgroup has no
+/// Max outputs of a ping-pong warpgroup that loads the scales of 8-bit operands before its mainloop. With more outputs, the warpgroup has no
 /// registers for the scales during the mainloop.
 const EARLY_OUTPUTS: u32 = 128 * 128;
 
@@ -260,9 +260,9 @@ impl GemmWgmma {
         if !WgmmaTile::CANDIDATES.contains(&self.tile) || !self.tile.serves(n) {
             return Err(format!("{:?} is not a tile of the Hopper GEMM", self.tile));
         }
-        if !self.problem.is_plain() && !self.problem.multiplies_e4m3() {
+        if !self.problem.is_plain() && !self.problem.multiplies_8_bits() {
             return Err(format!(
-                "the Hopper GEMM does not read a weight in {weight}; expected {dtype}, or E4M3 operands"
+                "the Hopper GEMM does not read a weight in {weight}; expected {dtype}, or operands in E4M3 or int8"
             ));
         }
         let fits_gate = self.tile.gates(n, epilogue.bias) && !epilogue.residual;
@@ -279,18 +279,24 @@ impl GemmWgmma {
                 self.tile
             ));
         }
-        match self.problem.multiplies_e4m3() {
-            true => self.check_fp8(),
+        match self.problem.multiplies_8_bits() {
+            true => self.check_8_bits(),
             false => Ok(()),
         }
     }
 
-    /// Checks the requirements that apply only to operands in E4M3.
-    fn check_fp8(&self) -> Result<(), String> {
+    /// Checks the requirements that apply only to operands of 8 bits.
+    fn check_8_bits(&self) -> Result<(), String> {
         let Self { problem, tile } = self;
         let GemmProblem { n, k, epilogue, .. } = *problem;
         match problem.packed() {
             None => check_k_of_fp8(k)?,
+            // wgmma of integers has no other N above 24.
+            Some(_) if problem.multiplies_int8() && tile.swaps_ab() && tile.m % 16 > 0 => {
+                return Err(format!(
+                    "{tile:?} with int8 operands; expected rows in multiples of 16"
+                ));
+            }
             Some(packed) => {
                 let [rows, _] = packed.rows_of_blocks(problem.weight_rows().into(), k.into());
                 if i32::try_from(rows).is_err() {
@@ -308,7 +314,15 @@ impl GemmWgmma {
             && !tile.cooperative
             && (tile.n == 192 && tile.m == 128 && epilogue.activation.is_some()
                 || tile.n == 256 && epilogue.residual);
-        if spills || is_large && (epilogue.residual || !tile.stores_directly(n)) {
+        // Integers are converted to f32 before they are scaled.
+        let spills_int8 = problem.multiplies_int8()
+            && match (problem.gated, tile.cooperative) {
+                (true, true) => tile.n == 192,
+                (true, false) => tile.n >= 192,
+                (false, true) => false,
+                (false, false) => epilogue.residual && (tile.n == 112 || tile.n == 208),
+            };
+        if spills || spills_int8 || is_large && (epilogue.residual || !tile.stores_directly(n)) {
             return Err(format!(
                 "{tile:?} has no registers for the scales of {n} columns with {epilogue:?}; expected a smaller or a cooperative tile"
             ));
@@ -326,9 +340,9 @@ impl GemmWgmma {
         self.tile.store(self.problem.n)
     }
 
-    /// Vectors of f32 that the epilogue reads from shared memory: the bias, and the scales of E4M3 operands.
+    /// Vectors of f32 that the epilogue reads from shared memory: the bias, and the scales of 8-bit operands.
     fn vectors(&self) -> u32 {
-        1 + u32::from(self.problem.multiplies_e4m3())
+        1 + u32::from(self.problem.multiplies_8_bits())
     }
 }
 
@@ -356,9 +370,15 @@ impl Kernel for GemmWgmma {
         let acc = mma_n / 2;
         let (subtile, boxes) = tile.subtile();
         let list = |of: &dyn Fn(u32) -> String| (0..acc).map(of).collect::<Vec<_>>().join(", ");
-        let is_fp8 = self.problem.multiplies_e4m3();
+        let is_scaled = self.problem.multiplies_8_bits();
         let late_scales =
-            is_fp8 && !tile.cooperative && tile.outputs_of_warpgroup() > EARLY_OUTPUTS;
+            is_scaled && !tile.cooperative && tile.outputs_of_warpgroup() > EARLY_OUTPUTS;
+        // Constraint of the accumulators in assembly.
+        let register = if self.problem.multiplies_int8() {
+            "r"
+        } else {
+            "f"
+        };
         let mut constants = self.problem.constants();
         constants.extend([
             ("group_m", Gemm::GROUP_M.into()),
@@ -369,7 +389,8 @@ impl Kernel for GemmWgmma {
                 (BLOCK_K * self.problem.elements_in_16_bits()).into(),
             ),
             ("mma_k", (16 * self.problem.elements_in_16_bits()).into()),
-            ("scaled", is_fp8.into()),
+            ("scaled", is_scaled.into()),
+            ("int8", self.problem.multiplies_int8().into()),
             ("late_scales", late_scales.into()),
             ("quantized_rows", self.problem.quantized_rows.into()),
             ("weight_rows", self.problem.weight_rows().into()),
@@ -388,7 +409,7 @@ impl Kernel for GemmWgmma {
             ("acc_registers", list(&|i| format!("%{i}")).into()),
             (
                 "acc_operands",
-                list(&|i| format!("\"+f\"(acc[{i}])")).into(),
+                list(&|i| format!("\"+{register}\"(acc[{i}])")).into(),
             ),
         ]);
         constants
@@ -455,7 +476,7 @@ impl Kernel for GemmWgmma {
         }
     }
 
-    /// Estimates the cycles. In E4M3, a stage has the same number of bytes and twice as many products as in f16. Tensor cores compute the
+    /// Estimates the cycles. In 8 bits, a stage has the same number of bytes and twice as many products as in f16. Tensor cores compute the
     /// products of a stage in the same time.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let GemmProblem { k, epilogue, .. } = self.problem;
@@ -470,6 +491,10 @@ impl Kernel for GemmWgmma {
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         self.problem.reference(extents, reads, true)
+    }
+
+    fn derived_inputs(&self, reads: &[&HostTensor]) -> Vec<(usize, HostTensor)> {
+        self.problem.derived_inputs(reads)
     }
 
     fn cases(&self) -> Vec<Case> {

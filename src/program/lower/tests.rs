@@ -1,12 +1,12 @@
 //! Lowers every operator for every shape that inference accepts, and compares the results with the
 //! interpreter.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use super::{LowerOptions, lower};
 use crate::{
     graph::{Bound, Graph, NodeId, Op, WeightExpr},
-    kernels::KernelSpec,
+    kernels::{Instructions, KernelSpec},
     machine::{Machine, testing},
     ops::{
         Activation, AttentionProblem, BatchInput, Bias, Epilogue, HeadView, PoolWeights,
@@ -346,9 +346,18 @@ fn computed(program: Program, lens: &[u32]) -> Vec<Output> {
     session.run(&batch).expect("it runs")
 }
 
-/// Products with quantized rows differ from products with 16-bit rows by the rounding of the rows, and only for many rows.
+/// Products with quantized rows differ from products with 16-bit rows by the rounding of the rows. With packed int8 weights, a CPU rounds the
+/// rows of all products, so that only products with a weight that is unpacked differ.
 #[test]
 fn quantized_rows_change_results_by_their_rounding() {
+    // A rounding to E4M3 has a relative error of 2.6 % on average, and a rounding to int8 one of about 1 %.
+    let hopper = testing::hopper();
+    quantized_rows_change_results(Format::FP8, &hopper, 1e-3..0.15);
+    quantized_rows_change_results(Format::INT8, &hopper, 1e-3..0.06);
+    quantized_rows_change_results(Format::INT8, &testing::usual(), 0.0..0.06);
+}
+
+fn quantized_rows_change_results(format: Format, machine: &Machine, bounds: Range<f64>) {
     let decoder = Decoder {
         width: 1024,
         inner: 2048,
@@ -361,18 +370,17 @@ fn quantized_rows_change_results_by_their_rounding() {
     let weights = nodes.filter(|&id| matches!(graph.op(id), Op::Linear { .. }));
     let weights = weights.filter_map(|id| graph.operand(id, "weight"));
     // Published weights keep their format in all layers, including the head.
-    let published = weights.map(|id| (graph.node(id).name.clone(), Format::FP8));
+    let published = weights.map(|id| (graph.node(id).name.clone(), format));
     let options = passes::Options {
         published: published.collect(),
         ..passes::Options::default()
     };
     let (graph, _) = passes::optimize(graph, &options).expect("it is sound");
-    let machine = testing::hopper();
     let program = |quantizes_rows, invariant| {
         let options = LowerOptions {
             invariant,
             quantizes_rows,
-            ..lower_options(DType::F16, &machine)
+            ..lower_options(DType::F16, machine)
         };
         let program = lower(&graph, &options).expect("it lowers");
         program.validate().expect("it is sound");
@@ -389,9 +397,12 @@ fn quantized_rows_change_results_by_their_rounding() {
     let (mut exact, mut rounded) = (program(false, false), program(true, false));
     assert_eq!(conversions(&exact, &lens), 0);
     assert_eq!(conversions(&program(true, true), &lens), 0);
-    assert_eq!(conversions(&rounded, &[5]), 0);
+    // Without a streaming GEMM, products in int8 may be faster for few rows, too.
+    if machine.instructions == Instructions::Hopper {
+        assert_eq!(conversions(&rounded, &[5]), 0);
+    }
     assert!(conversions(&rounded, &lens) >= 2);
-    // A CPU executes only programs in f32, and has f32 values also for tensors in E4M3.
+    // A CPU executes only programs in f32, and has f32 values also for tensors of 8 bits.
     for program in [&mut exact, &mut rounded] {
         program.dtype = DType::F32;
         let tensors = program.tensors.iter_mut();
@@ -407,8 +418,7 @@ fn quantized_rows_change_results_by_their_rounding() {
         let pairs = want.values.iter().zip(&got.values);
         let off = squares(&mut pairs.map(|(want, got)| want - got));
         let error = (off / squares(&mut want.values.iter().copied())).sqrt();
-        // A rounding to E4M3 has a relative error of 2.6 % on average.
-        assert!((1e-3..0.15).contains(&error), "{}: {error}", want.name);
+        assert!(bounds.contains(&error), "{format}, {}: {error}", want.name);
     }
 }
 

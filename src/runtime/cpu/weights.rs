@@ -90,9 +90,11 @@ impl Weights {
                     {
                         evaluate_quantized(expr, source, scaled)?.values()
                     }
-                    Element::Value(_) | Element::Scaled(_) | Element::I32 | Element::I64 => {
-                        evaluate(expr, source)?
-                    }
+                    Element::Value(_)
+                    | Element::Scaled(_)
+                    | Element::I8
+                    | Element::I32
+                    | Element::I64 => evaluate(expr, source)?,
                 };
                 let readers = readers[at];
                 if let Some([n, k]) = readers.multiplied {
@@ -138,7 +140,7 @@ pub(super) fn precision(element: Element) -> Result<MatmulPrecision, CpuError> {
             // The weight is rounded to the format, and the product is computed in f32.
             false => MatmulPrecision::F32,
         },
-        Element::Value(DType::F16) | Element::I32 | Element::I64 => {
+        Element::Value(DType::F16) | Element::I8 | Element::I32 | Element::I64 => {
             return Err(CpuError::WeightFormat(element));
         }
     };

@@ -39,15 +39,17 @@ impl Matrix {
             Element::Value(DType::F32) => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
             Element::Value(DType::F16) => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             Element::Value(DType::BF16) => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            // Packed weights and E4M3 elements are copied as bytes.
-            Element::Scaled(_) | Element::E4m3 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            // Packed weights and 8-bit elements are copied as bytes.
+            Element::Scaled(_) | Element::E4m3 | Element::I8 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
             Element::I32 => Type::CU_TENSOR_MAP_DATA_TYPE_INT32,
             Element::I64 => Type::CU_TENSOR_MAP_DATA_TYPE_INT64,
         };
         let rows = self.rows.eval(extents).unwrap_or(0);
         let [rows, columns] = match self.element {
             Element::Scaled(packed) => packed.rows_of_blocks(rows, self.columns),
-            Element::Value(_) | Element::E4m3 | Element::I32 | Element::I64 => [rows, self.columns],
+            Element::Value(_) | Element::E4m3 | Element::I8 | Element::I32 | Element::I64 => {
+                [rows, self.columns]
+            }
         };
         let pitch = columns * self.element.bytes();
         let (box_columns, box_rows) = (self.map.box_columns, self.map.box_rows);

@@ -546,7 +546,7 @@ fn upload(
                 scales.add_rows(expr, &matrix);
                 matrix.into_codes()
             }
-            Element::I32 | Element::I64 => evaluate_as(expr, source, program.dtype)?,
+            Element::I8 | Element::I32 | Element::I64 => evaluate_as(expr, source, program.dtype)?,
         };
         device
             .context()

@@ -330,7 +330,9 @@ fn values(fill: Fill, element: Element, dims: &[u64], case: &Case, name: &str) -
             let period = match element {
                 // The scales of a packed matrix follow its values, so its bytes cannot be repeated periodically.
                 Element::Scaled(_) => n,
-                Element::Value(_) | Element::E4m3 | Element::I32 | Element::I64 => n.min(PERIOD),
+                Element::Value(_) | Element::E4m3 | Element::I8 | Element::I32 | Element::I64 => {
+                    n.min(PERIOD)
+                }
             };
             let mut values = random(period, deviation, seed);
             values.par_iter_mut().for_each(|v| *v += mean);

@@ -149,7 +149,7 @@ pub trait WeightSource: Send + Sync {
         Ok(None)
     }
 
-    /// Returns whether the source is a checkpoint that quantizes weights in E4M3, but not the inputs of their linear layers.
+    /// Returns whether the source is a checkpoint with weights in E4M3 or int8 that does not quantize the inputs of their linear layers.
     fn keeps_inputs(&self) -> bool {
         false
     }

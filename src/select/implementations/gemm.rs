@@ -80,13 +80,15 @@ fn packed(problem: &GemmProblem, streams: Vec<GemmStream>, machine: &Machine) ->
     any.into_iter().map(Candidate::new).chain(streams).collect()
 }
 
-/// Returns the kernels that do not need Hopper. Operands in E4M3 need a card that multiplies them faster than 16-bit operands with
+/// Returns the kernels that do not need Hopper. Operands in E4M3 or int8 need a card that multiplies them faster than 16-bit operands with
 /// `mma.sync`.
 pub(super) fn any_gpu(problem: &GemmProblem, machine: &Machine) -> Vec<Gemm> {
-    if problem.is_fp8() && machine.costs.mma_sync.tensor_e4m3.is_none() {
+    let cost = &machine.costs.mma_sync;
+    let lacks_e4m3 = problem.is_fp8() && cost.tensor_e4m3.is_none();
+    if lacks_e4m3 || problem.multiplies_int8() && cost.tensor_int8.is_none() {
         return Vec::new();
     }
-    let tiles = Tile::fitting(problem.n, problem.weight, problem.dtype).into_iter();
+    let tiles = Tile::fitting(problem).into_iter();
     let kernels = tiles.map(|tile| Gemm {
         problem: problem.clone(),
         tile,

@@ -1,18 +1,18 @@
-//! Linear layers whose weight is packed E4M3 with a scale for each row, for many rows. A launch converts the rows of x to E4M3, each with a
-//! scale of its own, and the GEMM multiplies E4M3. The GEMM reads the weight as it is stored.
+//! Linear layers whose weight is packed E4M3 or int8 with a scale for each row, for many rows. A launch converts the rows of x to the type of
+//! the weight, each with a scale of its own, and the GEMM multiplies 8-bit values. The GEMM reads the weight as it is stored.
 
 use super::{
     Bindings, Candidate, Implementation, Launch, ONLY_HOPPER, Operand, ScratchRows, Unfit,
-    gate::gated, require,
+    gate::gated, gemm::any_gpu, require,
 };
 use crate::{
     kernels::{
         Instructions,
-        gemm::{GemmProblem, GemmWgmma, QuantizeRows},
+        gemm::{GemmProblem, GemmWgmma, QuantizeRows, RowElement},
     },
     machine::Machine,
     select::site::{Link, Site},
-    tensor::{DType, Element, Format},
+    tensor::DType,
 };
 
 /// Names of the rules, without and with a gate.
@@ -27,13 +27,16 @@ pub(super) fn linear(chain: &[Link], machine: &Machine) -> Result<Implementation
 /// Implements a linear layer whose only reader is a gate.
 pub(super) fn with_gate(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
     packed(chain)?;
-    quantized(&gated(chain)?, 2, machine)
+    let problem = gated(chain)?;
+    // Only kernels for Hopper compute a gate.
+    require(machine.instructions == Instructions::Hopper, ONLY_HOPPER)?;
+    quantized(&problem, 2, machine)
 }
 
-/// Returns the problem of the first site if its weight is packed E4M3 with a scale for each row.
+/// Returns the problem of the first site if its weight is packed E4M3 or int8 with a scale for each row.
 fn packed(chain: &[Link]) -> Result<&GemmProblem, Unfit> {
     match chain.first().map(|link| &link.site) {
-        Some(Site::Linear(problem)) if problem.weight == Format::FP8 => Ok(problem),
+        Some(Site::Linear(problem)) if RowElement::beside(problem.weight).is_some() => Ok(problem),
         _ => Err(Unfit::Sites),
     }
 }
@@ -46,12 +49,18 @@ fn quantized(
 ) -> Result<Implementation, Unfit> {
     let &GemmProblem { n, k, dtype, .. } = problem;
     let is_hopper = machine.instructions == Instructions::Hopper;
-    require(is_hopper, ONLY_HOPPER)?;
-    let (Some((kernel, problem)), true) =
-        (QuantizeRows::of(problem), GemmWgmma::serves(n, k, dtype))
-    else {
+    let is_int8 = problem.weight == RowElement::Int8.weight();
+    require(is_hopper || is_int8, ONLY_HOPPER)?;
+    require(
+        is_hopper || machine.costs.mma_sync.tensor_int8.is_some(),
+        "the card does not multiply 8-bit integers with mma.sync faster than 16-bit values",
+    )?;
+    let (Some((kernel, problem)), true) = (
+        QuantizeRows::of(problem),
+        !is_hopper || GemmWgmma::serves(n, k, dtype),
+    ) else {
         return Err(Unfit::Because(format!(
-            "a weight of {n} x {k} beside activations in {dtype}; expected multiples of 8, and f16 or bf16"
+            "a weight of {n} x {k} beside activations in {dtype}; expected columns in multiples of 8 (in int8, up to 65536), rows in multiples of 8 on Hopper, and f16 or bf16"
         )));
     };
     let scratch = |name, element, columns: u32| Operand::Scratch {
@@ -61,8 +70,8 @@ fn quantized(
         columns: columns.into(),
         rows: ScratchRows::OfBatch { more: 0 },
     };
-    let quantized = scratch("quantized", Element::E4m3, kernel.columns());
-    let row_scale = scratch("row_scale", DType::F32.into(), 1);
+    let quantized = scratch("quantized", kernel.to.element(), kernel.columns());
+    let row_scale = scratch("row_scale", DType::F32.into(), kernel.to.scales() as u32);
     let site = sites - 1;
     let convert = Launch {
         site,
@@ -71,14 +80,15 @@ fn quantized(
             .with("row_scale", row_scale),
         candidates: vec![Candidate::new(kernel)],
     };
-    let kernels = GemmWgmma::kernels(&problem, machine.instructions).into_iter();
+    let persistent = GemmWgmma::kernels(&problem, machine.instructions).into_iter();
+    let any = any_gpu(&problem, machine).into_iter().map(Candidate::new);
     let multiply = Launch {
         site,
         bindings: Bindings::to_operands_of(&[0])
             .with("x", quantized)
             .with("x_scale", row_scale)
             .with("out", Operand::Value(site)),
-        candidates: kernels.map(Candidate::new).collect(),
+        candidates: persistent.map(Candidate::new).chain(any).collect(),
     };
     Implementation::of(sites, vec![convert, multiply], 0.0)
 }

@@ -184,14 +184,17 @@ impl Config {
         &self.summary
     }
 
-    /// Returns whether there are weights in fp8 whose linear layers have inputs that are not quantized. Only compressed-tensors has such
-    /// groups. All other methods with weights in fp8 quantize inputs, too.
+    /// Returns whether there are weights in fp8 or int8 whose linear layers have inputs that are not quantized. Such weights are groups of
+    /// compressed-tensors without `input_activations`, and all weights of GPTQ and AWQ. Other methods with weights in fp8 quantize inputs,
+    /// too.
     pub fn keeps_inputs(&self) -> bool {
         match &self.method {
-            Method::Fp8 { .. } | Method::Gptq { .. } | Method::Awq { .. } => false,
+            Method::Fp8 { .. } => false,
+            Method::Gptq { .. } | Method::Awq { .. } => true,
             Method::Compressed(groups) => groups.iter().any(|group| match group.scheme {
-                Scheme::Fp8(_) => !group.has_inputs,
-                Scheme::Plain | Scheme::Int8 { .. } | Scheme::Packed { .. } => false,
+                Scheme::Fp8(_) | Scheme::Int8 { .. } => !group.has_inputs,
+                Scheme::Packed { bits, .. } => bits == Bits::Eight && !group.has_inputs,
+                Scheme::Plain => false,
             }),
         }
     }

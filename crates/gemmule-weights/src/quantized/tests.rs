@@ -440,7 +440,7 @@ fn plain_weights_and_scales_of_activations_are_no_matrices() {
 }
 
 #[test]
-fn only_groups_in_fp8_without_input_activations_keep_their_inputs() {
+fn weights_in_8_bits_without_input_activations_keep_their_inputs() {
     let keeps = |settings: &Value| config(settings).expect("it is read").keeps_inputs();
     let float = json!({"num_bits": 8, "type": "float", "strategy": "channel"});
     let mut settings = compressed("float-quantized", float);
@@ -450,8 +450,21 @@ fn only_groups_in_fp8_without_input_activations_keep_their_inputs() {
     settings["config_groups"]["group_0"]["input_activations"] =
         json!({"num_bits": 8, "type": "float", "strategy": "token", "dynamic": true});
     assert!(!keeps(&settings));
-    for (settings, _) in [fp8(), gptq(), awq(), int8(), packed()] {
-        assert!(!keeps(&settings), "{settings}");
+    let integers = json!({"num_bits": 8, "type": "int", "strategy": "channel"});
+    for layout in ["int-quantized", "pack-quantized"] {
+        let mut settings = compressed(layout, integers.clone());
+        assert!(keeps(&settings), "{layout}");
+        settings["config_groups"]["group_0"]["input_activations"] =
+            json!({"num_bits": 8, "type": "int", "strategy": "token", "dynamic": true});
+        assert!(!keeps(&settings), "{layout}");
+    }
+    for ((settings, _), expected) in [
+        (fp8(), false),
+        (packed(), false),
+        (gptq(), true),
+        (awq(), true),
+    ] {
+        assert_eq!(keeps(&settings), expected, "{settings}");
     }
 }
 

@@ -42,24 +42,27 @@ pub fn representative() -> Vec<KernelSpec> {
             kernels.extend(valid.map(KernelSpec::from));
         }
     }
-    kernels.extend(fp8_problems().chain(quantized_rows()).flat_map(|problem| {
+    let of_rows = [Format::FP8, Format::INT8]
+        .into_iter()
+        .flat_map(quantized_rows);
+    kernels.extend(fp8_problems().chain(of_rows).flat_map(|problem| {
         let kernels = GemmWgmma::kernels(&problem, Instructions::Hopper).into_iter();
         kernels.map(KernelSpec::from)
     }));
     kernels
 }
 
-/// Problems with quantized rows and every epilogue, at sizes that are not multiples of a tile or of two blocks of columns.
-fn quantized_rows() -> impl Iterator<Item = GemmProblem> {
+/// Problems with quantized rows, this weight and every epilogue, at sizes that are not multiples of a tile or of two blocks of columns.
+fn quantized_rows(weight: Format) -> impl Iterator<Item = GemmProblem> {
     let plain = Epilogue::default();
     let bias = Epilogue::new(true, None);
     let gelu = Epilogue::new(true, Some(Activation::GeluExact));
-    let of = |dtype, n, k, epilogue| GemmProblem {
-        weight: Format::FP8,
+    let of = move |dtype, n, k, epilogue| GemmProblem {
+        weight,
         quantized_rows: true,
         ..GemmProblem::new(n, k, dtype, epilogue)
     };
-    let gate = |dtype, epilogue| of(dtype, 704, 328, epilogue).with_gate(Activation::Silu);
+    let gate = move |dtype, epilogue| of(dtype, 704, 328, epilogue).with_gate(Activation::Silu);
     let (f16, bf16) = (DType::F16, DType::BF16);
     [
         of(f16, 992, 328, gelu),

@@ -72,6 +72,6 @@ fn packed_weights_are_refused() {
     };
     assert_eq!(
         gemm.check().unwrap_err(),
-        "the Hopper GEMM does not read a weight in int8; expected f16, or E4M3 operands"
+        "the Hopper GEMM does not read a weight in int8; expected f16, or operands in E4M3 or int8"
     );
 }

@@ -1,4 +1,4 @@
-//! Conversions to E4M3, and products of values in E4M3.
+//! Conversions to 8 bits, and products of values in E4M3.
 
 use gemmule_cpu::linear::{Finish, Linear};
 use rayon::prelude::*;
@@ -12,7 +12,7 @@ use crate::{
     kernels::{
         attention::MhaToE4m3,
         e4m3::{GateToE4m3, NormToE4m3, ToE4m3},
-        gemm::{GemmProblem, QuantizeRows, quantized},
+        gemm::{GemmProblem, QuantizeRows, RowElement, quantized},
     },
     tensor::Element,
 };
@@ -71,7 +71,7 @@ impl CpuForm for MhaToE4m3 {
     }
 }
 
-/// Converts rows to E4M3, each with a scale of its own.
+/// Converts rows to E4M3 or int8, each with a scale of its own.
 impl CpuForm for QuantizeRows {
     fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
         call.op = "quantize_rows";
@@ -79,11 +79,14 @@ impl CpuForm for QuantizeRows {
         let [out, row_scale] = call.outputs()?;
         let mut args = call.args(out);
         let x = args.real("x", &[rows, self.k.into()])?;
-        args.check_shape("row_scale", &[rows, 1], row_scale.len())?;
+        args.check_shape("row_scale", &[rows, self.to.scales()], row_scale.len())?;
         let out = args.out(&[rows, self.columns().into()])?;
-        let (values, scales) = quantized(x, self.k);
+        let (values, scales) = quantized(x, self.k, self.to);
         out.copy_from_slice(&values);
-        convert(out, 1.0);
+        match self.to {
+            RowElement::E4m3 => convert(out, 1.0),
+            RowElement::Int8 => {} // They are already rounded.
+        }
         row_scale.copy_from_slice(&scales);
         Ok(())
     }

@@ -25,7 +25,7 @@ impl Held {
             (HostTensor::Index(x), Element::I64) => Held::I64(x.clone()),
             (
                 HostTensor::Index(x),
-                Element::I32 | Element::Value(_) | Element::Scaled(_) | Element::E4m3,
+                Element::I8 | Element::I32 | Element::Value(_) | Element::Scaled(_) | Element::E4m3,
             ) => Held::I32(x.iter().map(|&x| x as i32).collect()),
         }
     }
