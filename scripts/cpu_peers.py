@@ -1,4 +1,4 @@
-"""Measures CPU time from token ids to normalised embeddings: gemmule, ONNX Runtime, OpenVINO, CTranslate2 and PyTorch.
+"""Measures CPU time from token ids to normalized embeddings: gemmule, ONNX Runtime, OpenVINO, CTranslate2 and PyTorch.
 
 Each contender runs in a separate process, so that its thread pool does not spin while another contender is measured. The processes
 alternate round by round, and each measures every workload in turn, after a pause. A workload's time is the median of the rounds' medians.
@@ -7,7 +7,7 @@ of sentences, sorted by length, per batch. gemmule receives the list in its orig
 
 ONNX Runtime's graph is built from the safetensors with the `onnx` package, and fused by ONNX Runtime's own optimizer. OpenVINO receives
 the graph before fusion. CTranslate2 converts the folder. PyTorch runs transformers. For int8, each uses its own method: ONNX Runtime's
-dynamic quantisation per channel, CTranslate2's `int8`, gemmule's `--quantize int8`.
+dynamic quantization per channel, CTranslate2's `int8`, gemmule's `--quantize int8`.
 
     pip install onnx==1.23.2 onnxruntime==1.32.0 openvino==2026.4.1 ctranslate2==4.8.5 torch transformers
     taskset -c 0,1 python3 scripts/cpu_peers.py target/release/gemmule CHECKPOINT_DIR [--rounds 10] [--json FILE]
@@ -39,7 +39,7 @@ def unit(x):
 
 
 def graph(checkpoint, file):
-    """BERT, mean pooling and normalisation as a plain graph, in the pattern that exporters write and optimizers recognize."""
+    """BERT, mean pooling and normalization as a plain graph, in the pattern that exporters write and optimizers recognize."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
     from safetensors.numpy import load_file

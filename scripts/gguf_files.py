@@ -199,7 +199,7 @@ def expected_config(model) -> dict:
     return found
 
 
-def model(arch: str, kind, config, add=lambda writer, config: None, quantised=(), name=None) -> None:
+def model(arch: str, kind, config, add=lambda writer, config: None, quantized=(), name=None) -> None:
     """A model of transformers with random weights."""
     published = kind(config)
     tied = config.tie_word_embeddings
@@ -208,10 +208,10 @@ def model(arch: str, kind, config, add=lambda writer, config: None, quantised=()
         for key, tensor in published.state_dict().items()
         if not key.startswith("pooler.") and not (tied and key == "lm_head.weight")
     }
-    write_model(arch, config, shapes, expected_config(published), add, quantised, name or arch)
+    write_model(arch, config, shapes, expected_config(published), add, quantized, name or arch)
 
 
-def write_model(arch: str, config, shapes: dict, settings: dict, add, quantised, name: str) -> None:
+def write_model(arch: str, config, shapes: dict, settings: dict, add, quantized, name: str) -> None:
     """Writes the GGUF file, a file with the published tensors, and the published settings."""
     torch.manual_seed(len(arch))
     names = gguf.get_tensor_name_map(
@@ -228,7 +228,7 @@ def write_model(arch: str, config, shapes: dict, settings: dict, add, quantised,
         new = names.get_name(path)
         assert new is not None, key
         data = np.ascontiguousarray(stored(arch, config, key, values))
-        if any(part in key for part in quantised):
+        if any(part in key for part in quantized):
             blocks = gguf.quants.quantize(data, Type.Q8_0)
             writer.add_tensor(f"{new}.{ending}", blocks, raw_dtype=Type.Q8_0)
             # Undo the order of the rows: permute the row numbers, and invert the permutation.
@@ -263,7 +263,7 @@ def models() -> None:
     model(
         "llama", transformers.LlamaForCausalLM,
         transformers.LlamaConfig(**wide, rope_parameters=llama3, tie_word_embeddings=False),
-        llama, quantised=["q_proj", "k_proj", "gate_proj"],
+        llama, quantized=["q_proj", "k_proj", "gate_proj"],
     )
     linear = dict(rope_type="linear", rope_theta=10000.0, factor=4.0)
     model(

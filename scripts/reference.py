@@ -925,7 +925,7 @@ def own_encoder(out, name, lens_names):
 
 
 def ranker(out, name, lens_names, hidden, heads, kv_heads, head, inner, layers=2, vocab=503, labels=1):
-    """A decoder used as an encoder: the normalised state of the last token, and logits computed from it."""
+    """A decoder used as an encoder: the normalized state of the last token, and logits computed from it."""
     cfg = tf.Qwen3Config(vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head, num_hidden_layers=layers,
                          intermediate_size=inner, max_position_embeddings=2048, num_labels=labels, pad_token_id=0, tie_word_embeddings=True, attn_implementation="eager")
     trunk, head_of, writer = (fill(m(cfg)) for m in (tf.Qwen3Model, tf.Qwen3ForSequenceClassification, tf.Qwen3ForCausalLM))
@@ -974,7 +974,7 @@ def long_texts(out, name, model, pool, **published):
 
 
 def states(tensors, lens_name, ids, lens, h, mask):
-    """Last states at selected rows, and their normalised mean."""
+    """Last states at selected rows, and their normalized mean."""
     rows = rows_of(lens)
     w = mask[..., None].float()
     embedding = torch.nn.functional.normalize((h * w).sum(1) / w.sum(1), dim=1)

@@ -260,7 +260,7 @@ fn start_log(level: LevelFilter) {
     tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(|| shown::Log)
-        .with_ansi(shown::has_colours())
+        .with_ansi(shown::has_colors())
         .without_time()
         .with_target(false)
         // Otherwise, a failure to write to standard error would itself be logged to standard error.

@@ -12,7 +12,7 @@ use miette::{
 };
 
 /// Returns whether standard error is a terminal with colors enabled (no-color.org).
-pub(super) fn has_colours() -> bool {
+pub(super) fn has_colors() -> bool {
     let wants_none = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     io::stderr().is_terminal() && !wants_none
 }

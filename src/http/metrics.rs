@@ -192,7 +192,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
             ("tokenize", &metrics.tokenize),
             ("queue", &metrics.queue),
             ("device", &metrics.device),
-            ("serialise", &metrics.serialise),
+            ("serialize", &metrics.serialize),
         ];
         for (stage, histogram) in stages {
             let labels = [("model", model.name.as_str()), ("stage", stage)];

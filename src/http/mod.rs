@@ -319,7 +319,7 @@ impl<'a> RequestContext<'a> {
         self.counts.add(route, name, status, began.elapsed());
         if let (Some(model), Some(since)) = (model, self.has_values.get()) {
             let seconds = since.elapsed().as_secs_f64();
-            model.metrics().serialise.add(seconds);
+            model.metrics().serialize.add(seconds);
         }
     }
 

@@ -49,7 +49,7 @@ pub use stream::{GemmStream, StreamNorm, StreamTile};
 pub use unpack::UnpackWeight;
 pub use wgmma::{GemmWgmma, WgmmaTile};
 pub(crate) use {
-    deferred_layernorm::normalised,
+    deferred_layernorm::normalized,
     packed_rows::{columns as row_columns, quantized, restored},
     residual_row_stats::scaled_and_row_stats,
     stream::{stream_normals, stream_scaled},

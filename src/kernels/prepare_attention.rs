@@ -416,7 +416,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queries_and_keys_are_normalised_and_rotated_and_values_copied() {
+    fn queries_and_keys_are_normalized_and_rotated_and_values_copied() {
         let kernel = PrepareAttention {
             heads: 1,
             kv_heads: 1,

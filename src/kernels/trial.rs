@@ -379,7 +379,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_centred_with_unit_deviation() {
+    fn values_are_centered_with_unit_deviation() {
         let mut state = 7;
         let n = 100_000;
         let values: Vec<f64> = (0..n).map(|_| f64::from(normal(&mut state))).collect();

@@ -191,7 +191,7 @@ fn an_invalid_file_is_reported_by_name() {
         .iter()
         .find(|(name, _)| *name == "a100.ron")
         .expect("it is there");
-    let more = usual.replacen("(", "(\n    colour: 3,", 1);
+    let more = usual.replacen("(", "(\n    color: 3,", 1);
     let error = Machine::parse("odd", &more).expect_err("it says too much");
-    assert!(error.to_string().contains("colour"), "{error}");
+    assert!(error.to_string().contains("color"), "{error}");
 }

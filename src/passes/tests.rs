@@ -140,7 +140,7 @@ fn every_pass_fuses_something_in_an_encoder_or_a_decoder() {
 }
 
 #[test]
-fn a_layer_that_normalises_first_has_four_gemms() {
+fn a_layer_that_normalizes_first_has_four_gemms() {
     let graph = Decoder::SMALL.build();
     let (fused, report) = optimize(graph.clone(), &Options::default()).unwrap();
     assert_same_values(&graph, &fused);

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_neighbours_are_merged_and_gaps_stay() {
+    fn equal_neighbors_are_merged_and_gaps_stay() {
         let ranges = [
             (Some(8), Some('a')),
             (Some(16), Some('a')),

@@ -86,7 +86,7 @@ pub struct Metrics {
     pub device: Histogram,
     pub tokens: AtomicU64,
     /// Time to serialize responses.
-    pub serialise: Histogram,
+    pub serialize: Histogram,
     pub batch_tokens: Histogram,
     /// Metrics of the model's devices, in the order of the devices.
     pub lanes: Vec<LaneMetrics>,

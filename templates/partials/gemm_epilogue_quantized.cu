@@ -1,5 +1,5 @@
-    // Epilogue of gemm_mma with results in E4M3. Applies bias and activation, divides by out_scale, and rounds in registers. Neighbouring
-    // lanes exchange halves of words, so that each lane stores four neighbouring columns.
+    // Epilogue of gemm_mma with results in E4M3. Applies bias and activation, divides by out_scale, and rounds in registers. Neighboring
+    // lanes exchange halves of words, so that each lane stores four neighboring columns.
     const float out_factor = 1.0f / *out_scale;
     const int odd = lane % 2;
 #pragma unroll

@@ -13,7 +13,7 @@
             const float4 two = *reinterpret_cast<const float4*>(&normals[octet * 8 + lane % 4 * 2]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-{%- if centred %}
+{%- if centered %}
                 y[e] = fmaf(sum[e], e % 2 ? two.z : two.x, fmaf(e % 2 ? two.w : two.y, of_gamma[e / 2], of_beta[e / 2] + lane_bias[e / 2]));
 {%- else %}
                 y[e] = fmaf(sum[e], e % 2 ? two.z : two.x, lane_bias[e / 2]);

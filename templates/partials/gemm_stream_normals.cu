@@ -24,10 +24,10 @@
                 sum += __shfl_xor_sync(0xffffffff, sum, offset);
                 square_sum += __shfl_xor_sync(0xffffffff, square_sum, offset);
             }
-{%- if centred %}
+{%- if centered %}
             // mean(s²) − mean² loses fewer digits to cancellation than the rows have lost to rounding to 16 bits.
 {%- endif %}
-            const float mean = {% if centred %}sum * (1.0f / K){% else %}0.0f{% endif %};
+            const float mean = {% if centered %}sum * (1.0f / K){% else %}0.0f{% endif %};
             const float variance = fmaxf(fmaf(square_sum, 1.0f / K, -mean * mean), 0.0f);
             const float rstd = rsqrtf(variance + {{ eps }});
             if (lane % LANES == 0 && row < ROWS) normals[row] = {rstd * {{ unscale }}, -mean * rstd};

@@ -37,7 +37,7 @@
             if (SPLITS > 1) {
                 const int octets = (min(static_cast<int>(rows) - first_tile % row_tiles * ROWS, ROWS) + 7) / 8;
                 const unsigned int owned = octets > static_cast<int>(rank) ? (octets - rank + SPLITS - 1) / SPLITS : 0;
-                barrier_arrive_expecting(arrived, owned * SPLITS * PARTIAL_BYTES{% if centred %} + SPLITS * (PARTIAL_BYTES / 4){% endif %});
+                barrier_arrive_expecting(arrived, owned * SPLITS * PARTIAL_BYTES{% if centered %} + SPLITS * (PARTIAL_BYTES / 4){% endif %});
             }
         }
         __syncwarp();

@@ -17,7 +17,7 @@
                     store_remote(address_in(partial, octet % SPLITS), acc[octet * 4], acc[octet * 4 + 1], acc[octet * 4 + 2],
                                  acc[octet * 4 + 3], address_in(arrived, octet % SPLITS));
             }
-{%- if centred %}
+{%- if centered %}
             const unsigned int vectors = partials + OWNED * SPLITS * PARTIAL_BYTES + threadIdx.x / 4 * 16;
             if (lane % 4 == 0) {
 #pragma unroll
@@ -27,7 +27,7 @@
             }
 {%- endif %}
             barrier_wait_for_cluster(arrived, 0);
-{%- if centred %}
+{%- if centered %}
             of_gamma[0] = of_gamma[1] = of_beta[0] = of_beta[1] = 0.0f;
 #pragma unroll
             for (int split = 0; split < SPLITS; ++split) {

@@ -24,7 +24,7 @@ __device__ __forceinline__ RowStats row_stats_of(const float (&acc)[ACCUMULATORS
     return {mean, quad_sum(m2)};
 }
 
-// The normalized value is value · scale{% if centred %} + shift, with scale = 1 / √(variance + eps) and shift = −mean · scale{% else %}.
+// The normalized value is value · scale{% if centered %} + shift, with scale = 1 / √(variance + eps) and shift = −mean · scale{% else %}.
 // scale = 1 / √(mean(value²) + eps), and shift is 0{% endif %}.
 struct Normal { float scale, shift; };
 __device__ __forceinline__ Normal normal_of(const RowStats (&partials)[PARTIALS][ROWS], int row, float eps) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ Normal normal_of(const RowStats (&partials)[PARTIALS]
         const float d = partials[partial][row].mean - mean;
         m2 += fmaf(d * d, static_cast<float>(COLUMNS), partials[partial][row].m2);
     }
-{%- if not centred %}
+{%- if not centered %}
     return {rsqrtf(fmaf(mean, mean, fmaf(m2, 1.0f / N, eps))), 0.0f};
 {%- else %}
     const float scale = rsqrtf(fmaf(m2, 1.0f / N, eps));

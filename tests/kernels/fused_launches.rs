@@ -202,7 +202,7 @@ fn what_no_batch_launches_is_not_compiled() {
 }
 
 #[test]
-fn few_tokens_are_normalised_by_row_stats_beside_them() {
+fn few_tokens_are_normalized_by_row_stats_beside_them() {
     let program = program(|_| ());
     for (tokens, expected) in [(1, 3), (9, 3), (64, 3), (128, 3), (129, 0)] {
         let kernels = launched(&program, tokens);
@@ -372,7 +372,7 @@ fn keys_and_values_are_appended_by_one_launch_where_they_come_of_one_projection(
 }
 
 #[test]
-fn heads_are_normalised_and_turned_by_one_launch_also_without_a_cache() {
+fn heads_are_normalized_and_turned_by_one_launch_also_without_a_cache() {
     for (model, apart) in [("llama", [0, 4]), ("qwen3", [4, 4])] {
         let model_of = writer(model, 2);
         let prepared = |program: &Program| {

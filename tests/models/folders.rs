@@ -371,7 +371,7 @@ as_published! {
     a_generator: "hf-electra-mlm", 2 runs;
     three_groups_of_two_layers: "hf-albert-groups", 3 runs;
     biases_by_distance_where_config_says_bert: "hf-jina", 1 runs;
-    biases_by_distance_and_normalised_queries: "hf-jina-later", 1 runs;
+    biases_by_distance_and_normalized_queries: "hf-jina-later", 1 runs;
     one_projection_of_queries_keys_and_values: "hf-gte", 3 runs;
     disentangled_attention: "hf-deberta", 3 runs;
     disentangled_attention_of_the_first_version: "hf-deberta-first", 3 runs;

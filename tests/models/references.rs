@@ -116,7 +116,7 @@ matches_reference! {
     opt_matches: "opt_head24" is "opt";
     opt_with_norms_after_and_narrow_words_matches: "opt_norms_after" is "opt";
     qwen2_with_biases_and_windows_matches: "qwen2_head24" is "qwen2";
-    qwen3_with_normalised_heads_and_yarn_matches: "qwen3_h192a6" is "qwen3";
+    qwen3_with_normalized_heads_and_yarn_matches: "qwen3_h192a6" is "qwen3";
     an_untied_gpt2_with_heads_of_20_matches: "gpt2_head20" is "gpt2";
     an_encoder_with_biases_by_distance_matches: "t5_head20" is "t5";
     deberta_with_one_projection_matches: "deberta_h320a5" is "deberta";
@@ -136,7 +136,7 @@ matches_reference! {
     gte_with_a_scaled_base_matches: "gte_h320a5" is "gte";
     gte_with_mixed_scaling_and_without_types_matches: "gte_head20" is "gte";
     jina_bert_with_odd_sizes_matches: "jina_bert_h320a5" is "jina_bert";
-    jina_bert_with_normalised_queries_and_twelve_heads_matches: "jina_bert_later" is "jina_bert";
+    jina_bert_with_normalized_queries_and_twelve_heads_matches: "jina_bert_later" is "jina_bert";
     a_text_tower_inside_of_another_config_matches: "clip_text_h320a5" is "clip_text";
     a_text_tower_of_its_own_matches: "clip_text_head20" is "clip_text";
     gemma_1_matches: "gemma_head24" is "gemma";

@@ -1808,7 +1808,7 @@ fn metrics_are_those_that_the_documentation_has() {
         "requests_total{route=\"/v1/embeddings\",code=\"200\",model=\"st-mean\"} 1",
         "requests_total{route=\"/v1/completions\",code=\"200\",model=\"writer\"} 1",
         "requests_total{route=\"/v1/embeddings\",code=\"400\",model=\"st-mean\"} 1",
-        "stage_seconds_count{model=\"st-mean\",stage=\"serialise\"} 1",
+        "stage_seconds_count{model=\"st-mean\",stage=\"serialize\"} 1",
         "batch_seconds_count{model=\"st-mean\",device=\"cpu\"} ",
         "batch_tokens_count{model=\"st-mean\"} ",
         "memory_bytes{model=\"writer\",device=\"cpu\",kind=\"weights\"} ",

@@ -20,7 +20,7 @@ pub(super) struct Look {
     bold: bool,
     turn: FontTransform,
     anchor: Pos,
-    colour: RGBColor,
+    color: RGBColor,
 }
 
 impl Look {
@@ -30,7 +30,7 @@ impl Look {
             bold: false,
             turn: FontTransform::None,
             anchor: Pos::new(h, v),
-            colour: BLACK,
+            color: BLACK,
         }
     }
 
@@ -85,9 +85,9 @@ impl Look {
         }
     }
 
-    pub fn inside(colour: RGBColor) -> Self {
+    pub fn inside(color: RGBColor) -> Self {
         Self {
-            colour,
+            color,
             ..Self::at(HPos::Center, VPos::Center)
         }
     }
@@ -102,7 +102,7 @@ impl Look {
         };
         let font = FontDesc::new(FontFamily::SansSerif, size, weight);
         TextStyle::from(font.transform(self.turn.clone()))
-            .color(&self.colour)
+            .color(&self.color)
             .pos(self.anchor)
     }
 }
@@ -119,7 +119,7 @@ pub(super) fn line(root: &Area, points: Vec<(i32, i32)>, paint: &Paint) -> Resul
         root.draw(&PathElement::new(points.clone(), style))
             .into_diagnostic()?;
     }
-    let style = paint.colour.stroke_width(paint.stroke);
+    let style = paint.color.stroke_width(paint.stroke);
     root.draw(&PathElement::new(points, style))
         .into_diagnostic()
 }
@@ -133,10 +133,10 @@ pub(super) fn bar(
     paint: &Paint,
 ) -> Result<(), Report> {
     let corners = [(x0.min(x1), y0.min(y1)), (x0.max(x1), y0.max(y1))];
-    let fill = if paint.hollow { WHITE } else { paint.colour };
+    let fill = if paint.hollow { WHITE } else { paint.color };
     root.draw(&Rectangle::new(corners, fill.filled()))
         .into_diagnostic()?;
-    let edge = if paint.hollow { paint.colour } else { BLACK };
+    let edge = if paint.hollow { paint.color } else { BLACK };
     let [(x0, y0), (x1, y1)] = corners;
     let outline = vec![(x0, y0), (x1, y0), (x1, y1), (x0, y1), (x0, y0)];
     let style = edge.stroke_width(if paint.hollow { 2 } else { 1 });
@@ -145,7 +145,7 @@ pub(super) fn bar(
 }
 
 pub(super) fn mark(root: &Area, (x, y): (i32, i32), paint: &Paint) -> Result<(), Report> {
-    let inside = if paint.hollow { WHITE } else { paint.colour };
+    let inside = if paint.hollow { WHITE } else { paint.color };
     let points: Vec<(i32, i32)> = paint
         .marker
         .iter()

@@ -3,11 +3,11 @@
 use plotters::style::{BLACK, RGBColor, WHITE};
 
 /// Maximum number of series in a figure: each color can be used once as a fill and once as an outline.
-pub(super) const MAX_SERIES: usize = 2 * COLOURS.len();
+pub(super) const MAX_SERIES: usize = 2 * COLORS.len();
 
 /// The hues of Okabe and Ito ("Color universal design", 2008). Some are darker or lighter than the originals, so that no two have the same
 /// lightness. The colors are in order of use; the first ones differ the most from each other.
-pub(super) const COLOURS: [RGBColor; 8] = [
+pub(super) const COLORS: [RGBColor; 8] = [
     RGBColor(0x00, 0x4c, 0x78), // blue
     RGBColor(0xe6, 0x9f, 0x00), // orange
     RGBColor(0xf7, 0xee, 0x8a), // yellow
@@ -29,7 +29,7 @@ const MARKERS: [&[(i32, i32)]; 4] = [
 /// Style of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Paint {
-    pub colour: RGBColor,
+    pub color: RGBColor,
     /// Whether bars and markers are outlines.
     pub hollow: bool,
     /// Width of lines.
@@ -39,24 +39,24 @@ pub(super) struct Paint {
 
 impl Paint {
     pub const AXIS: Paint = Paint {
-        colour: BLACK,
+        color: BLACK,
         hollow: false,
         stroke: 1,
         marker: MARKERS[0],
     };
     pub const GRID: Paint = Paint {
-        colour: RGBColor(205, 205, 205),
+        color: RGBColor(205, 205, 205),
         ..Self::AXIS
     };
 
     /// Returns whether this is the style of a series whose line is hard to see on white.
     pub fn is_pale(&self) -> bool {
-        self.stroke > 1 && lightness(self.colour) > 75.0
+        self.stroke > 1 && lightness(self.color) > 75.0
     }
 
     /// Returns the color of text on a bar.
     pub fn ink(&self) -> RGBColor {
-        if self.hollow || lightness(self.colour) > 58.0 {
+        if self.hollow || lightness(self.color) > 58.0 {
             BLACK
         } else {
             WHITE
@@ -67,8 +67,8 @@ impl Paint {
 /// Returns the style of series `nth`; styles repeat from [`MAX_SERIES`] on.
 pub(super) fn paint(nth: usize) -> Paint {
     Paint {
-        colour: COLOURS[nth % COLOURS.len()],
-        hollow: nth / COLOURS.len() % 2 == 1,
+        color: COLORS[nth % COLORS.len()],
+        hollow: nth / COLORS.len() % 2 == 1,
         stroke: 2,
         marker: MARKERS[nth % MARKERS.len()],
     }

@@ -132,9 +132,9 @@ fn labels_of_groups_never_overlap() {
 }
 
 #[test]
-fn all_colours_differ_in_lightness() {
-    for (i, a) in COLOURS.iter().enumerate() {
-        for b in &COLOURS[..i] {
+fn all_colors_differ_in_lightness() {
+    for (i, a) in COLORS.iter().enumerate() {
+        for b in &COLORS[..i] {
             let difference = (lightness(*a) - lightness(*b)).abs();
             assert!(difference > 7.0, "{a:?} and {b:?}: {difference}");
         }
@@ -144,7 +144,7 @@ fn all_colours_differ_in_lightness() {
         assert!(
             all[..i]
                 .iter()
-                .all(|b| (a.colour, a.hollow) != (b.colour, b.hollow))
+                .all(|b| (a.color, a.hollow) != (b.color, b.hollow))
         );
     }
 }

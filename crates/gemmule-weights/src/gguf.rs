@@ -184,7 +184,7 @@ impl Gguf {
         let mut filled = 0;
         self.each_row(tensor, |blocks, elements| {
             let end = filled + elements;
-            blocks::dequantise(tensor.format, blocks, &mut out[filled..end]);
+            blocks::dequantize(tensor.format, blocks, &mut out[filled..end]);
             filled = end;
         })?;
         Ok(out)

@@ -198,7 +198,7 @@ impl Kernel for DeferredLayerNormGemm {
 
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let [scaled, row_stats, gamma, beta] = [0, 1, 2, 3].map(|i| reads[i].real());
-        let normal = HostTensor::Real(normalised(scaled, row_stats, gamma, beta, self.eps));
+        let normal = HostTensor::Real(normalized(scaled, row_stats, gamma, beta, self.eps));
         let mut operands = vec![&normal];
         operands.extend(&reads[4..]);
         let products = self.unfused().1.reference(extents, &operands);
@@ -225,7 +225,7 @@ impl Kernel for DeferredLayerNormGemm {
 }
 
 /// Returns the LayerNorm of rows, computed from the outputs `scaled` and `row_stats` of a GEMM.
-pub(crate) fn normalised(
+pub(crate) fn normalized(
     scaled: &[f32],
     row_stats: &[f32],
     gamma: &[f32],
@@ -305,9 +305,9 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_normalised_by_their_statistics() {
+    fn rows_are_normalized_by_their_statistics() {
         // The row s = (1, 3) has mean 2 and deviation 1. gamma is (2, 1).
-        let y = normalised(&[2.0, 3.0], &[4.0, 10.0], &[2.0, 1.0], &[0.5, 0.0], 1e-12);
+        let y = normalized(&[2.0, 3.0], &[4.0, 10.0], &[2.0, 1.0], &[0.5, 0.0], 1e-12);
         assert_eq!(y, [-1.5, 1.0]);
     }
 

@@ -29,7 +29,7 @@ pub struct GemmResidualNorm {
     /// Whether the sum is stored, too. In pre-norm models, the sum is the residual stream to which the next layer adds.
     pub keeps_sum: bool,
     /// Whether the norm is LayerNorm, which centers rows and adds beta; otherwise RMSNorm.
-    pub centred: bool,
+    pub centered: bool,
     /// CTA tile. A cluster has `n / tile.n` tiles side by side.
     pub tile: WgmmaTile,
 }
@@ -103,7 +103,7 @@ impl GemmResidualNorm {
             n, k, eps, dtype, ..
         } = *self;
         let epilogue = Epilogue::new(self.bias, None).with_residual();
-        let norm = match self.centred {
+        let norm = match self.centered {
             true => LayerNorm::new(n, eps, dtype).into(),
             false => RmsNorm::of_rows(n, eps, dtype).into(),
         };
@@ -234,7 +234,7 @@ impl Kernel for GemmResidualNorm {
             "gemm_{}residual_{}{}_{}_n{}_k{}_eps{}",
             if self.bias { "bias_" } else { "" },
             if self.keeps_sum { "sum_" } else { "" },
-            if self.centred {
+            if self.centered {
                 "layernorm"
             } else {
                 "rms_norm"
@@ -264,7 +264,7 @@ impl Kernel for GemmResidualNorm {
             ("columns", self.columns_of_warpgroup().into()),
             ("bias", self.bias.into()),
             ("keeps_sum", self.keeps_sum.into()),
-            ("centred", self.centred.into()),
+            ("centered", self.centered.into()),
             ("eps", f32_literal(self.eps).into()),
             ("accumulators", acc.into()),
             ("acc_registers", list(&|i| format!("%{i}")).into()),
@@ -378,7 +378,7 @@ impl Kernel for GemmResidualNorm {
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
-        for (n, k, bias, keeps_sum, centred) in [
+        for (n, k, bias, keeps_sum, centered) in [
             (768, FEW_PRODUCTS, true, false, true),
             (1024, 328, false, false, true),
             (384, 328, true, false, true),
@@ -386,18 +386,18 @@ pub fn representative() -> Vec<KernelSpec> {
             (1024, 328, true, true, false),
         ] {
             // The kernels for f16 and bf16 differ only in conversions.
-            if keeps_sum && dtype == DType::BF16 && centred {
+            if keeps_sum && dtype == DType::BF16 && centered {
                 continue;
             }
             for tile in GemmResidualNorm::tiles(n) {
                 kernels.push(KernelSpec::from(GemmResidualNorm {
                     n,
                     k,
-                    eps: if centred { 1e-12 } else { 1e-6 },
+                    eps: if centered { 1e-12 } else { 1e-6 },
                     dtype,
                     bias,
                     keeps_sum,
-                    centred,
+                    centered,
                     tile,
                 }));
             }

@@ -36,13 +36,13 @@ pub enum StreamNorm {
     /// of `out` and of its squares over each block of 64 columns. For LayerNorm, gamma and beta follow the rows of `scaled` as two more
     /// rows.
     Before {
-        centred: bool,
+        centered: bool,
     },
     /// x is the `scaled` of an earlier kernel with [`StreamNorm::Before`]. The kernel computes the product of the normalized rows: by
-    /// LayerNorm if `centred`, otherwise by RMSNorm.
+    /// LayerNorm if `centered`, otherwise by RMSNorm.
     After {
         eps: f32,
-        centred: bool,
+        centered: bool,
     },
 }
 
@@ -133,7 +133,7 @@ impl GemmStream {
     /// Epsilon of the norm of x, and whether the norm centers rows; `None` without [`StreamNorm::After`].
     fn input_norm(&self) -> Option<(f32, bool)> {
         match self.norm {
-            StreamNorm::After { eps, centred } => Some((eps, centred)),
+            StreamNorm::After { eps, centered } => Some((eps, centered)),
             _ => None,
         }
     }
@@ -147,14 +147,14 @@ impl GemmStream {
     }
 
     /// Number of rows of `scaled` after the rows of the batch. They hold gamma and beta.
-    pub const fn more_rows(centred: bool) -> u64 {
-        if centred { 2 } else { 0 }
+    pub const fn more_rows(centered: bool) -> u64 {
+        if centered { 2 } else { 0 }
     }
 
     fn x_rows(&self) -> Size {
         let more = self
             .input_norm()
-            .map_or(0, |(_, centred)| Self::more_rows(centred));
+            .map_or(0, |(_, centered)| Self::more_rows(centered));
         &Size::from(Symbol::Rows) + &more.into()
     }
 
@@ -185,8 +185,8 @@ impl GemmStream {
     fn layout(&self) -> Option<Layout> {
         let tile = self.tile;
         let steps = tile.steps(self.depth(), self.step_k());
-        let is_centred = self.input_norm().is_some_and(|(_, centred)| centred);
-        let mma_n = tile.rows + if is_centred { 8 } else { 0 };
+        let is_centered = self.input_norm().is_some_and(|(_, centered)| centered);
+        let mma_n = tile.rows + if is_centered { 8 } else { 0 };
         let x_bytes = mma_n * self.step_k() * 2;
         let stage_bytes = match self.problem.packed() {
             None => x_bytes + tile.weight_rows() * BLOCK_K * 2,
@@ -200,7 +200,7 @@ impl GemmStream {
         let received = match tile.splits {
             1 => 0,
             splits => {
-                let vectors = if is_centred { splits * partial / 4 } else { 0 };
+                let vectors = if is_centered { splits * partial / 4 } else { 0 };
                 (tile.rows / 8).div_ceil(splits) * splits * partial + vectors
             }
         };
@@ -257,10 +257,12 @@ impl GemmStream {
         }
     }
 
-    /// Parameters of a norm: gamma, and beta if the norm is LayerNorm (`centred`).
-    fn gamma_and_beta(&self, centred: bool) -> Vec<Param> {
+    /// Parameters of a norm: gamma, and beta if the norm is LayerNorm (`centered`).
+    fn gamma_and_beta(&self, centered: bool) -> Vec<Param> {
         let width = Shape::fixed(&[self.problem.n.into()]);
-        let names = ["gamma", "beta"].into_iter().take(1 + usize::from(centred));
+        let names = ["gamma", "beta"]
+            .into_iter()
+            .take(1 + usize::from(centered));
         names
             .map(|name| read(name, self.problem.dtype, width.clone(), Fill::ACTIVATION))
             .collect()
@@ -268,21 +270,21 @@ impl GemmStream {
 
     /// Returns the symbol without the tile.
     fn name(&self) -> String {
-        let kind = |centred| if centred { "layernorm" } else { "rms_norm" };
+        let kind = |centered| if centered { "layernorm" } else { "rms_norm" };
         // If gamma and beta follow the rows of x, the kernel supports only one tile of rows, so each tile height has its own definition and
         // cases.
         let before = match self.norm {
-            StreamNorm::After { eps, centred } => {
-                let most = match centred {
+            StreamNorm::After { eps, centered } => {
+                let most = match centered {
                     true => format!("rows{}_", self.tile.rows),
                     false => String::new(),
                 };
-                format!("scaled_{}_eps{}_{most}", kind(centred), word(eps))
+                format!("scaled_{}_eps{}_{most}", kind(centered), word(eps))
             }
             _ => String::new(),
         };
         let after = match self.norm {
-            StreamNorm::Before { centred } => format!("_before_{}", kind(centred)),
+            StreamNorm::Before { centered } => format!("_before_{}", kind(centered)),
             _ => String::new(),
         };
         if before.is_empty() && after.is_empty() {
@@ -323,7 +325,7 @@ impl Kernel for GemmStream {
         let layout = self.checked_layout();
         let mut constants = self.problem.constants();
         constants.extend(packed::constants(self.problem.packed()));
-        let (eps, is_centred) = self.input_norm().unwrap_or((1.0, false));
+        let (eps, is_centered) = self.input_norm().unwrap_or((1.0, false));
         let cluster = match splits {
             // The attribute takes time even if a cluster has only one CTA.
             1 => String::new(),
@@ -350,7 +352,7 @@ impl Kernel for GemmStream {
             ("early", (per_sm > 1 && rows <= EARLY_ROWS).into()),
             ("gated", self.problem.gated.into()),
             ("normed", self.input_norm().is_some().into()),
-            ("centred", is_centred.into()),
+            ("centered", is_centered.into()),
             ("eps", f32_literal(eps).into()),
             (
                 "emits",
@@ -358,7 +360,7 @@ impl Kernel for GemmStream {
             ),
             (
                 "emits_vectors",
-                (self.norm == StreamNorm::Before { centred: true }).into(),
+                (self.norm == StreamNorm::Before { centered: true }).into(),
             ),
             ("scale", f32_literal(SCALE).into()),
             ("unscale", f32_literal(SCALE.recip()).into()),
@@ -385,15 +387,15 @@ impl Kernel for GemmStream {
         let at = params.len() - 2;
         match self.norm {
             StreamNorm::None => {}
-            StreamNorm::Before { centred } => {
-                let more = Self::more_rows(centred);
+            StreamNorm::Before { centered } => {
+                let more = Self::more_rows(centered);
                 let shape = Shape::new([&rows + &more.into(), u64::from(n).into()]);
                 let written = [
                     write("scaled", dtype, shape),
                     write("row_stats", DType::F32, row_stats_shape(n)),
                 ];
                 params.splice(at + 1..at + 1, written);
-                params.splice(at..at, self.gamma_and_beta(centred));
+                params.splice(at..at, self.gamma_and_beta(centered));
             }
             StreamNorm::After { .. } => {
                 let scaled = Fill::Normal {

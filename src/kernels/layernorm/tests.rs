@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn the_reference_normalises_a_row_worked_by_hand() {
+fn the_reference_normalizes_a_row_worked_by_hand() {
     let kernel = BiasResidualLayerNorm::new(4, 0.0, DType::F32, true);
     let real = |v: [f32; 4]| HostTensor::Real(v.to_vec());
     // The sums are 1, 3, 5, 7: mean 4, variance (9 + 1 + 1 + 9) / 4 = 5.

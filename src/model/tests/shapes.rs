@@ -143,7 +143,7 @@ refuses! {
         "        Let(\"m\", mean_pool(x: \"x\")),\n        Let(\"n\", first_token(x: \"m\")),\n    ],\n    outputs"
     )
     .replace("\"out\": \"x\"", "\"out\": \"n\"");
-    scores_are_no_rows_to_normalise: changed(
+    scores_are_no_rows_to_normalize: changed(
         "    ],\n    outputs",
         r#"        Let("h", split_heads(x: "x", heads: 2)),
         Let("s", matmul(a: "h", b: "h", transpose_b: true)),

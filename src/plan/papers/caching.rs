@@ -103,17 +103,17 @@ impl Caching {
             mut bytes,
         } = block;
         let free = &mut self.free[pool];
-        let neighbours: Vec<_> = free
+        let neighbors: Vec<_> = free
             .iter()
             .filter(|&&(size, of, at)| {
                 of == segment && (at + size == offset || offset + bytes == at)
             })
             .copied()
             .collect();
-        for neighbour in neighbours {
-            free.remove(&neighbour);
-            bytes += neighbour.0;
-            offset = offset.min(neighbour.2);
+        for neighbor in neighbors {
+            free.remove(&neighbor);
+            bytes += neighbor.0;
+            offset = offset.min(neighbor.2);
         }
         free.insert((bytes, segment, offset));
     }
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_merge_when_they_are_free() {
+    fn neighbors_merge_when_they_are_free() {
         let mut caching = Caching::new();
         let quarters = [0, 1, 2, 3].map(|_| record(0, 0, 5 * MIB));
         let plan = caching.plan(

@@ -39,7 +39,7 @@ pub(super) fn after_linear(chain: &[Link], machine: &Machine) -> Result<Implemen
         dtype,
         bias: norm.bias,
         keeps_sum: false,
-        centred: true,
+        centered: true,
         tile,
     };
     let bindings = Bindings::to_operands_of(&[0, 1]).with("out", Operand::Value(1));
@@ -61,7 +61,7 @@ pub(super) fn after_sum(chain: &[Link], machine: &Machine) -> Result<Implementat
         epilogue,
         ..
     } = *problem;
-    let (eps, centred) = match &norm.site {
+    let (eps, centered) = match &norm.site {
         Site::LayerNorm(norm) => (norm.eps, true),
         Site::RmsNorm(norm) => (norm.eps, false),
         _ => return Err(Unfit::Sites),
@@ -78,7 +78,7 @@ pub(super) fn after_sum(chain: &[Link], machine: &Machine) -> Result<Implementat
         dtype,
         bias: epilogue.bias,
         keeps_sum: true,
-        centred,
+        centered,
         tile,
     };
     let bindings = Bindings::to_operands_of(&[0, 1])

@@ -20,7 +20,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementat
     let (Site::Linear(first), Site::Linear(second)) = (&before.site, &after.site) else {
         return Err(Unfit::Sites);
     };
-    let (eps, centred) = match &norm.site {
+    let (eps, centered) = match &norm.site {
         Site::LayerNorm(norm) => (norm.eps, true),
         Site::RmsNorm(norm) => (norm.eps, false),
         _ => return Err(Unfit::Sites),
@@ -47,7 +47,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementat
         columns,
         rows: ScratchRows::OfBatch { more },
     };
-    let more_rows = GemmStream::more_rows(centred);
+    let more_rows = GemmStream::more_rows(centered);
     let scaled = scratch("scaled", dtype, n.into(), more_rows);
     let stats = scratch(
         "row_stats",
@@ -63,7 +63,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementat
                 .with("out", Operand::Value(0))
                 .with("scaled", scaled)
                 .with("row_stats", stats),
-            candidates: streaming(first.clone(), StreamNorm::Before { centred }),
+            candidates: streaming(first.clone(), StreamNorm::Before { centered }),
         },
         Launch {
             site: sites - 1,
@@ -71,7 +71,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementat
                 .with("x", scaled)
                 .with("row_stats", stats)
                 .with("out", Operand::Value(sites - 1)),
-            candidates: streaming(second, StreamNorm::After { eps, centred }),
+            candidates: streaming(second, StreamNorm::After { eps, centered }),
         },
     ];
     Implementation::of(sites, launches, 0.0)

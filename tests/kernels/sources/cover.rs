@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn chosen_renderings_contain_all_neighbouring_lines() {
+    fn chosen_renderings_contain_all_neighboring_lines() {
         let all = [
             rendering("t", "ab", "a b"),
             rendering("t", "abcab", "a b c1 a b"),

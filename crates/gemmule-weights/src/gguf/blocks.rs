@@ -17,7 +17,7 @@ const IQ4: [i8; 16] = [
 ///
 /// # Panics
 /// Panics if `blocks` does not consist of whole blocks, or if `out` does not have the length of their elements.
-pub(super) fn dequantise(format: Format, blocks: &[u8], out: &mut [f32]) {
+pub(super) fn dequantize(format: Format, blocks: &[u8], out: &mut [f32]) {
     match format {
         Format::F32 => each(blocks, out, |block: &[u8; 4], [x]: &mut [f32; 1]| {
             *x = f32::from_le_bytes(*block);

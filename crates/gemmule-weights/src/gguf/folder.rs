@@ -217,9 +217,9 @@ impl Folder {
         self.gguf.each_row(tensor, |blocks, _| {
             for blocks in blocks.chunks_exact(row_bytes) {
                 match placed.next_row() {
-                    Some(out) => blocks::dequantise(tensor.format, blocks, out),
+                    Some(out) => blocks::dequantize(tensor.format, blocks, out),
                     None => {
-                        blocks::dequantise(tensor.format, blocks, &mut row);
+                        blocks::dequantize(tensor.format, blocks, &mut row);
                         placed.next_column(&row);
                     }
                 }

@@ -20,7 +20,7 @@ pub(super) fn opened(name: &str) -> Gguf {
 }
 
 #[test]
-fn dequantises_as_the_python_package() {
+fn dequantizes_as_the_python_package() {
     let gguf = opened("quants.gguf");
     for format in format::all().filter(|&format| format != Format::F32) {
         let read = |name: &str| {

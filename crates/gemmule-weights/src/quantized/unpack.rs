@@ -79,9 +79,9 @@ impl Packing {
                         Axis::Rows => (y * n, x * along),
                         Axis::Columns => (x * n, y * down),
                     };
-                    for &neighbour in &order[..n] {
-                        if first + neighbour < bound {
-                            codes[at + (first + neighbour) * step] = (word & mask) as u8;
+                    for &neighbor in &order[..n] {
+                        if first + neighbor < bound {
+                            codes[at + (first + neighbor) * step] = (word & mask) as u8;
                         }
                         word >>= self.bits.count();
                     }

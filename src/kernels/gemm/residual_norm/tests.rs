@@ -14,7 +14,7 @@ fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
                 dtype: DType::F16,
                 bias: true,
                 keeps_sum: false,
-                centred: true,
+                centered: true,
                 tile,
             };
             assert_eq!(kernel.check(), Ok(()));
@@ -55,7 +55,7 @@ fn the_estimate_prefers_the_tile_that_fills_the_gpu_in_one_wave() {
                     dtype: DType::F16,
                     bias: true,
                     keeps_sum: false,
-                    centred: true,
+                    centered: true,
                     tile,
                 };
                 kernel.cycles(rows(n), &machine).expect("an estimate")
@@ -76,7 +76,7 @@ fn the_estimate_is_infinite_without_room_for_a_cluster() {
         dtype: DType::F16,
         bias: true,
         keeps_sum: false,
-        centred: true,
+        centered: true,
         tile: tile(128, 128, true),
     };
     let cycles = |sms| kernel.cycles(1000, &hopper().with_sms(sms));
@@ -93,7 +93,7 @@ fn a_cluster_is_launched_whole_and_never_idle() {
         dtype: DType::F16,
         bias: true,
         keeps_sum: false,
-        centred: true,
+        centered: true,
         tile: tile(m, n, cooperative),
     };
     let grid = |kernel: GemmResidualNorm, rows| {

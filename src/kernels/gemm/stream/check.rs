@@ -37,14 +37,14 @@ impl GemmStream {
                 "the streaming GEMM does not support n = {n} and k = {k} in {dtype}; expected k in multiples of 8, in f16 or bf16"
             ));
         }
-        let is_centred = self.input_norm().is_some_and(|(_, centred)| centred);
-        let mma_n = tile.rows.saturating_add(if is_centred { 8 } else { 0 });
+        let is_centered = self.input_norm().is_some_and(|(_, centered)| centered);
+        let mma_n = tile.rows.saturating_add(if is_centered { 8 } else { 0 });
         // With accumulators of 136 rows, two CTAs of 224 threads per SM would spill registers.
         let has_registers = match self.problem.packed() {
             None => {
                 tile.groups <= 2
                     && tile.per_sm <= 2
-                    && !(tile.per_sm > 1 && is_centred && tile.rows > 64)
+                    && !(tile.per_sm > 1 && is_centered && tile.rows > 64)
             }
             // In addition to the accumulators, two blocks of the converted weight are in registers.
             Some(_) => match tile.groups.saturating_mul(tile.per_sm) {

@@ -37,9 +37,12 @@ pub fn representative() -> Vec<KernelSpec> {
         // Odd vocabulary sizes. The second weight is so large that a CTA computes more than one tile.
         add(of(5003, 136, dtype, bias), true);
         add(of(20_001, 72, dtype, plain.with_residual()), true);
-        for centred in [false, true] {
-            let before = StreamNorm::Before { centred };
-            let after = StreamNorm::After { eps: 1e-5, centred };
+        for centered in [false, true] {
+            let before = StreamNorm::Before { centered };
+            let after = StreamNorm::After {
+                eps: 1e-5,
+                centered,
+            };
             let with = |norm, gemm| GemmStream { norm, ..gemm };
             add(
                 with(before, of(768, 1000, dtype, bias.with_residual())),
@@ -70,12 +73,15 @@ pub fn representative() -> Vec<KernelSpec> {
             add(packed(of(2056, 1096, dtype, plain.with_residual())), true);
             add(packed(gated.clone()), true);
             // The code of the norms depends neither on the storage type nor on the format of the weight.
-            for centred in [false, true] {
+            for centered in [false, true] {
                 if few && at % 2 == 1 {
                     continue;
                 }
-                let before = StreamNorm::Before { centred };
-                let after = StreamNorm::After { eps: 1e-5, centred };
+                let before = StreamNorm::Before { centered };
+                let after = StreamNorm::After {
+                    eps: 1e-5,
+                    centered,
+                };
                 let with = |norm, gemm| GemmStream {
                     norm,
                     ..packed(gemm)

@@ -15,7 +15,7 @@ impl GemmStream {
         let rows = extents.rows as usize;
         let (mut of_product, more) = (reads.to_vec(), reads.len());
         let normal;
-        if let Some((eps, centred)) = self.input_norm() {
+        if let Some((eps, centered)) = self.input_norm() {
             let stats = of_product
                 .pop()
                 .expect("row statistics are read last")
@@ -26,12 +26,12 @@ impl GemmStream {
                 rows,
                 self.problem.k as usize,
                 eps,
-                centred,
+                centered,
             ));
             of_product[0] = &normal;
         }
         let vectors = match self.norm {
-            StreamNorm::Before { centred } => 1 + usize::from(centred),
+            StreamNorm::Before { centered } => 1 + usize::from(centered),
             _ => 0,
         };
         of_product.truncate(more.min(of_product.len()) - vectors);
@@ -74,7 +74,7 @@ pub(crate) fn stream_normals(
     rows: usize,
     width: usize,
     eps: f32,
-    centred: bool,
+    centered: bool,
 ) -> Vec<f32> {
     let (scaled, vectors) = scaled.split_at(rows * width);
     let numbers = row_stats_of(width as u32) as usize;
@@ -83,14 +83,14 @@ pub(crate) fn stream_normals(
         .zip(row_stats.chunks_exact(numbers));
     each.flat_map(|(row, stats)| {
         let sum = |first| stats.iter().skip(first).step_by(2).map(|&v| f64::from(v));
-        let mean = match centred {
+        let mean = match centered {
             true => sum(0).sum::<f64>() / width as f64,
             false => 0.0,
         };
         let variance = (sum(1).sum::<f64>() / width as f64 - mean * mean).max(0.0);
         let deviation = (variance + f64::from(eps)).sqrt();
         row.iter().enumerate().map(move |(at, &s)| {
-            let (gamma, beta) = match centred {
+            let (gamma, beta) = match centered {
                 true => (f64::from(vectors[at]), f64::from(vectors[width + at])),
                 false => (0.0, 0.0),
             };

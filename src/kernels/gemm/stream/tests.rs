@@ -64,7 +64,7 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
         problem: GemmProblem::new(768, 768, DType::F16, residual),
         norm: StreamNorm::After {
             eps: 1e-5,
-            centred: true,
+            centered: true,
         },
         ..gemm(8, 1)
     };

@@ -6,7 +6,7 @@ use super::args::{Args, zeros};
 use super::{Call, CpuForm, OpError, Read, forms, fp8, rows};
 use crate::kernels::gemm::{
     DeferredLayerNormGemm, Gemm, GemmPrepareAttention, GemmProblem, GemmResidualNorm,
-    GemmResidualRowStats, GemmSplitK, GemmStream, GemmWgmma, StreamNorm, UnpackWeight, normalised,
+    GemmResidualRowStats, GemmSplitK, GemmStream, GemmWgmma, StreamNorm, UnpackWeight, normalized,
     restored, row_columns, scaled_and_row_stats, stream_normals, stream_scaled,
 };
 
@@ -227,7 +227,7 @@ fn deferred_layer_norm_gemm(
     }
     args.check_shape("normal", &[rows, k], normal.len())?;
     let out = args.out(&[rows, n])?;
-    normal.copy_from_slice(&normalised(scaled, row_stats, gamma, beta, spec.eps));
+    normal.copy_from_slice(&normalized(scaled, row_stats, gamma, beta, spec.eps));
     of_gemm.insert(0, Read::Real(normal));
     let (_, product) = spec.unfused();
     gemm(&product.problem, Args::new(op, extents, &of_gemm, out))
@@ -246,7 +246,7 @@ fn gemm_stream(
     let (scaled, vectors_of) = match (spec.norm, more) {
         (StreamNorm::None, None) => return gemm(problem, args),
         (StreamNorm::After { .. }, None) => (None, None),
-        (StreamNorm::Before { centred }, Some(more)) => (Some(more), Some(centred)),
+        (StreamNorm::Before { centered }, Some(more)) => (Some(more), Some(centered)),
         (_, more) => {
             return Err(OpError::Writes {
                 op,
@@ -256,10 +256,10 @@ fn gemm_stream(
         }
     };
     let input_norm = match spec.norm {
-        StreamNorm::After { eps, centred } => Some((eps, centred)),
+        StreamNorm::After { eps, centered } => Some((eps, centered)),
         StreamNorm::None | StreamNorm::Before { .. } => None,
     };
-    let x_rows = input_norm.map_or(rows, |(_, centred)| rows + GemmStream::more_rows(centred));
+    let x_rows = input_norm.map_or(rows, |(_, centered)| rows + GemmStream::more_rows(centered));
     let weight_rows = u64::from(problem.weight_rows());
     let mut x = args.real("x", &[x_rows, k])?;
     let mut of_gemm = vec![args.weight("weight", &[weight_rows, k])?.into()];
@@ -270,22 +270,22 @@ fn gemm_stream(
         of_gemm.push(Read::Real(args.real("residual", &[rows, n])?));
     }
     let mut vectors = Vec::new();
-    if let Some(centred) = vectors_of {
+    if let Some(centered) = vectors_of {
         vectors.push(args.real("gamma", &[n])?);
-        if centred {
+        if centered {
             vectors.push(args.real("beta", &[n])?);
         }
     }
     let normal;
-    if let Some((eps, centred)) = input_norm {
+    if let Some((eps, centered)) = input_norm {
         let stats = [rows, GemmResidualRowStats::stats_of(problem.k)];
         let row_stats = args.real("row_stats", &stats)?;
-        normal = stream_normals(x, row_stats, rows as usize, k as usize, eps, centred);
+        normal = stream_normals(x, row_stats, rows as usize, k as usize, eps, centered);
         x = &normal;
     }
     of_gemm.insert(0, Read::Real(x));
-    if let (Some((scaled, row_stats)), Some(centred)) = (&scaled, vectors_of) {
-        let shape = [rows + GemmStream::more_rows(centred), n];
+    if let (Some((scaled, row_stats)), Some(centered)) = (&scaled, vectors_of) {
+        let shape = [rows + GemmStream::more_rows(centered), n];
         args.check_shape("scaled", &shape, scaled.len())?;
         let shape = [rows, GemmResidualRowStats::stats_of(problem.n)];
         args.check_shape("row_stats", &shape, row_stats.len())?;

@@ -97,7 +97,7 @@ fn every_epilogue_is_applied_to_the_sum_with_the_bias() {
 #[test]
 fn products_residual_and_norm_are_those_of_the_reference() {
     let (rows, n, k) = (5, 256, 24);
-    for (bias, keeps_sum, centred) in [
+    for (bias, keeps_sum, centered) in [
         (true, false, true),
         (false, false, true),
         (true, true, false),
@@ -110,7 +110,7 @@ fn products_residual_and_norm_are_those_of_the_reference() {
             dtype: F32,
             bias,
             keeps_sum,
-            centred,
+            centered,
             // Ignored on the CPU.
             tile: GemmResidualNorm::TILES[0],
         });
@@ -119,7 +119,7 @@ fn products_residual_and_norm_are_those_of_the_reference() {
             operands.push(noise(n, 3));
         }
         operands.extend([noise(rows * n, 4), noise(n, 5)]);
-        if centred {
+        if centered {
             operands.push(noise(n, 6));
         }
         let extents = Batch::new(&[1]).extents.with_rows(rows as u64);

@@ -237,7 +237,7 @@ fn layernorm_keeps_its_digits_far_from_zero() {
 }
 
 #[test]
-fn bias_residual_layernorm_normalises_the_sum() {
+fn bias_residual_layernorm_normalizes_the_sum() {
     for (rows, width) in SHAPES {
         for with_bias in [false, true] {
             let n = rows * width;
@@ -292,7 +292,7 @@ fn embedding_copies_the_row_of_each_id_after_its_offset() {
 }
 
 #[test]
-fn embedding_layernorm_normalises_the_sum_of_the_tables_rows() {
+fn embedding_layernorm_normalizes_the_sum_of_the_tables_rows() {
     for width in [5, 16, 40] {
         let batch = Batch::new(&[2, 3]);
         let tables = [
