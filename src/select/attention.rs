@@ -10,7 +10,7 @@ use crate::{
         Instructions, KernelSpec,
         attention::{
             AttentionError, FusedMha, MhaLongContext, MhaLongReduce, MhaLongScores, MhaOnline,
-            MhaPrefill, MhaShort, MhaSplitKeys, MhaTile, MhaToE4m3, MhaWgmma,
+            MhaShort, MhaSplitKeys, MhaTile, MhaToE4m3, MhaWgmma,
         },
         chain::Chain,
     },
@@ -250,20 +250,12 @@ fn by_rounds(
 ) -> Dispatch<KernelSpec> {
     // Rows of the coarse tile, the max number of coarse tiles per SM, and the kernel with the finer tile.
     let finer = |kernel: &KernelSpec| -> Option<(u32, u64, KernelSpec)> {
-        match kernel {
-            KernelSpec::MhaWgmma(k) => {
-                let tile = k.tile.finer(k.of.head)?;
-                let kernel = MhaWgmma { tile, ..k.clone() };
-                Some((k.tile.rows, MhaTile::ROUNDS, kernel.into()))
-            }
-            KernelSpec::MhaPrefill(k) => {
-                let (plain, coarse) = (k.plain.clone(), k.tile?);
-                let (fine, rounds) = coarse.finer_gathering(plain.head)?;
-                let tile = Some(fine);
-                Some((coarse.rows, rounds, MhaPrefill { plain, tile }.into()))
-            }
-            _ => None,
-        }
+        let KernelSpec::MhaWgmma(k) = kernel else {
+            return None;
+        };
+        let tile = k.tile.finer(k.of.head)?;
+        let kernel = MhaWgmma { tile, ..k.clone() };
+        Some((k.tile.rows, MhaTile::ROUNDS, kernel.into()))
     };
     let parts = dispatch.entries().iter().flat_map(|entry| {
         let Some((rows, rounds, choice)) = finer(&entry.choice) else {

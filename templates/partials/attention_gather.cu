@@ -6,6 +6,9 @@ constexpr unsigned int PASS = ROW_CHUNKS == 6 ? 4 : 32 / ROW_CHUNKS;  // rows th
 constexpr unsigned int PASS = 32 / ROW_CHUNKS;                     // rows that a warp copies at once
 {% endif %}constexpr unsigned int WARP_ROWS = KEYS / GATHER_WARPS;            // consecutive rows of a tile that a warp copies
 static_assert(KEYS % GATHER_WARPS == 0 && WARP_ROWS % PASS == 0 && WARP_ROWS <= 32, "a lane for each row's slot");
+constexpr unsigned int STEPS = WARP_ROWS / PASS;
+// Rows of each lane whose addresses are computed before the first of their copies, so that the latencies of these computations overlap.
+constexpr unsigned int BATCH = STEPS % 8 == 0 ? 8 : STEPS % 4 == 0 ? 4 : STEPS % 3 == 0 ? 3 : STEPS % 5 == 0 ? 5 : 1;
 static_assert(STRIDE % HEAD == 0, "rows of a cache have numbers");
 static_assert(STAGES > 2, "a consumer needs the next stage's keys before it empties a stage, while one is on its way");
 
@@ -68,13 +71,11 @@ __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorM
         const int* own = slots + (tile.length == 0 ? 0 : __ldg(slot_starts + tile.sequence)) + warp_row;
         const unsigned int n_keys = tile.keys_of(ROWS);
 {% if skips_keys %}        const unsigned int first_key = tile.first_key_of(tile.first);
-{% endif %}        // In lane l, the index of the cache row that becomes the warp's l-th row of the tile. Indices count rows of HEAD elements.
-        const auto row_from = [&](unsigned int key) {
-            if (lane >= WARP_ROWS || key + warp_row + lane >= n_keys) return NONE;
-            const unsigned int slot = __ldg(own + key + lane);
-            return slot / BLOCK * static_cast<unsigned int>(STRIDE / HEAD) + tile.head / GROUP * BLOCK + slot % BLOCK;
+{% endif %}        // In lane l, the slot of the warp's l-th row of the tile.
+        const auto slot_from = [&](unsigned int key) {
+            return lane >= WARP_ROWS || key + warp_row + lane >= n_keys ? NONE : static_cast<unsigned int>(__ldg(own + key + lane));
         };
-        unsigned int rows = row_from({{ first_key }});
+        unsigned int slots_ahead = slot_from({{ first_key }});
         if (leads) {
             barrier_wait(smem.empty_queries(q_stage.index), q_stage.phase ^ 1);
             store_tile(smem.tile(q_stage.index), tile);
@@ -95,23 +96,35 @@ __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorM
         __syncwarp();
         unsigned int on_its_way = 0;  // index of the previous stage, whose copies are in flight
         for (unsigned int key = {{ first_key }}; key < n_keys; key += KEYS) {
-            const unsigned int next_rows = row_from(key + KEYS);  // loaded early, so that it is available when the next stage is empty
+            // Slots are loaded one tile ahead. The empty statement keeps the compiler from using them in the iteration that loads them,
+            // where the warp would wait for the load.
+            asm volatile("" : "+r"(slots_ahead));
+            // In lane l, the index of the cache row in the warp's l-th slot. Indices count rows of HEAD elements.
+            const unsigned int rows = slots_ahead == NONE ? NONE : slots_ahead / BLOCK * static_cast<unsigned int>(STRIDE / HEAD) +
+                tile.head / GROUP * BLOCK + slots_ahead % BLOCK;
+            slots_ahead = slot_from(key + KEYS);
             if (key > {{ first_key }}) barrier_wait(smem.empty(stage.index), stage.phase ^ 1);
-#pragma unroll 2
-            for (unsigned int i = 0; i < WARP_ROWS; i += PASS) {
-                const unsigned int from = __shfl_sync(0xffffffff, rows, i + pass_row);
-                const unsigned int to = swizzled<KEYS>(warp_row + i + pass_row, {% if e4m3 %}chunk * 2{% else %}chunk{% endif %});
-                const unsigned long long at = from == NONE ? 0 : static_cast<unsigned long long>(from) * HEAD + chunk * {% if e4m3 %}16{% else %}8{% endif %};
-                if (PASS * ROW_CHUNKS < 32 && pass_row >= PASS) continue;
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem.keys(stage.index) + to),
-                             "l"(keys + at), "r"(from == NONE ? 0 : 16)
-                             : "memory");
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem.values(stage.index) + to),
-                             "l"(values + at), "r"(from == NONE ? 0 : 16)
-                             : "memory");
+#pragma unroll 1
+            for (unsigned int i = 0; i < WARP_ROWS; i += BATCH * PASS) {
+                unsigned int from[BATCH];
+#pragma unroll
+                for (unsigned int j = 0; j < BATCH; ++j) from[j] = __shfl_sync(0xffffffff, rows, i + j * PASS + pass_row);
+#pragma unroll
+                for (unsigned int j = 0; j < BATCH; ++j) {
+                    const unsigned int row = warp_row + i + j * PASS + pass_row;
+                    const unsigned int to = swizzled<KEYS>(row, {% if e4m3 %}chunk * 2{% else %}chunk{% endif %});
+                    const unsigned int column = chunk * {% if e4m3 %}16{% else %}8{% endif %};
+                    const unsigned long long at = from[j] == NONE ? 0 : static_cast<unsigned long long>(from[j]) * HEAD + column;
+                    if (PASS * ROW_CHUNKS < 32 && pass_row >= PASS) continue;
+                    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem.keys(stage.index) + to),
+                                 "l"(keys + at), "r"(from[j] == NONE ? 0 : 16)
+                                 : "memory");
+                    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem.values(stage.index) + to),
+                                 "l"(values + at), "r"(from[j] == NONE ? 0 : 16)
+                                 : "memory");
+                }
             }
             asm volatile("cp.async.commit_group;" ::: "memory");
-            rows = next_rows;
             if (key > {{ first_key }}) arrive_full<1>(smem, on_its_way);
             on_its_way = stage.index;
             stage.advance();

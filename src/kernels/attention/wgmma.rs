@@ -122,20 +122,27 @@ impl MhaTile {
         }
     }
 
-    /// Tiles of kernels that gather keys and values from a cache. The first tile is for launches with many tiles. The list is empty for
-    /// unsupported head sizes. With four consumer warpgroups, the producer warpgroup would have too few registers to gather.
+    /// Tiles of kernels that gather keys and values from a cache, from the largest to the smallest number of queries. The first tile is for
+    /// launches with many tiles. The list is empty for unsupported head sizes. With four consumer warpgroups, the producer warpgroup would
+    /// have too few registers to gather.
     pub fn gathering(head: u32) -> &'static [MhaTile] {
-        const OF_64_AND_96: &[MhaTile] = &[MhaTile::persistent(192, 96, 1)];
+        const OF_64: &[MhaTile] = &[
+            MhaTile::persistent(192, 96, 1),
+            MhaTile::persistent(64, 128, 1),
+        ];
+        const OF_96: &[MhaTile] = &[MhaTile::persistent(192, 96, 1)];
         const OF_128: &[MhaTile] = &[
             MhaTile::persistent(192, 80, 1),
             MhaTile::persistent(128, 128, 1),
+            MhaTile::persistent(64, 128, 1),
         ];
         const OF_256: &[MhaTile] = &[
             MhaTile::persistent(128, 48, 1),
             MhaTile::persistent(64, 48, 1),
         ];
         match head {
-            64 | 96 => OF_64_AND_96,
+            64 => OF_64,
+            96 => OF_96,
             128 => OF_128,
             256 => OF_256,
             _ => &[],
@@ -150,15 +157,6 @@ impl MhaTile {
     pub fn finer(self, head: u32) -> Option<MhaTile> {
         let coarse = MhaTile::persistent(192, 80, 1);
         (head == 128 && self == coarse).then_some(MhaTile::persistent(128, 128, 1))
-    }
-
-    /// Returns the smaller tile of a kernel that gathers keys, if there is one, and the max number of tiles of `self` per SM for which the
-    /// smaller tile is used. One round of small tiles spreads the longest rows of a causal prompt over more SMs.
-    pub fn finer_gathering(self, head: u32) -> Option<(MhaTile, u64)> {
-        let rounds = if head == 128 { Self::ROUNDS } else { 1 };
-        let tiles = Self::gathering(head);
-        let fine = tiles.get(1).filter(|_| tiles[0] == self)?;
-        Some((*fine, rounds))
     }
 
     /// Default dispatch without timings: tiles, each with its max sequence length (inclusive).

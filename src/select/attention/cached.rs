@@ -2,11 +2,11 @@
 //! also by the number of keys. In other batches, a sequence has a piece: several new tokens, for example a prompt or a part of it. These
 //! batches are dispatched by the longest piece and, if the kernel has a finer tile, also by the tokens of the batch.
 
-use super::{Batches, Dispatch, Entry, Interval, by_rounds};
+use super::{Batches, Dispatch, Entry, Interval};
 use crate::{
     kernels::{
         Instructions, KernelSpec,
-        attention::{DecodeCtas, MhaCached, MhaDecode, MhaDecodeAppend, MhaPrefill, MhaTile},
+        attention::{DecodeCtas, Keys, MhaCached, MhaDecode, MhaDecodeAppend, MhaPrefill, MhaTile},
     },
     machine::Machine,
     ops::HeadView,
@@ -25,6 +25,10 @@ impl CachedAttention {
     /// Max number of new tokens per sequence for which the tiled kernel for any GPU is used on Hopper. So few queries fill its tiles better
     /// than those of the Hopper kernel.
     const SHORT: u64 = 192;
+    /// Max number of tiles of 64 queries per SM, in quarters.
+    const MOST_SMALL: u64 = 9;
+    /// Min number of key tiles of the next larger tile of queries for which an SM may have several tiles of 64 queries.
+    const LONG: u64 = 4;
 
     /// Dispatches by the longest sequence. Decode steps use a decode kernel, whose CTAs depend on the numbers of sequences and keys.
     /// Batches with several new tokens per sequence use kernels with tiles of queries. If only one of the two kinds of kernel supports the
@@ -44,19 +48,16 @@ impl CachedAttention {
                     },
                     choice: entry.choice.clone(),
                 });
-                let longer = |interval, choice: MhaPrefill| Entry {
-                    batches: Batches::by_longest(interval),
-                    choice: choice.into(),
+                let long = self.long(machine);
+                let short = match long.is_empty() {
+                    true => PIECES,
+                    false => Interval::new(1, Some(Self::SHORT)),
                 };
-                let pieces = match self.long(machine) {
-                    Some(long) => vec![
-                        longer(Interval::new(1, Some(Self::SHORT)), tiles),
-                        longer(Interval::new(Self::SHORT, None), long),
-                    ],
-                    None => vec![longer(PIECES, tiles)],
+                let short = Entry {
+                    batches: Batches::by_longest(short),
+                    choice: tiles.into(),
                 };
-                let all = Dispatch::of(of_one.chain(pieces).collect());
-                by_rounds(&all, machine, self.0.heads)
+                Dispatch::of(of_one.chain([short]).chain(long).collect())
             }
         }
     }
@@ -153,12 +154,72 @@ impl CachedAttention {
         Dispatch::of(parts.filter(|part| !part.batches.is_empty()).collect())
     }
 
-    /// Returns the Hopper kernel for several new tokens per sequence; `None` on other cards, and if it does not support the problem.
-    fn long(&self, machine: &Machine) -> Option<MhaPrefill> {
-        let tile = *MhaTile::gathering(self.0.head).first()?;
-        let long = self.tiles(Some(tile));
-        let serves = machine.instructions == Instructions::Hopper && long.check().is_ok();
-        serves.then_some(long)
+    /// Dispatches pieces of more than [`Self::SHORT`] tokens by the number of tiles per SM; empty on cards other than Hopper, and if the
+    /// Hopper kernel does not support the problem.
+    ///
+    /// A tile of 64 queries needs less time per key than a larger tile, so that the tile with the most keys ends earlier, but more time per
+    /// query. Tiles of 64 queries are used for at most one tile per SM, and for at most [`Self::MOST_SMALL`] quarters of a tile per SM if
+    /// the tiles have many keys and different numbers of keys. The measurements are in docs/history/attention.md, section 86.
+    fn long(&self, machine: &Machine) -> Vec<Entry<KernelSpec>> {
+        let MhaCached {
+            heads, head, pool, ..
+        } = self.0;
+        let kernels = MhaTile::gathering(head).iter().copied();
+        let kernels = kernels.filter(|&tile| self.tiles(Some(tile)).check().is_ok());
+        let kernels: Vec<MhaTile> = match machine.instructions {
+            // A small tile converts each key for few queries.
+            Instructions::Hopper if pool.is_e4m3() && head < 256 => {
+                kernels.filter(|tile| tile.rows > 64).collect()
+            }
+            Instructions::Hopper => kernels.collect(),
+            Instructions::Ampere | Instructions::Ada => Vec::new(),
+        };
+        let part = |rows: (u64, Option<u64>), keys: Interval, tile: MhaTile| Entry {
+            batches: Batches {
+                rows: Interval::new(rows.0, rows.1),
+                longest: Interval::new(Self::SHORT, None),
+                keys,
+            },
+            choice: KernelSpec::from(self.tiles(Some(tile))),
+        };
+        // Max number of tokens with at most `quarters / 4` tiles per SM.
+        let tokens_of = |tile: MhaTile, quarters: u64| {
+            quarters * u64::from(machine.sms) * u64::from(tile.rows) / (4 * u64::from(heads))
+        };
+        let (mut parts, mut above) = (Vec::new(), 0);
+        for (nth, &tile) in kernels.iter().enumerate().rev() {
+            let Some(&larger) = nth.checked_sub(1).and_then(|nth| kernels.get(nth)) else {
+                parts.push(part((above, None), Interval::ALL, tile));
+                continue;
+            };
+            if tile.rows > 64 {
+                let most = tokens_of(larger, 4 * MhaTile::ROUNDS);
+                parts.push(part((above, Some(most)), Interval::ALL, tile));
+                above = above.max(most);
+                continue;
+            }
+            let few_keys = Self::LONG * u64::from(larger.keys) - 1;
+            let at_once = tokens_of(tile, 4);
+            // With a window, or keys of a source, all tiles have equally many keys, so that a second tile on an SM doubles the time.
+            let most = match (self.0.keys, self.0.by.window) {
+                (Keys::Own, None) => tokens_of(tile, Self::MOST_SMALL),
+                (Keys::Own, Some(_)) | (Keys::Source, _) => at_once,
+            };
+            parts.push(part((0, Some(at_once)), Interval::ALL, tile));
+            parts.push(part(
+                (at_once, Some(most)),
+                Interval::new(few_keys, None),
+                tile,
+            ));
+            parts.push(part(
+                (at_once, Some(most)),
+                Interval::new(0, Some(few_keys)),
+                larger,
+            ));
+            above = most;
+        }
+        parts.retain(|part| !part.batches.is_empty());
+        parts
     }
 
     fn tiles(&self, tile: Option<MhaTile>) -> MhaPrefill {
@@ -184,7 +245,7 @@ mod tests {
         *,
     };
     use crate::{
-        kernels::{attention::Keys, cache::Pool},
+        kernels::cache::Pool,
         machine::testing,
         tensor::{DType, Format},
     };
@@ -223,8 +284,10 @@ mod tests {
                 ),
                 format!("rows above {most}, longest up to 1: mha_decode"),
                 "longest 2 to 192: mha_prefill".to_owned(),
-                "longest above 192: mha_wgmma_persistent".to_owned(),
             ]
+            .into_iter()
+            .chain(long_of_64(None))
+            .collect::<Vec<_>>()
         );
         assert_eq!(dispatch.overlap(), None);
         assert!(Batches::ALL.is_covered_by(&dispatch.covered()));
@@ -232,8 +295,8 @@ mod tests {
         windowed.0.by.window = Some(300);
         let dispatch = windowed.by_length(&hopper);
         let pieces = &shown(&dispatch)[2..];
-        let last = "longest above 192: mha_wgmma_persistent";
-        assert_eq!(pieces, ["longest 2 to 192: mha_prefill", last]);
+        assert_eq!(pieces[0], "longest 2 to 192: mha_prefill");
+        assert_eq!(pieces[1..], long_of_64(Some(300)));
         let steps = &shown(&dispatch)[..2];
         assert_eq!(
             steps,
@@ -270,13 +333,9 @@ mod tests {
             all.iter()
                 .all(|line| line.contains("longest up to 1") && line.ends_with(": mha_decode"))
         );
-        assert_eq!(
-            shown(&pieces),
-            [
-                "longest 2 to 192: mha_prefill",
-                "longest above 192: mha_wgmma_persistent"
-            ]
-        );
+        let pieces_of_64 = shown(&pieces);
+        assert_eq!(pieces_of_64[0], "longest 2 to 192: mha_prefill");
+        assert_eq!(pieces_of_64[1..], long_of_64(None));
         let covered = [steps.covered(), pieces.covered()].concat();
         assert!(Batches::ALL.is_covered_by(&covered));
         // In f32, one kernel serves any batch. A kernel that also appends to the cache exists only for decode steps.
@@ -344,21 +403,61 @@ mod tests {
         }
     }
 
+    /// Ranges of the Hopper kernel for 12 heads of 64.
+    fn long_of_64(window: Option<u32>) -> Vec<String> {
+        let sms = testing::hopper().sms;
+        // One tile of 64 queries per SM, and 9 / 4 tiles per SM.
+        let (at_once, most) = (sms * 64 / 12, 9 * sms * 64 / (4 * 12));
+        let of = |rows: String, keys: &str| {
+            format!("rows {rows}, longest above 192{keys}: mha_wgmma_persistent")
+        };
+        match window {
+            Some(_) => vec![
+                of(format!("up to {at_once}"), ""),
+                of(format!("above {at_once}"), ""),
+            ],
+            None => vec![
+                of(format!("up to {at_once}"), ""),
+                of(format!("{} to {most}", at_once + 1), ", keys above 383"),
+                of(format!("{} to {most}", at_once + 1), ", keys up to 383"),
+                of(format!("above {most}"), ""),
+            ],
+        }
+    }
+
     #[test]
     fn pieces_with_few_tiles_per_sm_use_finer_tiles() {
-        // With heads of 256, the limit is one tile of 128 rows per SM.
         let hopper = testing::hopper();
-        let few = u64::from(hopper.sms) * 128 / 12;
-        let pieces = cached(256, DType::F16).by_length(&hopper);
-        assert_eq!(tile(&pieces, few, 512).rows, 64);
-        assert_eq!(tile(&pieces, few + 1, 512).rows, 128);
+        let sms = u64::from(hopper.sms);
+        // One tile of 64 queries per SM, with 12 heads.
+        let at_once = sms * 64 / 12;
+        let most = 9 * sms * 64 / (4 * 12);
+        for (head, larger, key_tiles) in
+            [(64, 192, 4 * 96), (128, 128, 4 * 128), (256, 128, 4 * 48)]
+        {
+            let pieces = cached(head, DType::F16).by_length(&hopper);
+            assert_eq!(tile(&pieces, at_once, 193).rows, 64);
+            assert_eq!(tile(&pieces, most, key_tiles.max(193)).rows, 64);
+            assert_eq!(u64::from(tile(&pieces, most + 1, 1000).rows), larger);
+            if key_tiles > 193 {
+                let few_keys = tile(&pieces, at_once + 1, key_tiles - 1);
+                assert_eq!(u64::from(few_keys.rows), larger);
+            }
+            assert_eq!(pieces.overlap(), None);
+            assert!(Batches::ALL.is_covered_by(&pieces.covered()));
+        }
 
-        let hopper = testing::hopper();
-        // The limit is four tiles of 192 rows per SM, with 12 heads.
-        let few = 4 * u64::from(hopper.sms) * 192 / 12;
+        // The limit is four tiles of 192 rows per SM.
+        let few = 4 * sms * 192 / 12;
         let pieces = cached(128, DType::F16).by_length(&hopper);
         assert_eq!(tile(&pieces, few, 512).rows, 128);
         assert_eq!(tile(&pieces, few + 1, 512).rows, 192);
-        assert_eq!(pieces.overlap(), None);
+
+        // With a window, all tiles of 64 queries run at once.
+        let mut windowed = cached(64, DType::F16);
+        windowed.0.by.window = Some(1000);
+        let pieces = windowed.by_length(&hopper);
+        assert_eq!(tile(&pieces, at_once, 512).rows, 64);
+        assert_eq!(tile(&pieces, at_once + 1, 512).rows, 192);
     }
 }
