@@ -342,6 +342,9 @@ pub(super) fn cache_of(bytes: u64, program: &Program) -> String {
 pub(super) enum Quantize {
     /// 8-bit floating point (E4M3) with a scale per row of a weight
     Fp8,
+    /// 8-bit floating point (E4M3) with a scale per 128 elements of a row
+    #[value(name = "fp8_g128")]
+    Fp8Groups,
     /// 8-bit integers with a scale per row of a weight
     Int8,
     /// 4-bit integers with a scale and a zero point per 128 elements of a row
@@ -353,6 +356,7 @@ impl Quantize {
     pub(super) fn format(self) -> Format {
         match self {
             Self::Fp8 => Format::FP8,
+            Self::Fp8Groups => Format::FP8_128,
             Self::Int8 => Format::INT8,
             Self::Int4 => Format::INT4,
         }

@@ -10,7 +10,7 @@
 //!
 //! The fused kernels use the same main loops. [`GemmResidualNorm`], [`GemmResidualRowStats`] and [`DeferredLayerNormGemm`] include a norm.
 //! [`GemmPrepareAttention`] includes rotary embeddings. [`UnpackWeight`] converts a packed weight for kernels that read plain weights, and
-//! [`QuantizeRows`] converts x for [`GemmWgmma`] with a packed weight in E4M3 or int8, and for [`Gemm`] with one in int8.
+//! [`QuantizeRows`] and [`QuantizeGroups`] convert x for [`GemmWgmma`] with a packed weight in 8 bits. [`Gemm`] also reads rows in int8.
 
 #[cfg(test)]
 mod activate;
@@ -21,6 +21,7 @@ mod packed;
 mod packed_rows;
 mod prepare_attention;
 mod problem;
+mod quantize_groups;
 mod quantize_rows;
 mod quantized_problem;
 mod residual_norm;
@@ -41,6 +42,7 @@ pub use packed_rows::RowElement;
 pub use prepare_attention::GemmPrepareAttention;
 pub use problem::GemmProblem;
 use problem::check_k_of_fp8;
+pub use quantize_groups::QuantizeGroups;
 pub use quantize_rows::QuantizeRows;
 pub use residual_norm::GemmResidualNorm;
 pub use residual_row_stats::GemmResidualRowStats;
@@ -50,7 +52,7 @@ pub use unpack::UnpackWeight;
 pub use wgmma::{GemmWgmma, WgmmaTile};
 pub(crate) use {
     deferred_layernorm::normalized,
-    packed_rows::{columns as row_columns, quantized, restored},
+    packed_rows::{columns as row_columns, quantized, quantized_groups},
     residual_row_stats::scaled_and_row_stats,
     stream::{stream_normals, stream_scaled},
 };

@@ -85,7 +85,7 @@ macro_rules! with_kernels {
             MhaSplitKeys, MhaWgmma, MhaLongScores, MhaLongReduce, MhaLongContext, MhaCached, MhaDecode, MhaDecodeAppend, MhaPrefill,
             AppendCache,
             PrepareAttention, Gate, Draw, LogProbability, RmsNorm, RmsNormSum, Rotary, PackScan, PackTokens, Upload, Scatter, ChooseToken, Candidates, BeamStep, Advance,
-            RelativeScores, ToE4m3, NormToE4m3, MhaToE4m3, WeightedPool, SoftCap, MaxSim, UnpackWeight, QuantizeRows, GateToE4m3,
+            RelativeScores, ToE4m3, NormToE4m3, MhaToE4m3, WeightedPool, SoftCap, MaxSim, UnpackWeight, QuantizeRows, QuantizeGroups, GateToE4m3,
         }
     };
 }

@@ -34,7 +34,7 @@ __device__ __forceinline__ void scale_rows(float (&acc)[M_TILES][ACCUMULATORS], 
         }
     }
 }
-{% else %}// Scales of a lane's rows, which are two of each 64 rows of the tile.
+{% elif of_groups %}{% include "partials/wgmma_groups.cu" %}{% else %}// Scales of a lane's rows, which are two of each 64 rows of the tile.
 struct RowScale { float at[M_TILES * 2]; };
 
 // Loads the scales of a lane's rows. `row` is the first row of the warp.

@@ -5,9 +5,10 @@
             const TileIndex first = tile_of(blockIdx.x, tiles_m);
             for (int i = 0; i < PREFETCHED; ++i) {
                 const unsigned int to = stages + i * STAGE_BYTES + X_BYTES;
-                barrier_arrive_expecting(full + i * 8, STAGE_BYTES);
+                barrier_arrive_expecting(full + i * 8, STAGE_BYTES{% if of_groups %} + scale_bytes(first.n * TILE_N){% endif %});
 {% if quantized_rows %}                load_blocks(to, weight, i, first.n * TILE_N, full + i * 8);
-{% else %}                load_weight(to, weight, i * BLOCK_K, first.n * TILE_N, full + i * 8);
+{% if of_groups %}                load_scales(full + SCALES + i * BLOCK_N * 4, weight_bytes, i, first.n * TILE_N, full + i * 8);
+{% endif %}{% else %}                load_weight(to, weight, i * BLOCK_K, first.n * TILE_N, full + i * 8);
 {% endif %}            }
             griddepcontrol_wait();
             int stage = 0, prefetched = PREFETCHED;
@@ -19,9 +20,10 @@
                     const unsigned int to = stages + stage * STAGE_BYTES;
                     if (--prefetched < 0) {
                         barrier_wait(empty + stage * 8, parity);
-                        barrier_arrive_expecting(full + stage * 8, STAGE_BYTES);
+                        barrier_arrive_expecting(full + stage * 8, STAGE_BYTES{% if of_groups %} + scale_bytes(tile.n * TILE_N){% endif %});
 {% if quantized_rows %}                        load_blocks(to + X_BYTES, weight, k_tile, tile.n * TILE_N, full + stage * 8);
-{% else %}                        load_weight(to + X_BYTES, weight, k_tile * BLOCK_K, tile.n * TILE_N, full + stage * 8);
+{% if of_groups %}                        load_scales(full + SCALES + stage * BLOCK_N * 4, weight_bytes, k_tile, tile.n * TILE_N, full + stage * 8);
+{% endif %}{% else %}                        load_weight(to + X_BYTES, weight, k_tile * BLOCK_K, tile.n * TILE_N, full + stage * 8);
 {% endif %}                    }
                     load_box(to, x, k_tile * BLOCK_K, tile.m * BLOCK_M, full + stage * 8);
                     if (++stage == STAGES) stage = 0, parity ^= 1;

@@ -175,7 +175,10 @@ fn writing(
 
 /// Whether a kernel converts rows of x to 8 bits.
 fn converts_rows(kernel: &KernelSpec) -> bool {
-    matches!(kernel, KernelSpec::QuantizeRows(_))
+    matches!(
+        kernel,
+        KernelSpec::QuantizeRows(_) | KernelSpec::QuantizeGroups(_)
+    )
 }
 
 /// Whether a kernel multiplies quantized rows.
@@ -199,20 +202,31 @@ fn launched(program: &Program, tokens: u32) -> Vec<&KernelSpec> {
 /// Hopper, and in int8 on cards before it.
 #[test]
 fn prompts_multiply_8_bits_if_inputs_may_be_rounded() {
-    let (name, mut config, _) = writer();
-    config["hidden_size"] = 1024.into();
-    config["intermediate_size"] = 4096.into();
+    let (name, config, _) = writer();
+    let sized = |hidden: u32, inner: u32| {
+        let mut config = config.clone();
+        config["hidden_size"] = hidden.into();
+        config["intermediate_size"] = inner.into();
+        config
+    };
     let model = description(name).expect("it is shipped");
     let (hopper, usual) = (crate::common::hopper(), crate::common::usual());
     for (machine, format, multiplies) in [
         (&hopper, Format::FP8, true),
         (&hopper, Format::INT8, true),
-        (&hopper, Format::FP8_128, false),
+        (&hopper, Format::FP8_128, true),
         (&hopper, Format::INT8_32, false),
         (&hopper, Format::INT4, false),
         (&usual, Format::FP8, false),
+        (&usual, Format::FP8_128, false),
         (&usual, Format::INT8, true),
     ] {
+        // With a scale for each 128 columns, products in 8 bits take less time only in large layers. A launch converts other weights.
+        let of_groups = format == Format::FP8_128;
+        let (config, tokens, conversions) = match of_groups {
+            true => (sized(4096, 14_336), 1024, 2),
+            false => (sized(1024, 4096), 4096, 6),
+        };
         let program = |change: fn(&mut CompileOptions)| {
             let program = writing(&model, &config, machine, |options| {
                 options.quantize = Some(format);
@@ -242,13 +256,13 @@ fn prompts_multiply_8_bits_if_inputs_may_be_rounded() {
         if !multiplies {
             continue;
         }
-        // Each conversion has a GEMM after it, and no whole weight is converted.
-        let kernels = launched(&chosen, 4096);
+        // Each conversion has a GEMM after it. With a scale for each row, no whole weight is converted.
+        let kernels = launched(&chosen, tokens);
         let n = |is: fn(&KernelSpec) -> bool| kernels.iter().filter(|kernel| is(kernel)).count();
         assert_eq!(n(converts_rows), n(multiplies_rows), "{what}");
-        assert!(n(converts_rows) >= 6, "{what}");
+        assert!(n(converts_rows) >= conversions, "{what}");
         let unpacks = n(|kernel| matches!(kernel, KernelSpec::UnpackWeight(_)));
-        assert_eq!(unpacks, 0, "{what}");
+        assert!(of_groups || unpacks == 0, "{what}");
     }
 }
 
@@ -498,18 +512,25 @@ fn long_prompts_in_fp8_on_a_device_have_the_error_of_the_format() {
             .clone()
     };
     let want = logits(of(DeviceChoice::Cpu));
-    let rounded = error(&logits(of(DeviceChoice::Cpu).quantize(Format::FP8)), &want);
-    for dtype in [DType::F16, DType::BF16] {
-        let cuda = || of(DeviceChoice::Cuda(0)).dtype(dtype).quantize(Format::FP8);
-        let got = error(&logits(cuda()), &want);
-        let kept = error(&logits(cuda().without([QUANTIZE_INPUTS])), &want);
-        println!("{dtype}: {got:.2e}, rows in 16 bits {kept:.2e}, weights alone {rounded:.2e}");
-        assert!(kept < 1.2 * rounded + 5e-3, "{dtype}: {kept}, {rounded}");
-        // The logits differ from those of rows in 16 bits, so rows are rounded.
-        assert!(
-            got != kept && got < 2.5 * rounded,
-            "{dtype}: {got}, {rounded}"
-        );
+    for format in [Format::FP8, Format::FP8_128] {
+        let rounded = error(&logits(of(DeviceChoice::Cpu).quantize(format)), &want);
+        for dtype in [DType::F16, DType::BF16] {
+            let cuda = || of(DeviceChoice::Cuda(0)).dtype(dtype).quantize(format);
+            let got = error(&logits(cuda()), &want);
+            let kept = error(&logits(cuda().without([QUANTIZE_INPUTS])), &want);
+            println!(
+                "{format} {dtype}: {got:.2e}, rows in 16 bits {kept:.2e}, weights alone {rounded:.2e}"
+            );
+            assert!(
+                kept < 1.2 * rounded + 5e-3,
+                "{format} {dtype}: {kept}, {rounded}"
+            );
+            // The logits differ from those of rows in 16 bits, so rows are rounded.
+            assert!(
+                got != kept && got < 2.5 * rounded,
+                "{format} {dtype}: {got}, {rounded}"
+            );
+        }
     }
 }
 

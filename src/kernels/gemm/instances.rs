@@ -80,6 +80,7 @@ pub fn representative() -> Vec<KernelSpec> {
     kernels.extend(super::stream::representative());
     kernels.extend(super::unpack::representative());
     kernels.extend(super::quantize_rows::representative());
+    kernels.extend(super::quantize_groups::representative());
     kernels
 }
 

@@ -1,14 +1,12 @@
-//! Quantized rows of x: elements of 8 bits with a scale for each row, in the column order of a packed weight ([`column_at`]).
+//! Quantized rows of x: elements of 8 bits with a scale for each row, or in E4M3 with a scale for each group of columns, in the column order
+//! of a packed weight ([`column_at`]).
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    kernels::{Fill, Param, rows::read},
-    tensor::{
-        DType, Element, Format, Group, Scaled, Shape, Size, Symbol, Values, int8_row_scale,
-        quantized::{BLOCK, COLUMNS, E4M3_WORD, INT8_WORD, column_at},
-        row_scale,
-    },
+use crate::tensor::{
+    Element, Format, Group, Scaled, Shape, Size, Symbol, Values, int8_row_scale,
+    quantized::{BLOCK, COLUMNS, E4M3_WORD, INT8_WORD, column_at},
+    row_scale,
 };
 
 /// Elements of quantized rows.
@@ -25,13 +23,23 @@ const MAX_K_OF_INT8: u32 = 1 << 16;
 /// Standard deviation of E4M3 operands in checks. Values below 2⁻⁶ are multiples of 2⁻⁹. Their products are therefore small integers times
 /// a constant, which tensor cores add exactly.
 pub(super) const DEVIATION: f32 = 1.5 / 512.0;
-/// Max factor of the weight's elements in checks. The elements of a row are multiples of its largest magnitude divided by 7. In E4M3, they
-/// are multiples of 64 up to 448, which are exact.
-const LARGEST: u32 = 7;
 
 /// Returns the number of columns of rows that are converted from `k` columns. The columns after `k` are zero.
 pub(crate) const fn columns(k: u32) -> u32 {
     k.next_multiple_of(COLUMNS as u32)
+}
+
+/// Columns that share a scale in rows with a scale for each group, as in a weight in [`Format::FP8_128`].
+pub(super) const GROUP: u32 = 128;
+
+/// Returns the number of groups of rows that are converted from `k` columns.
+pub(super) const fn groups(k: u32) -> u32 {
+    k.div_ceil(GROUP)
+}
+
+/// Shape of the scales of groups. All rows of a group are adjacent, because the lanes of a warp read the scales of eight rows.
+pub(super) fn group_scales_shape(k: u32) -> Shape {
+    Shape::new([u64::from(groups(k)).into(), Symbol::Rows.into()])
 }
 
 impl RowElement {
@@ -85,11 +93,11 @@ impl RowElement {
         Shape::new([Symbol::Rows.into(), Size::constant(self.scales())])
     }
 
-    /// Returns the scale of a row.
-    fn scale(self, row: &[f32]) -> f32 {
+    /// Returns the scale of a row, or of a group of its columns.
+    fn scale(self, elements: &[f32]) -> f32 {
         match self {
-            Self::E4m3 => row_scale(row),
-            Self::Int8 => int8_row_scale(row),
+            Self::E4m3 => row_scale(elements),
+            Self::Int8 => int8_row_scale(elements),
         }
     }
 
@@ -116,68 +124,78 @@ impl RowElement {
 /// Converts rows of `k` elements. Returns their elements divided by the scales, in the order of storage, and the scales. Elements in E4M3
 /// are not rounded.
 pub(crate) fn quantized(x: &[f32], k: u32, to: RowElement) -> (Vec<f32>, Vec<f32>) {
-    let columns = columns(k) as usize;
-    let (mut quantized, mut scales) = (Vec::new(), Vec::new());
-    for row in x.chunks_exact(k as usize) {
-        let scale = to.scale(row);
-        let value = |position| {
-            let value = row.get(to.column_of(position));
-            value.map_or(0.0, |&value| to.stored(value, scale))
-        };
-        let first = quantized.len();
-        quantized.extend((0..columns).map(value));
-        scales.push(scale);
-        if to == RowElement::Int8 {
-            scales.push(quantized[first..].iter().sum());
+    let (quantized, scales) = quantized_by(x, k, k, to);
+    let scales = match to {
+        RowElement::E4m3 => scales,
+        RowElement::Int8 => {
+            let sums = quantized.chunks_exact(columns(k) as usize);
+            let sums = sums.map(|row| row.iter().sum::<f32>());
+            let both = scales.into_iter().zip(sums);
+            both.flat_map(|(scale, sum)| [scale, sum]).collect()
         }
+    };
+    (quantized, scales)
+}
+
+/// Converts rows of `k` elements to E4M3 like [`quantized`], with a scale for each group of [`GROUP`] columns. The scales are
+/// `[groups, rows]`.
+pub(crate) fn quantized_groups(x: &[f32], k: u32) -> (Vec<f32>, Vec<f32>) {
+    quantized_by(x, k, GROUP, RowElement::E4m3)
+}
+
+/// Converts rows of `k` elements, with a scale for each `width` columns. The scales are `[⌈k / width⌉, rows]`.
+fn quantized_by(x: &[f32], k: u32, width: u32, to: RowElement) -> (Vec<f32>, Vec<f32>) {
+    let (columns, k, width) = (columns(k) as usize, k as usize, width as usize);
+    let rows = x.chunks_exact(k);
+    let n_rows = rows.len();
+    let mut scales = vec![1.0; k.div_ceil(width) * n_rows];
+    let mut quantized = Vec::with_capacity(n_rows * columns);
+    for (at, row) in rows.enumerate() {
+        for (group, elements) in row.chunks(width).enumerate() {
+            scales[group * n_rows + at] = to.scale(elements);
+        }
+        let value = |position| {
+            let column = to.column_of(position);
+            let stored = |&value| to.stored(value, scales[column / width * n_rows + at]);
+            row.get(column).map_or(0.0, stored)
+        };
+        quantized.extend((0..columns).map(value));
     }
     (quantized, scales)
 }
 
-/// Returns the rows of `k` elements that were converted to `quantized`.
-pub(crate) fn restored(quantized: &[f32], scales: &[f32], k: u32, from: RowElement) -> Vec<f32> {
-    let scales = scales.chunks_exact(from.scales() as usize);
-    let mut x = vec![0.0; scales.len() * k as usize];
-    let quantized = quantized.chunks_exact(columns(k) as usize);
-    let rows = x.chunks_exact_mut(k as usize).zip(quantized);
-    for ((x, quantized), scale) in rows.zip(scales) {
+/// Returns the rows of `k` elements that were converted to `quantized` by [`quantized`].
+pub(super) fn restored(quantized: &[f32], scales: &[f32], k: u32, from: RowElement) -> Vec<f32> {
+    let of_row = from.scales() as usize;
+    restored_by(quantized, k, from, |row, _| scales[row * of_row])
+}
+
+/// Returns the rows of `k` elements that were converted to `quantized` by [`quantized_groups`].
+pub(super) fn restored_groups(quantized: &[f32], scales: &[f32], k: u32) -> Vec<f32> {
+    let n_rows = quantized.len() / columns(k) as usize;
+    let scale = |row: usize, column: usize| scales[column / GROUP as usize * n_rows + row];
+    restored_by(quantized, k, RowElement::E4m3, scale)
+}
+
+/// Returns rows of `k` elements, each multiplied by the `scale` of its row and column.
+fn restored_by(
+    quantized: &[f32],
+    k: u32,
+    from: RowElement,
+    scale: impl Fn(usize, usize) -> f32,
+) -> Vec<f32> {
+    let (columns, k) = (columns(k) as usize, k as usize);
+    let mut x = vec![0.0; quantized.len() / columns * k];
+    let rows = x.chunks_exact_mut(k).zip(quantized.chunks_exact(columns));
+    for (row, (x, quantized)) in rows.enumerate() {
         for (position, value) in quantized.iter().enumerate() {
-            if let Some(x) = x.get_mut(from.column_of(position)) {
-                *x = value * scale[0];
+            let column = from.column_of(position);
+            if let Some(x) = x.get_mut(column) {
+                *x = value * scale(row, column);
             }
         }
     }
     x
-}
-
-/// Returns the parameters of a product of converted rows: the rows, the packed weight, and the scales of the rows. With their fills, sums of
-/// products are exact, and results have standard deviation 1.
-pub(super) fn operands(k: u32, to: RowElement, matrix: Shape) -> Vec<Param> {
-    let normal = |mean, deviation| Fill::Normal { mean, deviation };
-    // Scales differ, so that the check detects a scale on a wrong row.
-    let (x, elements, scale) = match to {
-        RowElement::E4m3 => {
-            // Variance of the factors of the weight's elements.
-            let variance = (LARGEST * (LARGEST + 1)) as f32 / 3.0;
-            let elements = Fill::Multiples {
-                largest: LARGEST,
-                unit: (variance * k as f32).sqrt().recip(),
-            };
-            let scale = normal(DEVIATION.recip(), DEVIATION.recip() / 8.0);
-            (normal(0.0, DEVIATION), elements, scale)
-        }
-        // With this mean, rows have large sums.
-        RowElement::Int8 => {
-            let elements = normal(0.0, (k as f32).sqrt().recip());
-            (normal(8.0, 32.0), elements, normal(1.0 / 32.0, 1.0 / 256.0))
-        }
-    };
-    let rows = Shape::new([Symbol::Rows.into(), u64::from(columns(k)).into()]);
-    vec![
-        read("x", to.element(), rows, x),
-        read("weight", to.weight(), matrix, elements),
-        read("x_scale", DType::F32, to.scales_shape(), scale),
-    ]
 }
 
 #[cfg(test)]
@@ -187,18 +205,29 @@ mod tests {
 
     #[test]
     fn rows_are_restored_within_a_rounding() {
-        for k in [8, 72, 128, 328] {
+        for k in [8u32, 72, 128, 328] {
             let x: Vec<f32> = (0..3 * k)
                 .map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.3)
                 .collect();
-            let (codes, scales) = quantized(&x, k, RowElement::E4m3);
-            assert_eq!(codes.len(), 3 * k.next_multiple_of(128) as usize);
-            let codes: Vec<f32> = codes.iter().map(|&v| e4m3::round(v)).collect();
-            assert!(codes.iter().any(|v| v.abs() == e4m3::MAX));
-            let got = restored(&codes, &scales, k, RowElement::E4m3);
-            for (&got, &want) in got.iter().zip(&x) {
-                let bound = want.abs() / 16.0 + 1e-4;
-                assert!((got - want).abs() <= bound, "{got}, {want}");
+            let in_e4m3 = RowElement::E4m3;
+            let (of_rows, scales) = quantized(&x, k, in_e4m3);
+            assert_eq!(scales.len(), 3);
+            let (of_groups, group_scales) = quantized_groups(&x, k);
+            assert_eq!(group_scales.len(), 3 * k.div_ceil(128) as usize);
+            let codes = |quantized: Vec<f32>| -> Vec<f32> {
+                assert_eq!(quantized.len(), 3 * k.next_multiple_of(128) as usize);
+                let codes: Vec<f32> = quantized.into_iter().map(e4m3::round).collect();
+                assert!(codes.iter().any(|v| v.abs() == e4m3::MAX));
+                codes
+            };
+            for got in [
+                restored(&codes(of_rows), &scales, k, in_e4m3),
+                restored_groups(&codes(of_groups), &group_scales, k),
+            ] {
+                for (&got, &want) in got.iter().zip(&x) {
+                    let bound = want.abs() / 16.0 + 1e-4;
+                    assert!((got - want).abs() <= bound, "{got}, {want}");
+                }
             }
             let (integers, scales) = quantized(&x, k, RowElement::Int8);
             let got = restored(&integers, &scales, k, RowElement::Int8);
@@ -210,6 +239,24 @@ mod tests {
                 let sum: f32 = got.iter().map(|v| (v / scales[0]).round()).sum();
                 assert_eq!(sum, scales[1]);
             }
+        }
+    }
+
+    #[test]
+    fn each_group_of_a_row_has_its_own_scale() {
+        // Two rows of two groups, the last of which has 72 columns.
+        let of = |largest: [f32; 2]| {
+            let mut row = vec![0.5 * largest[0]; 128];
+            row.extend([0.5 * largest[1]; 72]);
+            (row[3], row[199]) = (largest[0], -largest[1]);
+            row
+        };
+        let x = [of([448.0, 2.0]), of([7.0, 0.0])].concat();
+        let (quantized, scales) = quantized_groups(&x, 200);
+        assert_eq!(scales, [1.0, 7.0 / 448.0, 2.0 / 448.0, 1.0]);
+        assert_eq!(quantized.len(), 2 * 256);
+        for (got, want) in restored_groups(&quantized, &scales, 200).iter().zip(&x) {
+            assert!((got - want).abs() <= 1e-6 * want.abs(), "{got}, {want}");
         }
     }
 

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::packed_rows::{self, DEVIATION};
+use super::packed_rows::DEVIATION;
 use crate::{
     kernels::{
         Case, Constants, Fill, HostTensor, Kernel, Param, Tolerance,
@@ -25,7 +25,8 @@ use crate::{
 /// operand is `out_scale [1]`, and the result is divided by `out_scale`.
 ///
 /// With quantized rows, x is a result of `QuantizeRows`: `[rows, columns]` in 8 bits. The operand after the weight is then `x_scale`, with
-/// the scales of the rows. The products are multiplied by the scales of the weight's rows and of the rows of x.
+/// the scales of the rows. The products are multiplied by the scales of the weight's rows and of the rows of x. If the weight has a scale for
+/// each 128 columns of a row, x is a result of `QuantizeGroups`, and the sums of each 128 columns are multiplied by both scales.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmProblem {
     /// Columns of the result.
@@ -42,7 +43,8 @@ pub struct GemmProblem {
     pub gated: bool,
     /// Whether the result is stored in E4M3.
     pub to_e4m3: bool,
-    /// Whether x is quantized, with a scale for each row. The weight is then packed, with a scale for each row: both in E4M3 or in int8.
+    /// Whether x is quantized. The weight is then packed, with the same elements and scales: in E4M3 with a scale for each row or for each 128
+    /// columns of a row, or in int8 with a scale for each row.
     pub quantized_rows: bool,
 }
 
@@ -276,7 +278,7 @@ impl GemmProblem {
         let matrix = Shape::fixed(&[weight_rows, k]);
         let vector = Shape::fixed(&[weight_rows]);
         let mut params = match self.is_fp8() {
-            _ if self.quantized_rows => packed_rows::operands(self.k, self.row_element(), matrix),
+            _ if self.quantized_rows => self.operands_of_rows(matrix),
             true => {
                 let factor = Fill::Normal {
                     mean: 0.0,
@@ -346,11 +348,10 @@ impl GemmProblem {
             let [x, weight, x_scale, rest @ ..] = reads else {
                 unreachable!("the parameter list has at least three operands")
             };
-            let to = self.row_element();
-            let x = packed_rows::restored(x.real(), x_scale.real(), self.k, to);
-            let x = HostTensor::Real(x);
+            let x = HostTensor::Real(self.restored_rows(x.real(), x_scale.real()));
             let reads = [&[&x, *weight], rest].concat();
-            return self.with_plain_rows().reference(extents, &reads, converts);
+            // Both factors are multiplied as they are stored.
+            return self.with_plain_rows().reference(extents, &reads, false);
         }
         if self.is_fp8() {
             let products = Self {
@@ -497,7 +498,6 @@ impl GemmProblem {
         if self.to_e4m3 {
             return ROUNDED;
         }
-        // Sums of E4M3 products are exact, see `DEVIATION`, and so are sums of integers.
         match self.gated {
             true => self.tolerance_with_factors(),
             false => self.tolerance_of_sums(),
@@ -509,7 +509,8 @@ impl GemmProblem {
         // With the fills of the parameters, partial sums have magnitude 1. They are rounded to f32 k times, with random errors. Tensor
         // cores truncate them after every 8 or 16 products instead.
         let k = f64::from(self.k);
-        match self.dtype {
+        // Sums of E4M3 products are exact, see `DEVIATION`, except for those of groups. Sums of integers are exact.
+        self.with_error_of_sums(match self.dtype {
             DType::F16 => Tolerance {
                 absolute: (2e-4 + 2.0 * k / 8.0 * f64::from(f32::EPSILON)) as f32,
                 relative: 1.5e-3,
@@ -525,7 +526,7 @@ impl GemmProblem {
                 relative: 2e-6,
                 reason: "k roundings of a sum of size 1, which add up like a random walk (8 deviations)",
             },
-        }
+        })
     }
 
     /// Tolerance of results that are multiplied by another product, or that are computed from normalized rows.

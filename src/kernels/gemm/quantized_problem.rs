@@ -1,13 +1,22 @@
-//! The parts of a problem that depend on the elements of quantized rows.
+//! The parts of a problem that depend on the elements and scales of quantized rows.
 
 use super::{
-    GemmProblem,
-    packed_rows::{RowElement, columns},
+    GemmProblem, QuantizeGroups,
+    packed_rows::{
+        DEVIATION, RowElement, columns, group_scales_shape, groups, restored, restored_groups,
+    },
 };
 use crate::{
-    kernels::HostTensor,
-    tensor::{Format, Scaled},
+    kernels::{Fill, HostTensor, Param, Tolerance, rows::read},
+    tensor::{DType, Format, Scaled, Shape, Symbol},
 };
+
+/// Error of sums of E4M3 products in checks whose sums are not exact, relative to the deviation of the results. Tensor cores add the products
+/// of a group with 14 bits.
+const SUMS_IN_14_BITS: f32 = 2e-3;
+/// Max factor of the weight's elements in checks. The elements of a row are multiples of its largest magnitude divided by 7. In E4M3, they
+/// are multiples of 64 up to 448, which are exact.
+const LARGEST: u32 = 7;
 
 impl GemmProblem {
     /// Elements of quantized rows.
@@ -21,6 +30,75 @@ impl GemmProblem {
     /// Whether products of 8-bit integers are computed.
     pub(crate) fn multiplies_int8(&self) -> bool {
         self.quantized_rows && self.weight == Format::INT8
+    }
+
+    /// Whether x and the weight are in E4M3 with scales for groups of columns. The sums of a group are then multiplied by both scales, before
+    /// they are added to the sums of the other groups.
+    pub(crate) fn multiplies_groups(&self) -> bool {
+        self.quantized_rows && self.weight == QuantizeGroups::WEIGHT
+    }
+
+    /// Numbers that are stored for each quantized row: the scales, and in int8 the sum of the integers.
+    pub(crate) fn scales_of_row(&self) -> u64 {
+        match self.multiplies_groups() {
+            true => groups(self.k).into(),
+            false => self.row_element().scales(),
+        }
+    }
+
+    /// Shape of the scales of quantized rows.
+    pub(super) fn x_scale_shape(&self) -> Shape {
+        match self.multiplies_groups() {
+            true => group_scales_shape(self.k),
+            false => self.row_element().scales_shape(),
+        }
+    }
+
+    /// Returns the parameters of a product of converted rows: the rows, the packed weight, and the scales of the rows. With their fills,
+    /// results have standard deviation 1. Sums of products are exact, unless groups of columns have scales: those of the weight then differ,
+    /// so that the check detects the scale of a wrong group or column.
+    pub(super) fn operands_of_rows(&self, matrix: Shape) -> Vec<Param> {
+        let &Self { k, weight, .. } = self;
+        let to = self.row_element();
+        let normal = |mean, deviation| Fill::Normal { mean, deviation };
+        let normal_elements = normal(0.0, (k as f32).sqrt().recip());
+        // Scales differ, so that the check detects a scale on a wrong row.
+        let (x, elements, scale) = match to {
+            RowElement::E4m3 => {
+                // Variance of the factors of the weight's elements.
+                let variance = (LARGEST * (LARGEST + 1)) as f32 / 3.0;
+                let exact = Fill::Multiples {
+                    largest: LARGEST,
+                    unit: (variance * k as f32).sqrt().recip(),
+                };
+                let elements = match self.multiplies_groups() {
+                    true => normal_elements,
+                    false => exact,
+                };
+                let scale = normal(DEVIATION.recip(), DEVIATION.recip() / 8.0);
+                (normal(0.0, DEVIATION), elements, scale)
+            }
+            // With this mean, rows have large sums.
+            RowElement::Int8 => (
+                normal(8.0, 32.0),
+                normal_elements,
+                normal(1.0 / 32.0, 1.0 / 256.0),
+            ),
+        };
+        let rows = Shape::new([Symbol::Rows.into(), u64::from(columns(k)).into()]);
+        vec![
+            read("x", to.element(), rows, x),
+            read("weight", weight, matrix, elements),
+            read("x_scale", DType::F32, self.x_scale_shape(), scale),
+        ]
+    }
+
+    /// Returns the rows of x that were converted to quantized rows with these scales.
+    pub(crate) fn restored_rows(&self, quantized: &[f32], scales: &[f32]) -> Vec<f32> {
+        match self.multiplies_groups() {
+            true => restored_groups(quantized, scales, self.k),
+            false => restored(quantized, scales, self.k, self.row_element()),
+        }
     }
 
     /// Returns the format of a packed weight that kernels convert in registers.
@@ -41,17 +119,30 @@ impl GemmProblem {
     /// # Errors
     /// Returns the reason if no kernel computes the problem.
     pub(super) fn check_quantized_rows(&self) -> Result<(), String> {
-        match RowElement::beside(self.weight) {
-            Some(to) if self.dtype.has_mma() && self.k <= to.max_k() => Ok(()),
-            _ => Err(format!(
-                "quantized rows of {} columns, a weight in {} and results in {}; expected a weight in {}, or in {} with at most {} columns, and results in f16 or bf16",
+        let of_rows = RowElement::beside(self.weight).is_some_and(|to| self.k <= to.max_k());
+        match self.dtype.has_mma() && (of_rows || self.multiplies_groups()) {
+            true => Ok(()),
+            false => Err(format!(
+                "quantized rows of {} columns, a weight in {} and results in {}; expected a weight in {} or {}, or in {} with at most {} columns, and results in f16 or bf16",
                 self.k,
                 self.weight,
                 self.dtype,
                 Format::FP8,
+                QuantizeGroups::WEIGHT,
                 Format::INT8,
                 RowElement::Int8.max_k()
             )),
+        }
+    }
+
+    /// Adds the error of sums of E4M3 products to a tolerance, unless checks have exact sums.
+    pub(super) fn with_error_of_sums(&self, tolerance: Tolerance) -> Tolerance {
+        match self.multiplies_groups() {
+            true => Tolerance {
+                absolute: tolerance.absolute + SUMS_IN_14_BITS,
+                ..tolerance
+            },
+            false => tolerance,
         }
     }
 

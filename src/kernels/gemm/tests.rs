@@ -201,6 +201,6 @@ fn quantized_rows_in_int8_have_the_padding_of_the_packed_weight() {
     let gated = with(Format::INT8, 328).with_gate(Activation::Silu);
     insta::assert_snapshot!(refused(gated), @"a gate, which only kernels for Hopper compute in a GEMM");
     insta::assert_snapshot!(refused(with(Format::FP8, 328)), @"quantized rows, which only the persistent GEMM for Hopper and, in int8, the GEMM for any GPU read");
-    insta::assert_snapshot!(refused(with(Format::INT8_32, 328)), @"quantized rows of 328 columns, a weight in int8_g32 and results in bf16; expected a weight in fp8, or in int8 with at most 65536 columns, and results in f16 or bf16");
-    insta::assert_snapshot!(refused(with(Format::INT8, 65544)), @"quantized rows of 65544 columns, a weight in int8 and results in bf16; expected a weight in fp8, or in int8 with at most 65536 columns, and results in f16 or bf16");
+    insta::assert_snapshot!(refused(with(Format::INT8_32, 328)), @"quantized rows of 328 columns, a weight in int8_g32 and results in bf16; expected a weight in fp8 or fp8_g128, or in int8 with at most 65536 columns, and results in f16 or bf16");
+    insta::assert_snapshot!(refused(with(Format::INT8, 65544)), @"quantized rows of 65544 columns, a weight in int8 and results in bf16; expected a weight in fp8 or fp8_g128, or in int8 with at most 65536 columns, and results in f16 or bf16");
 }

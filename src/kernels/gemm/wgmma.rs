@@ -36,7 +36,8 @@ pub struct WgmmaTile {
 /// The GEMM for Hopper. `n` and `k` are multiples of 8, because rows of a tensor map start at multiples of 16 bytes. In E4M3, `k` is a
 /// multiple of 16.
 ///
-/// Tensor cores add E4M3 products with 14 bits of mantissa, in f32 accumulators. Sums of int8 products are exact, in 32-bit integers.
+/// Tensor cores add E4M3 products with 14 bits of mantissa, in f32 accumulators. If groups of 128 columns have scales, the kernel multiplies
+/// the sums of each group by the scales and adds them with 24 bits. Sums of int8 products are exact, in 32-bit integers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmWgmma {
     /// Either in f16 or bf16 with a weight of the same type, or with operands in E4M3 or int8. If rows are quantized, the weight is packed, and
@@ -101,8 +102,26 @@ impl WgmmaTile {
         WgmmaTile::new(88, 128, false),
     ];
 
+    /// Available tiles for operands with scales for groups of columns, largest first. A warpgroup holds the sums of the current group and
+    /// the sums of all groups. Warpgroups do not work in ping-pong, in which only one of them multiplies.
+    pub const OF_GROUPS: [WgmmaTile; 5] = [
+        WgmmaTile::new(128, 192, true),
+        WgmmaTile::new(128, 160, true),
+        WgmmaTile::new(128, 128, true),
+        WgmmaTile::new(128, 96, true),
+        WgmmaTile::new(128, 64, true),
+    ];
+
     const fn new(m: u32, n: u32, cooperative: bool) -> Self {
         Self { m, n, cooperative }
+    }
+
+    /// Available tiles for a problem, largest first.
+    const fn candidates(of_groups: bool) -> &'static [Self] {
+        match of_groups {
+            true => &Self::OF_GROUPS,
+            false => &Self::CANDIDATES,
+        }
     }
 
     /// Part of a symbol that names the tile.
@@ -220,7 +239,8 @@ impl GemmWgmma {
         if instructions != Instructions::Hopper {
             return Vec::new();
         }
-        let kernels = WgmmaTile::CANDIDATES.into_iter().map(|tile| Self {
+        let tiles = WgmmaTile::candidates(problem.multiplies_groups());
+        let kernels = tiles.iter().map(|&tile| Self {
             problem: problem.clone(),
             tile,
         });
@@ -257,7 +277,8 @@ impl GemmWgmma {
             ..
         } = self.problem;
         Self::check_serves(n, k, dtype)?;
-        if !WgmmaTile::CANDIDATES.contains(&self.tile) || !self.tile.serves(n) {
+        let tiles = WgmmaTile::candidates(self.problem.multiplies_groups());
+        if !tiles.contains(&self.tile) || !self.tile.serves(n) {
             return Err(format!("{:?} is not a tile of the Hopper GEMM", self.tile));
         }
         if !self.problem.is_plain() && !self.problem.multiplies_8_bits() {
@@ -340,9 +361,13 @@ impl GemmWgmma {
         self.tile.store(self.problem.n)
     }
 
-    /// Vectors of f32 that the epilogue reads from shared memory: the bias, and the scales of 8-bit operands.
+    /// Vectors of f32 in shared memory for each of the two consumer warpgroups: the bias, and the scales of 8-bit operands. Each stage has its
+    /// own scales of a group.
     fn vectors(&self) -> u32 {
-        1 + u32::from(self.problem.multiplies_8_bits())
+        match self.problem.multiplies_groups() {
+            true => 1 + MAX_STAGES / 2,
+            false => 1 + u32::from(self.problem.multiplies_8_bits()),
+        }
     }
 }
 
@@ -370,9 +395,10 @@ impl Kernel for GemmWgmma {
         let acc = mma_n / 2;
         let (subtile, boxes) = tile.subtile();
         let list = |of: &dyn Fn(u32) -> String| (0..acc).map(of).collect::<Vec<_>>().join(", ");
-        let is_scaled = self.problem.multiplies_8_bits();
+        let in_8_bits = self.problem.multiplies_8_bits();
+        let of_groups = self.problem.multiplies_groups();
         let late_scales =
-            is_scaled && !tile.cooperative && tile.outputs_of_warpgroup() > EARLY_OUTPUTS;
+            in_8_bits && !tile.cooperative && tile.outputs_of_warpgroup() > EARLY_OUTPUTS;
         // Constraint of the accumulators in assembly.
         let register = if self.problem.multiplies_int8() {
             "r"
@@ -389,8 +415,13 @@ impl Kernel for GemmWgmma {
                 (BLOCK_K * self.problem.elements_in_16_bits()).into(),
             ),
             ("mma_k", (16 * self.problem.elements_in_16_bits()).into()),
-            ("scaled", is_scaled.into()),
+            ("scaled", (in_8_bits && !of_groups).into()),
+            (
+                "e4m3",
+                (in_8_bits && !self.problem.multiplies_int8()).into(),
+            ),
             ("int8", self.problem.multiplies_int8().into()),
+            ("of_groups", of_groups.into()),
             ("late_scales", late_scales.into()),
             ("quantized_rows", self.problem.quantized_rows.into()),
             ("weight_rows", self.problem.weight_rows().into()),
@@ -482,7 +513,11 @@ impl Kernel for GemmWgmma {
         let GemmProblem { k, epilogue, .. } = self.problem;
         let k = k.div_ceil(self.problem.elements_in_16_bits());
         let n = self.problem.weight_rows();
-        Some(self.tile.cycles(rows, n, k, epilogue, machine))
+        let of_groups = self.problem.multiplies_groups();
+        Some(
+            self.tile
+                .cycles_of(rows, [n, k], epilogue, of_groups, machine),
+        )
     }
 
     fn threads(&self) -> u32 {

@@ -353,11 +353,17 @@ fn quantized_rows_change_results_by_their_rounding() {
     // A rounding to E4M3 has a relative error of 2.6 % on average, and a rounding to int8 one of about 1 %.
     let hopper = testing::hopper();
     quantized_rows_change_results(Format::FP8, &hopper, 1e-3..0.15);
+    quantized_rows_change_results(Format::FP8_128, &hopper, 1e-3..0.15);
     quantized_rows_change_results(Format::INT8, &hopper, 1e-3..0.06);
     quantized_rows_change_results(Format::INT8, &testing::usual(), 0.0..0.06);
 }
 
 fn quantized_rows_change_results(format: Format, machine: &Machine, bounds: Range<f64>) {
+    let is_it = |kernel: &&KernelSpec| match kernel {
+        KernelSpec::QuantizeRows(_) => format != Format::FP8_128,
+        KernelSpec::QuantizeGroups(_) => format == Format::FP8_128,
+        _ => false,
+    };
     let decoder = Decoder {
         width: 1024,
         inner: 2048,
@@ -390,7 +396,6 @@ fn quantized_rows_change_results(format: Format, machine: &Machine, bounds: Rang
         let extents = Extents::of(lens).expect("a batch");
         let launched = program.launched(&extents).expect("it has launches");
         let kernels = launched.iter().map(|&(_, kernel)| &program.kernels[kernel]);
-        let is_it = |kernel: &&KernelSpec| matches!(kernel, KernelSpec::QuantizeRows(_));
         kernels.filter(is_it).count()
     };
     let lens = [400, 200];

@@ -1,5 +1,6 @@
-//! Linear layers whose weight is packed E4M3 or int8 with a scale for each row, for many rows. A launch converts the rows of x to the type of
-//! the weight, each with a scale of its own, and the GEMM multiplies 8-bit values. The GEMM reads the weight as it is stored.
+//! Linear layers whose weight is packed E4M3 or int8, for many rows. A launch converts the rows of x to the type of the weight, and the GEMM
+//! multiplies 8-bit values. Each row of x has a scale of its own. If the weight is E4M3 with a scale for each 128 columns of a row, so has x.
+//! The GEMM reads the weight as it is stored.
 
 use super::{
     Bindings, Candidate, Implementation, Launch, ONLY_HOPPER, Operand, ScratchRows, Unfit,
@@ -7,12 +8,12 @@ use super::{
 };
 use crate::{
     kernels::{
-        Instructions,
-        gemm::{GemmProblem, GemmWgmma, QuantizeRows, RowElement},
+        Instructions, KernelSpec,
+        gemm::{GemmProblem, GemmWgmma, QuantizeGroups, QuantizeRows, RowElement},
     },
     machine::Machine,
     select::site::{Link, Site},
-    tensor::DType,
+    tensor::{DType, Element},
 };
 
 /// Names of the rules, without and with a gate.
@@ -33,12 +34,49 @@ pub(super) fn with_gate(chain: &[Link], machine: &Machine) -> Result<Implementat
     quantized(&problem, 2, machine)
 }
 
-/// Returns the problem of the first site if its weight is packed E4M3 or int8 with a scale for each row.
+/// Returns the problem of the first site if its weight is packed E4M3 or int8 with a scale for each row, or E4M3 with a scale for each 128
+/// columns of a row.
 fn packed(chain: &[Link]) -> Result<&GemmProblem, Unfit> {
+    let is_served =
+        |weight| RowElement::beside(weight).is_some() || weight == QuantizeGroups::WEIGHT;
     match chain.first().map(|link| &link.site) {
-        Some(Site::Linear(problem)) if RowElement::beside(problem.weight).is_some() => Ok(problem),
+        Some(Site::Linear(problem)) if is_served(problem.weight) => Ok(problem),
         _ => Err(Unfit::Sites),
     }
+}
+
+/// The conversion of a problem's x.
+struct Conversion {
+    kernel: KernelSpec,
+    /// The problem with the converted x.
+    problem: GemmProblem,
+    /// Storage type of the converted x.
+    element: Element,
+    /// Columns of the converted x.
+    columns: u64,
+    /// Numbers that are stored for each row: its scales, and in int8 the sum of its integers.
+    scales: u64,
+}
+
+/// Returns the conversion for the packed weight of a problem.
+fn conversion(problem: &GemmProblem) -> Option<Conversion> {
+    let of_rows = QuantizeRows::of(problem).map(|(kernel, problem)| Conversion {
+        problem,
+        element: kernel.to.element(),
+        columns: kernel.columns().into(),
+        scales: kernel.to.scales(),
+        kernel: kernel.into(),
+    });
+    of_rows.or_else(|| {
+        let (kernel, problem) = QuantizeGroups::of(problem)?;
+        Some(Conversion {
+            problem,
+            element: Element::E4m3,
+            columns: kernel.columns().into(),
+            scales: kernel.groups().into(),
+            kernel: kernel.into(),
+        })
+    })
 }
 
 /// Implements the first sites of a chain, which compute `problem`.
@@ -55,33 +93,34 @@ fn quantized(
         is_hopper || machine.costs.mma_sync.tensor_int8.is_some(),
         "the card does not multiply 8-bit integers with mma.sync faster than 16-bit values",
     )?;
-    let (Some((kernel, problem)), true) = (
-        QuantizeRows::of(problem),
+    let (Some(conversion), true) = (
+        conversion(problem),
         !is_hopper || GemmWgmma::serves(n, k, dtype),
     ) else {
         return Err(Unfit::Because(format!(
             "a weight of {n} x {k} beside activations in {dtype}; expected columns in multiples of 8 (in int8, up to 65536), rows in multiples of 8 on Hopper, and f16 or bf16"
         )));
     };
-    let scratch = |name, element, columns: u32| Operand::Scratch {
+    let scratch = |name, element, columns| Operand::Scratch {
         site: 0,
         name,
         element,
-        columns: columns.into(),
+        columns,
         rows: ScratchRows::OfBatch { more: 0 },
     };
-    let quantized = scratch("quantized", kernel.to.element(), kernel.columns());
-    let row_scale = scratch("row_scale", DType::F32.into(), kernel.to.scales() as u32);
+    let quantized = scratch("quantized", conversion.element, conversion.columns);
+    let row_scale = scratch("row_scale", DType::F32.into(), conversion.scales);
     let site = sites - 1;
     let convert = Launch {
         site,
         bindings: Bindings::to_operands_of(&[0])
             .with("quantized", quantized)
             .with("row_scale", row_scale),
-        candidates: vec![Candidate::new(kernel)],
+        candidates: vec![Candidate::new(conversion.kernel)],
     };
-    let persistent = GemmWgmma::kernels(&problem, machine.instructions).into_iter();
-    let any = any_gpu(&problem, machine).into_iter().map(Candidate::new);
+    let problem = &conversion.problem;
+    let persistent = GemmWgmma::kernels(problem, machine.instructions).into_iter();
+    let any = any_gpu(problem, machine).into_iter().map(Candidate::new);
     let multiply = Launch {
         site,
         bindings: Bindings::to_operands_of(&[0])

@@ -212,8 +212,8 @@ fn candidates_can_be_generated_and_launches_bind_their_parameters() {
                         in_fp8(attended(width, dtype)),
                     ]);
                 }
-                let formats = [Format::FP8, Format::INT8, Format::INT4].into_iter();
-                for format in formats.filter(|_| dtype.has_mma()) {
+                let formats = [Format::FP8, Format::FP8_128, Format::INT8, Format::INT4];
+                for format in formats.into_iter().filter(|_| dtype.has_mma()) {
                     chains.extend([
                         with_weights_in(format, encoder(width, inner, dtype)),
                         with_weights_in(format, writer(width, inner, dtype)),

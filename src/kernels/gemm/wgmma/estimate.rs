@@ -6,6 +6,11 @@ use crate::{
     ops::Epilogue,
 };
 
+/// Issue slots for each sum of a group: the product of two scales, a multiplication with addition, and a share of the loads of scales.
+const SLOTS_OF_SUM: f64 = 2.3;
+/// Cycles of a step with groups in which neither tensor cores nor FMAs are busy: barriers, and latencies of the MMAs and of the scales.
+const LATENCY_OF_GROUP: f64 = 200.0;
+
 impl WgmmaTile {
     /// Estimated cycles on a GPU with Hopper's instructions, comparable with [`Tile::cycles`](crate::kernels::gemm::Tile::cycles).
     ///
@@ -14,6 +19,19 @@ impl WgmmaTile {
     /// and thereby reduce the clock. The number of SMs that have a tile is averaged over the waves. Ping-pong hides an epilogue up to the
     /// duration of the other warpgroup's mainloop.
     pub fn cycles(self, rows: u64, n: u32, k: u32, epilogue: Epilogue, machine: &Machine) -> f64 {
+        self.cycles_of(rows, [n, k], epilogue, false, machine)
+    }
+
+    /// Estimates cycles like [`cycles`](Self::cycles), for a weight of `n` rows and `k` columns. If groups of columns have scales, a step also
+    /// takes the time in which sums are multiplied and added. Both warpgroups wait for the same stage, and do this at the same time.
+    pub(super) fn cycles_of(
+        self,
+        rows: u64,
+        [n, k]: [u32; 2],
+        epilogue: Epilogue,
+        of_groups: bool,
+        machine: &Machine,
+    ) -> f64 {
         let Some(Hopper {
             wgmma: cost,
             small_m,
@@ -29,6 +47,10 @@ impl WgmmaTile {
         let outputs = f64::from(self.m) * f64::from(self.n);
         let bytes = f64::from(self.stage_bytes());
         let mma = outputs * f64::from(BLOCK_K) / machine.rates.tensor;
+        let promotion = match of_groups {
+            true => LATENCY_OF_GROUP + outputs * SLOTS_OF_SUM / machine.rates.fma,
+            false => 0.0,
+        };
         let limits = [
             match self.cooperative || of_busiest > 1.0 {
                 true => mma,
@@ -38,7 +60,7 @@ impl WgmmaTile {
             bytes * busy * n_sms as f64 / cost.l2,
         ];
         let norm: f64 = limits.iter().map(|l| l.powf(cost.overlap)).sum();
-        let step = norm.powf(cost.overlap.recip()) + bytes * busy * cost.power;
+        let step = norm.powf(cost.overlap.recip()) + promotion + bytes * busy * cost.power;
         let mainloop = f64::from(k.div_ceil(BLOCK_K)) * step;
         let activated = outputs * f64::from(u8::from(epilogue.activation.is_some()));
         let staged = match self.store(n) {

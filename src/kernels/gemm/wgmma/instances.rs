@@ -42,10 +42,10 @@ pub fn representative() -> Vec<KernelSpec> {
             kernels.extend(valid.map(KernelSpec::from));
         }
     }
-    let of_rows = [Format::FP8, Format::INT8]
+    let quantized = [Format::FP8, Format::FP8_128, Format::INT8]
         .into_iter()
         .flat_map(quantized_rows);
-    kernels.extend(fp8_problems().chain(of_rows).flat_map(|problem| {
+    kernels.extend(fp8_problems().chain(quantized).flat_map(|problem| {
         let kernels = GemmWgmma::kernels(&problem, Instructions::Hopper).into_iter();
         kernels.map(KernelSpec::from)
     }));

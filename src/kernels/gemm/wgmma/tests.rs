@@ -42,6 +42,29 @@ fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
 }
 
 #[test]
+fn tiles_of_groups_fit_the_shared_memory_and_registers_of_hopper() {
+    for tile in WgmmaTile::OF_GROUPS {
+        for store in [Store::Direct, Store::Tma] {
+            let vectors = 1 + MAX_STAGES / 2;
+            assert!(
+                tile.shared_bytes(store, vectors) <= SHARED_LIMIT,
+                "{tile:?}"
+            );
+            assert!(
+                (4..=MAX_STAGES).contains(&tile.stages(store, vectors)),
+                "{tile:?}"
+            );
+        }
+        // A consumer thread has 240 registers for two sets of sums.
+        assert!(2 * tile.outputs_of_warpgroup() / 128 <= 192, "{tile:?}");
+        assert!(
+            tile.cooperative && tile.n.is_multiple_of(RowOrder::GROUP),
+            "{tile:?}"
+        );
+    }
+}
+
+#[test]
 fn unsupported_kernels_are_rejected_with_a_reason() {
     let of = |n, tile| GemmWgmma {
         problem: GemmProblem::new(n, 768, DType::F16, Epilogue::default()),

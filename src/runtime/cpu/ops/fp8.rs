@@ -12,7 +12,7 @@ use crate::{
     kernels::{
         attention::MhaToE4m3,
         e4m3::{GateToE4m3, NormToE4m3, ToE4m3},
-        gemm::{GemmProblem, QuantizeRows, RowElement, quantized},
+        gemm::{GemmProblem, QuantizeGroups, QuantizeRows, quantized, quantized_groups},
     },
     tensor::Element,
 };
@@ -75,21 +75,43 @@ impl CpuForm for MhaToE4m3 {
 impl CpuForm for QuantizeRows {
     fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
         call.op = "quantize_rows";
-        let rows = call.extents.rows;
-        let [out, row_scale] = call.outputs()?;
-        let mut args = call.args(out);
-        let x = args.real("x", &[rows, self.k.into()])?;
-        args.check_shape("row_scale", &[rows, self.to.scales()], row_scale.len())?;
-        let out = args.out(&[rows, self.columns().into()])?;
-        let (values, scales) = quantized(x, self.k, self.to);
-        out.copy_from_slice(&values);
-        match self.to {
-            RowElement::E4m3 => convert(out, 1.0),
-            RowElement::Int8 => {} // They are already rounded.
-        }
-        row_scale.copy_from_slice(&scales);
-        Ok(())
+        let shape = [self.columns().into(), self.to.scales()];
+        quantize(call, self.k, shape, self.to.element(), |x| {
+            quantized(x, self.k, self.to)
+        })
     }
+}
+
+/// Converts rows to E4M3, with a scale for each group of columns.
+impl CpuForm for QuantizeGroups {
+    fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
+        call.op = "quantize_groups";
+        let shape = [self.columns().into(), self.groups().into()];
+        quantize(call, self.k, shape, Element::E4m3, |x| {
+            quantized_groups(x, self.k)
+        })
+    }
+}
+
+/// Converts rows of `k` elements to `columns` elements of type `to` and `scales` scales, which `quantized` computes.
+fn quantize(
+    mut call: Call<'_, '_, '_>,
+    k: u32,
+    [columns, scales]: [u64; 2],
+    to: Element,
+    quantized: impl FnOnce(&[f32]) -> (Vec<f32>, Vec<f32>),
+) -> Result<(), OpError> {
+    let rows = call.extents.rows;
+    let [out, row_scale] = call.outputs()?;
+    let mut args = call.args(out);
+    let x = args.real("x", &[rows, k.into()])?;
+    args.check_shape("row_scale", &[rows, scales], row_scale.len())?;
+    let out = args.out(&[rows, columns])?;
+    let (values, of_rows) = quantized(x);
+    let round = |(out, value): (&mut f32, f32)| *out = to.round(value);
+    out.par_iter_mut().zip(values).for_each(round);
+    row_scale.copy_from_slice(&of_rows);
+    Ok(())
 }
 
 /// Computes a gate, and converts its result.

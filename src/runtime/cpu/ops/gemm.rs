@@ -7,7 +7,7 @@ use super::{Call, CpuForm, OpError, Read, forms, fp8, rows};
 use crate::kernels::gemm::{
     DeferredLayerNormGemm, Gemm, GemmPrepareAttention, GemmProblem, GemmResidualNorm,
     GemmResidualRowStats, GemmSplitK, GemmStream, GemmWgmma, StreamNorm, UnpackWeight, normalized,
-    restored, row_columns, scaled_and_row_stats, stream_normals, stream_scaled,
+    row_columns, scaled_and_row_stats, stream_normals, stream_scaled,
 };
 
 forms! {
@@ -50,11 +50,10 @@ fn gemm_of_rows(of: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), OpError>
     let (op, extents) = (args.op(), args.extents);
     let (rows, n) = (extents.rows, u64::from(of.n));
     let weight_rows = u64::from(of.weight_rows());
-    let from = of.row_element();
     let x = args.real("x", &[rows, row_columns(of.k).into()])?;
     let weight = args.weight("weight", &[weight_rows, of.k.into()])?;
-    let x_scale = args.real("x_scale", &[rows, from.scales()])?;
-    let x = restored(x, x_scale, of.k, from);
+    let x_scale = args.real("x_scale", &[rows, of.scales_of_row()])?;
+    let x = of.restored_rows(x, x_scale);
     let mut reads = vec![Read::Real(&x), weight.into()];
     if of.epilogue.bias {
         reads.push(Read::Real(args.real("bias", &[weight_rows])?));

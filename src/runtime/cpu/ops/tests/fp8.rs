@@ -16,6 +16,7 @@ fn products_and_conversions_in_fp8_agree_with_their_references() {
             (k.problem.is_fp8() || is_e4m3) && k.problem.k < 500
         }
         KernelSpec::QuantizeRows(k) => k.k < 800,
+        KernelSpec::QuantizeGroups(k) => k.k < 800,
         KernelSpec::Gemm(k) => k.problem.is_fp8() && k.problem.k < 500,
         KernelSpec::ToE4m3(k) => k.width < 500,
         KernelSpec::GateToE4m3(k) => k.gate.width < 500,
@@ -37,8 +38,9 @@ fn products_and_conversions_in_fp8_agree_with_their_references() {
     kernels.retain(|kernel| is_small(kernel) && in_f16(kernel));
     kernels.retain(|kernel| seen.insert(kernel.as_kernel().definition()));
     let of = |is: fn(&KernelSpec) -> bool| kernels.iter().filter(|kernel| is(kernel)).count();
-    assert_eq!(of(|k| matches!(k, KernelSpec::GemmWgmma(_))), 6);
+    assert_eq!(of(|k| matches!(k, KernelSpec::GemmWgmma(_))), 9);
     assert_eq!(of(|k| matches!(k, KernelSpec::QuantizeRows(_))), 6);
+    assert_eq!(of(|k| matches!(k, KernelSpec::QuantizeGroups(_))), 3);
     assert_eq!(of(|k| matches!(k, KernelSpec::Gemm(_))), 6);
     assert_eq!(of(|k| matches!(k, KernelSpec::NormToE4m3(_))), 6);
     assert_eq!(of(|k| matches!(k, KernelSpec::MhaToE4m3(_))), 5);

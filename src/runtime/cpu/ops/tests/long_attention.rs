@@ -1,4 +1,4 @@
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
 use super::*;
 use crate::tensor::Element;
@@ -67,7 +67,18 @@ pub(super) fn agree(kernels: Vec<KernelSpec>) {
         let trials = Trial::all(kernel, 11, MAX_TOKENS).unwrap();
         assert!(!trials.is_empty(), "{}", kernel.symbol());
         for (case, trial) in trials {
-            let held: Vec<Held> = trial.reads.iter().map(|(d, t)| Held::of(*d, t)).collect();
+            // The executor rounds packed weights when it loads them.
+            let stored = |&(element, ref tensor): &(Element, Arc<HostTensor>)| match (
+                element,
+                kernel.weight(),
+            ) {
+                (Element::Scaled(format), Some([_, k])) => {
+                    let values = format.quantize(tensor.real(), k as usize).values();
+                    Held::of(element, &HostTensor::Real(values))
+                }
+                _ => Held::of(element, tensor),
+            };
+            let held: Vec<Held> = trial.reads.iter().map(stored).collect();
             let reads: Vec<Read<'_>> = held.iter().map(Held::read).collect();
             let mut written: Vec<Vec<f32>> = trial
                 .writes

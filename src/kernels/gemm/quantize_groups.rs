@@ -1,0 +1,170 @@
+//! The conversion of rows to E4M3, with a scale for each group of 128 columns, for products with a packed weight in E4M3 that has such scales.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    GemmProblem,
+    packed_rows::{self, GROUP, group_scales_shape},
+};
+use crate::{
+    kernels::{
+        Case, Constants, Fill, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
+        Tolerance, limits,
+        rows::{STREAM_THREADS, count, read, rows_by, write},
+    },
+    machine::Machine,
+    ops::Epilogue,
+    tensor::{DType, Element, Extents, Format, Symbol},
+};
+
+/// `x [rows, k]` → `quantized [rows, columns]`, `row_scale [groups, rows]`: groups of 128 columns of `x`, divided by their scales, in E4M3. The
+/// scale of a group is its largest magnitude divided by that of E4M3. A group of zeros has the scale 1.
+///
+/// Columns are stored and padded as by [`QuantizeRows`](super::QuantizeRows), and values that are not finite have the same effect on the
+/// products with their row.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct QuantizeGroups {
+    pub k: u32,
+    pub dtype: DType,
+}
+
+/// Columns of a thread's access.
+const PACK: u32 = 8;
+
+impl QuantizeGroups {
+    /// Storage of the weight that the rows are multiplied with.
+    pub const WEIGHT: Format = Format::FP8_128;
+
+    /// Returns the conversion of a problem's x, and the problem with the converted x. Returns `None` unless the weight is packed E4M3 with a
+    /// scale for each 128 columns of a row.
+    pub fn of(problem: &GemmProblem) -> Option<(Self, GemmProblem)> {
+        let GemmProblem { k, dtype, .. } = *problem;
+        let is_packed = problem.weight == Self::WEIGHT && problem.packed().is_some();
+        let converted = GemmProblem {
+            quantized_rows: true,
+            ..problem.clone()
+        };
+        is_packed.then_some((Self { k, dtype }, converted))
+    }
+
+    /// Columns of the result.
+    pub fn columns(&self) -> u32 {
+        packed_rows::columns(self.k)
+    }
+
+    /// Scales of a row.
+    pub fn groups(&self) -> u32 {
+        packed_rows::groups(self.k)
+    }
+}
+
+impl Kernel for QuantizeGroups {
+    facts! { template: "quantize_groups", dtype: self.dtype }
+
+    fn symbol(&self) -> String {
+        format!("quantize_groups_{}_k{}", self.dtype, self.k)
+    }
+
+    fn constants(&self) -> Constants {
+        Constants::from([
+            ("storage", self.dtype.name().into()),
+            ("k", self.k.into()),
+            ("columns", self.columns().into()),
+            ("groups", self.groups().into()),
+        ])
+    }
+
+    fn params(&self) -> Vec<Param> {
+        // With this deviation, scales are far above the absolute tolerance.
+        let x = Fill::Normal {
+            mean: 0.0,
+            deviation: 1000.0,
+        };
+        let columns = rows_by(Symbol::Rows, self.columns());
+        vec![
+            read("x", self.dtype, rows_by(Symbol::Rows, self.k), x),
+            write("quantized", Element::E4m3, columns),
+            write("row_scale", DType::F32, group_scales_shape(self.k)),
+            count(Symbol::Rows),
+        ]
+    }
+
+    /// Only kernels for Hopper read the result.
+    fn instructions(&self) -> Instructions {
+        Instructions::Hopper
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        limits::widths(&[self.k])?;
+        let problem = GemmProblem {
+            weight: Self::WEIGHT,
+            ..GemmProblem::new(1, self.k, self.dtype, Epilogue::default())
+        };
+        match Self::of(&problem) {
+            Some(_) if self.k.is_multiple_of(PACK) => Ok(()),
+            _ => Err(format!(
+                "rows of {} columns in {} that are converted to E4M3 in groups of {GROUP}; expected a multiple of {PACK} in f16 or bf16",
+                self.k, self.dtype
+            )),
+        }
+    }
+
+    fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
+        let packs = extents.rows.saturating_mul((self.columns() / PACK).into());
+        Launch::of_ctas(packs.div_ceil(STREAM_THREADS.into()), STREAM_THREADS, 0)
+    }
+
+    fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
+        // The kernel moves half as many bytes as a norm with a residual.
+        let cost = &machine.costs.norm;
+        let elements = rows as f64 * f64::from(self.k);
+        Some(cost.launch_of(rows) + elements * cost.element * 0.5)
+    }
+
+    fn threads(&self) -> u32 {
+        STREAM_THREADS
+    }
+
+    fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let (quantized, scales) = packed_rows::quantized_groups(reads[0].real(), self.k);
+        vec![HostTensor::Real(quantized), HostTensor::Real(scales)]
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        Case::standard()
+    }
+
+    fn tolerance(&self) -> Tolerance {
+        Tolerance {
+            absolute: 1.0 / 1024.0 + 1e-5,
+            relative: 1.0 / 16.0 + 1e-5,
+            reason: "half a step of E4M3 (2^-4, and 2^-10 below 2^-6); the multiplication by the reciprocal of a scale",
+        }
+    }
+}
+
+/// Instances with whole and partial groups, and with every number of partial packs in a CTA.
+pub(super) fn representative() -> Vec<KernelSpec> {
+    let mut kernels = Vec::new();
+    for dtype in [DType::F16, DType::BF16] {
+        for k in [8, 328, 768, 1024, 4096, 14_336] {
+            kernels.push(QuantizeGroups { k, dtype }.into());
+        }
+    }
+    kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_widths_and_f32_are_refused() {
+        let refused = |k, dtype| QuantizeGroups { k, dtype }.validate().unwrap_err();
+        assert_eq!(
+            refused(36, DType::F16),
+            "rows of 36 columns in f16 that are converted to E4M3 in groups of 128; expected a multiple of 8 in f16 or bf16"
+        );
+        assert!(refused(64, DType::F32).contains("in f32"));
+    }
+}
