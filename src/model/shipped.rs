@@ -139,13 +139,13 @@ impl Description {
             }
             None => {
                 let classes = lookup(config, "architectures").and_then(Value::as_array);
-                let description = match classes {
-                    Some(classes) => first_for(config, |description| {
+                let of_classes = |classes: &Vec<Value>| {
+                    first_for(config, |description| {
                         let mut known = description.ast.architectures.iter();
                         known.any(|(name, _)| classes.iter().any(|class| class == name.as_str()))
-                    })?,
-                    None => None,
+                    })
                 };
+                let description = classes.map_or(Ok(None), of_classes)?;
                 (description, Problem::NoModelType)
             }
         };

@@ -27,10 +27,7 @@ pub(super) fn linear(chain: &[Link], machine: &Machine) -> Result<Implementation
 /// Implements a linear layer whose only reader is a gate.
 pub(super) fn with_gate(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
     packed(chain)?;
-    let problem = gated(chain)?;
-    // Only kernels for Hopper compute a gate.
-    require(machine.instructions == Instructions::Hopper, ONLY_HOPPER)?;
-    quantized(&problem, 2, machine)
+    quantized(&gated(chain)?, 2, machine)
 }
 
 /// Returns the problem of the first site if its weight is packed E4M3 or int8 with a scale for each row.
@@ -50,7 +47,8 @@ fn quantized(
     let &GemmProblem { n, k, dtype, .. } = problem;
     let is_hopper = machine.instructions == Instructions::Hopper;
     let is_int8 = problem.weight == RowElement::Int8.weight();
-    require(is_hopper || is_int8, ONLY_HOPPER)?;
+    // Kernels for other cards multiply only int8, and compute no gate.
+    require(is_hopper || is_int8 && !problem.gated, ONLY_HOPPER)?;
     require(
         is_hopper || machine.costs.mma_sync.tensor_int8.is_some(),
         "the card does not multiply 8-bit integers with mma.sync faster than 16-bit values",
