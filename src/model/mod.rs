@@ -13,7 +13,7 @@
 //! |---|---|
 //! | `name` | name of the model |
 //! | `model_types` | supported values of `model_type` in config.json. Other checkpoints are rejected, and a checkpoint folder is run by the shipped description that lists its `model_type`. If omitted, any value is supported |
-//! | `architectures` | `{"BertForTokenClassification": ["token_logits"]}`: default outputs of checkpoints with this entry in config.json's `architectures`. If the field is given, a checkpoint with another head is an error unless outputs are requested |
+//! | `architectures` | `{"BertForTokenClassification": ["token_logits"]}`: default outputs of checkpoints with this entry in config.json's `architectures`. If the field is given, a checkpoint with another head is an error unless outputs are requested. A checkpoint without a `model_type` is run by the shipped description that lists its architecture |
 //! | `prefixes` | prefixes that published weight names may have; `[""]` if omitted |
 //! | `ties` | `{"lm_head.weight": "embed_tokens.weight"}`: a head tensor and the table that it is tied to. A `linear` that reads the table reads the head tensor instead if the checkpoint has one with different values |
 //! | `ignores` | names of tensors that checkpoints have and that affect no output; one `*` matches any text. Loading warns about any other tensor that no output reads |

@@ -139,12 +139,14 @@ impl Description {
             }
             None => {
                 let classes = lookup(config, "architectures").and_then(Value::as_array);
-                let classes = classes.map_or(&[][..], Vec::as_slice);
-                let of_class = |description: &Self| {
-                    let mut known = description.ast.architectures.iter();
-                    known.any(|(name, _)| classes.iter().any(|class| class.as_str() == Some(name)))
+                let of_classes = |classes: &Vec<Value>| {
+                    first_for(config, |description| {
+                        let mut known = description.ast.architectures.iter();
+                        known.any(|(name, _)| classes.iter().any(|class| class == name.as_str()))
+                    })
                 };
-                (first_for(config, of_class)?, Problem::NoModelType)
+                let description = classes.map_or(Ok(None), of_classes)?;
+                (description, Problem::NoModelType)
             }
         };
         description.ok_or_else(|| file.error_elsewhere(problem).help(known))

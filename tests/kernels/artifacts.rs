@@ -320,7 +320,7 @@ fn a_damaged_file_is_refused() {
 
 /// Returns a file with this body and its digest.
 fn sealed(body: &[u8]) -> Vec<u8> {
-    [b"GEMMULEF".as_slice(), &Sha256::digest(body), body].concat()
+    [b"GEMMULEG".as_slice(), &Sha256::digest(body), body].concat()
 }
 
 #[test]
@@ -545,7 +545,7 @@ fn two_thousand_mutations_under_a_fitting_digest_give_an_artifact_that_runs_or_a
                 2 => drop(body.remove(at)),
                 3 => body.insert(at, random(256) as u8),
                 _ => {
-                    // Copies a random piece of the body to another place, so that indices and names are exchanged.
+                    // Copies a random piece of the body to another place, so that indices and names are replaced by others.
                     let (from, n) = (random(body.len() - 8), 1 + random(8));
                     let at = at.min(body.len() - 8);
                     body.copy_within(from..from + n, at);

@@ -204,7 +204,8 @@ fn models_that_are_quantized_to_their_published_format_have_the_same_logits() {
     }
 }
 
-/// Models with `desc_act`. On a GPU, only the layers after an activation keep their published values.
+/// Models with `desc_act`. On a GPU, only the linear layers that read the result of a gated activation (`down_proj`) keep their published
+/// int4 values. The other weights with `desc_act` are dequantized.
 const ORDERED: [&str; 2] = ["llama-gptq-order-32", "phi3-gptq-order-32"];
 
 #[test]

@@ -221,8 +221,7 @@ fn a_cache_that_is_a_file_is_reported_once_and_does_not_fail_a_compilation() {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("file");
     fs::write(&file, "in the way").unwrap();
-    // The cache's root is the file itself or a path below it. Even root cannot create a folder
-    // there.
+    // The cache's folder is the file itself or a path below it. Even the superuser cannot create a folder there.
     for place in [file.clone(), file.join("below")] {
         assert_eq!(
             note_of_failing_cache(DiskCache::at(&place)).fault,

@@ -83,8 +83,8 @@ impl Tile {
         }
     }
 
-    /// Candidates for a weight in this format, and rows that are not quantized. A packed weight has blocks of 64 columns. The packed words that a thread holds take half as
-    /// many registers as its warp has columns.
+    /// Candidates for a weight in this format, and rows that are not quantized. A packed weight has blocks of 64 columns. The packed words
+    /// that a thread holds take half as many registers as its warp has columns.
     pub fn reading(weight: Format, dtype: DType) -> Vec<Tile> {
         let all = Self::candidates(dtype).iter().copied();
         match (weight, dtype) {

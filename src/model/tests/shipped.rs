@@ -399,6 +399,13 @@ fn a_checkpoint_is_described_by_its_model_type() {
         let found = Description::for_config(&config).expect("it is shipped");
         assert_eq!(found.name(), name);
     }
+    // Without a `model_type`, `architectures` select the description, and a key distinguishes two descriptions of one architecture.
+    for (flash, name) in [(json!(null), "roberta"), (json!(true), "xlm_roberta_flash")] {
+        let architectures = ["XLMRobertaForSequenceClassification"];
+        let config = json!({"architectures": architectures, "use_flash_attn": flash});
+        let found = Description::for_config(&config).expect("it is shipped");
+        assert_eq!(found.name(), name);
+    }
     let refused = |config: Value| super::refused(Description::for_config(&config));
     insta::assert_snapshot!(refused(json!({"model_type": "mamba"})));
     insta::assert_snapshot!(refused(json!({"hidden_size": 3})));

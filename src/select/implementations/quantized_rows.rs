@@ -122,8 +122,8 @@ fn quantized(
     let &GemmProblem { n, k, dtype, .. } = problem;
     let is_hopper = machine.instructions == Instructions::Hopper;
     let is_int8 = problem.weight == RowElement::Int8.weight();
-    // Kernels for other cards do not multiply E4M3, and do not compute a gate.
-    require(is_hopper || is_int8 && sites == 1, ONLY_HOPPER)?;
+    // Kernels for other cards multiply only int8, and compute no gate.
+    require(is_hopper || is_int8 && !problem.gated, ONLY_HOPPER)?;
     require(
         is_hopper || machine.costs.mma_sync.tensor_int8.is_some(),
         "the card does not multiply 8-bit integers with mma.sync faster than 16-bit values",

@@ -30,8 +30,8 @@ impl StreamTile {
         }
     }
 
-    /// Tiles for a packed weight, in ascending order of rows. They have more warps than tiles for a plain weight, because the weight is
-    /// converted.
+    /// Tiles for a packed weight, in ascending order of rows. Up to 32 rows, some have more warps per SM than the tiles for a plain weight,
+    /// because the warps also convert the weight.
     pub(super) fn converting() -> impl Iterator<Item = StreamTile> {
         Self::ROWS.into_iter().flat_map(|rows| {
             [1, 2, 4, 8].into_iter().flat_map(move |splits| {
