@@ -249,7 +249,7 @@ pub struct TensorMap {
     /// a packed tensor, the map describes the values as the matrix of bytes of [`rows_of_blocks`](crate::tensor::Scaled::rows_of_blocks).
     pub param: &'static str,
     pub box_rows: u32,
-    /// Columns per box. Rows of 128 or 64 bytes are swizzled in shared memory, with a span of 128 or 64 bytes. Rows of another multiple of
+    /// Columns per box. Rows of 128 or 64 bytes in shared memory are swizzled, with a span of 128 or 64 bytes. Rows of another multiple of
     /// 16 bytes are not swizzled.
     pub box_columns: u32,
     pub order: RowOrder,
@@ -277,11 +277,25 @@ pub enum RowOrder {
     /// Each group of 16 rows consists of eight rows of the matrix's first half and the corresponding eight rows of the second half. The
     /// matrix and the box have a multiple of 16 rows. Coordinates are a column, two zeros, and the index of the group of eight rows.
     Halves,
+    /// Two adjacent rows of the matrix (a *pair*) are one row in shared memory. In each group of eight pairs, pair 4b + q is stored at index
+    /// 2q + b (q < 4, b < 2). With the first or second rows of the pairs as the N extent of an MMA, a lane's accumulators have the columns that
+    /// they have in the matrix's order. The box has all columns of the matrix, which has a multiple of 16 rows. Coordinates are three zeros and
+    /// the index of the group.
+    Pairs,
+    /// Pairs as in [`RowOrder::Pairs`]. In each group of 16 pairs, pair 4q + 2j + b is stored at index 8j + 2q + b (q < 4; j, b < 2). A lane's
+    /// accumulators have the same 8 columns as in the order of [`RowOrder::Quads`]. Coordinates are those of `Quads`, with column 0.
+    PairsOfQuads,
+    /// Pairs as in [`RowOrder::Pairs`]. In each group of 16 pairs, pair 2g + h is stored at index 8h + g (g < 8, h < 2). With the first or
+    /// second rows of 64 pairs as the M extent of an MMA, a lane's accumulators of both MMAs have the same 4 rows as in the order of
+    /// [`RowOrder::Fours`]. Coordinates are those of `Fours`, with column 0.
+    PairsOfFours,
 }
 
 impl RowOrder {
     /// Rows of a group, which [`RowOrder::Quads`] permutes.
     pub const GROUP: u32 = 32;
+    /// Rows of a group of eight pairs, which [`RowOrder::Pairs`] permutes.
+    pub const EIGHT_PAIRS: u32 = 16;
     /// Rows of a box in the order of [`RowOrder::Fours`].
     pub const BLOCK: u32 = 128;
 }

@@ -1,10 +1,10 @@
-// A packed weight in 8 bits, and rows of x in 8 bits with a scale each, whose columns have the order of the weight's. In device memory, a block
-// of the weight has 64 columns of all rows, so that a stage, which has 128 columns, is loaded as two blocks. In shared memory, a row of a
-// block has the 64-byte swizzle.
+// A packed weight in 8 bits, and rows of x in 8 bits, whose columns have the order of the weight's. In device memory, a block of the weight
+// has 64 columns of all rows, so that a stage, which has 128 columns, is loaded as two blocks. In shared memory, two adjacent rows of a block
+// (a pair) are a row of 128 bytes with the 128-byte swizzle.
 constexpr unsigned int WEIGHT_ROWS = {{ weight_rows }};
 constexpr unsigned int BLOCK_BYTES = BLOCK_N * 64;
 constexpr size_t ALL_VALUES = static_cast<size_t>(K_TILES) * 2 * WEIGHT_ROWS * 64;  // bytes before the scales
-static_assert(WEIGHT_ROWS % 8 == 0, "rows of blocks are not padded");
+static_assert(WEIGHT_ROWS % 16 == 0, "a block is a whole number of groups of eight pairs");
 
 // Loads the rows of a tile from both blocks of a k tile. Rows past the last one are rows of the next block. Their products are not stored.
 __device__ __forceinline__ void load_blocks(unsigned int to, const TensorMap& weight, int k_tile, int row, unsigned int barrier) {
@@ -12,13 +12,6 @@ __device__ __forceinline__ void load_blocks(unsigned int to, const TensorMap& we
     for (int i = 0; i < 2; ++i) {
         load_weight(to + i * BLOCK_BYTES, weight, 0, (k_tile * 2 + i) * static_cast<int>(WEIGHT_ROWS) + row, barrier);
     }
-}
-
-// wgmma descriptor of a block: rows of 64 bytes with the 64-byte swizzle. `address` is aligned to eight rows, which are 512 bytes. A step of
-// 32 columns adds 2 to the descriptor.
-__device__ __forceinline__ unsigned long long block_descriptor(unsigned int address) {
-    constexpr unsigned long long SWIZZLE_64 = 2ull << 62, EIGHT_ROWS = 512 >> 4;
-    return SWIZZLE_64 | EIGHT_ROWS << 32 | 1ull << 16 | (address & 0x3ffff) >> 4;
 }
 
 {% if int8 %}{% include "partials/wgmma_dequantize.cu" %}{% else %}{% if swap_ab %}// Multiplies the accumulators by the scales of their rows. A lane has rows j · 8 + lane % 4 · 2 and the rows after them.

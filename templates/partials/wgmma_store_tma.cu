@@ -21,7 +21,13 @@ __device__ __forceinline__ unsigned int stmatrix_offset(int lane, int j) {
 
 __device__ __forceinline__ void load_weight(unsigned int to, const TensorMap& weight, int column, int row,
                                             unsigned int barrier) {
+{% if quantized_rows %}
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, { %2, %3, %3, %4 }], [%5];" ::"r"(to), "l"(&weight), "r"(column), "r"(0), "r"(row / 16), "r"(barrier)
+                 : "memory");
+{% else %}
     load_box(to, weight, column, row, barrier);
+{% endif %}
 }
 
 // Stores this warp's rows, which are 16 of each 64 rows of the tile at (row, column), through the warp's buffers at `staging`. tile_bias is

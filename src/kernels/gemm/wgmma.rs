@@ -166,6 +166,14 @@ impl WgmmaTile {
         has_registers && halves && self.stores_directly(n)
     }
 
+    /// Whether wgmma has this N for integers, if it multiplies the rows of pairs.
+    const fn has_n_of_integers(self) -> bool {
+        match self.swaps_ab() {
+            true => self.m.is_multiple_of(16),
+            false => self.n.is_multiple_of(2 * 16),
+        }
+    }
+
     /// Outputs per consumer warpgroup.
     pub(super) const fn outputs_of_warpgroup(self) -> u32 {
         self.m * self.n / if self.cooperative { 2 } else { 1 }
@@ -312,10 +320,17 @@ impl GemmWgmma {
         let GemmProblem { n, k, epilogue, .. } = *problem;
         match problem.packed() {
             None => check_k_of_fp8(k)?,
-            // wgmma of integers has no other N above 24.
-            Some(_) if problem.multiplies_int8() && tile.swaps_ab() && tile.m % 16 > 0 => {
+            // wgmma of integers has no other N above 24. With swap-AB, N is the rows of the tile, and otherwise half of its columns.
+            Some(_) if problem.multiplies_int8() && !tile.has_n_of_integers() => {
                 return Err(format!(
-                    "{tile:?} with int8 operands; expected rows in multiples of 16"
+                    "{tile:?} with int8 operands; expected an N of the MMAs in multiples of 16"
+                ));
+            }
+            Some(_) if !problem.weight_rows().is_multiple_of(RowOrder::EIGHT_PAIRS) => {
+                return Err(format!(
+                    "a packed weight of {} rows; expected a multiple of {}",
+                    problem.weight_rows(),
+                    RowOrder::EIGHT_PAIRS
                 ));
             }
             Some(packed) => {
@@ -388,11 +403,23 @@ impl Kernel for GemmWgmma {
 
     fn constants(&self) -> Constants {
         let (tile, store) = (self.tile, self.store());
+        let pairs = self.problem.quantized_rows;
         let mma_n = match store {
             Store::SwapAb => tile.m,
+            Store::Direct | Store::Tma if pairs => tile.n / 2,
             Store::Direct | Store::Tma => tile.n,
         };
         let acc = mma_n / 2;
+        // Lane l has accumulator i of an MMA for row l / 4 + 8h and column 8j + l % 4 · 2 + b. With pairs, it is stored where a lane would have
+        // it if one MMA multiplied both rows of a pair.
+        let accumulator = |i: u32| {
+            let (j, h, b) = (i / 4, i / 2 % 2, i % 2);
+            match store {
+                _ if !pairs => format!("acc[{i}]"),
+                Store::SwapAb => format!("acc[{h}][{} + 2 * of_pair]", j * 4 + b),
+                Store::Direct | Store::Tma => format!("acc[{} + of_pair]", (j * 2 + b) * 4 + h * 2),
+            }
+        };
         let (subtile, boxes) = tile.subtile();
         let list = |of: &dyn Fn(u32) -> String| (0..acc).map(of).collect::<Vec<_>>().join(", ");
         let in_8_bits = self.problem.multiplies_8_bits();
@@ -423,7 +450,7 @@ impl Kernel for GemmWgmma {
             ("int8", self.problem.multiplies_int8().into()),
             ("of_groups", of_groups.into()),
             ("late_scales", late_scales.into()),
-            ("quantized_rows", self.problem.quantized_rows.into()),
+            ("quantized_rows", pairs.into()),
             ("weight_rows", self.problem.weight_rows().into()),
             ("to_e4m3", self.problem.to_e4m3.into()),
             ("stages", tile.stages(store, self.vectors()).into()),
@@ -440,7 +467,7 @@ impl Kernel for GemmWgmma {
             ("acc_registers", list(&|i| format!("%{i}")).into()),
             (
                 "acc_operands",
-                list(&|i| format!("\"+{register}\"(acc[{i}])")).into(),
+                list(&|i| format!("\"+{register}\"({})", accumulator(i))).into(),
             ),
         ]);
         constants
@@ -464,17 +491,9 @@ impl Kernel for GemmWgmma {
             true => self.tile.n / 2,
             false => self.tile.n,
         };
-        let weight = |order| {
-            let map = operand("weight", at_once, order);
-            let box_columns = match self.problem.quantized_rows {
-                true => quantized::BLOCK as u32,
-                false => map.box_columns,
-            };
-            TensorMap { box_columns, ..map }
-        };
-        match self.store() {
-            Store::Direct => vec![x, weight(RowOrder::Quads)],
-            Store::SwapAb => vec![x, weight(RowOrder::Fours)],
+        let (order, out) = match self.store() {
+            Store::Direct => ([RowOrder::Quads, RowOrder::PairsOfQuads], None),
+            Store::SwapAb => ([RowOrder::Fours, RowOrder::PairsOfFours], None),
             Store::Tma => {
                 let (subtile, boxes) = self.tile.subtile();
                 let out = TensorMap {
@@ -484,9 +503,17 @@ impl Kernel for GemmWgmma {
                     order: RowOrder::Plain,
                     streams: false,
                 };
-                vec![x, weight(RowOrder::Plain), out]
+                ([RowOrder::Plain, RowOrder::Pairs], Some(out))
             }
-        }
+        };
+        let weight = match self.problem.quantized_rows {
+            true => TensorMap {
+                box_columns: quantized::BLOCK as u32,
+                ..operand("weight", at_once, order[1])
+            },
+            false => operand("weight", at_once, order[0]),
+        };
+        [x, weight].into_iter().chain(out).collect()
     }
 
     fn weight(&self) -> Option<[u32; 2]> {

@@ -17,6 +17,17 @@ pub(super) struct Matrix {
     pub(super) columns: u64,
 }
 
+/// The dimensions of a tensor map. Columns are the first dimension.
+struct Layout {
+    rank: u32,
+    /// Extents of the matrix.
+    extents: [u64; 5],
+    /// Strides in bytes of all dimensions except the first.
+    pitches: [u64; 4],
+    /// Extents of a box.
+    sizes: [u32; 5],
+}
+
 impl Matrix {
     /// Whether the kernel also takes the address, because it reads the scales of a packed matrix without a map.
     pub(super) fn is_packed(&self) -> bool {
@@ -33,7 +44,6 @@ impl Matrix {
         use sys::{
             CUtensorMapDataType_enum as Type, CUtensorMapFloatOOBfill_enum as Fill,
             CUtensorMapInterleave_enum as Interleave, CUtensorMapL2promotion_enum as Promotion,
-            CUtensorMapSwizzle_enum as Swizzle,
         };
         let element = match self.element {
             Element::Value(DType::F32) => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
@@ -44,7 +54,45 @@ impl Matrix {
             Element::I32 => Type::CU_TENSOR_MAP_DATA_TYPE_INT32,
             Element::I64 => Type::CU_TENSOR_MAP_DATA_TYPE_INT64,
         };
-        let rows = self.rows.eval(extents).unwrap_or(0);
+        let Layout {
+            rank,
+            extents,
+            pitches,
+            sizes,
+        } = self.layout(self.rows.eval(extents).unwrap_or(0));
+        let [box_width, ..] = sizes;
+        let swizzle = swizzle_of(u64::from(box_width) * self.element.bytes());
+        // Bytes that L2 fetches at once. A streamed matrix is read once, so L2 should fetch no more than a copy needs. For other matrices,
+        // 256 bytes are faster.
+        let promotion = match self.map.streams {
+            true => Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            false => Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        };
+        let mut map = std::mem::MaybeUninit::uninit();
+        // SAFETY: the arrays have at least `rank` extents and `rank - 1` strides.
+        unsafe {
+            sys::cuTensorMapEncodeTiled(
+                map.as_mut_ptr(),
+                element,
+                rank,
+                address as *mut c_void,
+                extents.as_ptr(),
+                pitches.as_ptr(),
+                sizes.as_ptr(),
+                [1; 5].as_ptr(),
+                Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                swizzle,
+                promotion,
+                Fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+            .result()?;
+            // SAFETY: the call succeeded, so it has initialized the map.
+            Ok(map.assume_init())
+        }
+    }
+
+    /// Returns the layout of the map of a matrix with this number of rows.
+    fn layout(&self, rows: u64) -> Layout {
         let [rows, columns] = match self.element {
             Element::Scaled(packed) => packed.rows_of_blocks(rows, self.columns),
             Element::Value(_) | Element::E4m3 | Element::I8 | Element::I32 | Element::I64 => {
@@ -53,8 +101,7 @@ impl Matrix {
         };
         let pitch = columns * self.element.bytes();
         let (box_columns, box_rows) = (self.map.box_columns, self.map.box_rows);
-        // Rank, extents of the matrix, strides in bytes of all dimensions except the first, and extents of the box.
-        let (rank, dims, pitches, sizes) = match self.map.order {
+        let (rank, extents, pitches, sizes) = match self.map.order {
             RowOrder::Plain => (
                 2,
                 [columns, rows, 1, 1, 1],
@@ -96,38 +143,136 @@ impl Matrix {
                 [4, 1, u64::from(RowOrder::GROUP), 2].map(|rows| rows * pitch),
                 [box_columns, 8, 2, box_rows / RowOrder::GROUP, 2],
             ),
+            RowOrder::Pairs => (
+                4,
+                [
+                    2 * columns,
+                    2,
+                    4,
+                    rows / u64::from(RowOrder::EIGHT_PAIRS),
+                    1,
+                ],
+                [4, 1, 8, 8].map(|pairs| 2 * pairs * pitch),
+                [2 * box_columns, 2, 4, box_rows / RowOrder::EIGHT_PAIRS, 1],
+            ),
+            RowOrder::PairsOfQuads => (
+                5,
+                [2 * columns, 2, 4, 2, rows / u64::from(RowOrder::GROUP)],
+                [1, 4, 2, 16].map(|pairs| 2 * pairs * pitch),
+                [2 * box_columns, 2, 4, 2, box_rows / RowOrder::GROUP],
+            ),
+            RowOrder::PairsOfFours => (
+                5,
+                [2 * columns, 8, 2, rows / u64::from(RowOrder::GROUP), 1],
+                [2, 1, 16, 16].map(|pairs| 2 * pairs * pitch),
+                [2 * box_columns, 8, 2, box_rows / RowOrder::GROUP, 1],
+            ),
         };
-        let swizzle = match u64::from(self.map.box_columns) * self.element.bytes() {
-            128 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-            64 => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
-            _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
-        };
-        // Bytes that L2 fetches at once. A streamed matrix is read once, so L2 should fetch no more than a copy needs. For other matrices,
-        // 256 bytes are faster.
-        let promotion = match self.map.streams {
-            true => Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-            false => Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        };
-        let mut map = std::mem::MaybeUninit::uninit();
-        // SAFETY: the arrays have at least `rank` extents and `rank - 1` strides.
-        unsafe {
-            sys::cuTensorMapEncodeTiled(
-                map.as_mut_ptr(),
-                element,
-                rank,
-                address as *mut c_void,
-                dims.as_ptr(),
-                pitches.as_ptr(),
-                sizes.as_ptr(),
-                [1; 5].as_ptr(),
-                Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                swizzle,
-                promotion,
-                Fill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-            )
-            .result()?;
-            // SAFETY: the call succeeded, so it has initialized the map.
-            Ok(map.assume_init())
+        Layout {
+            rank,
+            extents,
+            pitches,
+            sizes,
         }
+    }
+}
+
+/// Returns the swizzle of boxes whose rows have this many bytes in shared memory.
+fn swizzle_of(row_bytes: u64) -> sys::CUtensorMapSwizzle_enum {
+    use sys::CUtensorMapSwizzle_enum as Swizzle;
+    match row_bytes {
+        128 => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        64 => Swizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+        _ => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the rows of a box at the matrix's first rows, in the order in which they are in shared memory. The matrix has bytes, 256 rows,
+    /// and as many columns as the box. A row that consists of two rows of the matrix is counted as the first of them, and the result's second
+    /// value is their number of columns.
+    fn rows_of_box(order: RowOrder, box_rows: u32) -> (Vec<u64>, u32) {
+        const COLUMNS: u32 = 64;
+        let map = TensorMap {
+            param: "x",
+            box_rows,
+            box_columns: COLUMNS,
+            order,
+            streams: false,
+        };
+        let matrix = Matrix {
+            map,
+            element: Element::E4m3,
+            rows: Size::constant(256),
+            columns: COLUMNS.into(),
+        };
+        let layout = matrix.layout(256);
+        let mut rows = vec![0];
+        for dimension in 1..layout.rank as usize {
+            let (size, pitch) = (layout.sizes[dimension], layout.pitches[dimension - 1]);
+            assert!(
+                u64::from(size) <= layout.extents[dimension],
+                "the box is inside"
+            );
+            let steps = (0..u64::from(size)).map(|i| i * pitch / u64::from(COLUMNS));
+            rows = steps
+                .flat_map(|step| rows.iter().map(move |row| row + step))
+                .collect();
+        }
+        (rows, layout.sizes[0])
+    }
+
+    /// Checks that the row or pair with these digits, each with its range, is at the index with the same digits. A digit has a weight in the
+    /// row, and a weight in the index.
+    fn check(order: RowOrder, box_rows: u32, digits: &[(u64, u64, u64)]) {
+        let is_paired = matches!(
+            order,
+            RowOrder::Pairs | RowOrder::PairsOfQuads | RowOrder::PairsOfFours
+        );
+        let per_row = if is_paired { 2 } else { 1 };
+        let (rows, columns) = rows_of_box(order, box_rows);
+        assert_eq!(columns, 64 * per_row, "{order:?}");
+        assert_eq!(rows.len() as u32, box_rows / per_row, "{order:?}");
+        let mut all = vec![(0, 0)];
+        for &(range, in_row, in_index) in digits {
+            let add = |digit| {
+                all.iter()
+                    .map(move |(row, index)| (row + digit * in_row, index + digit * in_index))
+            };
+            all = (0..range).flat_map(add).collect();
+        }
+        assert_eq!(all.len(), rows.len(), "{order:?}");
+        for (row, index) in all {
+            assert_eq!(rows[index as usize], row * u64::from(per_row), "{order:?}");
+        }
+    }
+
+    #[test]
+    fn rows_are_in_the_documented_order() {
+        check(RowOrder::Plain, 48, &[(48, 1, 1)]);
+        let group = |count| (count, 32, 32);
+        let quads = [(4, 8, 2), (4, 2, 8), (2, 1, 1), group(3)];
+        check(RowOrder::Quads, 96, &quads);
+        let fours = [(4, 32, 16), (8, 4, 1), (2, 2, 64), (2, 1, 8)];
+        check(RowOrder::Fours, 128, &fours);
+        check(RowOrder::Halves, 48, &[(8, 1, 1), (2, 128, 8), (3, 8, 16)]);
+        let pairs = [(2, 4, 1), (4, 1, 2), (3, 8, 8)];
+        check(RowOrder::Pairs, 48, &pairs);
+        let quads = [(4, 4, 2), (2, 2, 8), (2, 1, 1), (3, 16, 16)];
+        check(RowOrder::PairsOfQuads, 96, &quads);
+        let fours = [(8, 2, 1), (2, 1, 8), (4, 16, 16)];
+        check(RowOrder::PairsOfFours, 128, &fours);
+    }
+
+    #[test]
+    fn rows_have_the_swizzle_that_kernels_expect() {
+        use sys::CUtensorMapSwizzle_enum as Swizzle;
+        // Heads of 96 are read in boxes of 32 columns.
+        assert_eq!(swizzle_of(128), Swizzle::CU_TENSOR_MAP_SWIZZLE_128B);
+        assert_eq!(swizzle_of(64), Swizzle::CU_TENSOR_MAP_SWIZZLE_64B);
+        assert_eq!(swizzle_of(48), Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE);
     }
 }

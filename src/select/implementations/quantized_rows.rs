@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     kernels::{
-        Instructions, KernelSpec,
+        Instructions, KernelSpec, RowOrder,
         gemm::{GemmProblem, GemmWgmma, QuantizeGroups, QuantizeRows, RowElement},
         rms_norm::RmsNorm,
     },
@@ -135,10 +135,10 @@ fn quantized(
     )?;
     let (Some(conversion), true) = (
         conversion(problem, norm),
-        !is_hopper || GemmWgmma::serves(n, k, dtype),
+        !is_hopper || GemmWgmma::serves(n, k, dtype) && n.is_multiple_of(RowOrder::EIGHT_PAIRS),
     ) else {
         return Err(Unfit::Because(format!(
-            "a weight of {n} x {k} beside activations in {dtype}; expected columns in multiples of 8 (in int8, up to 65536), rows in multiples of 8 on Hopper, and f16 or bf16"
+            "a weight of {n} x {k} beside activations in {dtype}; expected columns in multiples of 8 (in int8, up to 65536), rows in multiples of 16 on Hopper, and f16 or bf16"
         )));
     };
     let scratch = |name, element, columns| Operand::Scratch {

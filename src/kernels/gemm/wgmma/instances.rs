@@ -67,11 +67,11 @@ fn quantized_rows(weight: Format) -> impl Iterator<Item = GemmProblem> {
     [
         of(f16, 992, 328, gelu),
         of(f16, 768, 768, plain),
-        of(f16, 1000, 72, plain.with_residual()),
+        of(f16, 1008, 72, plain.with_residual()),
         of(f16, 768, 3072, bias.with_residual()),
         gate(f16, plain),
-        of(bf16, 1000, 328, gelu),
-        of(bf16, 8, 8, plain),
+        of(bf16, 1008, 328, gelu),
+        of(bf16, 16, 8, plain),
         gate(bf16, bias),
     ]
     .into_iter()
