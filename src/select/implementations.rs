@@ -92,8 +92,6 @@ pub(super) const ALL: &[Rule] = &[
     Rule::new("gemm+gate+conversion to E4M3", "e4m3(act(y₁) · y₂ / scale) of y = x · weightᵀ + bias", fp8::after_gate),
     Rule::new(quantized_rows::NAMES[0], "act(x₈ · weightᵀ · scales + bias) + residual of x₈, scales = quantize_rows(x)", quantized_rows::linear),
     Rule::new(quantized_rows::NAMES[1], "act(y₁) · y₂ of y = x₈ · weightᵀ · scales + bias of x₈, scales = quantize_rows(x)", quantized_rows::with_gate),
-    Rule::new(quantized_rows::NAMES[2], "act(n₈ · weightᵀ · scales + bias) + residual of n₈, scales = quantize_rows(norm(x))", quantized_rows::after_norm),
-    Rule::new(quantized_rows::NAMES[3], "act(y₁) · y₂ of y = n₈ · weightᵀ · scales + bias of n₈, scales = quantize_rows(norm(x))", quantized_rows::after_norm_with_gate),
 ];
 
 /// Returns the equation of the rule with this name.

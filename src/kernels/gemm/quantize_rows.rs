@@ -1,5 +1,4 @@
-//! The conversion of rows to E4M3 or int8, with a scale for each row, for products with a packed weight of the same type. The rows may be
-//! normalized first.
+//! The conversion of rows to E4M3 or int8, with a scale for each row, for products with a packed weight of the same type.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,39 +9,32 @@ use super::{
 use crate::{
     kernels::{
         Case, Constants, Fill, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
-        Tolerance, f32_literal, limits,
-        rms_norm::RmsNorm,
-        rows::{Teams, count, read, rounded_once, rows_by, word, write},
+        Tolerance, limits,
+        rows::{Teams, count, read, rows_by, write},
     },
     machine::Machine,
     ops::Epilogue,
-    tensor::{DType, Extents, Shape, Symbol},
+    tensor::{DType, Extents, Symbol},
 };
 
 /// `x [rows, k]` → `quantized [rows, columns]`, `row_scale [rows, 1]`: the rows of `x`, divided by their scales, in E4M3 or int8. The scale of
 /// a row is its largest magnitude divided by that of E4M3 (448) or by 127. A row of zeros has the scale 1. In int8, elements are rounded to
 /// the nearest integer, with ties to even, and `row_scale [rows, 2]` also has the sums of the integers.
 ///
-/// With a `norm_eps`, the kernel converts `RMSNorm(x)`, rounded to the type of `x`. It then also reads the weights `gamma [k]` of the norm.
-///
 /// Each block of 64 columns is stored in the order of a packed weight, so that the dot product of a stored row and a row of
 /// the weight multiplies the right pairs. `columns` is `k`, rounded up to a multiple of 128. The columns after `k` are zero.
 ///
 /// In E4M3, NaN stays NaN. An infinite element becomes NaN, and the other elements of its row become zero. In int8, a row with an element that
 /// is not finite becomes zero, and its scale NaN. Products with such rows are NaN.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct QuantizeRows {
     pub k: u32,
     pub dtype: DType,
     pub to: RowElement,
-    /// `eps` of an RMSNorm of the rows. Only rows in E4M3 can be normalized.
-    pub norm_eps: Option<f32>,
 }
 
 /// Columns of a thread's access.
 const PACK: u32 = 8;
-/// Max rows of which a norm is not converted. A streaming GEMM takes about as long for them, and reads the norm in 16 bits.
-const FEW_ROWS: u64 = 32;
 
 impl QuantizeRows {
     /// Returns the conversion of a problem's x, and the problem with the converted x. Returns `None` unless the weight is packed E4M3 or int8
@@ -56,19 +48,7 @@ impl QuantizeRows {
             quantized_rows: true,
             ..problem.clone()
         };
-        let conversion = Self {
-            k,
-            dtype,
-            to,
-            norm_eps: None,
-        };
-        is_served.then_some((conversion, converted))
-    }
-
-    /// Returns the norm of the rows.
-    pub(crate) fn norm(&self) -> Option<RmsNorm> {
-        let of = |eps| RmsNorm::of_rows(self.k, eps, self.dtype);
-        self.norm_eps.map(of)
+        is_served.then_some((Self { k, dtype, to }, converted))
     }
 
     /// Columns of the result.
@@ -92,11 +72,7 @@ impl Kernel for QuantizeRows {
             RowElement::E4m3 => "",
             RowElement::Int8 => "int8_",
         };
-        let norm = match self.norm_eps {
-            Some(eps) => format!("rms_norm_eps{}_", word(eps)),
-            None => String::new(),
-        };
-        format!("{norm}quantize_rows_{to}{}_k{}", self.dtype, self.k)
+        format!("quantize_rows_{to}{}_k{}", self.dtype, self.k)
     }
 
     fn constants(&self) -> Constants {
@@ -105,33 +81,23 @@ impl Kernel for QuantizeRows {
             ("k", self.k.into()),
             ("columns", self.columns().into()),
             ("int8", (self.to == RowElement::Int8).into()),
-            ("normalizes", self.norm_eps.is_some().into()),
-            ("eps", f32_literal(self.norm_eps.unwrap_or(0.0)).into()),
         ]);
         constants
     }
 
     fn params(&self) -> Vec<Param> {
-        // With this deviation of the converted values, scales are far above the absolute tolerance.
-        let wide = Fill::Normal {
+        // With this deviation, scales are far above the absolute tolerance.
+        let x = Fill::Normal {
             mean: 0.0,
             deviation: 1000.0,
         };
-        let rows = rows_by(Symbol::Rows, self.k);
-        let mut params = match self.norm_eps {
-            Some(_) => vec![
-                read("x", self.dtype, rows, Fill::ACTIVATION),
-                read("gamma", self.dtype, Shape::fixed(&[self.k.into()]), wide),
-            ],
-            None => vec![read("x", self.dtype, rows, wide)],
-        };
         let columns = rows_by(Symbol::Rows, self.columns());
-        params.extend([
+        vec![
+            read("x", self.dtype, rows_by(Symbol::Rows, self.k), x),
             write("quantized", self.to.element(), columns),
             write("row_scale", DType::F32, self.to.scales_shape()),
             count(Symbol::Rows),
-        ]);
-        params
+        ]
     }
 
     /// Only kernels for Hopper read rows in E4M3.
@@ -145,12 +111,6 @@ impl Kernel for QuantizeRows {
     fn validate(&self) -> Result<(), String> {
         limits::widths(&[self.k])?;
         limits::teams(self.teams(), self.k, self.dtype)?;
-        if let Some(eps) = self.norm_eps {
-            limits::eps(eps)?;
-            if self.to == RowElement::Int8 {
-                return Err("normalized rows in int8; expected E4M3".to_owned());
-            }
-        }
         let problem = GemmProblem {
             weight: self.to.weight(),
             ..GemmProblem::new(1, self.k, self.dtype, Epilogue::default())
@@ -171,14 +131,7 @@ impl Kernel for QuantizeRows {
         self.teams().launch(extents.rows)
     }
 
-    /// Estimates the cycles. With a norm, the estimate for few rows is infinite.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
-        if let Some(norm) = self.norm() {
-            return match rows <= FEW_ROWS {
-                true => Some(f64::INFINITY),
-                false => norm.cycles(rows, machine),
-            };
-        }
         // The kernel moves half as many bytes as a norm with a residual, in the same access pattern.
         let cost = &machine.costs.norm;
         let elements = rows as f64 * f64::from(self.k);
@@ -189,14 +142,8 @@ impl Kernel for QuantizeRows {
         self.teams().threads()
     }
 
-    fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
-        let normalized = self.norm().map(|norm| {
-            let rows = norm.reference(extents, reads).remove(0);
-            let rows = rows.real().iter().map(|&v| self.dtype.round(v));
-            rows.collect::<Vec<f32>>()
-        });
-        let x = normalized.as_deref().unwrap_or_else(|| reads[0].real());
-        let (quantized, scales) = packed_rows::quantized(x, self.k, self.to);
+    fn reference(&self, _: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
+        let (quantized, scales) = packed_rows::quantized(reads[0].real(), self.k, self.to);
         vec![HostTensor::Real(quantized), HostTensor::Real(scales)]
     }
 
@@ -205,15 +152,10 @@ impl Kernel for QuantizeRows {
     }
 
     fn tolerance(&self) -> Tolerance {
-        // A norm may be rounded to the adjacent value of its type, and so may the largest element of its row.
-        let of_norm = match self.norm_eps {
-            Some(_) => 4.0 * rounded_once(self.dtype, 0.0, "").relative,
-            None => 0.0,
-        };
         match self.to {
             RowElement::E4m3 => Tolerance {
                 absolute: 1.0 / 1024.0 + 1e-5,
-                relative: 1.0 / 16.0 + 1e-5 + of_norm,
+                relative: 1.0 / 16.0 + 1e-5,
                 reason: "half a step of E4M3 (2^-4, and 2^-10 below 2^-6); the multiplication by the reciprocal of a scale",
             },
             RowElement::Int8 => Tolerance {
@@ -228,20 +170,11 @@ impl Kernel for QuantizeRows {
 /// Instances with one warp and with several warps for a row, and with every kind of partial block.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
-    for (to, norm_eps) in [
-        (RowElement::E4m3, None),
-        (RowElement::E4m3, Some(1e-6)),
-        (RowElement::Int8, None),
-    ] {
+    for to in [RowElement::E4m3, RowElement::Int8] {
         for dtype in [DType::F16, DType::BF16] {
-            let kernel = |k| QuantizeRows {
-                k,
-                dtype,
-                to,
-                norm_eps,
-            };
-            let widths = [8, 328, 768, 1024, 4096, 14_336].into_iter();
-            kernels.extend(widths.map(kernel).map(KernelSpec::from));
+            for k in [8, 328, 768, 1024, 4096, 14_336] {
+                kernels.push(QuantizeRows { k, dtype, to }.into());
+            }
         }
     }
     kernels
@@ -253,15 +186,8 @@ mod tests {
 
     #[test]
     fn odd_widths_and_f32_are_refused() {
-        let refused = |k, dtype, to| {
-            let kernel = QuantizeRows {
-                k,
-                dtype,
-                to,
-                norm_eps: None,
-            };
-            kernel.validate().unwrap_err()
-        };
+        let of = |k, dtype, to| QuantizeRows { k, dtype, to }.validate();
+        let refused = |k, dtype, to| of(k, dtype, to).unwrap_err();
         let (e4m3, int8) = (RowElement::E4m3, RowElement::Int8);
         assert_eq!(
             refused(36, DType::F16, int8),
@@ -269,22 +195,5 @@ mod tests {
         );
         assert!(refused(36, DType::F16, e4m3).contains("converted to e4m3"));
         assert!(refused(64, DType::F32, e4m3).contains("in f32"));
-    }
-
-    #[test]
-    fn norms_convert_their_rows_only_to_e4m3_and_need_a_valid_eps() {
-        let of = |to, eps| {
-            let kernel = QuantizeRows {
-                k: 64,
-                dtype: DType::F16,
-                to,
-                norm_eps: Some(eps),
-            };
-            kernel.validate()
-        };
-        of(RowElement::E4m3, 1e-6).expect("it is supported");
-        let refused = of(RowElement::Int8, 1e-6).unwrap_err();
-        assert_eq!(refused, "normalized rows in int8; expected E4M3");
-        assert!(of(RowElement::E4m3, -1.0).is_err());
     }
 }

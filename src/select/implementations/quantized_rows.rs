@@ -1,69 +1,34 @@
 //! Linear layers whose weight is packed E4M3 or int8, for many rows. A launch converts the rows of x to the type of the weight, and the GEMM
 //! multiplies 8-bit values. Each row of x has a scale of its own. If the weight is E4M3 with a scale for each 128 columns of a row, so has x.
-//! The GEMM reads the weight as it is stored. The conversion to E4M3 with a scale for each row also computes an RMSNorm before the layer.
+//! The GEMM reads the weight as it is stored.
 
 use super::{
-    Bindings, Candidate, IS_READ, Implementation, Launch, ONLY_HOPPER, Operand, ScratchRows, Unfit,
+    Bindings, Candidate, Implementation, Launch, ONLY_HOPPER, Operand, ScratchRows, Unfit,
     gate::gated, gemm::any_gpu, require,
 };
 use crate::{
     kernels::{
         Instructions, KernelSpec, RowOrder,
         gemm::{GemmProblem, GemmWgmma, QuantizeGroups, QuantizeRows, RowElement},
-        rms_norm::RmsNorm,
     },
     machine::Machine,
     select::site::{Link, Site},
     tensor::{DType, Element},
 };
 
-/// Names of the rules: without and with a gate, and both after a norm.
-pub(in crate::select) const NAMES: [&str; 4] = [
-    "quantize rows+gemm",
-    "quantize rows+gemm+gate",
-    "norm+quantize rows+gemm",
-    "norm+quantize rows+gemm+gate",
-];
+/// Names of the rules, without and with a gate.
+pub(in crate::select) const NAMES: [&str; 2] = ["quantize rows+gemm", "quantize rows+gemm+gate"];
 
 /// Implements a linear layer.
 pub(super) fn linear(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
     let problem = packed(chain)?;
-    quantized(problem, None, 1, machine)
+    quantized(problem, 1, machine)
 }
 
 /// Implements a linear layer whose only reader is a gate.
 pub(super) fn with_gate(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
     packed(chain)?;
-    quantized(&gated(chain)?, None, 2, machine)
-}
-
-/// Implements an RMSNorm and the linear layer that is its only reader.
-pub(super) fn after_norm(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
-    let (norm, rest) = normalized(chain)?;
-    let problem = packed(rest)?;
-    quantized(problem, Some(norm), 1, machine)
-}
-
-/// Implements an RMSNorm, the linear layer that is its only reader, and the gate that is the only reader of this layer.
-pub(super) fn after_norm_with_gate(
-    chain: &[Link],
-    machine: &Machine,
-) -> Result<Implementation, Unfit> {
-    let (norm, rest) = normalized(chain)?;
-    quantized(&gated(rest)?, Some(norm), 2, machine)
-}
-
-/// Returns the norm of the first site, which no other operator may read, and the sites after it, which begin with a linear layer.
-fn normalized(chain: &[Link]) -> Result<(&RmsNorm, &[Link]), Unfit> {
-    let [before, rest @ ..] = chain else {
-        return Err(Unfit::Sites);
-    };
-    let Site::RmsNorm(norm) = &before.site else {
-        return Err(Unfit::Sites);
-    };
-    packed(rest)?;
-    require(before.is_private, IS_READ)?;
-    Ok((norm, rest))
+    quantized(&gated(chain)?, 2, machine)
 }
 
 /// Returns the problem of the first site if its weight is packed E4M3 or int8 with a scale for each row, or E4M3 with a scale for each 128
@@ -90,15 +55,14 @@ struct Conversion {
     scales: u64,
 }
 
-/// Returns the conversion for the packed weight of a problem. In E4M3 with a scale for each row, it also computes `norm`.
-fn conversion(problem: &GemmProblem, norm: Option<&RmsNorm>) -> Option<Conversion> {
-    let norm_eps = norm.map(|norm| norm.eps);
+/// Returns the conversion for the packed weight of a problem.
+fn conversion(problem: &GemmProblem) -> Option<Conversion> {
     let of_rows = QuantizeRows::of(problem).map(|(kernel, problem)| Conversion {
         problem,
         element: kernel.to.element(),
         columns: kernel.columns().into(),
         scales: kernel.to.scales(),
-        kernel: QuantizeRows { norm_eps, ..kernel }.into(),
+        kernel: kernel.into(),
     });
     of_rows.or_else(|| {
         let (kernel, problem) = QuantizeGroups::of(problem)?;
@@ -112,10 +76,9 @@ fn conversion(problem: &GemmProblem, norm: Option<&RmsNorm>) -> Option<Conversio
     })
 }
 
-/// Implements the first sites of a chain: `norm`, if there is one, and `sites` sites that compute `problem`.
+/// Implements the first sites of a chain, which compute `problem`.
 fn quantized(
     problem: &GemmProblem,
-    norm: Option<&RmsNorm>,
     sites: usize,
     machine: &Machine,
 ) -> Result<Implementation, Unfit> {
@@ -128,13 +91,8 @@ fn quantized(
         is_hopper || machine.costs.mma_sync.tensor_int8.is_some(),
         "the card does not multiply 8-bit integers with mma.sync faster than 16-bit values",
     )?;
-    let has_scales_of_rows = problem.weight == RowElement::E4m3.weight();
-    require(
-        norm.is_none() || has_scales_of_rows,
-        "a norm converts its result only to E4M3 with a scale for each row",
-    )?;
     let (Some(conversion), true) = (
-        conversion(problem, norm),
+        conversion(problem),
         !is_hopper || GemmWgmma::serves(n, k, dtype) && n.is_multiple_of(RowOrder::EIGHT_PAIRS),
     ) else {
         return Err(Unfit::Because(format!(
@@ -150,8 +108,6 @@ fn quantized(
     };
     let quantized = scratch("quantized", conversion.element, conversion.columns);
     let row_scale = scratch("row_scale", DType::F32.into(), conversion.scales);
-    let first = usize::from(norm.is_some());
-    let sites = first + sites;
     let site = sites - 1;
     let convert = Launch {
         site,
@@ -165,7 +121,7 @@ fn quantized(
     let any = any_gpu(problem, machine).into_iter().map(Candidate::new);
     let multiply = Launch {
         site,
-        bindings: Bindings::to_operands_of(&[first])
+        bindings: Bindings::to_operands_of(&[0])
             .with("x", quantized)
             .with("x_scale", row_scale)
             .with("out", Operand::Value(site)),

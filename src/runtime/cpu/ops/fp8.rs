@@ -71,24 +71,10 @@ impl CpuForm for MhaToE4m3 {
     }
 }
 
-/// Converts rows to E4M3 or int8, each with a scale of its own. Computes the norm of the rows first if there is one.
+/// Converts rows to E4M3 or int8, each with a scale of its own.
 impl CpuForm for QuantizeRows {
     fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
         call.op = "quantize_rows";
-        let mut normalized = Vec::new();
-        if let Some(norm) = self.norm() {
-            normalized = zeros(call.op, call.extents.rows as usize * self.k as usize)?;
-            let out = &mut [&mut normalized[..]];
-            super::run(&norm.into(), call.extents, call.reads, out)?;
-        }
-        let normalized = [Read::Real(&normalized)];
-        let call = match self.norm_eps {
-            Some(_) => Call {
-                reads: &normalized,
-                ..call
-            },
-            None => call,
-        };
         let shape = [self.columns().into(), self.to.scales()];
         quantize(call, self.k, shape, self.to.element(), |x| {
             quantized(x, self.k, self.to)
