@@ -30,11 +30,12 @@ pub enum Step {
 }
 
 impl Requests {
-    /// Creates a generator with a KV cache for as many of the requests as can run at once. Each request has its index in the caller's list.
-    /// `options` are checked once for all requests. The number of new tokens in `options` must be the maximum over all requests.
+    /// Creates a generator whose KV cache has room for as many of the requests as can run at once. The number in each pair is the index of
+    /// the request in the caller's list. `options` are checked here once for all requests. Their number of new tokens must be the maximum
+    /// over all requests.
     ///
     /// # Errors
-    /// Returns an error if the options are invalid for every prompt, or if memory cannot be allocated.
+    /// Returns an error if an option is invalid regardless of the prompt, or if memory cannot be allocated.
     pub fn new(
         engine: &Engine,
         requests: Vec<(usize, Request)>,

@@ -53,8 +53,8 @@ pub struct Refusal {
     pub because: String,
 }
 
-/// A kernel that is not selected for a given number of rows, and all kernels of the cheapest cover (implementations that compute a whole
-/// chain) that contains this kernel.
+/// A kernel that is not selected for a given number of rows. `cover` lists all kernels of the cheapest cover that contains it. A cover is a
+/// list of implementations that together compute a whole chain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
     pub kernel: KernelSpec,

@@ -222,11 +222,11 @@ fn table() -> String {
             }
         }
     }
-    let mut text = "| fields | computed by |\n|---|---|\n".to_owned();
+    let mut text = "| fields | used by |\n|---|---|\n".to_owned();
     for (routes, names) in routes {
         text += &format!("| {} | {routes} |\n", code(&names));
     }
-    text += "\n| fields | accepted values where they are not computed |\n|---|---|\n";
+    text += "\n| fields | accepted values on routes that do not use them |\n|---|---|\n";
     text += &format!("| {} | any, which are ignored |\n", code(&ignored));
     for (values, names) in neutral {
         text += &format!("| {} | {values} |\n", code(&names));

@@ -104,7 +104,7 @@ pub struct LateInteraction {
     pub(in crate::text) padding: Option<String>,
     /// Whether tokens attend to the padding of queries.
     pub(super) attends: bool,
-    /// Words whose vectors take no part in scores, in texts of the roles that `skips` selects.
+    /// Words whose vectors do not count in scores. `skips` selects whether this applies to queries, to documents, or to both.
     pub(in crate::text) skipped: Vec<String>,
     /// Whether `skipped` applies to queries, and whether it applies to documents.
     pub(in crate::text) skips: [bool; 2],
