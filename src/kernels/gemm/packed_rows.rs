@@ -1,12 +1,19 @@
-//! Quantized rows of x: elements of 8 bits with a scale for each row, or in E4M3 with a scale for each group of columns, in the column order
-//! of a packed weight ([`column_at`]).
+//! Quantized rows of x, in the column order of a packed weight ([`column_at`]): elements of 8 bits with a scale for each row, or elements
+//! in E4M3 with a scale for each group of columns.
 
 use serde::{Deserialize, Serialize};
 
-use crate::tensor::{
-    Element, Format, Group, Scaled, Shape, Size, Symbol, Values, int8_row_scale,
-    quantized::{BLOCK, COLUMNS, E4M3_WORD, INT8_WORD, column_at},
-    row_scale,
+use crate::{
+    kernels::{
+        Fill, Param, Tolerance,
+        rows::{count, read, rows_by, write},
+    },
+    machine::Machine,
+    tensor::{
+        DType, Element, Format, Group, Scaled, Shape, Size, Symbol, Values, int8_row_scale,
+        quantized::{BLOCK, COLUMNS, E4M3_WORD, INT8_WORD, column_at},
+        row_scale,
+    },
 };
 
 /// Elements of quantized rows.
@@ -18,11 +25,21 @@ pub enum RowElement {
     Int8,
 }
 
-/// Max columns of x in int8. Products with more columns might overflow 32 bits: a code has at most 8 bits, and an integer 7 bits and a sign.
+/// Max columns of x in int8. Products with more columns might overflow 32 bits: a code has at most 8 bits, and an integer 7 bits and a
+/// sign.
 const MAX_K_OF_INT8: u32 = 1 << 16;
 /// Standard deviation of E4M3 operands in checks. Values below 2⁻⁶ are multiples of 2⁻⁹. Their products are therefore small integers times
 /// a constant, which tensor cores add exactly.
 pub(super) const DEVIATION: f32 = 1.5 / 512.0;
+
+/// Columns of a thread's access in a conversion.
+pub(super) const PACK: u32 = 8;
+/// Tolerance of a conversion to E4M3.
+pub(super) const IN_E4M3: Tolerance = Tolerance {
+    absolute: 1.0 / 1024.0 + 1e-5,
+    relative: 1.0 / 16.0 + 1e-5,
+    reason: "half a step of E4M3 (2^-4, and 2^-10 below 2^-6); the multiplication by the reciprocal of a scale",
+};
 
 /// Returns the number of columns of rows that are converted from `k` columns. The columns after `k` are zero.
 pub(crate) const fn columns(k: u32) -> u32 {
@@ -42,9 +59,31 @@ pub(super) fn group_scales_shape(k: u32) -> Shape {
     Shape::new([u64::from(groups(k)).into(), Symbol::Rows.into()])
 }
 
+/// Parameters of the conversion of rows of `k` elements of type `from`.
+pub(super) fn params(k: u32, from: DType, to: Element, scales: Shape) -> Vec<Param> {
+    // With this deviation, scales are far above the absolute tolerance.
+    let x = Fill::Normal {
+        mean: 0.0,
+        deviation: 1000.0,
+    };
+    vec![
+        read("x", from, rows_by(Symbol::Rows, k), x),
+        write("quantized", to, rows_by(Symbol::Rows, columns(k))),
+        write("row_scale", DType::F32, scales),
+        count(Symbol::Rows),
+    ]
+}
+
+/// Estimated cycles of a conversion. It moves half as many bytes as a norm with a residual.
+pub(super) fn cycles(k: u32, rows: u64, machine: &Machine) -> f64 {
+    let cost = &machine.costs.norm;
+    let elements = rows as f64 * f64::from(k);
+    cost.launch_of(rows) + elements * cost.element * 0.5
+}
+
 impl RowElement {
-    /// Returns the elements of rows that are multiplied with this weight. Returns `None` unless the weight has 8-bit values with a scale for
-    /// each row.
+    /// Returns the elements of rows that are multiplied with this weight. Returns `None` unless the weight has 8-bit values with a scale
+    /// for each row.
     pub fn beside(weight: Format) -> Option<Self> {
         let Format::Scaled(Scaled { values, group }) = weight else {
             return None;

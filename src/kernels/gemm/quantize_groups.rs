@@ -1,50 +1,48 @@
-//! The conversion of rows to E4M3, with a scale for each group of 128 columns, for products with a packed weight in E4M3 that has such scales.
+//! The conversion of rows to E4M3 with a scale for each group of 128 columns. The result is multiplied with a packed weight in E4M3 that
+//! has such scales.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     GemmProblem,
-    packed_rows::{self, GROUP, group_scales_shape},
+    packed_rows::{self, GROUP, PACK, group_scales_shape},
 };
 use crate::{
     kernels::{
-        Case, Constants, Fill, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
-        Tolerance, limits,
-        rows::{STREAM_THREADS, count, read, rows_by, write},
+        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Tolerance,
+        limits, rows::STREAM_THREADS,
     },
     machine::Machine,
     ops::Epilogue,
-    tensor::{DType, Element, Extents, Format, Symbol},
+    tensor::{DType, Element, Extents, Format},
 };
 
-/// `x [rows, k]` → `quantized [rows, columns]`, `row_scale [groups, rows]`: groups of 128 columns of `x`, divided by their scales, in E4M3. The
-/// scale of a group is its largest magnitude divided by that of E4M3. A group of zeros has the scale 1.
+/// `x [rows, k]` → `quantized [rows, columns]`, `row_scale [groups, rows]`: groups of 128 columns of `x`, divided by their scales, in E4M3.
+/// The scale of a group is its largest magnitude divided by 448, the maximum of E4M3. A group of zeros has the scale 1.
 ///
-/// Columns are stored and padded as by [`QuantizeRows`](super::QuantizeRows), and values that are not finite have the same effect on the
-/// products with their row.
+/// Columns are stored and padded as in [`QuantizeRows`](super::QuantizeRows). NaN stays NaN. An infinite element becomes NaN, and the other
+/// elements of its group become zero.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct QuantizeGroups {
     pub k: u32,
     pub dtype: DType,
 }
 
-/// Columns of a thread's access.
-const PACK: u32 = 8;
-
 impl QuantizeGroups {
     /// Storage of the weight that the rows are multiplied with.
     pub const WEIGHT: Format = Format::FP8_128;
 
-    /// Returns the conversion of a problem's x, and the problem with the converted x. Returns `None` unless the weight is packed E4M3 with a
-    /// scale for each 128 columns of a row.
+    /// Returns the conversion of a problem's x, and the problem with the converted x. Returns `None` unless the weight is packed E4M3 with
+    /// a scale for each 128 columns of a row, and has columns that the conversion supports.
     pub fn of(problem: &GemmProblem) -> Option<(Self, GemmProblem)> {
         let GemmProblem { k, dtype, .. } = *problem;
         let is_packed = problem.weight == Self::WEIGHT && problem.packed().is_some();
+        let is_served = is_packed && k.is_multiple_of(PACK);
         let converted = GemmProblem {
             quantized_rows: true,
             ..problem.clone()
         };
-        is_packed.then_some((Self { k, dtype }, converted))
+        is_served.then_some((Self { k, dtype }, converted))
     }
 
     /// Columns of the result.
@@ -75,18 +73,12 @@ impl Kernel for QuantizeGroups {
     }
 
     fn params(&self) -> Vec<Param> {
-        // With this deviation, scales are far above the absolute tolerance.
-        let x = Fill::Normal {
-            mean: 0.0,
-            deviation: 1000.0,
-        };
-        let columns = rows_by(Symbol::Rows, self.columns());
-        vec![
-            read("x", self.dtype, rows_by(Symbol::Rows, self.k), x),
-            write("quantized", Element::E4m3, columns),
-            write("row_scale", DType::F32, group_scales_shape(self.k)),
-            count(Symbol::Rows),
-        ]
+        packed_rows::params(
+            self.k,
+            self.dtype,
+            Element::E4m3,
+            group_scales_shape(self.k),
+        )
     }
 
     /// Only kernels for Hopper read the result.
@@ -101,8 +93,8 @@ impl Kernel for QuantizeGroups {
             ..GemmProblem::new(1, self.k, self.dtype, Epilogue::default())
         };
         match Self::of(&problem) {
-            Some(_) if self.k.is_multiple_of(PACK) => Ok(()),
-            _ => Err(format!(
+            Some(_) => Ok(()),
+            None => Err(format!(
                 "rows of {} columns in {} that are converted to E4M3 in groups of {GROUP}; expected a multiple of {PACK} in f16 or bf16",
                 self.k, self.dtype
             )),
@@ -115,10 +107,7 @@ impl Kernel for QuantizeGroups {
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
-        // The kernel moves half as many bytes as a norm with a residual.
-        let cost = &machine.costs.norm;
-        let elements = rows as f64 * f64::from(self.k);
-        Some(cost.launch_of(rows) + elements * cost.element * 0.5)
+        Some(packed_rows::cycles(self.k, rows, machine))
     }
 
     fn threads(&self) -> u32 {
@@ -135,15 +124,11 @@ impl Kernel for QuantizeGroups {
     }
 
     fn tolerance(&self) -> Tolerance {
-        Tolerance {
-            absolute: 1.0 / 1024.0 + 1e-5,
-            relative: 1.0 / 16.0 + 1e-5,
-            reason: "half a step of E4M3 (2^-4, and 2^-10 below 2^-6); the multiplication by the reciprocal of a scale",
-        }
+        packed_rows::IN_E4M3
     }
 }
 
-/// Instances with whole and partial groups, and with every number of partial packs in a CTA.
+/// Instances with whole and partial groups, and with rows that end inside a CTA.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     for dtype in [DType::F16, DType::BF16] {

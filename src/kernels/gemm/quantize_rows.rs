@@ -4,28 +4,27 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     GemmProblem,
-    packed_rows::{self, RowElement},
+    packed_rows::{self, PACK, RowElement},
 };
 use crate::{
     kernels::{
-        Case, Constants, Fill, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param,
-        Tolerance, limits,
-        rows::{Teams, count, read, rows_by, write},
+        Case, Constants, HostTensor, Instructions, Kernel, KernelSpec, Launch, Param, Tolerance,
+        limits, rows::Teams,
     },
     machine::Machine,
     ops::Epilogue,
-    tensor::{DType, Extents, Symbol},
+    tensor::{DType, Extents},
 };
 
-/// `x [rows, k]` → `quantized [rows, columns]`, `row_scale [rows, 1]`: the rows of `x`, divided by their scales, in E4M3 or int8. The scale of
-/// a row is its largest magnitude divided by that of E4M3 (448) or by 127. A row of zeros has the scale 1. In int8, elements are rounded to
-/// the nearest integer, with ties to even, and `row_scale [rows, 2]` also has the sums of the integers.
+/// `x [rows, k]` → `quantized [rows, columns]`, `row_scale [rows, 1]`: the rows of `x`, divided by their scales, in E4M3 or int8. The scale
+/// of a row is its largest magnitude divided by that of E4M3 (448) or by 127. A row of zeros has the scale 1. In int8, elements are rounded
+/// to the nearest integer, with ties to even, and `row_scale [rows, 2]` also has the sums of the integers.
 ///
 /// Each block of 64 columns is stored in the order of a packed weight, so that the dot product of a stored row and a row of
 /// the weight multiplies the right pairs. `columns` is `k`, rounded up to a multiple of 128. The columns after `k` are zero.
 ///
-/// In E4M3, NaN stays NaN. An infinite element becomes NaN, and the other elements of its row become zero. In int8, a row with an element that
-/// is not finite becomes zero, and its scale NaN. Products with such rows are NaN.
+/// In E4M3, NaN stays NaN. An infinite element becomes NaN, and the other elements of its row become zero. In int8, a row with an element
+/// that is not finite becomes zero, and its scale NaN. Products with such rows are NaN.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct QuantizeRows {
     pub k: u32,
@@ -33,12 +32,9 @@ pub struct QuantizeRows {
     pub to: RowElement,
 }
 
-/// Columns of a thread's access.
-const PACK: u32 = 8;
-
 impl QuantizeRows {
-    /// Returns the conversion of a problem's x, and the problem with the converted x. Returns `None` unless the weight is packed E4M3 or int8
-    /// with a scale for each row, and has columns that the conversion supports.
+    /// Returns the conversion of a problem's x, and the problem with the converted x. Returns `None` unless the weight is packed E4M3 or
+    /// int8 with a scale for each row, and has columns that the conversion supports.
     pub fn of(problem: &GemmProblem) -> Option<(Self, GemmProblem)> {
         let GemmProblem { k, dtype, .. } = *problem;
         let to = RowElement::beside(problem.weight)?;
@@ -86,18 +82,12 @@ impl Kernel for QuantizeRows {
     }
 
     fn params(&self) -> Vec<Param> {
-        // With this deviation, scales are far above the absolute tolerance.
-        let x = Fill::Normal {
-            mean: 0.0,
-            deviation: 1000.0,
-        };
-        let columns = rows_by(Symbol::Rows, self.columns());
-        vec![
-            read("x", self.dtype, rows_by(Symbol::Rows, self.k), x),
-            write("quantized", self.to.element(), columns),
-            write("row_scale", DType::F32, self.to.scales_shape()),
-            count(Symbol::Rows),
-        ]
+        packed_rows::params(
+            self.k,
+            self.dtype,
+            self.to.element(),
+            self.to.scales_shape(),
+        )
     }
 
     /// Only kernels for Hopper read rows in E4M3.
@@ -132,10 +122,7 @@ impl Kernel for QuantizeRows {
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
-        // The kernel moves half as many bytes as a norm with a residual, in the same access pattern.
-        let cost = &machine.costs.norm;
-        let elements = rows as f64 * f64::from(self.k);
-        Some(cost.launch_of(rows) + elements * cost.element * 0.5)
+        Some(packed_rows::cycles(self.k, rows, machine))
     }
 
     fn threads(&self) -> u32 {
@@ -153,11 +140,7 @@ impl Kernel for QuantizeRows {
 
     fn tolerance(&self) -> Tolerance {
         match self.to {
-            RowElement::E4m3 => Tolerance {
-                absolute: 1.0 / 1024.0 + 1e-5,
-                relative: 1.0 / 16.0 + 1e-5,
-                reason: "half a step of E4M3 (2^-4, and 2^-10 below 2^-6); the multiplication by the reciprocal of a scale",
-            },
+            RowElement::E4m3 => packed_rows::IN_E4M3,
             RowElement::Int8 => Tolerance {
                 absolute: 0.0,
                 relative: 1e-6,
