@@ -33,15 +33,15 @@ pub struct WgmmaTile {
     pub cooperative: bool,
 }
 
-/// The GEMM for Hopper. `n` and `k` are multiples of 8, because rows of a tensor map start at multiples of 16 bytes. In E4M3, `k` is a
-/// multiple of 16.
+/// The GEMM for Hopper. `n` and `k` are multiples of 8, because rows of a tensor map start at multiples of 16 bytes. With operands in E4M3
+/// that are not packed, `k` is a multiple of 16. A packed weight has a multiple of 16 rows.
 ///
-/// Tensor cores add E4M3 products with 14 bits of mantissa, in f32 accumulators. If groups of 128 columns have scales, the kernel multiplies
-/// the sums of each group by the scales and adds them with 24 bits. Sums of int8 products are exact, in 32-bit integers.
+/// Tensor cores add E4M3 products with 14 bits of mantissa, in f32 accumulators. If groups of 128 columns have scales, the kernel
+/// multiplies the sum of each group by the scales and adds it to an f32 sum with FMAs. Sums of int8 products are exact, in 32-bit integers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmWgmma {
-    /// Either in f16 or bf16 with a weight of the same type, or with operands in E4M3 or int8. If rows are quantized, the weight is packed, and
-    /// its blocks of 64 columns are loaded as they are stored.
+    /// Either in f16 or bf16 with a weight of the same type, or with operands in E4M3 or int8. If rows are quantized, the weight is packed,
+    /// and its blocks of 64 columns are loaded as they are stored.
     pub problem: GemmProblem,
     pub tile: WgmmaTile,
 }
@@ -49,9 +49,11 @@ pub struct GemmWgmma {
 /// The way in which the epilogue stores the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Store {
-    /// From registers to global memory. The weight's rows are loaded in order [`RowOrder::Quads`], in multiples of 32.
+    /// From registers to global memory. The weight's rows are loaded in multiples of 32, in the order [`RowOrder::Quads`], or
+    /// [`RowOrder::PairsOfQuads`] if the weight is packed.
     Direct,
-    /// From registers to global memory, with swap-AB. The weight's rows are loaded in order [`RowOrder::Fours`].
+    /// From registers to global memory, with swap-AB. The weight's rows are loaded in the order [`RowOrder::Fours`], or
+    /// [`RowOrder::PairsOfFours`] if the weight is packed.
     SwapAb,
     /// Through shared memory, with TMA.
     Tma,
@@ -69,8 +71,8 @@ const ENOUGH_STAGES: u32 = 4;
 const SUBTILE_ROWS: u32 = 16;
 /// Threads of a CTA: one producer and two consumer warpgroups.
 const THREADS: u32 = 384;
-/// Max outputs of a ping-pong warpgroup that loads the scales of 8-bit operands before its mainloop. With more outputs, the warpgroup has no
-/// registers for the scales during the mainloop.
+/// Max outputs of a ping-pong warpgroup that loads the scales of 8-bit operands before its mainloop. With more outputs, the warpgroup has
+/// no registers for the scales during the mainloop.
 const EARLY_OUTPUTS: u32 = 128 * 128;
 
 impl WgmmaTile {
@@ -103,7 +105,8 @@ impl WgmmaTile {
     ];
 
     /// Available tiles for operands with scales for groups of columns, largest first. A warpgroup holds the sums of the current group and
-    /// the sums of all groups. Warpgroups do not work in ping-pong, in which only one of them multiplies.
+    /// the sums of all groups. All tiles are cooperative: in ping-pong, only one warpgroup multiplies at a time, and the tensor cores would
+    /// wait for its promotion.
     pub const OF_GROUPS: [WgmmaTile; 5] = [
         WgmmaTile::new(128, 192, true),
         WgmmaTile::new(128, 160, true),
@@ -287,7 +290,10 @@ impl GemmWgmma {
         Self::check_serves(n, k, dtype)?;
         let tiles = WgmmaTile::candidates(self.problem.multiplies_groups());
         if !tiles.contains(&self.tile) || !self.tile.serves(n) {
-            return Err(format!("{:?} is not a tile of the Hopper GEMM", self.tile));
+            return Err(format!(
+                "{:?} is not a tile of the Hopper GEMM for a weight in {weight}",
+                self.tile
+            ));
         }
         if !self.problem.is_plain() && !self.problem.multiplies_8_bits() {
             return Err(format!(
@@ -322,13 +328,15 @@ impl GemmWgmma {
             None => check_k_of_fp8(k)?,
             // wgmma of integers has no other N above 24. With swap-AB, N is the rows of the tile, and otherwise half of its columns.
             Some(_) if problem.multiplies_int8() && !tile.has_n_of_integers() => {
-                return Err(format!(
-                    "{tile:?} with int8 operands; expected an N of the MMAs in multiples of 16"
-                ));
+                let expected = match tile.swaps_ab() {
+                    true => "rows in multiples of 16",
+                    false => "columns in multiples of 32",
+                };
+                return Err(format!("{tile:?} with int8 operands; expected {expected}"));
             }
             Some(_) if !problem.weight_rows().is_multiple_of(RowOrder::EIGHT_PAIRS) => {
                 return Err(format!(
-                    "a packed weight of {} rows; expected a multiple of {}",
+                    "a packed weight of {} rows; the Hopper GEMM of quantized rows expects a multiple of {}",
                     problem.weight_rows(),
                     RowOrder::EIGHT_PAIRS
                 ));
@@ -355,8 +363,7 @@ impl GemmWgmma {
             && match (problem.gated, tile.cooperative) {
                 (true, true) => tile.n == 192,
                 (true, false) => tile.n >= 192,
-                (false, true) => false,
-                (false, false) => epilogue.residual && (tile.n == 112 || tile.n == 208),
+                (false, _) => false,
             };
         if spills || spills_int8 || is_large && (epilogue.residual || !tile.stores_directly(n)) {
             return Err(format!(
@@ -376,8 +383,8 @@ impl GemmWgmma {
         self.tile.store(self.problem.n)
     }
 
-    /// Vectors of f32 in shared memory for each of the two consumer warpgroups: the bias, and the scales of 8-bit operands. Each stage has its
-    /// own scales of a group.
+    /// Vectors of f32 in shared memory for each of the two consumer warpgroups: the bias, and the scales of 8-bit operands. With scales of
+    /// groups, each stage has one vector of scales for both warpgroups.
     fn vectors(&self) -> u32 {
         match self.problem.multiplies_groups() {
             true => 1 + MAX_STAGES / 2,
@@ -410,8 +417,8 @@ impl Kernel for GemmWgmma {
             Store::Direct | Store::Tma => tile.n,
         };
         let acc = mma_n / 2;
-        // Lane l has accumulator i of an MMA for row l / 4 + 8h and column 8j + l % 4 · 2 + b. With pairs, it is stored where a lane would have
-        // it if one MMA multiplied both rows of a pair.
+        // Lane l has accumulator i of an MMA for row l / 4 + 8h and column 8j + l % 4 · 2 + b. With pairs, each of two MMAs multiplies one
+        // row of each pair. The accumulator is stored where a lane would have it if one MMA multiplied both rows.
         let accumulator = |i: u32| {
             let (j, h, b) = (i / 4, i / 2 % 2, i % 2);
             match store {

@@ -1,6 +1,7 @@
 //! Tests of the WGMMA GEMM's tiles and of their launches.
 
 use super::*;
+use crate::tensor::Format;
 
 #[test]
 fn every_tile_fits_the_shared_memory_and_registers_of_hopper() {
@@ -79,14 +80,39 @@ fn unsupported_kernels_are_rejected_with_a_reason() {
     let gemm = of(768, tile);
     assert_eq!(
         gemm.check().unwrap_err(),
-        "WgmmaTile { m: 256, n: 96, cooperative: true } is not a tile of the Hopper GEMM"
+        "WgmmaTile { m: 256, n: 96, cooperative: true } is not a tile of the Hopper GEMM for a weight in f16"
+    );
+}
+
+#[test]
+fn pairs_and_groups_restrict_weights_and_tiles() {
+    let refused = |n, weight, columns| {
+        let problem = GemmProblem {
+            weight,
+            quantized_rows: true,
+            ..GemmProblem::new(n, 768, DType::F16, Epilogue::default())
+        };
+        let tile = WgmmaTile::new(128, columns, false);
+        GemmWgmma { problem, tile }.check().unwrap_err()
+    };
+    assert_eq!(
+        refused(1000, Format::FP8, 128),
+        "a packed weight of 1000 rows; the Hopper GEMM of quantized rows expects a multiple of 16"
+    );
+    assert_eq!(
+        refused(768, Format::INT8, 112),
+        "WgmmaTile { m: 128, n: 112, cooperative: false } with int8 operands; expected columns in multiples of 32"
+    );
+    assert_eq!(
+        refused(768, Format::FP8_128, 128),
+        "WgmmaTile { m: 128, n: 128, cooperative: false } is not a tile of the Hopper GEMM for a weight in fp8_g128"
     );
 }
 
 #[test]
 fn packed_weights_are_refused() {
     let int8 = GemmProblem {
-        weight: crate::tensor::Format::INT8,
+        weight: Format::INT8,
         ..GemmProblem::new(768, 768, DType::F16, Epilogue::default())
     };
     let gemm = GemmWgmma {
