@@ -191,11 +191,11 @@ fn swizzle_of(row_bytes: u64) -> sys::CUtensorMapSwizzle_enum {
 mod tests {
     use super::*;
 
-    /// Returns the rows of a box at the matrix's first rows, in the order in which they are in shared memory. The matrix has bytes, 256 rows,
-    /// and as many columns as the box. A row that consists of two rows of the matrix is counted as the first of them, and the result's second
-    /// value is their number of columns.
-    fn rows_of_box(order: RowOrder, box_rows: u32) -> (Vec<u64>, u32) {
-        const COLUMNS: u32 = 64;
+    /// Columns of a box.
+    const COLUMNS: u32 = 64;
+
+    /// Returns the layout of a matrix of bytes with 256 rows.
+    fn layout_of_bytes(order: RowOrder, box_rows: u32, columns: u32) -> Layout {
         let map = TensorMap {
             param: "x",
             box_rows,
@@ -207,9 +207,15 @@ mod tests {
             map,
             element: Element::E4m3,
             rows: Size::constant(256),
-            columns: COLUMNS.into(),
+            columns: columns.into(),
         };
-        let layout = matrix.layout(256);
+        matrix.layout(256)
+    }
+
+    /// Returns the rows of a box at the start of a matrix, in the order in which they are in shared memory, and their number of columns.
+    /// The matrix has bytes, 256 rows, and as many columns as the box. A pair of rows counts as one row, and has the number of its first.
+    fn rows_of_box(order: RowOrder, box_rows: u32) -> (Vec<u64>, u32) {
+        let layout = layout_of_bytes(order, box_rows, COLUMNS);
         let mut rows = vec![0];
         for dimension in 1..layout.rank as usize {
             let (size, pitch) = (layout.sizes[dimension], layout.pitches[dimension - 1]);
@@ -225,8 +231,8 @@ mod tests {
         (rows, layout.sizes[0])
     }
 
-    /// Checks that the row or pair with these digits, each with its range, is at the index with the same digits. A digit has a weight in the
-    /// row, and a weight in the index.
+    /// Checks the order of a box's rows. Each digit is (range, weight in the row number, weight in the index): the row or pair whose number
+    /// is the sum of digits times their first weights is stored at the sum of the digits times their second weights.
     fn check(order: RowOrder, box_rows: u32, digits: &[(u64, u64, u64)]) {
         let is_paired = matches!(
             order,
@@ -268,10 +274,19 @@ mod tests {
     }
 
     #[test]
+    fn adjacent_boxes_are_copied_one_after_another() {
+        let layout = layout_of_bytes(RowOrder::Boxes(2), 48, 128);
+        assert_eq!(layout.rank, 3);
+        assert_eq!(layout.extents[..3], [64, 256, 2]);
+        assert_eq!(layout.pitches[..2], [128, 64]);
+        assert_eq!(layout.sizes[..3], [64, 48, 2]);
+    }
+
+    #[test]
     fn rows_have_the_swizzle_that_kernels_expect() {
         use sys::CUtensorMapSwizzle_enum as Swizzle;
-        // Heads of 96 are read in boxes of 32 columns.
         assert_eq!(swizzle_of(128), Swizzle::CU_TENSOR_MAP_SWIZZLE_128B);
+        // Boxes of 32 columns in 16 bits, as for heads of 96.
         assert_eq!(swizzle_of(64), Swizzle::CU_TENSOR_MAP_SWIZZLE_64B);
         assert_eq!(swizzle_of(48), Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE);
     }
