@@ -1,6 +1,6 @@
 //! Dispatch of attention to a KV cache. Decode steps (one new token per sequence) are dispatched by the number of sequences and, on Hopper,
 //! also by the number of keys. In other batches, a sequence has a piece: several new tokens, for example a prompt or a part of it. These
-//! batches are dispatched by the longest piece and, if the kernel has a finer tile, also by the tokens of the batch.
+//! batches are dispatched by the longest piece and, on Hopper, also by the numbers of tokens and keys.
 
 use super::{Batches, Dispatch, Entry, Interval};
 use crate::{
@@ -26,8 +26,8 @@ impl CachedAttention {
     /// than those of the Hopper kernel.
     const SHORT: u64 = 192;
     /// Max number of tiles of 64 queries per SM, in quarters.
-    const MOST_SMALL: u64 = 9;
-    /// Min number of key tiles of the next larger tile of queries for which an SM may have several tiles of 64 queries.
+    const SMALL_QUARTERS: u64 = 9;
+    /// Min length of the longest row of keys, in key tiles of the next larger tile, with which an SM may have several tiles of 64 queries.
     const LONG: u64 = 4;
 
     /// Dispatches by the longest sequence. Decode steps use a decode kernel, whose CTAs depend on the numbers of sequences and keys.
@@ -157,9 +157,10 @@ impl CachedAttention {
     /// Dispatches pieces of more than [`Self::SHORT`] tokens by the number of tiles per SM; empty on cards other than Hopper, and if the
     /// Hopper kernel does not support the problem.
     ///
-    /// A tile of 64 queries needs less time per key than a larger tile, so that the tile with the most keys ends earlier, but more time per
-    /// query. Tiles of 64 queries are used for at most one tile per SM, and for at most [`Self::MOST_SMALL`] quarters of a tile per SM if
-    /// the tiles have many keys and different numbers of keys. The measurements are in docs/history/attention.md, section 86.
+    /// A tile of 64 queries takes less time per key tile than a larger tile, but more time per query. It shortens launches in which the
+    /// tile with the most keys determines the time. Tiles of 64 queries are used for up to one tile per SM. They are used for up to
+    /// [`Self::SMALL_QUARTERS`] quarters of a tile per SM if tiles have different and large numbers of keys. The measurements are in
+    /// docs/history/attention.md, section 86.
     fn long(&self, machine: &Machine) -> Vec<Entry<KernelSpec>> {
         let MhaCached {
             heads, head, pool, ..
@@ -193,30 +194,30 @@ impl CachedAttention {
                 continue;
             };
             if tile.rows > 64 {
-                let most = tokens_of(larger, 4 * MhaTile::ROUNDS);
-                parts.push(part((above, Some(most)), Interval::ALL, tile));
-                above = above.max(most);
+                let max_rows = tokens_of(larger, 4 * MhaTile::ROUNDS);
+                parts.push(part((above, Some(max_rows)), Interval::ALL, tile));
+                above = above.max(max_rows);
                 continue;
             }
             let few_keys = Self::LONG * u64::from(larger.keys) - 1;
             let at_once = tokens_of(tile, 4);
-            // With a window, or keys of a source, all tiles have equally many keys, so that a second tile on an SM doubles the time.
-            let most = match (self.0.keys, self.0.by.window) {
-                (Keys::Own, None) => tokens_of(tile, Self::MOST_SMALL),
+            // With a window, or keys of a source, most tiles have equally many keys. A second tile on an SM then doubles the time.
+            let max_rows = match (self.0.keys, self.0.by.window) {
+                (Keys::Own, None) => tokens_of(tile, Self::SMALL_QUARTERS),
                 (Keys::Own, Some(_)) | (Keys::Source, _) => at_once,
             };
             parts.push(part((0, Some(at_once)), Interval::ALL, tile));
             parts.push(part(
-                (at_once, Some(most)),
+                (at_once, Some(max_rows)),
                 Interval::new(few_keys, None),
                 tile,
             ));
             parts.push(part(
-                (at_once, Some(most)),
+                (at_once, Some(max_rows)),
                 Interval::new(0, Some(few_keys)),
                 larger,
             ));
-            above = most;
+            above = max_rows;
         }
         parts.retain(|part| !part.batches.is_empty());
         parts
@@ -369,6 +370,12 @@ mod tests {
         assert!(all[..4].iter().all(|line| line.ends_with(": mha_decode")));
         let long = "longest above 192: mha_wgmma_persistent";
         assert_eq!(all[4..], ["longest 2 to 192: mha_prefill", long]);
+        // Few tokens would have tiles of 64 queries with a cache in f16.
+        for (head, rows) in [(64, 192), (128, 128), (256, 64)] {
+            let pieces = stored(head, DType::F16).by_length(&hopper);
+            assert_eq!(tile(&pieces, 200, 200).rows, rows, "heads of {head}");
+            assert!(Batches::ALL.is_covered_by(&pieces.covered()));
+        }
         let x = HeadView::TokenMajor {
             offset: 12 * 64,
             stride: 20 * 64,
@@ -407,7 +414,7 @@ mod tests {
     fn long_of_64(window: Option<u32>) -> Vec<String> {
         let sms = testing::hopper().sms;
         // One tile of 64 queries per SM, and 9 / 4 tiles per SM.
-        let (at_once, most) = (sms * 64 / 12, 9 * sms * 64 / (4 * 12));
+        let (at_once, max_rows) = (sms * 64 / 12, 9 * sms * 64 / (4 * 12));
         let of = |rows: String, keys: &str| {
             format!("rows {rows}, longest above 192{keys}: mha_wgmma_persistent")
         };
@@ -418,9 +425,9 @@ mod tests {
             ],
             None => vec![
                 of(format!("up to {at_once}"), ""),
-                of(format!("{} to {most}", at_once + 1), ", keys above 383"),
-                of(format!("{} to {most}", at_once + 1), ", keys up to 383"),
-                of(format!("above {most}"), ""),
+                of(format!("{} to {max_rows}", at_once + 1), ", keys above 383"),
+                of(format!("{} to {max_rows}", at_once + 1), ", keys up to 383"),
+                of(format!("above {max_rows}"), ""),
             ],
         }
     }
@@ -431,14 +438,14 @@ mod tests {
         let sms = u64::from(hopper.sms);
         // One tile of 64 queries per SM, with 12 heads.
         let at_once = sms * 64 / 12;
-        let most = 9 * sms * 64 / (4 * 12);
+        let max_rows = 9 * sms * 64 / (4 * 12);
         for (head, larger, key_tiles) in
             [(64, 192, 4 * 96), (128, 128, 4 * 128), (256, 128, 4 * 48)]
         {
             let pieces = cached(head, DType::F16).by_length(&hopper);
             assert_eq!(tile(&pieces, at_once, 193).rows, 64);
-            assert_eq!(tile(&pieces, most, key_tiles.max(193)).rows, 64);
-            assert_eq!(u64::from(tile(&pieces, most + 1, 1000).rows), larger);
+            assert_eq!(tile(&pieces, max_rows, key_tiles.max(193)).rows, 64);
+            assert_eq!(u64::from(tile(&pieces, max_rows + 1, 1000).rows), larger);
             if key_tiles > 193 {
                 let few_keys = tile(&pieces, at_once + 1, key_tiles - 1);
                 assert_eq!(u64::from(few_keys.rows), larger);
