@@ -1,15 +1,15 @@
-// Operands with a scale for each group of 128 columns. A stage has the columns of one group. Its MMAs compute the sums of the group, which are
-// multiplied by the scales of their row and column, and added to the sums of all groups. The scales of x are [K_TILES, rows]. Those of the
-// weight are [K_TILES, WEIGHT_ROWS], after its values.
+// Operands with a scale for each group of 128 columns. A stage has the columns of one group. Its MMAs compute the sums of the group. Each
+// sum is multiplied by the scales of its row and column, and added to the sum of all groups. The scales of x are [K_TILES, rows]. The
+// scales of the weight are [K_TILES, WEIGHT_ROWS], after its values.
 constexpr unsigned int SCALES = (2 * STAGES + 2) * 8 + 2 * BLOCK_N * 4;  // offset of the stages' scales from the barriers
 // Whether registers can hold the products of scales, so that they are computed while the MMAs of the group run.
 constexpr bool EARLY_SCALES = ACCUMULATORS <= 64;
 static_assert(COOPERATIVE && M_TILES == 1 && BLOCK_K == 128, "both warpgroups use the tensor cores by turns");
 
-// Number of columns from `column` on that have scales.
+// Number of columns of the tile at `column` that are inside the matrix.
 __device__ __forceinline__ unsigned int scaled_columns(unsigned int column) { return min(static_cast<unsigned int>(TILE_N), N - column); }
 
-// Bytes of the scales of a tile.
+// Bytes of the scales of a tile in one group.
 __device__ __forceinline__ unsigned int scale_bytes(unsigned int column) { return scaled_columns(column) * (BLOCK_N / TILE_N) * 4; }
 
 __device__ __forceinline__ void copy_scales(unsigned int to, const float* from, unsigned int columns, unsigned int barrier) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ SumScale sum_scale(const float* scale, const RowScale
     return of;
 }
 
-// Keeps the computation of registers before, and uses of them after, the asm statements around it.
+// Keeps the compiler from moving the computation of these registers past this point, and their uses before it.
 __device__ __forceinline__ void pin(float (&registers)[ACCUMULATORS]) {
 #pragma unroll
     for (int j = 0; j < ACCUMULATORS; ++j) asm volatile("" : "+f"(registers[j])::"memory");

@@ -1,6 +1,6 @@
 // A packed weight in 8 bits, and rows of x in 8 bits, whose columns have the order of the weight's. In device memory, a block of the weight
-// has 64 columns of all rows, so that a stage, which has 128 columns, is loaded as two blocks. In shared memory, two adjacent rows of a block
-// (a pair) are a row of 128 bytes with the 128-byte swizzle.
+// has 64 columns of all rows. A stage has 128 columns, so it is loaded as two blocks. In shared memory, two adjacent rows of a block (a
+// pair) are one row of 128 bytes with the 128-byte swizzle.
 constexpr unsigned int WEIGHT_ROWS = {{ weight_rows }};
 constexpr unsigned int BLOCK_BYTES = BLOCK_N * 64;
 constexpr size_t ALL_VALUES = static_cast<size_t>(K_TILES) * 2 * WEIGHT_ROWS * 64;  // bytes before the scales
