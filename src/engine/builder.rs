@@ -222,10 +222,10 @@ impl Builder {
     }
 
     /// Sets the format that the weights of linear layers are stored in. The default is the storage type. On CUDA, weights of a quantized
-    /// checkpoint keep their published values instead if kernels support their format. CUDA kernels read [`Format::FP8`], [`Format::INT8`]
-    /// and [`Format::INT4`], with activations in f16 or bf16. With
-    /// [`Format::FP8`] and [`Format::INT8`], they may round activations to 8 bits, too. A CPU multiplies in int8 with [`Format::INT8`]. With
-    /// [`Format::FP8`] or [`Format::INT4`], it rounds the weights and computes in f32.
+    /// checkpoint keep their published values instead if kernels support their format. CUDA kernels read [`Format::FP8`],
+    /// [`Format::FP8_128`], [`Format::INT8`] and [`Format::INT4`], with activations in f16 or bf16. Except with [`Format::INT4`], they may
+    /// round activations to 8 bits, too. A CPU multiplies in int8 with [`Format::INT8`]. With the other formats, it rounds the weights and
+    /// computes in f32.
     pub fn quantize(mut self, format: Format) -> Self {
         self.quantize = Some(format);
         self

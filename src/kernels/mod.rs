@@ -277,17 +277,19 @@ pub enum RowOrder {
     /// Each group of 16 rows consists of eight rows of the matrix's first half and the corresponding eight rows of the second half. The
     /// matrix and the box have a multiple of 16 rows. Coordinates are a column, two zeros, and the index of the group of eight rows.
     Halves,
-    /// Two adjacent rows of the matrix (a *pair*) are one row in shared memory. In each group of eight pairs, pair 4b + q is stored at index
-    /// 2q + b (q < 4, b < 2). With the first or second rows of the pairs as the N extent of an MMA, a lane's accumulators have the columns that
-    /// they have in the matrix's order. The box has all columns of the matrix, which has a multiple of 16 rows. Coordinates are three zeros and
-    /// the index of the group.
+    /// Two adjacent rows of the matrix (a *pair*) are one row in shared memory. In each group of eight pairs, pair 4b + q is stored at
+    /// index 2q + b (q < 4, b < 2). One MMA has the first rows of the pairs as its N extent, and another the second rows. A lane's
+    /// accumulators of both MMAs then have the same columns as in the order [`RowOrder::Plain`]. The matrix and the box have a multiple of
+    /// 16 rows, and the box has all columns. Coordinates are three zeros and the index of the group of eight pairs.
     Pairs,
-    /// Pairs as in [`RowOrder::Pairs`]. In each group of 16 pairs, pair 4q + 2j + b is stored at index 8j + 2q + b (q < 4; j, b < 2). A lane's
-    /// accumulators have the same 8 columns as in the order of [`RowOrder::Quads`]. Coordinates are those of `Quads`, with column 0.
+    /// Pairs as in [`RowOrder::Pairs`]. In each group of 16 pairs, pair 4q + 2j + b is stored at index 8j + 2q + b (q < 4; j, b < 2). A
+    /// lane's accumulators have the same 8 columns as in the order of [`RowOrder::Quads`]. The matrix and the box have a multiple of
+    /// [`RowOrder::GROUP`] rows. Coordinates are those of `Quads`, with column 0.
     PairsOfQuads,
     /// Pairs as in [`RowOrder::Pairs`]. In each group of 16 pairs, pair 2g + h is stored at index 8h + g (g < 8, h < 2). With the first or
     /// second rows of 64 pairs as the M extent of an MMA, a lane's accumulators of both MMAs have the same 4 rows as in the order of
-    /// [`RowOrder::Fours`]. Coordinates are those of `Fours`, with column 0.
+    /// [`RowOrder::Fours`]. The matrix has a multiple of [`RowOrder::GROUP`] rows, and a box has [`RowOrder::BLOCK`] rows. Coordinates are
+    /// those of `Fours`, with column 0.
     PairsOfFours,
 }
 

@@ -25,8 +25,8 @@ use crate::{
 /// operand is `out_scale [1]`, and the result is divided by `out_scale`.
 ///
 /// With quantized rows, x is a result of `QuantizeRows`: `[rows, columns]` in 8 bits. The operand after the weight is then `x_scale`, with
-/// the scales of the rows. The products are multiplied by the scales of the weight's rows and of the rows of x. If the weight has a scale for
-/// each 128 columns of a row, x is a result of `QuantizeGroups`, and the sums of each 128 columns are multiplied by both scales.
+/// the scales of the rows. The products are multiplied by the scales of the weight's rows and of the rows of x. If the weight has a scale
+/// for each 128 columns of a row, x is a result of `QuantizeGroups`. The sum of each 128 products is then multiplied by both scales.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmProblem {
     /// Columns of the result.
@@ -43,8 +43,8 @@ pub struct GemmProblem {
     pub gated: bool,
     /// Whether the result is stored in E4M3.
     pub to_e4m3: bool,
-    /// Whether x is quantized. The weight is then packed, with the same elements and scales: in E4M3 with a scale for each row or for each 128
-    /// columns of a row, or in int8 with a scale for each row.
+    /// Whether x is quantized. The weight is then packed and has the same kind of elements and scales as x: E4M3 with a scale for each row
+    /// or for each 128 columns of a row, or int8 with a scale for each row.
     pub quantized_rows: bool,
 }
 

@@ -11,8 +11,8 @@ use crate::{
     tensor::{DType, Format, Scaled, Shape, Symbol},
 };
 
-/// Error of sums of E4M3 products in checks whose sums are not exact, relative to the deviation of the results. Tensor cores add the products
-/// of a group with 14 bits.
+/// Error of a result of the check if its sums are not exact. Results have standard deviation 1. Tensor cores add the E4M3 products of a
+/// group with 14 bits.
 const SUMS_IN_14_BITS: f32 = 2e-3;
 /// Max factor of the weight's elements in checks. The elements of a row are multiples of its largest magnitude divided by 7. In E4M3, they
 /// are multiples of 64 up to 448, which are exact.
@@ -32,8 +32,8 @@ impl GemmProblem {
         self.quantized_rows && self.weight == Format::INT8
     }
 
-    /// Whether x and the weight are in E4M3 with scales for groups of columns. The sums of a group are then multiplied by both scales, before
-    /// they are added to the sums of the other groups.
+    /// Whether x and the weight are in E4M3 with scales for groups of columns. The sum of a group is then multiplied by both scales before
+    /// it is added to the sums of the other groups.
     pub(crate) fn multiplies_groups(&self) -> bool {
         self.quantized_rows && self.weight == QuantizeGroups::WEIGHT
     }
@@ -55,8 +55,8 @@ impl GemmProblem {
     }
 
     /// Returns the parameters of a product of converted rows: the rows, the packed weight, and the scales of the rows. With their fills,
-    /// results have standard deviation 1. Sums of products are exact, unless groups of columns have scales: those of the weight then differ,
-    /// so that the check detects the scale of a wrong group or column.
+    /// results have standard deviation 1. Sums of products are exact, except with scales of groups. The scales of the weight's groups then
+    /// differ, so that the check detects a scale of a wrong group or row.
     pub(super) fn operands_of_rows(&self, matrix: Shape) -> Vec<Param> {
         let &Self { k, weight, .. } = self;
         let to = self.row_element();
@@ -140,6 +140,7 @@ impl GemmProblem {
         match self.multiplies_groups() {
             true => Tolerance {
                 absolute: tolerance.absolute + SUMS_IN_14_BITS,
+                reason: "sums of the E4M3 products of a group, in 14 bits; otherwise as without groups: f32 sums, and one rounding to storage",
                 ..tolerance
             },
             false => tolerance,

@@ -1,6 +1,6 @@
-//! Linear layers whose weight is packed E4M3 or int8, for many rows. A launch converts the rows of x to the type of the weight, and the GEMM
-//! multiplies 8-bit values. Each row of x has a scale of its own. If the weight is E4M3 with a scale for each 128 columns of a row, so has x.
-//! The GEMM reads the weight as it is stored.
+//! Linear layers whose weight is packed E4M3 or int8, for many rows. A launch converts the rows of x to the type of the weight, and the
+//! GEMM multiplies 8-bit values. Each row of x has one scale, or one for each 128 columns if the weight has such scales. The GEMM reads the
+//! weight as it is stored.
 
 use super::{
     Bindings, Candidate, Implementation, Launch, ONLY_HOPPER, Operand, ScratchRows, Unfit,

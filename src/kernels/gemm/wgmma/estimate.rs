@@ -6,7 +6,7 @@ use crate::{
     ops::Epilogue,
 };
 
-/// Issue slots for each sum of a group: the product of two scales, a multiplication with addition, and a share of the loads of scales.
+/// Issue slots for each sum of a group: the product of two scales, an FMA, and a share of the loads of scales.
 const SLOTS_OF_SUM: f64 = 2.3;
 /// Cycles of a step with groups in which neither tensor cores nor FMAs are busy: barriers, and latencies of the MMAs and of the scales.
 const LATENCY_OF_GROUP: f64 = 200.0;
@@ -22,8 +22,9 @@ impl WgmmaTile {
         self.cycles_of(rows, [n, k], epilogue, false, machine)
     }
 
-    /// Estimates cycles like [`cycles`](Self::cycles), for a weight of `n` rows and `k` columns. If groups of columns have scales, a step also
-    /// takes the time in which sums are multiplied and added. Both warpgroups wait for the same stage, and do this at the same time.
+    /// Estimates cycles like [`cycles`](Self::cycles), for a weight of `n` rows and `k` columns. If groups of columns have scales, a step
+    /// also takes the time of the promotion: sums are multiplied by scales and added. Both warpgroups wait for the same stage, so their
+    /// promotions run at the same time, and no MMA runs then.
     pub(super) fn cycles_of(
         self,
         rows: u64,
