@@ -49,27 +49,27 @@ fn decision(c: &mut Criterion) {
         }
         for name in ["packed", "concat-das", "slotted-das"] {
             let mut of = scheduler(name, &Settings::default()).expect("it is there");
-            let mut desk = SchedulerState::new(&[u64::MAX], 1);
+            let mut scheduling = SchedulerState::new(&[u64::MAX], 1);
             let mut next = arrivals.iter().cycle();
             let mut now = Micros(0);
             // Requests arrive at the rate at which they leave, like in a service under full load.
-            let mut come = |desk: &mut SchedulerState| {
-                while desk.waiting().len() < WAITING {
-                    desk.arrive(*next.next().expect("it goes on"));
+            let mut come = |scheduling: &mut SchedulerState| {
+                while scheduling.waiting().len() < WAITING {
+                    scheduling.arrive(*next.next().expect("it goes on"));
                 }
             };
             group.bench_function(BenchmarkId::new(name, case), |b| {
                 b.iter_custom(|n| {
                     let mut took = std::time::Duration::ZERO;
                     for _ in 0..n {
-                        come(&mut desk);
+                        come(&mut scheduling);
                         let began = std::time::Instant::now();
-                        let decision = desk.decide(now, &mut *of, &costs);
+                        let decision = scheduling.decide(now, &mut *of, &costs);
                         let decision = black_box(decision).expect("a decision");
                         took += began.elapsed();
                         for planned in &decision.run {
                             now = now.plus(Micros(planned.estimate.0 % 7));
-                            desk.finished(now, 0, &[], true, &mut *of);
+                            scheduling.finished(now, 0, &[], true, &mut *of);
                         }
                     }
                     took

@@ -21,11 +21,11 @@
 //! scheduler.
 
 mod costs;
-mod desk;
 mod fair;
 mod packed;
 mod papers;
 mod queue;
+mod state;
 #[cfg(test)]
 mod tests;
 
@@ -37,10 +37,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 pub use costs::{Bytes, CostTable, CostTableError, Costs, Grid};
-pub use desk::{InvalidDecision, SchedulerState};
 pub use packed::Packed;
 pub use papers::{BatchLayout, Composed, Order, Trigger, partition};
 pub use queue::{Queue, Rows};
+pub use state::{InvalidDecision, SchedulerState};
 
 use crate::names::nearest;
 

@@ -127,7 +127,7 @@ fn a_damaged_table_of_costs_is_told_by_the_field_that_is_wrong() {
 }
 
 #[test]
-fn a_desk_keeps_the_remaining_requests_in_order() {
+fn the_state_keeps_the_remaining_requests_in_order() {
     /// Runs the given requests.
     struct These(Vec<u64>);
     impl Scheduler for These {
@@ -145,37 +145,39 @@ fn a_desk_keeps_the_remaining_requests_in_order() {
             }
         }
     }
-    let mut desk = SchedulerState::new(&[1], 1);
+    let mut scheduling = SchedulerState::new(&[1], 1);
     for tokens in 1..=8 {
-        desk.arrive(Waiting::new(tokens, Micros(0)));
+        scheduling.arrive(Waiting::new(tokens, Micros(0)));
     }
-    let ids = |desk: &SchedulerState| -> Vec<u64> { desk.waiting().iter().map(|w| w.id).collect() };
-    let decide = |desk: &mut SchedulerState, ids: &[u64]| {
-        desk.decide(Micros(0), &mut These(ids.to_vec()), &Straight::default())
+    let ids = |scheduling: &SchedulerState| -> Vec<u64> {
+        scheduling.waiting().iter().map(|w| w.id).collect()
     };
-    decide(&mut desk, &[5, 1, 2]).unwrap();
-    assert_eq!(ids(&desk), [0, 3, 4, 6, 7]);
-    assert_eq!(desk.tokens(), 1 + 4 + 5 + 7 + 8);
-    assert_eq!(desk.lanes()[0].in_flight, 1);
-    assert!(desk.cancel(4));
-    assert!(!desk.cancel(4));
-    assert!(!desk.cancel(99));
+    let decide = |scheduling: &mut SchedulerState, ids: &[u64]| {
+        scheduling.decide(Micros(0), &mut These(ids.to_vec()), &Straight::default())
+    };
+    decide(&mut scheduling, &[5, 1, 2]).unwrap();
+    assert_eq!(ids(&scheduling), [0, 3, 4, 6, 7]);
+    assert_eq!(scheduling.tokens(), 1 + 4 + 5 + 7 + 8);
+    assert_eq!(scheduling.lanes()[0].in_flight, 1);
+    assert!(scheduling.cancel(4));
+    assert!(!scheduling.cancel(4));
+    assert!(!scheduling.cancel(99));
     for wrong in [vec![3, 3], vec![4], vec![0, 99]] {
-        let error = decide(&mut desk, &wrong).unwrap_err();
+        let error = decide(&mut scheduling, &wrong).unwrap_err();
         assert!(
             matches!(error, InvalidDecision::NotWaiting { .. }),
             "{error}"
         );
     }
     assert_eq!(
-        decide(&mut desk, &[]).unwrap_err(),
+        decide(&mut scheduling, &[]).unwrap_err(),
         InvalidDecision::Empty { lane: 0 }
     );
-    assert_eq!(ids(&desk), [0, 3, 6, 7]);
-    decide(&mut desk, &[0, 3, 6, 7]).unwrap();
-    assert!(desk.waiting().is_empty());
-    assert_eq!(desk.tokens(), 0);
-    desk.finished(Micros(5), 0, &[5, 1, 2], true, &mut These(Vec::new()));
-    assert_eq!(desk.lanes()[0].in_flight, 1);
-    assert_eq!(desk.lanes()[0].free_at, Micros(6));
+    assert_eq!(ids(&scheduling), [0, 3, 6, 7]);
+    decide(&mut scheduling, &[0, 3, 6, 7]).unwrap();
+    assert!(scheduling.waiting().is_empty());
+    assert_eq!(scheduling.tokens(), 0);
+    scheduling.finished(Micros(5), 0, &[5, 1, 2], true, &mut These(Vec::new()));
+    assert_eq!(scheduling.lanes()[0].in_flight, 1);
+    assert_eq!(scheduling.lanes()[0].free_at, Micros(6));
 }

@@ -177,7 +177,7 @@ impl Service {
         };
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
-                desk: SchedulerState::new(&vec![choice.batch_bytes; 1 + others.len()], DEPTH),
+                scheduling: SchedulerState::new(&vec![choice.batch_bytes; 1 + others.len()], DEPTH),
                 scheduler: choice.scheduler,
                 entries: Default::default(),
                 backlog: Backlog::new(choice.tokenizers, 1 + others.len()),
@@ -517,7 +517,7 @@ impl Service {
     pub fn oldest(&self) -> Duration {
         let now = self.shared.now();
         let state = self.shared.lock();
-        let first = state.desk.waiting().first();
+        let first = state.scheduling.waiting().first();
         first.map_or(Duration::ZERO, |first| {
             Duration::from_micros(now.since(first.arrived).0)
         })

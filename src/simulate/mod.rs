@@ -106,7 +106,7 @@ pub fn simulate(
         fates: vec![Fate::Waits; arrivals.len()],
         ..Outcome::default()
     };
-    let mut desk = SchedulerState::new(&on.bytes, on.depth);
+    let mut scheduling = SchedulerState::new(&on.bytes, on.depth);
     let mut devices: Vec<Device> = on.bytes.iter().map(|_| Device::default()).collect();
     let mut next = 0;
     let mut wake: Option<Micros> = None;
@@ -120,23 +120,30 @@ pub fn simulate(
         let mut ask = wake.is_some_and(|at| at <= now);
         for (lane, device) in devices.iter_mut().enumerate() {
             if device.ends.is_some_and(|at| at <= now) {
-                device.pass(now, lane, &mut desk, scheduler, on.costs, &mut outcome);
+                device.pass(
+                    now,
+                    lane,
+                    &mut scheduling,
+                    scheduler,
+                    on.costs,
+                    &mut outcome,
+                );
                 ask = true;
             }
         }
         while let Some(waiting) = arrivals.get(next).filter(|w| w.arrived <= now) {
-            desk.arrive(*waiting);
+            scheduling.arrive(*waiting);
             next += 1;
-            ask |= desk.has_place() || devices.iter().any(Device::is_joined);
+            ask |= scheduling.has_place() || devices.iter().any(Device::is_joined);
         }
         if !ask {
             continue;
         }
         wake = None;
-        if desk.waiting().is_empty() {
+        if scheduling.waiting().is_empty() {
             continue;
         }
-        let decision = desk.decide(now, scheduler, on.costs)?;
+        let decision = scheduling.decide(now, scheduler, on.costs)?;
         outcome.decisions += 1;
         // A wake time in the past would make the loop endless.
         wake = decision.wake.map(|at| at.max(now.plus(Micros(1))));
@@ -236,7 +243,7 @@ impl Device {
         &mut self,
         now: Micros,
         lane: usize,
-        desk: &mut SchedulerState,
+        scheduling: &mut SchedulerState,
         scheduler: &mut dyn Scheduler,
         costs: &dyn Costs,
         outcome: &mut Outcome,
@@ -260,7 +267,7 @@ impl Device {
         for &id in &ids {
             outcome.fates[id as usize] = Fate::Done(now);
         }
-        desk.finished(now, lane, &ids, all, scheduler);
+        scheduling.finished(now, lane, &ids, all, scheduler);
         if all {
             self.runs.pop_front();
         }

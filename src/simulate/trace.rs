@@ -213,26 +213,26 @@ pub fn replay(
     costs: &dyn Costs,
 ) -> Result<Replayed, ReplayError> {
     let mut replayed = Replayed::default();
-    let mut desk: Option<SchedulerState> = None;
+    let mut scheduling: Option<SchedulerState> = None;
     for event in events {
         let (now, event) = match event {
             Event::Happened(_, Happened::Began { bytes, depth }) => {
-                desk = Some(SchedulerState::new(bytes, *depth));
+                scheduling = Some(SchedulerState::new(bytes, *depth));
                 continue;
             }
             Event::Arrived(waiting) => {
-                let desk = desk.as_mut().ok_or(ReplayError::NoBeginning)?;
-                desk.arrive(*waiting);
+                let scheduling = scheduling.as_mut().ok_or(ReplayError::NoBeginning)?;
+                scheduling.arrive(*waiting);
                 replayed.requests += 1;
                 continue;
             }
             Event::Happened(now, event) => (*now, event),
         };
-        let desk = desk.as_mut().ok_or(ReplayError::NoBeginning)?;
+        let scheduling = scheduling.as_mut().ok_or(ReplayError::NoBeginning)?;
         match event {
             Happened::Began { .. } => {}
             Happened::Decided(expected) => {
-                let found = desk.decide(now, scheduler, costs)?;
+                let found = scheduling.decide(now, scheduler, costs)?;
                 if found != *expected {
                     return Err(ReplayError::Differs {
                         at: replayed.decisions,
@@ -244,12 +244,12 @@ pub fn replay(
                 replayed.batches += found.run.len();
             }
             Happened::Finished { lane, ids, joined } => {
-                desk.finished(now, *lane, ids, !joined, scheduler);
+                scheduling.finished(now, *lane, ids, !joined, scheduler);
             }
             Happened::Left(id) => {
-                desk.cancel(*id);
+                scheduling.cancel(*id);
             }
-            Happened::Bytes { lane, bytes } => desk.set_bytes(*lane, *bytes),
+            Happened::Bytes { lane, bytes } => scheduling.set_bytes(*lane, *bytes),
         }
     }
     Ok(replayed)

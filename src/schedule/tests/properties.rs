@@ -176,17 +176,17 @@ proptest! {
         for name in NAMES {
             let mut of = scheduler(name, &Settings::default()).expect("it is there");
             let costs = Straight::default();
-            let mut desk = SchedulerState::new(&[u64::MAX], 1);
+            let mut scheduling = SchedulerState::new(&[u64::MAX], 1);
             let mut left = Vec::new();
             // Start a first batch, so that the other requests have to wait.
-            desk.arrive(Waiting::new(5, Micros(0)));
-            desk.decide(Micros(0), &mut *of, &costs).expect("a decision");
+            scheduling.arrive(Waiting::new(5, Micros(0)));
+            scheduling.decide(Micros(0), &mut *of, &costs).expect("a decision");
             let n_first = u64::from(name.starts_with("lazy"));
             for (waiting, gone) in arrivals.iter().zip(&gone) {
-                let id = desk.arrive(Waiting { deadline: None, steps: 1, ..*waiting });
-                desk.decide(waiting.arrived, &mut *of, &costs).expect("a decision");
+                let id = scheduling.arrive(Waiting { deadline: None, steps: 1, ..*waiting });
+                scheduling.decide(waiting.arrived, &mut *of, &costs).expect("a decision");
                 if *gone {
-                    desk.cancel(id);
+                    scheduling.cancel(id);
                 } else {
                     left.push(id);
                 }
@@ -194,15 +194,15 @@ proptest! {
             let mut now = Micros(1 << 40);
             let mut ended = 0;
             for _ in 0..500 {
-                let running = desk.lanes()[0].in_flight;
+                let running = scheduling.lanes()[0].in_flight;
                 for _ in 0..running {
-                    desk.finished(now, 0, &[], true, &mut *of);
+                    scheduling.finished(now, 0, &[], true, &mut *of);
                 }
                 now = now.plus(Micros(1_000_000));
-                let decision = desk.decide(now, &mut *of, &costs).expect("a decision");
+                let decision = scheduling.decide(now, &mut *of, &costs).expect("a decision");
                 ended += decision.run.iter().flat_map(Planned::ids).count();
             }
-            prop_assert!(desk.waiting().is_empty(), "{name}");
+            prop_assert!(scheduling.waiting().is_empty(), "{name}");
             prop_assert!(ended as u64 <= left.len() as u64 + n_first, "{name}");
         }
     }
@@ -259,21 +259,23 @@ fn tenants_share_a_device_evenly_under_packed() {
     // test.
     let costs = Straight::default();
     let mut packed = scheduler("packed", &Settings::default()).unwrap();
-    let mut desk = SchedulerState::new(&[u64::MAX], 1);
+    let mut scheduling = SchedulerState::new(&[u64::MAX], 1);
     for i in 0..20_000_u32 {
-        desk.arrive(Waiting {
+        scheduling.arrive(Waiting {
             tenant: u32::from(i % 10 == 0),
             ..Waiting::new(100, Micros(0))
         });
     }
     let mut tokens = [0_u32; 2];
-    let of: Vec<u32> = desk.waiting().iter().map(|w| w.tenant).collect();
+    let of: Vec<u32> = scheduling.waiting().iter().map(|w| w.tenant).collect();
     for now in 0.. {
-        let decision = desk.decide(Micros(now), &mut *packed, &costs).unwrap();
+        let decision = scheduling
+            .decide(Micros(now), &mut *packed, &costs)
+            .unwrap();
         for id in decision.run.iter().flat_map(Planned::ids) {
             tokens[of[id as usize] as usize] += 100;
         }
-        desk.finished(Micros(now), 0, &[], true, &mut *packed);
+        scheduling.finished(Micros(now), 0, &[], true, &mut *packed);
         if tokens[0] + tokens[1] > 300_000 {
             break;
         }
@@ -286,24 +288,24 @@ fn tenants_share_a_device_evenly_under_packed() {
 fn a_new_tenant_takes_turns_with_a_backlogged_one_under_packed() {
     let costs = Straight::default();
     let mut packed = scheduler("packed", &Settings::default()).unwrap();
-    let mut desk = SchedulerState::new(&[u64::MAX], 1);
+    let mut scheduling = SchedulerState::new(&[u64::MAX], 1);
     for _ in 0..20_000 {
-        desk.arrive(Waiting::new(100, Micros(0)));
+        scheduling.arrive(Waiting::new(100, Micros(0)));
     }
     let late = Micros(10_000_000);
-    desk.decide(Micros(0), &mut *packed, &costs).unwrap();
-    desk.finished(late, 0, &[], true, &mut *packed);
-    let first = desk.arrive(Waiting {
+    scheduling.decide(Micros(0), &mut *packed, &costs).unwrap();
+    scheduling.finished(late, 0, &[], true, &mut *packed);
+    let first = scheduling.arrive(Waiting {
         tenant: 1,
         ..Waiting::new(100, late)
     });
     for _ in 0..1000 {
-        desk.arrive(Waiting {
+        scheduling.arrive(Waiting {
             tenant: 1,
             ..Waiting::new(100, late)
         });
     }
-    let decision = desk.decide(late, &mut *packed, &costs).unwrap();
+    let decision = scheduling.decide(late, &mut *packed, &costs).unwrap();
     let ids: Vec<u64> = decision.run.iter().flat_map(Planned::ids).collect();
     let own = ids.iter().filter(|&&id| id >= first).count();
     let share = own as f64 / ids.len() as f64;
@@ -314,26 +316,30 @@ fn a_new_tenant_takes_turns_with_a_backlogged_one_under_packed() {
 fn packed_gives_a_busy_lane_its_next_batch_late_or_when_it_is_large() {
     let costs = Straight::default();
     let mut packed = scheduler("packed", &Settings::default()).unwrap();
-    let mut desk = SchedulerState::new(&[u64::MAX], 2);
-    desk.arrive(Waiting::new(10_000, Micros(0)));
-    let first = desk.decide(Micros(0), &mut *packed, &costs).unwrap();
+    let mut scheduling = SchedulerState::new(&[u64::MAX], 2);
+    scheduling.arrive(Waiting::new(10_000, Micros(0)));
+    let first = scheduling.decide(Micros(0), &mut *packed, &costs).unwrap();
     assert_eq!(first.run.len(), 1);
     // The batch ends at 10.3 ms. A short request is held back until shortly before the batch ends.
-    desk.arrive(Waiting::new(10, Micros(100)));
-    let waits = desk.decide(Micros(100), &mut *packed, &costs).unwrap();
+    scheduling.arrive(Waiting::new(10, Micros(100)));
+    let waits = scheduling
+        .decide(Micros(100), &mut *packed, &costs)
+        .unwrap();
     assert!(waits.run.is_empty());
     assert_eq!(waits.wake, Some(Micros(10_000)));
     assert_eq!(
-        desk.decide(Micros(10_000), &mut *packed, &costs)
+        scheduling
+            .decide(Micros(10_000), &mut *packed, &costs)
             .unwrap()
             .run
             .len(),
         1
     );
     // The lane already has its maximum of two batches.
-    desk.arrive(Waiting::new(100_000, Micros(10_001)));
+    scheduling.arrive(Waiting::new(100_000, Micros(10_001)));
     assert!(
-        desk.decide(Micros(10_001), &mut *packed, &costs)
+        scheduling
+            .decide(Micros(10_001), &mut *packed, &costs)
             .unwrap()
             .run
             .is_empty()
@@ -344,22 +350,24 @@ fn packed_gives_a_busy_lane_its_next_batch_late_or_when_it_is_large() {
 fn packed_refuses_requests_that_would_be_late() {
     let costs = Straight::default();
     let mut packed = scheduler("packed", &Settings::default()).unwrap();
-    let mut desk = SchedulerState::new(&[u64::MAX], 1);
+    let mut scheduling = SchedulerState::new(&[u64::MAX], 1);
     let with = |tokens, deadline| Waiting {
         deadline: Some(Micros(deadline)),
         ..Waiting::new(tokens, Micros(0))
     };
-    desk.arrive(with(100, 299));
-    desk.arrive(with(100, 300));
-    desk.arrive(with(100, 5));
-    let decision = desk.decide(Micros(0), &mut *packed, &costs).unwrap();
+    scheduling.arrive(with(100, 299));
+    scheduling.arrive(with(100, 300));
+    scheduling.arrive(with(100, 5));
+    let decision = scheduling.decide(Micros(0), &mut *packed, &costs).unwrap();
     assert_eq!(
         decision.refuse,
         [(2, Refusal::Hopeless), (0, Refusal::Hopeless)]
     );
     assert_eq!(decision.run[0].rows, vec![vec![1]].into());
-    desk.arrive(with(100, 900));
-    let late = desk.decide(Micros(1_000), &mut *packed, &costs).unwrap();
+    scheduling.arrive(with(100, 900));
+    let late = scheduling
+        .decide(Micros(1_000), &mut *packed, &costs)
+        .unwrap();
     assert_eq!(late.refuse, [(3, Refusal::Expired)]);
 }
 

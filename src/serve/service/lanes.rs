@@ -119,11 +119,13 @@ pub(super) fn run_launch(shared: &Shared, lanes: &[Launcher]) {
     loop {
         let now = shared.now();
         let State {
-            desk, scheduler, ..
+            scheduling,
+            scheduler,
+            ..
         } = &mut *state;
-        let decision = match desk.waiting().is_empty() {
+        let decision = match scheduling.waiting().is_empty() {
             true => Default::default(),
-            false => match desk.decide(now, &mut **scheduler, &shared.costs) {
+            false => match scheduling.decide(now, &mut **scheduler, &shared.costs) {
                 Ok(decision) => {
                     state.record(now, || Happened::Decided(decision.clone()));
                     decision
@@ -189,8 +191,12 @@ pub(super) fn run_launch(shared: &Shared, lanes: &[Launcher]) {
             state = shared.lock();
             continue;
         }
-        let is_idle = state.desk.lanes().iter().all(|lane| lane.in_flight == 0);
-        if state.is_over.is_some() && is_idle && state.desk.waiting().is_empty() {
+        let is_idle = state
+            .scheduling
+            .lanes()
+            .iter()
+            .all(|lane| lane.in_flight == 0);
+        if state.is_over.is_some() && is_idle && state.scheduling.waiting().is_empty() {
             return;
         }
         let wait = decision
@@ -214,10 +220,10 @@ fn take(state: &mut State, planned: &Planned) -> Vec<(u64, Entry)> {
 
 /// Removes all queued requests. Returns each with the error to answer it with.
 fn fail_all(state: &mut State, error: &ServeError) -> Vec<(Entry, ServeError)> {
-    let ids: Vec<u64> = state.desk.waiting().iter().map(|w| w.id).collect();
+    let ids: Vec<u64> = state.scheduling.waiting().iter().map(|w| w.id).collect();
     let mut failed = Vec::new();
     for id in ids {
-        state.desk.cancel(id);
+        state.scheduling.cancel(id);
         if let Some(entry) = state.remove(id) {
             failed.push((entry, error.clone()));
         }
@@ -323,7 +329,7 @@ impl Collect {
         let mut state = self.shared.lock();
         let now = self.shared.now();
         let State {
-            desk,
+            scheduling,
             scheduler,
             backlog,
             ..
@@ -331,12 +337,12 @@ impl Collect {
         if let Some((estimate, took)) = took {
             backlog.ran(estimate, took);
         }
-        desk.finished(now, self.lane, &ids, !joined, &mut **scheduler);
+        scheduling.finished(now, self.lane, &ids, !joined, &mut **scheduler);
         let lane = self.lane;
-        let less = desk.lanes().get(lane).map(|lane| lane.bytes);
+        let less = scheduling.lanes().get(lane).map(|lane| lane.bytes);
         if let Some(bytes) = less.filter(|&bytes| bytes < self.bytes) {
             let bytes = self.bytes.min(bytes + self.bytes / RECOVERS);
-            desk.set_bytes(lane, bytes);
+            scheduling.set_bytes(lane, bytes);
             state.record(now, || Happened::Bytes { lane, bytes });
         }
         state.record(now, || Happened::Finished { lane, ids, joined });
@@ -358,7 +364,7 @@ impl Collect {
         if error.is_out_of_memory() {
             let mut state = self.shared.lock();
             let bytes = state
-                .desk
+                .scheduling
                 .lanes()
                 .get(self.lane)
                 .map_or(0, |lane| lane.bytes);
@@ -367,7 +373,7 @@ impl Collect {
                 self.shared.costs.bytes(Layout::Packed, &extents)
             });
             let (lane, bytes) = (self.lane, bytes.min(needed) / 4 * 3);
-            state.desk.set_bytes(lane, bytes);
+            state.scheduling.set_bytes(lane, bytes);
             let now = self.shared.now();
             state.record(now, || Happened::Bytes { lane, bytes });
         }

@@ -36,7 +36,7 @@ pub(super) struct Entry {
 }
 
 pub(super) struct State {
-    pub(super) desk: SchedulerState,
+    pub(super) scheduling: SchedulerState,
     pub(super) scheduler: Box<dyn Scheduler>,
     pub(super) entries: HashMap<u64, Entry>,
     pub(super) backlog: Backlog,
@@ -131,7 +131,7 @@ impl Shared {
         if let Some(trace) = &mut state.trace {
             trace.record(Event::Arrived(waiting));
         }
-        let id = state.desk.arrive(waiting);
+        let id = state.scheduling.arrive(waiting);
         lead.ticket.id.store(id + 1, Ordering::Release);
         state.insert(
             id,
@@ -145,7 +145,7 @@ impl Shared {
         );
         self.count_waiting(&state);
         // If no lane is free, the scheduler cannot start a batch. The next batch that finishes wakes the thread.
-        let is_asked = state.desk.has_place();
+        let is_asked = state.scheduling.has_place();
         drop(state);
         if is_asked {
             self.changed.notify_one();
@@ -240,10 +240,10 @@ impl Shared {
     }
 
     pub(super) fn count_waiting(&self, state: &State) {
-        Metrics::set(&self.metrics.queue_tokens, state.desk.tokens());
-        let n = state.desk.waiting().len() as u64;
+        Metrics::set(&self.metrics.queue_tokens, state.scheduling.tokens());
+        let n = state.scheduling.waiting().len() as u64;
         Metrics::set(&self.metrics.queue_requests, n);
-        for (of, lane) in self.metrics.lanes.iter().zip(state.desk.lanes()) {
+        for (of, lane) in self.metrics.lanes.iter().zip(state.scheduling.lanes()) {
             Metrics::set(&of.batch_bytes, lane.bytes);
         }
     }

@@ -104,7 +104,7 @@ impl Drop for Reply {
             return;
         };
         let mut state = self.shared.lock();
-        let was_waiting = state.desk.cancel(id);
+        let was_waiting = state.scheduling.cancel(id);
         if was_waiting {
             drop(state.remove(id));
             let now = self.shared.now();

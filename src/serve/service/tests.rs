@@ -93,24 +93,26 @@ fn a_batch_that_joined_another_frees_no_lane() {
     {
         let mut state = shared.lock();
         let State {
-            desk, scheduler, ..
+            scheduling,
+            scheduler,
+            ..
         } = &mut *state;
         // The request takes several steps, so that others may join its batch.
-        desk.arrive(Waiting {
+        scheduling.arrive(Waiting {
             steps: 5,
             ..Waiting::new(4, Micros(0))
         });
-        let first = desk
+        let first = scheduling
             .decide(Micros(1), &mut **scheduler, &shared.costs)
             .unwrap();
-        desk.arrive(Waiting::new(3, Micros(2)));
-        let second = desk
+        scheduling.arrive(Waiting::new(3, Micros(2)));
+        let second = scheduling
             .decide(Micros(3), &mut **scheduler, &shared.costs)
             .unwrap();
         assert_eq!((first.run.len(), second.run.len()), (1, 1));
         assert_eq!((first.run[0].joins, second.run[0].joins), (false, true));
     }
-    let in_flight = || shared.lock().desk.lanes()[0].in_flight;
+    let in_flight = || shared.lock().scheduling.lanes()[0].in_flight;
     assert_eq!(in_flight(), 1);
     collect.finish(vec![1], true, None);
     assert_eq!(in_flight(), 1);
@@ -165,7 +167,7 @@ fn a_lost_device_refuses_all_requests() {
     {
         let mut state = service.shared.lock();
         let (_, entry) = waiting.remove(0);
-        let id = state.desk.arrive(Waiting::new(3, Micros(0)));
+        let id = state.scheduling.arrive(Waiting::new(3, Micros(0)));
         state.insert(id, entry);
         drop(state);
     }
@@ -216,7 +218,7 @@ fn a_batch_without_memory_runs_in_halves_and_reduces_the_limit_for_a_while() {
         let answer = answer.blocking_recv().unwrap().unwrap();
         assert_eq!(answer.values, expected.sequence(EMBEDDING, at).unwrap());
     }
-    let held = || service.shared.lock().desk.lanes()[0].bytes;
+    let held = || service.shared.lock().scheduling.lanes()[0].bytes;
     let less = held();
     assert!(less < bytes && less > 0, "{less}");
     // The limit increases again with each batch.
