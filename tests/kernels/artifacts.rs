@@ -320,7 +320,7 @@ fn a_damaged_file_is_refused() {
 
 /// Returns a file with this body and its digest.
 fn sealed(body: &[u8]) -> Vec<u8> {
-    [b"GEMMULEG".as_slice(), &Sha256::digest(body), body].concat()
+    [b"GEMMULEH".as_slice(), &Sha256::digest(body), body].concat()
 }
 
 #[test]
