@@ -81,6 +81,7 @@ def tokenizers():
     yield "bart", "bart", tf.BartTokenizer(vocab=vocab, merges=merges)
     vocab, merges = byte_bpe(["<|endoftext|>", "<s>"])
     yield "gpt2", "gpt2", tf.GPT2Tokenizer(vocab=vocab, merges=merges)
+    yield "gpt-neox", "gpt_neox", tf.GPTNeoXTokenizer(vocab=vocab, merges=merges, bos_token="<s>", pad_token="<s>")
     yield "qwen2", "qwen3", tf.Qwen2Tokenizer(vocab=vocab, merges=merges)
     backend = tf.GPT2Tokenizer(vocab=vocab, merges=merges).backend_tokenizer
     yield "generic", "gpt2", tf.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="<|endoftext|>")
@@ -95,6 +96,16 @@ def prepended(folder):
     space = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
     tokenizer |= {"normalizer": {"type": "Sequence", "normalizers": space}, "pre_tokenizer": None}
     base.write(tokenizer, folder, "tokenizer.json")
+
+
+def ended(folder):
+    """A template that adds an end token, as in OLMo's tokenizer.json. The class GPTNeoXTokenizer does not apply it."""
+    tokenizer = base.read(folder, "tokenizer.json")
+    end = "<|endoftext|>"
+    parts = lambda name: [{"Sequence": {"id": name, "type_id": 0}}, {"SpecialToken": {"id": end, "type_id": 0}}]
+    special = {end: {"id": end, "ids": [0], "tokens": [end]}}
+    template = {"type": "TemplateProcessing", "single": parts("A"), "pair": parts("A") + parts("B"), "special_tokens": special}
+    base.write(tokenizer | {"post_processor": template}, folder, "tokenizer.json")
 
 
 def results(folder):
@@ -156,6 +167,8 @@ def main(out):
             prepended(folder)
         else:
             tok.save_pretrained(folder)
+        if name == "gpt-neox":
+            ended(folder)
         config = base.read(folder, "tokenizer_config.json")
         kept = {k: v for k, v in config.items() if k in ("tokenizer_class", "extra_special_tokens") or k.endswith("_token")}
         base.write({"model_type": model_type}, folder, "config.json")

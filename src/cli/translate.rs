@@ -1,4 +1,7 @@
-use std::{fmt::Display, ops::ControlFlow, path::PathBuf, process::ExitCode, time::Instant};
+use std::{
+    fmt::Display, fs::canonicalize, ops::ControlFlow, path::PathBuf, process::ExitCode,
+    time::Instant,
+};
 
 use miette::miette;
 use serde_json::{Value, json};
@@ -106,7 +109,7 @@ impl Args {
         if let (Some(beams), Some(penalty)) = (&mut options.beams, self.length_penalty) {
             beams.length_penalty = penalty;
         }
-        let n_beams = options.beams.map_or(1, |beams| beams.n);
+        let n_beams = options.beams.map_or(1, |beams| beams.n.max(1));
         match self.num_hypotheses {
             n if (1..=n_beams).contains(&n) => Ok(options),
             n => Err(miette!(
@@ -142,6 +145,17 @@ pub(super) fn run(args: Args) -> Outcome {
     let folder = args.model.tokenizer_folder("texts")?;
     let encoder = TextEncoder::for_prompts(Folder::open(folder)?)?;
     let file = &args.source_file;
+    // A terminal may be both.
+    let is_source = |output: &PathBuf| match (canonicalize(output), canonicalize(file)) {
+        (Ok(output), Ok(source)) => output == source && source.is_file(),
+        _ => false,
+    };
+    if args.output_file.as_ref().is_some_and(is_source) {
+        return Err(miette!(
+            "`{}` is both the source and the output; choose another file with --output-file",
+            file.display()
+        ));
+    }
     let text = files::text(file, Kind::Batch).map_err(EngineError::from)?;
     let lines: Vec<&str> = text.lines().collect();
     // A blank line has a blank translation.

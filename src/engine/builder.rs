@@ -15,7 +15,7 @@ use std::{
 
 use serde_json::Value;
 
-use self::pooling::warn_of_pooling;
+use self::pooling::check_pooling;
 pub(super) use self::start::Start;
 use super::{
     Artifact, ChosenBy, DeviceChoice, DeviceName, Engine, EngineError, Stage, TuneMode,
@@ -505,7 +505,7 @@ impl Builder {
         let description = self.description(folder)?.with_own(facts.own.clone());
         let mut compiled = compile(&description, &self.config_json(folder)?, &options)?;
         if let Some(folder) = folder.filter(|_| !is_last) {
-            warn_of_pooling(folder, &compiled.model.graph);
+            check_pooling(folder, &options.modules, &compiled.model.graph)?;
         }
         let began = Instant::now();
         if tuned && is_last {

@@ -190,6 +190,29 @@ pub enum EngineError {
     )]
     ArtifactInvariant { file: PathBuf },
     #[error(
+        "the artifact `{file}` computes {stored}, and `{asked}` is requested; compile the model with the output `{asked}`"
+    )]
+    ArtifactOutput {
+        file: PathBuf,
+        stored: String,
+        asked: String,
+    },
+    #[error(
+        "the artifact `{file}` is already compiled, so the setting `{setting}` has no effect on it; omit the setting, or compile the model with it"
+    )]
+    ArtifactSetting {
+        file: PathBuf,
+        setting: &'static str,
+    },
+    #[error(
+        "`{folder}` describes the output `{computed}`, and not how a text becomes `{asked}`; expected the output `{computed}`"
+    )]
+    OtherOutput {
+        folder: String,
+        computed: &'static str,
+        asked: &'static str,
+    },
+    #[error(
         "timings select kernels by size, and an invariant model uses one kernel for all sizes; omit one of the two"
     )]
     TuneInvariant,
@@ -325,6 +348,19 @@ pub enum EngineError {
     PipelineEnded,
     #[error("`{file}` is not a reference: {problem}")]
     Reference { file: PathBuf, problem: String },
+    #[error(
+        "`{value}` of the reference{} has the shape {found:?}, which does not fit the model's output of shape {expected:?}",
+        match case.is_empty() {
+            true => String::new(),
+            false => format!(" (case `{case}`)"),
+        }
+    )]
+    ReferenceShape {
+        case: String,
+        value: String,
+        found: Vec<u64>,
+        expected: Vec<u64>,
+    },
     #[error(
         "the compiled model has no value `{name}`, which is misspelled or was fused away{near}; `gemmule graph --after all` lists all names"
     )]

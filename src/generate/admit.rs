@@ -27,13 +27,15 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// Number of new tokens that fit after a prompt, or source, of `prompt` tokens.
+    /// Number of new tokens that fit after a prompt, or source, of `prompt` tokens. The KV cache does not limit the result of a source,
+    /// because a shorter result, such as half of a translation, would be wrong. A request that does not fit the cache is refused instead.
     fn left(self, prompt: usize, beams: Option<Beams>) -> usize {
         let before = tokens_before(self.parts, prompt);
         let positions = self.positions.map_or(usize::MAX, |n| n as usize);
-        let source = self.parts.map_or(0, |parts| parts.blocks_of(prompt));
-        let blocks = self.blocks.saturating_sub(source);
-        let cached = Room::max_new(blocks, before, beams);
+        let cached = match self.parts {
+            Some(_) => usize::MAX,
+            None => Room::max_new(self.blocks, before, beams),
+        };
         positions.saturating_sub(before).min(cached)
     }
 
@@ -153,8 +155,8 @@ impl Admission {
         }
     }
 
-    /// Max number of new tokens after a prompt or source of `prompt` tokens, limited by the model's positions and the size of the whole KV
-    /// cache. Returns 0 if the prompt alone is too long.
+    /// Max number of new tokens after a prompt or source of `prompt` tokens, limited by the model's positions and, after a prompt, by the
+    /// size of the whole KV cache. Returns 0 if the prompt alone is too long.
     pub fn room(&self, prompt: usize, options: &SamplingParams) -> usize {
         self.space().left(prompt, options.beams)
     }

@@ -352,7 +352,7 @@ impl Row {
         lane.slots.extend(slot);
         let n_new = lane.tokens.len() - self.n_prompt;
         let reason = match ends {
-            true => Some(Reason::End),
+            true => Some(self.end_of(n_new)),
             false => (n_new == self.options.rules.max_new_tokens).then_some(Reason::Length),
         };
         events.extend(reason.map(|reason| Event::Done { ticket, reason }));
@@ -407,13 +407,23 @@ impl Row {
         Ok((Vec::new(), false))
     }
 
+    /// Returns the reason for the end of `n_new` new tokens with an end token. If the rules force this token at the maximum length, the text
+    /// was cut.
+    fn end_of(&self, n_new: usize) -> Reason {
+        let rules = &self.options.rules;
+        match n_new == rules.max_new_tokens && !rules.forced_last.is_empty() {
+            true => Reason::Length,
+            false => Reason::End,
+        }
+    }
+
     /// Returns the events of a finished search.
     fn found(&self, hypotheses: Vec<Hypothesis>) -> Vec<Event> {
         let ticket = self.ticket;
         let best = hypotheses.first().map(|h| h.tokens.clone());
         let best = best.unwrap_or_default();
         let reason = match best.last() {
-            Some(&id) if self.options.rules.ends(id) => Reason::End,
+            Some(&id) if self.options.rules.ends(id) => self.end_of(best.len()),
             _ => Reason::Length,
         };
         let tokens = best.into_iter().map(|id| Event::Token {

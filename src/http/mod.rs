@@ -57,7 +57,7 @@ use std::{
     pin::pin,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -179,6 +179,8 @@ struct App {
     next_id: AtomicU64,
     /// Set to true to abort all requests in progress.
     cut: watch::Sender<bool>,
+    /// Whether a reload for SIGHUP waits for its turn.
+    reload_waits: AtomicBool,
     began: Instant,
     /// Start time in microseconds. Request ids begin with it, so that they differ between servers and between starts.
     started: u64,
@@ -220,6 +222,7 @@ impl App {
             rendering: Arc::new(Semaphore::new(MAX_RENDERINGS)),
             next_id: AtomicU64::new(0),
             cut: watch::Sender::new(false),
+            reload_waits: AtomicBool::new(false),
             began: Instant::now(),
             started: started.map_or(0, |since| since.as_micros() as u64),
         }

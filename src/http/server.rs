@@ -258,13 +258,13 @@ impl Server {
                     }
                     Some(ended) => return Ok(ended),
                 }
+                // A reload that waits for its turn has not yet read the keys and models, so it also serves further signals.
+                if self.app.reload_waits.swap(true, Ordering::AcqRel) {
+                    continue;
+                }
                 let app = Arc::clone(&self.app);
                 // The reload is not awaited, so that signals are handled during it.
-                drop(tokio::task::spawn_blocking(move || {
-                    if let Err(error) = app.reload() {
-                        tracing::error!("{error}");
-                    }
-                }));
+                drop(tokio::task::spawn_blocking(move || app.reload_in_turn()));
             }
         })?;
         if !self.app.models.is_loaded() {
@@ -483,6 +483,21 @@ impl App {
                 replace();
             }
         })
+    }
+
+    /// Reloads as soon as no other reload runs, and logs an error.
+    fn reload_in_turn(&self) {
+        loop {
+            self.reload_waits.store(false, Ordering::Release);
+            match self.reload() {
+                Ok(_) => return,
+                Err(ReloadError::Busy) if !self.models.is_retired() => {}
+                Err(error) => return tracing::error!("{error}"),
+            }
+            // A signal in the meantime finds that a reload waits.
+            self.reload_waits.store(true, Ordering::Release);
+            std::thread::sleep(CHECK_INTERVAL);
+        }
     }
 
     /// Executes an administrative command.

@@ -1,8 +1,8 @@
 //! Comparison of a model with stored results of another implementation.
 //!
 //! A reference is a safetensors file. For each case it contains `ids` (packed) and `lens`, both I64, and values by name, F32. If `rows`
-//! (I64) is present, values with a row for each token contain only these rows, and their last dimension may be truncated. Several cases are
-//! distinguished by a prefix and a dot, such as `tiny.ids`.
+//! (I64) is present, values with a row for each token contain only these rows, and their last dimension may be truncated. All other values
+//! have the shape of the model's output. Several cases are distinguished by a prefix and a dot, such as `tiny.ids`.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -250,7 +250,15 @@ impl ReferenceCase {
         self.values
             .iter()
             .map(|(name, (shape, want))| {
-                let got = self.select(outputs.get(name)?, shape);
+                let output = outputs.get(name)?;
+                let got = self.select(output, shape);
+                let got = got.filter(|got| got.len() == want.len());
+                let got = got.ok_or_else(|| EngineError::ReferenceShape {
+                    case: self.name.clone(),
+                    value: name.clone(),
+                    found: shape.clone(),
+                    expected: output.shape.clone(),
+                })?;
                 let mut comparison =
                     compare(&got, want, shape.last().copied().unwrap_or(1) as usize);
                 (comparison.case, comparison.name) = (self.name.clone(), name.clone());
@@ -259,22 +267,23 @@ impl ReferenceCase {
             .collect()
     }
 
-    /// Returns the elements of an output that are in the reference.
-    fn select(&self, output: &Output, shape: &[u64]) -> Vec<f32> {
+    /// Returns the elements of an output that are in the reference, or `None` if the shape of the reference does not fit the output.
+    fn select(&self, output: &Output, shape: &[u64]) -> Option<Vec<f32>> {
         let width = output.shape.last().copied().unwrap_or(1).max(1) as usize;
         let kept = (shape.last().copied().unwrap_or(1) as usize).min(width);
         let n_rows = output.values.len() / width;
-        let per_token = n_rows as u64 == self.batch.extents().tokens
-            && (n_rows != self.batch.lens().len() || shape.first() != Some(&(n_rows as u64)));
-        let rows: Vec<usize> = match &self.rows {
-            Some(rows) if per_token => rows.clone(),
-            _ => (0..n_rows).collect(),
+        // In a batch of one token per sequence, values with a row for each sequence have this number of rows, too.
+        let per_token = n_rows as u64 == self.batch.extents().tokens;
+        let rows = match &self.rows {
+            _ if shape == output.shape => return Some(output.values.clone()),
+            Some(rows) if per_token => rows,
+            _ => return None,
         };
-        rows.iter()
-            .filter_map(|&r| output.values.get(r * width..r * width + kept))
-            .flatten()
-            .copied()
-            .collect()
+        let rows = rows
+            .iter()
+            .map(|&r| output.values.get(r * width..r * width + kept));
+        let rows: Vec<&[f32]> = rows.collect::<Option<_>>()?;
+        Some(rows.concat())
     }
 }
 

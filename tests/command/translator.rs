@@ -191,6 +191,12 @@ fn what_cannot_be_is_said() {
     };
     let unknown = of(FOLDER, &["--forced-bos", "__de__"]);
     assert!(unknown.contains("has no token `__de__`"), "{unknown}");
+    let own = of(FOLDER, &["--output-file", source]);
+    assert!(own.contains("is both the source and the output"), "{own}");
+    assert_eq!(std::fs::read_to_string(source).expect("it is there"), "7\n");
+    let no_beams = of(FOLDER, &["--beams", "0"]);
+    assert!(no_beams.contains("beams"), "{no_beams}");
+    assert!(!no_beams.contains("num-hypotheses"), "{no_beams}");
     let writer = of("tests/checkpoints/writer", &[]);
     assert!(writer.contains("gemmule generate"), "{writer}");
     // SentencePiece files without any pieces.

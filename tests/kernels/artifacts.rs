@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::common::{Folder, difference, nvrtc, run, tiny_compiled, tiny_tensors};
 use gemmule::{
     DType, DeviceChoice, Engine, Format,
-    engine::{Artifact, Precision, Sealed, emit},
+    engine::{Artifact, Builder, Precision, Sealed, emit},
     graph::WeightExpr,
     jit::{DiskCache, Jit, Source, Target},
     kernels::{KernelSpec, gemm::Tile},
@@ -211,6 +211,26 @@ fn another_storage_type_than_the_artifacts_is_refused() {
         .write(&file)
         .expect("it is written");
     assert_snapshot!(folder.text(&from_file(&file, &folder).err().expect("an error")), @"the CPU executor computes in f32, but the program stores f16; use f32, or a CUDA device");
+}
+
+#[test]
+fn outputs_and_settings_that_an_artifact_lacks_are_refused() {
+    let folder = Folder::whole(&tiny_tensors(DType::F32));
+    let file = folder.file("tiny");
+    let artifact = without_code(DType::F32);
+    artifact.write(&file).expect("it is written");
+    let with = |change: fn(Builder) -> Builder| {
+        let builder = Engine::from_artifact(&file).checkpoint(folder.path());
+        let built = change(builder.device(DeviceChoice::Cpu)).build();
+        built.map_err(|e| folder.text(&e))
+    };
+    let refused = |change| with(change).err().expect("an error");
+    assert_snapshot!(refused(|of| of.outputs(["pooled"])), @"the artifact `[dir]/tiny` computes `last_hidden_state`, `sentence_embedding`, and `pooled` is requested; compile the model with the output `pooled`");
+    assert_snapshot!(refused(|of| of.without(["fuse_residual"])), @"the artifact `[dir]/tiny` is already compiled, so the setting `without` has no effect on it; omit the setting, or compile the model with it");
+    assert_snapshot!(refused(|of| of.no_fused_launches(true)), @"the artifact `[dir]/tiny` is already compiled, so the setting `no_fused_launches` has no effect on it; omit the setting, or compile the model with it");
+    let (name, _) = &artifact.program.outputs[0];
+    assert_eq!(name, "last_hidden_state");
+    with(|of| of.outputs(["last_hidden_state"])).expect("it has this output");
 }
 
 /// Compiles the tiny model with linear layers in 8-bit integers, without code.

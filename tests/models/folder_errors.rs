@@ -184,6 +184,12 @@ fn what_vocabularies_and_tokens_weigh_is_read_as_it_is_computed() {
     };
     assert_snapshot!(with(json!({"pooling_strategy": "sum"})), @r#"`[dir]/1_SpladePooling/config.json`: `pooling_strategy` is "sum"; expected max"#);
     assert_snapshot!(with(json!({"activation_function": "softplus"})), @r#"`[dir]/1_SpladePooling/config.json`: `activation_function` is "softplus"; expected relu or log1p_relu"#);
+    let folder = copy("st-splade");
+    let dense = Engine::from_checkpoint(folder.path())
+        .device(DeviceChoice::Cpu)
+        .outputs(["sentence_embedding"])
+        .build();
+    assert_snapshot!(folder.text(&dense.err().expect("it is refused")), @"`[dir]` describes the output `sparse`, and not how a text becomes `sentence_embedding`; expected the output `sparse`");
     // An unreadable file only affects the output that needs it.
     let folder = copy("st-m3");
     let file = folder.file("sparse_linear.safetensors");

@@ -193,6 +193,40 @@ matches_reference! {
     weights_and_vectors_of_tokens_match: "bge_m3_h60a3" is "roberta";
 }
 
+#[test]
+fn values_of_another_shape_are_refused() {
+    let name = "own_encoder";
+    let reference =
+        Reference::read(&folder().join(format!("{name}.safetensors"))).expect("a reference");
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let description = examples.join(format!("{name}.ron"));
+    let engine = Engine::builder(description.to_str().expect("a plain path"))
+        .config(examples.join(format!("{name}.json")))
+        .random_weights(WEIGHTS)
+        .outputs(["sentence_embedding"])
+        .device(DeviceChoice::Cpu)
+        .build()
+        .expect("the model loads");
+    let mut session = engine.session().expect("a session");
+    let mut cases = reference.cases.iter();
+    let case = cases.find(|case| case.batch.lens().iter().any(|&n| n > 1));
+    let mut case = case.expect("longer texts").clone();
+    case.values.retain(|name, _| name == "sentence_embedding");
+    case.compare(&mut session).expect("it has its shape");
+    for (shape, values) in case.values.values_mut() {
+        *shape.last_mut().expect("a width") -= 1;
+        let n: u64 = shape.iter().product();
+        values.truncate(n as usize);
+    }
+    let error = case.compare(&mut session).expect_err("a shorter row");
+    assert!(
+        error
+            .to_string()
+            .contains("does not fit the model's output of shape"),
+        "{error}"
+    );
+}
+
 /// Checks a description that is not shipped, like one written by a user.
 #[test]
 fn a_description_of_ones_own_matches() {

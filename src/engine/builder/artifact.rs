@@ -76,6 +76,28 @@ impl Builder {
                 asked,
             });
         }
+        let settings = [
+            (!self.without.is_empty(), "without"),
+            (self.no_fused_launches, "no_fused_launches"),
+            (self.config.is_some(), "config"),
+        ];
+        if let Some((_, setting)) = settings.into_iter().find(|(is_given, _)| *is_given) {
+            let file = file.to_owned();
+            return Err(EngineError::ArtifactSetting { file, setting });
+        }
+        let outputs = &artifact.program.outputs;
+        let is_missing = |asked: &&String| !outputs.iter().any(|(name, _)| name == *asked);
+        if let Some(asked) = self.outputs.iter().flatten().find(is_missing) {
+            let stored: Vec<_> = outputs
+                .iter()
+                .map(|(name, _)| format!("`{name}`"))
+                .collect();
+            return Err(EngineError::ArtifactOutput {
+                file: file.to_owned(),
+                stored: stored.join(", "),
+                asked: asked.clone(),
+            });
+        }
         if self.invariant && !artifact.program.invariant {
             return Err(EngineError::ArtifactInvariant {
                 file: file.to_owned(),

@@ -1,22 +1,46 @@
-//! Warnings about pooling that a checkpoint folder does not specify.
+//! Checks of the pooling that a checkpoint folder specifies.
 
 use crate::{
-    graph::{Graph, Op},
-    model::EMBEDDING,
+    engine::EngineError,
+    graph::{Graph, NodeId, Op},
+    model::{EMBEDDING, Module, computed},
     ops::PoolWeights,
     text::Folder,
 };
 
 /// Warns if the model computes sentence embeddings and the folder does not specify their pooling.
-pub(super) fn warn_of_pooling(folder: &Folder, graph: &Graph) {
+///
+/// # Errors
+/// Returns an error if the model computes sentence embeddings, and the folder's modules compute another output, such as sparse vectors or
+/// the score of a pair.
+pub(super) fn check_pooling(
+    folder: &Folder,
+    modules: &[Module],
+    graph: &Graph,
+) -> Result<(), EngineError> {
     let name = folder.root().display();
-    if folder.root_files().has("modules.json") {
-        return;
-    }
     let mut outputs = graph.outputs().iter();
-    let Some(&(_, mut id)) = outputs.find(|(name, _)| name == EMBEDDING) else {
-        return;
+    let Some(&(_, id)) = outputs.find(|(name, _)| name == EMBEDDING) else {
+        return Ok(());
     };
+    match computed(modules) {
+        Some(computed) if computed != EMBEDDING => Err(EngineError::OtherOutput {
+            folder: name.to_string(),
+            computed,
+            asked: EMBEDDING,
+        }),
+        _ => {
+            if !folder.root_files().has("modules.json") {
+                warn_of_pooling(folder, graph, id);
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Warns that the folder has no modules.json, and says how the embedding `id` is pooled.
+fn warn_of_pooling(folder: &Folder, graph: &Graph, mut id: NodeId) {
+    let name = folder.root().display();
     if folder.modules().is_some() {
         tracing::warn!(
             "`{name}` has no modules.json; sentence embeddings are pooled as 1_Pooling/config.json says, and normalized"

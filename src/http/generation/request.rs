@@ -230,11 +230,11 @@ impl GenerationRequest {
 
     pub fn writing(&self, is_chat: bool) -> GenerationParams {
         GenerationParams {
-            // -1 becomes `None`, which allows as many tokens as there are positions left.
             max_tokens: self.max_tokens.and_then(|n| usize::try_from(n).ok()),
             default_max_tokens: match self.max_tokens {
                 None => (!is_chat).then_some(DEFAULT_TOKENS),
-                Some(_) => None,
+                // For -1, the default is lowered to the number of remaining positions.
+                Some(n) => (n < 0).then_some(usize::MAX),
             },
             temperature: self.temperature,
             // A `top_p` of 0 becomes the smallest positive value, which keeps only the most probable token, as in OpenAI's API.

@@ -89,7 +89,7 @@ const PREFIXES: [(&str, &[&str]); 19] = [
     ("sparse_static_embedding", &[""]),
     ("xlm_roberta_flash", &["", "roberta."]),
     ("t5", &[""]),
-    ("nomic_bert", &["", "bert."]),
+    ("nomic_bert", &["", "bert.", "nomic_bert."]),
     ("modernbert", &["", "model."]),
     ("eurobert", &["", "model."]),
     ("neobert", &["", "model."]),

@@ -12,7 +12,8 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 use tokenizers::{
-    AddedToken, Model, ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer,
+    AddedToken, Model, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
+    Tokenizer,
     normalizers::{self, BertNormalizer},
     pre_tokenizers::{
         self,
@@ -103,6 +104,9 @@ impl TokenizerSettings {
                 Setting::LegacySpace => self.legacy_space(tokenizer)?,
                 Setting::Punctuation => self.punctuation(tokenizer)?,
                 Setting::Language(around) => self.language(around, tokenizer)?,
+                Setting::NoTemplate => {
+                    tokenizer.with_post_processor(None::<PostProcessorWrapper>);
+                }
             }
         }
         self.add_tokens(tokenizer)?;

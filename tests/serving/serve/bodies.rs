@@ -190,6 +190,10 @@ fn numbers_nulls_and_neutral_values_are_taken_as_other_servers_take_them() {
         rest["usage"]["completion_tokens"].as_u64().unwrap() > 16,
         "{rest}"
     );
+    // The folder's `max_new_tokens` does not apply.
+    let never_ends = json!({"max_tokens": -1, "min_tokens": 0, "logit_bias": {"0": -100}});
+    let all = is_ok(to, "/v1/completions", &with(&body, &never_ends));
+    assert_eq!(all["usage"]["total_tokens"], 256, "{all}");
     let cases = [
         json!({"max_tokens": 4.5}),
         json!({"max_tokens": 0}),

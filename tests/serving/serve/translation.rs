@@ -251,6 +251,8 @@ fn refusals_of_translations_name_the_field_and_what_is_near() {
     refused(json!({"text": "a", "model": "writer"}));
     refused(json!({"text": "a", "temperature": 0.5}));
     refused(json!({"text": "a", "target_language": "de"}));
+    // The KV cache has no room for these beams.
+    refused(json!({"text": "a", "num_beams": 256}));
     insta::assert_snapshot!(told);
     // All texts share the prefix. Its length is checked before the lengths of the translations.
     let prefix = "The river ".repeat(10_000);
@@ -292,5 +294,24 @@ fn a_translation_has_a_deadline_and_models_with_a_source_complete_prompts() {
     let late = "x-request-timeout-ms: 1\r\n";
     let (status, _, body) = ask_with(to, "POST", PATH, late, &many.to_string());
     assert_eq!(status, 504, "{body}");
+    server.shut_down(Duration::ZERO);
+}
+
+/// A folder that forces an end token at the maximum length ends a shortened translation with this token, too.
+#[test]
+fn a_shortened_translation_has_reached_its_length() {
+    let server = serving(&["translator"], quick());
+    let to = server.address();
+    for num_beams in [1, 4] {
+        let body = json!({"text": "9876", "num_beams": num_beams});
+        let reason = |body: &Value| {
+            let told = is_ok(to, PATH, body);
+            told["translations"][0]["finish_reason"].clone()
+        };
+        assert_eq!(reason(&body), "stop");
+        let mut shortened = body;
+        shortened["max_tokens"] = json!(3);
+        assert_eq!(reason(&shortened), "length");
+    }
     server.shut_down(Duration::ZERO);
 }

@@ -28,6 +28,8 @@ pub(super) enum Setting {
     Punctuation,
     /// `src_lang`.
     Language(Around),
+    /// No tokens around texts, also if tokenizer.json has a template with such tokens.
+    NoTemplate,
 }
 
 /// Position of the language token.
@@ -98,8 +100,16 @@ pub(super) const CLASSES: &[Class] = &[
         around: &["cls_token", "sep_token"],
     },
     Class {
-        names: &["GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer"],
+        names: &["GPT2Tokenizer", "Qwen2Tokenizer"],
         settings: &[Setting::PrefixSpace(PrependScheme::Never)],
+        around: &[],
+    },
+    Class {
+        names: &["GPTNeoXTokenizer"],
+        settings: &[
+            Setting::PrefixSpace(PrependScheme::Never),
+            Setting::NoTemplate,
+        ],
         around: &[],
     },
     Class {
