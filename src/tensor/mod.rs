@@ -32,6 +32,8 @@ pub enum SequenceEnd {
     Highest,
     /// The last token, which must have this id.
     Required(u32),
+    /// The last token with another id than this one, which is the padding token's. In a sequence of padding tokens, the first one.
+    BeforePadding(u32),
 }
 
 impl SequenceEnd {
@@ -41,6 +43,10 @@ impl SequenceEnd {
             Self::Token(id) => id,
             Self::Highest => *ids.iter().max()?,
             Self::Required(_) => return ids.len().checked_sub(1),
+            Self::BeforePadding(padding) => {
+                let last = ids.iter().rposition(|&id| id != padding);
+                return last.or((!ids.is_empty()).then_some(0));
+            }
         };
         ids.iter().position(|&other| other == id)
     }
@@ -49,7 +55,7 @@ impl SequenceEnd {
     pub fn required(self) -> Option<u32> {
         match self {
             Self::Required(id) => Some(id),
-            Self::Token(_) | Self::Highest => None,
+            Self::Token(_) | Self::Highest | Self::BeforePadding(_) => None,
         }
     }
 }

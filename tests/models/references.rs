@@ -9,6 +9,7 @@ use gemmule::{
     runtime::{cpu::computes_with, weights::RandomWeights},
     text::TextEncoder,
 };
+use serde_json::Value;
 
 /// The weights of `scripts/reference.py`.
 const WEIGHTS: RandomWeights = RandomWeights {
@@ -225,6 +226,38 @@ fn values_of_another_shape_are_refused() {
             .contains("does not fit the model's output of shape"),
         "{error}"
     );
+}
+
+/// The library transformers classifies a text by its last token that is not the padding token, which may also be the end token.
+#[test]
+fn decoders_classify_by_the_last_token_before_padding() {
+    let config = |padding: Value| {
+        let read = std::fs::read_to_string(folder().join("llama_head20.json")).expect("a file");
+        let mut config: Value = serde_json::from_str(&read).expect("JSON");
+        config["pad_token_id"] = padding;
+        config
+    };
+    let logits = |padding: Value, ids: &[u32]| {
+        let engine = Engine::builder("llama")
+            .config_value(config(padding))
+            .random_weights(WEIGHTS)
+            .outputs(["sequence_logits"])
+            .device(DeviceChoice::Cpu)
+            .build()
+            .expect("the model loads");
+        let mut session = engine.session().expect("a session");
+        let batch = Batch::from_sequences(&[ids.to_vec()]).expect("a batch");
+        let outputs = session.run(&batch).expect("it runs");
+        outputs
+            .get("sequence_logits")
+            .expect("logits")
+            .values
+            .clone()
+    };
+    let text = logits(Value::Null, &[5, 7, 9]);
+    assert_eq!(logits(7.into(), &[5, 7, 9, 7, 7]), text);
+    assert_ne!(logits(8.into(), &[5, 7, 9, 7, 7]), text);
+    assert_ne!(logits(Value::Null, &[5, 7, 9, 7, 7]), text);
 }
 
 /// Checks a description that is not shipped, like one written by a user.

@@ -302,4 +302,6 @@ fn a_last_token_may_have_a_required_id() {
     assert_eq!(model.end, Some(SequenceEnd::Required(3)));
     let text = refused(build(&source.replace("is: 3", "is: 3, end: 4")));
     assert!(text.contains("`is` of `last_token`"), "{text}");
+    let model = build(&source.replace("is: 3", "padding: 0")).expect("it is right");
+    assert_eq!(model.end, Some(SequenceEnd::BeforePadding(0)));
 }

@@ -142,4 +142,14 @@ mod tests {
         assert_eq!(ended.check(&limits), Ok(()));
         assert_eq!(ended.ended(limits.end).expect("it is whole").lens(), [2, 2]);
     }
+
+    #[test]
+    fn padding_is_removed_only_after_the_last_other_token() {
+        let ids = vec![7, 2, 9, 2, 2, 7, 2, 2, 5];
+        let batch = Batch::from_packed(ids, &[5, 1, 2, 1]).expect("a batch");
+        let ended = batch.ended(Some(SequenceEnd::BeforePadding(2)));
+        let ended = ended.expect("it is whole");
+        assert_eq!(ended.lens(), [3, 1, 1, 1]);
+        assert_eq!(ended.token_ids(), [7, 2, 9, 7, 2, 5]);
+    }
 }

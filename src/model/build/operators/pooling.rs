@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `first_token`, `mean_pool`, `max_pool` | `x` | one row per sequence |
 //! | `weighted_mean_pool`, `root_length_pool` | `x` | one row per sequence of `n` tokens: `Σ (i + 1) · x[i] / Σ (i + 1)`, and `Σ x[i] / √n` |
-//! | `last_token` | `x`, `end` (none), `highest_end` (none), `is` (none) | the last row of each sequence. `is` is the id that the last token must have: other sequences are rejected. `end` is the id of the token that ends a sequence. Tokens after its first occurrence are padding and are removed before a run. If `end` equals `highest_end`, the highest id of a sequence ends it |
+//! | `last_token` | `x`, `end` (none), `highest_end` (none), `padding` (none), `is` (none) | the last row of each sequence. `is` is the id that the last token must have: other sequences are rejected. `end` is the id of the token that ends a sequence. Tokens after its first occurrence are padding and are removed before a run. If `end` equals `highest_end`, the highest id of a sequence ends it. Tokens with the id `padding` at the end of a sequence are removed before a run, too |
 //! | `draw` | `mean`, `log_variance` | a latent variable, one row per sequence: `mean + exp(log_variance / 2) · noise`, where the noise is standard normal and depends on the sequence's seed |
 //! | `log_probability` | `x` | from logits of every token: the log-probability of each token given the tokens before it, and 0 for the first token of a sequence. It must be an output, and no operator may read it |
 
@@ -28,6 +28,8 @@ fields! {
         end: Option<Whole>,
         /// If `end` has this value, the highest id of each sequence ends it.
         highest_end: Option<Whole>,
+        /// Id of the padding token.
+        padding: Option<Whole>,
         is: Required,
     }
 
@@ -69,6 +71,9 @@ impl Operator for LastToken {
                 true => SequenceEnd::Highest,
                 false => SequenceEnd::Token(id),
             });
+        }
+        if let Some(padding) = &self.padding {
+            to.end = Some(SequenceEnd::BeforePadding(values.offset(padding)?));
         }
         let x = to.value(&self.x)?;
         to.node(at, Op::LastToken, &[x])
