@@ -139,14 +139,21 @@ fn every_folder_is_a_room() {
 }
 
 #[test]
-fn no_file_is_longer_than_600_lines() {
+fn no_file_is_longer_than_600_lines_and_no_template_than_250() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
     for folder in ["src", "crates"] {
         sources(&root.join(folder), &mut files);
     }
+    let mut templates = Vec::new();
+    for folder in ["templates", "templates/partials"] {
+        let entries = fs::read_dir(root.join(folder)).expect("the templates are there");
+        let paths = entries.map(|entry| entry.expect("an entry").path());
+        templates.extend(paths.filter(|path| path.is_file()));
+    }
     let n_lines = |path: &PathBuf| fs::read_to_string(path).map_or(0, |text| text.lines().count());
-    let long: Vec<&PathBuf> = files.iter().filter(|path| n_lines(path) > 600).collect();
+    let of = |files: Vec<PathBuf>, max| files.into_iter().filter(move |path| n_lines(path) > max);
+    let long: Vec<PathBuf> = of(files, 600).chain(of(templates, 250)).collect();
     assert!(long.is_empty(), "{long:?}");
 }
 

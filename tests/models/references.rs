@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use gemmule::{
-    Batch, DType, DeviceChoice, Engine, Format,
+    Batch, Builder, DType, DeviceChoice, Engine, Format,
     measure::{Bound, Comparison, Reference},
     runtime::{cpu::computes_with, weights::RandomWeights},
     text::TextEncoder,
@@ -194,18 +194,22 @@ matches_reference! {
     weights_and_vectors_of_tokens_match: "bge_m3_h60a3" is "roberta";
 }
 
+/// Returns a builder for a description that is not shipped, like one written by a user.
+fn own_encoder() -> Builder {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let description = examples.join("own_encoder.ron");
+    Engine::builder(description.to_str().expect("a plain path"))
+        .config(examples.join("own_encoder.json"))
+        .random_weights(WEIGHTS)
+        .device(DeviceChoice::Cpu)
+}
+
 #[test]
 fn values_of_another_shape_are_refused() {
-    let name = "own_encoder";
     let reference =
-        Reference::read(&folder().join(format!("{name}.safetensors"))).expect("a reference");
-    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
-    let description = examples.join(format!("{name}.ron"));
-    let engine = Engine::builder(description.to_str().expect("a plain path"))
-        .config(examples.join(format!("{name}.json")))
-        .random_weights(WEIGHTS)
+        Reference::read(&folder().join("own_encoder.safetensors")).expect("a reference");
+    let engine = own_encoder()
         .outputs(["sentence_embedding"])
-        .device(DeviceChoice::Cpu)
         .build()
         .expect("the model loads");
     let mut session = engine.session().expect("a session");
@@ -260,28 +264,18 @@ fn decoders_classify_by_the_last_token_before_padding() {
     assert_ne!(logits(Value::Null, &[5, 7, 9, 7, 7]), text);
 }
 
-/// Checks a description that is not shipped, like one written by a user.
 #[test]
 fn a_description_of_ones_own_matches() {
-    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
     let reference =
         Reference::read(&folder().join("own_encoder.safetensors")).expect("a reference");
     for without in [false, true] {
         let passes = gemmule::passes::all();
         let passes = passes.iter().filter(|_| without).map(|pass| pass.name());
-        let engine = Engine::builder(
-            examples
-                .join("own_encoder.ron")
-                .to_str()
-                .expect("a plain path"),
-        )
-        .config(examples.join("own_encoder.json"))
-        .random_weights(WEIGHTS)
-        .outputs(reference.names())
-        .without(passes)
-        .device(DeviceChoice::Cpu)
-        .build()
-        .expect("the model loads");
+        let engine = own_encoder()
+            .outputs(reference.names())
+            .without(passes)
+            .build()
+            .expect("the model loads");
         let mut session = engine.session().expect("a session");
         let compared = reference.cases.iter();
         let compared = compared.flat_map(|case| case.compare(&mut session).expect("the case runs"));

@@ -7,6 +7,7 @@ mod drain;
 mod fairness;
 mod memory;
 mod protocol;
+mod reload;
 mod replicas;
 mod trace;
 
@@ -95,6 +96,8 @@ struct Serving {
     to: SocketAddr,
     /// Lines of the server's standard error.
     lines: Arc<Mutex<Vec<String>>>,
+    /// The cost table, which a reload reads again.
+    _folder: tempfile::TempDir,
 }
 
 impl Serving {
@@ -126,6 +129,7 @@ impl Serving {
             child,
             to: ([127, 0, 0, 1], 0).into(),
             lines,
+            _folder: folder,
         };
         let told = serving.hears("listening on http://");
         serving.to = told.parse().unwrap();

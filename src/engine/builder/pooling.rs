@@ -23,19 +23,17 @@ pub(super) fn check_pooling(
     let Some(&(_, id)) = outputs.find(|(name, _)| name == EMBEDDING) else {
         return Ok(());
     };
-    match computed(modules) {
-        Some(computed) if computed != EMBEDDING => Err(EngineError::OtherOutput {
+    if let Some(computed) = computed(modules).filter(|output| *output != EMBEDDING) {
+        return Err(EngineError::OtherOutput {
             folder: name.to_string(),
             computed,
             asked: EMBEDDING,
-        }),
-        _ => {
-            if !folder.root_files().has("modules.json") {
-                warn_of_pooling(folder, graph, id);
-            }
-            Ok(())
-        }
+        });
     }
+    if !folder.root_files().has("modules.json") {
+        warn_of_pooling(folder, graph, id);
+    }
+    Ok(())
 }
 
 /// Warns that the folder has no modules.json, and says how the embedding `id` is pooled.
