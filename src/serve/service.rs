@@ -558,13 +558,31 @@ impl Service {
         if let Some(at) = ids.iter().position(|&id| Some(id) == limits.skipped) {
             return wrong(at, "the model's padding token".to_owned());
         }
-        let required = limits.end.and_then(SequenceEnd::required);
-        match (required, ids.last()) {
-            (Some(id), Some(&last)) if id != last => wrong(
-                ids.len() - 1,
+        let Some(&last) = ids.last() else {
+            return Ok(());
+        };
+        let at = ids.len() - 1;
+        match limits.end {
+            Some(SequenceEnd::Required(id)) if id != last => wrong(
+                at,
                 format!("{last}, but the model requires the last token to be {id}"),
             ),
-            _ => Ok(()),
+            Some(SequenceEnd::Token(id)) if !ids.contains(&id) => wrong(
+                at,
+                format!("the last one, but the model requires the end-of-sequence token {id}"),
+            ),
+            Some(SequenceEnd::NotPadding(id)) if id == last && at > 0 => wrong(
+                at,
+                "the padding token, with which no text may end".to_owned(),
+            ),
+            Some(
+                SequenceEnd::Required(_)
+                | SequenceEnd::Token(_)
+                | SequenceEnd::Highest
+                | SequenceEnd::BeforePadding(_)
+                | SequenceEnd::NotPadding(_),
+            )
+            | None => Ok(()),
         }
     }
 

@@ -34,6 +34,8 @@ pub enum SequenceEnd {
     Required(u32),
     /// The last token with another id than this one, which is the padding token's. In a sequence of padding tokens, the first one.
     BeforePadding(u32),
+    /// The last token, which must have another id than this one, which is the padding token's.
+    NotPadding(u32),
 }
 
 impl SequenceEnd {
@@ -42,7 +44,7 @@ impl SequenceEnd {
         let id = match self {
             Self::Token(id) => id,
             Self::Highest => *ids.iter().max()?,
-            Self::Required(_) => return ids.len().checked_sub(1),
+            Self::Required(_) | Self::NotPadding(_) => return ids.len().checked_sub(1),
             Self::BeforePadding(padding) => {
                 let last = ids.iter().rposition(|&id| id != padding);
                 return last.or((!ids.is_empty()).then_some(0));
@@ -55,7 +57,7 @@ impl SequenceEnd {
     pub fn required(self) -> Option<u32> {
         match self {
             Self::Required(id) => Some(id),
-            Self::Token(_) | Self::Highest | Self::BeforePadding(_) => None,
+            Self::Token(_) | Self::Highest | Self::BeforePadding(_) | Self::NotPadding(_) => None,
         }
     }
 }

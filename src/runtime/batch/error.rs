@@ -49,6 +49,14 @@ pub enum BatchError {
         expected: u32,
     },
     #[error(
+        "sequence {sequence} lacks the end-of-sequence token {expected}, at which the model computes its outputs; end the sequence with {expected}"
+    )]
+    NoEnd { sequence: usize, expected: u32 },
+    #[error(
+        "sequence {sequence} ends with the padding token {id}, to which the other tokens attend, and the model computes its outputs at the last other token, which is not supported; remove the padding tokens from the end of the sequence"
+    )]
+    EndsWithPadding { sequence: usize, id: u32 },
+    #[error(
         "sequence {sequence} has {len} tokens, but the model has {limit} positions; shorten or split it{}", or_extend(*extended)
     )]
     TooLong {
