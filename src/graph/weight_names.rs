@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +17,9 @@ pub struct WeightNames {
     /// Names of tied tensors that are not read, each with the name of the tensor that is read instead.
     #[serde(default)]
     pub ties: BTreeMap<String, String>,
+    /// Names of tensors that the model reads even if their alternative names have other values, because config.json unties them.
+    #[serde(default)]
+    pub untied: BTreeSet<String>,
     /// Names of tensors that affect no output of the model. One `*` in a name matches any text.
     #[serde(default)]
     pub ignored: Vec<String>,
