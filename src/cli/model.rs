@@ -18,6 +18,7 @@ use crate::{
     },
     jit::Target,
     machine::Machine,
+    model::Description,
     program::{AttentionChoice, NEXT_LOGITS, Program},
     runtime::{GraphChoice, weights::RandomWeights},
     tensor::Format,
@@ -213,7 +214,14 @@ impl Model {
         })
     }
 
-    pub(super) fn description(&self) -> Result<crate::model::Description, EngineError> {
+    /// Returns whether the description is built in, and not from a file.
+    pub(super) fn is_shipped(&self) -> bool {
+        let model = self.location.model();
+        model.is_none_or(|name| Description::shipped(name).is_some())
+    }
+
+    /// Returns the description.
+    pub(super) fn description(&self) -> Result<Description, EngineError> {
         self.opened()?.clone().description()
     }
 
