@@ -116,6 +116,7 @@ impl TokenizerSettings {
                 Setting::LegacySpace => self.legacy_space(tokenizer)?,
                 Setting::Punctuation => self.punctuation(tokenizer)?,
                 Setting::Language(around) => self.language(around, tokenizer)?,
+                Setting::SpacedMask => {}
             }
         }
         self.add_tokens(tokenizer)?;
@@ -397,12 +398,12 @@ impl TokenizerSettings {
         let known = tokenizer.get_added_tokens_decoder();
         let known: HashMap<&str, &AddedToken> =
             known.values().map(|t| (t.content.as_str(), t)).collect();
-        // Tokenizers of translation models create a mask token that strips the space before it.
-        let translates = |class: &Class| {
+        // Some classes create a mask token that strips the space before it.
+        let is_spaced = |class: &Class| {
             let mut settings = class.settings.iter();
-            settings.any(|setting| matches!(setting, Setting::Language(_)))
+            settings.any(|s| matches!(s, Setting::Language(_) | Setting::SpacedMask))
         };
-        let mask = match self.class.is_some_and(translates) {
+        let mask = match self.class.is_some_and(is_spaced) {
             true => self.token("mask_token")?,
             false => None,
         };

@@ -125,8 +125,10 @@ pub(super) enum Setting {
     LegacySpace,
     /// `split_by_punct`.
     Punctuation,
-    /// `src_lang`.
+    /// `src_lang`. A mask token that tokenizer.json lacks strips the space before it.
     Language(Around),
+    /// `mask_token`. If tokenizer.json lacks the token, it strips the space before it.
+    SpacedMask,
 }
 
 /// Position of the language token.
@@ -230,7 +232,10 @@ pub(super) const CLASSES: &[Class] = &[
     },
     Class {
         names: &["BlenderbotTokenizer"],
-        settings: &[Setting::PrefixSpace(PrependScheme::Never)],
+        settings: &[
+            Setting::PrefixSpace(PrependScheme::Never),
+            Setting::SpacedMask,
+        ],
         parts: Some(&made::BLENDERBOT),
         template: Template::Stored,
     },
