@@ -80,8 +80,7 @@ pub fn generation_config_of(files: &ModelFiles) -> Result<SamplingParams, Genera
     let (file, own) = read("generation_config.json")?;
     let Some(own) = own else {
         let mut parsed = parse(&config).map_err(|problem| wrong(&config_file, problem))?;
-        let start = start.as_ref();
-        let started = parsed.start_with(start.map(|value| ("bos_token_id", value)));
+        let started = parsed.start_with(start.as_ref().map(|value| ("bos_token_id", value)));
         started.map_err(|problem| wrong(&config_file, problem))?;
         return Ok(parsed.generate());
     };
@@ -589,7 +588,6 @@ mod tests {
             json!({"max_length": 20, "eos_token_id": 3, "hidden_size": 8}),
         );
         assert_eq!((read().max_length, read().rules.end), (None, vec![3]));
-        // With a generation_config.json, transformers does not read `eos_token_id` of config.json.
         write(
             "generation_config.json",
             json!({"bad_words_ids": [[3], [4]], "max_length": 20}),
@@ -597,34 +595,5 @@ mod tests {
         let own = read();
         assert_eq!((own.max_length, own.rules.end), (Some(20), vec![]));
         assert_eq!(own.rules.suppressed, [3, 4]);
-    }
-
-    #[test]
-    fn a_decoder_starts_with_its_own_token_or_the_first_token_of_a_text() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let write = |name: &str, value: Value| {
-            std::fs::write(folder.path().join(name), value.to_string()).expect("it is written");
-        };
-        let start = || {
-            generation_config(folder.path())
-                .expect("it is read")
-                .decoder_start
-        };
-        write("config.json", json!({"bos_token_id": 4}));
-        assert_eq!(start(), Some(4));
-        write(
-            "config.json",
-            json!({"bos_token_id": 4, "decoder_start_token_id": 5}),
-        );
-        assert_eq!(start(), Some(5));
-        write("generation_config.json", json!({"bos_token_id": null}));
-        assert_eq!(start(), Some(5));
-        write("generation_config.json", json!({"bos_token_id": 6}));
-        assert_eq!(start(), Some(6));
-        write(
-            "generation_config.json",
-            json!({"bos_token_id": 6, "decoder_start_token_id": 7}),
-        );
-        assert_eq!(start(), Some(7));
     }
 }

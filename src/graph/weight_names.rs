@@ -68,6 +68,15 @@ impl WeightNames {
         spellings
     }
 
+    /// Returns the spellings of tensors that are not read although they may be alternatives to `name`: tied tensors, and the
+    /// alternatives of an untied one.
+    pub fn unread(&self, name: &str) -> BTreeSet<String> {
+        let others = self.others.get(name);
+        let others = others.filter(|_| self.untied.contains(name));
+        let unread = self.ties.keys().chain(others.into_iter().flatten());
+        unread.flat_map(|name| self.spellings(name)).collect()
+    }
+
     /// Returns whether a tensor of a checkpoint affects no output of the model.
     pub fn is_ignored(&self, name: &str) -> bool {
         let prefixes = self.prefixes.iter().map(String::as_str);

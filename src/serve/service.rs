@@ -36,7 +36,6 @@ use crate::{
     heads::{MASK_LOGITS, TOKEN_LOGITS},
     model::{EMBEDDING, TOKEN_VECTORS},
     schedule::{CostTable, Scheduler, SchedulerState},
-    tensor::SequenceEnd,
     text::{ClassScore, Prompt, TextEncoder, TextRole},
 };
 
@@ -558,31 +557,9 @@ impl Service {
         if let Some(at) = ids.iter().position(|&id| Some(id) == limits.skipped) {
             return wrong(at, "the model's padding token".to_owned());
         }
-        let Some(&last) = ids.last() else {
-            return Ok(());
-        };
-        let at = ids.len() - 1;
-        match limits.end {
-            Some(SequenceEnd::Required(id)) if id != last => wrong(
-                at,
-                format!("{last}, but the model requires the last token to be {id}"),
-            ),
-            Some(SequenceEnd::Token(id)) if !ids.contains(&id) => wrong(
-                at,
-                format!("the last one, but the model requires the end-of-sequence token {id}"),
-            ),
-            Some(SequenceEnd::NotPadding(id)) if id == last && at > 0 => wrong(
-                at,
-                "the padding token, with which no text may end".to_owned(),
-            ),
-            Some(
-                SequenceEnd::Required(_)
-                | SequenceEnd::Token(_)
-                | SequenceEnd::Highest
-                | SequenceEnd::BeforePadding(_)
-                | SequenceEnd::NotPadding(_),
-            )
-            | None => Ok(()),
+        match limits.end.and_then(|end| end.problem(ids)) {
+            Some(problem) => wrong(ids.len().saturating_sub(1), problem),
+            None => Ok(()),
         }
     }
 

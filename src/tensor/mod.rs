@@ -53,11 +53,24 @@ impl SequenceEnd {
         ids.iter().position(|&other| other == id)
     }
 
-    /// Returns the id that the last token of a sequence must have.
-    pub fn required(self) -> Option<u32> {
+    /// Returns a description of the last token if the model requires another end of the sequence.
+    pub fn problem(self, ids: &[u32]) -> Option<String> {
+        let last = *ids.last()?;
         match self {
-            Self::Required(id) => Some(id),
-            Self::Token(_) | Self::Highest | Self::BeforePadding(_) | Self::NotPadding(_) => None,
+            Self::Required(id) if id != last => Some(format!(
+                "{last}, but the model requires the last token to be {id}"
+            )),
+            Self::Token(id) if !ids.contains(&id) => Some(format!(
+                "the last one, but the model requires the end-of-sequence token {id}"
+            )),
+            Self::NotPadding(id) if id == last && ids.len() > 1 => {
+                Some("the padding token, with which no text may end".to_owned())
+            }
+            Self::Required(_)
+            | Self::Token(_)
+            | Self::Highest
+            | Self::BeforePadding(_)
+            | Self::NotPadding(_) => None,
         }
     }
 }

@@ -328,15 +328,10 @@ impl Checkpoint {
         spellings.find_map(|n| self.entries.get(&n).map(|e| (n, e)))
     }
 
-    /// Returns an error if a tensor is stored under several spellings with different values. Only the first spelling would be read. Names of
-    /// tied and of untied tensors may have different values.
+    /// Returns an error if a tensor is stored under several spellings with different values. Only the first spelling would be read.
     fn check_spellings(&self, name: &str) -> Result<(), CheckpointError> {
         let spellings = self.names.spellings(name).into_iter();
-        let ties = self.names.ties.keys();
-        let others = self.names.others.get(name);
-        let untied = others.filter(|_| self.names.untied.contains(name));
-        let unread = ties.chain(untied.into_iter().flatten());
-        let unread: BTreeSet<String> = unread.flat_map(|n| self.names.spellings(n)).collect();
+        let unread = self.names.unread(name);
         let mut there = spellings.filter_map(|n| self.entries.get(&n).map(|entry| (n, entry)));
         let Some((read, first)) = there.next() else {
             return Ok(());

@@ -1,10 +1,10 @@
 //! Settings of tokenizer_config.json that take precedence over tokenizer.json, as in the library transformers 5.24.
 //!
 //! The library transformers rebuilds the tokenizers of most classes from the vocabulary of tokenizer.json and the settings of
-//! tokenizer_config.json. Normalizer, pre-tokenizer and decoder are then those of the class (module `made`), whatever tokenizer.json has. The
-//! module `classes` lists the settings that each class reads, and the tokens that it puts around texts. In addition, every class reads the
-//! special tokens, `split_special_tokens` and `clean_up_tokenization_spaces`. `add_bos_token` and `add_eos_token` have no effect if there is a
-//! tokenizer.json.
+//! tokenizer_config.json. Normalizer, pre-tokenizer and decoder are then those of the class (module `made`), whatever tokenizer.json
+//! has. The module `classes` lists the settings that each class reads, and the tokens that it puts around texts. In addition, every
+//! class reads the special tokens, `split_special_tokens` and `clean_up_tokenization_spaces`. `add_bos_token` and `add_eos_token` have
+//! no effect if there is a tokenizer.json.
 
 mod classes;
 mod frame;

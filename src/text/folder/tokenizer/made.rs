@@ -23,8 +23,8 @@ pub(super) struct Parts {
 enum Kind {
     WordPiece,
     Unigram,
-    /// A byte pair encoding. `falls_back` is whether it replaces unknown characters with tokens of their bytes, and `fuses` whether it joins
-    /// unknown tokens.
+    /// A byte pair encoding. `falls_back` is whether it replaces unknown characters with tokens of their bytes, and `fuses` whether it
+    /// joins unknown tokens.
     Bpe {
         falls_back: bool,
         fuses: bool,
@@ -66,7 +66,8 @@ const BERT_WORDS: &str = r#"{"type": "BertPreTokenizer"}"#;
 
 pub(super) const BERT: Parts = Parts {
     model: Kind::WordPiece,
-    normalizers: r#"[{"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": true}]"#,
+    normalizers: r#"[{"type": "BertNormalizer", "clean_text": true,
+        "handle_chinese_chars": true, "strip_accents": null, "lowercase": true}]"#,
     without_rules: None,
     pre_tokenizer: BERT_WORDS,
     decoder: r###"{"type": "WordPiece", "prefix": "##", "cleanup": true}"###,
@@ -80,13 +81,15 @@ pub(super) const OPENAI_GPT: Parts = Parts {
 
 pub(super) const ALBERT: Parts = Parts {
     model: Kind::Unigram,
-    normalizers: r#"[{"type": "Replace", "pattern": {"String": "``"}, "content": "\""}, {"type": "Replace", "pattern": {"String": "''"}, "content": "\""},
+    normalizers: r#"[{"type": "Replace", "pattern": {"String": "``"}, "content": "\""},
+        {"type": "Replace", "pattern": {"String": "''"}, "content": "\""},
         {"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}, {"type": "Precompiled"}]"#,
     ..SENTENCEPIECE
 };
 
 pub(super) const REMBERT: Parts = Parts {
-    normalizers: r#"[{"type": "Replace", "pattern": {"String": "``"}, "content": "\""}, {"type": "Replace", "pattern": {"String": "''"}, "content": "\""},
+    normalizers: r#"[{"type": "Replace", "pattern": {"String": "``"}, "content": "\""},
+        {"type": "Replace", "pattern": {"String": "''"}, "content": "\""},
         {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}, {"type": "Precompiled"}]"#,
     ..XGLM
 };
@@ -123,7 +126,8 @@ pub(super) const XGLM: Parts = Parts {
 
 pub(super) const PEGASUS: Parts = Parts {
     without_rules: Some(
-        r#"[{"type": "Replace", "pattern": {"Regex": "\\n"}, "content": " "}, {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]"#,
+        r#"[{"type": "Replace", "pattern": {"Regex": "\\n"}, "content": " "},
+            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]"#,
     ),
     ..XGLM
 };
@@ -184,14 +188,16 @@ pub(super) const GEMMA: Parts = Parts {
     normalizers: r#"[{"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]"#,
     without_rules: None,
     pre_tokenizer: r#"{"type": "Split", "behavior": "MergedWithPrevious", "invert": false, "pattern": {"String": " "}}"#,
-    decoder: r#"{"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+    decoder: r#"{"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
         {"type": "Fuse"}]}"#,
 };
 
 pub(super) const LLAMA: Parts = Parts {
     normalizers: "[]",
     pre_tokenizer: r#"{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false}"#,
-    decoder: r#"{"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+    decoder: r#"{"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
         {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}"#,
     ..GEMMA
 };
