@@ -352,11 +352,14 @@ fn the_stages_are_shown() {
 #[test]
 fn a_plan_is_shown_and_drawn() {
     let cli = Cli::new();
+    let mut config = crate::common::tiny_config();
+    config["max_position_embeddings"] = 64.into();
+    cli.0.write("long.json", config.to_string());
     let args = [
         "plan",
         "bert",
-        "--weights",
-        ".",
+        "--config",
+        "long.json",
         "--lengths",
         "17,18,52",
         "--svg",
@@ -369,6 +372,13 @@ fn a_plan_is_shown_and_drawn() {
     let svg = std::fs::read_to_string(cli.0.file("plan.svg")).expect("it was drawn");
     assert!(svg.starts_with("<svg") && svg.contains("layer.0.context"));
     assert_snapshot!(cli.error(&["plan", "bert", "--weights", ".", "--lengths", "17,0"]), @"× sequence 1 has no tokens; expected at least one token in every sequence");
+    for command in ["plan", "explain"] {
+        let long = [command, "bert", "--weights", ".", "--lengths", "5,13"];
+        let error = cli.error(&long);
+        insta::allow_duplicates! {
+            assert_snapshot!(error, @"× sequence 1 has 13 tokens, but the model has 12 positions; shorten or split it");
+        }
+    }
 }
 
 #[test]

@@ -129,3 +129,34 @@ pub enum BatchError {
     #[error("segment ids were given, but the model has no segment table")]
     NoSegments,
 }
+
+impl BatchError {
+    /// Replaces the index of the sequence that the error names, for a caller whose inputs are not in the order of the batch. Errors about a
+    /// whole batch are returned unchanged.
+    #[must_use]
+    pub fn of_sequence(mut self, index: impl FnOnce(usize) -> usize) -> Self {
+        let named = match &mut self {
+            Self::Lengths(LengthsError::ZeroLength { index }) => index,
+            Self::Id { sequence, .. }
+            | Self::Skipped { sequence, .. }
+            | Self::LastToken { sequence, .. }
+            | Self::TooLong { sequence, .. }
+            | Self::BehindEnd { sequence, .. }
+            | Self::Attended { sequence, .. }
+            | Self::NotAttended { sequence, .. }
+            | Self::Padding { sequence, .. }
+            | Self::LeftOut { sequence, .. } => sequence,
+            Self::Lengths(LengthsError::Empty | LengthsError::TooManyTokens { .. })
+            | Self::Sum { .. }
+            | Self::Count { .. }
+            | Self::Past { .. }
+            | Self::Hole { .. }
+            | Self::MaskValue { .. }
+            | Self::Width { .. }
+            | Self::PoolsAll
+            | Self::NoSegments => return self,
+        };
+        *named = index(*named);
+        self
+    }
+}

@@ -73,7 +73,8 @@ impl TextEncoder {
     /// token is the first one; otherwise, `pair.forced_first` is.
     ///
     /// # Errors
-    /// Returns an error if the tokenizer refuses the prefix, or if the prefix begins with a language other than the target's.
+    /// Returns an error if the tokenizer refuses the prefix or does not know all of it, or if the prefix begins with a language other than
+    /// the target's.
     pub fn target(
         &self,
         prefix: &TargetPrefix,
@@ -81,10 +82,19 @@ impl TextEncoder {
     ) -> Result<(Option<u32>, Vec<u32>), TextError> {
         let mut tokens = match prefix {
             TargetPrefix::None => return Ok((pair.forced_first, Vec::new())),
-            TargetPrefix::Text(text) => match &self.tokenizer {
-                Coder::SentencePiece(pieces) => pieces.prefix(text),
-                Coder::Json(..) => self.encoded(0, text, false, self.cut_side)?.ids,
-            },
+            TargetPrefix::Text(text) => {
+                let tokens = match &self.tokenizer {
+                    Coder::SentencePiece(pieces) => pieces.prefix(text),
+                    Coder::Json(..) => self.encoded(0, text, false, self.cut_side)?.ids,
+                };
+                let unknown = self.named_token("unk_token")?;
+                if unknown.is_some_and(|unknown| tokens.contains(&unknown)) {
+                    return Err(TextError::UnknownPrefix {
+                        text: text.chars().take(80).collect(),
+                    });
+                }
+                tokens
+            }
             TargetPrefix::Tokens(tokens) => {
                 let id = |token: &String| {
                     self.token_id(token)
