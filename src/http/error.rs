@@ -135,6 +135,17 @@ impl Failure {
         Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
     }
 
+    /// Creates an error for a body of which fewer than `expected` bytes arrived within `within`.
+    pub fn stalled_body(expected: usize, within: Duration) -> Self {
+        let seconds = within.as_secs_f64();
+        let found = match expected {
+            0 | 1 => "no byte of the body".to_owned(),
+            n => format!("fewer than {n} bytes of the body"),
+        };
+        let message = format!("{found} arrived within {seconds} s; send it faster");
+        Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+    }
+
     pub fn broken_body(problem: &str) -> Self {
         let message = format!("the body ended early: {problem}");
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
@@ -225,8 +236,11 @@ impl From<ServeError> for Failure {
             ServeError::TooLong { .. }
             | ServeError::TooLarge { .. }
             | ServeError::LargeRequest { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "too_large"),
-            ServeError::Overloaded { .. } | ServeError::Hopeless => {
+            ServeError::Overloaded { .. } | ServeError::Hopeless { .. } => {
                 (StatusCode::TOO_MANY_REQUESTS, "overloaded")
+            }
+            ServeError::ShortDeadline { .. } => {
+                (StatusCode::TOO_MANY_REQUESTS, "deadline_too_short")
             }
             ServeError::Deadline => (StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded"),
             ServeError::NotReady { .. } => (StatusCode::SERVICE_UNAVAILABLE, "not_ready"),
@@ -242,8 +256,10 @@ impl From<ServeError> for Failure {
             ServeError::Invalid { param, .. } | ServeError::ContextLength { param, .. } => {
                 failure.param = Some(param.to_owned());
             }
-            ServeError::Overloaded { retry_after } => failure.retry_after = Some(retry_after),
-            ServeError::Hopeless | ServeError::NotReady { .. } => {
+            ServeError::Overloaded { retry_after } | ServeError::Hopeless { retry_after } => {
+                failure.retry_after = Some(retry_after);
+            }
+            ServeError::NotReady { .. } => {
                 failure.retry_after = Some(Duration::from_secs(1));
             }
             _ => {}

@@ -138,7 +138,13 @@ fn each_error_has_a_status_and_a_text_in_each_style() {
         ServeError::Overloaded {
             retry_after: Duration::from_millis(1300),
         },
-        ServeError::Hopeless,
+        ServeError::Hopeless {
+            retry_after: Duration::from_millis(4200),
+        },
+        ServeError::ShortDeadline {
+            takes: Duration::from_millis(12_340),
+            within: Duration::from_secs(2),
+        },
         ServeError::Deadline,
         ServeError::NotReady {
             why: "it is shutting down",

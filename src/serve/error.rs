@@ -19,7 +19,7 @@ pub enum ServeError {
         problem: String,
     },
     #[error(
-        "input {index} has more than {limit} tokens, the model's maximum; shorten it, or send \"truncate\": true to truncate it"
+        "input {index} has more than {limit} tokens, the model's maximum; shorten it, or have it truncated"
     )]
     TooLong { index: usize, limit: usize },
     #[error(
@@ -38,7 +38,13 @@ pub enum ServeError {
     #[error(
         "the request cannot be answered before its deadline; send it with a later one, or to another server"
     )]
-    Hopeless,
+    Hopeless { retry_after: Duration },
+    /// The request takes longer than its time limit even on an idle server.
+    #[error(
+        "the request alone takes about {} ms, but it must be answered within {} ms; split it, or send it with a later deadline",
+        .takes.as_millis(), .within.as_millis()
+    )]
+    ShortDeadline { takes: Duration, within: Duration },
     #[error(
         "the request's deadline passed before its response was ready; send it with a later one"
     )]
@@ -109,10 +115,16 @@ impl ServeError {
     }
 
     /// Returns the error for an input that the scheduler refused.
-    pub(super) fn refused(refusal: Refusal, index: usize) -> Self {
+    pub(super) fn refused(
+        refusal: Refusal,
+        index: usize,
+        retry_after: impl FnOnce() -> Duration,
+    ) -> Self {
         match refusal {
             Refusal::Expired => Self::Deadline,
-            Refusal::Hopeless => Self::Hopeless,
+            Refusal::Hopeless => Self::Hopeless {
+                retry_after: retry_after(),
+            },
             Refusal::TooLarge => Self::TooLarge { index },
         }
     }

@@ -64,6 +64,8 @@ fn batch(
             submit: Submit::default(),
             sent: Instant::now(),
             share: Share::unlimited(),
+            load: Load::default(),
+            joint: None,
         };
         let encoded = service
             .encoder()
@@ -136,7 +138,7 @@ fn requests_are_refused_while_tokenizers_are_overloaded() {
         }
         state.backlog.tenants.change(0, |work| {
             work.bytes.add(0, 1000);
-            work.requests += 1000;
+            work.texts += 1000;
         });
     }
     match ask().err() {

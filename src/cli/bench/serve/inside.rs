@@ -345,7 +345,9 @@ impl Target for Inside {
                     ServeError::TooLong { .. }
                     | ServeError::TooLarge { .. }
                     | ServeError::LargeRequest { .. } => 413,
-                    ServeError::Overloaded { .. } | ServeError::Hopeless => 429,
+                    ServeError::Overloaded { .. }
+                    | ServeError::Hopeless { .. }
+                    | ServeError::ShortDeadline { .. } => 429,
                     ServeError::NotReady { .. } => 503,
                     ServeError::Deadline => 504,
                     ServeError::Internal(_) | ServeError::Engine(_) => 500,
