@@ -5,6 +5,7 @@ use std::str::FromStr;
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use super::argmax;
+use crate::names::excerpt;
 
 /// Rule for grouping tokens into entities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,7 +40,7 @@ impl FromStr for Aggregation {
     fn from_str(name: &str) -> Result<Self, String> {
         let found = Self::NAMES.iter().find(|(known, _)| *known == name);
         found.map(|(_, rule)| *rule).ok_or_else(|| {
-            let name: String = name.chars().take(40).collect();
+            let name = excerpt(name);
             format!(
                 "there is no aggregation `{name}`; expected none, simple, first, average or max"
             )

@@ -7,6 +7,7 @@ use super::{
     entity::{ScoredToken, entities},
     mask, softmax,
 };
+use crate::names::excerpt;
 use crate::text::{Encoded, Placed, PlacedToken, TextEncoder, TextError};
 
 /// Default for the max number of tokens of a question together with a part of its text.
@@ -245,7 +246,7 @@ impl MaskJob {
                 false => encoder.tokens(target, false)?.first().map(|token| token.id),
             };
             first.ok_or_else(|| HeadError::Target {
-                target: target.clone(),
+                target: excerpt(target).into_owned(),
             })
         });
         ids.collect()
@@ -320,7 +321,7 @@ impl ZeroShotJob {
         }
         if !template.contains("{}") {
             return Err(HeadError::Template {
-                template: template.chars().take(80).collect(),
+                template: excerpt(template).into_owned(),
             });
         }
         let pair =

@@ -8,8 +8,19 @@ use hyper::{
 };
 use serde_json::json;
 
-use super::{Body, json, route::Style};
-use crate::serve::{ReloadError, ServeError};
+use super::{
+    Body, Route, json,
+    route::{Style, Subject},
+};
+use crate::{
+    names::{excerpt, without_middle},
+    serve::{ReloadError, ServeError},
+};
+
+/// Max characters of a message of another library, which may quote a value.
+pub(super) const MAX_QUOTED: usize = 400;
+/// Max characters of any error message.
+const MAX_MESSAGE: usize = 4000;
 
 /// Error of a request, with its HTTP status.
 #[derive(Clone, Debug)]
@@ -20,6 +31,16 @@ pub(super) struct Failure {
     message: String,
     retry_after: Option<Duration>,
     allow: Option<String>,
+    too_long: Option<TooLong>,
+}
+
+/// An input that is too long. The message about it depends on the route.
+#[derive(Clone, Copy, Debug)]
+struct TooLong {
+    subject: Subject,
+    index: usize,
+    /// Max number of tokens of the model; `None` if the input exceeds the largest batch.
+    limit: Option<usize>,
 }
 
 impl Failure {
@@ -31,7 +52,38 @@ impl Failure {
             message,
             retry_after: None,
             allow: None,
+            too_long: None,
         }
+    }
+
+    /// Says what an input is that is too long, if it is not an input of the request by itself.
+    pub fn about(mut self, subject: Subject) -> Self {
+        if let Some(too_long) = &mut self.too_long {
+            too_long.subject = subject;
+        }
+        self
+    }
+
+    /// Completes the error of an input that is too long: names the input and its field as `route` does, and the field that truncates it.
+    pub fn on(mut self, route: Route) -> Self {
+        let Some(too_long) = self.too_long.take() else {
+            return self;
+        };
+        let (param, name) = route.input(too_long.subject, too_long.index);
+        self.param = Some(param.to_owned());
+        self.message = match too_long.limit {
+            Some(limit) => {
+                let or = match route.truncation() {
+                    Some(field) => format!(", or send {field} to truncate it"),
+                    None => String::new(),
+                };
+                format!("{name} has more than {limit} tokens, the model's maximum; shorten it{or}")
+            }
+            None => format!(
+                "{name} exceeds the largest batch that the device's memory or the scheduler's rows allow; shorten it"
+            ),
+        };
+        self
     }
 
     pub fn invalid(param: &str, message: String) -> Self {
@@ -58,7 +110,7 @@ impl Failure {
     }
 
     pub fn no_route(path: &str) -> Self {
-        let path: String = path.chars().take(80).collect();
+        let path = excerpt(path);
         let mut routes = super::Route::ALL.map(|(_, name, _)| name).to_vec();
         routes.dedup();
         let message = format!(
@@ -113,7 +165,7 @@ impl Failure {
     }
 
     pub fn encoding(found: &str) -> Self {
-        let found: String = found.chars().take(80).collect();
+        let found = excerpt(found);
         let message = format!(
             "`content-encoding` is `{found}`; expected gzip or identity, or no such header"
         );
@@ -122,7 +174,7 @@ impl Failure {
     }
 
     pub fn origin(found: &str) -> Self {
-        let found: String = found.chars().take(200).collect();
+        let found = excerpt(found);
         let message = format!(
             "pages of `{found}` may not use this server; to allow them, start it with --cors-origin {found}"
         );
@@ -152,7 +204,9 @@ impl Failure {
     }
 
     pub fn json(error: &serde_json::Error) -> Self {
-        let message = format!("the body is not a JSON object that this route takes: {error}");
+        let problem = error.to_string();
+        let problem = without_middle(&problem, MAX_QUOTED);
+        let message = format!("the body is not a JSON object that this route takes: {problem}");
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
     }
 
@@ -177,6 +231,7 @@ impl Failure {
             message,
             ..
         } = &self;
+        let message = &*without_middle(message, MAX_MESSAGE);
         let kind = match status.as_u16() {
             401 => "authentication_error",
             403 => "permission_error",
@@ -255,6 +310,20 @@ impl From<ServeError> for Failure {
         match error {
             ServeError::Invalid { param, .. } | ServeError::ContextLength { param, .. } => {
                 failure.param = Some(param.to_owned());
+            }
+            ServeError::TooLong { index, limit } => {
+                failure.too_long = Some(TooLong {
+                    subject: Subject::Input,
+                    index,
+                    limit: Some(limit),
+                });
+            }
+            ServeError::TooLarge { index } => {
+                failure.too_long = Some(TooLong {
+                    subject: Subject::Input,
+                    index,
+                    limit: None,
+                });
             }
             ServeError::Overloaded { retry_after } | ServeError::Hopeless { retry_after } => {
                 failure.retry_after = Some(retry_after);

@@ -398,6 +398,17 @@ impl<'a> RequestContext<'a> {
         submit: Submit,
         is_raw: bool,
     ) -> HandlerResult {
+        let handled = self.handled(route, fields, submit, is_raw).await;
+        handled.map_err(|failure| failure.on(route))
+    }
+
+    async fn handled(
+        &self,
+        route: Route,
+        fields: Fields,
+        submit: Submit,
+        is_raw: bool,
+    ) -> HandlerResult {
         match route {
             Route::Embeddings => openai::embeddings(self, fields, submit, is_raw).await,
             Route::MultiVector => late::multi_vector(self, fields, submit).await,

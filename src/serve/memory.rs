@@ -453,7 +453,9 @@ mod tests {
         // The bodies cannot all grow to 8 MiB. One of them may exceed the limit, so that it can be read to its end.
         let last = BODIES / (4 << 20);
         let (first, second) = held.split_at_mut(last as usize - 11);
-        first.iter_mut().for_each(|body| block_on(body.grow(4 << 20)));
+        first
+            .iter_mut()
+            .for_each(|body| block_on(body.grow(4 << 20)));
         assert_eq!(used(&memory.bodies), BODIES);
         block_on(second[0].grow(4 << 20));
         let mut long = Box::pin(second[1].grow(4 << 20));

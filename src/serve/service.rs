@@ -36,6 +36,7 @@ use crate::{
     engine::{LOGITS, LateScorer, Pipeline},
     heads::{MASK_LOGITS, TOKEN_LOGITS},
     model::{EMBEDDING, TOKEN_VECTORS},
+    names::excerpt,
     schedule::{CostTable, Scheduler, SchedulerState},
     text::{ClassScore, Prompt, TextEncoder, TextRole},
 };
@@ -296,7 +297,7 @@ impl Service {
                 };
                 let problem = format!(
                     "`{param}` is `{}`, whose adapter is `{name}`, and the model was loaded with {loaded}; start the server with --task {name}",
-                    names.first().unwrap_or(name)
+                    excerpt(names.first().unwrap_or(name))
                 );
                 Err(ServeError::Invalid { param, problem })
             }

@@ -9,6 +9,7 @@ use std::{
 use super::{ServeError, Submit};
 use crate::{
     EngineError,
+    names::excerpt,
     text::{CutSide, Encoded, Folder, Input, Prompt, TextEncoder, TextError},
 };
 
@@ -153,7 +154,8 @@ pub(super) fn prompt<'f>(
             known => format!("the prompts {}", known.join(", ")),
         };
         let problem = format!(
-            "`{param}` is `{name}`, and the model's folder has {known}; leave `{param}` out to take the text as it is"
+            "`{param}` is `{}`, and the model's folder has {known}; leave `{param}` out to take the text as it is",
+            excerpt(name)
         );
         return Err(ServeError::Invalid { param, problem });
     };

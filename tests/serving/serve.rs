@@ -1,5 +1,6 @@
 //! Tests of the server through real connections, with the small checkpoints of `tests/checkpoints` on the CPU.
 mod bodies;
+mod errors;
 mod heads;
 mod late;
 mod translation;

@@ -126,12 +126,17 @@ fn a_list_that_misses_its_deadline_is_told_by_how_much() {
     let miss = meets(&backlog, 1 << 20, takes / 2);
     assert_eq!(miss, Err(Miss::Alone { takes }));
     // As much work is queued already.
-    backlog.tenants.change(1, |work| work.tokens.add(0, 1 << 20));
+    backlog
+        .tenants
+        .change(1, |work| work.tokens.add(0, 1 << 20));
     let within = takes * 3 / 2;
     let over = 2.0 * takes.as_secs_f64() - backlog.for_batches(within).as_secs_f64();
     match meets(&backlog, 1 << 20, within) {
         Err(Miss::Queued { over: found }) => {
-            assert!((found.as_secs_f64() / over - 1.0).abs() < 0.05, "{found:?} {over}");
+            assert!(
+                (found.as_secs_f64() / over - 1.0).abs() < 0.05,
+                "{found:?} {over}"
+            );
         }
         other => panic!("{other:?}"),
     }

@@ -36,6 +36,19 @@ pub(super) struct Joint {
 }
 
 impl Joint {
+    /// Creates a request without queued inputs. `mean` is the estimated mean number of tokens per input.
+    pub(super) fn new(deadline: Option<Micros>, mean: u64, has_cache: bool) -> Self {
+        Self {
+            deadline,
+            mean,
+            bytes: AtomicU64::new(0),
+            expected: AtomicU64::new(0),
+            has_cache,
+            tokens: AtomicU64::new(0),
+            failed: OnceLock::new(),
+        }
+    }
+
     /// Records that an input has failed. Returns whether it is the first one.
     pub(super) fn fail(&self, error: &ServeError) -> bool {
         self.failed.set(error.clone()).is_ok()
@@ -197,15 +210,7 @@ impl Service {
         }
         let within = submit.within.map(|within| backlog.for_batches(within));
         let deadline = within.map(|within| shared.now().plus(Micros(within.as_micros() as u64)));
-        let joint = Arc::new(Joint {
-            deadline,
-            mean,
-            bytes: AtomicU64::new(0),
-            expected: AtomicU64::new(0),
-            has_cache: shared.kept.is_some(),
-            tokens: AtomicU64::new(0),
-            failed: OnceLock::new(),
-        });
+        let joint = Arc::new(Joint::new(deadline, mean, shared.kept.is_some()));
         state.joints.push(Arc::clone(&joint));
         Ok(Some(joint))
     }

@@ -133,9 +133,7 @@ impl Shared {
         let (submit, sent) = (waiter.submit, waiter.sent);
         let mut state = self.lock();
         if let Some((n_bytes, took)) = tokenized {
-            state
-                .backlog
-                .tokenized(n_bytes, encoded.ids.len(), took);
+            state.backlog.tokenized(n_bytes, encoded.ids.len(), took);
         }
         if lead.ticket.is_cancelled.load(Ordering::Acquire) {
             Metrics::count(&self.metrics.cancelled, 1);
@@ -221,7 +219,10 @@ impl Shared {
 
     /// Answers an input with an error. If the input belongs to a joint request, the other inputs of the request leave the queue.
     fn fail(&self, waiter: Waiter, error: ServeError) {
-        let is_first = waiter.joint.as_ref().is_some_and(|joint| joint.fail(&error));
+        let is_first = waiter
+            .joint
+            .as_ref()
+            .is_some_and(|joint| joint.fail(&error));
         // The client may have left.
         let _ = waiter.answer.send(Err(error));
         if is_first {
