@@ -31,16 +31,25 @@ pub(super) struct Failure {
     message: String,
     retry_after: Option<Duration>,
     allow: Option<String>,
-    too_long: Option<TooLong>,
+    of_input: Option<OfInput>,
 }
 
-/// An input that is too long. The message about it depends on the route.
-#[derive(Clone, Copy, Debug)]
-struct TooLong {
+/// Problem of an input. The message about it depends on the route.
+#[derive(Clone, Debug)]
+struct OfInput {
     subject: Subject,
     index: usize,
-    /// Max number of tokens of the model; `None` if the input exceeds the largest batch.
-    limit: Option<usize>,
+    problem: Problem,
+}
+
+#[derive(Clone, Debug)]
+enum Problem {
+    /// The input has more than this number of tokens.
+    TooLong(usize),
+    /// The input exceeds the largest batch.
+    TooLarge,
+    /// The text follows the name of the input.
+    Other(String),
 }
 
 impl Failure {
@@ -52,36 +61,37 @@ impl Failure {
             message,
             retry_after: None,
             allow: None,
-            too_long: None,
+            of_input: None,
         }
     }
 
-    /// Says what an input is that is too long, if it is not an input of the request by itself.
+    /// Says what the input with the problem is, if it is not an input of the request by itself.
     pub fn about(mut self, subject: Subject) -> Self {
-        if let Some(too_long) = &mut self.too_long {
-            too_long.subject = subject;
+        if let Some(of_input) = &mut self.of_input {
+            of_input.subject = subject;
         }
         self
     }
 
-    /// Completes the error of an input that is too long: names the input and its field as `route` does, and the field that truncates it.
+    /// Completes the error of an input: names the input and its field as `route` does, and the field that truncates it.
     pub fn on(mut self, route: Route) -> Self {
-        let Some(too_long) = self.too_long.take() else {
+        let Some(of_input) = self.of_input.take() else {
             return self;
         };
-        let (param, name) = route.input(too_long.subject, too_long.index);
+        let (param, name) = route.input(of_input.subject, of_input.index);
         self.param = Some(param.to_owned());
-        self.message = match too_long.limit {
-            Some(limit) => {
+        self.message = match of_input.problem {
+            Problem::TooLong(limit) => {
                 let or = match route.truncation() {
                     Some(field) => format!(", or send {field} to truncate it"),
                     None => String::new(),
                 };
                 format!("{name} has more than {limit} tokens, the model's maximum; shorten it{or}")
             }
-            None => format!(
+            Problem::TooLarge => format!(
                 "{name} exceeds the largest batch that the device's memory or the scheduler's rows allow; shorten it"
             ),
+            Problem::Other(problem) => format!("{name}{problem}"),
         };
         self
     }
@@ -284,7 +294,9 @@ impl From<ServeError> for Failure {
     fn from(error: ServeError) -> Self {
         let message = error.to_string();
         let (status, code) = match &error {
-            ServeError::Invalid { .. } => (StatusCode::BAD_REQUEST, "invalid_request"),
+            ServeError::Invalid { .. } | ServeError::Input { .. } => {
+                (StatusCode::BAD_REQUEST, "invalid_request")
+            }
             ServeError::ContextLength { .. } => {
                 (StatusCode::BAD_REQUEST, "context_length_exceeded")
             }
@@ -307,23 +319,26 @@ impl From<ServeError> for Failure {
             }
         };
         let mut failure = Self::new(status, code, message);
+        let of_input = |index, problem| {
+            Some(OfInput {
+                subject: Subject::Input,
+                index,
+                problem,
+            })
+        };
         match error {
             ServeError::Invalid { param, .. } | ServeError::ContextLength { param, .. } => {
                 failure.param = Some(param.to_owned());
             }
             ServeError::TooLong { index, limit } => {
-                failure.too_long = Some(TooLong {
-                    subject: Subject::Input,
-                    index,
-                    limit: Some(limit),
-                });
+                failure.of_input = of_input(index, Problem::TooLong(limit));
             }
             ServeError::TooLarge { index } => {
-                failure.too_long = Some(TooLong {
-                    subject: Subject::Input,
-                    index,
-                    limit: None,
-                });
+                failure.of_input = of_input(index, Problem::TooLarge);
+            }
+            ServeError::Input { index, problem } => {
+                failure.param = Some("input".to_owned());
+                failure.of_input = of_input(index, Problem::Other(problem));
             }
             ServeError::Overloaded { retry_after } | ServeError::Hopeless { retry_after } => {
                 failure.retry_after = Some(retry_after);

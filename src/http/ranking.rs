@@ -62,7 +62,8 @@ async fn ranked_late(
         .reserve(memory.saturating_add(bytes as u64))
         .await?;
     let query = vec![Text::One(query.to_owned())];
-    let query = service.submit_within(query, of_query, app.share())?;
+    let query = service.submit_within(query, of_query, app.share());
+    let query = query.map_err(|error| Failure::from(error).about(Subject::Query))?;
     let documents = documents.iter().cloned().map(Text::One).collect();
     let documents = answers(app, service, documents, of_documents).await?;
     let mut tokens: usize = documents.iter().map(|answer| answer.tokens).sum();

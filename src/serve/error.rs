@@ -18,6 +18,9 @@ pub enum ServeError {
         param: &'static str,
         problem: String,
     },
+    /// An input is not valid. `problem` follows the name of the input.
+    #[error("input {index}{problem}")]
+    Input { index: usize, problem: String },
     #[error(
         "input {index} has more than {limit} tokens, the model's maximum; shorten it, or have it truncated"
     )]
@@ -74,6 +77,13 @@ impl ServeError {
         }
     }
 
+    pub(crate) fn input(index: usize, problem: impl Into<String>) -> Self {
+        Self::Input {
+            index,
+            problem: problem.into(),
+        }
+    }
+
     /// Replaces the field `prompt` in the error with the field that contains the source of the
     /// generation.
     pub(crate) fn of_source(self, field: &'static str) -> Self {
@@ -91,14 +101,14 @@ impl ServeError {
         }
     }
 
-    /// Puts the index of a text in front of the message, for a request with several texts.
-    pub(crate) fn of_text(self, index: usize) -> Self {
+    /// Puts the index of a text in front of the message, for a request with several texts. `name` is what the request calls a text.
+    pub(crate) fn of_text(self, name: &str, index: usize) -> Self {
         match self {
             Self::Invalid { param, problem } => {
-                Self::invalid(param, format!("text {index}: {problem}"))
+                Self::invalid(param, format!("{name} {index}: {problem}"))
             }
             Self::ContextLength { param, problem } => {
-                let problem = format!("text {index}: {problem}");
+                let problem = format!("{name} {index}: {problem}");
                 Self::ContextLength { param, problem }
             }
             other => other,
@@ -110,6 +120,7 @@ impl ServeError {
         match self {
             Self::TooLong { limit, .. } => Self::TooLong { index, limit },
             Self::TooLarge { .. } => Self::TooLarge { index },
+            Self::Input { problem, .. } => Self::Input { index, problem },
             other => other,
         }
     }

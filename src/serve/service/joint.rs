@@ -100,12 +100,7 @@ impl Joint {
 
 impl State {
     /// Removes the queued inputs of requests that have failed or can no longer meet their deadlines. Returns each input with its error.
-    pub(super) fn drop_lost(
-        &mut self,
-        now: Micros,
-        costs: &CostTable,
-        metrics: &Metrics,
-    ) -> Vec<(Entry, ServeError)> {
+    pub(super) fn drop_lost(&mut self, now: Micros, costs: &CostTable) -> Vec<(Entry, ServeError)> {
         // A request whose inputs have all been answered is referenced only from here.
         self.joints.retain(|joint| Arc::strong_count(joint) > 1);
         let mut lost = Vec::new();
@@ -131,14 +126,8 @@ impl State {
                     continue;
                 }
                 self.record(now, || Happened::Left(id));
-                if let Some(entry) = self.remove(id) {
-                    let counter = match &error {
-                        ServeError::Hopeless { .. } => &metrics.hopeless,
-                        _ => &metrics.cancelled,
-                    };
-                    Metrics::count(counter, 1);
-                    removed.push((entry, error.clone()));
-                }
+                let entry = self.remove(id);
+                removed.extend(entry.map(|entry| (entry, error.clone())));
             }
         }
         removed

@@ -118,7 +118,7 @@ pub(super) fn run_launch(shared: &Shared, lanes: &[Launcher]) {
     let mut state = shared.lock();
     loop {
         let now = shared.now();
-        let lost = state.drop_lost(now, &shared.costs, &shared.metrics);
+        let lost = state.drop_lost(now, &shared.costs);
         if !lost.is_empty() {
             shared.count_waiting(&state);
             drop(state);

@@ -230,9 +230,14 @@ impl Shared {
         }
     }
 
-    /// Answers only the request itself with an error that does not concern its followers. Returns the follower that takes its place.
+    /// Answers an input of a joint request that has failed. Its followers are not concerned. Returns the follower that takes its place.
     pub(super) fn give_up(&self, mut lead: Leader, error: ServeError) -> Option<Leader> {
         let waiter = lead.waiter.take()?;
+        let counter = match &error {
+            ServeError::Hopeless { .. } => &self.metrics.hopeless,
+            _ => &self.metrics.cancelled,
+        };
+        Metrics::count(counter, 1);
         let next = lead.next();
         self.fail(waiter, error);
         next

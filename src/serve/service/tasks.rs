@@ -81,18 +81,17 @@ impl Service {
         let ids = match text {
             Text::Ids(ids) => ids,
             Text::One(text) | Text::Prompted(_, text) if text.is_empty() => {
-                let problem =
-                    format!("input {index} is an empty text; expected at least one character");
-                return Err(ServeError::invalid("input", problem));
+                let problem = " is an empty text; expected at least one character";
+                return Err(ServeError::input(index, problem));
             }
             Text::One(_) | Text::Prompted(..) | Text::Pair(..) | Text::Encoded(_) => return Ok(()),
         };
         let limits = self.shared.limits;
         let wrong = |at: usize, problem: String| {
-            Err(ServeError::invalid(
-                "input",
+            Err(ServeError::input(
+                index,
                 format!(
-                    "input {index}, token {at}, is {problem}; where ids are of another tokenizer, as OpenAI's, send texts (in LangChain: check_embedding_ctx_length=False)"
+                    ", token {at}, is {problem}; where ids are of another tokenizer, as OpenAI's, send texts (in LangChain: check_embedding_ctx_length=False)"
                 ),
             ))
         };

@@ -263,7 +263,7 @@ fn inputs_of_a_lost_request_leave_the_queue() {
             state.joints.push(Arc::clone(joint));
             replies.push(answers);
         }
-        let lost = state.drop_lost(Micros(100), &shared.costs, &shared.metrics);
+        let lost = state.drop_lost(Micros(100), &shared.costs);
         assert_eq!((lost.len(), state.entries.len()), (4, 2));
         assert_eq!(state.scheduling.waiting().len(), 2);
         assert_eq!(state.joints.len(), 1);
@@ -278,6 +278,7 @@ fn inputs_of_a_lost_request_leave_the_queue() {
         shared.changed.notify_one();
     }
     assert_eq!(shared.metrics.hopeless.load(Ordering::Relaxed), 2);
+    assert_eq!(shared.metrics.cancelled.load(Ordering::Relaxed), 2);
     for (nth, answers) in replies.into_iter().enumerate() {
         for answer in answers {
             assert_eq!(answer.blocking_recv().unwrap().is_ok(), nth == 2);
@@ -333,7 +334,9 @@ fn a_list_is_refused_if_the_queued_work_and_the_list_exceed_its_deadline() {
     // The list alone takes too long.
     {
         let mut state = service.shared.lock();
-        state.backlog.tokenized(1000, 300, Duration::from_secs(100));
+        state
+            .backlog
+            .tokenized(1000, 300, Duration::from_secs(1000));
     }
     match service.submit(texts(5), submit(true, 2000)).err() {
         Some(ServeError::ShortDeadline { takes, within }) => {

@@ -92,6 +92,78 @@ fn a_text_that_is_too_long_is_named_as_the_route_does() {
 }
 
 #[test]
+fn an_empty_text_is_named_as_the_route_does() {
+    let server = serving(&["st-mean", "late-bert", "writer"], quick());
+    let to = server.address();
+    let problem = " is an empty text; expected at least one character";
+    let ranked = |query: &str, documents: [&str; 2]| json!({"model": "late-bert", "query": query, "documents": documents});
+    let compared = |source: &str, other: &str| json!({"model": "st-mean", "inputs": {"source_sentence": source, "sentences": ["x", other]}});
+    for (path, body, name, param) in [
+        (
+            "/v1/embeddings",
+            json!({"model": "st-mean", "input": ["x", ""]}),
+            "input 1",
+            json!("input"),
+        ),
+        (
+            "/embed",
+            json!({"model": "st-mean", "inputs": ""}),
+            "input 0",
+            Value::Null,
+        ),
+        (
+            "/v2/embed",
+            json!({"model": "st-mean", "texts": ["x", ""]}),
+            "text 1",
+            Value::Null,
+        ),
+        (
+            "/similarity",
+            compared("x", ""),
+            "item 1 of `inputs.sentences`",
+            Value::Null,
+        ),
+        (
+            "/similarity",
+            compared("", "x"),
+            "`inputs.source_sentence`",
+            Value::Null,
+        ),
+        (
+            "/v1/rerank",
+            ranked("x", ["x", ""]),
+            "document 1",
+            json!("documents"),
+        ),
+        (
+            "/v1/rerank",
+            ranked("", ["x", "x"]),
+            "the query",
+            json!("query"),
+        ),
+    ] {
+        let (status, answer) = post(to, path, &body);
+        assert!([400, 422].contains(&status), "{path} {answer}");
+        let error = &answer["error"];
+        let message = error["message"]
+            .as_str()
+            .or(error.as_str())
+            .or(answer["message"].as_str());
+        assert_eq!(message.unwrap(), format!("{name}{problem}"), "{path}");
+        assert_eq!(error["param"], param, "{path}");
+    }
+    let prompts = json!({"model": "writer", "prompt": ["One", ""]});
+    let (status, answer) = post(to, "/v1/completions", &prompts);
+    assert_eq!(status, 400);
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(
+        message.starts_with("prompt 1: the prompt has no tokens"),
+        "{message}"
+    );
+    server.shut_down(Duration::ZERO);
+}
+
+#[test]
 fn errors_do_not_repeat_long_values() {
     let server = serving(&["st-mean", "ce-one", "writer", "translator"], quick());
     let to = server.address();

@@ -340,7 +340,9 @@ impl Target for Inside {
             Err(error) => Answered {
                 // Use the status of the HTTP response to this error.
                 status: match &error {
-                    ServeError::Invalid { .. } | ServeError::ContextLength { .. } => 400,
+                    ServeError::Invalid { .. }
+                    | ServeError::Input { .. }
+                    | ServeError::ContextLength { .. } => 400,
                     ServeError::NoModel { .. } | ServeError::UnsupportedTask { .. } => 404,
                     ServeError::TooLong { .. }
                     | ServeError::TooLarge { .. }
