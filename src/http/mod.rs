@@ -101,7 +101,8 @@ pub struct HttpChoice {
     pub header_time: Duration,
     /// Time limit for a client to send the body of a request.
     pub body_time: Duration,
-    /// Max time for which a client may pause while it sends a body. Once 256 KiB have arrived, at least 64 KiB must arrive within this time.
+    /// Max time for which a client may pause while it sends a body. Once 256 KiB have arrived, at least 64 KiB must arrive within this
+    /// time.
     pub body_pause: Duration,
     /// Max idle time of a connection between two requests. It should exceed the idle time of proxies in front of the server. Otherwise a
     /// proxy can send a request on a connection that the server is closing, and the request is lost.

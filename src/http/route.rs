@@ -2,8 +2,6 @@
 
 use hyper::Method;
 
-use super::fields::field;
-
 /// Format of an error response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Style {
@@ -206,10 +204,19 @@ impl Route {
         match self {
             Self::EmbedV2 => Some(r#""truncate": "END""#),
             Self::Similarity => Some(r#""parameters": {"truncate": true}"#),
-            _ => {
-                let truncate = field("truncate").filter(|field| field.is_computed(self));
-                truncate.map(|_| r#""truncate": true"#)
-            }
+            Self::Embeddings
+            | Self::MultiVector
+            | Self::Embed
+            | Self::EmbedAll
+            | Self::EmbedSparse
+            | Self::Predict
+            | Self::TeiRerank
+            | Self::Rerank
+            | Self::TokenClassification
+            | Self::PredictTokens
+            | Self::FillMask
+            | Self::ZeroShot => Some(r#""truncate": true"#),
+            _ => None,
         }
     }
 

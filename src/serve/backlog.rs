@@ -23,7 +23,9 @@ const DECAY: f64 = 0.98;
 const FULL: u64 = 4096;
 const LENGTH: u64 = 128;
 /// Batch sizes in tokens, for the lower estimate of the time of a request. The size with the largest throughput counts.
-const SIZES: [u64; 4] = [1 << 10, 1 << 12, 1 << 14, 1 << 16];
+const SIZES: [u64; 6] = [1 << 6, 1 << 8, 1 << 10, 1 << 12, 1 << 14, 1 << 16];
+/// Share of an estimated time that counts in a lower estimate, because estimates vary with the load of the machine.
+const CERTAIN: f64 = 0.8;
 /// Time after which a measured pace is no longer used to refuse a request because of its deadline.
 const RECENT: Duration = Duration::from_secs(10);
 /// Bytes of text per token that are assumed until texts are tokenized.
@@ -216,7 +218,7 @@ impl Load {
 /// Reason for refusing a request that would miss its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Miss {
-    /// The request takes longer than its time limit even if nothing else is queued.
+    /// The request takes longer than its time limit even if nothing else is queued. `takes` includes the time for sending the response.
     Alone { takes: Duration },
     /// The queued work and the request together take `over` longer than the time limit.
     Queued { over: Duration },
@@ -387,8 +389,8 @@ impl Backlog {
         Duration::try_from_secs_f64(slower).unwrap_or(Duration::MAX)
     }
 
-    /// Returns a lower estimate of the time of work: batches have the size with the best throughput, and nothing else runs. `mean` is the
-    /// mean number of tokens per text.
+    /// Returns a lower estimate of the time of work: batches have the size with the best throughput, nothing else runs, and the estimate may
+    /// be too long (see [`CERTAIN`]). `mean` is the mean number of tokens per text.
     pub fn least(&self, load: Load, mean: u64, costs: &CostTable) -> Duration {
         let Load { bytes, tokens } = load;
         let tokenizing = self.tokenizing.recent_seconds(bytes as f64);
@@ -406,12 +408,12 @@ impl Backlog {
             tokenizing / self.n_tokenizers as f64,
             self.device.recent_seconds(device) / self.n_lanes as f64,
         );
-        Duration::try_from_secs_f64(slower).unwrap_or(Duration::MAX)
+        Duration::try_from_secs_f64(CERTAIN * slower).unwrap_or(Duration::MAX)
     }
 
     /// Checks whether a request for several texts can be answered within the time limit `within`. Texts of a class run in order of arrival,
-    /// and tenants take turns, so the request runs after the queued work of all tenants, and after at most as much work of each other tenant
-    /// as its own tenant has.
+    /// and tenants take turns, so the request runs after the queued work of all tenants, and after at most as much work of each other
+    /// tenant as its own tenant has.
     ///
     /// # Errors
     /// Returns by how much the request would miss its deadline.
@@ -423,9 +425,11 @@ impl Backlog {
         within: Duration,
         costs: &CostTable,
     ) -> Result<(), Miss> {
-        let within = self.for_batches(within);
+        let reserved = within - self.for_batches(within);
+        let within = within - reserved;
         let takes = self.least(load, mean, costs);
         if takes > within {
+            let takes = takes.saturating_add(reserved);
             return Err(Miss::Alone { takes });
         }
         let all = self.tenants.all.before(class).plus(load);

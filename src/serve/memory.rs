@@ -38,8 +38,9 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// Memory of all requests to a server.
 ///
-/// A request waits for memory of three kinds: for its body, for the values in the body, and for its inputs and answer. It never waits for an
-/// earlier kind, and only a body waits for a kind that it already holds. One body at a time may exceed the limit, so requests cannot deadlock.
+/// A request waits for memory of three kinds: for its body, for the values in the body, and for its inputs and answer. It never waits for
+/// an earlier kind, and only a body waits for a kind that it already holds. One body at a time may exceed the limit, so requests cannot
+/// deadlock.
 pub struct Memory {
     bodies: Arc<Ledger>,
     /// Permit of the body that may exceed the limit.

@@ -1,5 +1,6 @@
 //! Embeddings and scores: the queue between clients and the executor.
 
+mod admission;
 mod joint;
 mod lanes;
 mod queue;
@@ -332,8 +333,8 @@ impl Service {
     ///
     /// # Errors
     /// Returns an error if an input is an empty text or has invalid token ids, if the model does not compute the requested output, if the
-    /// queued work takes too long, if the service is shutting down, or if its device is lost. A reply has the other errors of its input. With
-    /// [`Submit::is_joint`], also returns an error if the inputs together cannot be answered before the deadline.
+    /// queued work takes too long, if the service is shutting down, or if its device is lost. A reply has the other errors of its input.
+    /// With [`Submit::is_joint`], also returns an error if the inputs together cannot be answered before the deadline.
     pub fn submit(&self, inputs: Vec<Text>, submit: Submit) -> Result<Vec<Reply>, ServeError> {
         self.submit_within(inputs, submit, &Share::unlimited())
     }

@@ -113,8 +113,8 @@ impl Shared {
     }
 
     /// Enqueues a tokenized input. `tokenized` is the number of bytes that were tokenized and the time that this took, to update the
-    /// tokenizers' pace; `None` if the input was tokenized earlier. If the input belongs to a request that has failed, enqueues the input for
-    /// one of its followers instead.
+    /// tokenizers' pace; `None` if the input was tokenized earlier. If the input belongs to a request that has failed, enqueues the input
+    /// for one of its followers instead.
     pub(super) fn enqueue(
         &self,
         encoded: Encoded,
