@@ -5,7 +5,6 @@ use std::str::FromStr;
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use super::argmax;
-use crate::names::excerpt;
 
 /// Rule for grouping tokens into entities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,7 +39,7 @@ impl FromStr for Aggregation {
     fn from_str(name: &str) -> Result<Self, String> {
         let found = Self::NAMES.iter().find(|(known, _)| *known == name);
         found.map(|(_, rule)| *rule).ok_or_else(|| {
-            let name = excerpt(name);
+            let name: String = name.chars().take(80).collect();
             format!(
                 "there is no aggregation `{name}`; expected none, simple, first, average or max"
             )

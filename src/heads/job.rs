@@ -7,7 +7,6 @@ use super::{
     entity::{ScoredToken, entities},
     mask, softmax,
 };
-use crate::names::excerpt;
 use crate::text::{Encoded, Placed, PlacedToken, TextEncoder, TextError};
 
 /// Default for the max number of tokens of a question together with a part of its text.
@@ -246,7 +245,7 @@ impl MaskJob {
                 false => encoder.tokens(target, false)?.first().map(|token| token.id),
             };
             first.ok_or_else(|| HeadError::Target {
-                target: excerpt(target).into_owned(),
+                target: target.chars().take(80).collect(),
             })
         });
         ids.collect()
@@ -321,7 +320,7 @@ impl ZeroShotJob {
         }
         if !template.contains("{}") {
             return Err(HeadError::Template {
-                template: excerpt(template).into_owned(),
+                template: template.chars().take(80).collect(),
             });
         }
         let pair =

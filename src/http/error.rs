@@ -31,7 +31,8 @@ pub(super) struct Failure {
     message: String,
     retry_after: Option<Duration>,
     allow: Option<String>,
-    of_input: Option<OfInput>,
+    /// Boxed to keep the type small.
+    of_input: Option<Box<OfInput>>,
 }
 
 /// Problem of an input. The message about it depends on the route.
@@ -320,11 +321,11 @@ impl From<ServeError> for Failure {
         };
         let mut failure = Self::new(status, code, message);
         let of_input = |index, problem| {
-            Some(OfInput {
+            Some(Box::new(OfInput {
                 subject: Subject::Input,
                 index,
                 problem,
-            })
+            }))
         };
         match error {
             ServeError::Invalid { param, .. } | ServeError::ContextLength { param, .. } => {

@@ -127,7 +127,7 @@ fn a_list_that_misses_its_deadline_is_told_by_how_much() {
     let reserved = takes / 2 - backlog.for_batches(takes / 2);
     let takes_all = takes + reserved;
     assert_eq!(miss, Err(Miss::Alone { takes: takes_all }));
-    // As much work is queued already.
+    // The same amount of work is queued already.
     backlog
         .tenants
         .change(1, |work| work.tokens.add(0, 1 << 20));

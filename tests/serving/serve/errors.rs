@@ -93,7 +93,10 @@ fn a_text_that_is_too_long_is_named_as_the_route_does() {
 
 #[test]
 fn an_empty_text_is_named_as_the_route_does() {
-    let server = serving(&["st-mean", "late-bert", "writer"], quick());
+    // The late-interaction model has no invariant kernels.
+    let models = ["st-mean", "late-bert", "writer"];
+    let models = models.map(|name| model(name, false, Duration::from_secs(10)));
+    let server = serving_models(models.into(), quick());
     let to = server.address();
     let problem = " is an empty text; expected at least one character";
     let ranked = |query: &str, documents: [&str; 2]| json!({"model": "late-bert", "query": query, "documents": documents});
