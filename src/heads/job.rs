@@ -255,7 +255,7 @@ impl MaskJob {
                     Ok(first.id)
                 }
                 _ => Err(HeadError::Target {
-                    target: target.clone(),
+                    target: target.chars().take(80).collect(),
                 }),
             }
         });

@@ -1,6 +1,7 @@
 //! Sources and targets of translations.
 
 use super::{Coder, TextEncoder};
+use crate::names::excerpt;
 use crate::text::{
     LanguagePair, LanguageSide, TextError,
     languages::{Places, SourcePlace},
@@ -41,7 +42,7 @@ impl TextEncoder {
             None => Ok(LanguagePair::default()),
             Some((side, name)) => Err(TextError::NoLanguage {
                 side,
-                name: name.chars().take(80).collect(),
+                name: excerpt(name).into_owned(),
                 near: Vec::new(),
             }),
         }
@@ -99,7 +100,7 @@ impl TextEncoder {
                 let id = |token: &String| {
                     self.token_id(token)
                         .ok_or_else(|| TextError::NoPrefixToken {
-                            token: token.chars().take(80).collect(),
+                            token: excerpt(token).into_owned(),
                         })
                 };
                 tokens
