@@ -3,7 +3,8 @@
 Each folder under the output directory has a tokenizer of one class. Its `expected.json` contains, for each key and value of
 tokenizer_config.json, the token ids of texts and of a pair, the segment ids of the pair, and the decoded texts; they are null if
 transformers raises an error. The first case of a folder sets no key. `tests/models/tokenizer_settings.rs` compares gemmule with them: a key
-that changes a result must be applied or refused, and no other key may change a result.
+that changes a result must be applied or refused, and no other key may change a result. `foreign` contains the results with other parts in
+tokenizer.json, which most classes replace by their own.
 
 `arguments.json` has the token ids of SentenceTransformer with different settings in sentence_bert_config.json.
 
@@ -52,6 +53,11 @@ def byte_bpe(first):
     return {t: i for i, t in enumerate(tokens)}, [("o", "f"), ("Ġ", "a")]
 
 
+def suffixed_bpe(first):
+    tokens = list(first) + list(ALPHABET + ".',") + [c + "</w>" for c in ALPHABET + ".',"] + ["of</w>"]
+    return {t: i for i, t in enumerate(tokens)}, [("o", "f</w>")]
+
+
 def wordpiece(first):
     tokens = list(first) + list(ALPHABET + "TCWRÜüé文.',") + ["##" + c for c in ALPHABET + "üé"] + ["the", "river", "of", "new"]
     return {t: i for i, t in enumerate(dict.fromkeys(tokens))}
@@ -83,11 +89,46 @@ def tokenizers():
     yield "gpt2", "gpt2", tf.GPT2Tokenizer(vocab=vocab, merges=merges)
     yield "gpt-neox", "gpt_neox", tf.GPTNeoXTokenizer(vocab=vocab, merges=merges, bos_token="<s>", pad_token="<s>")
     yield "qwen2", "qwen3", tf.Qwen2Tokenizer(vocab=vocab, merges=merges)
+    yield "codegen", "phi", tf.CodeGenTokenizer(vocab=vocab, merges=merges)
+    vocab, merges = byte_bpe(["__start__", "__end__", "__unk__", "__null__", "<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    yield "blenderbot", "blenderbot", tf.BlenderbotTokenizer(vocab=vocab, merges=merges)
+    vocab, merges = byte_bpe(bert)
+    yield "deberta-v1", "deberta", tf.DebertaTokenizer(vocab=vocab, merges=merges)
+    vocab, merges = byte_bpe(["<PAD>", "<UNK>", "<CLS>", "<SEP>", "<MASK_TOKEN>", "<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"])
+    yield "cohere", "cohere", tf.CohereTokenizer(vocab=vocab, merges=merges)
+    yield "xglm", "xglm", tf.XGLMTokenizer(vocab=unigram(fairseq))
+    yield "rembert", "rembert", tf.RemBertTokenizer(vocab=unigram(["<pad>", "</s>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]))
+    yield "pegasus", "pegasus", tf.PegasusTokenizer(vocab=unigram(["<pad>", "</s>", "<mask_1>", "<mask_2>", "<unk>"]))
+    vocab, merges = suffixed_bpe(["<unk>"])
+    yield "openai-gpt", "openai-gpt", tf.OpenAIGPTTokenizer(vocab=vocab, merges=merges)
+    vocab, merges = byte_bpe(["<|endoftext|>", "<s>"])
     backend = tf.GPT2Tokenizer(vocab=vocab, merges=merges).backend_tokenizer
     yield "generic", "gpt2", tf.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="<|endoftext|>")
     alphabet = sorted(base.pre_tokenizers.ByteLevel.alphabet())
     vocab = ["<|startoftext|>", "<|endoftext|>"] + alphabet + [c + "</w>" for c in alphabet]
     yield "clip", "clip", tf.CLIPTokenizer(vocab={t: i for i, t in enumerate(vocab)}, merges=[])
+
+
+# Parts that no class has. They replace those of tokenizer.json.
+FOREIGN = [
+    {"normalizer": {"type": "Replace", "pattern": {"String": "o"}, "content": "a"}},
+    {"pre_tokenizer": {"type": "Split", "pattern": {"String": "e"}, "behavior": "Removed", "invert": False}},
+    {"decoder": {"type": "Replace", "pattern": {"String": "a"}, "content": "o"}},
+    {"normalizer": None, "pre_tokenizer": None},
+    {"post_processor": None},
+    {"post_processor": {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+                        "pair": [{"Sequence": {"id": "B", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {}}},
+]
+
+
+def with_foreign_parts(folder):
+    """Returns the results with each of `FOREIGN`."""
+    own, found = base.read(folder, "tokenizer.json"), []
+    for parts in FOREIGN:
+        base.write(own | parts, folder, "tokenizer.json")
+        found.append({"changes": parts, "results": results(folder)})
+    base.write(own, folder, "tokenizer.json")
+    return found
 
 
 def prepended(folder):
@@ -183,13 +224,14 @@ def main(out):
             base.write(kept | changes, folder, "tokenizer_config.json")
             cases.append({"changes": changes} | {"results": results(folder)})
         base.write(kept, folder, "tokenizer_config.json")
+        foreign = with_foreign_parts(folder)
         # Settings without an effect are written only once.
-        for case in cases[1:]:
+        for case in cases[1:] + foreign:
             if case["results"] == cases[0]["results"]:
                 case["results"] = "unchanged"
         with open(os.path.join(folder, "expected.json"), "w") as f:
-            rows = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)
-            f.write(f'{{"texts": {json.dumps(TEXTS, ensure_ascii=False)}, "pair": {json.dumps(PAIR)}, "cases": [\n{rows}\n]}}\n')
+            rows, others = (",\n".join(json.dumps(case, ensure_ascii=False) for case in all) for all in (cases, foreign))
+            f.write(f'{{"texts": {json.dumps(TEXTS, ensure_ascii=False)}, "pair": {json.dumps(PAIR)}, "cases": [\n{rows}\n], "foreign": [\n{others}\n]}}\n')
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE", conflicts_with = "context")]
     context_file: Option<PathBuf>,
     /// Number of answers
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = super::generate::up_to(1000))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = super::generate::from_one_to(1000))]
     top_k: usize,
     /// Max tokens of an answer
-    #[arg(long, value_name = "N", default_value_t = 15, value_parser = super::generate::up_to(1000))]
+    #[arg(long, value_name = "N", default_value_t = 15, value_parser = super::generate::from_one_to(1000))]
     max_answer_tokens: usize,
     /// Max tokens of a question together with a part of the text; longer texts are read in parts
     #[arg(long, value_name = "N")]
@@ -64,10 +64,11 @@ pub(super) fn run(args: Args) -> Outcome {
         allows_none: args.no_answer,
         aligns_to_words: !args.parts_of_words,
     };
-    let builder = args.model.builder_of_own_outputs()?.outputs([TOKEN_LOGITS]);
-    let engine = Runnable::build(builder)?;
+    let builder = args.model.builder_of_own_outputs()?;
+    let engine = args.model.build_for(builder, TOKEN_LOGITS)?;
     for question in &args.question {
-        let answers = engine.answer(question, &context, &options)?;
+        let answers = engine.answer(question, &context, &options);
+        let answers = answers.map_err(|error| args.model.unsuited(TOKEN_LOGITS, error))?;
         if args.json {
             print_json(&serde_json::to_value(&answers).into_diagnostic()?)?;
             continue;

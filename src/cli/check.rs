@@ -38,10 +38,7 @@ pub(super) fn run(args: Args) -> Outcome {
         Err(error) => return Err(error.into()),
         Ok(_) => compiled_for(&args, &described, args.card.machine(&[])?, None)?,
     };
-    compiled
-        .model
-        .check_expectations(&compiled.graph)
-        .map_err(EngineError::from)?;
+    let mut notes = unmet(&args, &compiled, None)?;
     compiled.check_everywhere()?;
     let own = args
         .model
@@ -49,14 +46,18 @@ pub(super) fn run(args: Args) -> Outcome {
     if own.modules != compiled.options.modules {
         compile(&described, &args.model.config()?, &own)?.check_everywhere()?;
     }
+    let held = match notes.is_empty() {
+        true => format!("; {} expectations hold", compiled.model.expectations.len()),
+        false => String::new(),
+    };
     let mut lines = format!(
-        "`{}` is valid: {} launches as described, {} after fusion; {} expectations hold\n",
+        "`{}` is valid: {} launches as described, {} after fusion{held}\n",
         described.name(),
         compiled.model.graph.n_launches(),
         compiled.graph.n_launches(),
-        compiled.model.expectations.len()
     );
-    lines.push_str(&others(&args, &described, &compiled)?);
+    notes.push_str(&others(&args, &described, &compiled)?);
+    lines.push_str(&notes);
     lines.push_str(&weights(&args, &described, &compiled)?);
     print(&lines)?;
     Ok(ExitCode::SUCCESS)
@@ -93,8 +94,24 @@ fn compiled_for(
     }
 }
 
-/// Checks the outputs that are not computed by default. Outputs for which config.json lacks values are reported; any other problem is an
-/// error of the description.
+/// Checks the expectations of a compiled model. An unmet expectation is an error of a description in a file. Expectations of a built-in
+/// description are those for usual sizes, so an unmet one is only reported: the model can be computed, with more launches.
+fn unmet(args: &Args, compiled: &Compiled, output: Option<&str>) -> Result<String, EngineError> {
+    match compiled.model.check_expectations(&compiled.graph) {
+        Ok(()) => Ok(String::new()),
+        Err(error) if args.model.is_shipped() => {
+            let output = output.map(|name| format!("`{name}`: "));
+            Ok(format!(
+                "{}fewer operators are fused than with usual sizes: {error}\n",
+                output.unwrap_or_default()
+            ))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Checks the outputs that are not computed by default. Outputs for which config.json lacks values are reported. Any other problem is an
+/// error of a description in a file. It is only reported for a built-in description, because the default outputs can be computed.
 fn others(args: &Args, described: &Description, compiled: &Compiled) -> Result<String, Report> {
     let mut lines = String::new();
     for output in described.output_names() {
@@ -108,11 +125,8 @@ fn others(args: &Args, described: &Description, compiled: &Compiled) -> Result<S
         }
         let machine = compiled.options.machine.clone();
         match compiled_for(args, described, machine, Some(output)) {
-            Ok(other) => other
-                .model
-                .check_expectations(&other.graph)
-                .map_err(EngineError::from)?,
-            Err(error) if is_of_config(&error) => {
+            Ok(other) => lines.push_str(&unmet(args, &other, Some(output))?),
+            Err(error) if args.model.is_shipped() || is_of_config(&error) => {
                 lines.push_str(&format!(
                     "`{output}` cannot be computed with this config: {error}\n"
                 ));

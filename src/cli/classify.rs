@@ -4,7 +4,7 @@ mod file;
 use std::process::ExitCode;
 
 use miette::IntoDiagnostic;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Outcome, align_right, input::OnlyTexts, model::Runnable, print, print_json, table};
 use crate::{
@@ -47,6 +47,10 @@ pub(super) struct Args {
     #[cfg(feature = "corpora")]
     #[command(flatten)]
     file: file::Args,
+    /// A file of texts, which needs the feature `corpora`
+    #[cfg(not(feature = "corpora"))]
+    #[arg(id = "input_file", long = "input", value_name = "FILE", hide = true)]
+    file: Option<std::path::PathBuf>,
 }
 
 impl Args {
@@ -74,15 +78,20 @@ pub(super) fn run(args: Args) -> Outcome {
     if args.file.is_given() {
         return file::run(args);
     }
-    let (texts, _) = args.input.read()?;
+    #[cfg(not(feature = "corpora"))]
+    if args.file.is_some() {
+        return super::missing::run("classify --input", "corpora");
+    }
+    let (texts, source) = args.input.read()?;
     let output = match args.tokens {
         true => TOKEN_LOGITS,
         false => LOGITS,
     };
-    let builder = args.model.builder_of_own_outputs()?.outputs([output]);
-    let engine = Runnable::build(builder)?;
+    let builder = args.model.builder_of_own_outputs()?;
+    let engine = args.model.build_for(builder, output)?;
     if args.tokens {
-        for entities in engine.classify_tokens(&texts, &args.entity_options())? {
+        let found = engine.classify_tokens(&texts, &args.entity_options());
+        for entities in found.map_err(|e| source.refused(e, |at| at))? {
             if args.json {
                 print_json(&serde_json::to_value(&entities).into_diagnostic()?)?;
                 continue;
@@ -103,17 +112,26 @@ pub(super) fn run(args: Args) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     let scores = match args.label.is_empty() {
-        true => engine.classify(&texts)?,
+        true => {
+            let scores = engine.classify(&texts);
+            scores.map_err(|e| source.refused(e, |at| at))?
+        }
         false => {
             let options = args.zero_shot_options();
-            let each = texts.iter();
-            let each = each.map(|text| engine.classify_zero_shot(text, &args.label, &options));
+            let each = texts.iter().enumerate().map(|(index, text)| {
+                let scores = engine.classify_zero_shot(text, &args.label, &options);
+                // The sequences of a text are its pairs with the labels.
+                scores.map_err(|e| source.refused(e, |_| index))
+            });
             each.collect::<Result<Vec<Vec<LabelScore>>, _>>()?
         }
     };
     for (text, scores) in texts.iter().zip(&scores) {
         if args.json {
-            print_json(&json!({"text": text, "labels": scores}))?;
+            print_json(&match args.label.is_empty() {
+                true => json!(scores),
+                false => zero_shot(text, scores),
+            })?;
             continue;
         }
         let mut rows = table(&["label", "score"]);
@@ -124,4 +142,13 @@ pub(super) fn run(args: Args) -> Outcome {
         print(&format!("{text}\n{rows}\n"))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the result of zero-shot classification with the keys of the pipeline of the library transformers.
+fn zero_shot(text: &str, scores: &[LabelScore]) -> Value {
+    let (labels, scores): (Vec<&str>, Vec<f32>) = scores
+        .iter()
+        .map(|one| (one.label.as_str(), one.score))
+        .unzip();
+    json!({"sequence": text, "labels": labels, "scores": scores})
 }

@@ -4,20 +4,19 @@ mod model;
 mod pool;
 mod window;
 
-use std::{
-    fs,
-    path::PathBuf,
-    process::ExitCode,
-    str::FromStr,
-    time::{Instant, UNIX_EPOCH},
-};
+use std::{path::PathBuf, process::ExitCode, str::FromStr, time::Instant};
 
 use gemmule_corpus::{Column, Hooks, InputFormat, Job, Keep, OutputFormat, Progress, Vectors};
 use indicatif::{ProgressBar, ProgressStyle};
 use miette::{IntoDiagnostic, Report, miette};
 use sha2::{Digest, Sha256};
 
-use super::{Outcome, model::Runnable, print, say};
+use super::{
+    Outcome,
+    generate::at_least_one,
+    model::{Runnable, identity::changed},
+    print, say,
+};
 use crate::{
     Engine, EngineError,
     engine::{DeviceChoice, DeviceName},
@@ -62,7 +61,7 @@ pub(super) struct Files {
     )]
     devices: Vec<Device>,
     /// Max tokens of a batch
-    #[arg(long, value_name = "N", default_value_t = 16_384, requires = "input")]
+    #[arg(long, value_name = "N", default_value_t = 16_384, requires = "input", value_parser = at_least_one())]
     batch_tokens: usize,
     /// Number of rows that are read, sorted by length and computed together. An interrupted run continues after the last finished window
     #[arg(long, value_name = "N", default_value_t = 16_384, requires = "input", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
@@ -166,13 +165,14 @@ impl Files {
 
     /// Builds an engine for each device.
     pub(super) fn engines(&self, model: &Runnable, output: &str) -> Result<Vec<Engine>, Report> {
-        let builder = || Ok::<_, Report>(model.builder_of_own_outputs()?.outputs([output]));
         if self.devices.is_empty() {
-            return Ok(vec![Runnable::build(builder()?)?]);
+            return Ok(vec![
+                model.build_for(model.builder_of_own_outputs()?, output)?,
+            ]);
         }
         let engines = self.devices.iter().map(|device| {
-            let engine = Runnable::build(builder()?.device(device.0))?;
-            Ok::<_, Report>(engine)
+            let builder = model.builder_of_own_outputs()?.device(device.0);
+            model.build_for(builder, output)
         });
         let engines = engines.collect::<Result<Vec<Engine>, Report>>()?;
         let names: Vec<String> = engines.iter().map(|e| kind(e.device())).collect();
@@ -190,7 +190,7 @@ impl Files {
         &self,
         job: &Job,
         model: &Runnable,
-        engines: &[Engine],
+        engines: Vec<Engine>,
         task: T,
         [result, results]: [&str; 2],
     ) -> Outcome {
@@ -276,14 +276,10 @@ impl Files {
     ) -> std::io::Result<String> {
         let mut files = Vec::new();
         for path in folder.root_files().paths()? {
-            // In a cache of the hub, files are symbolic links. `metadata` follows them.
-            let data = fs::metadata(&path)?;
-            let changed = data.modified()?.duration_since(UNIX_EPOCH);
-            let changed = changed.map_or(0, |since| since.as_nanos());
             files.push(format!(
-                "{} {} {changed}",
+                "{} {}",
                 path.file_name().unwrap_or_default().to_string_lossy(),
-                data.len()
+                changed(&path)
             ));
         }
         files.sort_unstable();
@@ -300,7 +296,7 @@ impl Files {
         };
         Ok(format!(
             "{}{route}, files {digest}, {} on {}, {task}, batches of {} tokens, {too_long}, gemmule {}",
-            model.name(),
+            model.identity(),
             engine.precision().name(),
             kind(engine.device()),
             self.batch_tokens,
@@ -309,10 +305,11 @@ impl Files {
     }
 }
 
-/// Describes a device without its number. Devices of the same kind compute the same bits.
+/// Describes a device without its number. Devices of the same kind compute the same bits. On a CPU, the bits do not depend on the number of
+/// threads, because one thread computes all terms of a sum.
 fn kind(device: &DeviceName) -> String {
     match device {
-        DeviceName::Cpu { .. } => device.to_string(),
+        DeviceName::Cpu { .. } => "CPU".to_owned(),
         DeviceName::Cuda(info) => info.name.clone(),
     }
 }

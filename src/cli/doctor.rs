@@ -187,20 +187,21 @@ pub(super) fn run() -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lists the optional features with which this program was built.
+/// Lists the optional features with which this program was built, and the others.
 fn features() -> String {
     let all = [
         ("corpora", cfg!(feature = "corpora")),
         ("server", cfg!(feature = "server")),
         ("shared-cache", cfg!(feature = "shared-cache")),
     ];
-    let on = all
-        .iter()
-        .filter(|(_, is_on)| *is_on)
-        .map(|(name, _)| *name);
-    match on.collect::<Vec<_>>().as_slice() {
-        [] => "without optional features".to_owned(),
-        names => format!("with {}", names.join(", ")),
+    let named = |is_on: bool| {
+        let names = all.iter().filter(|(_, own)| *own == is_on);
+        names.map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+    };
+    match (named(true), named(false)) {
+        (on, off) if on.is_empty() => format!("without the features {off}"),
+        (on, off) if off.is_empty() => format!("with the features {on}"),
+        (on, off) => format!("with the features {on}, and without {off}"),
     }
 }
 

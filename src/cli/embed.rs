@@ -74,7 +74,7 @@ pub(super) fn run(mut args: Args) -> Outcome {
                 dimensions: args.dimensions.map(|n| n as usize),
             };
             args.files
-                .run(&job, &args.model, &engines, task, places.result)
+                .run(&job, &args.model, engines, task, places.result)
         }
         Some(role) => {
             let prompt = args.prompt.given(encoder.folder())?;
@@ -91,7 +91,7 @@ pub(super) fn run(mut args: Args) -> Outcome {
                 role,
             };
             args.files
-                .run(&job, &args.model, &engines, task, places.result)
+                .run(&job, &args.model, engines, task, places.result)
         }
     }
 }

@@ -4,22 +4,18 @@ use miette::IntoDiagnostic;
 
 use super::{
     Outcome,
-    model::{Card, Model, Quantize, cache_of},
+    model::{Card, Model, Quantize, cache_of, extents_for},
     print,
 };
-use crate::{DType, engine::KvCacheChoice, kernels::cache::BLOCK, tensor::Extents};
+use crate::{DType, engine::KvCacheChoice, kernels::cache::BLOCK};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     model: Model,
-    /// Sequence lengths of the batch for which bytes and launches are shown
-    #[arg(
-        long = "lengths",
-        alias = "lens",
-        value_delimiter = ',',
-        default_value = "128"
-    )]
+    /// Sequence lengths of the batch for which bytes and launches are shown; by default one sequence of 128 tokens, or of the model's maximum
+    /// if that is less
+    #[arg(long = "lengths", alias = "lens", value_delimiter = ',')]
     lens: Vec<u32>,
     #[arg(long, default_value = "f16")]
     dtype: DType,
@@ -33,6 +29,9 @@ pub(super) struct Args {
     card: Card,
 }
 
+/// Default length of a sequence in tokens.
+const LENGTH: u32 = 128;
+
 pub(super) fn run(args: Args) -> Outcome {
     let machine = args.card.machine(&[])?;
     let format = args.quantize.map(Quantize::format);
@@ -42,7 +41,16 @@ pub(super) fn run(args: Args) -> Outcome {
             .compile_generating(args.dtype, format, cache, machine)?,
         None => args.model.compile_in(args.dtype, format, machine)?,
     };
-    let extents = Extents::of(&args.lens).into_diagnostic()?;
+    let lens = match args.lens.is_empty() {
+        true => vec![
+            compiled
+                .model
+                .max_positions
+                .map_or(LENGTH, |n| n.min(LENGTH)),
+        ],
+        false => args.lens,
+    };
+    let extents = extents_for(&lens, &compiled.model)?;
     print(&compiled.report.explain(extents, args.dtype).to_string())?;
     let fusions = compiled.fusions(&extents)?;
     let machine = &compiled.options.machine;

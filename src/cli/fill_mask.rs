@@ -15,7 +15,7 @@ pub(super) struct Args {
     #[command(flatten)]
     input: OnlyTexts,
     /// Number of tokens per mask
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = super::generate::up_to(1000))]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = super::generate::from_one_to(1000))]
     top_k: usize,
     /// Only consider this word (repeat for several)
     #[arg(long, value_name = "WORD")]
@@ -26,14 +26,15 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let (texts, _) = args.input.read()?;
+    let (texts, source) = args.input.read()?;
     let options = MaskOptions {
         top_k: args.top_k,
         targets: args.target,
     };
-    let builder = args.model.builder_of_own_outputs()?.outputs([MASK_LOGITS]);
-    let engine = Runnable::build(builder)?;
-    for masks in engine.fill_masks(&texts, &options)? {
+    let builder = args.model.builder_of_own_outputs()?;
+    let engine = args.model.build_for(builder, MASK_LOGITS)?;
+    let filled = engine.fill_masks(&texts, &options);
+    for masks in filled.map_err(|e| source.refused(e, |at| at))? {
         if args.json {
             print_json(&serde_json::to_value(&masks).into_diagnostic()?)?;
             continue;

@@ -32,6 +32,10 @@ pub(super) fn help(error: &Report) -> Option<String> {
         }
         EngineError::ArtifactInvariant { .. } => "`gemmule compile --invariant`".to_owned(),
         EngineError::LeftOut { .. } => "--allow-unused-layers leaves them out".to_owned(),
+        EngineError::SeveralScores { .. } => {
+            "`gemmule run --pair` prints all scores, and `gemmule classify` scores single texts"
+                .to_owned()
+        }
         EngineError::Threads { .. } => "--threads sets their number".to_owned(),
         EngineError::CpuOnly { .. } => "--threads belongs to --device cpu".to_owned(),
         EngineError::Jit(JitError::Target(TargetError::CardTooOld { .. }))

@@ -91,9 +91,25 @@ impl OnlyTexts {
 /// Inputs that were read.
 pub(super) struct Read {
     pub(super) texts: Texts,
+    /// Origin of the texts; `None` for token ids.
+    source: Option<Source>,
     pub(super) batch: Batch,
     /// Sequences of a late-interaction model. The document of a pair directly follows its query.
     pub(super) late: Option<LateInputs>,
+}
+
+impl Read {
+    /// Names the text or pair in an error of the batch.
+    pub(super) fn refused(&self, error: EngineError) -> Report {
+        let per_input = match self.late {
+            Some(_) => self.texts.sequences(),
+            None => 1,
+        };
+        match &self.source {
+            Some(source) => source.refused(error, |sequence| sequence / per_input),
+            None => error.into(),
+        }
+    }
 }
 
 /// Queries and documents of a late-interaction model.
@@ -131,6 +147,16 @@ pub(super) enum Texts {
     None,
 }
 
+impl Texts {
+    /// Returns the number of sequences of a text or pair in a late-interaction model.
+    fn sequences(&self) -> usize {
+        match self {
+            Self::Pairs(_) => 2,
+            Self::Single(_) | Self::None => 1,
+        }
+    }
+}
+
 impl Input {
     /// Returns an error if the arguments contain no input. This is checked before a model is fetched.
     pub(super) fn check(&self) -> Result<(), Report> {
@@ -158,8 +184,12 @@ impl Input {
         if let Some(file) = &self.ids {
             let text = files::text(file, Kind::Batch).map_err(EngineError::from)?;
             let batch = parse_ids(file, &text)?;
-            let (texts, late) = (Texts::None, None);
-            return Ok(Read { texts, batch, late });
+            return Ok(Read {
+                texts: Texts::None,
+                source: None,
+                batch,
+                late: None,
+            });
         }
         let (texts, source) = match &self.pairs_file {
             Some(file) => {
@@ -218,9 +248,16 @@ impl Input {
                 Texts::None => {}
             }
             let all = sequences.iter().map(|(_, encoded)| encoded);
-            let batch = Encoded::batch(all).map_err(EngineError::from)?;
+            let per_input = texts.sequences();
+            let batch = Encoded::batch(all);
+            let batch = batch.map_err(|e| source.refused(e.into(), |at| at / per_input))?;
             let late = Some(LateInputs { encoder, sequences });
-            return Ok(Read { texts, batch, late });
+            return Ok(Read {
+                texts,
+                source: Some(source),
+                batch,
+                late,
+            });
         }
         if role.is_some() {
             return Err(miette!(
@@ -240,6 +277,7 @@ impl Input {
         };
         Ok(Read {
             texts,
+            source: Some(source),
             batch,
             late: None,
         })
@@ -302,6 +340,26 @@ impl Source {
         }
     }
 
+    /// Adds the name of an input to an error that names a sequence. `input_of` returns the index of the input that a sequence belongs to.
+    pub(super) fn refused(
+        &self,
+        error: EngineError,
+        input_of: impl FnOnce(usize) -> usize,
+    ) -> Report {
+        let mut named = None;
+        let error = error.of_sequence(|sequence| {
+            named = Some(sequence);
+            sequence
+        });
+        let error = Report::from(error);
+        match named {
+            Some(sequence) => {
+                error.wrap_err(format!("{} is refused", self.name(input_of(sequence))))
+            }
+            None => error,
+        }
+    }
+
     /// Builds the batch of all inputs. Warns about truncated inputs.
     fn batch<'t>(
         &self,
@@ -316,7 +374,7 @@ impl Source {
             self.warn_if_cut(index, &encoded);
             all.push(encoded);
         }
-        Ok(Encoded::batch(all.iter()).map_err(EngineError::from)?)
+        Encoded::batch(all.iter()).map_err(|e| self.refused(e.into(), |at| at))
     }
 
     fn warn_if_cut(&self, index: usize, encoded: &Encoded) {

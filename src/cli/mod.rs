@@ -25,6 +25,8 @@ mod ledger;
 mod location;
 mod manual;
 mod memory;
+#[cfg(any(test, not(all(feature = "corpora", feature = "server"))))]
+mod missing;
 mod model;
 mod models;
 mod plan;
@@ -51,7 +53,7 @@ use std::{
 };
 
 use clap::{Parser, Subcommand, error::ErrorKind as ParseError};
-use miette::{IntoDiagnostic, Report};
+use miette::{IntoDiagnostic, Report, WrapErr as _};
 use tracing_subscriber::{
     filter::{LevelFilter, Targets},
     layer::SubscriberExt,
@@ -103,10 +105,16 @@ enum Command {
     #[cfg(feature = "corpora")]
     #[command(mut_arg("outputs", |arg| arg.long("model-output").hide(true)))]
     Embed(Box<embed::Args>),
+    #[cfg(not(feature = "corpora"))]
+    #[command(hide = true)]
+    Embed(missing::Args),
     /// Score the pairs of queries and documents of a large file, or resume an interrupted run
     #[cfg(feature = "corpora")]
     #[command(mut_arg("outputs", |arg| arg.long("model-output").hide(true)))]
     Rerank(Box<rerank::Args>),
+    #[cfg(not(feature = "corpora"))]
+    #[command(hide = true)]
+    Rerank(missing::Args),
     /// Generate text from prompts
     Generate(generate::Args),
     /// Translate a file with one text per line
@@ -116,6 +124,9 @@ enum Command {
     #[cfg_attr(feature = "corpora", command(
         mut_arg("outputs", |arg| arg.long("model-output").hide(true)),
         mut_arg("texts", |arg| arg.required_unless_present("input")),
+    ))]
+    #[cfg_attr(not(feature = "corpora"), command(
+        mut_arg("texts", |arg| arg.required_unless_present("input_file")),
     ))]
     Classify(Box<classify::Args>),
     /// Fill the masks of texts with a masked language model
@@ -127,6 +138,9 @@ enum Command {
     /// Serve models over HTTP: embeddings, scores and text generation
     #[cfg(feature = "server")]
     Serve(Box<serve::Args>),
+    #[cfg(not(feature = "server"))]
+    #[command(hide = true)]
+    Serve(missing::Args),
     /// Compare schedulers on synthetic or recorded load, with a table of costs instead of a device
     Simulate(simulate::Args),
     /// Compare a model with stored results of another implementation
@@ -201,6 +215,10 @@ fn run(command: Option<Command>) -> Outcome {
         Command::Embed(args) => embed::run(*args),
         #[cfg(feature = "corpora")]
         Command::Rerank(args) => rerank::run(*args),
+        #[cfg(not(feature = "corpora"))]
+        Command::Embed(_) => missing::run("embed", "corpora"),
+        #[cfg(not(feature = "corpora"))]
+        Command::Rerank(_) => missing::run("rerank", "corpora"),
         Command::Generate(args) => generate::run(args),
         Command::Translate(args) => translate::run(args),
         Command::Classify(args) => classify::run(*args),
@@ -209,6 +227,8 @@ fn run(command: Option<Command>) -> Outcome {
         Command::Score(args) => score::run(args),
         #[cfg(feature = "server")]
         Command::Serve(args) => serve::run(*args),
+        #[cfg(not(feature = "server"))]
+        Command::Serve(_) => missing::run("serve", "server"),
         Command::Simulate(args) => simulate::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Kernels(command) => kernels::run(command),
@@ -328,7 +348,9 @@ fn print_raw(text: &str) -> Result<(), Report> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(OutputClosed.into()),
-        written => written.into_diagnostic(),
+        written => written
+            .into_diagnostic()
+            .wrap_err("the standard output cannot be written"),
     }
 }
 

@@ -1,5 +1,9 @@
 //! Arguments that select a model, shared by the subcommands.
 
+#[cfg(feature = "corpora")]
+pub(super) mod identity;
+mod suited;
+
 use std::{
     cell::OnceCell,
     collections::BTreeSet,
@@ -18,9 +22,10 @@ use crate::{
     },
     jit::Target,
     machine::Machine,
+    model::Description,
     program::{AttentionChoice, NEXT_LOGITS, Program},
-    runtime::{GraphChoice, weights::RandomWeights},
-    tensor::Format,
+    runtime::{GraphChoice, batch::BatchError, weights::RandomWeights},
+    tensor::{Extents, Format},
     text::{Folder, TextRole, config, limit_context},
 };
 
@@ -213,7 +218,14 @@ impl Model {
         })
     }
 
-    pub(super) fn description(&self) -> Result<crate::model::Description, EngineError> {
+    /// Returns whether the description is built in, and not from a file.
+    pub(super) fn is_shipped(&self) -> bool {
+        let model = self.location.model();
+        model.is_none_or(|name| Description::shipped(name).is_some())
+    }
+
+    /// Returns the description.
+    pub(super) fn description(&self) -> Result<Description, EngineError> {
         self.opened()?.clone().description()
     }
 
@@ -406,11 +418,18 @@ impl Runnable {
     /// Does the same as [`folder`](Self::folder), but returns an error if there is no folder. `what` names the inputs that need its
     /// tokenizer.
     pub(super) fn tokenizer_folder(&self, what: &str) -> Result<&Path, Report> {
-        self.folder()?.ok_or_else(|| {
-            miette!(
-                "{what} need the tokenizer.json of a checkpoint; give --weights, or a model on the hub with --model ORG/NAME"
-            )
-        })
+        if let Some(folder) = self.folder()? {
+            return Ok(folder);
+        }
+        if let Some(name) = self.location.model()
+            && !Path::new(name).exists()
+        {
+            // MODEL is the name of a built-in description, or the error is that there is no such model.
+            ModelFile::open(name)?;
+        }
+        Err(miette!(
+            "{what} need the tokenizer.json of a checkpoint; give --weights, or a model on the hub with --model ORG/NAME"
+        ))
     }
 
     /// Opens the folder of the checkpoint for the task. The error for a missing folder says that `what` needs it.
@@ -536,6 +555,26 @@ impl Runnable {
                 bars.show(stage_name(stage), done, total);
             })
             .build()
+    }
+}
+
+/// Returns the extents of a batch of sequences with these lengths.
+///
+/// # Errors
+/// Returns an error if there is no sequence, or if one is empty or longer than the model supports.
+pub(super) fn extents_for(lens: &[u32], model: &crate::model::Model) -> Result<Extents, Report> {
+    let extents = Extents::of(lens).map_err(BatchError::from);
+    let extents = extents.map_err(EngineError::from)?;
+    let longest = model.max_positions.unwrap_or(u32::MAX);
+    match lens.iter().position(|&len| len > longest) {
+        None => Ok(extents),
+        Some(sequence) => Err(EngineError::from(BatchError::TooLong {
+            sequence,
+            len: lens[sequence].into(),
+            limit: longest,
+            extended: model.extended_positions,
+        })
+        .into()),
     }
 }
 

@@ -5,14 +5,13 @@ use miette::IntoDiagnostic;
 use super::{
     Outcome, align_right, human,
     memory::Memory,
-    model::{Card, Model},
+    model::{Card, Model, extents_for},
     print, table, write_file,
 };
 use crate::{
     DType,
     plan::{chart, lower_bound},
     runtime::{GraphChoice, Planner},
-    tensor::Extents,
 };
 
 #[derive(clap::Args)]
@@ -43,11 +42,11 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let program = args
+    let compiled = args
         .model
-        .compile_for(args.dtype, args.card.machine(&[])?)?
-        .program;
-    let extents = Extents::of(&args.lens).into_diagnostic()?;
+        .compile_for(args.dtype, args.card.machine(&[])?)?;
+    let extents = extents_for(&args.lens, &compiled.model)?;
+    let program = compiled.program;
     let choice = args.memory.choice()?;
     let bucket = match args.exact {
         true => extents,

@@ -67,7 +67,7 @@ pub(super) fn run(args: Args) -> Outcome {
             prompt,
             score,
         };
-        return files.run(&job, model, &engines, task, places.result);
+        return files.run(&job, model, engines, task, places.result);
     }
     let prompt = args.prompt.text(encoder.folder())?;
     let engines = files.engines(model, LOGITS)?;
@@ -77,7 +77,7 @@ pub(super) fn run(args: Args) -> Outcome {
         prompt,
         score,
     };
-    files.run(&job, model, &engines, task, places.result)
+    files.run(&job, model, engines, task, places.result)
 }
 
 fn columns() -> Vec<Column> {

@@ -30,18 +30,21 @@ pub(super) struct Args {
 pub(super) fn run(mut args: Args) -> Outcome {
     args.input.check()?;
     let role = args.model.route(args.input.take_role())?;
-    let mut builder = args.model.builder()?;
-    if args.similarities {
-        builder = builder.outputs([EMBEDDING]);
-    }
+    let builder = args.model.builder()?;
     // Check the input before kernels are compiled and weights are loaded.
     let began = Instant::now();
-    let Read { texts, batch, late } = args.input.read(role, || args.model.opened())?;
+    let read = args.input.read(role, || args.model.opened())?;
     let encoding = began.elapsed();
-    let engine = Runnable::build(builder)?;
+    let engine = match args.similarities {
+        true => args.model.build_for(builder, EMBEDDING)?,
+        false => Runnable::build(builder)?,
+    };
     let mut session = engine.session()?;
     let began = Instant::now();
-    let outputs = session.run(&batch)?;
+    let outputs = session.run(&read.batch).map_err(|e| read.refused(e))?;
+    let Read {
+        texts, batch, late, ..
+    } = read;
     let first = began.elapsed();
     outputs.check_finite()?;
     let began = Instant::now();

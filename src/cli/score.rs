@@ -22,9 +22,9 @@ pub(super) struct Args {
     #[command(flatten)]
     input: OnlyTexts,
     /// Max tokens of a batch; the logits of all its tokens are in memory at the same time
-    #[arg(long, value_name = "N", default_value_t = 1024)]
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = super::generate::at_least_one())]
     batch_tokens: usize,
-    /// Print the log-probability of every token as JSON
+    /// Print the log-probability of every token as JSON; null for the first token of a text, which has no context
     #[arg(long)]
     json: bool,
 }
@@ -49,11 +49,8 @@ pub(super) fn run(args: Args) -> Outcome {
     let (texts, source) = args.input.read()?;
     let folder = args.model.tokenizer_folder("texts")?;
     let encoder = TextEncoder::for_prompts(Folder::open(folder)?)?;
-    let engine = Runnable::build(
-        args.model
-            .builder_of_own_outputs()?
-            .outputs([LOG_PROBABILITY]),
-    )?;
+    let builder = args.model.builder_of_own_outputs()?;
+    let engine = args.model.build_for(builder, LOG_PROBABILITY)?;
     // Skip texts that cannot be scored, and report them.
     let limits = engine.limits();
     let (mut scored, mut code) = (Vec::new(), ExitCode::SUCCESS);
@@ -100,9 +97,12 @@ pub(super) fn run(args: Args) -> Outcome {
     let (sum, n) = sums.iter().fold((0.0, 0), |(s, n), (t, m)| (s + t, n + m));
     if args.json {
         let all = scored.iter().zip(&scores);
-        let all = all.map(
-            |((text, ids), own)| json!({"text": text, "tokens": ids, "log_probabilities": own}),
-        );
+        let all = all.map(|((text, ids), own)| {
+            // The first token has no score.
+            let own = (own.iter().enumerate()).map(|(at, &score)| (at > 0).then_some(score));
+            let own: Vec<Option<f32>> = own.collect();
+            json!({"text": text, "tokens": ids, "log_probabilities": own})
+        });
         let all: Vec<_> = all.collect();
         print_json(&json!({
             "texts": all, "log_probability": sum, "tokens": n, "perplexity": perplexity(sum, n),

@@ -110,8 +110,8 @@ impl Cleaned {
     fn of(diagnostic: &dyn Diagnostic) -> Self {
         let text = |text: Option<Box<dyn fmt::Display + '_>>| text.map(|t| cleaned(&*t));
         let below = diagnostic.diagnostic_source();
+        let message = cleaned(diagnostic);
         Self {
-            message: cleaned(diagnostic),
             code: text(diagnostic.code()),
             severity: diagnostic.severity(),
             help: text(diagnostic.help()),
@@ -125,7 +125,8 @@ impl Cleaned {
                 .map(Cleaned::of)
                 .collect(),
             diagnostic_source: below.map(|d| Box::new(Cleaned::of(d))),
-            source: diagnostic.source().map(|e| Box::new(Cause::of(e))),
+            source: Cause::below(&message, diagnostic.source()),
+            message,
         }
     }
 }
@@ -199,11 +200,23 @@ struct Cause {
 }
 
 impl Cause {
-    fn of(error: &dyn std::error::Error) -> Self {
-        Self {
-            message: cleaned(error),
-            source: error.source().map(|e| Box::new(Self::of(e))),
+    /// Returns the first cause whose text `message` does not already contain, with its own causes.
+    fn below(
+        message: &str,
+        mut source: Option<&(dyn std::error::Error + 'static)>,
+    ) -> Option<Box<Self>> {
+        while let Some(error) = source {
+            let own = cleaned(error);
+            source = error.source();
+            if !message.contains(&own) {
+                let source = Self::below(&own, source);
+                return Some(Box::new(Self {
+                    message: own,
+                    source,
+                }));
+            }
         }
+        None
     }
 }
 
@@ -308,6 +321,28 @@ mod tests {
         let cleaned = same_length(text.as_bytes());
         assert_eq!(cleaned.len(), text.len());
         assert_eq!(String::from_utf8(cleaned).unwrap(), "a?b\r\nc?d¿\u{fffd}e");
+    }
+
+    #[test]
+    fn a_cause_that_the_message_contains_is_not_repeated() {
+        #[derive(Debug, thiserror::Error, Diagnostic)]
+        #[error("{text}")]
+        struct Link {
+            text: &'static str,
+            #[source]
+            source: Option<Box<Link>>,
+        }
+        let chain = |texts: &[&'static str]| {
+            let link = |source, &text: &&'static str| Some(Box::new(Link { text, source }));
+            let chain = texts.iter().rev().fold(None, link).expect("a text");
+            rendered(&*chain, None)
+        };
+        let shown = chain(&["failed: full; stop", "full", "deep", "deep"]);
+        assert_eq!(shown.matches("full").count(), 1, "{shown}");
+        assert_eq!(shown.matches("deep").count(), 1, "{shown}");
+        assert!(shown.contains("failed: full; stop"), "{shown}");
+        let shown = chain(&["`a` cannot be written", "no space"]);
+        assert!(shown.contains("no space"), "{shown}");
     }
 
     #[derive(Debug, thiserror::Error, Diagnostic)]

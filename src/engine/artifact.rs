@@ -5,7 +5,7 @@ use std::{collections::HashMap, path::Path};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{Compiled, EngineError, emit};
+use super::{Compiled, EngineError, Origin, emit};
 use crate::{
     files::{self, Beginning, Kind},
     graph::WeightNames,
@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// First bytes of the file, including the version of its layout.
-const MAGIC: &[u8; 8] = b"GEMMULEH";
+const MAGIC: &[u8; 8] = b"GEMMULEI";
 /// Prefix of [`MAGIC`] that all versions of the layout share.
 const FAMILY: &[u8; 7] = b"GEMMULE";
 const DIGEST: usize = 32;
@@ -73,6 +73,8 @@ fn seal(cubin: &Cubin, source: &Source, nvrtc: (i32, i32)) -> [u8; 32] {
 pub struct Artifact {
     /// Name of the model.
     pub name: String,
+    /// The description, and the sizes and modules that it was compiled for.
+    pub origin: Origin,
     pub program: Program,
     pub limits: Limits,
     /// Names of the weights in checkpoints.
@@ -91,6 +93,7 @@ impl Artifact {
         let (name, weight_names) = (compiled.model.name, compiled.model.weight_names);
         Self {
             name,
+            origin: compiled.origin,
             program: compiled.program,
             limits,
             weight_names,

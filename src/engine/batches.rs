@@ -78,7 +78,8 @@ impl Session {
     /// Calls `run` for each batch of texts, with the indices of its sequences, and then `between`. Batches have up to `max_tokens` tokens.
     ///
     /// # Errors
-    /// Returns the errors of `run` and of `between`, and an error if the sequences of a batch are not a valid [`Batch`].
+    /// Returns the errors of `run` and of `between`, and an error if the sequences of a batch are not a valid [`Batch`]. The error names a
+    /// sequence by its index in `encoded`.
     #[doc(hidden)]
     pub fn each_batch<E: From<EngineError>>(
         &mut self,
@@ -90,7 +91,8 @@ impl Session {
         let lens: Vec<usize> = encoded.iter().map(|own| own.borrow().ids.len()).collect();
         for indices in batches_of_texts(&lens, max_tokens) {
             let sequences = indices.iter().map(|&index| encoded[index].borrow());
-            let batch = Encoded::batch(sequences).map_err(EngineError::from)?;
+            let batch = Encoded::batch(sequences);
+            let batch = batch.map_err(|e| EngineError::from(e.of_sequence(|at| indices[at])))?;
             run(self, &batch, &indices)?;
             between()?;
         }
@@ -101,7 +103,8 @@ impl Session {
     /// while the device computes the next batch, and `between` after each batch.
     ///
     /// # Errors
-    /// Returns an error if a batch fails or has outputs that are not finite, and the errors of `take` and of `between`.
+    /// Returns an error if a batch fails or has outputs that are not finite, and the errors of `take` and of `between`. If a sequence is
+    /// refused, the error names it by its index in `encoded`.
     #[doc(hidden)]
     pub fn each_output<E: From<EngineError>>(
         &mut self,
@@ -117,7 +120,9 @@ impl Session {
         };
         let mut last: Option<(Pending, Vec<usize>)> = None;
         let run = |session: &mut Session, batch: &Batch, at: &[usize]| {
-            let next = (session.submit(batch)?, at.to_vec());
+            let pending = session.submit(batch);
+            let pending = pending.map_err(|error| error.of_sequence(|nth| at[nth]))?;
+            let next = (pending, at.to_vec());
             last.replace(next).map_or(Ok(()), &mut take)
         };
         self.each_batch(encoded, max_tokens, run, between)?;

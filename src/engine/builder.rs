@@ -465,7 +465,7 @@ impl Builder {
     ) -> Result<Loaded, EngineError> {
         let tuned = self.is_tuned();
         if let Some((file, read)) = self.start.artifact() {
-            return self.of_file(file, read, device);
+            return self.of_file(file, read, device, folder);
         }
         let (machine, served) = device.machine()?;
         let mut chosen_by = ChosenBy {

@@ -5,7 +5,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::EngineError;
+use super::{EngineError, Origin};
 use crate::{
     codegen::{Codegen, Source},
     graph::Graph,
@@ -111,6 +111,8 @@ pub struct Compiled {
     pub report: Report,
     pub program: Program,
     pub options: CompileOptions,
+    /// The description, and the sizes and modules that it was compiled for.
+    pub origin: Origin,
 }
 
 impl Compiled {
@@ -269,7 +271,9 @@ pub fn compile(
         graph.add_output(name.clone(), id);
     }
     let program = program::lower(&graph, &options.lowering())?;
+    let origin = Origin::of(description, config, &options.modules, &model);
     Ok(Compiled {
+        origin,
         model,
         graph,
         report,

@@ -198,6 +198,17 @@ pub enum EngineError {
         asked: String,
     },
     #[error(
+        "the artifact `{}` was compiled for another model than that of `{}`: {differences}; compile the model of this folder (`gemmule compile`), or give the folder that the artifact was compiled for",
+        .file.display(),
+        .folder.display()
+    )]
+    ArtifactFolder {
+        file: PathBuf,
+        folder: PathBuf,
+        /// Differences of sizes and modules, in words.
+        differences: String,
+    },
+    #[error(
         "the artifact `{file}` is already compiled, so the setting `{setting}` has no effect on it; omit the setting, or compile the model with it"
     )]
     ArtifactSetting {
@@ -346,6 +357,10 @@ pub enum EngineError {
     },
     #[error("the thread that runs batches ended with a panic, printed above; create a new session")]
     PipelineEnded,
+    #[error(
+        "the model has {labels} labels for each token; expected two, for the start and the end of an answer, as in a model that answers questions (…ForQuestionAnswering)"
+    )]
+    AnswersNothing { labels: usize },
     #[error("`{file}` is not a reference: {problem}")]
     Reference { file: PathBuf, problem: String },
     #[error(
@@ -418,6 +433,14 @@ impl EngineError {
             self,
             Self::Cpu(CpuError::OutOfMemory { .. }) | Self::Cuda(CudaError::OutOfMemory { .. })
         )
+    }
+
+    /// Replaces the index of the sequence that an error of a batch names. Other errors are returned unchanged.
+    pub(crate) fn of_sequence(self, index: impl FnOnce(usize) -> usize) -> Self {
+        match self {
+            Self::Batch(error) => Self::Batch(error.of_sequence(index)),
+            error => error,
+        }
     }
 
     /// Whether the process can no longer run anything on the device of the batch: CUDA returns the same error for every later

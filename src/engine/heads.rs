@@ -129,7 +129,8 @@ impl Engine {
     /// The engine must have the output `token_logits`, with a start label and an end label.
     ///
     /// # Errors
-    /// Same as [`classify_tokens`](Self::classify_tokens). Also returns an error if an option is out of range.
+    /// Same as [`classify_tokens`](Self::classify_tokens). Also returns an error if an option is out of range, or if the model does not have
+    /// two labels.
     pub fn answer(
         &self,
         question: &str,
@@ -142,6 +143,11 @@ impl Engine {
         let rows = self.head(&inputs, TOKEN_LOGITS, BATCH_TOKENS, |_, logits| {
             logits.to_vec()
         })?;
+        let labels =
+            (inputs.iter().zip(&rows)).map(|(input, row)| row.len() / input.ids.len().max(1));
+        if let Some(labels) = labels.into_iter().find(|&labels| labels != 2) {
+            return Err(EngineError::AnswersNothing { labels });
+        }
         let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
         Ok(job.finish(&rows, options)?)
     }

@@ -159,7 +159,8 @@ impl Engine {
                 rows: &rows,
                 offsets: &offsets,
             };
-            let own = session.run_scoring(batch, &query, taken)?;
+            let own = session.run_scoring(batch, &query, taken);
+            let own = own.map_err(|error| error.of_sequence(|nth| at[nth]))?;
             for (&index, score) in at.iter().zip(own) {
                 scores[index] = score;
             }

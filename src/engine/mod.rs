@@ -29,6 +29,7 @@ pub mod hub;
 mod kv_cache_choice;
 mod late;
 mod model_file;
+mod origin;
 mod outputs;
 mod padding;
 mod pending;
@@ -54,6 +55,7 @@ pub use error::EngineError;
 pub use kv_cache_choice::{KvCacheChoice, UnknownKvCacheChoice};
 pub use late::LateScorer;
 pub use model_file::{ModelFile, description};
+pub use origin::Origin;
 pub use outputs::Outputs;
 pub(crate) use padding::laid_out;
 pub use pending::Pending;
@@ -74,11 +76,11 @@ use crate::{
     program::{Program, Step},
     runtime::{
         AllocatorChoice, Footprint, GraphChoice, LoadedModel, Output, Planner, PlannerError,
-        batch::{Batch, Limits},
+        batch::{Batch, BatchError, Limits},
         cpu::CpuSession,
         cuda::{CudaSession, HostScorer},
     },
-    text::{Folder, Score},
+    text::{Encoded, Folder, Score},
 };
 
 /// Name of the output from which a cross-encoder's scores are computed.
@@ -304,6 +306,15 @@ impl Engine {
     /// Returns the memory planner of the engine's sessions.
     pub fn allocator(&self) -> &AllocatorChoice {
         &self.allocator
+    }
+
+    /// Checks that sessions of this engine accept a sequence, without running it.
+    ///
+    /// # Errors
+    /// Returns the error of a batch of the sequence alone.
+    pub fn check(&self, sequence: &Encoded) -> Result<(), BatchError> {
+        let batch = Encoded::batch(std::iter::once(sequence))?;
+        session::checked(&batch, &self.limits, self.program()).map(drop)
     }
 
     /// Returns the model's limits on token ids and sequence lengths.

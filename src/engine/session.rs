@@ -101,51 +101,9 @@ impl Session {
         }
     }
 
-    /// Checks a batch, and removes the tokens after each end-of-sequence token.
+    /// Does the same as [`checked`].
     pub(super) fn checked<'b>(&self, batch: &'b Batch) -> Result<Cow<'b, Batch>, BatchError> {
-        batch.check(&self.limits)?;
-        self.check_left_out(batch)?;
-        self.ended(batch)
-    }
-
-    /// Returns an error if the batch leaves tokens of a prompt out of pooling, but an output pools all tokens.
-    fn check_left_out(&self, batch: &Batch) -> Result<(), BatchError> {
-        let program = self.program();
-        if batch.left_out().is_none() || program.reads(BatchInput::PooledTokens) {
-            return Ok(());
-        }
-        let mut outputs = program.outputs.iter();
-        let pools = outputs.any(|(_, tensor)| {
-            let n = program.tensors[*tensor].shape.elements();
-            !n.depends_on(Symbol::Tokens)
-        });
-        match pools {
-            true => Err(BatchError::PoolsAll),
-            false => Ok(()),
-        }
-    }
-
-    /// Removes the tokens after each end-of-sequence token. Such tokens are an error if an output has values for each token or each pair of
-    /// tokens.
-    fn ended<'b>(&self, batch: &'b Batch) -> Result<Cow<'b, Batch>, BatchError> {
-        let ended = batch.ended(self.limits.end)?;
-        let program = self.program();
-        let mut outputs = program.outputs.iter();
-        let has_tokens = outputs.any(|(_, tensor)| {
-            let n = program.tensors[*tensor].shape.elements();
-            n.depends_on(Symbol::Tokens) || n.depends_on(Symbol::Pairs)
-        });
-        if let Cow::Owned(ended) = &ended
-            && has_tokens
-        {
-            let mut lens = ended.lens().iter().zip(batch.lens()).enumerate();
-            let longer = lens.find(|(_, (end, len))| end != len);
-            if let Some((sequence, (&end, &len))) = longer {
-                let (token, n) = (end - 1, len - end);
-                return Err(BatchError::BehindEnd { sequence, token, n });
-            }
-        }
-        Ok(ended)
+        checked(batch, &self.limits, self.program())
     }
 
     /// Waits for the first submitted batch if the session cannot accept another. The results are kept for the [`Pending`] of that batch.
@@ -241,4 +199,57 @@ impl Session {
             SessionBackend::Cuda(session) => session.memory_work(),
         }
     }
+}
+
+/// Checks that a session accepts a batch, and removes the tokens after each end-of-sequence token.
+pub(super) fn checked<'b>(
+    batch: &'b Batch,
+    limits: &Limits,
+    program: &Program,
+) -> Result<Cow<'b, Batch>, BatchError> {
+    batch.check(limits)?;
+    check_left_out(batch, program)?;
+    ended(batch, limits, program)
+}
+
+/// Returns an error if the batch leaves tokens of a prompt out of pooling, but an output pools all tokens.
+fn check_left_out(batch: &Batch, program: &Program) -> Result<(), BatchError> {
+    if batch.left_out().is_none() || program.reads(BatchInput::PooledTokens) {
+        return Ok(());
+    }
+    let mut outputs = program.outputs.iter();
+    let pools = outputs.any(|(_, tensor)| {
+        let n = program.tensors[*tensor].shape.elements();
+        !n.depends_on(Symbol::Tokens)
+    });
+    match pools {
+        true => Err(BatchError::PoolsAll),
+        false => Ok(()),
+    }
+}
+
+/// Removes the tokens after each end-of-sequence token. Such tokens are an error if an output has values for each token or each pair of
+/// tokens.
+fn ended<'b>(
+    batch: &'b Batch,
+    limits: &Limits,
+    program: &Program,
+) -> Result<Cow<'b, Batch>, BatchError> {
+    let ended = batch.ended(limits.end)?;
+    let mut outputs = program.outputs.iter();
+    let has_tokens = outputs.any(|(_, tensor)| {
+        let n = program.tensors[*tensor].shape.elements();
+        n.depends_on(Symbol::Tokens) || n.depends_on(Symbol::Pairs)
+    });
+    if let Cow::Owned(ended) = &ended
+        && has_tokens
+    {
+        let mut lens = ended.lens().iter().zip(batch.lens()).enumerate();
+        let longer = lens.find(|(_, (end, len))| end != len);
+        if let Some((sequence, (&end, &len))) = longer {
+            let (token, n) = (end - 1, len - end);
+            return Err(BatchError::BehindEnd { sequence, token, n });
+        }
+    }
+    Ok(ended)
 }

@@ -31,8 +31,9 @@ const MAX_IDS: usize = 1 << 18;
 const MAX_ENDS: usize = 1024;
 
 /// Reads the generation settings of a checkpoint folder from its `generation_config.json`. Older folders lack that file; their settings
-/// come from config.json. End tokens and the decoder's start token also come from config.json if `generation_config.json` does not set
-/// them. If the folder sets no limit on the length, [`Rules::max_new_tokens`] is [`Rules::NO_LIMIT`].
+/// come from config.json. If there is a `generation_config.json`, `eos_token_id` of config.json has no effect, as in the library
+/// transformers. A decoder's start token is `decoder_start_token_id`, or else `bos_token_id`, or else `decoder_start_token_id` of
+/// config.json. If the folder sets no limit on the length, [`Rules::max_new_tokens`] is [`Rules::NO_LIMIT`].
 ///
 /// [`SamplingParams::default_sampling`] and [`SamplingParams::default_beams`] contain the folder's settings even if the folder enables
 /// neither sampling nor beam search. If the folder enables both, `sampling` and `beams` are both set.
@@ -69,6 +70,7 @@ pub fn generation_config_of(files: &ModelFiles) -> Result<SamplingParams, Genera
     };
     let (config_file, config) = read("config.json")?;
     let mut config = config.unwrap_or_else(|| json!({}));
+    let start = config.get("bos_token_id").cloned();
     if let Some(object) = config.as_object_mut() {
         // The library transformers writes a `max_length` of 20 even if no user set it.
         object.retain(|key, value| {
@@ -77,21 +79,23 @@ pub fn generation_config_of(files: &ModelFiles) -> Result<SamplingParams, Genera
     }
     let (file, own) = read("generation_config.json")?;
     let Some(own) = own else {
-        let read = parse(&config).map_err(|problem| wrong(&config_file, problem));
-        return read.map(Parsed::generate);
+        let mut parsed = parse(&config).map_err(|problem| wrong(&config_file, problem))?;
+        let started = parsed.start_with(start.as_ref().map(|value| ("bos_token_id", value)));
+        started.map_err(|problem| wrong(&config_file, problem))?;
+        return Ok(parsed.generate());
     };
     let mut parsed = parse(&own).map_err(|problem| wrong(&file, problem))?;
-    let generate = &mut parsed.generate;
-    let in_config = |key: &'static str| {
-        let value = config.get(key).filter(|value| !value.is_null());
-        value.map(|value| Setting { key, value })
-    };
-    let wrong = |problem| wrong(&config_file, problem);
-    if let (None, Some(start)) = (generate.decoder_start, in_config("decoder_start_token_id")) {
-        generate.decoder_start = Some(start.id().map_err(wrong)?);
-    }
-    if let (true, Some(end)) = (generate.rules.end.is_empty(), in_config("eos_token_id")) {
-        generate.rules.end = end.ids(MAX_ENDS).map_err(wrong)?;
+    let started = parsed.start_with(own.get("bos_token_id").map(|value| ("bos_token_id", value)));
+    started.map_err(|problem| wrong(&file, problem))?;
+    let key = "decoder_start_token_id";
+    let started = parsed.start_with(config.get(key).map(|value| (key, value)));
+    started.map_err(|problem| wrong(&config_file, problem))?;
+    let end = config.get("eos_token_id").filter(|end| !end.is_null());
+    if let (true, Some(end)) = (parsed.generate.rules.end.is_empty(), end) {
+        tracing::warn!(
+            "`{}` has no `eos_token_id`, so generated texts end only at the maximum length, as in the library transformers; to end them at the `eos_token_id` of config.json, {end}, copy it to generation_config.json",
+            file.display()
+        );
     }
     Ok(parsed.generate())
 }
@@ -104,6 +108,15 @@ struct Parsed {
 }
 
 impl Parsed {
+    /// Sets the start token of the decoder to the value of a key, unless the file has set a start token or the value is null.
+    fn start_with(&mut self, setting: Option<(&str, &Value)>) -> Result<(), String> {
+        let start = &mut self.generate.decoder_start;
+        if let (None, Some((key, value))) = (&start, setting.filter(|(_, v)| !v.is_null())) {
+            *start = Some(Setting { key, value }.id()?);
+        }
+        Ok(())
+    }
+
     /// Returns the sampling parameters. The caller must have set the end tokens, because they remain allowed even if they are bad words.
     fn generate(mut self) -> SamplingParams {
         let rules = &mut self.generate.rules;
@@ -564,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn config_json_provides_missing_settings() {
+    fn config_json_provides_settings_without_a_generation_config() {
         let folder = tempfile::tempdir().expect("a folder");
         let write = |name: &str, value: Value| {
             std::fs::write(folder.path().join(name), value.to_string()).expect("it is written");
@@ -579,10 +592,8 @@ mod tests {
             "generation_config.json",
             json!({"bad_words_ids": [[3], [4]], "max_length": 20}),
         );
-        let both = read();
-        assert_eq!(
-            (both.max_length, both.rules.suppressed),
-            (Some(20), vec![4])
-        );
+        let own = read();
+        assert_eq!((own.max_length, own.rules.end), (Some(20), vec![]));
+        assert_eq!(own.rules.suppressed, [3, 4]);
     }
 }

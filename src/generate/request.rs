@@ -188,7 +188,7 @@ pub enum AdmitError {
     )]
     LongSource { tokens: usize, positions: u32 },
     #[error(
-        "the model generates from a source and needs a start token; set `Generate::decoder_start`, or `decoder_start_token_id` in config.json"
+        "the model generates from a source and needs a start token; set `Generate::decoder_start`, or `decoder_start_token_id` in generation_config.json"
     )]
     NoStart,
     #[error(

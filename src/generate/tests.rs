@@ -327,3 +327,38 @@ fn requests_alone_end_in_each_way() {
         assert_eq!(failed, Some(Failure::NoToken { step: 1 }));
     }
 }
+
+#[test]
+fn a_decoder_starts_with_its_own_token_or_the_first_token_of_a_text() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, value: serde_json::Value| {
+        std::fs::write(folder.path().join(name), value.to_string()).expect("it is written");
+    };
+    let start = || {
+        super::generation_config(folder.path())
+            .expect("it is read")
+            .decoder_start
+    };
+    write("config.json", serde_json::json!({"bos_token_id": 4}));
+    assert_eq!(start(), Some(4));
+    write(
+        "config.json",
+        serde_json::json!({"bos_token_id": 4, "decoder_start_token_id": 5}),
+    );
+    assert_eq!(start(), Some(5));
+    write(
+        "generation_config.json",
+        serde_json::json!({"bos_token_id": null}),
+    );
+    assert_eq!(start(), Some(5));
+    write(
+        "generation_config.json",
+        serde_json::json!({"bos_token_id": 6}),
+    );
+    assert_eq!(start(), Some(6));
+    write(
+        "generation_config.json",
+        serde_json::json!({"bos_token_id": 6, "decoder_start_token_id": 7}),
+    );
+    assert_eq!(start(), Some(7));
+}

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +17,9 @@ pub struct WeightNames {
     /// Names of tied tensors that are not read, each with the name of the tensor that is read instead.
     #[serde(default)]
     pub ties: BTreeMap<String, String>,
+    /// Names of tensors that the model reads even if their alternative names have other values, because config.json unties them.
+    #[serde(default)]
+    pub untied: BTreeSet<String>,
     /// Names of tensors that affect no output of the model. One `*` in a name matches any text.
     #[serde(default)]
     pub ignored: Vec<String>,
@@ -63,6 +66,15 @@ impl WeightNames {
             }
         }
         spellings
+    }
+
+    /// Returns the spellings of tensors that are not read although they may be alternatives to `name`: tied tensors, and the
+    /// alternatives of an untied one.
+    pub fn unread(&self, name: &str) -> BTreeSet<String> {
+        let others = self.others.get(name);
+        let others = others.filter(|_| self.untied.contains(name));
+        let unread = self.ties.keys().chain(others.into_iter().flatten());
+        unread.flat_map(|name| self.spellings(name)).collect()
     }
 
     /// Returns whether a tensor of a checkpoint affects no output of the model.

@@ -39,7 +39,7 @@ impl FromStr for Aggregation {
     fn from_str(name: &str) -> Result<Self, String> {
         let found = Self::NAMES.iter().find(|(known, _)| *known == name);
         found.map(|(_, rule)| *rule).ok_or_else(|| {
-            let name: String = name.chars().take(40).collect();
+            let name: String = name.chars().take(80).collect();
             format!(
                 "there is no aggregation `{name}`; expected none, simple, first, average or max"
             )

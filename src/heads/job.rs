@@ -26,7 +26,7 @@ pub enum HeadError {
     NoMaskToken,
     #[error("text {index} has no mask; put `{mask}` where a token is missing")]
     NoMask { index: usize, mask: String },
-    #[error("the target `{target}` has no token; expected a word")]
+    #[error("the target `{target}` has no token in the model's vocabulary; expected a word of it")]
     Target { target: String },
     #[error("the template `{template}` has no `{{}}`; expected one where the label stands")]
     Template { template: String },
@@ -232,21 +232,32 @@ impl MaskJob {
     }
 
     /// Returns the ids of the targets of `options`. Each target is the name of a token, or a word, which is represented by its first token.
+    /// Logs a warning for a word of several tokens.
     ///
     /// # Errors
-    /// Returns an error if a target has no token.
+    /// Returns an error if a target has no token, or if its first token is the unknown token.
     pub fn targets(encoder: &TextEncoder, options: &MaskOptions) -> Result<Vec<u32>, HeadError> {
+        let unknown = encoder.named_token("unk_token")?;
         let ids = options.targets.iter().map(|target| {
             if let Some(id) = encoder.token_id(target) {
                 return Ok(id);
             }
-            let first = match target.is_empty() {
-                true => None,
-                false => encoder.tokens(target, false)?.first().map(|token| token.id),
+            let tokens = match target.is_empty() {
+                true => Vec::new(),
+                false => encoder.tokens(target, false)?,
             };
-            first.ok_or_else(|| HeadError::Target {
-                target: target.clone(),
-            })
+            match tokens.as_slice() {
+                [first, others @ ..] if Some(first.id) != unknown => {
+                    if !others.is_empty() {
+                        let (name, n) = (encoder.decode_with(&[first.id], false)?, tokens.len());
+                        tracing::warn!("the target `{target}` has {n} tokens; only the first one, `{name}`, is considered");
+                    }
+                    Ok(first.id)
+                }
+                _ => Err(HeadError::Target {
+                    target: target.chars().take(80).collect(),
+                }),
+            }
         });
         ids.collect()
     }

@@ -11,8 +11,9 @@ use super::{
     error::Failure,
     json,
     request::Fields,
-    vectors::{ValueType, Values, shown},
+    vectors::{ValueType, Values},
 };
+use crate::names::excerpt;
 use crate::serve::{CutSide, Submit, Text};
 
 /// Values of `input_type` in Cohere's API, which requires the field.
@@ -30,7 +31,7 @@ fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure> {
         Some("START") => Some(CutSide::Left),
         Some("NONE") => None,
         Some(other) => {
-            let other = shown(other);
+            let other = excerpt(other);
             let problem = format!("`truncate` is `{other}`; expected NONE, START or END");
             return Err(Failure::invalid("truncate", problem));
         }

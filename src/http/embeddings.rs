@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::{RequestContext, error::Failure, fields::kind, request::Fields};
+use crate::names::excerpt;
 use crate::serve::{Answer, CutSide, Service, Submit, Text};
 
 /// Computes inputs and returns their answers in order. Fails if any input fails. `extra` is the number of bytes that the response takes in
@@ -88,6 +89,7 @@ pub(super) fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure
         Some("Left" | "left") => Some(CutSide::Left),
         Some("Right" | "right") => Some(CutSide::Right),
         Some(other) => {
+            let other = excerpt(other);
             let problem = format!("`truncation_direction` is `{other}`; expected Left or Right");
             return Err(Failure::invalid("truncation_direction", problem));
         }

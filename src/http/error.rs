@@ -8,8 +8,19 @@ use hyper::{
 };
 use serde_json::json;
 
-use super::{Body, json, route::Style};
-use crate::serve::{ReloadError, ServeError};
+use super::{
+    Body, Route, json,
+    route::{Style, Subject},
+};
+use crate::{
+    names::{excerpt, without_middle},
+    serve::{ReloadError, ServeError},
+};
+
+/// Max characters of a message of another library, which may quote a value.
+pub(super) const MAX_QUOTED: usize = 400;
+/// Max characters of any error message.
+const MAX_MESSAGE: usize = 4000;
 
 /// Error of a request, with its HTTP status.
 #[derive(Clone, Debug)]
@@ -20,6 +31,26 @@ pub(super) struct Failure {
     message: String,
     retry_after: Option<Duration>,
     allow: Option<String>,
+    /// Boxed to keep the type small.
+    of_input: Option<Box<OfInput>>,
+}
+
+/// Problem of an input. The message about it depends on the route.
+#[derive(Clone, Debug)]
+struct OfInput {
+    subject: Subject,
+    index: usize,
+    problem: Problem,
+}
+
+#[derive(Clone, Debug)]
+enum Problem {
+    /// The input has more than this number of tokens.
+    TooLong(usize),
+    /// The input exceeds the largest batch.
+    TooLarge,
+    /// The text follows the name of the input.
+    Other(String),
 }
 
 impl Failure {
@@ -31,7 +62,39 @@ impl Failure {
             message,
             retry_after: None,
             allow: None,
+            of_input: None,
         }
+    }
+
+    /// Says what the input with the problem is, if it is not an input of the request by itself.
+    pub fn about(mut self, subject: Subject) -> Self {
+        if let Some(of_input) = &mut self.of_input {
+            of_input.subject = subject;
+        }
+        self
+    }
+
+    /// Completes the error of an input: names the input and its field as `route` does, and the field that truncates it.
+    pub fn on(mut self, route: Route) -> Self {
+        let Some(of_input) = self.of_input.take() else {
+            return self;
+        };
+        let (param, name) = route.input(of_input.subject, of_input.index);
+        self.param = Some(param.to_owned());
+        self.message = match of_input.problem {
+            Problem::TooLong(limit) => {
+                let or = match route.truncation() {
+                    Some(field) => format!(", or send {field} to truncate it"),
+                    None => String::new(),
+                };
+                format!("{name} has more than {limit} tokens, the model's maximum; shorten it{or}")
+            }
+            Problem::TooLarge => format!(
+                "{name} exceeds the largest batch that the device's memory or the scheduler's rows allow; shorten it"
+            ),
+            Problem::Other(problem) => format!("{name}{problem}"),
+        };
+        self
     }
 
     pub fn invalid(param: &str, message: String) -> Self {
@@ -58,7 +121,7 @@ impl Failure {
     }
 
     pub fn no_route(path: &str) -> Self {
-        let path: String = path.chars().take(80).collect();
+        let path = excerpt(path);
         let mut routes = super::Route::ALL.map(|(_, name, _)| name).to_vec();
         routes.dedup();
         let message = format!(
@@ -113,7 +176,7 @@ impl Failure {
     }
 
     pub fn encoding(found: &str) -> Self {
-        let found: String = found.chars().take(80).collect();
+        let found = excerpt(found);
         let message = format!(
             "`content-encoding` is `{found}`; expected gzip or identity, or no such header"
         );
@@ -122,7 +185,7 @@ impl Failure {
     }
 
     pub fn origin(found: &str) -> Self {
-        let found: String = found.chars().take(200).collect();
+        let found = excerpt(found);
         let message = format!(
             "pages of `{found}` may not use this server; to allow them, start it with --cors-origin {found}"
         );
@@ -135,13 +198,26 @@ impl Failure {
         Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
     }
 
+    /// Creates an error for a body of which fewer than `expected` bytes arrived within `within`.
+    pub fn stalled_body(expected: usize, within: Duration) -> Self {
+        let seconds = within.as_secs_f64();
+        let found = match expected {
+            0 | 1 => "no byte of the body".to_owned(),
+            n => format!("fewer than {n} bytes of the body"),
+        };
+        let message = format!("{found} arrived within {seconds} s; send it faster");
+        Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+    }
+
     pub fn broken_body(problem: &str) -> Self {
         let message = format!("the body ended early: {problem}");
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
     }
 
     pub fn json(error: &serde_json::Error) -> Self {
-        let message = format!("the body is not a JSON object that this route takes: {error}");
+        let problem = error.to_string();
+        let problem = without_middle(&problem, MAX_QUOTED);
+        let message = format!("the body is not a JSON object that this route takes: {problem}");
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
     }
 
@@ -166,6 +242,7 @@ impl Failure {
             message,
             ..
         } = &self;
+        let message = &*without_middle(message, MAX_MESSAGE);
         let kind = match status.as_u16() {
             401 => "authentication_error",
             403 => "permission_error",
@@ -218,15 +295,20 @@ impl From<ServeError> for Failure {
     fn from(error: ServeError) -> Self {
         let message = error.to_string();
         let (status, code) = match &error {
-            ServeError::Invalid { .. } => (StatusCode::BAD_REQUEST, "invalid_request"),
+            ServeError::Invalid { .. } | ServeError::Input { .. } => {
+                (StatusCode::BAD_REQUEST, "invalid_request")
+            }
             ServeError::ContextLength { .. } => {
                 (StatusCode::BAD_REQUEST, "context_length_exceeded")
             }
             ServeError::TooLong { .. }
             | ServeError::TooLarge { .. }
             | ServeError::LargeRequest { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "too_large"),
-            ServeError::Overloaded { .. } | ServeError::Hopeless => {
+            ServeError::Overloaded { .. } | ServeError::Hopeless { .. } => {
                 (StatusCode::TOO_MANY_REQUESTS, "overloaded")
+            }
+            ServeError::ShortDeadline { .. } => {
+                (StatusCode::TOO_MANY_REQUESTS, "deadline_too_short")
             }
             ServeError::Deadline => (StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded"),
             ServeError::NotReady { .. } => (StatusCode::SERVICE_UNAVAILABLE, "not_ready"),
@@ -238,12 +320,31 @@ impl From<ServeError> for Failure {
             }
         };
         let mut failure = Self::new(status, code, message);
+        let of_input = |index, problem| {
+            Some(Box::new(OfInput {
+                subject: Subject::Input,
+                index,
+                problem,
+            }))
+        };
         match error {
             ServeError::Invalid { param, .. } | ServeError::ContextLength { param, .. } => {
                 failure.param = Some(param.to_owned());
             }
-            ServeError::Overloaded { retry_after } => failure.retry_after = Some(retry_after),
-            ServeError::Hopeless | ServeError::NotReady { .. } => {
+            ServeError::TooLong { index, limit } => {
+                failure.of_input = of_input(index, Problem::TooLong(limit));
+            }
+            ServeError::TooLarge { index } => {
+                failure.of_input = of_input(index, Problem::TooLarge);
+            }
+            ServeError::Input { index, problem } => {
+                failure.param = Some("input".to_owned());
+                failure.of_input = of_input(index, Problem::Other(problem));
+            }
+            ServeError::Overloaded { retry_after } | ServeError::Hopeless { retry_after } => {
+                failure.retry_after = Some(retry_after);
+            }
+            ServeError::NotReady { .. } => {
                 failure.retry_after = Some(Duration::from_secs(1));
             }
             _ => {}

@@ -10,7 +10,7 @@
 use serde_json::Value;
 
 use super::{Route, error::Failure};
-use crate::names::nearest;
+use crate::names::{excerpt, nearest};
 
 pub(super) struct Field {
     /// Name in the body. A dot separates the name of an object from the name of a field in it.
@@ -470,14 +470,13 @@ pub(super) fn field(name: &str) -> Option<&'static Field> {
 /// Returns the error for a field that is not in the table. `prefix` is the path of the object that contains it, with a trailing dot. It is
 /// empty for the body itself.
 pub(super) fn unknown(route: Route, prefix: &str, name: &str) -> Failure {
-    let name: String = name.chars().take(80).collect();
     let siblings = FIELDS.iter().filter(|field| field.is_computed(route));
     let siblings = siblings.filter_map(|field| field.name.strip_prefix(prefix));
-    let near = match nearest(&name, siblings.filter(|name| !name.contains('.'))) {
+    let near = match nearest(name, siblings.filter(|name| !name.contains('.'))) {
         Some(near) => format!("; did you mean `{prefix}{near}`?"),
         None => "; leave it out".to_owned(),
     };
-    let path = format!("{prefix}{name}");
+    let path = format!("{prefix}{}", excerpt(name));
     let problem = format!("`{path}` is not a field of {}{near}", route.label());
     Failure::invalid(&path, problem)
 }

@@ -106,16 +106,20 @@ async fn written(
     submit: Submit,
 ) -> Result<Vec<TokenStream>, ServeError> {
     let writing = &varied(service, n, writing);
-    let each = prompts
-        .iter()
-        .flat_map(|prompt| (0..n).map(move |nth| (prompt, nth)));
+    let each = prompts.iter().enumerate();
+    let each = each.flat_map(|(at, prompt)| (0..n).map(move |nth| (at, prompt, nth)));
     let share = app.share();
     let tokens: usize = prompts.iter().map(Vec::len).sum();
     // The ids are stored twice: in the queue and in the generator.
     let bytes = 8 * (tokens as u64).saturating_mul(n as u64);
     share.reserve(bytes).await?;
-    each.map(|(prompt, nth)| {
-        service.submit_within(prompt.clone(), seeded(app, writing, nth), submit, share)
+    each.map(|(at, prompt, nth)| {
+        let writing = seeded(app, writing, nth);
+        let submitted = service.submit_within(prompt.clone(), writing, submit, share);
+        submitted.map_err(|error| match prompts.len() {
+            1 => error,
+            _ => error.of_text("prompt", at),
+        })
     })
     .collect()
 }

@@ -10,8 +10,9 @@ use super::{
     json,
     openai::Usage,
     request::Fields,
-    vectors::{ValueType, Values, is_base64, shown},
+    vectors::{ValueType, Values, is_base64},
 };
+use crate::names::excerpt;
 use crate::serve::{OutputKind, Submit, TextRole};
 
 #[derive(Serialize)]
@@ -39,7 +40,7 @@ fn role(fields: &mut Fields) -> Result<TextRole, Failure> {
         Some(true) => Ok(TextRole::Query),
         Some(false) => Ok(TextRole::Document),
         None => {
-            let name = shown(&name);
+            let name = excerpt(&name);
             let problem = format!("`input_type` is `{name}`; expected query or document");
             Err(Failure::invalid("input_type", problem))
         }

@@ -27,6 +27,7 @@ mod cors;
 mod embeddings;
 mod error;
 mod fields;
+mod framing;
 mod generation;
 mod gzip;
 mod heads;
@@ -100,6 +101,9 @@ pub struct HttpChoice {
     pub header_time: Duration,
     /// Time limit for a client to send the body of a request.
     pub body_time: Duration,
+    /// Max time for which a client may pause while it sends a body. Once 256 KiB have arrived, at least 64 KiB must arrive within this
+    /// time.
+    pub body_pause: Duration,
     /// Max idle time of a connection between two requests. It should exceed the idle time of proxies in front of the server. Otherwise a
     /// proxy can send a request on a connection that the server is closing, and the request is lost.
     pub idle_time: Duration,
@@ -131,6 +135,7 @@ impl Default for HttpChoice {
             timeout: Duration::from_secs(60),
             header_time: Duration::from_secs(10),
             body_time: Duration::from_secs(30),
+            body_pause: Duration::from_secs(5),
             idle_time: Duration::from_secs(75),
             write_time: Duration::from_secs(30),
             keys: None,
@@ -377,6 +382,7 @@ impl<'a> RequestContext<'a> {
             class,
             tenant: tenant.number,
             wanted: OutputKind::Usual,
+            is_joint: true,
         };
         // If the time is up, the future is dropped, which cancels everything that it waits for.
         match tokio::time::timeout(left(), self.of_body(route, fields, submit, is_raw)).await {
@@ -387,6 +393,17 @@ impl<'a> RequestContext<'a> {
 
     /// Handles a request with a body.
     async fn of_body(
+        &self,
+        route: Route,
+        fields: Fields,
+        submit: Submit,
+        is_raw: bool,
+    ) -> HandlerResult {
+        let handled = self.handled(route, fields, submit, is_raw).await;
+        handled.map_err(|failure| failure.on(route))
+    }
+
+    async fn handled(
         &self,
         route: Route,
         fields: Fields,

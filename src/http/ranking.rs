@@ -1,6 +1,6 @@
 //! Ranks documents by the scores of pairs, or by late interaction.
 
-use super::{RequestContext, embeddings::answers, error::Failure, on_thread};
+use super::{RequestContext, embeddings::answers, error::Failure, on_thread, route::Subject};
 use crate::serve::{Answer, OutputKind, ServeError, Service, Submit, Text, TextRole, TokenVectors};
 
 /// Scores documents against a query. Returns the index and the score of each document, best first, and the number of tokens.
@@ -35,7 +35,8 @@ pub(super) async fn ranked(
     app.share().reserve(copies.saturating_add(memory)).await?;
     let pair = |document: &String| Text::Pair(query.to_owned(), document.clone());
     let pairs = documents.iter().map(pair).collect();
-    let answers = answers(app, service, pairs, submit).await?;
+    let answers = answers(app, service, pairs, submit).await;
+    let answers = answers.map_err(|failure| failure.about(Subject::Pair))?;
     let tokens = answers.iter().map(|answer| answer.tokens).sum();
     let score = |answer: &Answer| answer.values.first().copied().unwrap_or(0.0);
     Ok((best_first(answers.iter().map(score)), tokens))
@@ -61,7 +62,8 @@ async fn ranked_late(
         .reserve(memory.saturating_add(bytes as u64))
         .await?;
     let query = vec![Text::One(query.to_owned())];
-    let query = service.submit_within(query, of_query, app.share())?;
+    let query = service.submit_within(query, of_query, app.share());
+    let query = query.map_err(|error| Failure::from(error).about(Subject::Query))?;
     let documents = documents.iter().cloned().map(Text::One).collect();
     let documents = answers(app, service, documents, of_documents).await?;
     let mut tokens: usize = documents.iter().map(|answer| answer.tokens).sum();
@@ -69,7 +71,8 @@ async fn ranked_late(
     let vectors = |values| TokenVectors { width, values };
     let mut sides = TokenVectors::default();
     for reply in query {
-        let answer = reply.await?;
+        let answer = reply.await;
+        let answer = answer.map_err(|error| Failure::from(error).about(Subject::Query))?;
         tokens += answer.tokens;
         sides = vectors(answer.values);
     }

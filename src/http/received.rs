@@ -1,22 +1,86 @@
 //! Reads request bodies within limits on size, time and memory.
 
+use std::time::Duration;
+
 use http_body_util::BodyExt;
 use hyper::{Request, body::Body as _};
+use tokio::time::{Instant, timeout, timeout_at};
 
-use super::{App, LARGE, error::Failure, gzip::Encoding, transfer::Upload};
-use crate::serve::Held;
+use super::{App, error::Failure, gzip::Encoding, transfer::Upload};
+use crate::serve::BodyMemory;
 
-/// A body, and the memory that is reserved for it until its request is charged.
+/// Memory that is first charged for a body. Each further charge doubles the memory of the body.
+const FIRST: u64 = 16 << 10;
+/// Once a body holds this many bytes, at least [`PROGRESS`] bytes must arrive within the time that a body may pause.
+const LARGE: usize = 256 << 10;
+const PROGRESS: usize = 64 << 10;
+
+/// A body, and the memory that is charged for it until its request is charged.
 pub(super) struct Received {
     pub bytes: Vec<u8>,
-    held: Vec<Held>,
+    memory: BodyMemory,
 }
 
 impl Received {
-    /// Returns the bytes and releases their reservation. The caller must have charged the request for them.
+    /// Returns the bytes and releases their charge. The caller must have charged the request for them.
     pub fn charged(self) -> Vec<u8> {
-        self.held.into_iter().for_each(Held::end);
+        self.memory.end();
         self.bytes
+    }
+
+    /// Charges memory for a body of `length` bytes, of at most `max` bytes in the end. The charge grows in steps.
+    async fn grow(&mut self, length: u64, max: u64) {
+        let charged = self.memory.bytes();
+        if length <= charged {
+            return;
+        }
+        let step = charged.saturating_mul(2).max(FIRST);
+        let wanted = step.min(max).max(length);
+        self.memory.grow(wanted - charged).await;
+        self.bytes.reserve_exact(wanted as usize - self.bytes.len());
+    }
+}
+
+/// Checks that a body keeps arriving.
+struct Progress {
+    pause: Duration,
+    until: Instant,
+    /// Number of bytes that had arrived when the current period began.
+    before: usize,
+}
+
+impl Progress {
+    fn new(pause: Duration) -> Self {
+        Self {
+            pause,
+            until: Instant::now() + pause,
+            before: 0,
+        }
+    }
+
+    /// Begins a new period, with `n_bytes` bytes that have arrived until now.
+    fn begin(&mut self, n_bytes: usize) {
+        (self.until, self.before) = (Instant::now() + self.pause, n_bytes);
+    }
+
+    /// Returns the number of bytes that must arrive in a period.
+    fn expected(&self) -> usize {
+        match self.before >= LARGE {
+            true => PROGRESS,
+            false => 1,
+        }
+    }
+
+    /// Ends a period.
+    ///
+    /// # Errors
+    /// Returns an error if too few bytes have arrived.
+    fn end(&mut self, n_bytes: usize) -> Result<(), Failure> {
+        if n_bytes - self.before < self.expected() {
+            return Err(Failure::stalled_body(self.expected(), self.pause));
+        }
+        self.begin(n_bytes);
+        Ok(())
     }
 }
 
@@ -28,35 +92,36 @@ impl App {
         encoding: Encoding,
     ) -> Result<Received, Failure> {
         let max = self.choice.max_body;
-        let length = request.body().size_hint();
-        if length.lower() > max as u64 {
+        if request.body().size_hint().lower() > max as u64 {
             return Err(Failure::large_body(max));
         }
-        let inflated = match encoding {
-            Encoding::Identity => 0,
-            Encoding::Gzip => max as u64,
-        };
-        let bytes = length.exact().unwrap_or(LARGE as u64);
-        let held = self.memory.body(bytes + inflated).await;
         let mut received = Received {
-            bytes: Vec::with_capacity(length.exact().map_or(0, |length| length as usize)),
-            held: vec![held],
+            bytes: Vec::new(),
+            memory: self.memory.body(),
         };
-        let reading = self.read(request.into_body(), &mut received, length.exact().is_some());
-        match tokio::time::timeout(self.choice.body_time, reading).await {
-            Ok(read) => read.map(|()| received),
-            Err(_) => Err(Failure::slow_body(self.choice.body_time)),
+        let reading = self.read(request.into_body(), &mut received);
+        match timeout(self.choice.body_time, reading).await {
+            Ok(read) => read?,
+            Err(_) => return Err(Failure::slow_body(self.choice.body_time)),
         }
+        if encoding == Encoding::Gzip {
+            received.memory.grow(max as u64).await;
+        }
+        Ok(received)
     }
 
-    async fn read(
-        &self,
-        mut body: Upload,
-        into: &mut Received,
-        is_charged: bool,
-    ) -> Result<(), Failure> {
+    async fn read(&self, mut body: Upload, into: &mut Received) -> Result<(), Failure> {
         let max = self.choice.max_body;
-        while let Some(frame) = body.frame().await {
+        let expected = body.size_hint().exact().unwrap_or(max as u64);
+        let mut progress = Progress::new(self.choice.body_pause);
+        loop {
+            let Ok(frame) = timeout_at(progress.until, body.frame()).await else {
+                progress.end(into.bytes.len())?;
+                continue;
+            };
+            let Some(frame) = frame else {
+                return Ok(());
+            };
             let frame = frame.map_err(|error| Failure::broken_body(&error.to_string()))?;
             let Ok(data) = frame.into_data() else {
                 continue;
@@ -65,12 +130,11 @@ impl App {
             if length > max {
                 return Err(Failure::large_body(max));
             }
-            if !is_charged && length > LARGE && into.held.len() == 1 {
-                // The length of a chunked body is not known, so reserve the maximum.
-                into.held.push(self.memory.body(max as u64).await);
-            }
+            let began = Instant::now();
+            into.grow(length as u64, expected).await;
             into.bytes.extend_from_slice(&data);
+            // While the body waits for memory, the client cannot send.
+            progress.until += began.elapsed();
         }
-        Ok(())
     }
 }

@@ -10,9 +10,10 @@ use serde_json::Value;
 
 use super::{
     Route,
-    error::Failure,
+    error::{Failure, MAX_QUOTED},
     fields::{Elsewhere, field, shown, unknown},
 };
+use crate::names::without_middle;
 
 /// The fields of a request body, or of an object in it, that the route supports.
 pub(super) struct Fields {
@@ -249,7 +250,11 @@ impl Fields {
             value: PhantomData,
         };
         let picked = serde_json::Deserializer::from_slice(&self.body).deserialize_map(pick);
-        picked.map_err(|error| Failure::invalid(name, format!("`{name}` is not valid: {error}")))
+        picked.map_err(|error| {
+            let problem = error.to_string();
+            let problem = without_middle(&problem, MAX_QUOTED);
+            Failure::invalid(name, format!("`{name}` is not valid: {problem}"))
+        })
     }
 }
 

@@ -13,6 +13,17 @@ pub(super) enum Style {
     Cohere,
 }
 
+/// Text that an error is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    /// An input of the request.
+    Input,
+    /// The query of the request and an input, which the model reads together.
+    Pair,
+    /// The query of the request.
+    Query,
+}
+
 /// Route of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
@@ -151,6 +162,61 @@ impl Route {
             | Self::Info => Style::Tei,
             Self::RerankV2 | Self::EmbedV2 => Style::Cohere,
             _ => Style::OpenAi,
+        }
+    }
+
+    /// Returns the field of an input of the route, and the input's name in errors.
+    pub(super) fn input(self, subject: Subject, index: usize) -> (&'static str, String) {
+        let (param, name) = match self {
+            Self::Embed
+            | Self::EmbedAll
+            | Self::EmbedSparse
+            | Self::Predict
+            | Self::Tokenize
+            | Self::TokenClassification
+            | Self::PredictTokens
+            | Self::FillMask => ("inputs", format!("input {index}")),
+            Self::Similarity => match index.checked_sub(1) {
+                None => (
+                    "inputs.source_sentence",
+                    "`inputs.source_sentence`".to_owned(),
+                ),
+                Some(at) => (
+                    "inputs.sentences",
+                    format!("item {at} of `inputs.sentences`"),
+                ),
+            },
+            Self::TeiRerank | Self::EmbedV2 => ("texts", format!("text {index}")),
+            Self::Rerank | Self::RerankV2 => ("documents", format!("document {index}")),
+            Self::ZeroShot => ("inputs", format!("pair {index} of a text and a label")),
+            Self::QuestionAnswering => ("context", format!("part {index} of the context")),
+            _ => ("input", format!("input {index}")),
+        };
+        match subject {
+            Subject::Input => (param, name),
+            Subject::Pair => (param, format!("the query together with {name}")),
+            Subject::Query => ("query", "the query".to_owned()),
+        }
+    }
+
+    /// Returns the field and the value that truncate inputs of the route; `None` if there is no such field.
+    pub(super) fn truncation(self) -> Option<&'static str> {
+        match self {
+            Self::EmbedV2 => Some(r#""truncate": "END""#),
+            Self::Similarity => Some(r#""parameters": {"truncate": true}"#),
+            Self::Embeddings
+            | Self::MultiVector
+            | Self::Embed
+            | Self::EmbedAll
+            | Self::EmbedSparse
+            | Self::Predict
+            | Self::TeiRerank
+            | Self::Rerank
+            | Self::TokenClassification
+            | Self::PredictTokens
+            | Self::FillMask
+            | Self::ZeroShot => Some(r#""truncate": true"#),
+            _ => None,
         }
     }
 

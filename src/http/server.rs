@@ -416,7 +416,8 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
                 return Poll::Ready(());
             }
             let is_computed = is_computed.load(Ordering::Relaxed);
-            if is_computed || (has_asked.load(Ordering::Relaxed) && !watch.has_begun()) {
+            let is_answering = is_computed || requests.strong_count() > 1;
+            if is_answering || (has_asked.load(Ordering::Relaxed) && !watch.has_begun()) {
                 coming = None;
             } else {
                 let time = coming.get_or_insert_with(|| Box::pin(sleep(header_time)));

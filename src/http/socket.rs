@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use super::framing::Framing;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -28,6 +29,7 @@ const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 /// A connection with a write timeout: the client must accept further bytes of a response within `write_time`.
 pub(super) struct Socket {
     shared: Arc<Shared>,
+    framing: Framing,
     write_time: Duration,
     stuck: Option<Pin<Box<Sleep>>>,
 }
@@ -36,7 +38,7 @@ struct Shared {
     stream: TcpStream,
     /// Whether all bytes written so far have been passed to the operating system.
     is_flushed: AtomicBool,
-    /// Whether bytes have arrived since a response was last written.
+    /// Whether bytes have arrived since a response was last written, or a part of a further request arrived before that.
     has_begun: AtomicBool,
 }
 
@@ -64,6 +66,7 @@ impl Socket {
         };
         let socket = Self {
             shared,
+            framing: Framing::default(),
             write_time,
             stuck: None,
         };
@@ -92,14 +95,16 @@ impl Socket {
 
 impl AsyncRead for Socket {
     fn poll_read(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         loop {
             ready!(self.shared.stream.poll_read_ready(context))?;
-            match self.shared.stream.try_read(into.initialize_unfilled()) {
+            let read = self.shared.stream.try_read(into.initialize_unfilled());
+            match read {
                 Ok(n) => {
+                    self.framing.read(&into.initialize_unfilled()[..n]);
                     self.shared.has_begun.store(true, Ordering::Relaxed);
                     into.advance(n);
                     return Poll::Ready(Ok(()));
@@ -118,7 +123,9 @@ impl AsyncWrite for Socket {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         self.shared.is_flushed.store(false, Ordering::Relaxed);
-        self.shared.has_begun.store(false, Ordering::Relaxed);
+        // The client may have sent a part of its next request already.
+        let has_begun = !self.framing.is_between();
+        self.shared.has_begun.store(has_begun, Ordering::Relaxed);
         self.written(context, bytes)
     }
 

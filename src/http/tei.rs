@@ -27,8 +27,13 @@ pub(super) async fn base(
     fields: Fields,
     submit: Submit,
 ) -> HandlerResult {
-    let has_service = |model: &Model| matches!(model.kind, Kind::Service(_));
-    let model = app.models.named(fields.peek("model"), has_service)?;
+    let fits = |model: &Model| match &model.kind {
+        Kind::Service(service) => {
+            service.is_scoring() || service.is_embedding() || service.has_sparse()
+        }
+        Kind::Generation(_) => false,
+    };
+    let model = app.models.named(fields.peek("model"), fits)?;
     let service = model.service()?;
     let route = if fields.has("query") || fields.has("texts") {
         Route::TeiRerank
@@ -38,8 +43,10 @@ pub(super) async fn base(
         Route::Similarity
     } else if service.is_embedding() {
         Route::Embed
-    } else {
+    } else if service.has_sparse() {
         Route::EmbedSparse
+    } else {
+        return Err(model.unsupported("embeddings or scores").into());
     };
     Box::pin(app.of_body(route, fields.narrowed(route)?, submit, false)).await
 }
@@ -213,7 +220,9 @@ pub(super) async fn tokenize(app: &RequestContext<'_>, mut fields: Fields) -> Ha
             Err(_) if model.encoder().folder().is_route_for(&name) => String::new(),
             Err(error) => return Err(error.into()),
         },
-        (None, text) => text.unwrap_or_default(),
+        (None, Some(text)) => text,
+        // The routes for embeddings put the default prompt before the text, too.
+        (None, None) => model.default_prompt()?.to_owned(),
     };
     let texts: Vec<String> = inputs("inputs", &fields.value("inputs"))?
         .into_iter()

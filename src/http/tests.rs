@@ -15,9 +15,9 @@ use super::{
     Bodies, Body, Ended, HttpChoice, Public, Route, Server,
     embeddings::{inputs, normalize, shortened},
     error::Failure,
-    fields::FIELDS,
+    fields::{FIELDS, field},
     openapi,
-    route::Style,
+    route::{Style, Subject},
     unescaped,
 };
 use crate::{
@@ -126,6 +126,30 @@ fn the_document_has_every_route_and_the_computed_fields() {
 }
 
 #[test]
+fn errors_recommend_a_field_that_the_route_has() {
+    for (route, path, _) in Route::ALL {
+        let has = |name| field(name).is_some_and(|field| field.is_computed(route));
+        let has_field = has("truncate") || has("parameters.truncate");
+        // The errors of `POST /` are those of the route that it forwards to.
+        let expected = has_field && route != Route::Base;
+        assert_eq!(route.truncation().is_some(), expected, "{path}");
+        let (param, _) = route.input(Subject::Input, 1);
+        if !computed(route).is_empty() && !OTHERS.contains(&route) {
+            assert!(has(param), "{path} {param}");
+        }
+    }
+}
+
+/// Routes that compute no embeddings or scores by themselves.
+const OTHERS: [Route; 5] = [
+    Route::Base,
+    Route::Decode,
+    Route::Completions,
+    Route::ChatCompletions,
+    Route::Translate,
+];
+
+#[test]
 fn each_error_has_a_status_and_a_text_in_each_style() {
     let seconds = Duration::from_secs;
     let errors: Vec<Failure> = [
@@ -138,7 +162,13 @@ fn each_error_has_a_status_and_a_text_in_each_style() {
         ServeError::Overloaded {
             retry_after: Duration::from_millis(1300),
         },
-        ServeError::Hopeless,
+        ServeError::Hopeless {
+            retry_after: Duration::from_millis(4200),
+        },
+        ServeError::ShortDeadline {
+            takes: Duration::from_millis(12_340),
+            within: Duration::from_secs(2),
+        },
         ServeError::Deadline,
         ServeError::NotReady {
             why: "it is shutting down",

@@ -154,7 +154,7 @@ pub(super) async fn translate(
     let n = texts.len();
     let index = move |at: usize, error: ServeError| match n {
         1 => error,
-        _ => error.of_text(at),
+        _ => error.of_text("text", at),
     };
     let has_place = service.has_place(n as u64, submit);
     has_place.map_err(|error| error.of_source("text"))?;

@@ -4,7 +4,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Serialize;
 
 use super::{error::Failure, request::Fields};
-use crate::names::nearest;
+use crate::names::{excerpt, nearest};
 
 /// Type of the values of an embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,18 +32,13 @@ pub(super) const TYPES: [(&str, ValueType); 6] = [
     ("base64", ValueType::Base64),
 ];
 
-/// Returns the beginning of a value, for a message.
-pub(super) fn shown(value: &str) -> String {
-    value.chars().take(40).collect()
-}
-
 /// Reads `encoding_format`, which selects whether vectors are encoded in base64.
 pub(super) fn is_base64(fields: &mut Fields) -> Result<bool, Failure> {
     match fields.text("encoding_format")?.as_deref() {
         None | Some("float") => Ok(false),
         Some("base64") => Ok(true),
         Some(other) => {
-            let other = shown(other);
+            let other = excerpt(other);
             let problem = format!("`encoding_format` is `{other}`; expected float or base64");
             Err(Failure::invalid("encoding_format", problem))
         }
@@ -59,7 +54,7 @@ impl ValueType {
         let near = nearest(name, TYPES.iter().map(|(known, _)| *known));
         let near = near.map_or(String::new(), |near| format!(" (did you mean `{near}`?)"));
         let known = TYPES.map(|(known, _)| known).join(", ");
-        let name = shown(name);
+        let name = excerpt(name);
         let problem = format!("`{param}` has the type `{name}`{near}; expected one of {known}");
         Err(Failure::invalid(param, problem))
     }

@@ -55,6 +55,7 @@ pub(super) fn model(
         ties: &ast.ties,
         own,
         tied: BTreeMap::new(),
+        untied: BTreeSet::new(),
         names: HashMap::new(),
         part: 0,
         inputs: HashMap::new(),
@@ -153,6 +154,8 @@ pub(super) struct Builder<'a> {
     own: &'a BTreeSet<String>,
     /// Tied head tensors that are not read, with their tables.
     tied: BTreeMap<String, String>,
+    /// Heads that are read although they have a table in `ties`.
+    untied: BTreeSet<String>,
     /// Name of every node, with its source position.
     names: HashMap<String, Range<usize>>,
     /// Index of the part under construction.
@@ -477,6 +480,7 @@ impl<'a> Builder<'a> {
                 others: self.other_names,
                 folders,
                 ties: self.tied,
+                untied: self.untied,
                 ignored: ast.ignores.clone(),
                 adapter: self.adapter,
             },

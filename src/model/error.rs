@@ -297,6 +297,10 @@ impl File {
         }))
     }
 
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
     pub fn text(&self) -> &str {
         &self.0.text
     }

@@ -188,6 +188,16 @@ impl Description {
         &self.ast.name
     }
 
+    /// File name and text of the description.
+    pub(crate) fn source(&self) -> (&str, &str) {
+        (self.file.name(), self.file.text())
+    }
+
+    /// Tied head tensors for which the checkpoint has values of its own ([`with_own`](Self::with_own)).
+    pub(crate) fn own(&self) -> &BTreeSet<String> {
+        &self.own
+    }
+
     /// All available outputs, in the order of the file.
     pub fn output_names(&self) -> Vec<&str> {
         let outputs = self.ast.outputs();

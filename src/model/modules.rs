@@ -1,5 +1,7 @@
 //! The modules of a sentence-transformers folder that follow the transformer.
 
+use std::fmt;
+
 use super::{error::At, syntax::Ast};
 use crate::{
     graph::TOKEN_VECTORS,
@@ -74,6 +76,21 @@ pub enum Pooling {
     Weighted(PoolWeights),
 }
 
+impl Pooling {
+    fn name(self) -> &'static str {
+        match self {
+            Self::First => "the first token",
+            Self::Last => "the last token",
+            Self::Mean => "the mean",
+            Self::Max => "the maximum",
+            Self::Weighted(PoolWeights::Position) => "the mean weighted by position",
+            Self::Weighted(PoolWeights::RootLength) => {
+                "the sum divided by the root of the number of tokens"
+            }
+        }
+    }
+}
+
 impl Module {
     /// Returns the folder of the module's weights, if it has any.
     pub fn weights(&self) -> Option<&str> {
@@ -88,6 +105,73 @@ impl Module {
             | Module::Truncate { .. }
             | Module::Splade { .. }
             | Module::LogitScore { .. } => None,
+        }
+    }
+}
+
+/// Describes the module for messages, without the name of its folder.
+impl fmt::Display for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pooling {
+                folder: _,
+                modes,
+                after_prompt,
+            } => {
+                let modes: Vec<&str> = modes.iter().map(|mode| mode.name()).collect();
+                write!(f, "pooling by {}", modes.join(" and "))?;
+                match after_prompt {
+                    true => f.write_str(" without the prompt"),
+                    false => Ok(()),
+                }
+            }
+            Self::WeightedLayers {
+                folder: _,
+                from,
+                weights,
+            } => write!(
+                f,
+                "weights of {} layers from layer {from} on",
+                weights.len()
+            ),
+            Self::Dense {
+                folder: _,
+                inputs,
+                outputs,
+                bias,
+                activation,
+                residual,
+            } => {
+                write!(f, "a Dense layer from {inputs} to {outputs}")?;
+                if !bias {
+                    f.write_str(" without bias")?;
+                }
+                if *residual {
+                    f.write_str(" with residual")?;
+                }
+                match activation {
+                    Some(activation) => write!(f, " and {activation:?}"),
+                    None => Ok(()),
+                }
+            }
+            Self::LayerNorm { folder: _, width } => write!(f, "LayerNorm of {width}"),
+            Self::Normalize { folder: _ } => f.write_str("normalization"),
+            Self::NormalizeTokens { hides_expansion } => {
+                f.write_str("normalization of tokens")?;
+                match hides_expansion {
+                    true => f.write_str(" with hidden query expansion"),
+                    false => Ok(()),
+                }
+            }
+            Self::Truncate { width } => write!(f, "truncation to {width}"),
+            Self::Splade { folder: _, twice } => match twice {
+                true => f.write_str("SPLADE with ln(1 + x) twice"),
+                false => f.write_str("SPLADE"),
+            },
+            Self::LogitScore { folder: _, yes, no } => match no {
+                Some(no) => write!(f, "the logit of token {yes} minus that of token {no}"),
+                None => write!(f, "the logit of token {yes}"),
+            },
         }
     }
 }

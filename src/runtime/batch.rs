@@ -368,18 +368,11 @@ impl Batch {
                 id,
             });
         }
-        if let Some(expected) = limits.end.and_then(SequenceEnd::required) {
+        if let Some(end) = limits.end {
             let mut rest = self.token_ids.as_slice();
             for (sequence, (&n, &own)) in self.lens.iter().zip(self.own_lens()).enumerate() {
                 let (ids, after) = rest.split_at(n as usize);
-                let last = ids[..own as usize].last();
-                if let Some(&found) = last.filter(|&&id| id != expected) {
-                    return Err(BatchError::LastToken {
-                        sequence,
-                        found,
-                        expected,
-                    });
-                }
+                check_end(end, sequence, &ids[..own as usize])?;
                 rest = after;
             }
         }
@@ -390,11 +383,15 @@ impl Batch {
         }
     }
 
-    /// Replaces the last token of each sequence with the end token that the model requires, if any. This makes batches of random ids valid.
+    /// Replaces the last token of each sequence with an end token that the model accepts, if it requires one. This makes batches of random
+    /// ids valid.
     #[must_use]
     pub fn with_required_ends(mut self, limits: &Limits) -> Self {
-        let Some(id) = limits.end.and_then(SequenceEnd::required) else {
-            return self;
+        let id = match limits.end {
+            Some(SequenceEnd::Required(id) | SequenceEnd::Token(id)) => id,
+            // Any id but the padding token's.
+            Some(SequenceEnd::NotPadding(padding)) => u32::from(padding == 0),
+            Some(SequenceEnd::Highest | SequenceEnd::BeforePadding(_)) | None => return self,
         };
         let mut end = 0;
         for &n in &self.lens {
@@ -463,6 +460,31 @@ impl Batch {
             token -= n as usize;
         }
         (sequence, token)
+    }
+}
+
+/// Returns an error if the model requires another end of a sequence.
+fn check_end(end: SequenceEnd, sequence: usize, ids: &[u32]) -> Result<(), BatchError> {
+    let last = ids.last().copied();
+    match end {
+        SequenceEnd::Required(expected) => match last.filter(|&id| id != expected) {
+            Some(found) => Err(BatchError::LastToken {
+                sequence,
+                found,
+                expected,
+            }),
+            None => Ok(()),
+        },
+        SequenceEnd::Token(expected) if !ids.contains(&expected) => {
+            Err(BatchError::NoEnd { sequence, expected })
+        }
+        SequenceEnd::NotPadding(id) if last == Some(id) && ids.len() > 1 => {
+            Err(BatchError::EndsWithPadding { sequence, id })
+        }
+        SequenceEnd::Token(_)
+        | SequenceEnd::Highest
+        | SequenceEnd::BeforePadding(_)
+        | SequenceEnd::NotPadding(_) => Ok(()),
     }
 }
 

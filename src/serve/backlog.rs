@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -22,12 +22,24 @@ const DECAY: f64 = 0.98;
 /// Batch size in tokens and mean sequence length, for estimating the time of a long queue.
 const FULL: u64 = 4096;
 const LENGTH: u64 = 128;
+/// Batch sizes in tokens, for the lower estimate of the time of a request. The size with the largest throughput counts.
+const SIZES: [u64; 6] = [1 << 6, 1 << 8, 1 << 10, 1 << 12, 1 << 14, 1 << 16];
+/// Share of an estimated time that counts in a lower estimate, because estimates vary with the load of the machine.
+const CERTAIN: f64 = 0.8;
+/// Time after which a measured pace is no longer used to refuse a request because of its deadline.
+const RECENT: Duration = Duration::from_secs(10);
+/// Bytes of text per token that are assumed until texts are tokenized.
+const PER_TOKEN: f64 = 4.0;
 
 /// Amount of work and the seconds that it took. Newer measurements weigh more (see [`WINDOW`]).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     amount: f64,
     seconds: f64,
+    /// Seconds per unit of work that are assumed until work is measured.
+    assumed: f64,
+    /// Time of the last measurement.
+    measured: Option<Instant>,
 }
 
 impl Pace {
@@ -38,10 +50,13 @@ impl Pace {
         Self {
             amount: of / seconds,
             seconds: of,
+            assumed: seconds,
+            measured: None,
         }
     }
 
     pub fn add(&mut self, amount: f64, took: Duration) {
+        self.measured = Some(Instant::now());
         self.amount += amount;
         self.seconds += took.as_secs_f64();
         if self.seconds > WINDOW {
@@ -51,6 +66,48 @@ impl Pace {
 
     pub fn seconds(&self, amount: f64) -> f64 {
         amount * self.seconds / self.amount.max(f64::MIN_POSITIVE)
+    }
+
+    /// Like [`seconds`](Self::seconds), but does not assume a slower pace than [`Pace::of`] if no work was measured recently. Otherwise a
+    /// single slow measurement could refuse all further requests, and the pace would never be measured again.
+    fn recent_seconds(&self, amount: f64) -> f64 {
+        let is_recent = self.measured.is_some_and(|at| at.elapsed() < RECENT);
+        match is_recent {
+            true => self.seconds(amount),
+            false => self.seconds(amount).min(amount * self.assumed),
+        }
+    }
+}
+
+/// Number of bytes of text and of their tokens. Newer texts weigh more.
+#[derive(Clone, Copy, Debug)]
+struct Density {
+    bytes: f64,
+    tokens: f64,
+}
+
+impl Density {
+    /// When more bytes than this are counted, the weight of the earlier texts is halved.
+    const WINDOW: f64 = 262_144.0;
+
+    fn assumed() -> Self {
+        let bytes = Self::WINDOW / 64.0;
+        Self {
+            bytes,
+            tokens: bytes / PER_TOKEN,
+        }
+    }
+
+    fn add(&mut self, bytes: u64, tokens: u64) {
+        self.bytes += bytes as f64;
+        self.tokens += tokens as f64;
+        if self.bytes > Self::WINDOW {
+            (self.bytes, self.tokens) = (self.bytes / 2.0, self.tokens / 2.0);
+        }
+    }
+
+    fn tokens(&self, bytes: u64) -> u64 {
+        (bytes as f64 * self.tokens / self.bytes) as u64
     }
 }
 
@@ -87,13 +144,13 @@ impl ByClass {
     }
 }
 
-/// Number of requests that are always admitted for each second that queued work may take. With the default limit of two seconds, these are
-/// 32 requests.
+/// Number of texts that are always admitted for each second that queued work may take. With the default limit of two seconds, these are
+/// 32 texts.
 ///
 /// A few clients that each wait for a response must not be refused because of a wrong estimate, such as one before the pace is measured.
 pub(super) const PER_SECOND: f64 = 16.0;
 
-/// Returns the number of requests that are admitted even if the queued work takes longer than its limit `queue`.
+/// Returns the number of texts that are admitted even if the queued work takes longer than its limit `queue`.
 pub(super) fn always_admitted(queue: Duration) -> u64 {
     (queue.as_secs_f64() * PER_SECOND) as u64
 }
@@ -103,16 +160,68 @@ pub(super) fn always_admitted(queue: Duration) -> u64 {
 pub(super) struct Work {
     /// Bytes of texts that are not yet tokenized.
     pub bytes: ByClass,
+    /// Estimated number of tokens of these texts.
+    pub expected: ByClass,
     /// Tokens that are waiting for a device.
     pub tokens: ByClass,
-    /// Number of requests that have no answer yet.
-    pub requests: u64,
+    /// Number of texts that have no answer yet. Each text of a list counts.
+    pub texts: u64,
 }
 
 impl Work {
     fn is_empty(&self) -> bool {
-        self.requests == 0 && self.bytes.is_empty() && self.tokens.is_empty()
+        self.texts == 0
+            && self.bytes.is_empty()
+            && self.expected.is_empty()
+            && self.tokens.is_empty()
     }
+
+    /// Adds texts that are not yet tokenized.
+    pub fn add_untokenized(&mut self, class: u8, load: Load) {
+        self.bytes.add(class, load.bytes);
+        self.expected.add(class, load.tokens);
+    }
+
+    /// Removes texts that are tokenized or that need not be tokenized.
+    pub fn take_untokenized(&mut self, class: u8, load: Load) {
+        self.bytes.take(class, load.bytes);
+        self.expected.take(class, load.tokens);
+    }
+
+    /// Returns the work of this class and of higher classes.
+    fn before(&self, class: u8) -> Load {
+        Load {
+            bytes: self.bytes.before(class),
+            tokens: self.tokens.before(class) + self.expected.before(class),
+        }
+    }
+}
+
+/// Work for the tokenizers and for the devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Load {
+    /// Bytes of text to tokenize.
+    pub bytes: u64,
+    /// Tokens to compute, estimated for texts that are not yet tokenized.
+    pub tokens: u64,
+}
+
+impl Load {
+    fn plus(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_add(other.bytes),
+            tokens: self.tokens.saturating_add(other.tokens),
+        }
+    }
+}
+
+/// Reason for refusing a request that would miss its deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Miss {
+    /// The request takes longer than its time limit even if nothing else is queued. `takes` includes the time for sending the response.
+    Alone { takes: Duration },
+    /// The queued work and the request together take `over` longer than the time limit.
+    Queued { over: Duration },
 }
 
 /// Queued work of each tenant, and the total.
@@ -145,22 +254,22 @@ impl Tenants {
         (own, u32::try_from(n).unwrap_or(u32::MAX))
     }
 
-    /// Returns whether `more` requests of a tenant may join the queue, which has room for `max` requests. Even if the queue is full, a
+    /// Returns whether `more` texts of a tenant may join the queue, which has room for `max` texts. Even if the queue is full, a
     /// tenant may have up to its share: `max` divided by the number of tenants with queued work.
     pub fn has_place(&self, tenant: u32, more: u64, max: u64) -> bool {
         let (own, n) = self.sharing(tenant);
-        let own = own.map_or(0, |own| own.requests);
-        self.all.requests + more <= max || own + more <= max / u64::from(n)
+        let own = own.map_or(0, |own| own.texts);
+        self.all.texts + more <= max || own + more <= max / u64::from(n)
     }
 
     /// Decides whether to admit a request of a tenant. `time` estimates the time of queued work, and `queue` is the limit for this time. A
     /// request is admitted in each of these cases:
     ///
     /// - The queued work of all tenants is within the limit.
-    /// - Fewer than [`always_admitted`] requests are queued.
+    /// - Fewer than [`always_admitted`] texts are queued.
     /// - The tenant has no queued work.
     /// - Several tenants have queued work, and the tenant has at most an equal share of the time, or less than an equal share of the
-    ///   requests that are always admitted.
+    ///   texts that are always admitted.
     ///
     /// # Errors
     /// Returns the time of the queued work that runs before the request.
@@ -172,14 +281,14 @@ impl Tenants {
     ) -> Result<(), Duration> {
         let always = always_admitted(queue);
         let ahead = time(&self.all);
-        if ahead <= queue || self.all.requests < always {
+        if ahead <= queue || self.all.texts < always {
             return Ok(());
         }
         let (own, n) = self.sharing(tenant);
         let has_less = match own {
             None => true,
             Some(_) if n == 1 => false,
-            Some(own) => own.requests < always / u64::from(n) || time(own) <= queue / n,
+            Some(own) => own.texts < always / u64::from(n) || time(own) <= queue / n,
         };
         match has_less {
             true => Ok(()),
@@ -196,6 +305,7 @@ pub(super) struct Backlog {
     pub tokenizing: Pace,
     /// Measured seconds of a device per estimated second.
     device: Pace,
+    density: Density,
     /// Largest recent time by which a batch took longer than estimated. It decays with each batch.
     late: Duration,
     n_tokenizers: usize,
@@ -208,10 +318,22 @@ impl Backlog {
             tenants: Tenants::default(),
             tokenizing: Pace::of(BYTE),
             device: Pace::of(1.0),
+            density: Density::assumed(),
             late: Duration::ZERO,
             n_tokenizers: n_tokenizers.max(1),
             n_lanes: n_lanes.max(1),
         }
+    }
+
+    /// Records the number of tokens of a text, and the time that tokenizing took.
+    pub fn tokenized(&mut self, bytes: usize, tokens: usize, took: Duration) {
+        self.tokenizing.add(bytes as f64, took);
+        self.density.add(bytes as u64, tokens as u64);
+    }
+
+    /// Estimates the number of tokens of a text with `bytes` bytes.
+    pub fn expected(&self, bytes: usize) -> u64 {
+        self.density.tokens(bytes as u64).max(1)
     }
 
     /// Records the estimated and the actual time of a batch.
@@ -246,10 +368,8 @@ impl Backlog {
     /// Estimates the time of the queued work that runs before a request of `class`. Tokenizers and devices work in parallel, so the result
     /// is the larger of their times.
     pub fn time(&self, work: &Work, class: u8, costs: &CostTable) -> Duration {
-        let untokenized = work.bytes.before(class);
-        let tokenizing = self.tokenizing.seconds(untokenized as f64);
-        // Assume four bytes of text per token.
-        let tokens = work.tokens.before(class) + untokenized / 4;
+        let Load { bytes, tokens } = work.before(class);
+        let tokenizing = self.tokenizing.seconds(bytes as f64);
         let size = tokens.min(FULL);
         let device = match size {
             0 => 0.0,
@@ -268,118 +388,61 @@ impl Backlog {
         );
         Duration::try_from_secs_f64(slower).unwrap_or(Duration::MAX)
     }
+
+    /// Returns a lower estimate of the time of work: batches have the size with the best throughput, nothing else runs, and the estimate may
+    /// be too long (see [`CERTAIN`]). `mean` is the mean number of tokens per text.
+    pub fn least(&self, load: Load, mean: u64, costs: &CostTable) -> Duration {
+        let Load { bytes, tokens } = load;
+        let tokenizing = self.tokenizing.recent_seconds(bytes as f64);
+        let seconds = |size: u64| {
+            let size = size.min(tokens).max(1);
+            let extents = Extents {
+                pairs: size * mean.clamp(1, size),
+                ..Layout::Packed.computed([size as u32])
+            };
+            let one = costs.time(Layout::Packed, &extents).seconds();
+            one * tokens as f64 / size as f64
+        };
+        let device = SIZES.map(seconds).into_iter().fold(f64::MAX, f64::min);
+        let slower = f64::max(
+            tokenizing / self.n_tokenizers as f64,
+            self.device.recent_seconds(device) / self.n_lanes as f64,
+        );
+        Duration::try_from_secs_f64(CERTAIN * slower).unwrap_or(Duration::MAX)
+    }
+
+    /// Checks whether a request for several texts can be answered within the time limit `within`. Texts of a class run in order of arrival,
+    /// and tenants take turns, so the request runs after the queued work of all tenants, and after at most as much work of each other
+    /// tenant as its own tenant has.
+    ///
+    /// # Errors
+    /// Returns by how much the request would miss its deadline.
+    pub fn meets(
+        &self,
+        (tenant, class): (u32, u8),
+        load: Load,
+        mean: u64,
+        within: Duration,
+        costs: &CostTable,
+    ) -> Result<(), Miss> {
+        let reserved = within - self.for_batches(within);
+        let within = within - reserved;
+        let takes = self.least(load, mean, costs);
+        if takes > within {
+            let takes = takes.saturating_add(reserved);
+            return Err(Miss::Alone { takes });
+        }
+        let all = self.tenants.all.before(class).plus(load);
+        let (own, n) = self.tenants.sharing(tenant);
+        let own = own.map_or(Load::default(), |own| own.before(class));
+        let all = self.least(all, mean, costs);
+        let in_turns = self.least(own.plus(load), mean, costs).saturating_mul(n);
+        match all.min(in_turns).checked_sub(within) {
+            None | Some(Duration::ZERO) => Ok(()),
+            Some(over) => Err(Miss::Queued { over }),
+        }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn estimated_time_is_that_of_the_slower_of_tokenizers_and_devices() {
-        let costs = CostTable::parse(include_str!("../../examples/costs.ron")).unwrap();
-        let seconds = |of: &Backlog, tokens: u64| {
-            let mut work = of.tenants.all().clone();
-            work.tokens.add(0, tokens);
-            of.time(&work, 0, &costs).as_secs_f64()
-        };
-        let before = |of: &Backlog, class| of.time(of.tenants.all(), class, &costs);
-        let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 0.05, "{a} {b}");
-        let mut one = Backlog::new(1, 1);
-        assert_eq!(before(&one, 0), Duration::ZERO);
-        let of_device = seconds(&one, 100_000);
-        near(seconds(&one, 200_000), 2.0 * of_device);
-        near(seconds(&Backlog::new(1, 4), 100_000), of_device / 4.0);
-        // Batches take three times as long as estimated.
-        for _ in 0..100 {
-            one.ran(Micros(10_000), Duration::from_millis(30));
-        }
-        near(seconds(&one, 100_000), 3.0 * of_device);
-        // The tokenizer is slower than the device.
-        for _ in 0..100 {
-            one.tokenizing.add(1000.0, Duration::from_millis(100));
-        }
-        one.tenants.change(0, |work| work.bytes.add(0, 100_000));
-        near(seconds(&one, 0), 10.0);
-        let mut four = Backlog::new(4, 1);
-        (four.tokenizing, four.tenants) = (one.tokenizing, one.tenants.clone());
-        near(seconds(&four, 0), 2.5);
-        // Devices work in parallel with tokenizers and are faster, so their time adds nothing.
-        near(seconds(&four, 1), 2.5);
-        // An urgent request runs before the queued work.
-        assert_eq!(before(&one, 1), Duration::ZERO);
-        one.tenants.change(0, |work| work.bytes.add(7, 1000));
-        near(before(&one, 1).as_secs_f64(), 0.1);
-        assert_eq!(before(&one, 8), Duration::ZERO);
-        one.tenants.change(0, |work| work.bytes.take(7, 1000));
-        // The estimate follows a changed pace within a second of work.
-        for _ in 0..1000 {
-            one.tokenizing.add(1000.0, Duration::from_millis(1));
-        }
-        near(seconds(&one, 0), f64::max(0.1, 3.0 * of_device / 4.0));
-    }
-
-    #[test]
-    fn a_tenant_below_its_share_is_admitted_under_overload() {
-        let queue = Duration::from_secs(2);
-        let mut tenants = Tenants::default();
-        // A token takes a millisecond.
-        let time = |work: &Work| Duration::from_millis(work.tokens.before(0));
-        let ask = |tenants: &Tenants, tenant| tenants.admit(tenant, queue, time);
-        let add = |tenants: &mut Tenants, tenant, tokens| {
-            tenants.change(tenant, |work| {
-                work.requests += 1;
-                work.tokens.add(0, tokens);
-            });
-        };
-        // 32 requests are admitted however long they take.
-        for _ in 0..32 {
-            assert_eq!(ask(&tenants, 1), Ok(()));
-            add(&mut tenants, 1, 1000);
-        }
-        assert_eq!(ask(&tenants, 1), Err(Duration::from_secs(32)));
-        // With two tenants, the second one gets half of the time and half of the requests that are always admitted.
-        for _ in 0..16 {
-            assert_eq!(ask(&tenants, 2), Ok(()));
-            add(&mut tenants, 2, 100);
-        }
-        let ahead = Duration::from_millis(33_600);
-        assert_eq!(ask(&tenants, 2), Err(ahead));
-        assert_eq!(ask(&tenants, 1), Err(ahead));
-        assert_eq!(ask(&tenants, 3), Ok(()));
-        // Up to the limit, a single tenant may use all of the time.
-        let mut tenants = Tenants::default();
-        for _ in 0..100 {
-            assert_eq!(ask(&tenants, 1), Ok(()));
-            add(&mut tenants, 1, 20);
-        }
-        add(&mut tenants, 1, 1);
-        assert_eq!(ask(&tenants, 1), Err(Duration::from_millis(2001)));
-        add(&mut tenants, 2, 1);
-        assert_eq!(ask(&tenants, 2), Ok(()));
-        // Answered requests do not count.
-        for _ in 0..101 {
-            tenants.change(1, |work| {
-                work.requests -= 1;
-                work.tokens.take(0, 1000);
-            });
-        }
-        assert_eq!(tenants.each.len(), 1);
-        assert_eq!(ask(&tenants, 2), Ok(()));
-    }
-
-    #[test]
-    fn batches_get_less_time_if_they_take_longer_than_estimated() {
-        let ms = Duration::from_millis;
-        let mut backlog = Backlog::new(1, 1);
-        assert_eq!(backlog.for_batches(ms(400)), ms(380));
-        assert_eq!(backlog.for_batches(ms(60_000)), ms(59_950));
-        backlog.ran(Micros(10_000), ms(15));
-        assert_eq!(backlog.for_batches(ms(400)), ms(375));
-        // The lateness decays, and it never takes more than a quarter of the time limit.
-        (0..100).for_each(|_| backlog.ran(Micros(10_000), ms(10)));
-        assert!(backlog.for_batches(ms(400)) > ms(379));
-        backlog.ran(Micros(10_000), ms(5000));
-        assert_eq!(backlog.for_batches(ms(400)), ms(280));
-        assert_eq!(backlog.for_batches(Duration::ZERO), Duration::ZERO);
-    }
-}
+mod tests;

@@ -18,8 +18,11 @@ pub enum ServeError {
         param: &'static str,
         problem: String,
     },
+    /// An input is not valid. `problem` follows the name of the input.
+    #[error("input {index}{problem}")]
+    Input { index: usize, problem: String },
     #[error(
-        "input {index} has more than {limit} tokens, the model's maximum; shorten it, or send \"truncate\": true to truncate it"
+        "input {index} has more than {limit} tokens, the model's maximum; shorten it, or have it truncated"
     )]
     TooLong { index: usize, limit: usize },
     #[error(
@@ -38,7 +41,13 @@ pub enum ServeError {
     #[error(
         "the request cannot be answered before its deadline; send it with a later one, or to another server"
     )]
-    Hopeless,
+    Hopeless { retry_after: Duration },
+    /// The request takes longer than its time limit even on an idle server.
+    #[error(
+        "the request alone takes about {} ms, but it must be answered within {} ms; split it, or send it with a later deadline",
+        .takes.as_millis(), .within.as_millis()
+    )]
+    ShortDeadline { takes: Duration, within: Duration },
     #[error(
         "the request's deadline passed before its response was ready; send it with a later one"
     )]
@@ -68,6 +77,13 @@ impl ServeError {
         }
     }
 
+    pub(crate) fn input(index: usize, problem: impl Into<String>) -> Self {
+        Self::Input {
+            index,
+            problem: problem.into(),
+        }
+    }
+
     /// Replaces the field `prompt` in the error with the field that contains the source of the
     /// generation.
     pub(crate) fn of_source(self, field: &'static str) -> Self {
@@ -85,14 +101,14 @@ impl ServeError {
         }
     }
 
-    /// Puts the index of a text in front of the message, for a request with several texts.
-    pub(crate) fn of_text(self, index: usize) -> Self {
+    /// Puts the index of a text in front of the message, for a request with several texts. `name` is what the request calls a text.
+    pub(crate) fn of_text(self, name: &str, index: usize) -> Self {
         match self {
             Self::Invalid { param, problem } => {
-                Self::invalid(param, format!("text {index}: {problem}"))
+                Self::invalid(param, format!("{name} {index}: {problem}"))
             }
             Self::ContextLength { param, problem } => {
-                let problem = format!("text {index}: {problem}");
+                let problem = format!("{name} {index}: {problem}");
                 Self::ContextLength { param, problem }
             }
             other => other,
@@ -104,15 +120,22 @@ impl ServeError {
         match self {
             Self::TooLong { limit, .. } => Self::TooLong { index, limit },
             Self::TooLarge { .. } => Self::TooLarge { index },
+            Self::Input { problem, .. } => Self::Input { index, problem },
             other => other,
         }
     }
 
     /// Returns the error for an input that the scheduler refused.
-    pub(super) fn refused(refusal: Refusal, index: usize) -> Self {
+    pub(super) fn refused(
+        refusal: Refusal,
+        index: usize,
+        retry_after: impl FnOnce() -> Duration,
+    ) -> Self {
         match refusal {
             Refusal::Expired => Self::Deadline,
-            Refusal::Hopeless => Self::Hopeless,
+            Refusal::Hopeless => Self::Hopeless {
+                retry_after: retry_after(),
+            },
             Refusal::TooLarge => Self::TooLarge { index },
         }
     }

@@ -75,7 +75,7 @@ impl Shared {
         Metrics::count(&self.metrics.queue_requests, 1);
         let mut waiting = self.waiting();
         waiting.change(job.tenant, |work| {
-            work.requests += 1;
+            work.texts += 1;
             work.tokens.add(job.class, job.tokens());
         });
         Metrics::set(&self.metrics.queue_tokens, waiting.all().tokens.before(0));
@@ -86,7 +86,7 @@ impl Shared {
         requests.fetch_sub(1, Ordering::Relaxed);
         let mut waiting = self.waiting();
         waiting.change(job.tenant, |work| {
-            work.requests -= 1;
+            work.texts -= 1;
             work.tokens.take(job.class, job.tokens());
         });
         Metrics::set(&self.metrics.queue_tokens, waiting.all().tokens.before(0));

@@ -1,23 +1,26 @@
 //! Limits the memory that all requests hold together, and returns freed memory to the system.
 //!
-//! A request is charged for its body before the body is read, then for the values in the body, and then for its answer, until the last byte
+//! A request is charged for its body while the body arrives, then for the values in the body, and then for its answer, until the last byte
 //! of the answer has been sent.
 
 use std::{
     collections::VecDeque,
+    future::{Future, poll_fn},
+    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         mpsc::{Sender, channel},
     },
+    task::Poll,
     time::Duration,
 };
 
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::ServeError;
 
-/// Max bytes of all bodies that are being read, or twice the max size of a body if that is more.
-const BODIES: u64 = 96 << 20;
+/// Max bytes of all bodies that are being read, or twice the max size of a body if that is more. One body may exceed this limit.
+const BODIES: u64 = 80 << 20;
 /// Max bytes of the values of all bodies that have been read.
 const VALUES: u64 = 224 << 20;
 /// Max bytes of inputs and answers that are reserved when their requests begin.
@@ -35,10 +38,13 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// Memory of all requests to a server.
 ///
-/// A request waits for memory three times: for its body, for the values in the body, and for its inputs and answer. It never waits for a
-/// kind of memory that it already holds or for an earlier kind, so requests cannot deadlock.
+/// A request waits for memory of three kinds: for its body, for the values in the body, and for its inputs and answer. It never waits for
+/// an earlier kind, and only a body waits for a kind that it already holds. One body at a time may exceed the limit, so requests cannot
+/// deadlock.
 pub struct Memory {
     bodies: Arc<Ledger>,
+    /// Permit of the body that may exceed the limit.
+    turn: Arc<Semaphore>,
     values: Arc<Ledger>,
     answers: Arc<Ledger>,
 }
@@ -49,14 +55,19 @@ impl Memory {
         let long = FACTOR.saturating_mul(max_body);
         Self {
             bodies: Arc::new(Ledger::new(BODIES.max(max_body.saturating_mul(2)))),
+            turn: Arc::new(Semaphore::new(1)),
             values: Arc::new(Ledger::new(VALUES.max(long))),
             answers: Arc::new(Ledger::new(ANSWERS.max(long))),
         }
     }
 
-    /// Waits until `bytes` of memory are available for a body.
-    pub async fn body(&self, bytes: u64) -> Held {
-        self.bodies.take(bytes.min(self.bodies.limit)).await
+    /// Returns a charge for a body of which no byte has arrived.
+    pub fn body(&self) -> BodyMemory {
+        BodyMemory {
+            held: Held::new(&self.bodies, 0),
+            turn: Arc::clone(&self.turn),
+            permit: None,
+        }
     }
 
     /// Waits until `bytes` of memory are available for the values of a body.
@@ -74,6 +85,50 @@ impl Memory {
     /// Returns a share that holds no memory yet.
     pub fn empty_share(&self) -> Arc<Share> {
         Share::new(Held::new(&self.values, 0), &self.answers)
+    }
+}
+
+/// Memory of a body, which grows while the body arrives.
+pub struct BodyMemory {
+    held: Held,
+    turn: Arc<Semaphore>,
+    /// Present if the body may exceed the limit. It is held until the memory is released.
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl BodyMemory {
+    /// Waits until another `bytes` of memory are available, or until it is this body's turn to exceed the limit. If the bodies that have
+    /// begun to arrive fill the memory, they can thus still be read, one after another.
+    pub async fn grow(&mut self, bytes: u64) {
+        let ledger = Arc::clone(&self.held.ledger);
+        if self.permit.is_none() {
+            let mut taken = pin!(ledger.take(bytes));
+            let mut turn = pin!(Arc::clone(&self.turn).acquire_owned());
+            let granted = poll_fn(|context| match taken.as_mut().poll(context) {
+                Poll::Ready(held) => Poll::Ready(Ok(held)),
+                Poll::Pending => turn.as_mut().poll(context).map(Err),
+            });
+            match granted.await {
+                Ok(mut held) => {
+                    self.held.bytes += std::mem::take(&mut held.bytes);
+                    return;
+                }
+                // The semaphore is never closed, so there is a permit.
+                Err(permit) => self.permit = permit.ok(),
+            }
+        }
+        ledger.force(bytes);
+        self.held.bytes += bytes;
+    }
+
+    /// Number of bytes that are charged.
+    pub fn bytes(&self) -> u64 {
+        self.held.bytes
+    }
+
+    /// Releases the charge. The memory is charged elsewhere from now on.
+    pub fn end(self) {
+        self.held.end();
     }
 }
 
@@ -218,6 +273,12 @@ impl Ledger {
             taken.bytes = sum;
         }
         fits
+    }
+
+    /// Takes memory whatever the limit is.
+    fn force(&self, bytes: u64) {
+        let mut taken = self.lock();
+        taken.bytes = taken.bytes.saturating_add(bytes);
     }
 
     /// Waits for memory within the limit. A small request does not wait if [`try_take`](Self::try_take) succeeds.
@@ -384,14 +445,34 @@ mod tests {
     #[test]
     fn short_bodies_skip_the_queue_and_large_memory_is_released_after_a_trim() {
         let memory = Memory::new(8 << 20);
-        let held: Vec<Held> = (0..12).map(|_| block_on(memory.body(8 << 20))).collect();
-        assert_eq!(used(&memory.bodies), BODIES);
-        let mut long = Box::pin(memory.body(8 << 20));
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let mut held: Vec<BodyMemory> = (0..11).map(|_| memory.body()).collect();
+        for body in &mut held {
+            block_on(body.grow(4 << 20));
+            assert_eq!(body.bytes(), 4 << 20);
+        }
+        // The bodies cannot all grow to 8 MiB. One of them may exceed the limit, so that it can be read to its end.
+        let last = BODIES / (4 << 20);
+        let (first, second) = held.split_at_mut(last as usize - 11);
+        first
+            .iter_mut()
+            .for_each(|body| block_on(body.grow(4 << 20)));
+        assert_eq!(used(&memory.bodies), BODIES);
+        block_on(second[0].grow(4 << 20));
+        let mut long = Box::pin(second[1].grow(4 << 20));
         assert!(long.as_mut().poll(&mut context).is_pending());
-        drop(block_on(memory.body(1 << 10)));
-        drop(held);
-        drop(block_on(long));
+        let mut short = memory.body();
+        block_on(short.grow(1 << 10));
+        drop(short);
+        drop(long);
+        // The next body gets its turn when the memory of the first one is released.
+        let mut rest: Vec<BodyMemory> = held.drain(last as usize - 11..).collect();
+        let mut next = rest.remove(1);
+        let mut long = Box::pin(next.grow(4 << 20));
+        assert!(long.as_mut().poll(&mut context).is_pending());
+        rest.remove(0).end();
+        block_on(long);
+        drop((rest, held, next));
         let began = std::time::Instant::now();
         while used(&memory.bodies) > 0 {
             assert!(began.elapsed() < Duration::from_secs(10));

@@ -35,7 +35,7 @@ pub use error::ServeError;
 pub use generation::{
     Ending, GenerationParams, GenerationService, Piece, Scored, TextSource, TokenStream,
 };
-pub use memory::{Held, Memory, Share};
+pub use memory::{BodyMemory, Memory, Share};
 pub use metrics::{Histogram, LaneMetrics, Metrics};
 pub use models::{DefaultPrompt, Kind, LOADING, Model, ModelChoice, Models, ReloadError};
 pub use service::{Reply, SPARSE, Service, ServiceChoice};

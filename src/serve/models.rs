@@ -21,6 +21,7 @@ use crate::{
     engine::KvCacheChoice,
     heads::{MASK_LOGITS, TOKEN_LOGITS},
     model::{Description, EMBEDDING, TOKEN_VECTORS, computed},
+    names::excerpt,
     schedule::{CostTable, Scheduler},
     tensor::Format,
     text::{Folder, Prompt, TextEncoder, TextToken},
@@ -316,9 +317,14 @@ impl Model {
         })
     }
 
-    /// Returns the default name of a model: the name of its folder, or of its GGUF file without the extension.
+    /// Returns the default name of a model: the name of its folder, or of its GGUF file without the extension. A symbolic link has its own
+    /// name, not that of its target.
     pub fn name_of(folder: &Path) -> String {
-        let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+        // Paths such as `.` and `..` do not have a name of their own.
+        let folder = match folder.file_name() {
+            Some(_) => folder.to_owned(),
+            None => folder.canonicalize().unwrap_or_else(|_| folder.to_owned()),
+        };
         let name = match folder.is_file() {
             true => folder.file_stem(),
             false => folder.file_name(),
@@ -382,11 +388,26 @@ impl Model {
         let folder = self.encoder().folder();
         if folder.has_messages() {
             let problem = format!(
-                "`{param}` is `{name}`, and the model reads texts and prompts through a chat template; leave `{param}` out to see the tokens of the text alone"
+                "`{param}` is `{}`, and the model reads texts and prompts through a chat template; leave `{param}` out to see the tokens of the text alone",
+                excerpt(name)
             );
             return Err(ServeError::Invalid { param, problem });
         }
         Ok(prompt(folder, param, &[name])?.1)
+    }
+
+    /// Returns the text that is put before an input if a request has no prompt; empty if there is none, or if the model reads prompts as
+    /// separate messages.
+    ///
+    /// # Errors
+    /// Returns an error if the folder does not define its default prompt.
+    pub fn default_prompt(&self) -> Result<&str, ServeError> {
+        let folder = self.encoder().folder();
+        if folder.has_messages() {
+            return Ok("");
+        }
+        let prompt = folder.prompt(Prompt::Default);
+        prompt.map_err(|error| ServeError::invalid("model", error.to_string()))
     }
 
     /// Decodes tokens, with or without special tokens.
@@ -420,7 +441,7 @@ impl Model {
         }
     }
 
-    pub(super) fn unsupported(&self, asked: &'static str) -> ServeError {
+    pub(crate) fn unsupported(&self, asked: &'static str) -> ServeError {
         ServeError::UnsupportedTask {
             model: self.name.clone(),
             does: self.does(),
@@ -566,7 +587,7 @@ impl Models {
             None => models.iter().find(|model| does(model)).or(models.first()),
         };
         found.cloned().ok_or_else(|| ServeError::NoModel {
-            name: name.unwrap_or_default().to_owned(),
+            name: excerpt(name.unwrap_or_default()).into_owned(),
             known: models.iter().map(|model| model.name.clone()).collect(),
         })
     }

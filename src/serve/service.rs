@@ -1,5 +1,7 @@
 //! Embeddings and scores: the queue between clients and the executor.
 
+mod admission;
+mod joint;
 mod lanes;
 mod queue;
 mod request;
@@ -24,7 +26,7 @@ use self::{
 use super::{
     Answer, Cache, Lookup, Metrics, ModelHandle, OutputKind, Recorder, ServeError, Share, Submit,
     Text, Tier,
-    backlog::Backlog,
+    backlog::{Backlog, Load, Miss},
     cache::{Deep, Key, Role, digest, key},
     submit::{INPUT, SCORE, VALUE},
     tokenize::{Pool, prompt},
@@ -35,8 +37,8 @@ use crate::{
     engine::{LOGITS, LateScorer, Pipeline},
     heads::{MASK_LOGITS, TOKEN_LOGITS},
     model::{EMBEDDING, TOKEN_VECTORS},
+    names::excerpt,
     schedule::{CostTable, Scheduler, SchedulerState},
-    tensor::SequenceEnd,
     text::{ClassScore, Prompt, TextEncoder, TextRole},
 };
 
@@ -180,6 +182,7 @@ impl Service {
                 scheduling: SchedulerState::new(&vec![choice.batch_bytes; 1 + others.len()], DEPTH),
                 scheduler: choice.scheduler,
                 entries: Default::default(),
+                joints: Vec::new(),
                 backlog: Backlog::new(choice.tokenizers, 1 + others.len()),
                 is_over: None,
                 trace: choice.trace.map(|mut trace| {
@@ -295,7 +298,7 @@ impl Service {
                 };
                 let problem = format!(
                     "`{param}` is `{}`, whose adapter is `{name}`, and the model was loaded with {loaded}; start the server with --task {name}",
-                    names.first().unwrap_or(name)
+                    excerpt(names.first().unwrap_or(name))
                 );
                 Err(ServeError::Invalid { param, problem })
             }
@@ -331,6 +334,7 @@ impl Service {
     /// # Errors
     /// Returns an error if an input is an empty text or has invalid token ids, if the model does not compute the requested output, if the
     /// queued work takes too long, if the service is shutting down, or if its device is lost. A reply has the other errors of its input.
+    /// With [`Submit::is_joint`], also returns an error if the inputs together cannot be answered before the deadline.
     pub fn submit(&self, inputs: Vec<Text>, submit: Submit) -> Result<Vec<Reply>, ServeError> {
         self.submit_within(inputs, submit, &Share::unlimited())
     }
@@ -393,6 +397,8 @@ impl Service {
                 submit,
                 sent,
                 share: Arc::clone(share),
+                load: Load::default(),
+                joint: None,
             };
             if let (Some(kept), Some(key)) = (kept, &key)
                 && let Some(answer) = kept.cache.in_memory(key)
@@ -410,32 +416,33 @@ impl Service {
         };
         let is_short = left.len() <= FEW && left.iter().all(|(text, ..)| is_short(text));
         let is_inline = is_short && !is_deep;
+        let mut joint = None;
         if !left.is_empty() {
             let mut state = shared.lock();
             if let Some(why) = state.is_over {
                 return Err(ServeError::NotReady { why });
             }
-            let Submit { tenant, class, .. } = submit;
-            let admitted = state
-                .backlog
-                .admit(tenant, class, shared.queue, &shared.costs);
-            if let Err(ahead) = admitted {
-                Metrics::count(&shared.metrics.overloaded, left.len() as u64);
-                let retry_after = ahead.saturating_sub(shared.queue / 2);
-                return Err(ServeError::Overloaded { retry_after });
-            }
+            let loads = self.loads(&state.backlog, left.iter().map(|(text, ..)| text));
+            joint = self.admit(&mut state, &loads, submit)?;
             if !is_inline {
-                let bytes = left.iter().map(|(text, ..)| text.bytes() as u64).sum();
                 let tenants = &mut state.backlog.tenants;
-                tenants.change(tenant, |work| work.bytes.add(class, bytes));
+                tenants.change(submit.tenant, |work| {
+                    for &load in &loads {
+                        work.add_untokenized(submit.class, load);
+                    }
+                });
+                if let Some(joint) = &joint {
+                    loads.iter().for_each(|&load| joint.add_untokenized(load));
+                }
             }
-            let open = Open::new(shared, &mut state, tenant);
-            for (.., waiter) in &left {
-                replies[waiter.index].open = Some(Arc::clone(&open));
+            for ((.., waiter), load) in left.iter_mut().zip(loads) {
+                waiter.load = load;
+                waiter.joint = joint.clone();
+                replies[waiter.index].open = Some(Open::new(shared, &mut state, submit.tenant));
             }
         }
         for (text, key, waiter) in left {
-            let n_bytes = text.bytes();
+            let (n_bytes, load) = (text.bytes(), waiter.load);
             let reply = &mut replies[waiter.index];
             let mut lead = Leader {
                 waiter: None,
@@ -452,7 +459,7 @@ impl Service {
                             shared.metrics.cache.add(Tier::Memory, Lookup::Joined);
                             reply.ticket = ticket;
                             if !is_inline {
-                                shared.is_tokenized(submit, n_bytes);
+                                shared.is_tokenized(submit, load, joint.as_deref());
                             }
                             continue;
                         }
@@ -472,10 +479,11 @@ impl Service {
                 continue;
             }
             let shared = Arc::clone(shared);
+            let joint = joint.clone();
             let tokenize = {
-                let shared = Arc::clone(&shared);
+                let (shared, joint) = (Arc::clone(&shared), joint.clone());
                 move |lead| {
-                    shared.is_tokenized(submit, n_bytes);
+                    shared.is_tokenized(submit, load, joint.as_deref());
                     shared.tokenize(&text, lead);
                 }
             };
@@ -489,14 +497,14 @@ impl Service {
                     return;
                 };
                 let then = {
-                    let shared = Arc::clone(&shared);
+                    let (shared, joint) = (Arc::clone(&shared), joint);
                     move |found: Option<Arc<Answer>>, deep| {
                         if let Deep::Shared(lookup) = deep {
                             shared.metrics.cache.add(Tier::Shared, lookup);
                         }
                         match (found, deep) {
                             (Some(answer), _) => {
-                                shared.is_tokenized(submit, n_bytes);
+                                shared.is_tokenized(submit, load, joint.as_deref());
                                 shared.answer_kept(lead, &answer);
                             }
                             (None, Deep::File) => tokenize(lead),
@@ -526,46 +534,6 @@ impl Service {
     /// Returns the response cache, if there is one.
     pub fn cache(&self) -> Option<&Cache> {
         self.shared.kept.as_ref().map(|kept| &*kept.cache)
-    }
-
-    /// Checks token ids, and that a text is not empty. This is done before queueing, so that an invalid input does not fail a whole batch.
-    fn check(&self, index: usize, text: &Text) -> Result<(), ServeError> {
-        let ids = match text {
-            Text::Ids(ids) => ids,
-            Text::One(text) | Text::Prompted(_, text) if text.is_empty() => {
-                let problem =
-                    format!("input {index} is an empty text; expected at least one character");
-                return Err(ServeError::invalid("input", problem));
-            }
-            Text::One(_) | Text::Prompted(..) | Text::Pair(..) | Text::Encoded(_) => return Ok(()),
-        };
-        let limits = self.shared.limits;
-        let wrong = |at: usize, problem: String| {
-            Err(ServeError::invalid(
-                "input",
-                format!(
-                    "input {index}, token {at}, is {problem}; where ids are of another tokenizer, as OpenAI's, send texts (in LangChain: check_embedding_ctx_length=False)"
-                ),
-            ))
-        };
-        if let Some(at) = ids.iter().position(|&id| id >= limits.vocabulary) {
-            let vocabulary = limits.vocabulary;
-            return wrong(
-                at,
-                format!("{}, but the model has {vocabulary} tokens", ids[at]),
-            );
-        }
-        if let Some(at) = ids.iter().position(|&id| Some(id) == limits.skipped) {
-            return wrong(at, "the model's padding token".to_owned());
-        }
-        let required = limits.end.and_then(SequenceEnd::required);
-        match (required, ids.last()) {
-            (Some(id), Some(&last)) if id != last => wrong(
-                ids.len() - 1,
-                format!("{last}, but the model requires the last token to be {id}"),
-            ),
-            _ => Ok(()),
-        }
     }
 
     /// Stops accepting requests. Queued requests are still answered.

@@ -91,6 +91,9 @@ pub struct Submit {
     pub class: u8,
     pub tenant: u32,
     pub wanted: OutputKind,
+    /// Whether the inputs are only useful together. If one of them fails, or if the inputs together cannot meet the deadline, the remaining
+    /// inputs leave the queue, and their replies have the same error. Otherwise, each input succeeds or fails by itself.
+    pub is_joint: bool,
 }
 
 impl Submit {

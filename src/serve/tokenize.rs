@@ -9,6 +9,7 @@ use std::{
 use super::{ServeError, Submit};
 use crate::{
     EngineError,
+    names::excerpt,
     text::{CutSide, Encoded, Folder, Input, Prompt, TextEncoder, TextError},
 };
 
@@ -153,7 +154,8 @@ pub(super) fn prompt<'f>(
             known => format!("the prompts {}", known.join(", ")),
         };
         let problem = format!(
-            "`{param}` is `{name}`, and the model's folder has {known}; leave `{param}` out to take the text as it is"
+            "`{param}` is `{}`, and the model's folder has {known}; leave `{param}` out to take the text as it is",
+            excerpt(name)
         );
         return Err(ServeError::Invalid { param, problem });
     };
@@ -185,10 +187,9 @@ pub(super) fn encode(
         (_, text) => encoded(encoder, text, prompt, side, limit),
     };
     let encoded = encoded.map_err(|error| match error {
-        TextError::Text { problem, .. } => ServeError::invalid(
-            "input",
-            format!("input {index} cannot be tokenized: {problem}"),
-        ),
+        TextError::Text { problem, .. } => {
+            ServeError::input(index, format!(" cannot be tokenized: {problem}"))
+        }
         other => ServeError::Internal(other.to_string()),
     })?;
     let encoded = match submit.wanted.role() {
@@ -196,10 +197,8 @@ pub(super) fn encode(
         None => encoder.ended(encoded),
     };
     if encoded.ids.is_empty() {
-        return Err(ServeError::invalid(
-            "input",
-            format!("input {index} is empty; expected at least one token"),
-        ));
+        let problem = " is empty; expected at least one token";
+        return Err(ServeError::input(index, problem));
     }
     if encoded.is_cut && !submit.truncate {
         let limit = encoded.ids.len();

@@ -34,6 +34,8 @@ pub enum SequenceEnd {
     Required(u32),
     /// The last token with another id than this one, which is the padding token's. In a sequence of padding tokens, the first one.
     BeforePadding(u32),
+    /// The last token, which must have another id than this one, which is the padding token's.
+    NotPadding(u32),
 }
 
 impl SequenceEnd {
@@ -42,7 +44,7 @@ impl SequenceEnd {
         let id = match self {
             Self::Token(id) => id,
             Self::Highest => *ids.iter().max()?,
-            Self::Required(_) => return ids.len().checked_sub(1),
+            Self::Required(_) | Self::NotPadding(_) => return ids.len().checked_sub(1),
             Self::BeforePadding(padding) => {
                 let last = ids.iter().rposition(|&id| id != padding);
                 return last.or((!ids.is_empty()).then_some(0));
@@ -51,11 +53,24 @@ impl SequenceEnd {
         ids.iter().position(|&other| other == id)
     }
 
-    /// Returns the id that the last token of a sequence must have.
-    pub fn required(self) -> Option<u32> {
+    /// Returns a description of the last token if the model requires another end of the sequence.
+    pub fn problem(self, ids: &[u32]) -> Option<String> {
+        let last = *ids.last()?;
         match self {
-            Self::Required(id) => Some(id),
-            Self::Token(_) | Self::Highest | Self::BeforePadding(_) => None,
+            Self::Required(id) if id != last => Some(format!(
+                "{last}, but the model requires the last token to be {id}"
+            )),
+            Self::Token(id) if !ids.contains(&id) => Some(format!(
+                "the last one, but the model requires the end-of-sequence token {id}"
+            )),
+            Self::NotPadding(id) if id == last && ids.len() > 1 => {
+                Some("the padding token, with which no text may end".to_owned())
+            }
+            Self::Required(_)
+            | Self::Token(_)
+            | Self::Highest
+            | Self::BeforePadding(_)
+            | Self::NotPadding(_) => None,
         }
     }
 }

@@ -131,6 +131,10 @@ pub enum TextError {
     )]
     NoPrefixToken { token: String },
     #[error(
+        "the prefix of a translation, `{text}`, has characters or words that the tokenizer does not know; leave them out"
+    )]
+    UnknownPrefix { text: String },
+    #[error(
         "the prefix of a translation begins with the token of the language {found}, and the target language is {expected}; leave one of them out"
     )]
     PrefixLanguage { found: String, expected: String },

@@ -130,8 +130,8 @@ impl Languages {
 
 /// Builds the error for a language that is not known.
 fn unknown<'a>(name: &str, side: LanguageSide, known: impl Iterator<Item = &'a str>) -> TextError {
-    let name: String = name.chars().take(80).collect();
-    let near = names::nearest_few(&name, known, MAX_NEAR);
+    let near = names::nearest_few(name, known, MAX_NEAR);
     let near = near.into_iter().map(str::to_owned).collect();
+    let name = names::excerpt(name).into_owned();
     TextError::NoLanguage { side, name, near }
 }

@@ -168,6 +168,34 @@ fn a_description_is_checked() {
     assert_snapshot!(cli.ok(&["check", "bert"]), @"`bert` is valid as far as can be checked without sizes; give --config or --weights to check shapes and fusion");
 }
 
+/// Counts that a built-in description expects are those of usual sizes. A model with other sizes can be computed, with more launches.
+#[test]
+fn only_a_description_in_a_file_must_meet_its_expectations() {
+    let cli = Cli::new();
+    let config = |text: &str| cli.0.write("odd.json", text);
+    // Heads of 12 columns have no fused attention on GPUs.
+    config(r#"{"vocab_size": 60, "hidden_size": 36, "n_head": 3, "n_layer": 2}"#);
+    let said = cli.ok(&["check", "bloom", "--config", "odd.json"]);
+    assert!(said.contains("fewer operators are fused"), "{said}");
+    config(
+        r#"{"vocab_size": 60, "hidden_size": 64, "intermediate_size": 40, "num_attention_heads": 1, "num_key_value_heads": 1,
+            "num_hidden_layers": 2, "max_position_embeddings": 40, "use_parallel_residual": true}"#,
+    );
+    let said = cli.ok(&["check", "stablelm", "--config", "odd.json"]);
+    assert!(said.contains("fewer operators are fused"), "{said}");
+    config(
+        r#"{"vocab_size": 60, "hidden_size": 64, "word_embed_proj_dim": 32, "ffn_dim": 40, "num_attention_heads": 1,
+            "num_hidden_layers": 2, "max_position_embeddings": 40}"#,
+    );
+    let said = cli.ok(&["check", "opt", "--config", "odd.json"]);
+    assert!(said.contains("`opt` is valid"), "{said}");
+    let opt = gemmule::model::Description::shipped_source("opt").expect("it is shipped");
+    cli.0
+        .write("own.ron", opt.replace("\"launches\": 7", "\"launches\": 3"));
+    let error = cli.error(&["check", "own.ron", "--config", "odd.json"]);
+    assert!(error.contains("expected 3 × `launches`"), "{error}");
+}
+
 #[test]
 fn a_cache_in_fp8_is_explained() {
     let cli = Cli::new();
@@ -324,11 +352,14 @@ fn the_stages_are_shown() {
 #[test]
 fn a_plan_is_shown_and_drawn() {
     let cli = Cli::new();
+    let mut config = crate::common::tiny_config();
+    config["max_position_embeddings"] = 64.into();
+    cli.0.write("long.json", config.to_string());
     let args = [
         "plan",
         "bert",
-        "--weights",
-        ".",
+        "--config",
+        "long.json",
         "--lengths",
         "17,18,52",
         "--svg",
@@ -341,6 +372,13 @@ fn a_plan_is_shown_and_drawn() {
     let svg = std::fs::read_to_string(cli.0.file("plan.svg")).expect("it was drawn");
     assert!(svg.starts_with("<svg") && svg.contains("layer.0.context"));
     assert_snapshot!(cli.error(&["plan", "bert", "--weights", ".", "--lengths", "17,0"]), @"× sequence 1 has no tokens; expected at least one token in every sequence");
+    for command in ["plan", "explain"] {
+        let long = [command, "bert", "--weights", ".", "--lengths", "5,13"];
+        let error = cli.error(&long);
+        insta::allow_duplicates! {
+            assert_snapshot!(error, @"× sequence 1 has 13 tokens, but the model has 12 positions; shorten or split it");
+        }
+    }
 }
 
 #[test]

@@ -479,3 +479,146 @@ fn killed_runs_of_scores_and_labels_resume() {
         assert!(fs::read(folder.path().join(output)).expect("it was written") == whole);
     }
 }
+
+/// Returns the row and the reason of the only refused row.
+fn only_refused(folder: &Path, output: &str) -> (Value, String) {
+    let refused = lines(&folder.join(format!("{output}.errors.jsonl")));
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    let reason = refused[0]["reason"].as_str().expect("a reason");
+    (refused[0]["row"].clone(), reason.to_owned())
+}
+
+#[test]
+fn a_text_that_the_model_does_not_accept_is_listed_with_its_reason() {
+    let folder = texts(&["the cat sat on a mat", "a <pad> b", "the dog"]);
+    let input = [
+        "--input",
+        "texts.jsonl",
+        "--output",
+        "out.jsonl",
+        "--overwrite",
+    ];
+    for (name, model, more) in [
+        ("embed", "st-xlmr", &[][..]),
+        ("classify", "hf-xlmr-token", &["--tokens"]),
+        ("classify", "ce-one", &[]),
+    ] {
+        let out = run(folder.path(), name, model, &[&input[..], more].concat());
+        assert_eq!(out.status.code(), Some(1), "{out:?}");
+        assert_eq!(lines(&folder.path().join("out.jsonl")).len(), 2);
+        let (row, reason) = only_refused(folder.path(), "out.jsonl");
+        assert_eq!(row, 1);
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(reason, @"sequence 0, token 2: the id 1 is the model's padding token, which has no position; remove it from the sequence");
+        }
+    }
+    // The sequences of a row are counted. A cross-encoder has one for each row.
+    let pairs = [("a", "b"), ("a", "b <pad>"), ("c", "d")];
+    let pair = |(query, document)| json!({"query": query, "document": document});
+    write(folder.path(), "pairs.jsonl", pairs.map(pair));
+    let args = ["--input", "pairs.jsonl", "--output", "scores.jsonl"];
+    let out = run(folder.path(), "rerank", "ce-one", &args);
+    assert_eq!(out.status.code(), Some(1), "{out:?}");
+    assert_eq!(lines(&folder.path().join("scores.jsonl")).len(), 2);
+    assert_eq!(only_refused(folder.path(), "scores.jsonl").0, 1);
+    // A text without tokens has no static embedding.
+    let blank = texts(&["the cat", " ", "the dog"]);
+    let out = run(blank.path(), "embed", "st-static", &input);
+    assert_eq!(out.status.code(), Some(1), "{out:?}");
+    assert_eq!(lines(&blank.path().join("out.jsonl")).len(), 2);
+    let (row, reason) = only_refused(blank.path(), "out.jsonl");
+    assert_eq!(row, 1);
+    assert!(reason.contains("has no tokens"), "{reason}");
+}
+
+/// The identity of a run, which Parquet files contain, depends neither on threads nor on the form of a path.
+#[test]
+fn threads_and_the_form_of_a_path_make_no_other_run() {
+    let folder = texts(&["the cat sat on a mat", "a dog"]);
+    let linked = folder.path().join("linked");
+    #[cfg(unix)]
+    std::os::unix::fs::symlink(checkpoint("st-mean"), &linked).expect("a link");
+    let start = |model: &Path, threads: &str, more: &[&str]| {
+        let out = Command::new(env!("CARGO_BIN_EXE_gemmule"))
+            .args(["embed", "--input", "texts.jsonl", "--output", "v.parquet"])
+            .args(["--device", "cpu", "--overwrite", "--threads", threads])
+            .args(more)
+            .arg("--weights")
+            .arg(model)
+            .current_dir(folder.path())
+            .output()
+            .expect("it starts");
+        assert!(out.status.success(), "{out:?}");
+        fs::read(folder.path().join("v.parquet")).expect("it was written")
+    };
+    let first = start(&checkpoint("st-mean"), "1", &[]);
+    assert!(first == start(&checkpoint("st-mean"), "3", &[]));
+    if linked.exists() {
+        assert!(first == start(Path::new("./linked"), "2", &[]));
+    }
+    assert!(first != start(&checkpoint("st-mean"), "1", &["--max-context", "60"]));
+    let said = refusal(
+        folder.path(),
+        "embed",
+        "st-mean",
+        &[
+            "--input",
+            "texts.jsonl",
+            "--output",
+            "w.npy",
+            "--batch-tokens",
+            "0",
+        ],
+    );
+    assert!(said.contains("--batch-tokens"), "{said}");
+}
+
+#[test]
+fn a_model_of_another_kind_is_named_with_its_commands() {
+    let folder = texts(&["a"]);
+    write(
+        folder.path(),
+        "pairs.jsonl",
+        [json!({"query": "a", "document": "b"})],
+    );
+    for (name, model, input, part) in [
+        (
+            "embed",
+            "writer",
+            "texts.jsonl",
+            "use `gemmule generate` or `gemmule translate`",
+        ),
+        ("embed", "st-splade", "texts.jsonl", "use `gemmule run`"),
+        (
+            "rerank",
+            "st-mean",
+            "pairs.jsonl",
+            "use `gemmule embed` or `gemmule run`",
+        ),
+        (
+            "classify",
+            "st-mean",
+            "texts.jsonl",
+            "use `gemmule embed` or `gemmule run`",
+        ),
+    ] {
+        let args = ["--input", input, "--output", "o.jsonl"];
+        let said = refusal(folder.path(), name, model, &args);
+        assert!(said.contains(part), "{said}");
+    }
+}
+
+#[test]
+fn outputs_that_are_no_files_are_refused_before_the_model_is_loaded() {
+    let folder = texts(&["a"]);
+    fs::create_dir(folder.path().join("o.jsonl")).expect("created");
+    let args = [
+        "--input",
+        "texts.jsonl",
+        "--output",
+        "o.jsonl",
+        "--overwrite",
+    ];
+    let said = refusal(folder.path(), "embed", "missing", &args);
+    assert!(said.contains("`o.jsonl` is a folder"), "{said}");
+}

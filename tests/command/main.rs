@@ -12,5 +12,6 @@ mod files;
 mod hub;
 #[cfg(target_os = "linux")]
 mod inputs;
+mod tasks;
 mod translator;
 mod writer;

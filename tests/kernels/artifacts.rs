@@ -340,7 +340,7 @@ fn a_damaged_file_is_refused() {
 
 /// Returns a file with this body and its digest.
 fn sealed(body: &[u8]) -> Vec<u8> {
-    [b"GEMMULEH".as_slice(), &Sha256::digest(body), body].concat()
+    [b"GEMMULEI".as_slice(), &Sha256::digest(body), body].concat()
 }
 
 #[test]

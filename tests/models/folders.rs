@@ -378,3 +378,74 @@ as_published! {
     the_text_tower_of_a_whole: "hf-clip", 3 runs;
     a_classifier_by_distilbert: "hf-distil-seq", 3 runs;
 }
+
+/// An artifact is refused with the folder of a model that has other sizes or modules, and accepted with other weights of the same model.
+#[test]
+fn an_artifact_belongs_to_the_sizes_and_modules_of_its_folder() {
+    let compiled = |name: &str, outputs: Option<&str>| {
+        let opened = Folder::open(&folder(name)).expect("a folder");
+        let config = opened.config().expect("a config");
+        let description = gemmule::model::Description::for_config(config).expect("it is shipped");
+        let machine = gemmule::machine::Machine::usual().expect("it is described");
+        let options = gemmule::engine::CompileOptions {
+            modules: opened.modules().unwrap_or_default().to_vec(),
+            outputs: outputs.map(|output| vec![output.to_owned()]),
+            ..gemmule::engine::CompileOptions::new(DType::F32, machine)
+        };
+        let compiled = gemmule::engine::compile(&description, config, &options);
+        let artifact = gemmule::engine::Artifact::of(compiled.expect("it compiles"), Vec::new());
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        artifact.write(file.path()).expect("it is written");
+        file
+    };
+    let with = |file: &tempfile::NamedTempFile, folder: &Path| {
+        let built = Engine::from_artifact(file.path()).checkpoint(folder);
+        let built = built.device(DeviceChoice::Cpu).allow_unused_layers(true);
+        built.build().map(drop).map_err(|error| {
+            let error = error.to_string();
+            let paths = [(file.path(), "ARTIFACT"), (folder, "FOLDER")];
+            paths.iter().fold(error, |text, (path, name)| {
+                text.replace(&path.display().to_string(), name)
+            })
+        })
+    };
+    let mean = compiled("st-mean", None);
+    with(&mean, &folder("st-mean")).expect("its own folder");
+    let refused = |name: &str| with(&mean, &folder(name)).expect_err("another model");
+    insta::assert_snapshot!(refused("st-cls"), @"the artifact `ARTIFACT` was compiled for another model than that of `FOLDER`: the modules after the transformer were pooling by the mean, normalization; in the folder they are pooling by the first token; compile the model of this folder (`gemmule compile`), or give the folder that the artifact was compiled for");
+    insta::assert_snapshot!(refused("st-dense"), @"the artifact `ARTIFACT` was compiled for another model than that of `FOLDER`: the modules after the transformer were pooling by the mean, normalization; in the folder they are pooling by the mean, a Dense layer from 32 to 24 and Tanh, a Dense layer from 24 to 16 without bias, normalization; compile the model of this folder (`gemmule compile`), or give the folder that the artifact was compiled for");
+    insta::assert_snapshot!(refused("st-xlmr"), @"the artifact `ARTIFACT` was compiled for another model than that of `FOLDER`: config.json: `model_type` is `xlm-roberta`, but the description `bert` is for `bert`; compile the model of this folder (`gemmule compile`), or give the folder that the artifact was compiled for");
+    // The states before pooling do not depend on the modules.
+    let states = compiled("st-mean", Some("last_hidden_state"));
+    with(&states, &folder("st-cls")).expect("the same states");
+    // Settings that change nothing may differ.
+    let copied = tempfile::tempdir().expect("room for a folder");
+    let copy = |name: &str, change: &dyn Fn(&mut serde_json::Value)| {
+        let from = folder("st-mean");
+        for file in ["modules.json", "model.safetensors", "tokenizer.json"] {
+            std::fs::copy(from.join(file), copied.path().join(file)).expect("copied");
+        }
+        std::fs::create_dir_all(copied.path().join("1_Pooling")).expect("created");
+        let pooling = "1_Pooling/config.json";
+        std::fs::copy(from.join(pooling), copied.path().join(pooling)).expect("copied");
+        let text = std::fs::read_to_string(from.join(name)).expect("read");
+        let mut config = serde_json::from_str(&text).expect("JSON");
+        change(&mut config);
+        std::fs::write(copied.path().join(name), config.to_string()).expect("written");
+    };
+    copy("config.json", &|config| {
+        config["transformers_version"] = "6".into();
+        config["_name_or_path"] = "other".into();
+    });
+    with(&mean, copied.path()).expect("the same sizes");
+    copy("config.json", &|config| {
+        config["num_hidden_layers"] = 1.into()
+    });
+    let error = with(&mean, copied.path()).expect_err("another model");
+    insta::assert_snapshot!(error, @"the artifact `ARTIFACT` was compiled for another model than that of `FOLDER`: `layers` was 2 and is 1 in the folder; compile the model of this folder (`gemmule compile`), or give the folder that the artifact was compiled for");
+    copy("config.json", &|config| {
+        config["hidden_act"] = "relu".into()
+    });
+    let error = with(&mean, copied.path()).expect_err("another model");
+    insta::assert_snapshot!(error, @"the artifact `ARTIFACT` was compiled for another model than that of `FOLDER`: other settings of config.json differ; compile the model of this folder (`gemmule compile`), or give the folder that the artifact was compiled for");
+}

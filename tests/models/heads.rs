@@ -67,7 +67,7 @@ fn values(engine: &Engine, output: &str) -> Vec<f32> {
 }
 
 /// For each head: a description, an output of the head, the head's tensor, and the table to which the head is tied.
-const TIED: [(&str, &str, &str, &str); 10] = [
+const TIED: [(&str, &str, &str, &str); 11] = [
     (
         "llama",
         "next_token_logits",
@@ -123,6 +123,12 @@ const TIED: [(&str, &str, &str, &str); 10] = [
         "generator_lm_head.weight",
         "embeddings.word_embeddings.weight",
     ),
+    (
+        "modernbert",
+        "mlm_logits",
+        "decoder.weight",
+        "embeddings.tok_embeddings.weight",
+    ),
 ];
 
 #[test]
@@ -150,6 +156,54 @@ fn a_tied_head_with_values_of_its_own_is_read() {
             output,
         );
         assert_eq!(copied, without, "{model}");
+    }
+}
+
+/// In masked language models whose head is not tied, the bias of the decoder counts, and not the bias that it is tied to in other models.
+#[test]
+fn the_bias_of_an_untied_decoder_is_its_own() {
+    let untied = config(json!({"tie_word_embeddings": false}));
+    for (model, decoder, other) in [
+        (
+            "bert",
+            "cls.predictions.decoder.bias",
+            "cls.predictions.bias",
+        ),
+        (
+            "megatron_bert",
+            "cls.predictions.decoder.bias",
+            "cls.predictions.bias",
+        ),
+        (
+            "roformer",
+            "cls.predictions.decoder.bias",
+            "cls.predictions.bias",
+        ),
+        ("albert", "predictions.decoder.bias", "predictions.bias"),
+        ("roberta", "lm_head.decoder.bias", "lm_head.bias"),
+        (
+            "roberta_prelayernorm",
+            "lm_head.decoder.bias",
+            "lm_head.bias",
+        ),
+        ("xlm_roberta_xl", "lm_head.decoder.bias", "lm_head.bias"),
+        ("mpnet", "lm_head.decoder.bias", "lm_head.bias"),
+    ] {
+        let logits = |all: &Tensors| {
+            let engine = engine(&folder(&untied, all), model, "mlm_logits");
+            values(&engine.expect("it loads"), "mlm_logits")
+        };
+        let mut all = tensors(model, &untied, &["mlm_logits"]);
+        let own = logits(&all);
+        let mut zeros = all[decoder].clone();
+        zeros.bytes.fill(0);
+        all.insert(other.to_owned(), zeros);
+        assert_eq!(logits(&all), own, "{model}");
+        // Older versions of transformers save only the other bias, which is then that of the decoder.
+        let bias = all.remove(decoder).expect("it is there");
+        assert_ne!(logits(&all), own, "{model}");
+        all.insert(other.to_owned(), bias);
+        assert_eq!(logits(&all), own, "{model}");
     }
 }
 

@@ -235,15 +235,16 @@ fn values_of_another_shape_are_refused() {
 /// The library transformers classifies a text by its last token that is not the padding token, which may also be the end token.
 #[test]
 fn decoders_classify_by_the_last_token_before_padding() {
-    let config = |padding: Value| {
+    let config = |padding: Value, is_causal: bool| {
         let read = std::fs::read_to_string(folder().join("llama_head20.json")).expect("a file");
         let mut config: Value = serde_json::from_str(&read).expect("JSON");
         config["pad_token_id"] = padding;
+        config["is_causal"] = is_causal.into();
         config
     };
-    let logits = |padding: Value, ids: &[u32]| {
+    let run = |padding: Value, is_causal: bool, ids: &[u32]| {
         let engine = Engine::builder("llama")
-            .config_value(config(padding))
+            .config_value(config(padding, is_causal))
             .random_weights(WEIGHTS)
             .outputs(["sequence_logits"])
             .device(DeviceChoice::Cpu)
@@ -251,17 +252,28 @@ fn decoders_classify_by_the_last_token_before_padding() {
             .expect("the model loads");
         let mut session = engine.session().expect("a session");
         let batch = Batch::from_sequences(&[ids.to_vec()]).expect("a batch");
-        let outputs = session.run(&batch).expect("it runs");
-        outputs
-            .get("sequence_logits")
-            .expect("logits")
-            .values
-            .clone()
+        let outputs = session.run(&batch).map_err(|error| error.to_string())?;
+        Ok::<_, String>(
+            outputs
+                .get("sequence_logits")
+                .expect("logits")
+                .values
+                .clone(),
+        )
     };
+    let logits = |padding: Value, ids: &[u32]| run(padding, true, ids).expect("it runs");
     let text = logits(Value::Null, &[5, 7, 9]);
     assert_eq!(logits(7.into(), &[5, 7, 9, 7, 7]), text);
     assert_ne!(logits(8.into(), &[5, 7, 9, 7, 7]), text);
     assert_ne!(logits(Value::Null, &[5, 7, 9, 7, 7]), text);
+    // Without the causal mask, the text's tokens attend to the padding after it, so it cannot be removed.
+    assert!(run(7.into(), false, &[5, 7, 9]).is_ok());
+    assert!(run(Value::Null, false, &[5, 7, 9, 7, 7]).is_ok());
+    let told = run(7.into(), false, &[5, 7, 9, 7, 7]).expect_err("it ends with padding");
+    assert!(
+        told.contains("sequence 0 ends with the padding token 7"),
+        "{told}"
+    );
 }
 
 #[test]

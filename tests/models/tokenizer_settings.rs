@@ -15,6 +15,8 @@ struct Expected {
     texts: Vec<String>,
     pair: (String, String),
     cases: Vec<Case>,
+    /// Results with other parts in tokenizer.json.
+    foreign: Vec<Case>,
 }
 
 #[derive(Deserialize)]
@@ -119,10 +121,6 @@ fn settings_change_tokens_as_in_transformers_or_are_refused_by_name() {
                 (Some(right), Ok(got)) => (right, got),
             };
             n_applied += usize::from(right != base);
-            // transformers creates the tokenizer of Llama anew, even if the folder has no settings for it.
-            if name == "llama-prepended" && key.is_empty() {
-                continue;
-            }
             if ids != right.ids {
                 wrong.push(format!("{what}: {ids:?}, not {:?}", right.ids));
             }
@@ -150,6 +148,61 @@ fn settings_change_tokens_as_in_transformers_or_are_refused_by_name() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(n_applied > 200, "{n_applied}");
     assert_snapshot!(refused.join("\n"));
+}
+
+/// Most classes replace parts of tokenizer.json. A folder without such a class uses them.
+#[test]
+fn parts_of_tokenizer_json_are_used_or_replaced_as_in_transformers() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer_settings");
+    let (mut wrong, mut n_replaced, mut n_used) = (Vec::new(), 0, 0);
+    for entry in fs::read_dir(&root).expect("the folders are there") {
+        let path = entry.expect("a folder").path();
+        if !path.is_dir() {
+            continue;
+        }
+        let name = path
+            .file_name()
+            .map(|n| n.to_string_lossy())
+            .unwrap_or_default();
+        let read = |file: &str| fs::read_to_string(path.join(file)).expect("a file");
+        let expected: Expected = serde_json::from_str(&read("expected.json")).expect("results");
+        let Some(Changed::Results(base)) = &expected.cases[0].results else {
+            panic!("{name}: the first case has results");
+        };
+        let own: Map<String, Value> =
+            serde_json::from_str(&read("tokenizer.json")).expect("an object");
+        let folder = Folder::new();
+        folder.write("config.json", read("config.json"));
+        folder.write("tokenizer_config.json", read("tokenizer_config.json"));
+        for case in &expected.foreign {
+            let mut tokenizer = own.clone();
+            tokenizer.extend(case.changes.clone());
+            folder.write("tokenizer.json", Value::Object(tokenizer).to_string());
+            let right = match case.results.as_ref().expect("transformers has results") {
+                Changed::Results(results) => results,
+                Changed::Unchanged(_) => base,
+            };
+            let what = format!("{name} {}", Value::Object(case.changes.clone()));
+            match results(&folder, &expected, &right.ids) {
+                Err(problem) => wrong.push(format!("{what}: {problem}")),
+                Ok((ids, _, _)) if ids != right.ids => {
+                    wrong.push(format!("{what}: {ids:?}, not {:?}", right.ids));
+                }
+                Ok((_, _, decoded))
+                    if right
+                        .decoded
+                        .as_ref()
+                        .is_some_and(|right| decoded != *right) =>
+                {
+                    wrong.push(format!("{what}: {decoded:?}, not {:?}", right.decoded));
+                }
+                Ok(_) if right == base => n_replaced += 1,
+                Ok(_) => n_used += 1,
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(n_replaced > 100 && n_used > 10, "{n_replaced} {n_used}");
 }
 
 /// `arguments.json`.
@@ -278,14 +331,14 @@ fn languages_of_a_call_are_those_of_the_setting() {
 fn settings_without_a_place_in_the_tokenizer_are_refused() {
     let class =
         |class: &str, key: &str, value: Value| json!({"tokenizer_class": class, key: value});
-    let settings = class("BertTokenizer", "do_lower_case", true.into());
-    assert_snapshot!(refused(&with("gpt2", settings)), @"`[dir]/tokenizer_config.json`: `do_lower_case` is true, and tokenizer.json has no normalizer of BERT, in which it cannot be set; expected the value that tokenizer.json was made with, or none");
-    let settings = class("BertTokenizerFast", "strip_accents", true.into());
-    assert_snapshot!(refused(&with("gpt2", settings)), @"`[dir]/tokenizer_config.json`: `strip_accents` is true, and tokenizer.json has no normalizer of BERT, in which it cannot be set; expected the value that tokenizer.json was made with, or none");
+    let settings = class("BertTokenizerFast", "do_lower_case", true.into());
+    assert_snapshot!(refused(&with("gpt2", settings)), @"`[dir]/tokenizer_config.json`: the tokenizer class `BertTokenizer` reads a vocabulary of the kind WordPiece, and that of tokenizer.json is BPE; to use tokenizer.json unchanged, set `tokenizer_class` to `PreTrainedTokenizerFast` in a copy of the folder");
     let settings = class("XLMRobertaTokenizer", "add_prefix_space", true.into());
-    assert_snapshot!(refused(&with("bert", settings)), @"`[dir]/tokenizer_config.json`: `add_prefix_space` is true, and tokenizer.json has neither a Metaspace nor a ByteLevel pre-tokenizer, in which it cannot be set; expected the value that tokenizer.json was made with, or none");
+    assert_snapshot!(refused(&with("bert", settings)), @"`[dir]/tokenizer_config.json`: the tokenizer class `XLMRobertaTokenizer` reads a vocabulary of the kind Unigram, and that of tokenizer.json is WordPiece; to use tokenizer.json unchanged, set `tokenizer_class` to `PreTrainedTokenizerFast` in a copy of the folder");
     let settings = class("LlamaTokenizer", "legacy", false.into());
-    assert_snapshot!(refused(&with("bert", settings)), @"`[dir]/tokenizer_config.json`: `legacy` is false, and tokenizer.json has no Metaspace pre-tokenizer, in which it cannot be set; expected the value that tokenizer.json was made with, or none");
+    assert_snapshot!(refused(&with("bert", settings)), @"`[dir]/tokenizer_config.json`: the tokenizer class `LlamaTokenizer` reads a vocabulary of the kind BPE, and that of tokenizer.json is WordPiece; to use tokenizer.json unchanged, set `tokenizer_class` to `PreTrainedTokenizerFast` in a copy of the folder");
+    let settings = class("BertTokenizer", "do_lower_case", true.into());
+    assert_snapshot!(refused(&with("mpnet", settings)), @"`[dir]/tokenizer_config.json`: `cls_token` is `[CLS]`, which the tokenizer class puts around texts, and tokenizer.json lacks it; expected a token of tokenizer.json");
     let settings = class("NllbTokenizer", "src_lang", "xyz".into());
     assert_snapshot!(refused(&with("nllb", settings)), @r#"`[dir]/tokenizer_config.json`: `src_lang` is "xyz"; expected a language whose token tokenizer.json has"#);
     let settings = class("BertTokenizer", "do_lower_case", "yes".into());

@@ -5,11 +5,13 @@ mod cache;
 mod deploy;
 mod drain;
 mod fairness;
+mod lists;
 mod memory;
 mod protocol;
 mod reload;
 mod replicas;
 mod trace;
+mod uploads;
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},

@@ -29,6 +29,10 @@ pub enum CorpusError {
         columns: String,
     },
     #[error(
+        "`{path}` has several columns called `{column}`; rename all but one of them, or leave them out of the kept columns"
+    )]
+    SeveralColumns { path: PathBuf, column: String },
+    #[error(
         "column `{column}` of `{path}` has no texts: its type is {found}, expected strings; the columns are {columns}"
     )]
     ColumnType {
@@ -59,6 +63,10 @@ pub enum CorpusError {
         "`{path}` is not a regular file, so an interrupted run could not go on; write its contents to a file first"
     )]
     NotAFile { path: PathBuf },
+    #[error(
+        "`{path}` is {found}, to which no output can be written; choose another path, of a regular file or of none"
+    )]
+    NotAnOutput { path: PathBuf, found: &'static str },
     #[error("`{path}` is both the input and the output; choose another output")]
     SameFile { path: PathBuf },
     #[error("`{path}` changed while it was read; start over with overwrite when it is complete")]

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
+    fmt, fs,
     path::{Path, PathBuf},
     str::FromStr,
 };
@@ -17,6 +17,7 @@ pub struct Job {
     pub input_format: Option<InputFormat>,
     /// Columns or fields with the texts, at least one. In plain lines, there is one text, whose name here is arbitrary.
     pub columns: Vec<String>,
+    /// File to write. If it is a symbolic link to a file, the target is written, and the other files of the run are next to the target.
     pub output: PathBuf,
     /// Format of the output. `None` selects it by the file extension.
     pub output_format: Option<OutputFormat>,
@@ -137,7 +138,8 @@ impl Job {
     /// model. The widths of vectors are not known then, and any width may be given.
     ///
     /// # Errors
-    /// Returns an error for contradictory options, and for an output format that cannot hold the columns.
+    /// Returns an error for contradictory options, for an output format that cannot hold the columns, and for an output that is not a
+    /// regular file.
     pub fn check(&self, columns: &[Column]) -> Result<(), CorpusError> {
         self.checked(columns).map(drop)
     }
@@ -158,6 +160,9 @@ impl Job {
                 "`{}` is not the name of a file",
                 self.output.display()
             ));
+        }
+        for path in [self.output.clone(), self.errors()] {
+            check_place(&path)?;
         }
         let Limits {
             window_rows,
@@ -218,6 +223,23 @@ impl Job {
         })
     }
 
+    /// Returns the job with the target of its output, if the output is a symbolic link. The format remains that of the link's name.
+    ///
+    /// # Errors
+    /// Returns an error if the format is not known, or if the target cannot be found.
+    pub(crate) fn followed(&self) -> Result<Self, CorpusError> {
+        let mut job = self.clone();
+        if fs::symlink_metadata(&self.output).is_ok_and(|found| found.is_symlink()) {
+            job.output_format = Some(match self.output_format {
+                Some(format) => format,
+                None => OutputFormat::of(&self.output)?,
+            });
+            let target = fs::canonicalize(&self.output);
+            job.output = target.map_err(CorpusError::io(&self.output, "followed"))?;
+        }
+        Ok(job)
+    }
+
     /// Checks that a NumPy array can hold the columns.
     fn check_array(&self, columns: &[Column]) -> Result<(), CorpusError> {
         let problem = match columns {
@@ -259,6 +281,26 @@ impl Job {
             }
         }
         names
+    }
+}
+
+/// Checks that a path is that of a regular file, of a symbolic link to one, or of none.
+fn check_place(path: &Path) -> Result<(), CorpusError> {
+    let refused = |found| {
+        let path = path.to_owned();
+        Err(CorpusError::NotAnOutput { path, found })
+    };
+    let is_link = match fs::symlink_metadata(path) {
+        Ok(found) => found.is_symlink(),
+        // The error of another problem, such as a missing permission, is that of creating the file.
+        Err(_) => return Ok(()),
+    };
+    match fs::metadata(path) {
+        Err(_) if is_link => refused("a symbolic link to a missing file"),
+        Err(_) => Ok(()),
+        Ok(found) if found.is_file() => Ok(()),
+        Ok(found) if found.is_dir() => refused("a folder"),
+        Ok(_) => refused("neither a file nor a folder"),
     }
 }
 

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, File, OpenOptions},
     io::{Seek as _, SeekFrom, Write as _},
+    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -42,9 +43,22 @@ pub(crate) struct Entry {
     pub tokens: Option<u64>,
     /// First byte of the window in the output.
     pub at: u64,
+    /// CRC-32 of the window's bytes in the output.
+    pub data_sum: u32,
+    /// CRC-32 of the window's bytes in the list of refused rows.
+    pub errors_sum: u32,
     pub note: String,
     /// Types of the kept columns; only the first window has them.
     pub inferred: Option<Inferred>,
+}
+
+/// Ranges of a finished window in the output and in the list of refused rows, and their CRC-32.
+#[derive(Debug)]
+pub(crate) struct Sums {
+    pub data: Range<u64>,
+    pub data_sum: u32,
+    pub errors: Range<u64>,
+    pub errors_sum: u32,
 }
 
 /// The content of a journal.
@@ -54,6 +68,7 @@ pub(crate) struct State {
     /// The last window.
     pub last: Entry,
     pub parts: Vec<Placed>,
+    pub sums: Vec<Sums>,
     pub inferred: Option<Inferred>,
     /// Size of the output in bytes; `None` until it is complete.
     pub complete: Option<u64>,
@@ -143,6 +158,12 @@ impl State {
         self.parts.push(Placed {
             at: entry.at,
             note: std::mem::take(&mut entry.note),
+        });
+        self.sums.push(Sums {
+            data: entry.at..entry.data,
+            data_sum: entry.data_sum,
+            errors: self.last.errors..entry.errors,
+            errors_sum: entry.errors_sum,
         });
         if let Some(inferred) = entry.inferred.take() {
             self.inferred = Some(inferred);

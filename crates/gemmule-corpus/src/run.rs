@@ -85,6 +85,8 @@ pub fn run(job: &Job, model: &mut dyn Model, hooks: Hooks<'_>) -> Result<Report,
     if let Some(problem) = problem(&columns) {
         return Err(CorpusError::BadModel { problem });
     }
+    job.check(&columns)?;
+    let job = &job.followed()?;
     let checked = job.checked(&columns)?;
     let is_same = match (fs::canonicalize(&job.input), fs::canonicalize(&job.output)) {
         (Ok(input), Ok(output)) => input == output,

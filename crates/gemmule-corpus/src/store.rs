@@ -10,7 +10,8 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File, OpenOptions},
-    io::{Seek as _, SeekFrom, Write as _},
+    io::{Read as _, Seek as _, SeekFrom, Write as _},
+    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -23,6 +24,9 @@ use crate::{
 
 /// Max number of differences that an error lists.
 const LISTED: usize = 8;
+
+/// Max number of bytes that are read at once.
+const READ: u64 = 1 << 20;
 
 /// An unfinished output.
 pub(crate) struct Store {
@@ -78,6 +82,26 @@ impl Output {
         let failed = CorpusError::io(&self.path, "written");
         self.file.seek(SeekFrom::Start(at)).map_err(&failed)?;
         self.file.write_all(bytes).map_err(&failed)
+    }
+
+    /// Returns the CRC-32 of a range of bytes.
+    fn sum(&mut self, range: &Range<u64>) -> Result<u32, CorpusError> {
+        let failed = CorpusError::io(&self.path, "read");
+        self.file
+            .seek(SeekFrom::Start(range.start))
+            .map_err(&failed)?;
+        let (mut sum, mut left) = (
+            crc32fast::Hasher::new(),
+            range.end.saturating_sub(range.start),
+        );
+        let mut bytes = vec![0; left.min(READ) as usize];
+        while left > 0 {
+            let piece = &mut bytes[..left.min(READ) as usize];
+            self.file.read_exact(piece).map_err(&failed)?;
+            sum.update(piece);
+            left -= piece.len() as u64;
+        }
+        Ok(sum.finalize())
     }
 
     fn sync(&self) -> Result<(), CorpusError> {
@@ -149,6 +173,7 @@ impl Store {
         };
         sync_folder(&store.folder)?;
         store.cut()?;
+        store.verify()?;
         Ok(Opened::Unfinished(Box::new(store)))
     }
 
@@ -185,6 +210,33 @@ impl Store {
         Ok(())
     }
 
+    /// Checks that the finished windows have not changed since they were written. A complete output is not checked.
+    fn verify(&mut self) -> Result<(), CorpusError> {
+        if self.state.complete.is_some() {
+            return Ok(());
+        }
+        for sums in &self.state.sums {
+            let both = [
+                (&mut self.data, &sums.data, sums.data_sum),
+                (&mut self.errors, &sums.errors, sums.errors_sum),
+            ];
+            for (file, range, expected) in both {
+                if file.sum(range)? != expected {
+                    return Err(CorpusError::Damaged {
+                        partial: self.folder.clone(),
+                        problem: format!(
+                            "bytes {} to {} of `{}` have changed since they were written",
+                            range.start,
+                            range.end,
+                            file.path.display()
+                        ),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
     pub fn state(&self) -> &State {
         &self.state
     }
@@ -217,6 +269,7 @@ impl Store {
         entry.at = at;
         entry.data = at + bytes.len() as u64;
         entry.errors = errors_at + errors.len() as u64;
+        (entry.data_sum, entry.errors_sum) = (crc32fast::hash(bytes), crc32fast::hash(errors));
         let record = Record::Window(entry);
         self.journal.append(&record)?;
         if let Record::Window(entry) = record {

@@ -5,6 +5,7 @@ mod common;
 use std::{fs, io::Write as _, sync::Arc};
 
 use arrow_array::{ArrayRef, BinaryArray, Int64Array, RecordBatch, StringArray};
+use arrow_schema::{DataType, Field, Schema};
 use common::{Place, embed, read_lines, refused};
 use gemmule_corpus::{CorpusError, Job, Keep};
 use parquet::{arrow::ArrowWriter, file::properties::WriterProperties};
@@ -227,4 +228,39 @@ fn names_that_are_taken() {
     job.row_column = "row".to_owned();
     let report = embed(&job).expect("embedded");
     assert_eq!(report.refused, 1);
+}
+
+#[test]
+fn columns_with_equal_names() {
+    let place = Place::new();
+    let content = "text,id,text,id,n\na,1,b,2,3\n";
+    let csv = place.job("in.csv", content, "out.jsonl");
+    let mut job = Job::new(place.path("in.parquet"), place.path("out.jsonl"));
+    let field = |name: &str| Field::new(name, DataType::Utf8, true);
+    let names = ["text", "id", "text", "id", "n"];
+    let schema = Arc::new(Schema::new(names.map(field).to_vec()));
+    let column = |value: &str| Arc::new(StringArray::from(vec![value])) as ArrayRef;
+    let columns = ["a", "1", "b", "2", "3"].map(column).to_vec();
+    let batch = RecordBatch::try_new(schema.clone(), columns).expect("a batch");
+    let file = fs::File::create(&job.input).expect("created");
+    let mut writer = ArrowWriter::try_new(file, schema, None).expect("a writer");
+    writer.write(&batch).expect("written");
+    writer.close().expect("closed");
+    for input in [csv.input, job.input.clone()] {
+        job.input = input;
+        let several = |job: &Job, name: &str| match embed(job) {
+            Err(CorpusError::SeveralColumns { column, .. }) => assert_eq!(column, name),
+            other => panic!("{other:?}"),
+        };
+        (job.columns, job.keep) = (vec!["text".to_owned()], Keep::None);
+        several(&job, "text");
+        job.columns = vec!["n".to_owned()];
+        job.keep = Keep::All;
+        several(&job, "text");
+        job.keep = Keep::Named(vec!["id".to_owned()]);
+        several(&job, "id");
+        // Columns that are not read may have equal names.
+        (job.keep, job.overwrite) = (Keep::None, true);
+        assert_eq!(embed(&job).expect("embedded").written, 1);
+    }
 }

@@ -279,11 +279,21 @@ fn a_crash_at_each_step_of_the_end() {
         let data = fs::read(&job.output).expect("read");
         let errors = fs::read(job.errors()).expect("read");
         fs::remove_file(&job.output).expect("removed");
-        // A folder at the output's path makes publishing fail.
-        fs::create_dir(&job.output).expect("created");
-        fs::write(job.output.join("file"), "").expect("written");
+        // A folder that appears at the output's path during the run makes publishing fail.
+        let place = job.output.clone();
+        let mut appear = |progress: &Progress| {
+            if progress.rows == 100 {
+                fs::create_dir(&place).expect("created");
+                fs::write(place.join("file"), "").expect("written");
+            }
+        };
+        let hooks = Hooks {
+            progress: Some(&mut appear),
+            ..Hooks::default()
+        };
         job.overwrite = true;
-        assert!(matches!(embed(&job), Err(CorpusError::Io { .. })));
+        let failed = run(&job, &mut Known::new(), hooks);
+        assert!(matches!(failed, Err(CorpusError::Io { .. })), "{failed:?}");
         fs::remove_dir_all(&job.output).expect("removed");
         job.overwrite = false;
         // The list of errors is published, the output is not.
@@ -412,6 +422,21 @@ fn damaged_folders() {
     let data = job.partial().join("data");
     let whole = fs::read(&data).expect("read");
     fs::write(&data, &whole[..whole.len() - 1]).expect("written");
+    assert!(matches!(embed(&job), Err(CorpusError::Damaged { .. })));
+    let mut changed = whole.clone();
+    *changed.last_mut().expect("bytes") ^= 1;
+    fs::write(&data, &changed).expect("written");
+    let error = embed(&job).expect_err("changed").to_string();
+    assert!(
+        error.contains("have changed since they were written"),
+        "{error}"
+    );
+    fs::write(&data, &whole).expect("written");
+    let list = job.partial().join("errors");
+    let listed = fs::read(&list).expect("read");
+    let swapped: Vec<u8> = listed.iter().rev().copied().collect();
+    assert_ne!(swapped, listed);
+    fs::write(&list, &swapped).expect("written");
     assert!(matches!(embed(&job), Err(CorpusError::Damaged { .. })));
     fs::write(job.partial().join("journal"), "x\ny\n").expect("written");
     let error = embed(&job).expect_err("damaged").to_string();

@@ -8,7 +8,7 @@ use miette::Report;
 use super::super::{
     Outcome,
     corpus::{self, Files, Places, Task, Units},
-    generate::up_to,
+    generate::from_one_to,
 };
 use crate::{
     EngineError,
@@ -39,7 +39,7 @@ pub(super) struct Args {
     )]
     output: Option<PathBuf>,
     /// With --input, also write the N best labels with their scores, as the column `labels`
-    #[arg(long, value_name = "N", value_parser = up_to(1 << 20), requires = "input", conflicts_with = "tokens")]
+    #[arg(long, value_name = "N", value_parser = from_one_to(1 << 20), requires = "input", conflicts_with = "tokens")]
     top_k: Option<usize>,
     /// With --input, also write all labels with their scores, best first, as the column `labels`
     #[arg(long, requires = "input", conflicts_with_all = ["top_k", "tokens"])]
@@ -78,14 +78,14 @@ pub(super) fn run(args: super::Args) -> Outcome {
         let encoder = corpus::encoder(model)?;
         let engines = files.engines(model, TOKEN_LOGITS)?;
         let task = Tokens { encoder, options };
-        return files.run(&job, model, &engines, task, places.result);
+        return files.run(&job, model, engines, task, places.result);
     }
     let job = files.job(&places, &label_columns(best))?;
     let encoder = corpus::encoder(model)?;
     let engines = files.engines(model, LOGITS)?;
     if args.label.is_empty() {
         let task = Labels { encoder, best };
-        return files.run(&job, model, &engines, task, places.result);
+        return files.run(&job, model, engines, task, places.result);
     }
     let names = encoder.folder().label_names();
     // Check that the model can score the labels before the first row is computed.
@@ -98,7 +98,7 @@ pub(super) fn run(args: super::Args) -> Outcome {
         options: args.zero_shot_options(),
         best,
     };
-    files.run(&job, model, &engines, task, places.result)
+    files.run(&job, model, engines, task, places.result)
 }
 
 /// Returns the columns for labels: the best label and its score, and, if `best` is set, a list of that many labels.

@@ -50,6 +50,8 @@ pub(super) struct Pool<T: Task> {
 
 struct Shared<T> {
     task: T,
+    /// The engines of the devices, which compute the same model. There is at least one.
+    engines: Vec<Engine>,
     options: Options,
     /// Whether the pool has been dropped, so that results are no longer needed.
     is_stopped: AtomicBool,
@@ -82,14 +84,14 @@ impl<T: Task> Pool<T> {
     /// Returns an error if a session cannot be opened, the short text cannot be computed, [`Task::columns`] fails, or a thread cannot be
     /// started.
     pub(super) fn start(
-        engines: &[Engine],
+        engines: Vec<Engine>,
         task: T,
         identity: String,
         options: Options,
     ) -> Result<Self, miette::Report> {
         let mut sessions = Vec::with_capacity(engines.len());
         let mut width = 0;
-        for engine in engines {
+        for engine in &engines {
             let mut session = engine.session()?;
             width = probe(&mut session, &task)?;
             sessions.push(session);
@@ -97,6 +99,7 @@ impl<T: Task> Pool<T> {
         let columns = task.columns(width)?;
         let shared = Arc::new(Shared {
             task,
+            engines,
             options,
             is_stopped: AtomicBool::new(false),
             n_cut: AtomicU64::new(0),
@@ -266,19 +269,24 @@ fn tokenize<T: Task>(
 }
 
 impl<T: Task> Shared<T> {
-    /// Tokenizes a row. A row with a truncated text is refused or counted.
+    /// Tokenizes a row. A row with a truncated text is refused or counted. A row with a sequence that the model does not accept is refused,
+    /// so that it does not make a batch fail.
     fn encode(&self, texts: &[String]) -> Result<Units<T::Row>, String> {
         let units = self.task.encode(texts)?;
-        let Some(cut) = units.sequences.iter().find(|one| one.is_cut) else {
-            return Ok(units);
-        };
-        if self.options.refuses_long {
+        let cut = units.sequences.iter().find(|one| one.is_cut);
+        if let (Some(cut), true) = (cut, self.options.refuses_long) {
             return Err(format!(
                 "the text has more tokens than the {} that the model takes",
                 cut.ids.len()
             ));
         }
-        self.n_cut.fetch_add(1, Ordering::Relaxed);
+        for (index, sequence) in units.sequences.iter().enumerate() {
+            let checked = self.engines[0].check(sequence);
+            checked.map_err(|error| error.of_sequence(|_| index).to_string())?;
+        }
+        if cut.is_some() {
+            self.n_cut.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(units)
     }
 }

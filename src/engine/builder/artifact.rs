@@ -2,24 +2,27 @@
 
 use std::path::Path;
 
-use super::{Builder, Loaded};
+use super::{Builder, Loaded, modules_of};
 use crate::{
     engine::{Artifact, ChosenBy, DeviceName, EngineError},
     machine::Served,
     program::Padding,
     tensor::Format,
+    text::Folder,
 };
 
 impl Builder {
     /// Returns the program and the kernels of the artifact `read`. If `read` is `None`, reads the artifact from `file`.
     ///
     /// # Errors
-    /// Returns an error for settings that differ from those that the artifact was compiled with.
+    /// Returns an error for settings that differ from those that the artifact was compiled with, and for a folder whose sizes or modules
+    /// give another model.
     pub(super) fn of_file(
         &self,
         file: &Path,
         read: Option<&Artifact>,
         device: &DeviceName,
+        folder: Option<&Folder>,
     ) -> Result<Loaded, EngineError> {
         if self.is_tuned() {
             return Err(EngineError::TuneArtifact {
@@ -107,6 +110,15 @@ impl Builder {
             return Err(EngineError::ArtifactWrites {
                 file: file.to_owned(),
             });
+        }
+        if let Some(folder) = folder {
+            let modules = modules_of(Some(folder));
+            let checked = artifact.origin.check(folder.config()?.clone(), &modules);
+            checked.map_err(|differences| EngineError::ArtifactFolder {
+                file: file.to_owned(),
+                folder: folder.root().to_owned(),
+                differences,
+            })?;
         }
         let chosen_by = ChosenBy {
             card: artifact.card.clone(),

@@ -8,6 +8,7 @@ use super::super::{
     fields::{kind, shown},
     request::{Fields, as_whole},
 };
+use crate::names::excerpt;
 use crate::serve::{ChatOptions, GenerationParams, Json, Message, TextSource, Tool};
 
 pub(super) struct GenerationRequest {
@@ -119,9 +120,10 @@ fn biases(value: &Value) -> Result<Vec<(u32, f32)>, Failure> {
         }
     };
     let bias = |(id, bias): (&String, &Value)| {
-        let token = id
-            .parse()
-            .map_err(|_| wrong(format!("`logit_bias` has `{id}`, which is not a token id")))?;
+        let token = id.parse().map_err(|_| {
+            let id = excerpt(id);
+            wrong(format!("`logit_bias` has `{id}`, which is not a token id"))
+        })?;
         match bias.as_f64().filter(|bias| bias.abs() <= MAX_BIAS) {
             Some(bias) => Ok((token, bias as f32)),
             None => Err(wrong(format!(
@@ -261,7 +263,8 @@ impl GenerationRequest {
             (_, Some("none")) => Ok(&[]),
             (other, _) => {
                 let problem = format!(
-                    "`tool_choice` is {other}; expected \"auto\" or \"none\", because tool calls cannot be forced here"
+                    "`tool_choice` is {}; expected \"auto\" or \"none\", because tool calls cannot be forced here",
+                    shown(other)
                 );
                 Err(Failure::invalid("tool_choice", problem))
             }

@@ -19,7 +19,7 @@ const MAX_ELEMENTS: u64 = 1 << 40;
 
 impl Builder<'_> {
     /// Returns the tensor that a linear layer reads. If `pattern` is a table that a head is tied to, and the checkpoint has other values
-    /// for the head, returns the head's own tensor instead.
+    /// for the head, returns the head's own tensor instead. If `pattern` is such a head, its other names may have other values.
     pub(super) fn untied<'p>(
         &mut self,
         pattern: &'p At<Pattern>,
@@ -32,6 +32,9 @@ impl Builder<'_> {
                 return Ok(Cow::Owned(At::new(own, pattern.span.clone())));
             }
             self.tied.insert(own.clone(), table.clone());
+        }
+        if self.ties.iter().any(|(own, _)| own == first) {
+            self.untied.insert(first.to_owned());
         }
         Ok(Cow::Borrowed(pattern))
     }

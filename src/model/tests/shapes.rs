@@ -304,4 +304,6 @@ fn a_last_token_may_have_a_required_id() {
     assert!(text.contains("`is` of `last_token`"), "{text}");
     let model = build(&source.replace("is: 3", "padding: 0")).expect("it is right");
     assert_eq!(model.end, Some(SequenceEnd::BeforePadding(0)));
+    let model = build(&source.replace("is: 3", "is_not: 0")).expect("it is right");
+    assert_eq!(model.end, Some(SequenceEnd::NotPadding(0)));
 }

@@ -49,6 +49,14 @@ pub enum BatchError {
         expected: u32,
     },
     #[error(
+        "sequence {sequence} lacks the end-of-sequence token {expected}, at which the model computes its outputs; end the sequence with {expected}"
+    )]
+    NoEnd { sequence: usize, expected: u32 },
+    #[error(
+        "sequence {sequence} ends with the padding token {id}, to which the other tokens attend, and the model computes its outputs at the last other token, which is not supported; remove the padding tokens from the end of the sequence"
+    )]
+    EndsWithPadding { sequence: usize, id: u32 },
+    #[error(
         "sequence {sequence} has {len} tokens, but the model has {limit} positions; shorten or split it{}", or_extend(*extended)
     )]
     TooLong {
@@ -120,4 +128,35 @@ pub enum BatchError {
     PoolsAll,
     #[error("segment ids were given, but the model has no segment table")]
     NoSegments,
+}
+
+impl BatchError {
+    /// Replaces the index of the sequence that the error names, for a caller whose inputs are not in the order of the batch. Errors about a
+    /// whole batch are returned unchanged.
+    #[must_use]
+    pub fn of_sequence(mut self, index: impl FnOnce(usize) -> usize) -> Self {
+        let named = match &mut self {
+            Self::Lengths(LengthsError::ZeroLength { index }) => index,
+            Self::Id { sequence, .. }
+            | Self::Skipped { sequence, .. }
+            | Self::LastToken { sequence, .. }
+            | Self::TooLong { sequence, .. }
+            | Self::BehindEnd { sequence, .. }
+            | Self::Attended { sequence, .. }
+            | Self::NotAttended { sequence, .. }
+            | Self::Padding { sequence, .. }
+            | Self::LeftOut { sequence, .. } => sequence,
+            Self::Lengths(LengthsError::Empty | LengthsError::TooManyTokens { .. })
+            | Self::Sum { .. }
+            | Self::Count { .. }
+            | Self::Past { .. }
+            | Self::Hole { .. }
+            | Self::MaskValue { .. }
+            | Self::Width { .. }
+            | Self::PoolsAll
+            | Self::NoSegments => return self,
+        };
+        *named = index(*named);
+        self
+    }
 }

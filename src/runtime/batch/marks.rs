@@ -144,6 +144,37 @@ mod tests {
     }
 
     #[test]
+    fn an_end_token_must_be_in_every_sequence_and_padding_may_not_end_one() {
+        let limits = |end| Limits {
+            vocabulary: 10,
+            segments: None,
+            skipped: None,
+            longest: None,
+            extended: None,
+            end: Some(end),
+        };
+        let batch = Batch::from_packed(vec![7, 2, 9, 5], &[2, 2]).expect("a batch");
+        let told = batch.check(&limits(SequenceEnd::Token(2)));
+        assert_eq!(
+            told.expect_err("the second has no 2").to_string(),
+            "sequence 1 lacks the end-of-sequence token 2, at which the model computes its outputs; end the sequence with 2"
+        );
+        let ended = batch
+            .clone()
+            .with_required_ends(&limits(SequenceEnd::Token(2)));
+        assert_eq!(ended.check(&limits(SequenceEnd::Token(2))), Ok(()));
+        assert_eq!(batch.check(&limits(SequenceEnd::NotPadding(9))), Ok(()));
+        let told = batch.check(&limits(SequenceEnd::NotPadding(5)));
+        assert_eq!(
+            told.expect_err("the second ends with 5").to_string(),
+            "sequence 1 ends with the padding token 5, to which the other tokens attend, and the model computes its outputs at the last other token, which is not supported; remove the padding tokens from the end of the sequence"
+        );
+        // transformers also takes the only token of a sequence if it is the padding token.
+        let one = Batch::from_packed(vec![5], &[1]).expect("a batch");
+        assert_eq!(one.check(&limits(SequenceEnd::NotPadding(5))), Ok(()));
+    }
+
+    #[test]
     fn padding_is_removed_only_after_the_last_other_token() {
         let ids = vec![7, 2, 9, 2, 2, 7, 2, 2, 5];
         let batch = Batch::from_packed(ids, &[5, 1, 2, 1]).expect("a batch");

@@ -331,13 +331,12 @@ impl Checkpoint {
     /// Returns an error if a tensor is stored under several spellings with different values. Only the first spelling would be read.
     fn check_spellings(&self, name: &str) -> Result<(), CheckpointError> {
         let spellings = self.names.spellings(name).into_iter();
-        let ties = self.names.ties.keys();
-        let ties: BTreeSet<String> = ties.flat_map(|own| self.names.spellings(own)).collect();
+        let unread = self.names.unread(name);
         let mut there = spellings.filter_map(|n| self.entries.get(&n).map(|entry| (n, entry)));
         let Some((read, first)) = there.next() else {
             return Ok(());
         };
-        for (other, entry) in there.filter(|(n, _)| !ties.contains(n)) {
+        for (other, entry) in there.filter(|(n, _)| !unread.contains(n)) {
             if !self.are_equal((&read, first), (&other, entry))? {
                 let file = self.main.clone();
                 return Err(CheckpointError::TwoTensors { file, read, other });

@@ -118,6 +118,18 @@ pub(super) fn run_launch(shared: &Shared, lanes: &[Launcher]) {
     let mut state = shared.lock();
     loop {
         let now = shared.now();
+        let lost = state.drop_lost(now, &shared.costs);
+        if !lost.is_empty() {
+            shared.count_waiting(&state);
+            drop(state);
+            for (entry, error) in lost {
+                if let Some(next) = shared.give_up(entry.lead, error) {
+                    shared.enqueue(entry.encoded, next, None);
+                }
+            }
+            state = shared.lock();
+            continue;
+        }
         let State {
             scheduling,
             scheduler,
@@ -153,7 +165,12 @@ pub(super) fn run_launch(shared: &Shared, lanes: &[Launcher]) {
             };
             Metrics::count(counter, 1);
             if let Some(entry) = state.remove(id) {
-                let error = ServeError::refused(refusal, entry.lead.index());
+                let backlog = &state.backlog;
+                let retry_after = || {
+                    let work = backlog.tenants.all();
+                    backlog.time(work, entry.class, &shared.costs)
+                };
+                let error = ServeError::refused(refusal, entry.lead.index(), retry_after);
                 refused.push((entry, error));
             }
         }

@@ -6,7 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::waiter::{Joined, Leader, Waiter};
+use super::{
+    Load,
+    joint::Joint,
+    waiter::{Joined, Leader, Waiter},
+};
 use crate::{
     runtime::batch::Limits,
     schedule::{CostTable, Micros, Scheduler, SchedulerState, Waiting},
@@ -35,10 +39,19 @@ pub(super) struct Entry {
     pub(super) class: u8,
 }
 
+impl Entry {
+    /// Returns the joint request of the input, if it has one.
+    pub(super) fn joint(&self) -> Option<&Arc<Joint>> {
+        self.lead.joint()
+    }
+}
+
 pub(super) struct State {
     pub(super) scheduling: SchedulerState,
     pub(super) scheduler: Box<dyn Scheduler>,
     pub(super) entries: HashMap<u64, Entry>,
+    /// Joint requests that may have inputs in the queue.
+    pub(super) joints: Vec<Arc<Joint>>,
     pub(super) backlog: Backlog,
     /// Reason for refusing requests; `None` while the service accepts requests.
     pub(super) is_over: Option<&'static str>,
@@ -51,6 +64,9 @@ impl State {
         let (class, tokens) = (entry.class, entry.encoded.ids.len() as u64);
         let tenants = &mut self.backlog.tenants;
         tenants.change(entry.tenant, |work| work.tokens.add(class, tokens));
+        if let Some(joint) = entry.joint() {
+            joint.add_tokens(tokens);
+        }
         self.entries.insert(id, entry);
     }
 
@@ -60,6 +76,9 @@ impl State {
         let (class, tokens) = (entry.class, entry.encoded.ids.len() as u64);
         let tenants = &mut self.backlog.tenants;
         tenants.change(entry.tenant, |work| work.tokens.take(class, tokens));
+        if let Some(joint) = entry.joint() {
+            joint.take_tokens(tokens);
+        }
         Some(entry)
     }
 
@@ -94,20 +113,27 @@ impl Shared {
     }
 
     /// Enqueues a tokenized input. `tokenized` is the number of bytes that were tokenized and the time that this took, to update the
-    /// tokenizers' pace; `None` if the input was tokenized earlier.
+    /// tokenizers' pace; `None` if the input was tokenized earlier. If the input belongs to a request that has failed, enqueues the input
+    /// for one of its followers instead.
     pub(super) fn enqueue(
         &self,
         encoded: Encoded,
-        lead: Leader,
+        mut lead: Leader,
         tokenized: Option<(usize, Duration)>,
     ) {
+        while let Some(error) = lead.failed() {
+            match self.give_up(lead, error) {
+                Some(next) => lead = next,
+                None => return,
+            }
+        }
         let Some(waiter) = &lead.waiter else {
             return;
         };
         let (submit, sent) = (waiter.submit, waiter.sent);
         let mut state = self.lock();
         if let Some((n_bytes, took)) = tokenized {
-            state.backlog.tokenizing.add(n_bytes as f64, took);
+            state.backlog.tokenized(n_bytes, encoded.ids.len(), took);
         }
         if lead.ticket.is_cancelled.load(Ordering::Acquire) {
             Metrics::count(&self.metrics.cancelled, 1);
@@ -163,7 +189,7 @@ impl Shared {
         let Some(waiter) = lead.waiter.take() else {
             return;
         };
-        if let (Some(kept), Some((key, joined))) = (&self.kept, &lead.coalesced) {
+        if let (Some(kept), Some((key, _))) = (&self.kept, &lead.coalesced) {
             match &result {
                 Ok(answer) => {
                     // Cache the answer before the computation ends, so that an equal request always finds the answer or the computation.
@@ -172,29 +198,49 @@ impl Shared {
                         waiter.give(answer);
                     }
                 }
-                Err(ServeError::Deadline | ServeError::Hopeless) if encoded.is_some() => {
-                    let next = joined.promote(key, &lead.ticket, Waiter::until);
-                    if let (Some(next), Some(encoded)) = (next, encoded) {
-                        let lead = Leader {
-                            waiter: Some(next),
-                            ticket: Arc::clone(&lead.ticket),
-                            coalesced: Some((*key, Arc::clone(joined))),
-                        };
-                        self.enqueue(encoded, lead, None);
+                Err(ServeError::Deadline | ServeError::Hopeless { .. }) if encoded.is_some() => {
+                    if let (Some(next), Some(encoded)) = (lead.next(), encoded) {
+                        self.enqueue(encoded, next, None);
                     }
                 }
                 Err(error) => {
                     for waiter in lead.complete() {
-                        let _ = waiter.answer.send(Err(error.clone().at(waiter.index)));
+                        let error = error.clone().at(waiter.index);
+                        self.fail(waiter, error);
                     }
                 }
             }
         }
         match result {
             Ok(answer) => waiter.give_own(answer),
-            // The client may have left.
-            Err(error) => _ = waiter.answer.send(Err(error)),
+            Err(error) => self.fail(waiter, error),
         }
+    }
+
+    /// Answers an input with an error. If the input belongs to a joint request, the other inputs of the request leave the queue.
+    fn fail(&self, waiter: Waiter, error: ServeError) {
+        let is_first = waiter
+            .joint
+            .as_ref()
+            .is_some_and(|joint| joint.fail(&error));
+        // The client may have left.
+        let _ = waiter.answer.send(Err(error));
+        if is_first {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Answers an input of a joint request that has failed. Its followers are not concerned. Returns the follower that takes its place.
+    pub(super) fn give_up(&self, mut lead: Leader, error: ServeError) -> Option<Leader> {
+        let waiter = lead.waiter.take()?;
+        let counter = match &error {
+            ServeError::Hopeless { .. } => &self.metrics.hopeless,
+            _ => &self.metrics.cancelled,
+        };
+        Metrics::count(counter, 1);
+        let next = lead.next();
+        self.fail(waiter, error);
+        next
     }
 
     /// Answers a request and its followers with a cached answer.
@@ -205,7 +251,13 @@ impl Shared {
     }
 
     /// Tokenizes and enqueues an input.
-    pub(super) fn tokenize(&self, text: &Text, lead: Leader) {
+    pub(super) fn tokenize(&self, text: &Text, mut lead: Leader) {
+        while let Some(error) = lead.failed() {
+            match self.give_up(lead, error) {
+                Some(next) => lead = next,
+                None => return,
+            }
+        }
         if lead.ticket.is_cancelled.load(Ordering::Acquire) {
             Metrics::count(&self.metrics.cancelled, 1);
             return;
@@ -222,21 +274,23 @@ impl Shared {
                 // The error of each follower contains the index of its own input.
                 for waiter in lead.complete() {
                     let own = encoded(waiter.index).err();
-                    let _ = waiter
-                        .answer
-                        .send(Err(own.unwrap_or_else(|| error.clone())));
+                    self.fail(waiter, own.unwrap_or_else(|| error.clone()));
                 }
                 self.answer(lead, Err(error), None);
             }
         }
     }
 
-    /// Records that `n_bytes` of a request no longer wait for a tokenizer.
-    pub(super) fn is_tokenized(&self, submit: Submit, n_bytes: usize) {
-        let tenants = &mut self.lock().backlog.tenants;
+    /// Records that an input of a request no longer waits for a tokenizer.
+    pub(super) fn is_tokenized(&self, submit: Submit, load: Load, joint: Option<&Joint>) {
+        let mut state = self.lock();
+        let tenants = &mut state.backlog.tenants;
         tenants.change(submit.tenant, |work| {
-            work.bytes.take(submit.class, n_bytes as u64);
+            work.take_untokenized(submit.class, load);
         });
+        if let Some(joint) = joint {
+            joint.take_untokenized(load);
+        }
     }
 
     pub(super) fn count_waiting(&self, state: &State) {

@@ -28,31 +28,31 @@ pub struct Reply {
     pub(super) shared: Arc<Shared>,
     /// Whether the reply was received.
     pub(super) is_answered: bool,
-    /// Keeps the request counted until its last reply is dropped. `None` before admission, and for an answer from the cache's memory tier.
-    pub(super) open: Option<Arc<Open>>,
+    /// Keeps the input counted until its reply is dropped. `None` before admission, and for an answer from the cache's memory tier.
+    pub(super) open: Option<Open>,
 }
 
-/// An admitted request. It is counted for its tenant until this value is dropped.
+/// An admitted input. It is counted for its tenant until this value is dropped.
 pub(super) struct Open {
     shared: Arc<Shared>,
     tenant: u32,
 }
 
 impl Open {
-    pub(super) fn new(shared: &Arc<Shared>, state: &mut State, tenant: u32) -> Arc<Self> {
+    pub(super) fn new(shared: &Arc<Shared>, state: &mut State, tenant: u32) -> Self {
         let tenants = &mut state.backlog.tenants;
-        tenants.change(tenant, |work| work.requests += 1);
-        Arc::new(Self {
+        tenants.change(tenant, |work| work.texts += 1);
+        Self {
             shared: Arc::clone(shared),
             tenant,
-        })
+        }
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
         let tenants = &mut self.shared.lock().backlog.tenants;
-        tenants.change(self.tenant, |work| work.requests -= 1);
+        tenants.change(self.tenant, |work| work.texts -= 1);
     }
 }
 

@@ -5,7 +5,7 @@ use crate::{
     engine::LOGITS,
     heads::{MASK_LOGITS, TOKEN_LOGITS},
     model::EMBEDDING,
-    serve::{OutputKind, ServeError},
+    serve::{OutputKind, ServeError, Text},
 };
 
 impl Service {
@@ -73,5 +73,40 @@ impl Service {
             (false, false) => return Ok(()),
         };
         Err(ServeError::invalid("model", problem))
+    }
+
+    /// Checks token ids, and that a text is not empty. This is done before queueing, so that an invalid input does not fail a whole batch.
+    pub(super) fn check(&self, index: usize, text: &Text) -> Result<(), ServeError> {
+        let ids = match text {
+            Text::Ids(ids) => ids,
+            Text::One(text) | Text::Prompted(_, text) if text.is_empty() => {
+                let problem = " is an empty text; expected at least one character";
+                return Err(ServeError::input(index, problem));
+            }
+            Text::One(_) | Text::Prompted(..) | Text::Pair(..) | Text::Encoded(_) => return Ok(()),
+        };
+        let limits = self.shared.limits;
+        let wrong = |at: usize, problem: String| {
+            Err(ServeError::input(
+                index,
+                format!(
+                    ", token {at}, is {problem}; where ids are of another tokenizer, as OpenAI's, send texts (in LangChain: check_embedding_ctx_length=False)"
+                ),
+            ))
+        };
+        if let Some(at) = ids.iter().position(|&id| id >= limits.vocabulary) {
+            let vocabulary = limits.vocabulary;
+            return wrong(
+                at,
+                format!("{}, but the model has {vocabulary} tokens", ids[at]),
+            );
+        }
+        if let Some(at) = ids.iter().position(|&id| Some(id) == limits.skipped) {
+            return wrong(at, "the model's padding token".to_owned());
+        }
+        match limits.end.and_then(|end| end.problem(ids)) {
+            Some(problem) => wrong(ids.len().saturating_sub(1), problem),
+            None => Ok(()),
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{lanes::RECOVERS, queue::Entry, *};
+use super::{joint::Joint, lanes::RECOVERS, queue::Entry, *};
 use crate::{
     DeviceChoice,
     runtime::cpu::CpuError,
@@ -64,6 +64,8 @@ fn batch(
             submit: Submit::default(),
             sent: Instant::now(),
             share: Share::unlimited(),
+            load: Load::default(),
+            joint: None,
         };
         let encoded = service
             .encoder()
@@ -136,7 +138,7 @@ fn requests_are_refused_while_tokenizers_are_overloaded() {
         }
         state.backlog.tenants.change(0, |work| {
             work.bytes.add(0, 1000);
-            work.requests += 1000;
+            work.texts += 1000;
         });
     }
     match ask().err() {
@@ -233,4 +235,129 @@ fn a_batch_without_memory_runs_in_halves_and_reduces_the_limit_for_a_while() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(held() < bytes);
+}
+
+#[test]
+fn inputs_of_a_lost_request_leave_the_queue() {
+    let (engine, encoder) = engine();
+    let service = service("packed", &engine, encoder);
+    let shared = &service.shared;
+    let joint = |deadline| Arc::new(Joint::new(Some(Micros(deadline)), 4, false));
+    // The first request would miss its deadline, the second one has failed, and the third one has time.
+    let joints = [joint(1), joint(u64::MAX), joint(u64::MAX)];
+    let failure = ServeError::TooLong { index: 7, limit: 9 };
+    assert!(joints[1].fail(&failure));
+    assert!(!joints[1].fail(&ServeError::Deadline));
+    let mut replies = Vec::new();
+    {
+        let mut state = shared.lock();
+        for joint in &joints {
+            let (members, answers) = batch(&service, &["rain", "a small bird"]);
+            for (_, mut entry) in members {
+                let waiter = entry.lead.waiter.as_mut().unwrap();
+                waiter.joint = Some(Arc::clone(joint));
+                let tokens = entry.encoded.ids.len() as u32;
+                let id = state.scheduling.arrive(Waiting::new(tokens, Micros(0)));
+                state.insert(id, entry);
+            }
+            state.joints.push(Arc::clone(joint));
+            replies.push(answers);
+        }
+        let lost = state.drop_lost(Micros(100), &shared.costs);
+        assert_eq!((lost.len(), state.entries.len()), (4, 2));
+        assert_eq!(state.scheduling.waiting().len(), 2);
+        assert_eq!(state.joints.len(), 1);
+        let errors: Vec<String> = lost.iter().map(|(_, error)| error.to_string()).collect();
+        assert!(errors[0].starts_with("the request cannot be answered before its deadline"));
+        assert_eq!(errors[1], errors[0]);
+        assert_eq!(errors[2..], [failure.to_string(), failure.to_string()]);
+        drop(state);
+        for (entry, error) in lost {
+            assert!(shared.give_up(entry.lead, error).is_none());
+        }
+        shared.changed.notify_one();
+    }
+    assert_eq!(shared.metrics.hopeless.load(Ordering::Relaxed), 2);
+    assert_eq!(shared.metrics.cancelled.load(Ordering::Relaxed), 2);
+    for (nth, answers) in replies.into_iter().enumerate() {
+        for answer in answers {
+            assert_eq!(answer.blocking_recv().unwrap().is_ok(), nth == 2);
+        }
+    }
+}
+
+#[test]
+fn a_list_is_refused_if_the_queued_work_and_the_list_exceed_its_deadline() {
+    let (engine, encoder) = engine();
+    let service = service("packed", &engine, encoder);
+    let texts = |n: usize| (0..n).map(|at| Text::One(format!("rain {at}"))).collect();
+    let submit = |is_joint, ms| Submit {
+        within: Some(Duration::from_millis(ms)),
+        is_joint,
+        ..Submit::default()
+    };
+    // The tokenizers are busy for ten seconds.
+    let busy = |work: &mut crate::serve::backlog::Work| {
+        work.add_untokenized(
+            0,
+            Load {
+                bytes: 20_000_000,
+                tokens: 0,
+            },
+        );
+    };
+    {
+        let mut state = service.shared.lock();
+        state.backlog.tenants.change(0, busy);
+        // Another tenant would share the tokenizers.
+        state.backlog.tenants.change(1, |work| work.texts += 1);
+    }
+    match service.submit(texts(5), submit(true, 2000)).err() {
+        Some(ServeError::Hopeless { retry_after }) => {
+            let seconds = retry_after.as_secs_f64();
+            assert!((6.0..=6.2).contains(&seconds), "{seconds}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let refused = || service.metrics().hopeless.load(Ordering::Relaxed);
+    assert_eq!(refused(), 5);
+    // The deadline is late enough.
+    assert!(service.submit(texts(5), submit(true, 20_000)).is_ok());
+    // Inputs that are useful by themselves are admitted, and so is a request of a tenant with less work.
+    assert!(service.submit(texts(5), submit(false, 2000)).is_ok());
+    let other = Submit {
+        tenant: 1,
+        ..submit(true, 2000)
+    };
+    assert!(service.submit(texts(5), other).is_ok());
+    assert_eq!(refused(), 5);
+    // The list alone takes too long.
+    {
+        let mut state = service.shared.lock();
+        state
+            .backlog
+            .tokenized(1000, 300, Duration::from_secs(1000));
+    }
+    match service.submit(texts(5), submit(true, 2000)).err() {
+        Some(ServeError::ShortDeadline { takes, within }) => {
+            assert!(takes > within && within == Duration::from_secs(2));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn each_text_of_a_list_counts_until_its_reply_is_dropped() {
+    let (engine, encoder) = engine();
+    let service = service("packed", &engine, encoder);
+    let counted = || service.shared.lock().backlog.tenants.all().texts;
+    let texts = (0..40).map(|at| Text::One(format!("rain {at}"))).collect();
+    let mut replies = service.submit(texts, Submit::default()).unwrap();
+    assert_eq!(counted(), 40);
+    replies.truncate(30);
+    assert_eq!(counted(), 30);
+    for reply in replies {
+        reply.wait().unwrap();
+    }
+    assert_eq!(counted(), 0);
 }

@@ -10,6 +10,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
+use super::{Load, joint::Joint};
 use crate::serve::{
     Answer, ServeError, Share, Submit,
     cache::{Coalescer, Key},
@@ -50,19 +51,32 @@ pub(super) struct Waiter {
     pub(super) sent: Instant,
     /// Memory share that is charged for the request.
     pub(super) share: Arc<Share>,
+    /// Estimated work of the input.
+    pub(super) load: Load,
+    /// The joint request of the input, if it has one.
+    pub(super) joint: Option<Arc<Joint>>,
 }
 
 impl Waiter {
     /// Sends a copy of an answer.
     pub(super) fn give(self, answer: &Answer) {
-        let charged = self.share.add(answer.memory(self.submit.wanted));
-        let _ = self.answer.send(charged.map(|()| answer.clone()));
+        let answer = self.charged(answer).map(|()| answer.clone());
+        let _ = self.answer.send(answer);
     }
 
     /// Sends an answer. The client may already have left.
     pub(super) fn give_own(self, answer: Answer) {
+        let answer = self.charged(&answer).map(|()| answer);
+        let _ = self.answer.send(answer);
+    }
+
+    /// Charges the request for an answer.
+    fn charged(&self, answer: &Answer) -> Result<(), ServeError> {
         let charged = self.share.add(answer.memory(self.submit.wanted));
-        let _ = self.answer.send(charged.map(|()| answer));
+        if let (Err(error), Some(joint)) = (&charged, &self.joint) {
+            joint.fail(error);
+        }
+        charged
     }
 
     /// Returns the deadline. Requests without one are ordered last.
@@ -90,6 +104,27 @@ impl Leader {
 
     pub(super) fn index(&self) -> usize {
         self.waiter.as_ref().map_or(0, |waiter| waiter.index)
+    }
+
+    /// Returns the joint request of the input, if it has one.
+    pub(super) fn joint(&self) -> Option<&Arc<Joint>> {
+        self.waiter.as_ref()?.joint.as_ref()
+    }
+
+    /// Returns the error of the joint request of the input, if it has failed.
+    pub(super) fn failed(&self) -> Option<ServeError> {
+        self.joint()?.failed().cloned()
+    }
+
+    /// Returns a leader for the follower with the latest deadline; `None` if there are no followers. The computation then ends.
+    pub(super) fn next(&self) -> Option<Self> {
+        let (key, joined) = self.coalesced.as_ref()?;
+        let next = joined.promote(key, &self.ticket, Waiter::until)?;
+        Some(Self {
+            waiter: Some(next),
+            ticket: Arc::clone(&self.ticket),
+            coalesced: Some((*key, Arc::clone(joined))),
+        })
     }
 
     /// Takes the followers. Later calls return an empty list.

@@ -105,6 +105,9 @@ mod tests {
         std::fs::copy(written, folder.path().join("config.json")).expect("it is copied");
         let file = folder.path().join("tokenizer.json");
         std::fs::write(file, tokenizer.to_string()).expect("it is written");
+        let settings = r#"{"tokenizer_class": "PreTrainedTokenizerFast"}"#;
+        let file = folder.path().join("tokenizer_config.json");
+        std::fs::write(file, settings).expect("it is written");
         let opened = Folder::open(folder.path()).expect("a folder");
         let encoder = TextEncoder::for_prompts(opened).expect("a tokenizer");
         (folder, encoder)

@@ -1,6 +1,7 @@
 //! Sources and targets of translations.
 
 use super::{Coder, TextEncoder};
+use crate::names::excerpt;
 use crate::text::{
     LanguagePair, LanguageSide, TextError,
     languages::{Places, SourcePlace},
@@ -41,7 +42,7 @@ impl TextEncoder {
             None => Ok(LanguagePair::default()),
             Some((side, name)) => Err(TextError::NoLanguage {
                 side,
-                name: name.chars().take(80).collect(),
+                name: excerpt(name).into_owned(),
                 near: Vec::new(),
             }),
         }
@@ -73,7 +74,8 @@ impl TextEncoder {
     /// token is the first one; otherwise, `pair.forced_first` is.
     ///
     /// # Errors
-    /// Returns an error if the tokenizer refuses the prefix, or if the prefix begins with a language other than the target's.
+    /// Returns an error if the tokenizer refuses the prefix or does not know all of it, or if the prefix begins with a language other than
+    /// the target's.
     pub fn target(
         &self,
         prefix: &TargetPrefix,
@@ -81,15 +83,24 @@ impl TextEncoder {
     ) -> Result<(Option<u32>, Vec<u32>), TextError> {
         let mut tokens = match prefix {
             TargetPrefix::None => return Ok((pair.forced_first, Vec::new())),
-            TargetPrefix::Text(text) => match &self.tokenizer {
-                Coder::SentencePiece(pieces) => pieces.prefix(text),
-                Coder::Json(..) => self.encoded(0, text, false, self.cut_side)?.ids,
-            },
+            TargetPrefix::Text(text) => {
+                let tokens = match &self.tokenizer {
+                    Coder::SentencePiece(pieces) => pieces.prefix(text),
+                    Coder::Json(..) => self.encoded(0, text, false, self.cut_side)?.ids,
+                };
+                let unknown = self.named_token("unk_token")?;
+                if unknown.is_some_and(|unknown| tokens.contains(&unknown)) {
+                    return Err(TextError::UnknownPrefix {
+                        text: text.chars().take(80).collect(),
+                    });
+                }
+                tokens
+            }
             TargetPrefix::Tokens(tokens) => {
                 let id = |token: &String| {
                     self.token_id(token)
                         .ok_or_else(|| TextError::NoPrefixToken {
-                            token: token.chars().take(80).collect(),
+                            token: excerpt(token).into_owned(),
                         })
                 };
                 tokens

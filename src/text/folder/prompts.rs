@@ -3,7 +3,10 @@
 use serde_json::Value;
 
 use super::{Folder, json::Json};
-use crate::{names::nearest, text::TextError};
+use crate::{
+    names::{excerpt, nearest},
+    text::TextError,
+};
 
 /// Choice of the text that is put before an input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,7 +23,7 @@ pub enum Prompt<'a> {
 /// Returns the error for an unknown prompt name.
 fn no_prompt(name: &str, known: &[&str]) -> TextError {
     TextError::NoPrompt {
-        name: name.to_owned(),
+        name: excerpt(name).into_owned(),
         near: nearest(name, known.iter().copied()).map(str::to_owned),
         known: match known {
             [] => "no prompts".to_owned(),
@@ -53,7 +56,7 @@ impl Folder {
         {
             return Err(TextError::OtherRoute {
                 folder: self.root.path().to_owned(),
-                name: name.to_owned(),
+                name: excerpt(name).into_owned(),
                 route: other.to_owned(),
                 loaded: route.name.clone(),
             });

@@ -1,11 +1,14 @@
 //! Settings of tokenizer_config.json that take precedence over tokenizer.json, as in the library transformers 5.24.
 //!
-//! The library transformers rebuilds most tokenizer classes from the vocabulary of tokenizer.json and the settings of
-//! tokenizer_config.json. The module `classes` lists the settings that each class reads. In addition, every class reads the special tokens,
-//! `split_special_tokens` and `clean_up_tokenization_spaces`. A missing setting leaves tokenizer.json unchanged. `add_bos_token` and
-//! `add_eos_token` have no effect if there is a tokenizer.json.
+//! The library transformers rebuilds the tokenizers of most classes from the vocabulary of tokenizer.json and the settings of
+//! tokenizer_config.json. Normalizer, pre-tokenizer and decoder are then those of the class (module `made`), whatever tokenizer.json
+//! has. The module `classes` lists the settings that each class reads, and the tokens that it puts around texts. In addition, every
+//! class reads the special tokens, `split_special_tokens` and `clean_up_tokenization_spaces`. `add_bos_token` and `add_eos_token` have
+//! no effect if there is a tokenizer.json.
 
 mod classes;
+mod frame;
+mod made;
 mod parts;
 
 use std::collections::HashMap;
@@ -15,11 +18,7 @@ use tokenizers::{
     AddedToken, Model, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
     Tokenizer,
     normalizers::{self, BertNormalizer},
-    pre_tokenizers::{
-        self,
-        metaspace::{Metaspace, PrependScheme},
-        punctuation::Punctuation,
-    },
+    pre_tokenizers::{self, metaspace::PrependScheme, punctuation::Punctuation},
     processors::template::TemplateProcessing,
 };
 
@@ -28,10 +27,10 @@ use crate::text::{
     TextError,
     languages::{Languages, Places, SourcePlace, TargetPlace},
 };
-use classes::{Around, Class, Setting, class_of};
+use classes::{Around, Class, Replaces, Setting, Template, class_of};
 use parts::{
-    before_precompiled, bert_in, has_byte_level, lowers, normalizers_of, set_decoder_space,
-    set_normalizer, set_space, strips_accents,
+    before_precompiled, bert_in, normalizers_of, set_decoder_space, set_normalizer, set_space,
+    strips_accents,
 };
 
 /// Names of special tokens that all classes know.
@@ -95,7 +94,20 @@ impl TokenizerSettings {
     /// # Errors
     /// Returns an error if a setting cannot be applied to the tokenizer.
     pub(in crate::text) fn apply(&self, tokenizer: &mut Tokenizer) -> Result<(), TextError> {
-        for setting in self.class.map_or(&[][..], |class| class.settings) {
+        let class = self.class.filter(|class| !class.keeps(tokenizer));
+        if let Some(parts) = class.and_then(|class| class.parts) {
+            if let Some((expected, found)) = parts.other_model(tokenizer) {
+                return Err(self.other_model(expected, found));
+            }
+            let replaced = parts.replace(tokenizer).map_err(|e| self.failed(e))?;
+            if !replaced.is_empty() {
+                tracing::info!(
+                    "the {} of tokenizer.json is replaced by that of the tokenizer class, as in the library transformers",
+                    replaced.join(", ")
+                );
+            }
+        }
+        for setting in class.map_or(&[][..], |class| class.settings) {
             match *setting {
                 Setting::BertNormalizer => self.bert_normalizer(tokenizer)?,
                 Setting::LowerCase => self.lower_case(tokenizer)?,
@@ -104,54 +116,62 @@ impl TokenizerSettings {
                 Setting::LegacySpace => self.legacy_space(tokenizer)?,
                 Setting::Punctuation => self.punctuation(tokenizer)?,
                 Setting::Language(around) => self.language(around, tokenizer)?,
-                Setting::NoTemplate => {
-                    tokenizer.with_post_processor(None::<PostProcessorWrapper>);
-                }
+                Setting::SpacedMask => {}
             }
         }
         self.add_tokens(tokenizer)?;
+        match class.map_or(Template::Stored, |class| class.template) {
+            Template::Stored => {}
+            Template::Empty => {
+                tokenizer.with_post_processor(None::<PostProcessorWrapper>);
+            }
+            Template::Around(frame) => {
+                let is_replaced = match frame.replaces {
+                    Replaces::Any => true,
+                    Replaces::Missing => tokenizer.get_post_processor().is_none(),
+                    Replaces::Present => tokenizer.get_post_processor().is_some(),
+                };
+                if is_replaced {
+                    self.frame(&frame, tokenizer)?;
+                }
+            }
+            Template::Language => self.check_end(tokenizer)?,
+        }
+        if class.is_some() {
+            self.check_unknown(tokenizer)?;
+        }
         tokenizer.set_encode_special_tokens(self.json.flag("split_special_tokens", false)?);
-        self.check_tokens(tokenizer)
+        Ok(())
     }
 
     fn failed(&self, error: tokenizers::Error) -> TextError {
         self.json.problem(error.to_string())
     }
 
-    /// Returns the error for a setting that does not apply to the parts in tokenizer.json.
-    fn no_place(&self, key: &str, part: &str) -> TextError {
-        let value = self.json.get(key).unwrap_or(&Value::Null);
+    /// Returns the error for a class that reads another kind of vocabulary than that of tokenizer.json.
+    fn other_model(&self, expected: &str, found: &str) -> TextError {
+        let name = self.class.and_then(|class| class.names.first());
         self.json.problem(format!(
-            "`{key}` is {value}, and tokenizer.json has {part}, in which it cannot be set; expected the value that tokenizer.json was made with, or none"
+            "the tokenizer class `{}` reads a vocabulary of the kind {expected}, and that of tokenizer.json is {found}; to use tokenizer.json unchanged, set `tokenizer_class` to `PreTrainedTokenizerFast` in a copy of the folder",
+            name.copied().unwrap_or_default()
         ))
     }
 
     fn bert_normalizer(&self, tokenizer: &mut Tokenizer) -> Result<(), TextError> {
-        let (lower, accents, chinese) =
-            ("do_lower_case", "strip_accents", "tokenize_chinese_chars");
-        let lowercase = self.json.optional_flag(lower)?;
-        let strip = match self.json.value.get(accents) {
+        let strip_accents = match self.json.value.get("strip_accents") {
             None => None,
-            Some(_) => Some(self.json.optional_flag(accents)?),
+            Some(_) => Some(self.json.optional_flag("strip_accents")?),
         };
-        let parts = self.json.optional_flag(chinese)?;
+        let lowercase = self.json.optional_flag("do_lower_case")?;
+        let parts = self.json.optional_flag("tokenize_chinese_chars")?;
         let mut normalizer = tokenizer.get_normalizer().cloned();
-        let found = normalizer.as_mut().and_then(bert_in);
-        let Some(bert) = found else {
-            // Only settings that match the tokenizer's own behavior are accepted.
-            let is_lower = normalizer.as_ref().is_some_and(lowers);
-            if lowercase.is_some_and(|asked| asked != is_lower) {
-                return Err(self.no_place(lower, "no normalizer of BERT"));
-            }
-            if strip == Some(Some(true)) && !normalizer.as_ref().is_some_and(strips_accents) {
-                return Err(self.no_place(accents, "no normalizer of BERT"));
-            }
+        let Some(bert) = normalizer.as_mut().and_then(bert_in) else {
             return Ok(());
         };
         let new = BertNormalizer::new(
             bert.clean_text,
             parts.unwrap_or(bert.handle_chinese_chars),
-            strip.unwrap_or(bert.strip_accents),
+            strip_accents.unwrap_or(bert.strip_accents),
             lowercase.unwrap_or(bert.lowercase),
         );
         *bert = new;
@@ -206,8 +226,7 @@ impl TokenizerSettings {
         without: PrependScheme,
         tokenizer: &mut Tokenizer,
     ) -> Result<(), TextError> {
-        let key = "add_prefix_space";
-        let Some(adds) = self.json.optional_flag(key)? else {
+        let Some(adds) = self.json.optional_flag("add_prefix_space")? else {
             return Ok(());
         };
         let scheme = match adds {
@@ -215,11 +234,8 @@ impl TokenizerSettings {
             false => without,
         };
         let mut pre_tokenizer = tokenizer.get_pre_tokenizer().cloned();
-        let n_set = pre_tokenizer
-            .as_mut()
-            .map_or(0, |p| set_space(p, adds, scheme));
-        if n_set == 0 {
-            return Err(self.no_place(key, "neither a Metaspace nor a ByteLevel pre-tokenizer"));
+        if let Some(pre_tokenizer) = &mut pre_tokenizer {
+            set_space(pre_tokenizer, adds, scheme);
         }
         tokenizer.with_pre_tokenizer(pre_tokenizer);
         set_decoder_space(tokenizer, scheme);
@@ -238,22 +254,8 @@ impl TokenizerSettings {
             (true, false) => PrependScheme::First,
         };
         let mut pre_tokenizer = tokenizer.get_pre_tokenizer().cloned();
-        let has = |is: fn(&NormalizerWrapper) -> bool| normalizers_of(tokenizer).iter().any(is);
-        match &mut pre_tokenizer {
-            Some(pre_tokenizer) => {
-                // The library transformers leaves a tokenizer of this class unchanged if it has a ByteLevel pre-tokenizer.
-                if has_byte_level(pre_tokenizer) {
-                    return Ok(());
-                }
-                if set_space(pre_tokenizer, true, scheme) == 0 {
-                    return Err(self.no_place("legacy", "no Metaspace pre-tokenizer"));
-                }
-            }
-            None if has(|n| matches!(n, NormalizerWrapper::Replace(_))) => {
-                set_normalizer(tokenizer, None).map_err(|e| self.failed(e))?;
-                pre_tokenizer = Some(Metaspace::new('▁', scheme, false).into());
-            }
-            None => return Err(self.no_place("legacy", "no Metaspace pre-tokenizer")),
+        if let Some(pre_tokenizer) = &mut pre_tokenizer {
+            set_space(pre_tokenizer, true, scheme);
         }
         tokenizer.with_pre_tokenizer(pre_tokenizer);
         set_decoder_space(tokenizer, scheme);
@@ -277,16 +279,16 @@ impl TokenizerSettings {
         Ok(())
     }
 
-    /// Returns whether the language token comes after the source text, and the default source language.
+    /// Returns whether the language token comes after the source text, and the source language of texts without one.
     fn source_language(&self, around: Around) -> Result<(bool, Option<&str>), TextError> {
         let source = self.json.text("src_lang")?;
         Ok(match around {
-            Around::Before | Around::Underscored => (false, source),
-            Around::After => (true, source),
+            Around::Underscored => (false, source),
+            Around::Before => (false, source.or(Some("en_XX"))),
+            Around::After => (true, source.or(Some("en_XX"))),
             Around::ByLegacyBehaviour => {
-                let asked = self.json.optional_flag("legacy_behaviour")?;
-                let default = asked.map(|_| "eng_Latn");
-                (asked.unwrap_or(false), source.or(default))
+                let is_after = self.json.flag("legacy_behaviour", false)?;
+                (is_after, source.or(Some("eng_Latn")))
             }
         })
     }
@@ -351,6 +353,10 @@ impl TokenizerSettings {
             Around::Underscored => format!("__{source}__"),
             Around::Before | Around::After | Around::ByLegacyBehaviour => source.to_owned(),
         };
+        // Without the token of the default language, the template of tokenizer.json remains.
+        if self.json.get(key).is_none() && tokenizer.token_to_id(&language).is_none() {
+            return Ok(());
+        }
         let end = self.token("eos_token")?.unwrap_or("</s>").to_owned();
         let id = |token: &str, problem: &dyn Fn() -> TextError| {
             tokenizer.token_to_id(token).ok_or_else(problem)
@@ -392,12 +398,12 @@ impl TokenizerSettings {
         let known = tokenizer.get_added_tokens_decoder();
         let known: HashMap<&str, &AddedToken> =
             known.values().map(|t| (t.content.as_str(), t)).collect();
-        // Tokenizers of translation models create a mask token that strips the space before it.
-        let translates = |class: &Class| {
+        // Some classes create a mask token that strips the space before it.
+        let is_spaced = |class: &Class| {
             let mut settings = class.settings.iter();
-            settings.any(|setting| matches!(setting, Setting::Language(_)))
+            settings.any(|s| matches!(s, Setting::Language(_) | Setting::SpacedMask))
         };
-        let mask = match self.class.is_some_and(translates) {
+        let mask = match self.class.is_some_and(is_spaced) {
             true => self.token("mask_token")?,
             false => None,
         };
@@ -490,27 +496,25 @@ impl TokenizerSettings {
         Ok(tokens)
     }
 
-    /// Returns an error if a token that the class puts around texts, or its unknown token, differs from tokenizer.json.
-    fn check_tokens(&self, tokenizer: &Tokenizer) -> Result<(), TextError> {
-        let Some(class) = self.class else {
+    /// Returns an error if texts do not end with the `eos_token`.
+    fn check_end(&self, tokenizer: &Tokenizer) -> Result<(), TextError> {
+        let key = "eos_token";
+        let Some(token) = self.token(key)? else {
             return Ok(());
         };
-        if class.around.is_empty() {
+        let empty = tokenizer.encode("", true).map_err(|e| self.failed(e))?;
+        let id = tokenizer.token_to_id(token);
+        if id.is_some_and(|id| empty.get_ids().contains(&id)) {
             return Ok(());
         }
-        let empty = tokenizer.encode("", true).map_err(|e| self.failed(e))?;
-        for &key in class.around {
-            let Some(token) = self.token(key)? else {
-                continue;
-            };
-            let id = tokenizer.token_to_id(token);
-            if !id.is_some_and(|id| empty.get_ids().contains(&id)) {
-                return Err(self.json.problem(format!(
-                    "`{key}` is `{token}`; expected a token that tokenizer.json puts around texts, of which there are {:?}",
-                    empty.get_tokens()
-                )));
-            }
-        }
+        Err(self.json.problem(format!(
+            "`{key}` is `{token}`; expected a token that tokenizer.json puts around texts, of which there are {:?}",
+            empty.get_tokens()
+        )))
+    }
+
+    /// Returns an error if the unknown token is not that of tokenizer.json.
+    fn check_unknown(&self, tokenizer: &Tokenizer) -> Result<(), TextError> {
         let Some(unknown) = self.token("unk_token")? else {
             return Ok(());
         };

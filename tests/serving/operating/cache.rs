@@ -151,7 +151,7 @@ fn a_request_that_joined_a_hasty_one_is_computed_in_its_own_time() {
         }
         for reply in hasty {
             match reply.wait() {
-                Ok(_) | Err(ServeError::Deadline | ServeError::Hopeless) => {}
+                Ok(_) | Err(ServeError::Deadline | ServeError::Hopeless { .. }) => {}
                 Err(error) => panic!("{error}"),
             }
         }

@@ -237,7 +237,7 @@ fn documents_are_ranked_by_the_vectors_of_their_tokens() {
     let empty = json!({"query": "bread", "documents": ["rain", ""]});
     let (status, message) = told(to, "/v1/rerank", &empty);
     assert!(
-        status == 400 && message.contains("input 1 is an empty text"),
+        status == 400 && message.contains("document 1 is an empty text"),
         "{message}"
     );
     server.shut_down(Duration::ZERO);

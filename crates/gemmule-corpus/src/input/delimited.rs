@@ -6,7 +6,7 @@ use arrow_array::{ArrayRef, builder::StringBuilder};
 use arrow_schema::{DataType, Field, Fields};
 use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
 
-use super::{Source, bytes::Stream, described, lines::utf8, list, read_error};
+use super::{Source, bytes::Stream, described, lines::utf8, list, place, read_error};
 use crate::{
     CorpusError, Keep, Limits,
     job::Checked,
@@ -154,7 +154,7 @@ impl Delimited {
                 Err(_) => return bad("its header is not UTF-8"),
             }
         }
-        let place = |column: &str| match names.iter().position(|name| name == column) {
+        let place = |column: &str| match place(&path, column, names.iter().map(String::as_str))? {
             Some(place) => Ok(place),
             None => Err(CorpusError::NoColumn {
                 path: path.clone(),
@@ -170,9 +170,9 @@ impl Delimited {
         let kept = match &job.keep {
             Keep::None => Vec::new(),
             Keep::All => {
-                let all = names.iter().cloned().zip(0..);
-                let is_text = |at: usize| columns.iter().any(|(_, place)| *place == at);
-                all.filter(|(_, place)| !is_text(*place)).collect()
+                let is_text = |name: &&String| job.columns.contains(name);
+                let kept = names.iter().filter(|name| !is_text(name)).cloned();
+                placed(&kept.collect::<Vec<_>>())?
             }
             Keep::Named(names) => placed(names)?,
         };

@@ -123,6 +123,25 @@ fn read_error(path: &Path, format: &'static str) -> impl Fn(io::Error) -> Corpus
     }
 }
 
+/// Returns the index of a column; `None` if there is no such column.
+///
+/// # Errors
+/// Returns an error if several columns have the name.
+fn place<'n>(
+    path: &Path,
+    column: &str,
+    names: impl Iterator<Item = &'n str>,
+) -> Result<Option<usize>, CorpusError> {
+    let mut places = names.enumerate().filter(|(_, name)| *name == column);
+    match (places.next(), places.next()) {
+        (Some(_), Some(_)) => Err(CorpusError::SeveralColumns {
+            path: path.to_owned(),
+            column: column.to_owned(),
+        }),
+        (found, _) => Ok(found.map(|(place, _)| place)),
+    }
+}
+
 /// Returns a phrase for the text of a column. It includes the name if there are several columns.
 fn described<T>(columns: &[T], name: &str) -> String {
     match columns.len() {

@@ -20,7 +20,7 @@ use parquet::{
     schema::types::SchemaDescriptor,
 };
 
-use super::{Source, described, lines::utf8, list};
+use super::{Source, described, lines::utf8, list, place};
 use crate::{
     CorpusError, Keep, Limits,
     job::Checked,
@@ -89,9 +89,10 @@ impl Parquet {
                 "it has columns of a type that is not supported".to_owned()
             ));
         }
-        let place = |column: &str| match schema.index_of(column) {
-            Ok(place) => Ok(place),
-            Err(_) => Err(CorpusError::NoColumn {
+        let names = || schema.fields().iter().map(|field| field.name().as_str());
+        let place = |column: &str| match place(&path, column, names())? {
+            Some(place) => Ok(place),
+            None => Err(CorpusError::NoColumn {
                 path: path.clone(),
                 column: column.to_owned(),
                 columns: listed(&schema),
@@ -110,9 +111,11 @@ impl Parquet {
         }
         let kept: Vec<usize> = match &job.keep {
             Keep::None => Vec::new(),
-            Keep::All => (0..schema.fields().len())
-                .filter(|place| !roots.contains(place))
-                .collect(),
+            Keep::All => {
+                let is_text = |name: &&str| job.columns.iter().any(|column| column == name);
+                let places = names().filter(|name| !is_text(name)).map(place);
+                places.collect::<Result<_, _>>()?
+            }
             Keep::Named(names) => {
                 let places = names.iter().map(|name| place(name));
                 places.collect::<Result<_, _>>()?

@@ -340,12 +340,16 @@ impl Target for Inside {
             Err(error) => Answered {
                 // Use the status of the HTTP response to this error.
                 status: match &error {
-                    ServeError::Invalid { .. } | ServeError::ContextLength { .. } => 400,
+                    ServeError::Invalid { .. }
+                    | ServeError::Input { .. }
+                    | ServeError::ContextLength { .. } => 400,
                     ServeError::NoModel { .. } | ServeError::UnsupportedTask { .. } => 404,
                     ServeError::TooLong { .. }
                     | ServeError::TooLarge { .. }
                     | ServeError::LargeRequest { .. } => 413,
-                    ServeError::Overloaded { .. } | ServeError::Hopeless => 429,
+                    ServeError::Overloaded { .. }
+                    | ServeError::Hopeless { .. }
+                    | ServeError::ShortDeadline { .. } => 429,
                     ServeError::NotReady { .. } => 503,
                     ServeError::Deadline => 504,
                     ServeError::Internal(_) | ServeError::Engine(_) => 500,

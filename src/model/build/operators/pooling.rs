@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `first_token`, `mean_pool`, `max_pool` | `x` | one row per sequence |
 //! | `weighted_mean_pool`, `root_length_pool` | `x` | one row per sequence of `n` tokens: `Σ (i + 1) · x[i] / Σ (i + 1)`, and `Σ x[i] / √n` |
-//! | `last_token` | `x`, `end` (none), `highest_end` (none), `padding` (none), `is` (none) | the last row of each sequence. `is` is the id that the last token must have: other sequences are rejected. `end` is the id of the token that ends a sequence. Tokens after its first occurrence are padding and are removed before a run. If `end` equals `highest_end`, the highest id of a sequence ends it. Tokens with the id `padding` at the end of a sequence are removed before a run, too |
+//! | `last_token` | `x`, `end` (none), `highest_end` (none), `padding` (none), `is` (none), `is_not` (none) | the last row of each sequence. `is` is the id that the last token must have: other sequences are rejected. `end` is the id of the token that ends a sequence. Tokens after its first occurrence are padding and are removed before a run. If `end` equals `highest_end`, the highest id of a sequence ends it. Tokens with the id `padding` at the end of a sequence are removed before a run, too. A sequence that ends with the id `is_not` is rejected |
 //! | `draw` | `mean`, `log_variance` | a latent variable, one row per sequence: `mean + exp(log_variance / 2) · noise`, where the noise is standard normal and depends on the sequence's seed |
 //! | `log_probability` | `x` | from logits of every token: the log-probability of each token given the tokens before it, and 0 for the first token of a sequence. It must be an output, and no operator may read it |
 
@@ -31,6 +31,8 @@ fields! {
         /// Id of the padding token.
         padding: Option<Whole>,
         is: Required,
+        /// Id of the padding token, with which no sequence may end.
+        is_not: Option<Whole>,
     }
 
     struct LogProbability {
@@ -74,6 +76,9 @@ impl Operator for LastToken {
         }
         if let Some(padding) = &self.padding {
             to.end = Some(SequenceEnd::BeforePadding(values.offset(padding)?));
+        }
+        if let Some(padding) = &self.is_not {
+            to.end = Some(SequenceEnd::NotPadding(values.offset(padding)?));
         }
         let x = to.value(&self.x)?;
         to.node(at, Op::LastToken, &[x])

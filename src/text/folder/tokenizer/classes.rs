@@ -1,14 +1,113 @@
 //! Tokenizer classes of the library transformers, with the settings that each class reads.
 
-use tokenizers::pre_tokenizers::metaspace::PrependScheme;
+use tokenizers::{DecoderWrapper, Tokenizer, pre_tokenizers::metaspace::PrependScheme};
+
+use super::{
+    made::{self, Parts},
+    parts::has_byte_level,
+};
 
 /// A tokenizer class of the library transformers.
 pub(super) struct Class {
     /// Names in `tokenizer_class`, without the suffix `Fast`.
     pub(super) names: &'static [&'static str],
     pub(super) settings: &'static [Setting],
-    /// Special tokens that the class puts around texts, regardless of tokenizer.json.
-    pub(super) around: &'static [&'static str],
+    /// Parts that the class creates, whatever tokenizer.json has; `None` for a class that keeps the parts of tokenizer.json.
+    pub(super) parts: Option<&'static Parts>,
+    pub(super) template: Template,
+}
+
+impl Class {
+    /// Returns whether tokenizer.json is used unchanged. The library transformers does so for `LlamaTokenizer` if the vocabulary is one of
+    /// bytes, because this class splits texts only at spaces.
+    pub(super) fn keeps(&self, tokenizer: &Tokenizer) -> bool {
+        let is_llama = self
+            .settings
+            .iter()
+            .any(|s| matches!(s, Setting::LegacySpace));
+        let decodes_bytes = matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
+        is_llama && (decodes_bytes || tokenizer.get_pre_tokenizer().is_some_and(has_byte_level))
+    }
+}
+
+/// Special tokens around texts.
+#[derive(Clone, Copy)]
+pub(super) enum Template {
+    /// Tokens of the template in tokenizer.json.
+    Stored,
+    /// No tokens.
+    Empty,
+    /// Tokens of the class.
+    Around(Frame),
+    /// Tokens of [`Setting::Language`], or those of tokenizer.json without this setting. The `eos_token` must be one of them.
+    Language,
+}
+
+/// Tokens before and after texts. In a template, `F` is the first token, `L` the last one, and `A` and `B` are the texts. The segment of an
+/// element is 1 if a `1` follows, else 0.
+#[derive(Clone, Copy)]
+pub(super) struct Frame {
+    pub(super) first: Option<Special>,
+    pub(super) last: Option<Special>,
+    pub(super) single: &'static str,
+    pub(super) pair: &'static str,
+    /// Whether offsets leave out the space before a word unless `trim_offsets` is false.
+    pub(super) trims: bool,
+    pub(super) replaces: Replaces,
+}
+
+/// Templates of tokenizer.json that a class replaces by its own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Replaces {
+    Any,
+    /// A template is kept; the class adds one if there is none.
+    Missing,
+    /// A template is replaced; without one, there are no tokens around texts.
+    Present,
+}
+
+/// Key of a special token in tokenizer_config.json, and the token if the key is missing.
+pub(super) type Special = (&'static str, &'static str);
+
+/// `[CLS] A [SEP]` and `[CLS] A [SEP] B [SEP]`, with two segments.
+const fn segments(replaces: Replaces) -> Template {
+    Template::Around(Frame {
+        first: Some(("cls_token", "[CLS]")),
+        last: Some(("sep_token", "[SEP]")),
+        single: "F A L",
+        pair: "F A L B1 L1",
+        trims: false,
+        replaces,
+    })
+}
+
+/// `<s> A </s>` and `<s> A </s> </s> B </s>`.
+const fn doubled(first: Special, last: Special, trims: bool) -> Template {
+    Template::Around(Frame {
+        first: Some(first),
+        last: Some(last),
+        single: "F A L",
+        pair: "F A L L B L",
+        trims,
+        replaces: Replaces::Any,
+    })
+}
+
+/// Tokens before or after texts only.
+const fn one_sided(
+    first: Option<Special>,
+    last: Option<Special>,
+    single: &'static str,
+    pair: &'static str,
+) -> Template {
+    Template::Around(Frame {
+        first,
+        last,
+        single,
+        pair,
+        trims: false,
+        replaces: Replaces::Any,
+    })
 }
 
 /// A setting, or several related settings.
@@ -22,14 +121,14 @@ pub(super) enum Setting {
     Accents,
     /// `add_prefix_space`. If false, Metaspace gets this scheme.
     PrefixSpace(PrependScheme),
-    /// `add_prefix_space` and `legacy`, for a Metaspace that tokenizer.json may express as normalizers.
+    /// `add_prefix_space` and `legacy`.
     LegacySpace,
     /// `split_by_punct`.
     Punctuation,
-    /// `src_lang`.
+    /// `src_lang`. A mask token that tokenizer.json lacks strips the space before it.
     Language(Around),
-    /// No tokens around texts, also if tokenizer.json has a template with such tokens.
-    NoTemplate,
+    /// `mask_token`. If tokenizer.json lacks the token, it strips the space before it.
+    SpacedMask,
 }
 
 /// Position of the language token.
@@ -45,7 +144,7 @@ pub(super) enum Around {
     Underscored,
 }
 
-/// Classes with settings of their own. Any other class uses tokenizer.json unchanged.
+/// Classes that differ from [`GENERIC`]. Any other class uses tokenizer.json unchanged.
 pub(super) const CLASSES: &[Class] = &[
     Class {
         names: &[
@@ -59,11 +158,17 @@ pub(super) const CLASSES: &[Class] = &[
             "LayoutLMTokenizer",
             "LxmertTokenizer",
             "MobileBertTokenizer",
-            "MPNetTokenizer",
             "SqueezeBertTokenizer",
         ],
         settings: &[Setting::BertNormalizer],
-        around: &["cls_token", "sep_token"],
+        parts: Some(&made::BERT),
+        template: segments(Replaces::Any),
+    },
+    Class {
+        names: &["MPNetTokenizer"],
+        settings: &[Setting::BertNormalizer],
+        parts: Some(&made::BERT),
+        template: doubled(("cls_token", "<s>"), ("sep_token", "</s>"), true),
     },
     Class {
         names: &["AlbertTokenizer"],
@@ -72,7 +177,8 @@ pub(super) const CLASSES: &[Class] = &[
             Setting::Accents,
             Setting::PrefixSpace(PrependScheme::Never),
         ],
-        around: &["cls_token", "sep_token"],
+        parts: Some(&made::ALBERT),
+        template: segments(Replaces::Missing),
     },
     Class {
         names: &["DebertaV2Tokenizer"],
@@ -81,12 +187,30 @@ pub(super) const CLASSES: &[Class] = &[
             Setting::Punctuation,
             Setting::PrefixSpace(PrependScheme::First),
         ],
-        around: &["cls_token", "sep_token"],
+        parts: Some(&made::DEBERTA_V2),
+        template: segments(Replaces::Any),
+    },
+    Class {
+        names: &["RemBertTokenizer"],
+        settings: &[
+            Setting::LowerCase,
+            Setting::Accents,
+            Setting::PrefixSpace(PrependScheme::Never),
+        ],
+        parts: Some(&made::REMBERT),
+        template: segments(Replaces::Present),
     },
     Class {
         names: &["XLMRobertaTokenizer", "CamembertTokenizer"],
         settings: &[Setting::PrefixSpace(PrependScheme::Never)],
-        around: &["bos_token", "eos_token"],
+        parts: Some(&made::SENTENCEPIECE),
+        template: doubled(("bos_token", "<s>"), ("eos_token", "</s>"), false),
+    },
+    Class {
+        names: &["XGLMTokenizer"],
+        settings: &[Setting::PrefixSpace(PrependScheme::Never)],
+        parts: Some(&made::XGLM),
+        template: one_sided(Some(("eos_token", "</s>")), None, "F A", "F A F F B"),
     },
     Class {
         names: &[
@@ -97,55 +221,111 @@ pub(super) const CLASSES: &[Class] = &[
             "RobertaTokenizer",
         ],
         settings: &[Setting::PrefixSpace(PrependScheme::Never)],
-        around: &["cls_token", "sep_token"],
+        parts: Some(&made::BYTES),
+        template: doubled(("cls_token", "<s>"), ("sep_token", "</s>"), true),
     },
     Class {
-        names: &["GPT2Tokenizer", "Qwen2Tokenizer"],
+        names: &["DebertaTokenizer"],
         settings: &[Setting::PrefixSpace(PrependScheme::Never)],
-        around: &[],
+        parts: Some(&made::BYTES),
+        template: doubled(("cls_token", "[CLS]"), ("sep_token", "[SEP]"), false),
+    },
+    Class {
+        names: &["BlenderbotTokenizer"],
+        settings: &[
+            Setting::PrefixSpace(PrependScheme::Never),
+            Setting::SpacedMask,
+        ],
+        parts: Some(&made::BLENDERBOT),
+        template: Template::Stored,
+    },
+    Class {
+        names: &["CodeGenTokenizer", "GPT2Tokenizer"],
+        settings: &[Setting::PrefixSpace(PrependScheme::Never)],
+        parts: Some(&made::BYTES),
+        template: Template::Stored,
+    },
+    Class {
+        names: &["Qwen2Tokenizer"],
+        settings: &[Setting::PrefixSpace(PrependScheme::Never)],
+        parts: Some(&made::QWEN2),
+        template: Template::Stored,
+    },
+    Class {
+        names: &["CohereTokenizer"],
+        settings: &[Setting::PrefixSpace(PrependScheme::Never)],
+        parts: Some(&made::COHERE),
+        template: Template::Stored,
     },
     Class {
         names: &["GPTNeoXTokenizer"],
-        settings: &[
-            Setting::PrefixSpace(PrependScheme::Never),
-            Setting::NoTemplate,
-        ],
-        around: &[],
+        settings: &[Setting::PrefixSpace(PrependScheme::Never)],
+        parts: Some(&made::GPT_NEOX),
+        template: Template::Empty,
     },
     Class {
         names: &["LlamaTokenizer"],
         settings: &[Setting::LegacySpace],
-        around: &[],
+        parts: Some(&made::LLAMA),
+        template: Template::Stored,
+    },
+    Class {
+        names: &["GemmaTokenizer"],
+        settings: &[],
+        parts: Some(&made::GEMMA),
+        template: Template::Stored,
+    },
+    Class {
+        names: &["OpenAIGPTTokenizer"],
+        settings: &[],
+        parts: Some(&made::OPENAI_GPT),
+        template: Template::Stored,
     },
     Class {
         names: &["CLIPTokenizer"],
         settings: &[],
-        around: &["bos_token", "eos_token"],
+        parts: Some(&made::CLIP),
+        template: doubled(
+            ("bos_token", "<|startoftext|>"),
+            ("eos_token", "<|endoftext|>"),
+            false,
+        ),
     },
     Class {
         names: &["T5Tokenizer"],
         settings: &[],
-        around: &["eos_token"],
+        parts: Some(&made::SENTENCEPIECE),
+        template: one_sided(None, Some(("eos_token", "</s>")), "A L", "A L B L"),
+    },
+    Class {
+        names: &["PegasusTokenizer"],
+        settings: &[],
+        parts: Some(&made::PEGASUS),
+        template: one_sided(None, Some(("eos_token", "</s>")), "A L", "A B L"),
     },
     Class {
         names: &["MBartTokenizer"],
         settings: &[Setting::Language(Around::After)],
-        around: &["eos_token"],
+        parts: Some(&made::MBART),
+        template: Template::Language,
     },
     Class {
         names: &["MBart50Tokenizer"],
         settings: &[Setting::Language(Around::Before)],
-        around: &["eos_token"],
+        parts: Some(&made::XGLM),
+        template: Template::Language,
     },
     Class {
         names: &["NllbTokenizer"],
         settings: &[Setting::Language(Around::ByLegacyBehaviour)],
-        around: &["eos_token"],
+        parts: Some(&made::NLLB),
+        template: Template::Language,
     },
     Class {
         names: &["M2M100Tokenizer"],
         settings: &[Setting::Language(Around::Underscored)],
-        around: &["eos_token"],
+        parts: None,
+        template: Template::Language,
     },
 ];
 
@@ -158,35 +338,76 @@ const MODEL_CLASSES: &[(&str, &str)] = &[
     ("albert", "AlbertTokenizer"),
     ("bart", "RobertaTokenizer"),
     ("bert", "BertTokenizer"),
+    ("blenderbot", "BlenderbotTokenizer"),
     ("camembert", "CamembertTokenizer"),
     ("clip", "CLIPTokenizer"),
+    ("cohere", "CohereTokenizer"),
+    ("cohere2", "CohereTokenizer"),
+    ("data2vec-text", "RobertaTokenizer"),
+    ("deberta", "DebertaTokenizer"),
     ("deberta-v2", "DebertaV2Tokenizer"),
     ("distilbert", "BertTokenizer"),
     ("electra", "BertTokenizer"),
+    ("ernie4_5", GENERIC),
+    ("gemma", "GemmaTokenizer"),
+    ("gemma2", "GemmaTokenizer"),
+    ("gemma3_text", "GemmaTokenizer"),
+    ("glm", GENERIC),
+    ("glm4", GENERIC),
     ("gpt2", "GPT2Tokenizer"),
+    ("gpt_bigcode", GENERIC),
+    ("gpt_neo", "GPT2Tokenizer"),
+    ("gpt_neox", "GPTNeoXTokenizer"),
+    ("gptj", "GPT2Tokenizer"),
+    ("granite", GENERIC),
+    ("gte", "XLMRobertaTokenizer"),
+    ("hyperclovax", GENERIC),
+    ("internlm3", GENERIC),
     ("m2m_100", "M2M100Tokenizer"),
     ("mbart", "MBartTokenizer"),
+    ("megatron-bert", "BertTokenizer"),
     ("mistral", GENERIC),
     ("modernbert", GENERIC),
+    ("modernbert-decoder", GENERIC),
     ("mpnet", "MPNetTokenizer"),
+    ("mpt", "GPTNeoXTokenizer"),
     ("mt5", "T5Tokenizer"),
+    ("nemotron", GENERIC),
     ("nomic_bert", "BertTokenizer"),
+    ("olmo", "GPTNeoXTokenizer"),
+    ("olmo2", GENERIC),
+    ("olmo3", GENERIC),
+    ("openai-gpt", "OpenAIGPTTokenizer"),
+    ("opt", "GPT2Tokenizer"),
+    ("pegasus", "PegasusTokenizer"),
+    ("phi", "GPT2Tokenizer"),
+    ("phi3", GENERIC),
+    ("qwen2", "Qwen2Tokenizer"),
     ("qwen3", "Qwen2Tokenizer"),
+    ("rembert", "RemBertTokenizer"),
     ("roberta", "RobertaTokenizer"),
+    ("roberta-prelayernorm", "RobertaTokenizer"),
+    ("stablelm", GENERIC),
+    ("starcoder2", "GPT2Tokenizer"),
     ("t5", "T5Tokenizer"),
     ("umt5", GENERIC),
+    ("xglm", "XGLMTokenizer"),
     ("xlm-roberta", "XLMRobertaTokenizer"),
     ("xlm-roberta-xl", GENERIC),
 ];
 
+/// Values of `model_type` whose class is used even if the folder names another class.
+const FIXED: &[&str] = &["qwen2"];
+
 /// Returns the class that the library transformers uses for a model's tokenizer. `named` is the class in the folder's files. Returns `None`
-/// for a class without settings of its own.
+/// for [`GENERIC`] and for classes that are not listed.
 pub(super) fn class_of(model_type: Option<&str>, named: Option<&str>) -> Option<&'static Class> {
     let mut registered = MODEL_CLASSES.iter();
     let registered = registered.find(|(model, _)| Some(*model) == model_type);
     let registered = registered.map(|(_, class)| *class);
     let name = match registered {
         Some(GENERIC) => GENERIC,
+        Some(class) if model_type.is_some_and(|model| FIXED.contains(&model)) => class,
         _ => named.or(registered)?,
     };
     let name = name.strip_suffix("Fast").unwrap_or(name);

@@ -29,14 +29,6 @@ pub(super) fn bert_in(normalizer: &mut NormalizerWrapper) -> Option<&mut BertNor
     }
 }
 
-pub(super) fn lowers(normalizer: &NormalizerWrapper) -> bool {
-    match normalizer {
-        NormalizerWrapper::Lowercase(_) => true,
-        NormalizerWrapper::Sequence(all) => all.as_ref().iter().any(lowers),
-        _ => false,
-    }
-}
-
 pub(super) fn strips_accents(normalizer: &NormalizerWrapper) -> bool {
     match normalizer {
         NormalizerWrapper::StripAccents(_) => true,
@@ -52,26 +44,24 @@ pub(super) fn before_precompiled(all: &[NormalizerWrapper]) -> usize {
     all.iter().position(is_precompiled).unwrap_or(all.len())
 }
 
-/// Sets whether a space is put before texts. Returns the number of parts that were set.
+/// Sets whether a space is put before texts.
 pub(super) fn set_space(
     pre_tokenizer: &mut PreTokenizerWrapper,
     adds: bool,
     scheme: PrependScheme,
-) -> usize {
+) {
     match pre_tokenizer {
         PreTokenizerWrapper::ByteLevel(bytes) => {
             bytes.add_prefix_space = adds;
-            1
         }
         PreTokenizerWrapper::Metaspace(space) => {
             space.set_prepend_scheme(scheme);
-            1
         }
         PreTokenizerWrapper::Sequence(all) => {
             let all = all.as_mut().iter_mut();
-            all.map(|p| set_space(p, adds, scheme)).sum()
+            all.for_each(|p| set_space(p, adds, scheme));
         }
-        _ => 0,
+        _ => {}
     }
 }
 
