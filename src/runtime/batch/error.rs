@@ -140,6 +140,8 @@ impl BatchError {
             Self::Id { sequence, .. }
             | Self::Skipped { sequence, .. }
             | Self::LastToken { sequence, .. }
+            | Self::NoEnd { sequence, .. }
+            | Self::EndsWithPadding { sequence, .. }
             | Self::TooLong { sequence, .. }
             | Self::BehindEnd { sequence, .. }
             | Self::Attended { sequence, .. }

@@ -186,11 +186,9 @@ impl Loaded {
                 Arg::Pointer => _ = pointer.next(),
                 Arg::Matrix(matrix) => {
                     let at = pointer.next().copied().unwrap_or(0);
-                    for box_rows in matrix.boxes(extents) {
-                        maps.push(matrix.encode(at, extents, box_rows).during(|| {
-                            format!("describe `{}` to `{}`", matrix.map.param, self.symbol)
-                        })?);
-                    }
+                    maps.push(matrix.encode(at, extents).during(|| {
+                        format!("describe `{}` to `{}`", matrix.map.param, self.symbol)
+                    })?);
                 }
             }
         }
@@ -199,16 +197,15 @@ impl Loaded {
         let mut params: Vec<*mut c_void> = Vec::with_capacity(self.args.len() + 1);
         for arg in &self.args {
             let mut address = || pointer.next().map(|p| std::ptr::from_ref(p).cast());
-            let value: Option<*const c_void> = match arg {
-                Arg::Pointer => address(),
-                Arg::Count(_) => count.next().map(|c| std::ptr::from_ref(c).cast()),
-                Arg::Matrix(matrix) => {
-                    let maps = described.by_ref().take(matrix.n_maps());
-                    params.extend(maps.map(|map| std::ptr::from_ref(map).cast_mut().cast()));
-                    address().filter(|_| matrix.is_packed())
-                }
+            let at: [Option<*const c_void>; 2] = match arg {
+                Arg::Pointer => [address(), None],
+                Arg::Count(_) => [count.next().map(|c| std::ptr::from_ref(c).cast()), None],
+                Arg::Matrix(matrix) => [
+                    described.next().map(|m| std::ptr::from_ref(m).cast()),
+                    address().filter(|_| matrix.is_packed()),
+                ],
             };
-            params.extend(value.map(<*const c_void>::cast_mut));
+            params.extend(at.into_iter().flatten().map(<*const c_void>::cast_mut));
         }
         assert!(
             pointers.len() + n_counts == self.args.len(),
