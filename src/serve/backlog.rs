@@ -22,7 +22,7 @@ const DECAY: f64 = 0.98;
 /// Batch size in tokens and mean sequence length, for estimating the time of a long queue.
 const FULL: u64 = 4096;
 const LENGTH: u64 = 128;
-/// Batch sizes in tokens, for the lower estimate of the time of a request. The size with the largest throughput counts.
+/// Batch sizes in tokens among which a lower estimate takes that with the highest throughput.
 const SIZES: [u64; 6] = [1 << 6, 1 << 8, 1 << 10, 1 << 12, 1 << 14, 1 << 16];
 /// Share of an estimated time that counts in a lower estimate, because estimates vary with the load of the machine.
 const CERTAIN: f64 = 0.8;

@@ -284,7 +284,7 @@ impl Job {
     }
 }
 
-/// Checks that a path is that of a regular file, of a symbolic link to one, or of none.
+/// Checks that an output can be written to a path: nothing is there, a regular file, or a symbolic link to one.
 fn check_place(path: &Path) -> Result<(), CorpusError> {
     let refused = |found| {
         let path = path.to_owned();
@@ -292,7 +292,7 @@ fn check_place(path: &Path) -> Result<(), CorpusError> {
     };
     let is_link = match fs::symlink_metadata(path) {
         Ok(found) => found.is_symlink(),
-        // The error of another problem, such as a missing permission, is that of creating the file.
+        // Any other problem, such as a missing permission, is reported when the file is created.
         Err(_) => return Ok(()),
     };
     match fs::metadata(path) {

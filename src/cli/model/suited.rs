@@ -13,7 +13,7 @@ use crate::{
     text::{Folder, TextError},
 };
 
-/// Classes of the library transformers with a head for masked tokens end with one of these.
+/// Endings of the names of transformers classes with a head for masked tokens.
 const MASKED: [&str; 2] = ["ForMaskedLM", "ForPreTraining"];
 
 impl Runnable {

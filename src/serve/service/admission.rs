@@ -72,7 +72,7 @@ impl Service {
         texts.map(load).collect()
     }
 
-    /// Decides whether to admit inputs with the estimated work `loads`. Returns the request of a joint list.
+    /// Decides whether to admit inputs with the estimated work `loads`. For a joint list, returns its request.
     ///
     /// # Errors
     /// Returns an error if the queued work takes too long, or if a joint list would miss its deadline.

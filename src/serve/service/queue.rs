@@ -230,7 +230,8 @@ impl Shared {
         }
     }
 
-    /// Answers an input of a joint request that has failed. Its followers are not concerned. Returns the follower that takes its place.
+    /// Answers an input of a joint request that has failed. Other requests that wait for the same input (its followers) do not fail: returns
+    /// the one that takes its place.
     pub(super) fn give_up(&self, mut lead: Leader, error: ServeError) -> Option<Leader> {
         let waiter = lead.waiter.take()?;
         let counter = match &error {

@@ -323,7 +323,7 @@ fn a_list_is_refused_if_the_queued_work_and_the_list_exceed_its_deadline() {
     assert_eq!(refused(), 5);
     // The deadline is late enough.
     assert!(service.submit(texts(5), submit(true, 20_000)).is_ok());
-    // Inputs that are useful by themselves are admitted, and so is a request of a tenant with less work.
+    // A list whose inputs are answered one by one is admitted, and so is a request of a tenant with less work.
     assert!(service.submit(texts(5), submit(false, 2000)).is_ok());
     let other = Submit {
         tenant: 1,
