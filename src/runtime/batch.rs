@@ -465,26 +465,16 @@ impl Batch {
 
 /// Returns an error if the model requires another end of a sequence.
 fn check_end(end: SequenceEnd, sequence: usize, ids: &[u32]) -> Result<(), BatchError> {
-    let last = ids.last().copied();
-    match end {
-        SequenceEnd::Required(expected) => match last.filter(|&id| id != expected) {
-            Some(found) => Err(BatchError::LastToken {
-                sequence,
-                found,
-                expected,
-            }),
-            None => Ok(()),
-        },
-        SequenceEnd::Token(expected) if !ids.contains(&expected) => {
-            Err(BatchError::NoEnd { sequence, expected })
-        }
-        SequenceEnd::NotPadding(id) if last == Some(id) && ids.len() > 1 => {
-            Err(BatchError::EndsWithPadding { sequence, id })
-        }
-        SequenceEnd::Token(_)
-        | SequenceEnd::Highest
-        | SequenceEnd::BeforePadding(_)
-        | SequenceEnd::NotPadding(_) => Ok(()),
+    let found = ids.last().copied().filter(|_| !end.accepts(ids));
+    match (end, found) {
+        (SequenceEnd::Required(expected), Some(found)) => Err(BatchError::LastToken {
+            sequence,
+            found,
+            expected,
+        }),
+        (SequenceEnd::Token(expected), Some(_)) => Err(BatchError::NoEnd { sequence, expected }),
+        (SequenceEnd::NotPadding(id), Some(_)) => Err(BatchError::EndsWithPadding { sequence, id }),
+        (SequenceEnd::Highest | SequenceEnd::BeforePadding(_), Some(_)) | (_, None) => Ok(()),
     }
 }
 

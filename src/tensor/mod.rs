@@ -53,24 +53,16 @@ impl SequenceEnd {
         ids.iter().position(|&other| other == id)
     }
 
-    /// Returns a description of the last token if the model requires another end of the sequence.
-    pub fn problem(self, ids: &[u32]) -> Option<String> {
-        let last = *ids.last()?;
+    /// Whether a sequence ends as the model requires. A single padding token may be a whole sequence, as in the library transformers.
+    pub fn accepts(self, ids: &[u32]) -> bool {
+        let Some(&last) = ids.last() else {
+            return true;
+        };
         match self {
-            Self::Required(id) if id != last => Some(format!(
-                "{last}, but the model requires the last token to be {id}"
-            )),
-            Self::Token(id) if !ids.contains(&id) => Some(format!(
-                "the last one, but the model requires the end-of-sequence token {id}"
-            )),
-            Self::NotPadding(id) if id == last && ids.len() > 1 => {
-                Some("the padding token, with which no text may end".to_owned())
-            }
-            Self::Required(_)
-            | Self::Token(_)
-            | Self::Highest
-            | Self::BeforePadding(_)
-            | Self::NotPadding(_) => None,
+            Self::Required(id) => id == last,
+            Self::Token(id) => ids.contains(&id),
+            Self::NotPadding(id) => id != last || ids.len() == 1,
+            Self::Highest | Self::BeforePadding(_) => true,
         }
     }
 }

@@ -64,7 +64,7 @@ pub enum CorpusError {
     )]
     NotAFile { path: PathBuf },
     #[error(
-        "`{path}` is {found}, to which no output can be written; choose another path, of a regular file or of none"
+        "`{path}` is {found}, to which no output can be written; choose the path of a regular file, or a path at which there is nothing"
     )]
     NotAnOutput { path: PathBuf, found: &'static str },
     #[error("`{path}` is both the input and the output; choose another output")]

@@ -118,15 +118,12 @@ impl Shared {
     pub(super) fn enqueue(
         &self,
         encoded: Encoded,
-        mut lead: Leader,
+        lead: Leader,
         tokenized: Option<(usize, Duration)>,
     ) {
-        while let Some(error) = lead.failed() {
-            match self.give_up(lead, error) {
-                Some(next) => lead = next,
-                None => return,
-            }
-        }
+        let Some(lead) = self.not_failed(lead) else {
+            return;
+        };
         let Some(waiter) = &lead.waiter else {
             return;
         };
@@ -244,6 +241,14 @@ impl Shared {
         next
     }
 
+    /// Gives up inputs of joint requests that have failed. Returns the first leader, `lead` or a follower, whose request has not failed.
+    fn not_failed(&self, mut lead: Leader) -> Option<Leader> {
+        while let Some(error) = lead.failed() {
+            lead = self.give_up(lead, error)?;
+        }
+        Some(lead)
+    }
+
     /// Answers a request and its followers with a cached answer.
     pub(super) fn answer_kept(&self, mut lead: Leader, answer: &Answer) {
         for waiter in lead.complete().into_iter().chain(lead.waiter.take()) {
@@ -252,13 +257,10 @@ impl Shared {
     }
 
     /// Tokenizes and enqueues an input.
-    pub(super) fn tokenize(&self, text: &Text, mut lead: Leader) {
-        while let Some(error) = lead.failed() {
-            match self.give_up(lead, error) {
-                Some(next) => lead = next,
-                None => return,
-            }
-        }
+    pub(super) fn tokenize(&self, text: &Text, lead: Leader) {
+        let Some(lead) = self.not_failed(lead) else {
+            return;
+        };
         if lead.ticket.is_cancelled.load(Ordering::Acquire) {
             Metrics::count(&self.metrics.cancelled, 1);
             return;

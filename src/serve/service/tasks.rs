@@ -6,6 +6,7 @@ use crate::{
     heads::{MASK_LOGITS, TOKEN_LOGITS},
     model::EMBEDDING,
     serve::{OutputKind, ServeError, Text},
+    tensor::SequenceEnd,
 };
 
 impl Service {
@@ -104,9 +105,26 @@ impl Service {
         if let Some(at) = ids.iter().position(|&id| Some(id) == limits.skipped) {
             return wrong(at, "the model's padding token".to_owned());
         }
-        match limits.end.and_then(|end| end.problem(ids)) {
+        match limits.end.and_then(|end| wrong_end(end, ids)) {
             Some(problem) => wrong(ids.len().saturating_sub(1), problem),
             None => Ok(()),
         }
+    }
+}
+
+/// Describes the last token if the model requires another end of the sequence.
+fn wrong_end(end: SequenceEnd, ids: &[u32]) -> Option<String> {
+    let last = ids.last().filter(|_| !end.accepts(ids))?;
+    match end {
+        SequenceEnd::Required(id) => Some(format!(
+            "{last}, but the model requires the last token to be {id}"
+        )),
+        SequenceEnd::Token(id) => Some(format!(
+            "the last one, but the model requires the end-of-sequence token {id}"
+        )),
+        SequenceEnd::NotPadding(_) => {
+            Some("the padding token, with which no text may end".to_owned())
+        }
+        SequenceEnd::Highest | SequenceEnd::BeforePadding(_) => None,
     }
 }

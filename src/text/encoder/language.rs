@@ -91,7 +91,7 @@ impl TextEncoder {
                 let unknown = self.named_token("unk_token")?;
                 if unknown.is_some_and(|unknown| tokens.contains(&unknown)) {
                     return Err(TextError::UnknownPrefix {
-                        text: text.chars().take(80).collect(),
+                        text: excerpt(text).into_owned(),
                     });
                 }
                 tokens
