@@ -177,19 +177,28 @@ fn signature(kernel: &dyn Kernel) -> String {
     let params: Vec<String> = kernel
         .params()
         .into_iter()
-        .map(|p| match p.role {
-            _ if maps.iter().any(|map| map.param == p.name) => {
-                let map = format!("const __grid_constant__ TensorMap {}", p.name);
-                match p.is_packed() {
-                    true => format!("{map}, const unsigned char* __restrict__ {}_bytes", p.name),
-                    false => map,
+        .map(|p| {
+            let name = p.name;
+            let map = maps.iter().find(|map| map.param == name);
+            match (&p.role, map) {
+                (_, Some(map)) => {
+                    let map_named =
+                        |suffix| format!("const __grid_constant__ TensorMap {name}{suffix}");
+                    let last = map.has_last_box.then(|| map_named("_last"));
+                    let bytes = p
+                        .is_packed()
+                        .then(|| format!("const unsigned char* __restrict__ {name}_bytes"));
+                    let all = [Some(map_named("")), last, bytes];
+                    all.into_iter().flatten().collect::<Vec<_>>().join(", ")
                 }
+                (Role::Read { element, .. }, None) => {
+                    format!("const {}* __restrict__ {name}", c_type(*element))
+                }
+                (Role::Write { element, .. }, None) => {
+                    format!("{}* __restrict__ {name}", c_type(*element))
+                }
+                (Role::Count(_), None) => format!("unsigned int {name}"),
             }
-            Role::Read { element, .. } => {
-                format!("const {}* __restrict__ {}", c_type(element), p.name)
-            }
-            Role::Write { element, .. } => format!("{}* __restrict__ {}", c_type(element), p.name),
-            Role::Count(_) => format!("unsigned int {}", p.name),
         })
         .collect();
     params.join(", ")

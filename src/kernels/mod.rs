@@ -253,6 +253,9 @@ pub struct TensorMap {
     /// 16 bytes are not swizzled.
     pub box_columns: u32,
     pub order: RowOrder,
+    /// Whether the next parameter is a second map of the matrix, `{param}_last`, whose box has only the rows of the last box: a copy with it
+    /// does not pass the end of the matrix. TMA takes about twice as long to fill a row with zeros as to copy it.
+    pub has_last_box: bool,
     /// Whether the launch reads each element of a large matrix once, so that L2 should not fetch more than a copy needs.
     pub streams: bool,
 }

@@ -15,7 +15,7 @@ constexpr int PARTIALS = N / COLUMNS;                                        // 
 constexpr int M_TILES = ROWS / 64;
 constexpr int ACCUMULATORS = COLUMNS / 2;  // registers per thread for one m64 MMA
 constexpr int K_TILES = (K + BLOCK_K - 1) / BLOCK_K;
-constexpr unsigned int X_BYTES = BLOCK_M * 128, STAGE_BYTES = X_BYTES + BLOCK_N * 128;
+constexpr unsigned int X_BYTES = BLOCK_M * 128, WEIGHT_BYTES = BLOCK_N * 128, STAGE_BYTES = X_BYTES + WEIGHT_BYTES;
 // The residual of a tile follows the last k tile through the pipeline, in boxes of 32 columns.
 constexpr int BOXES = BLOCK_N / 32;
 constexpr unsigned int BOX_BYTES = BLOCK_M * 64;

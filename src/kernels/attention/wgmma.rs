@@ -374,6 +374,7 @@ fn heads_map(param: &'static str, head: u32, rows: u32) -> TensorMap {
         box_rows: rows,
         box_columns: columns(head),
         order: RowOrder::Boxes(head / columns(head)),
+        has_last_box: false,
         streams: false,
     }
 }

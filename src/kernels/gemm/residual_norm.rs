@@ -296,6 +296,7 @@ impl Kernel for GemmResidualNorm {
             box_rows,
             box_columns,
             order,
+            has_last_box: param != "weight",
             streams: false,
         };
         vec![

@@ -158,6 +158,7 @@ impl SplitKTile {
             box_rows,
             box_columns: BLOCK_K,
             order: RowOrder::Plain,
+            has_last_box: false,
             streams: false,
         };
         vec![map(x, self.tokens), map("weight", BLOCK_N)]

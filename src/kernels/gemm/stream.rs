@@ -422,6 +422,7 @@ impl Kernel for GemmStream {
             box_rows,
             box_columns: BLOCK_K * self.problem.elements_in_16_bits(),
             order,
+            has_last_box: false,
             streams: true,
         };
         let order = match self.problem.gated {

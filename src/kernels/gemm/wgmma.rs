@@ -490,9 +490,13 @@ impl Kernel for GemmWgmma {
             box_rows,
             box_columns: BLOCK_K * self.problem.elements_in_16_bits(),
             order,
+            has_last_box: false,
             streams: false,
         };
-        let x = operand("x", self.tile.m, RowOrder::Plain);
+        let x = TensorMap {
+            has_last_box: true,
+            ..operand("x", self.tile.m, RowOrder::Plain)
+        };
         // With a gate, separate copies load the two halves of the weight.
         let at_once = match self.problem.gated {
             true => self.tile.n / 2,
@@ -508,6 +512,7 @@ impl Kernel for GemmWgmma {
                     box_rows: SUBTILE_ROWS,
                     box_columns: subtile / boxes,
                     order: RowOrder::Plain,
+                    has_last_box: false,
                     streams: false,
                 };
                 ([RowOrder::Plain, RowOrder::Pairs], Some(out))

@@ -34,12 +34,40 @@ impl Matrix {
         matches!(self.element, Element::Scaled(_))
     }
 
-    /// Encodes a tensor map of the matrix at `address` with the box and the row order of `map`. Elements outside the matrix read
-    /// as zero.
+    /// Number of tensor maps that the kernel takes.
+    pub(super) fn n_maps(&self) -> usize {
+        1 + usize::from(self.map.has_last_box)
+    }
+
+    /// Returns the rows of the box of each tensor map that the kernel takes: that of all boxes, then that of the last box.
+    fn boxes(&self, extents: &Extents) -> impl Iterator<Item = u32> + use<> {
+        let of_all = self.map.box_rows;
+        let before_last = self.n_rows(extents).saturating_sub(1) % u64::from(of_all);
+        let of_last = self.map.has_last_box.then_some(before_last as u32 + 1);
+        [of_all].into_iter().chain(of_last)
+    }
+
+    fn n_rows(&self, extents: &Extents) -> u64 {
+        self.rows.eval(extents).unwrap_or(0)
+    }
+
+    /// Appends the tensor maps of the matrix at `address` that the kernel takes to `maps`. Elements outside the matrix read as zero.
     pub(super) fn encode(
         &self,
         address: sys::CUdeviceptr,
         extents: &Extents,
+        maps: &mut Vec<sys::CUtensorMap>,
+    ) -> Result<(), DriverError> {
+        for box_rows in self.boxes(extents) {
+            maps.push(self.encode_box(address, self.layout(self.n_rows(extents), box_rows))?);
+        }
+        Ok(())
+    }
+
+    fn encode_box(
+        &self,
+        address: sys::CUdeviceptr,
+        layout: Layout,
     ) -> Result<sys::CUtensorMap, DriverError> {
         use sys::{
             CUtensorMapDataType_enum as Type, CUtensorMapFloatOOBfill_enum as Fill,
@@ -59,7 +87,7 @@ impl Matrix {
             extents,
             pitches,
             sizes,
-        } = self.layout(self.rows.eval(extents).unwrap_or(0));
+        } = layout;
         let [box_width, ..] = sizes;
         let swizzle = swizzle_of(u64::from(box_width) * self.element.bytes());
         // Bytes that L2 fetches at once. A streamed matrix is read once, so L2 should fetch no more than a copy needs. For other matrices,
@@ -91,8 +119,8 @@ impl Matrix {
         }
     }
 
-    /// Returns the layout of the map of a matrix with this number of rows.
-    fn layout(&self, rows: u64) -> Layout {
+    /// Returns the layout of the map of a matrix with this number of rows, for boxes of `box_rows` rows.
+    fn layout(&self, rows: u64, box_rows: u32) -> Layout {
         let [rows, columns] = match self.element {
             Element::Scaled(packed) => packed.rows_of_blocks(rows, self.columns),
             Element::Value(_) | Element::E4m3 | Element::I8 | Element::I32 | Element::I64 => {
@@ -100,7 +128,7 @@ impl Matrix {
             }
         };
         let pitch = columns * self.element.bytes();
-        let (box_columns, box_rows) = (self.map.box_columns, self.map.box_rows);
+        let box_columns = self.map.box_columns;
         let (rank, extents, pitches, sizes) = match self.map.order {
             RowOrder::Plain => (
                 2,
@@ -201,6 +229,7 @@ mod tests {
             box_rows,
             box_columns: COLUMNS,
             order,
+            has_last_box: false,
             streams: false,
         };
         let matrix = Matrix {
@@ -209,7 +238,7 @@ mod tests {
             rows: Size::constant(256),
             columns: columns.into(),
         };
-        matrix.layout(256)
+        matrix.layout(256, box_rows)
     }
 
     /// Returns the rows of a box at the start of a matrix, in the order in which they are in shared memory, and their number of columns.
@@ -254,6 +283,34 @@ mod tests {
         for (row, index) in all {
             assert_eq!(rows[index as usize], row * u64::from(per_row), "{order:?}");
         }
+    }
+
+    #[test]
+    fn the_last_box_ends_at_the_last_row() {
+        let boxes = |has_last_box, rows| {
+            let map = TensorMap {
+                param: "x",
+                box_rows: 128,
+                box_columns: COLUMNS,
+                order: RowOrder::Plain,
+                has_last_box,
+                streams: false,
+            };
+            let matrix = Matrix {
+                map,
+                element: Element::E4m3,
+                rows: Size::from(crate::tensor::Symbol::Rows),
+                columns: COLUMNS.into(),
+            };
+            let boxes: Vec<_> = matrix.boxes(&Extents::default().with_rows(rows)).collect();
+            assert_eq!(boxes.len(), matrix.n_maps());
+            boxes
+        };
+        assert_eq!(boxes(true, 300), [128, 44]);
+        assert_eq!(boxes(true, 256), [128, 128]);
+        assert_eq!(boxes(true, 257), [128, 1]);
+        assert_eq!(boxes(true, 5), [128, 5]);
+        assert_eq!(boxes(false, 300), [128]);
     }
 
     #[test]

@@ -186,26 +186,26 @@ impl Loaded {
                 Arg::Pointer => _ = pointer.next(),
                 Arg::Matrix(matrix) => {
                     let at = pointer.next().copied().unwrap_or(0);
-                    maps.push(matrix.encode(at, extents).during(|| {
+                    matrix.encode(at, extents, &mut maps).during(|| {
                         format!("describe `{}` to `{}`", matrix.map.param, self.symbol)
-                    })?);
+                    })?;
                 }
             }
         }
-        let (mut pointer, mut count) = (pointers.iter(), counts.iter());
-        let mut described = maps.iter();
+        let (mut pointer, mut count, mut map) = (pointers.iter(), counts.iter(), maps.iter());
         let mut params: Vec<*mut c_void> = Vec::with_capacity(self.args.len() + 1);
         for arg in &self.args {
             let mut address = || pointer.next().map(|p| std::ptr::from_ref(p).cast());
-            let at: [Option<*const c_void>; 2] = match arg {
-                Arg::Pointer => [address(), None],
-                Arg::Count(_) => [count.next().map(|c| std::ptr::from_ref(c).cast()), None],
-                Arg::Matrix(matrix) => [
-                    described.next().map(|m| std::ptr::from_ref(m).cast()),
-                    address().filter(|_| matrix.is_packed()),
-                ],
+            let value: Option<*const c_void> = match arg {
+                Arg::Pointer => address(),
+                Arg::Count(_) => count.next().map(|c| std::ptr::from_ref(c).cast()),
+                Arg::Matrix(matrix) => {
+                    let maps = map.by_ref().take(matrix.n_maps());
+                    params.extend(maps.map(|map| std::ptr::from_ref(map).cast_mut().cast()));
+                    address().filter(|_| matrix.is_packed())
+                }
             };
-            params.extend(at.into_iter().flatten().map(<*const c_void>::cast_mut));
+            params.extend(value.map(<*const c_void>::cast_mut));
         }
         assert!(
             pointers.len() + n_counts == self.args.len(),

@@ -10,6 +10,9 @@ use crate::{
 const SLOTS_OF_SUM: f64 = 2.3;
 /// Cycles of a step with groups in which neither tensor cores nor FMAs are busy: barriers, and latencies of the MMAs and of the scales.
 const LATENCY_OF_GROUP: f64 = 200.0;
+/// Exponent of the norm of two times: that of reading the weight from DRAM, and that of everything else. The norm is close to the larger
+/// of the two, but is never equal for two tiles of different speed.
+const DRAM_OVERLAP: i32 = 12;
 
 impl WgmmaTile {
     /// Estimated cycles on a GPU with Hopper's instructions, comparable with [`Tile::cycles`](crate::kernels::gemm::Tile::cycles).
@@ -17,7 +20,7 @@ impl WgmmaTile {
     /// The formula is `fill + tiles of the busiest SM × (k-steps × cost of a step + epilogue)`. A step is limited by tensor cores, L2 for
     /// one SM, and L2 for all SMs. Its cost is a norm of these three times, plus a time proportional to its bytes, because loads take power
     /// and thereby reduce the clock. The number of SMs that have a tile is averaged over the waves. Ping-pong hides an epilogue up to the
-    /// duration of the other warpgroup's mainloop.
+    /// duration of the other warpgroup's mainloop. The time of reading the weight from DRAM overlaps all of this.
     pub fn cycles(self, rows: u64, n: u32, k: u32, epilogue: Epilogue, machine: &Machine) -> f64 {
         self.cycles_of(rows, [n, k], epilogue, false, machine)
     }
@@ -92,7 +95,10 @@ impl WgmmaTile {
         // The residual is loaded only when it is needed, so ping-pong does not hide this time.
         let added = outputs * cost.output * f64::from(u8::from(epilogue.residual));
         let tiles = of_busiest * (cost.tile + added);
-        let estimate = cost.launch + bytes * cost.stage_byte + tiles + work + waits;
-        estimate.max(cost.launch + f64::from(n) * f64::from(k) * 2.0 / cost.dram)
+        let on_chip = bytes * cost.stage_byte + tiles + work + waits;
+        let read_weight = f64::from(n) * f64::from(k) * 2.0 / cost.dram;
+        let (longer, shorter) = (on_chip.max(read_weight), on_chip.min(read_weight));
+        let both = 1.0 + (shorter / longer).powi(DRAM_OVERLAP);
+        cost.launch + longer * both.powf(f64::from(DRAM_OVERLAP).recip())
     }
 }
