@@ -1,4 +1,4 @@
-{%- set pair = "f16" %}{% if storage == "bf16" %}{% set pair = "bf16" %}{% endif -%}
+{%- set pair = "f16" %}{% if storage == "bf16" and not multiplies_in_f16 %}{% set pair = "bf16" %}{% endif -%}
 // Converts four E4M3 elements of a cache to {{ pair }}, which represents them exactly. `low` receives the first two elements, and `high`
 // the last two.
 __device__ __forceinline__ void unpack_e4m3(unsigned int word, unsigned int& low, unsigned int& high) {

@@ -6,7 +6,7 @@ constexpr unsigned int PACKS = HEAD / PACK;
 constexpr unsigned int KEY_PACKS = (PACKS + 3) / 4, VALUE_PACKS = (PACKS + 7) / 8;
 constexpr unsigned int PACK_BYTES = 32 * 8;                        // per warp
 constexpr unsigned int COPY = HEAD % 16 == 0 ? 16 : 8;             // bytes that a lane copies at a time
-constexpr unsigned int COPIES = KEY_PACKS * 4 * PACK / COPY;       // copies per row; packs beyond the end of a key's row become zeros
+constexpr unsigned int LANES_PER_ROW = KEY_PACKS * 4 * PACK / COPY;  // lanes that copy a row; packs beyond the end of a key's row become zeros
 constexpr unsigned int VALUES_AT = 2 * KEY_PACKS * PACK_BYTES;
 constexpr unsigned int STAGE_BYTES = VALUES_AT + 4 * VALUE_PACKS * PACK_BYTES;
 constexpr unsigned int UNITS = ROWS * HEAD / 4;  // groups of four adjacent outputs, each reduced by one thread
@@ -24,7 +24,18 @@ __device__ __forceinline__ unsigned int value_place(unsigned int g, unsigned int
     return ((c ^ row % 2) * 8 + (g ^ c / 2 * 4)) * 8;
 }
 
-{% include "partials/cache_decode.cu" %}
+// Offset in a stage of a pack of a key.
+__device__ __forceinline__ unsigned int key_offset(unsigned int key, unsigned int pack) {
+    return (key / 8 * KEY_PACKS + pack / 4) * PACK_BYTES + key_place(key % 8, pack % 4, pack / 4);
+}
+
+// Offset in a stage of a pack of a value.
+__device__ __forceinline__ unsigned int value_offset(unsigned int key, unsigned int pack) {
+    const unsigned int row = (key % 2 + key / 8 * 2) * VALUE_PACKS + pack / 8;
+    return VALUES_AT + row * PACK_BYTES + value_place(pack % 8, key % 8 / 2, row);
+}
+
+{% set multiplies_in_f16 = true %}{% include "partials/cache_decode.cu" %}
 {%- if appends %}
 {% include "partials/cache_encode.cu" %}
 // A pack of the projection's row{% if scaled %}, divided by `scale`,{% endif %} in E4M3.

@@ -38,7 +38,8 @@ public:
                              : "l"(queries + g * HEAD + (i * 4 + c) * PACK) : "memory");
             }
         }
-#pragma unroll
+{% if e4m3 and storage == "bf16" %}        scale_queries();
+{% endif %}#pragma unroll
         for (int r = 0; r < 2; ++r) {
             row_max[r] = minus_infinity();
             row_sum[r] = 0.0f;
@@ -63,26 +64,33 @@ public:
 #pragma unroll
             for (int half = 0; half < 4; half += 2) {
                 const unsigned int a[4] = {low[half], high[half], low[half + 1], high[half + 1]};
-                mma<T>(half == 0 ? s : odd, a, q[i][half], q[i][half + 1]);
+                mma<Operand>(half == 0 ? s : odd, a, q[i][half], q[i][half + 1]);
             }
         }
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s[e] {% if scaled %}= (s[e] + odd[e]) * key_scale{% else %}+= odd[e]{% endif %};
+        for (int e = 0; e < 4; ++e) s[e] {% if e4m3 and storage == "bf16" %}= (s[e] + odd[e]) * {% if scaled %}(score_scale[e % 2] * key_scale){% else %}score_scale[e % 2]{% endif %}{% elif scaled %}= (s[e] + odd[e]) * key_scale{% else %}+= odd[e]{% endif %};
 {% if adjusts %}#pragma unroll
         for (int e = 0; e < 4; ++e) s[e] = by_distance[e % 2].of(s[e], distance + static_cast<int>(g) + e / 2 * 8);
 {% endif %}        if (g >= n) s[0] = s[1] = minus_infinity();
         if (g + 8 >= n) s[2] = s[3] = minus_infinity();
         float rescale[2];
+        bool grows = false;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const float new_max = fmaxf(row_max[r], max_of_keys(fmaxf(s[r], s[2 + r])) * SCALE_LOG2);
             rescale[r] = exp2_approximate(row_max[r] - new_max);
+            grows |= row_max[r] != new_max;
             row_max[r] = new_max;
             s[r] = exp2_approximate(fmaf(s[r], SCALE_LOG2, -new_max));
             s[2 + r] = exp2_approximate(fmaf(s[2 + r], SCALE_LOG2, -new_max));
             row_sum[r] = fmaf(row_sum[r], rescale[r], s[r] + s[2 + r]);
         }
-        const unsigned int b0 = transposed(pack_pair<T>(s[0], s[1])), b1 = transposed(pack_pair<T>(s[2], s[3]));
+        // The maxima grow in the first tiles, and rarely later.
+        if (__any_sync(ALL_LANES, grows)) {
+#pragma unroll
+            for (unsigned int i = 0; i < VALUE_PACKS * 16; ++i) o[i / 4][i % 4] *= rescale[i % 2];
+        }
+        const unsigned int b0 = transposed(pack_pair<Operand>(s[0], s[1])), b1 = transposed(pack_pair<Operand>(s[2], s[3]));
 #pragma unroll
         for (unsigned int i = 0; i < VALUE_PACKS; ++i) {
             unsigned int v[4][4];  // values 2c, 2c + 1, 2c + 8, 2c + 9
@@ -91,11 +99,9 @@ public:
 #pragma unroll
             for (unsigned int pair = 0; pair < 4; ++pair) {
                 float(&acc)[4] = o[i * 4 + pair];
-#pragma unroll
-                for (int e = 0; e < 4; ++e) acc[e] *= rescale[e % 2];
                 const unsigned int a[4] = {__byte_perm(v[0][pair], v[1][pair], 0x5410), __byte_perm(v[0][pair], v[1][pair], 0x7632),
                                            __byte_perm(v[2][pair], v[3][pair], 0x5410), __byte_perm(v[2][pair], v[3][pair], 0x7632)};
-                mma<T>(acc, a, b0, b1);
+                mma<Operand>(acc, a, b0, b1);
             }
         }
     }
@@ -122,7 +128,30 @@ public:
     }
 
 private:
-{% if adjusts %}    ByDistance by_distance[2];  // for heads 2c and 2c + 1
+{% if e4m3 and storage == "bf16" %}    // Converts the queries to f16. The queries of a head are multiplied by a power of two, so that the largest is between 2¹⁴ and 2¹⁵.
+    __device__ __forceinline__ void scale_queries() {
+        float largest = 0.0f;
+#pragma unroll
+        for (unsigned int i = 0; i < KEY_PACKS * 4; ++i) {
+            const unsigned int pair = q[i / 4][i % 4];
+            largest = fmaxf(largest, fmaxf(fabsf(__uint_as_float(pair << 16)), fabsf(__uint_as_float(pair & 0xffff0000))));
+        }
+        largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
+        // The limit ensures that the factor and its inverse are normal numbers.
+        const unsigned int exponent = max(__float_as_uint(largest) >> 23, 15);
+        const float factor = __uint_as_float((127 + 14 + 127 - exponent) << 23), inverse = __uint_as_float((exponent - 14) << 23);
+#pragma unroll
+        for (unsigned int i = 0; i < KEY_PACKS * 4; ++i) {
+            unsigned int& pair = q[i / 4][i % 4];
+            pair = pack_pair<f16>(__uint_as_float(pair << 16) * factor, __uint_as_float(pair & 0xffff0000) * factor);
+        }
+#pragma unroll
+        for (unsigned int r = 0; r < 2; ++r) score_scale[r] = __shfl_sync(ALL_LANES, inverse, (threadIdx.x % 4 * 2 + r) * 4);
+    }
+
+    float score_scale[2];  // inverse of the factor of heads 2c and 2c + 1
+{% endif %}{% if adjusts %}    ByDistance by_distance[2];  // for heads 2c and 2c + 1
 {% endif %}    unsigned int q[KEY_PACKS][4];
     float row_max[2], row_sum[2];  // for heads 2c and 2c + 1; maxima are times SCALE_LOG2, and sums are over the lane's keys
     float o[VALUE_PACKS * 4][4];   // o[4i + e]: columns 2e and 2e + 1 of the lane's i-th pack, each for heads 2c and 2c + 1

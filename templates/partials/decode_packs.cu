@@ -7,6 +7,7 @@ constexpr unsigned int KEY_PACKS = (PACKS + 3) / 4, VALUE_PACKS = (PACKS + 7) / 
 constexpr unsigned int PACK_BYTES = 32 * 16;  // per warp
 constexpr unsigned int VALUES_AT = 2 * KEY_PACKS * PACK_BYTES;
 constexpr unsigned int STAGE_BYTES = VALUES_AT + 4 * VALUE_PACKS * PACK_BYTES;
+constexpr unsigned int LANES_PER_ROW = 8;     // lanes that copy a row, one pack each at a time
 constexpr unsigned int UNITS = ROWS * HEAD / 4;  // groups of four adjacent outputs, each reduced by one thread
 static_assert(HEAD % 8 == 0, "rows are whole packs");
 
@@ -18,3 +19,14 @@ __device__ __forceinline__ unsigned int key_place(unsigned int g, unsigned int c
 
 // Shared-memory offset of a pack of a value, for lane 4g + c. The offsets avoid bank conflicts, as in key_place.
 __device__ __forceinline__ unsigned int value_place(unsigned int g, unsigned int c) { return (c * 8 + (g ^ c * 2)) * 16; }
+
+// Offset in a stage of a pack of a key.
+__device__ __forceinline__ unsigned int key_offset(unsigned int key, unsigned int pack) {
+    return (key / 8 * KEY_PACKS + pack / 4) * PACK_BYTES + key_place(key % 8, pack % 4, pack / 4);
+}
+
+// Offset in a stage of a pack of a value.
+__device__ __forceinline__ unsigned int value_offset(unsigned int key, unsigned int pack) {
+    const unsigned int row = (key % 2 + key / 8 * 2) * VALUE_PACKS + pack / 8;
+    return VALUES_AT + row * PACK_BYTES + value_place(pack % 8, key % 8 / 2);
+}

@@ -133,6 +133,7 @@ fn contenders(plain: &MhaCached, machine: &Machine, batch: &Extents) -> Option<V
             DecodeCtas::Small,
             DecodeCtas::Medium,
             DecodeCtas::Large,
+            DecodeCtas::LargeCluster(2),
             DecodeCtas::Cluster(2),
             DecodeCtas::Cluster(4),
             DecodeCtas::Cluster(8),
@@ -141,7 +142,7 @@ fn contenders(plain: &MhaCached, machine: &Machine, batch: &Extents) -> Option<V
         let here = |k: &MhaDecode| match k.ctas {
             DecodeCtas::Small => true,
             DecodeCtas::Medium | DecodeCtas::Large => on_hopper,
-            DecodeCtas::Cluster(n) => machine.clusters_at_once(n) > 0,
+            DecodeCtas::Cluster(n) | DecodeCtas::LargeCluster(n) => machine.clusters_at_once(n) > 0,
         };
         others.extend(
             all.map(decode)
@@ -179,6 +180,7 @@ fn label(kernel: &KernelSpec) -> &'static str {
             DecodeCtas::Small => "mha_decode",
             DecodeCtas::Medium => "mha_decode by medium CTAs",
             DecodeCtas::Large => "mha_decode by large CTAs",
+            DecodeCtas::LargeCluster(_) => "mha_decode by pairs of large CTAs",
             DecodeCtas::Cluster(2) => "mha_decode by clusters of 2",
             DecodeCtas::Cluster(4) => "mha_decode by clusters of 4",
             DecodeCtas::Cluster(_) => "mha_decode by clusters of 8",

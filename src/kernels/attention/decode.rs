@@ -38,6 +38,8 @@ pub enum DecodeCtas {
     Large,
     /// A cluster of 2 to 8 medium CTAs that split the keys.
     Cluster(u32),
+    /// A cluster of 2 to 8 large CTAs that split the keys.
+    LargeCluster(u32),
 }
 
 /// Max query heads per CTA: the N extent of an MMA. In larger groups of query heads, several CTAs read the same keys.
@@ -70,7 +72,9 @@ impl MhaDecode {
             });
         }
         match self.ctas {
-            DecodeCtas::Cluster(splits) if !(2..=Self::MOST_SPLITS).contains(&splits) => {
+            DecodeCtas::Cluster(splits) | DecodeCtas::LargeCluster(splits)
+                if !(2..=Self::MOST_SPLITS).contains(&splits) =>
+            {
                 Err(AttentionError::DecodeSplits { splits })
             }
             _ => Ok(()),
@@ -81,7 +85,7 @@ impl MhaDecode {
     pub fn splits(&self) -> u32 {
         match self.ctas {
             DecodeCtas::Small | DecodeCtas::Medium | DecodeCtas::Large => 1,
-            DecodeCtas::Cluster(splits) => splits,
+            DecodeCtas::Cluster(splits) | DecodeCtas::LargeCluster(splits) => splits,
         }
     }
 
@@ -139,8 +143,8 @@ impl MhaDecode {
         match self.ctas {
             DecodeCtas::Small => (64 * 1024, 4),
             DecodeCtas::Medium | DecodeCtas::Cluster(_) => (96 * 1024, 8),
-            DecodeCtas::Large if self.rows() == 1 => (192 * 1024, 8),
-            DecodeCtas::Large => (192 * 1024, 16),
+            DecodeCtas::Large | DecodeCtas::LargeCluster(_) if self.rows() == 1 => (192 * 1024, 8),
+            DecodeCtas::Large | DecodeCtas::LargeCluster(_) => (192 * 1024, 16),
         }
     }
 
@@ -159,7 +163,7 @@ impl MhaDecode {
     /// Tiles in flight per warp.
     fn stages(&self) -> u32 {
         let most = match self.ctas {
-            DecodeCtas::Large => 6,
+            DecodeCtas::Large | DecodeCtas::LargeCluster(_) => 6,
             _ if self.is_brief() => 2,
             _ => 3,
         };
@@ -178,7 +182,7 @@ impl MhaDecode {
     fn min_ctas(&self) -> u32 {
         match (self.ctas, self.plain.head) {
             _ if self.is_brief() => 6,
-            (DecodeCtas::Large, _) | (_, 129..) => 1,
+            (DecodeCtas::Large | DecodeCtas::LargeCluster(_), _) | (_, 129..) => 1,
             _ => 2,
         }
     }
@@ -198,6 +202,7 @@ impl Kernel for MhaDecode {
             DecodeCtas::Medium => format!("mha_decode{plain}_medium"),
             DecodeCtas::Large => format!("mha_decode{plain}_large"),
             DecodeCtas::Cluster(splits) => format!("mha_decode{plain}_split{splits}"),
+            DecodeCtas::LargeCluster(splits) => format!("mha_decode{plain}_large_split{splits}"),
         }
     }
 
@@ -244,7 +249,10 @@ impl Kernel for MhaDecode {
     fn instructions(&self) -> Instructions {
         match self.ctas {
             DecodeCtas::Small => Instructions::Ampere,
-            DecodeCtas::Medium | DecodeCtas::Large | DecodeCtas::Cluster(_) => Instructions::Hopper,
+            DecodeCtas::Medium
+            | DecodeCtas::Large
+            | DecodeCtas::Cluster(_)
+            | DecodeCtas::LargeCluster(_) => Instructions::Hopper,
         }
     }
 
@@ -314,16 +322,18 @@ impl Kernel for MhaDecode {
 
 /// Instances with groups of 1 to 12 query heads, head sizes with every number of packs, and clusters.
 pub(super) fn representative() -> Vec<KernelSpec> {
-    use DecodeCtas::{Cluster, Large, Medium, Small};
+    use DecodeCtas::{Cluster, Large, LargeCluster, Medium, Small};
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for (heads, kv_heads, head, ctas) in [
             (12, 12, 64, Small),
             (12, 12, 64, Large),
             (12, 12, 64, Cluster(8)),
+            (12, 12, 64, LargeCluster(2)),
             (16, 8, 128, Small),
             (16, 8, 128, Medium),
             (16, 8, 128, Large),
+            (16, 8, 128, LargeCluster(2)),
             (32, 8, 64, Medium),
             (32, 8, 64, Large),
             (32, 8, 64, Cluster(8)),
@@ -332,8 +342,10 @@ pub(super) fn representative() -> Vec<KernelSpec> {
             (6, 3, 96, Small),
             (12, 1, 80, Large),
             (12, 1, 80, Cluster(8)),
+            (12, 1, 80, LargeCluster(2)),
             (4, 1, 256, Large),
             (4, 1, 256, Cluster(2)),
+            (4, 1, 256, LargeCluster(2)),
             (3, 3, 256, Cluster(8)),
             (2, 2, 32, Small),
             (4, 2, 32, Large),

@@ -113,8 +113,9 @@ impl CachedAttention {
     ///
     /// - for more than one CTA per SM: small CTAs,
     /// - otherwise, for few keys: medium CTAs,
-    /// - otherwise, for few tokens: clusters that split the keys, with at most two CTAs per SM,
-    /// - otherwise: large CTAs, which reach the same memory bandwidth as clusters without merging results.
+    /// - otherwise, for as many tokens as have resident clusters of eight: these clusters, which split the keys,
+    /// - otherwise, for as many tokens as have resident pairs of large CTAs: these pairs, if they have enough keys to split,
+    /// - otherwise: large CTAs.
     fn steps(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let small = self.step(DecodeCtas::Small);
         if !self.has_steps() {
@@ -124,10 +125,12 @@ impl CachedAttention {
             return Dispatch::always(small.into());
         }
         let cluster = self.step(DecodeCtas::Cluster(MhaDecode::MOST_SPLITS));
-        let sms = u64::from(machine.sms);
+        let pair = self.step(DecodeCtas::LargeCluster(2));
         let of_token = u64::from(small.ctas_of_token());
-        let few = 2 * sms / (of_token * u64::from(cluster.splits()));
-        let most = sms / of_token;
+        // Two CTAs of a cluster fit an SM, and one CTA of a pair.
+        let few = 2 * machine.clusters_at_once(cluster.splits()) / of_token;
+        let pairs = few.max(machine.clusters_at_once(pair.splits()) / of_token);
+        let most = pairs.max(u64::from(machine.sms) / of_token);
         let part = |rows: (u64, Option<u64>), keys: Interval, choice: MhaDecode| Entry {
             batches: Batches {
                 rows: Interval::new(rows.0, rows.1),
@@ -140,14 +143,21 @@ impl CachedAttention {
         let max_keys = self.0.by.window.map_or(u64::MAX, |w| u64::from(w) + 1);
         // The keys are split if the second CTA of a cluster has at least half as many keys as the first. With fewer keys, launching the
         // cluster takes longer than a single CTA needs for the keys.
-        let limit = cluster.min_keys_of_cta() * 3 / 2;
-        let unsplit = (max_keys > limit).then_some(limit);
-        let short = Interval::new(0, unsplit);
-        let longer = Interval::new(unsplit.unwrap_or(u64::MAX), None);
+        let around = |cluster: &MhaDecode| {
+            let limit = cluster.min_keys_of_cta() * 3 / 2;
+            let unsplit = (max_keys > limit).then_some(limit);
+            let longer = Interval::new(unsplit.unwrap_or(u64::MAX), None);
+            (Interval::new(0, unsplit), longer)
+        };
+        let (short, longer) = around(&cluster);
+        let (single, paired) = around(&pair);
+        let single = single.within(longer);
         let parts = vec![
             part((0, Some(most)), short, self.step(DecodeCtas::Medium)),
             part((0, Some(few)), longer, cluster),
-            part((few, Some(most)), longer, self.step(DecodeCtas::Large)),
+            part((few, Some(pairs)), single, self.step(DecodeCtas::Large)),
+            part((few, Some(pairs)), paired, pair),
+            part((pairs, Some(most)), longer, self.step(DecodeCtas::Large)),
             part((most, None), Interval::ALL, small),
         ];
         let parts = parts.into_iter();
@@ -271,8 +281,13 @@ mod tests {
     #[test]
     fn steps_split_the_keys_of_few_sequences_and_longer_pieces_use_tiles_of_queries() {
         let hopper = testing::hopper();
-        // With four key heads: `most` is one CTA per SM, and `few` is two CTAs per SM in clusters of eight.
-        let (most, few) = (hopper.sms / 4, 2 * hopper.sms / (4 * 8));
+        // With four key heads: `most` is one CTA per SM, `pairs` one CTA per SM in clusters of two, and `few` two CTAs per SM in clusters of
+        // eight.
+        let most = u64::from(hopper.sms) / 4;
+        let (pairs, few) = (
+            hopper.clusters_at_once(2) / 4,
+            2 * hopper.clusters_at_once(8) / 4,
+        );
         let dispatch = cached(64, DType::F16).by_length(&hopper);
         assert_eq!(
             shown(&dispatch),
@@ -280,8 +295,16 @@ mod tests {
                 format!("rows up to {most}, longest up to 1, keys up to 768: mha_decode"),
                 format!("rows up to {few}, longest up to 1, keys above 768: mha_decode"),
                 format!(
-                    "rows {} to {most}, longest up to 1, keys above 768: mha_decode",
+                    "rows {} to {pairs}, longest up to 1, keys 769 to 1536: mha_decode",
                     few + 1
+                ),
+                format!(
+                    "rows {} to {pairs}, longest up to 1, keys above 1536: mha_decode",
+                    few + 1
+                ),
+                format!(
+                    "rows {} to {most}, longest up to 1, keys above 768: mha_decode",
+                    pairs + 1
                 ),
                 format!("rows above {most}, longest up to 1: mha_decode"),
                 "longest 2 to 192: mha_prefill".to_owned(),
@@ -329,7 +352,7 @@ mod tests {
             .appending(&hopper, x(64))
             .expect("both");
         let all = shown(&steps);
-        assert_eq!(all.len(), 4);
+        assert_eq!(all.len(), 6);
         assert!(
             all.iter()
                 .all(|line| line.contains("longest up to 1") && line.ends_with(": mha_decode"))
@@ -367,9 +390,9 @@ mod tests {
         };
         let hopper = testing::hopper();
         let all = shown(&stored(64, DType::F16).by_length(&hopper));
-        assert!(all[..4].iter().all(|line| line.ends_with(": mha_decode")));
+        assert!(all[..6].iter().all(|line| line.ends_with(": mha_decode")));
         let long = "longest above 192: mha_wgmma_persistent";
-        assert_eq!(all[4..], ["longest 2 to 192: mha_prefill", long]);
+        assert_eq!(all[6..], ["longest 2 to 192: mha_prefill", long]);
         // Few tokens would have tiles of 64 queries with a cache in f16.
         for (head, rows) in [(64, 192), (128, 128), (256, 64)] {
             let pieces = stored(head, DType::F16).by_length(&hopper);
