@@ -10,15 +10,12 @@ mod print;
 mod weight;
 mod weight_names;
 
-use std::{
-    borrow::Cow,
-    collections::{BTreeMap, HashSet},
-};
+use std::{borrow::Cow, collections::BTreeMap};
 
 use petgraph::{
     Direction,
     stable_graph::{NodeIndex, StableDiGraph},
-    visit::EdgeRef,
+    visit::{EdgeRef, NodeIndexable},
 };
 
 /// Name of the output for text generation: the logits of the token after each sequence.
@@ -232,14 +229,14 @@ impl Graph {
     /// they need are included. The order depends only on the outputs and on the operands' slots, not on how the graph was built.
     pub fn topological(&self) -> Vec<NodeId> {
         let mut order = Vec::with_capacity(self.inner.node_count());
-        let mut seen = HashSet::new();
+        let mut seen = vec![false; self.inner.node_bound()];
         let mut stack: Vec<(NodeId, bool)> = Vec::new();
         for root in self.roots() {
             stack.push((root, false));
             while let Some((id, done)) = stack.pop() {
                 if done {
                     order.push(id);
-                } else if seen.insert(id) {
+                } else if !std::mem::replace(&mut seen[id.index()], true) {
                     stack.push((id, true));
                     stack.extend(self.operands(id).into_iter().rev().map(|o| (o, false)));
                 }
@@ -339,8 +336,11 @@ impl Graph {
 
     /// Removes nodes that no output needs.
     pub fn prune(&mut self) {
-        let needed: HashSet<NodeId> = self.topological().into_iter().collect();
-        self.inner.retain_nodes(|_, id| needed.contains(&id));
+        let mut is_needed = vec![false; self.inner.node_bound()];
+        for id in self.topological() {
+            is_needed[id.index()] = true;
+        }
+        self.inner.retain_nodes(|_, id| is_needed[id.index()]);
     }
 
     /// Keeps only the outputs with these names, in this order, and the nodes that they need.
