@@ -151,8 +151,12 @@ impl Compiled {
                 machines.push(machine);
             }
         }
+        let lowered = (self.options.dtype, key(&self.options.machine));
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             for &machine in &machines {
+                if (dtype, key(machine)) == lowered {
+                    continue;
+                }
                 let options = LowerOptions {
                     dtype,
                     machine,
