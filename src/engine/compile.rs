@@ -311,7 +311,7 @@ fn chosen_outputs<'a>(
 
 /// Returns the CUDA source of each kernel, in order.
 pub fn emit(kernels: &[KernelSpec]) -> Result<Vec<Source>, EngineError> {
-    let codegen = Codegen::new()?;
+    let codegen = Codegen::shared()?;
     Ok(kernels
         .iter()
         .map(|k| codegen.source(k.as_kernel()))
