@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     DeviceChoice,
-    engine::emit,
+    engine::{EngineError, emit},
     jit::{Jit, Target},
     kernels::{KernelSpec, trial::Trial},
     measure::{Emitted, catalogue},
@@ -155,7 +155,7 @@ fn of_part(kernels: Vec<KernelSpec>, part: Option<Part>) -> Result<Vec<KernelSpe
 
 pub(super) fn run(command: Command) -> Outcome {
     match command {
-        Command::Check(args) => check(args),
+        Command::Check(args) => check(args, catalogue),
         Command::List => {
             for (symbol, emitted) in catalogue()? {
                 print(&format!("{symbol} {}\n", emitted.models.join(" ")))?;
@@ -165,7 +165,10 @@ pub(super) fn run(command: Command) -> Outcome {
     }
 }
 
-fn check(args: Args) -> Outcome {
+fn check(
+    args: Args,
+    catalogue: impl FnOnce() -> Result<BTreeMap<String, Emitted>, EngineError>,
+) -> Outcome {
     let DeviceChoice::Cuda(ordinal) = args.device else {
         return Err(miette!(
             "kernels are checked on a CUDA device; give --device cuda:N"
@@ -363,6 +366,30 @@ mod tests {
                 (kernel.as_kernel().symbol(), Emitted { kernel, models })
             })
             .collect()
+    }
+
+    /// The text is checked before a device is searched for, so this test needs no device.
+    #[test]
+    fn a_text_that_no_kernel_has_is_no_check_of_nothing() {
+        let args = Args {
+            device: DeviceChoice::Cuda(0),
+            record: false,
+            ledger: PathBuf::new(),
+            changed: false,
+            only: vec!["layer_nrom".to_owned()],
+            skip: Vec::new(),
+            part: None,
+            max_tokens: None,
+            seed: 1,
+        };
+        let error = check(args, || Ok(without_models())).unwrap_err();
+        let known = without_models().len();
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "no kernel has `layer_nrom` in its symbol; expected a part of one of the {known} symbols that `gemmule kernels list` prints"
+            )
+        );
     }
 
     fn some(has: &str) -> Vec<KernelSpec> {

@@ -5,7 +5,7 @@
 
 mod canonical;
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::OnceLock};
 
 use sha2::{Digest, Sha256};
 use tera::{Context, Tera};
@@ -98,6 +98,19 @@ impl Codegen {
     /// Returns an error if a template does not parse.
     pub fn new() -> Result<Self, CodegenError> {
         Self::with_marks(None)
+    }
+
+    /// Returns an environment that is created once per process.
+    ///
+    /// # Errors
+    /// Returns an error if a template does not parse.
+    pub fn shared() -> Result<&'static Self, CodegenError> {
+        static SHARED: OnceLock<Codegen> = OnceLock::new();
+        if let Some(shared) = SHARED.get() {
+            return Ok(shared);
+        }
+        let new = Self::new()?;
+        Ok(SHARED.get_or_init(|| new))
     }
 
     /// Creates an environment whose sources mark the text of each partial, for tests that review sources. The test must remove the marks

@@ -151,8 +151,12 @@ impl Compiled {
                 machines.push(machine);
             }
         }
+        let lowered = (self.options.dtype, key(&self.options.machine));
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             for &machine in &machines {
+                if (dtype, key(machine)) == lowered {
+                    continue;
+                }
                 let options = LowerOptions {
                     dtype,
                     machine,
@@ -307,7 +311,7 @@ fn chosen_outputs<'a>(
 
 /// Returns the CUDA source of each kernel, in order.
 pub fn emit(kernels: &[KernelSpec]) -> Result<Vec<Source>, EngineError> {
-    let codegen = Codegen::new()?;
+    let codegen = Codegen::shared()?;
     Ok(kernels
         .iter()
         .map(|k| codegen.source(k.as_kernel()))

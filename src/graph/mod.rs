@@ -10,15 +10,12 @@ mod print;
 mod weight;
 mod weight_names;
 
-use std::{
-    borrow::Cow,
-    collections::{BTreeMap, HashSet},
-};
+use std::{borrow::Cow, collections::BTreeMap};
 
 use petgraph::{
     Direction,
     stable_graph::{NodeIndex, StableDiGraph},
-    visit::EdgeRef,
+    visit::{EdgeRef, NodeIndexable},
 };
 
 /// Name of the output for text generation: the logits of the token after each sequence.
@@ -94,6 +91,8 @@ pub struct Graph {
     outputs: Vec<(String, NodeId)>,
     /// Parts of the model; empty for a model of one graph.
     parts: Vec<Part>,
+    /// See [`Graph::n_changes`].
+    n_changes: u64,
 }
 
 /// A part of a model that runs separately, on its own batch. Parts exchange values only through caches.
@@ -131,6 +130,7 @@ impl Graph {
             shape,
             part,
         };
+        self.n_changes += 1;
         let id = self.inner.add_node(node);
         for (slot, &operand) in operands.iter().enumerate() {
             self.inner.add_edge(operand, id, slot as u32);
@@ -140,6 +140,7 @@ impl Graph {
 
     /// Sets the parts of a model with several parts.
     pub fn set_parts(&mut self, parts: Vec<Part>) {
+        self.n_changes += 1;
         self.parts = parts;
     }
 
@@ -150,6 +151,7 @@ impl Graph {
 
     /// Assigns a value without operands to a part.
     pub fn set_part(&mut self, id: NodeId, part: u32) {
+        self.n_changes += 1;
         self.inner[id].part = part;
     }
 
@@ -168,7 +170,13 @@ impl Graph {
 
     /// Makes `id` an output of the model, called `name`.
     pub fn add_output(&mut self, name: impl Into<String>, id: NodeId) {
+        self.n_changes += 1;
         self.outputs.push((name.into(), id));
+    }
+
+    /// Returns the number of changes so far of nodes, operands, outputs and parts. Removals of unneeded nodes do not count.
+    pub(crate) fn n_changes(&self) -> u64 {
+        self.n_changes
     }
 
     pub fn outputs(&self) -> &[(String, NodeId)] {
@@ -232,14 +240,14 @@ impl Graph {
     /// they need are included. The order depends only on the outputs and on the operands' slots, not on how the graph was built.
     pub fn topological(&self) -> Vec<NodeId> {
         let mut order = Vec::with_capacity(self.inner.node_count());
-        let mut seen = HashSet::new();
+        let mut seen = vec![false; self.inner.node_bound()];
         let mut stack: Vec<(NodeId, bool)> = Vec::new();
         for root in self.roots() {
             stack.push((root, false));
             while let Some((id, done)) = stack.pop() {
                 if done {
                     order.push(id);
-                } else if seen.insert(id) {
+                } else if !std::mem::replace(&mut seen[id.index()], true) {
                     stack.push((id, true));
                     stack.extend(self.operands(id).into_iter().rev().map(|o| (o, false)));
                 }
@@ -250,6 +258,7 @@ impl Graph {
 
     /// Makes all readers and outputs of `old` use `new` instead.
     pub fn replace(&mut self, old: NodeId, new: NodeId) {
+        self.n_changes += 1;
         let edges: Vec<_> = self
             .inner
             .edges_directed(old, Direction::Outgoing)
@@ -276,6 +285,7 @@ impl Graph {
     /// Returns an error, and changes nothing, if the operands do not suit the operator.
     pub fn rewrite(&mut self, id: NodeId, op: Op, operands: &[NodeId]) -> Result<(), GraphError> {
         let shape = self.infer(&self.inner[id].name, &op, operands)?;
+        self.n_changes += 1;
         let before = self.operands(id);
         let edges: Vec<_> = self
             .inner
@@ -339,8 +349,11 @@ impl Graph {
 
     /// Removes nodes that no output needs.
     pub fn prune(&mut self) {
-        let needed: HashSet<NodeId> = self.topological().into_iter().collect();
-        self.inner.retain_nodes(|_, id| needed.contains(&id));
+        let mut is_needed = vec![false; self.inner.node_bound()];
+        for id in self.topological() {
+            is_needed[id.index()] = true;
+        }
+        self.inner.retain_nodes(|_, id| is_needed[id.index()]);
     }
 
     /// Keeps only the outputs with these names, in this order, and the nodes that they need.
@@ -359,6 +372,7 @@ impl Graph {
                 }
             }
         }
+        self.n_changes += 1;
         self.outputs = outputs;
         self.prune();
         Ok(())

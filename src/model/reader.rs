@@ -34,6 +34,11 @@ fn is_raw_control(c: char) -> bool {
     overrides || (c.is_control() && !matches!(c, '\t' | '\r' | '\n'))
 }
 
+/// Returns whether a character is white space in RON.
+fn is_space(c: char) -> bool {
+    c.is_whitespace() || matches!(c, '\u{200e}' | '\u{200f}')
+}
+
 /// RON text of a value, without surrounding white space and comments.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece<'a> {
@@ -104,7 +109,14 @@ impl<'a> Reader<'a> {
     }
 
     fn piece(&self, raw: &'a RawValue) -> Piece<'a> {
-        let text = raw.trim().get_ron();
+        // `RawValue::trim` parses the value to find its end, so it is only called if the text may begin or end with a comment.
+        let text = raw.get_ron().trim_matches(is_space);
+        let last_line = text.rsplit('\n').next().unwrap_or(text);
+        let may_have_comment = text.starts_with('/') || text.ends_with("*/");
+        let text = match may_have_comment || last_line.contains("//") {
+            true => raw.trim().get_ron(),
+            false => text,
+        };
         // `text` is a slice of the file's text, so the difference is not negative.
         let start = text.as_ptr() as usize - self.file.text().as_ptr() as usize;
         Piece { text, start }

@@ -1,5 +1,7 @@
 //! The descriptions that come with the crate, and their selection by a checkpoint's `config.json`.
 
+use std::sync::OnceLock;
+
 use serde_json::{Map, Value};
 
 use super::{
@@ -102,11 +104,24 @@ const NAMES: [&str; SHIPPED.len()] = {
     names
 };
 
+/// The parsed descriptions of [`SHIPPED`], in the same order. A description is parsed when it is first needed.
+static PARSED: [OnceLock<Description>; SHIPPED.len()] = [const { OnceLock::new() }; SHIPPED.len()];
+
+/// Returns the parsed description at an index of [`SHIPPED`].
+fn parsed(at: usize) -> Result<&'static Description, ModelError> {
+    if let Some(known) = PARSED[at].get() {
+        return Ok(known);
+    }
+    let (name, source) = SHIPPED[at];
+    let description = Description::parse(&format!("{name}.ron"), source)?;
+    Ok(PARSED[at].get_or_init(|| description))
+}
+
 impl Description {
-    /// Parses a shipped description. Returns `None` if there is none with this name.
+    /// Returns a shipped description, or `None` if there is none with this name.
     pub fn shipped(name: &str) -> Option<Result<Self, ModelError>> {
-        let source = Self::shipped_source(name)?;
-        Some(Self::parse(&format!("{name}.ron"), source))
+        let at = NAMES.iter().position(|n| *n == name)?;
+        Some(parsed(at).cloned())
     }
 
     /// Source text of a shipped description, as a starting point for a new one.
@@ -140,9 +155,10 @@ impl Description {
             None => {
                 let classes = lookup(config, "architectures").and_then(Value::as_array);
                 let of_classes = |classes: &Vec<Value>| {
-                    first_for(config, |description| {
+                    let classes: Vec<&str> = classes.iter().filter_map(Value::as_str).collect();
+                    first_for(config, &classes, |description| {
                         let mut known = description.ast.architectures.iter();
-                        known.any(|(name, _)| classes.iter().any(|class| class == name.as_str()))
+                        known.any(|(name, _)| classes.contains(&name.as_str()))
                     })
                 };
                 let description = classes.map_or(Ok(None), of_classes)?;
@@ -190,29 +206,33 @@ fn described_by(
     model_type: &str,
     config: &Map<String, Value>,
 ) -> Result<Option<Description>, ModelError> {
-    first_for(config, |description| {
+    first_for(config, &[model_type], |description| {
         description.model_types().iter().any(|t| t == model_type)
     })
 }
 
 /// Returns the first of the candidates whose requirements `config` meets, or else the first candidate, which then reports the unmet
 /// requirement. Returns `None` without candidates. A `model_type` can have several candidates, which differ in another key of `config`.
+/// Descriptions whose sources contain none of the strings `words` are not candidates, so they are not parsed.
 fn first_for(
     config: &Map<String, Value>,
-    candidates: impl Fn(&Description) -> bool,
+    words: &[&str],
+    is_candidate: impl Fn(&Description) -> bool,
 ) -> Result<Option<Description>, ModelError> {
+    let words: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
     let mut first = None;
-    for name in NAMES {
-        let Some(description) = Description::shipped(name).transpose()? else {
+    for (at, (_, source)) in SHIPPED.iter().enumerate() {
+        if !words.iter().any(|word| source.contains(word)) {
             continue;
-        };
-        if !candidates(&description) {
+        }
+        let description = parsed(at)?;
+        if !is_candidate(description) {
             continue;
         }
         if description.takes(config) {
-            return Ok(Some(description));
+            return Ok(Some(description.clone()));
         }
         first.get_or_insert(description);
     }
-    Ok(first)
+    Ok(first.cloned())
 }

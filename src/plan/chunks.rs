@@ -261,7 +261,7 @@ impl Allocator for ChunkAllocator {
         let mut chunk_for = arena.open_top;
         if self.must_shrink(excess, arena.open_top) {
             // The largest request of the series may recur, so its memory is kept unless it exceeds the limit.
-            let largest = excess.largest_arena;
+            let largest = excess.largest_arena.max(arena.open_top);
             if !self.exceeds_keep_limit(self.policy.chunk_bytes(largest), arena.open_top) {
                 chunk_for = largest;
             }

@@ -101,8 +101,9 @@ impl Batches {
     }
 
     pub fn meets(self, other: Self) -> bool {
-        let mut both = self.intervals().into_iter().zip(other.intervals());
-        both.all(|(a, b)| a.meets(b))
+        self.rows.meets(other.rows)
+            && self.longest.meets(other.longest)
+            && self.keys.meets(other.keys)
     }
 
     fn intervals(self) -> [Interval; 3] {
@@ -110,13 +111,14 @@ impl Batches {
     }
 
     /// Returns whether sizes, in the order of [`Self::intervals`], are in the range.
-    fn has(self, sizes: [u64; 3]) -> bool {
-        let mut each = self.intervals().into_iter().zip(sizes);
-        each.all(|(interval, size)| interval.contains(size))
+    fn has(self, [rows, longest, keys]: [u64; 3]) -> bool {
+        self.rows.contains(rows) && self.longest.contains(longest) && self.keys.contains(keys)
     }
 
     /// Returns whether each batch in `self` is in at least one of `others`.
     pub fn is_covered_by(self, others: &[Self]) -> bool {
+        let others = others.iter().copied().filter(|&other| self.meets(other));
+        let others: Vec<Self> = others.collect();
         // All sizes between two adjacent bounds are in the same intervals, so it is sufficient to test the first of them.
         let first = |of: usize| {
             let intervals = others.iter().map(|o| o.intervals()[of]);

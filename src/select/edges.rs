@@ -79,8 +79,9 @@ impl Edges {
             for candidates in &edge.kernels {
                 let mut least = f64::INFINITY;
                 for &kernel in candidates {
-                    if times[kernel] < least {
-                        least = times[kernel];
+                    let time = times[kernel];
+                    if time < least {
+                        least = time;
                     }
                 }
                 launches += least;

@@ -127,6 +127,8 @@ struct Pruning<'a> {
     chains: Vec<Vec<usize>>,
     /// Cheapest covers with the kept kernels, by sample and chain.
     covers: Vec<Vec<(f64, Cover)>>,
+    /// The losses of `covers`, by sample.
+    losses: Vec<f64>,
     /// Number of launches in `covers` that use each kernel, by sample.
     uses: Vec<Vec<u32>>,
     /// The sums of `uses` over all samples.
@@ -150,12 +152,14 @@ impl<'a> Pruning<'a> {
             best,
             chains,
             covers: vec![unknown; samples.len()],
+            losses: vec![0.0; samples.len()],
             uses: vec![vec![0; n]; samples.len()],
             all_uses: vec![0; n],
             samples,
         };
         for at in 0..pruning.samples.len() {
             (0..edges.len()).for_each(|chain| pruning.cover(at, chain));
+            pruning.losses[at] = pruning.loss(at, None);
         }
         pruning
     }
@@ -166,8 +170,11 @@ impl<'a> Pruning<'a> {
         // greedy): removing another kernel usually makes a kernel more important. Only kernels in the same covers as a removed kernel may
         // become less important, so their values are reset to 0.
         let mut losses: Vec<(f64, bool)> = vec![(0.0, false); self.all_uses.len()];
+        let of_chains = |&kernel: &usize| !self.chains[kernel].is_empty();
+        let kernels: Vec<usize> = (0..losses.len()).filter(of_chains).collect();
         loop {
-            let used = (0..losses.len()).filter(|&kernel| self.all_uses[kernel] > 0);
+            let kernels = kernels.iter().copied();
+            let used = kernels.filter(|&kernel| self.all_uses[kernel] > 0);
             let least = used.min_by(|&a, &b| losses[a].0.total_cmp(&losses[b].0));
             let Some(kernel) = least else { break };
             let (loss, is_known) = losses[kernel];
@@ -194,6 +201,7 @@ impl<'a> Pruning<'a> {
                 for &used in kernels_of(&self.covers[at]) {
                     losses[used].1 = false;
                 }
+                self.losses[at] = self.loss(at, None);
             }
         }
     }
@@ -222,38 +230,43 @@ impl<'a> Pruning<'a> {
         }
     }
 
-    /// Returns the mean increase of the loss over all samples if a kernel is removed.
+    /// Returns the mean increase of the loss over all samples if a kernel is removed, or a part of it that is at least [`WORTH_A_KERNEL`]:
+    /// the kernel is kept in either case.
     fn loss_without(&mut self, kernel: usize) -> f64 {
-        let mut lost = 0.0;
+        let (mut lost, n) = (0.0, self.samples.len() as f64);
         for at in 0..self.samples.len() {
             if self.uses[at][kernel] == 0 {
                 continue;
             }
-            let with: Vec<f64> = self.covers[at].iter().map(|(cycles, _)| *cycles).collect();
-            let mut without = with.clone();
-            let times = &mut self.samples[at].1;
-            let time = std::mem::replace(&mut times[kernel], f64::INFINITY);
-            // Only covers that use the kernel change.
-            for &chain in &self.chains[kernel] {
-                if has(&self.covers[at][chain].1, kernel) {
-                    without[chain] = self.edges[chain].least(times);
-                }
+            let time = std::mem::replace(&mut self.samples[at].1[kernel], f64::INFINITY);
+            lost += self.loss(at, Some(kernel)) - self.losses[at];
+            self.samples[at].1[kernel] = time;
+            if lost / n >= WORTH_A_KERNEL {
+                break;
             }
-            times[kernel] = time;
-            lost += self.loss(at, &without) - self.loss(at, &with);
         }
-        lost / self.samples.len() as f64
+        lost / n
     }
 
-    /// Returns the loss of covers at a sample. The loss is `part`, the additional time as a fraction of the time of covers with all
-    /// kernels, plus a quadratic penalty, which equals `part` at `MUCH`. Due to the penalty, small gains at many numbers of rows do not
-    /// compensate for a slow kernel at one number of rows.
-    fn loss(&self, at: usize, cycles: &[f64]) -> f64 {
+    /// Returns the loss of covers at a sample. Covers with the kernel `removed` are replaced by the cheapest ones without it. The loss is
+    /// `part`, the additional time as a fraction of the time of covers with all kernels, plus a quadratic penalty, which equals `part` at
+    /// `MUCH`. Due to the penalty, small gains at many numbers of rows do not compensate for a slow kernel at one number of rows.
+    fn loss(&self, at: usize, removed: Option<usize>) -> f64 {
         const MUCH: f64 = 0.02;
-        let each = self.edges.iter().zip(cycles);
-        let sum: f64 = each
-            .map(|(edges, cycles)| cycles * edges.times as f64)
-            .sum();
+        let changed = removed.map_or(&[][..], |kernel| &self.chains[kernel]);
+        let mut changed = changed.iter().peekable();
+        let mut sum = 0.0;
+        for (chain, (cycles, cover)) in self.covers[at].iter().enumerate() {
+            let may_change = changed.next_if_eq(&&chain).is_some();
+            let edges = &self.edges[chain];
+            let cycles = match removed {
+                Some(kernel) if may_change && has(cover, kernel) => {
+                    edges.least(&self.samples[at].1)
+                }
+                _ => *cycles,
+            };
+            sum += cycles * edges.times as f64;
+        }
         let part = (sum / self.best[at] - 1.0).max(0.0);
         part + part * part / MUCH
     }

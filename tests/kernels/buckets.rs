@@ -1,6 +1,8 @@
 //! Checks, for batches of all shipped models, that the bucket of a batch (its shape rounded up, so that similar batches share a CUDA graph)
 //! launches the same kernels as the batch, and takes little more memory.
 
+use std::sync::LazyLock;
+
 use crate::common::{hopper, usual};
 use gemmule::{
     DType,
@@ -16,6 +18,8 @@ use gemmule::{
 
 /// Returns programs of all shipped models, for cards with and without Hopper's instructions, and with default, grouped, short and
 /// unfused attention. Models that grouped and short attention do not support have only default and unfused attention.
+static PROGRAMS: LazyLock<Vec<(String, Program)>> = LazyLock::new(programs);
+
 fn programs() -> Vec<(String, Program)> {
     let all: Vec<String> = passes::all().iter().map(|p| p.name().to_owned()).collect();
     let mut programs = Vec::new();
@@ -90,13 +94,13 @@ fn kernels(program: &Program, batch: &Extents) -> Vec<Result<Option<usize>, Stri
 #[test]
 fn a_bucket_has_the_kernels_of_its_batches_and_is_its_own() {
     let batches = batches();
-    for (name, program) in programs() {
-        let buckets = Buckets::of(&program);
+    for (name, program) in PROGRAMS.iter() {
+        let buckets = Buckets::of(program);
         let mut shared = 0;
         for batch in &batches {
             let bucket = buckets.of_batch(batch);
             assert!(
-                kernels(&program, batch) == kernels(&program, &bucket),
+                kernels(program, batch) == kernels(program, &bucket),
                 "{name}: {batch:?}, {bucket:?}"
             );
             assert_eq!(buckets.of_batch(&bucket), bucket, "{name}: {batch:?}");
@@ -123,7 +127,7 @@ fn a_bucket_has_the_kernels_of_its_batches_and_is_its_own() {
                 "{name}: {batch:?}, {bucket:?}"
             );
         }
-        match stores_scores(&name) {
+        match stores_scores(name) {
             true => assert_eq!(shared, 0, "{name}"),
             false => assert!(shared > 50, "{name}: {shared}"),
         }
@@ -134,8 +138,8 @@ fn a_bucket_has_the_kernels_of_its_batches_and_is_its_own() {
 fn a_bucket_takes_at_most_a_tenth_more_than_its_batch_must() {
     let batches = batches();
     let mut worst: f64 = 0.0;
-    for (name, program) in programs() {
-        let buckets = Buckets::of(&program);
+    for (name, program) in PROGRAMS.iter() {
+        let buckets = Buckets::of(program);
         let bound = |e: &Extents| Some(lower_bound(&program.usage(e).ok()?) as f64);
         for batch in &batches {
             let Some(bound) = bound(batch) else {
@@ -149,7 +153,7 @@ fn a_bucket_takes_at_most_a_tenth_more_than_its_batch_must() {
             // For few tokens, the smallest chunk is larger than all tensors together.
             let chunk = ChunkPolicy::default().default_chunk as f64;
             // If scores are stored, three large tensors are alive at the same time, each in a chunk with spare room.
-            let most = match stores_scores(&name) {
+            let most = match stores_scores(name) {
                 true => 1.20,
                 false => 1.10,
             };

@@ -6,6 +6,7 @@ use std::{collections::BTreeMap, num::NonZeroUsize, path::Path, sync::OnceLock};
 
 use gemmule::{
     Batch, DType, DeviceChoice, Engine, EngineError,
+    engine::ModelFile,
     generate::{Event, Request, SamplingParams},
     model::Description,
     runtime::weights::RandomWeights,
@@ -75,7 +76,12 @@ impl Family {
         names.filter(|&name| name != WRITTEN).collect()
     }
 
-    fn engine(&self, config: &Value, writes: bool) -> Result<Engine, EngineError> {
+    fn engine(
+        &self,
+        description: &Description,
+        config: &Value,
+        writes: bool,
+    ) -> Result<Engine, EngineError> {
         let weights = RandomWeights {
             seed: 20,
             deviation: if self.outputs.contains_key(WRITTEN) {
@@ -84,7 +90,8 @@ impl Family {
                 0.1
             },
         };
-        let builder = Engine::from_source(&self.description, self.source())
+        let model = ModelFile::Description(Box::new(description.clone()));
+        let builder = Engine::from_model(model)
             .config_value(config.clone())
             .random_weights(weights)
             .dtype(DType::F32)
@@ -98,8 +105,8 @@ impl Family {
     }
 
     /// Computes the outputs. The order and the selection of rows are those of `scripts/config_sweep.py`.
-    fn run(&self, config: &Value) -> Result<Outputs, EngineError> {
-        let mut session = self.engine(config, false)?.session()?;
+    fn run(&self, description: &Description, config: &Value) -> Result<Outputs, EngineError> {
+        let mut session = self.engine(description, config, false)?.session()?;
         let mut found = Outputs::new();
         for ids in &self.ids {
             let outputs = session.run(&Batch::from_sequences(std::slice::from_ref(ids))?)?;
@@ -118,14 +125,14 @@ impl Family {
             }
         }
         if self.outputs.contains_key(WRITTEN) {
-            found.insert(WRITTEN.to_owned(), self.write(config)?);
+            found.insert(WRITTEN.to_owned(), self.write(description, config)?);
         }
         Ok(found)
     }
 
     /// Returns the tokens and the score of the best of two beams.
-    fn write(&self, config: &Value) -> Result<Vec<f64>, EngineError> {
-        let engine = self.engine(config, true)?;
+    fn write(&self, description: &Description, config: &Value) -> Result<Vec<f64>, EngineError> {
+        let engine = self.engine(description, config, true)?;
         let mut generator = engine.generator(1 << 20)?;
         let mut found = Vec::new();
         for ids in &self.ids {
@@ -203,7 +210,9 @@ fn sweep(name: &str) {
     let family = &families()[name];
     let description = Description::parse(name, &family.source()).expect("it is right");
     let own = Value::from(family.config.clone());
-    let found = family.run(&own).expect("the family's own config.json runs");
+    let found = family
+        .run(&description, &own)
+        .expect("the family's own config.json runs");
     assert!(
         are_near(&found, &family.outputs),
         "{found:?} is not {:?}",
@@ -219,7 +228,11 @@ fn sweep(name: &str) {
             None => format!("without {}", case.key),
         };
         let expected = case.outputs.as_ref().unwrap_or(&family.outputs);
-        let run = || family.run(&config).map_err(|error| text(&error));
+        let run = || {
+            family
+                .run(&description, &config)
+                .map_err(|error| text(&error))
+        };
         let mut unbuilt = None;
         // Equal graphs have equal values.
         let found = match family.graphs(&description, &config) {

@@ -10,7 +10,7 @@ use std::{
 use crate::common::mates::Numbers;
 use gemmule::{
     Batch, DType, DeviceChoice, Engine, EngineError, Outputs,
-    engine::{Compiled, compile},
+    engine::{Compiled, ModelFile, compile},
     graph::Op,
     model::{Description, ModelError, operators},
     passes::{self, Entry},
@@ -123,20 +123,20 @@ fn config() -> Value {
 }
 
 /// Does the same as `gemmule check`.
-fn check(source: &str) -> Result<Compiled, EngineError> {
-    let description = Description::parse("random.ron", source)?;
-    let compiled = compile(&description, &config(), &crate::common::options(DType::F16))?;
+fn check(description: &Description) -> Result<Compiled, EngineError> {
+    let compiled = compile(description, &config(), &crate::common::options(DType::F16))?;
     compiled.model.check_expectations(&compiled.graph)?;
     compiled.check_everywhere()?;
     Ok(compiled)
 }
 
-fn run(source: &str, seed: u64, without: &[&str]) -> Result<Outputs, EngineError> {
+fn run(description: &Description, seed: u64, without: &[&str]) -> Result<Outputs, EngineError> {
     let weights = RandomWeights {
         seed,
         deviation: 0.2,
     };
-    let engine = Engine::from_source("random.ron", source)
+    let model = ModelFile::Description(Box::new(description.clone()));
+    let engine = Engine::from_model(model)
         .config_value(config())
         .random_weights(weights)
         .without(without.iter().copied())
@@ -190,7 +190,11 @@ fn difference(fused: &Outputs, unfused: &Outputs) -> Option<String> {
 
 /// Returns the reason if the description is refused. Returns an error if the test fails.
 fn examine(source: &str, seed: u64, counts: &mut Counts) -> Result<Option<String>, String> {
-    let compiled = match check(source) {
+    let description = match Description::parse("random.ron", source) {
+        Ok(description) => description,
+        Err(error) => return refused_in_place(&error),
+    };
+    let compiled = match check(&description) {
         Ok(compiled) => compiled,
         Err(EngineError::Model(error)) => return refused_in_place(&error),
         Err(error) => return Err(format!("refused without a place: {error}")),
@@ -214,8 +218,8 @@ fn examine(source: &str, seed: u64, counts: &mut Counts) -> Result<Option<String
     }
     let passes: Vec<&str> = passes::all().iter().map(|pass| pass.name()).collect();
     let failed = |error: EngineError| format!("accepted, but {error}: {error:?}");
-    let fused = run(source, seed, &[]).map_err(failed)?;
-    let unfused = run(source, seed, &passes).map_err(failed)?;
+    let fused = run(&description, seed, &[]).map_err(failed)?;
+    let unfused = run(&description, seed, &passes).map_err(failed)?;
     match difference(&fused, &unfused) {
         None => Ok(None),
         Some(difference) => Err(difference),

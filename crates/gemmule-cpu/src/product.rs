@@ -186,3 +186,19 @@ pub(crate) fn vectors<S: Simd, const N: usize>(x: &[f32]) -> &[[S::f32s; N]] {
 pub(crate) fn vectors_mut<S: Simd, const N: usize>(x: &mut [f32]) -> &mut [[S::f32s; N]] {
     pulp::as_arrays_mut::<N, _>(S::as_mut_simd_f32s(x).0).0
 }
+
+/// Computes `Σ aᵢbᵢ` in f64, in eight interleaved sums. The references of GEMM kernels use it.
+#[must_use]
+pub fn exact_dot(a: &[f32], b: &[f32]) -> f64 {
+    let (a_chunks, b_chunks) = (a.chunks_exact(8), b.chunks_exact(8));
+    let rest = a_chunks.remainder().iter().zip(b_chunks.remainder());
+    let mut sum: f64 = rest.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+    let mut lanes = [0.0f64; 8];
+    for (a, b) in a_chunks.zip(b_chunks) {
+        for (lane, (&a, &b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
+            *lane += f64::from(a) * f64::from(b);
+        }
+    }
+    sum += lanes.iter().sum::<f64>();
+    sum
+}

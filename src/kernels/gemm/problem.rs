@@ -1,5 +1,6 @@
 //! The function that a GEMM computes, independent of the schedule: operands, epilogue, reference and tolerance.
 
+use gemmule_cpu::product::exact_dot;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -429,7 +430,7 @@ impl GemmProblem {
                 for (column, weight) in weight.chunks_exact(k).enumerate() {
                     for (row, x) in x.chunks_exact(k).take(rows).enumerate() {
                         part[row * width + column] =
-                            element(row, block * COLUMNS + column, dot(x, weight));
+                            element(row, block * COLUMNS + column, exact_dot(x, weight));
                     }
                 }
                 part
@@ -570,19 +571,4 @@ pub(super) fn check_k_of_fp8(k: u32) -> Result<(), String> {
             "the GEMM of E4M3 does not support k = {k}; expected a multiple of 16"
         )),
     }
-}
-
-/// Computes `Σ aᵢbᵢ` in f64, in eight interleaved sums.
-fn dot(a: &[f32], b: &[f32]) -> f64 {
-    let (a_chunks, b_chunks) = (a.chunks_exact(8), b.chunks_exact(8));
-    let rest = a_chunks.remainder().iter().zip(b_chunks.remainder());
-    let mut sum: f64 = rest.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
-    let mut lanes = [0.0f64; 8];
-    for (a, b) in a_chunks.zip(b_chunks) {
-        for (lane, (&a, &b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
-            *lane += f64::from(a) * f64::from(b);
-        }
-    }
-    sum += lanes.iter().sum::<f64>();
-    sum
 }

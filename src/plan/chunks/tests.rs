@@ -223,3 +223,29 @@ fn the_maximum_sizes_do_not_overflow() {
         }
     }
 }
+
+/// The keep limit may force a release although no series of small requests is under way: an earlier, larger request of a series needs all
+/// the memory that is held.
+#[test]
+fn a_small_request_after_a_release_has_a_chunk_that_is_large_enough() {
+    let mut allocator = ChunkAllocator::new(ChunkPolicy {
+        growth: 1.0,
+        ..policy(2, 8 * MIB)
+    })
+    .unwrap();
+    let large = record(0, 1, 44 * MIB);
+    let requests = [
+        vec![large],
+        // Adds a second chunk, which the next two requests do not use.
+        vec![large, record(0, 1, 17 * MIB / 4)],
+        vec![large],
+        // Begins a series. Then the second chunk is released.
+        vec![record(0, 1, 41 * MIB)],
+        vec![record(0, 1, MIB)],
+    ];
+    for records in requests {
+        let plan = allocator.plan(&records).unwrap();
+        plan.validate(&records).unwrap();
+    }
+    assert_eq!(allocator.held().iter().sum::<u64>(), MIB);
+}

@@ -16,7 +16,7 @@ use gemmule::{
 };
 use serde_json::json;
 
-use super::{choice, costs, say, service};
+use super::{choice, costs, exchange, say, service};
 
 /// Returns costs with which a single request exceeds the queue limit.
 fn far_too_slow() -> CostTable {
@@ -142,8 +142,8 @@ fn a_tenant_with_few_clients_is_answered_beside_one_with_many() {
     });
     let server = of_two_tenants(model.unwrap());
     let to = server.address();
-    let (time, never) = (Duration::from_secs(3), AtomicBool::new(false));
-    let alone = load(to, 4, "password", "", 20, time, &never);
+    let never = AtomicBool::new(false);
+    let alone = load(to, 4, "password", "", 20, Duration::from_secs(1), &never);
     assert_eq!(alone.1, 0);
     let is_over = AtomicBool::new(false);
     let (few, many) = thread::scope(|scope| {
@@ -154,7 +154,7 @@ fn a_tenant_with_few_clients_is_answered_beside_one_with_many() {
             load(to, 96, "secret", urgent, 400, time, &is_over)
         });
         thread::sleep(Duration::from_millis(1500));
-        let few = load(to, 4, "password", "", 20, time, &never);
+        let few = load(to, 4, "password", "", 20, Duration::from_secs(3), &never);
         is_over.store(true, Ordering::Relaxed);
         (few, many.join().unwrap())
     });
@@ -172,29 +172,26 @@ fn a_tenant_with_few_clients_is_answered_beside_one_with_many() {
 fn a_deadline_counts_from_the_headers_on() {
     let model = Model::open(choice("packed")).unwrap();
     let server = of_two_tenants(model);
-    let mut stream = TcpStream::connect(server.address()).unwrap();
     let head = "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer secret\r\nx-request-timeout-ms: 300\r\ncontent-length: 100\r\n\r\n{";
     let began = Instant::now();
-    stream.write_all(head.as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
+    let answer = exchange(server.address(), head);
     let took = began.elapsed();
-    assert!(answer.starts_with("HTTP/1.1 504"), "{answer}");
-    assert!(answer.contains("deadline_exceeded"), "{answer}");
+    assert_eq!(answer.status, 504, "{}", answer.body);
+    assert!(answer.body.contains("deadline_exceeded"), "{}", answer.body);
     assert!(
         (Duration::from_millis(250)..Duration::from_secs(5)).contains(&took),
         "{took:?}"
     );
     // A body that is too large is refused before it is sent.
-    let mut stream = TcpStream::connect(server.address()).unwrap();
     let head = "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer secret\r\ncontent-length: 8388609\r\n\r\n";
-    stream.write_all(head.as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    let answer = exchange(server.address(), head);
+    assert_eq!(answer.status, 413, "{}", answer.body);
     assert!(
-        answer.contains("the body has more than 8388608 bytes; split the request"),
-        "{answer}"
+        answer
+            .body
+            .contains("the body has more than 8388608 bytes; split the request"),
+        "{}",
+        answer.body
     );
     server.shut_down(Duration::ZERO);
 }

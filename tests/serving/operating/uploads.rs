@@ -2,7 +2,7 @@
 
 use std::{
     io::{BufReader, Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     thread,
     time::{Duration, Instant},
 };
@@ -106,7 +106,8 @@ fn a_stalled_upload_ends_before_one_that_progresses() {
         "{}",
         answer.body
     );
-    drop(slow);
+    // Ends the trickle. The server would read further bytes for a while, so that the client can read the response.
+    slow.get_ref().shutdown(Shutdown::Both).unwrap();
     let _ = trickle.join();
     server.shut_down(Duration::ZERO);
 }
@@ -124,23 +125,29 @@ fn a_part_of_a_second_request_has_the_time_limit_of_headers() {
         "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n",
         body.len()
     );
-    for first in [get, embedding("rain"), chunked] {
-        for (rest, is_kept) in [("", true), ("GET /hea", false), ("G", false)] {
-            let mut stream = connect(to);
-            let both = format!("{first}{rest}");
-            stream.get_mut().write_all(both.as_bytes()).unwrap();
-            assert_eq!(read_response(&mut stream).unwrap().status, 200);
-            // An idle connection stays open for longer than the limit.
-            let limit = Duration::from_millis(if is_kept { 1000 } else { 20_000 });
-            stream.get_ref().set_read_timeout(Some(limit)).unwrap();
-            let mut byte = [0];
-            let closed = match stream.read(&mut byte) {
-                Ok(n) => n == 0,
-                Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
-            };
-            assert_eq!(closed, !is_kept, "{both}");
+    let check = |first: &str, rest: &str, is_kept: bool| {
+        let mut stream = connect(to);
+        let both = format!("{first}{rest}");
+        stream.get_mut().write_all(both.as_bytes()).unwrap();
+        assert_eq!(read_response(&mut stream).unwrap().status, 200);
+        // An idle connection stays open for longer than the limit.
+        let limit = Duration::from_millis(if is_kept { 1000 } else { 20_000 });
+        stream.get_ref().set_read_timeout(Some(limit)).unwrap();
+        let mut byte = [0];
+        let closed = match stream.read(&mut byte) {
+            Ok(n) => n == 0,
+            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+        };
+        assert_eq!(closed, !is_kept, "{both}");
+    };
+    let firsts = [get, embedding("rain"), chunked];
+    thread::scope(|scope| {
+        for first in &firsts {
+            for (rest, is_kept) in [("", true), ("GET /hea", false), ("G", false)] {
+                scope.spawn(move || check(first, rest, is_kept));
+            }
         }
-    }
+    });
     // Complete requests in one packet are all answered.
     let mut stream = connect(to);
     let three = embedding("rain").repeat(3);
