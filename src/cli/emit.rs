@@ -4,11 +4,11 @@ use miette::IntoDiagnostic;
 
 use super::{
     Outcome,
-    model::{Card, Model, Quantize},
+    model::{Card, Model, Types},
     print, write_file,
 };
 use crate::{
-    DType, EngineError,
+    EngineError,
     engine::{emit, read_timings, timings_for},
     jit::{Jit, Target},
 };
@@ -17,11 +17,8 @@ use crate::{
 pub(super) struct Args {
     #[command(flatten)]
     model: Model,
-    #[arg(long, default_value = "f16")]
-    dtype: DType,
-    /// Format in which the weights of linear layers are stored
-    #[arg(long, value_enum, value_name = "KIND")]
-    quantize: Option<Quantize>,
+    #[command(flatten)]
+    types: Types,
     /// Write the source for this target, which may use the target's special instructions, and the cubins; by default, write source that
     /// runs on all targets
     #[arg(long, value_name = "sm_XX", requires = "out")]
@@ -45,9 +42,7 @@ pub(super) fn run(args: Args) -> Outcome {
     };
     let timed_on = timings.as_ref().map(|((_, on), _)| on);
     let machine = args.card.machine_of(&targets, timed_on)?;
-    let mut compiled =
-        args.model
-            .compile_in(args.dtype, args.quantize.map(Quantize::format), machine)?;
+    let mut compiled = args.model.compile_with(&args.types, machine)?;
     if let Some((read, file)) = timings {
         if compiled.options.invariant {
             return Err(EngineError::TuneInvariant.into());

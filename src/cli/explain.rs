@@ -4,10 +4,10 @@ use miette::IntoDiagnostic;
 
 use super::{
     Outcome,
-    model::{Card, Model, Quantize, cache_of, extents_for},
+    model::{Card, Model, Types, cache_of, extents_for},
     print,
 };
-use crate::{DType, engine::KvCacheChoice, kernels::cache::BLOCK};
+use crate::kernels::cache::BLOCK;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -17,14 +17,8 @@ pub(super) struct Args {
     /// if that is less
     #[arg(long = "lengths", alias = "lens", value_delimiter = ',')]
     lens: Vec<u32>,
-    #[arg(long, default_value = "f16")]
-    dtype: DType,
-    /// Format in which the weights of linear layers are stored
-    #[arg(long, value_enum, value_name = "KIND")]
-    quantize: Option<Quantize>,
-    /// Explain the program that generates text, with a KV cache in this format: auto (the type of the activations) or fp8 (E4M3)
-    #[arg(long, value_name = "KIND")]
-    kv_dtype: Option<KvCacheChoice>,
+    #[command(flatten)]
+    types: Types,
     #[command(flatten)]
     card: Card,
 }
@@ -34,13 +28,7 @@ const LENGTH: u32 = 128;
 
 pub(super) fn run(args: Args) -> Outcome {
     let machine = args.card.machine(&[])?;
-    let format = args.quantize.map(Quantize::format);
-    let compiled = match args.kv_dtype {
-        Some(cache) => args
-            .model
-            .compile_generating(args.dtype, format, cache, machine)?,
-        None => args.model.compile_in(args.dtype, format, machine)?,
-    };
+    let compiled = args.model.compile_with(&args.types, machine)?;
     let lens = match args.lens.is_empty() {
         true => vec![
             compiled
@@ -51,12 +39,17 @@ pub(super) fn run(args: Args) -> Outcome {
         false => args.lens,
     };
     let extents = extents_for(&lens, &compiled.model)?;
-    print(&compiled.report.explain(extents, args.dtype).to_string())?;
+    print(
+        &compiled
+            .report
+            .explain(extents, args.types.dtype)
+            .to_string(),
+    )?;
     let fusions = compiled.fusions(&extents)?;
     let machine = &compiled.options.machine;
     let launches = compiled.program.explain(fusions, &extents, machine);
     print(&format!("\n{}", launches.into_diagnostic()?))?;
-    if args.kv_dtype.is_some() {
+    if args.types.kv_dtype.is_some() {
         let cache = cache_of(compiled.program.block_bytes(), &compiled.program);
         print(&format!("\nKV cache: {cache} for {BLOCK} tokens\n"))?;
     }

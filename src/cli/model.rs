@@ -234,22 +234,17 @@ impl Model {
         self.compile_in(dtype, None, machine)
     }
 
-    /// Compiles the program that generates text. `cache` is the format of the KV cache, and `quantize` that of the weights of linear
-    /// layers.
-    pub(super) fn compile_generating(
-        &self,
-        dtype: DType,
-        quantize: Option<Format>,
-        cache: KvCacheChoice,
-        machine: Machine,
-    ) -> Result<Compiled, Report> {
-        let options = CompileOptions {
-            outputs: Some(vec![NEXT_LOGITS.to_owned()]),
-            quantize,
-            kv_cache: cache.format(),
-            cached: true,
-            ..self.options(dtype, machine)?
+    /// Compiles for `machine` with these types.
+    pub(super) fn compile_with(&self, types: &Types, machine: Machine) -> Result<Compiled, Report> {
+        let mut options = CompileOptions {
+            quantize: types.quantize.map(Quantize::format),
+            ..self.options(types.dtype, machine)?
         };
+        if let Some(cache) = types.kv_dtype {
+            options.outputs = Some(vec![NEXT_LOGITS.to_owned()]);
+            options.kv_cache = cache.format();
+            options.cached = true;
+        }
         Ok(compile(&self.description()?, &self.config()?, &options)?)
     }
 
@@ -266,6 +261,19 @@ impl Model {
         };
         Ok(compile(&self.description()?, &self.config()?, &options)?)
     }
+}
+
+/// Types of a program that is shown and not run.
+#[derive(clap::Args)]
+pub(super) struct Types {
+    #[arg(long, default_value = "f16")]
+    pub(super) dtype: DType,
+    /// Format in which the weights of linear layers are stored
+    #[arg(long, value_enum, value_name = "KIND")]
+    quantize: Option<Quantize>,
+    /// Compile the program that generates text, with a KV cache in this format: auto (the type of the activations) or fp8 (E4M3)
+    #[arg(long, value_name = "KIND")]
+    pub(super) kv_dtype: Option<KvCacheChoice>,
 }
 
 impl Choices {

@@ -5,11 +5,10 @@ use miette::IntoDiagnostic;
 use super::{
     Outcome, align_right, human,
     memory::Memory,
-    model::{Card, Model, extents_for},
+    model::{Card, Model, Types, extents_for},
     print, table, write_file,
 };
 use crate::{
-    DType,
     plan::{chart, lower_bound},
     runtime::{GraphChoice, Planner},
 };
@@ -28,8 +27,8 @@ pub(super) struct Args {
         required = true
     )]
     lens: Vec<u32>,
-    #[arg(long, default_value = "f16")]
-    dtype: DType,
+    #[command(flatten)]
+    types: Types,
     #[command(flatten)]
     card: Card,
     /// Plan for exactly these lengths, like a session on the CPU. By default, plan for the bucket of similar batches that a CUDA device
@@ -42,9 +41,8 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Outcome {
-    let compiled = args
-        .model
-        .compile_for(args.dtype, args.card.machine(&[])?)?;
+    let machine = args.card.machine(&[])?;
+    let compiled = args.model.compile_with(&args.types, machine)?;
     let extents = extents_for(&args.lens, &compiled.model)?;
     let program = compiled.program;
     let choice = args.memory.choice()?;
@@ -85,7 +83,7 @@ pub(super) fn run(args: Args) -> Outcome {
         "{rows}\n{} tokens in {} sequences, {}{planned}\nchunks: {}\nfootprint: {} ({footprint} bytes), lower bound: {} ({bound} bytes), ratio {:.3}\n",
         extents.tokens,
         extents.batch,
-        args.dtype,
+        args.types.dtype,
         chunks.join(", "),
         human(footprint),
         human(bound),

@@ -416,8 +416,8 @@ impl WeightExpr {
         }
     }
 
-    /// Returns the bound from which the weight is computed, if it is a scale of a value in E4M3 or of products with such a value; `None`
-    /// for other weights.
+    /// Returns the bound of an activation's magnitude, if the weight is a scale computed from this bound: that of an activation in E4M3, or
+    /// those of a product with such an activation. Returns `None` for other weights.
     pub fn bound(&self) -> Option<&Bound> {
         match self {
             WeightExpr::ProductScales { input: bound, .. } | WeightExpr::Scale(bound) => {

@@ -160,7 +160,7 @@ fn the_turbo_papers_order_of_saturation_is_reproduced_and_packed_is_best() {
     );
 }
 
-/// TCB, figures 9 and 10: lengths of 3 to 100 tokens, with a mean of 20. The paper gives no
+/// Figures 9 and 10 of the TCB paper (see docs/papers.md): lengths of 3 to 100 tokens, with a mean of 20. The paper gives no
 /// deadlines; here they are 2 to 10 batch times after the arrival.
 #[test]
 fn the_tcb_papers_order_is_reproduced_and_packed_is_fastest() {

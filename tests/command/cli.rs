@@ -197,13 +197,16 @@ fn only_a_description_in_a_file_must_meet_its_expectations() {
 }
 
 #[test]
-fn a_cache_in_fp8_is_explained() {
+fn a_cache_in_fp8_is_explained_and_its_kernels_are_emitted() {
     let cli = Cli::new();
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/models/configs/gpt2.json");
-    let explained = |kind: &str| {
-        let args = ["explain", "gpt2", "--config", config, "--card", "h200"];
+    let with = |command: &str, kind: &str| {
+        let args = [command, "gpt2", "--config", config, "--card", "h200"];
         cli.ok(&[&args[..], &["--kv-dtype", kind]].concat())
     };
+    let explained = |kind: &str| with("explain", kind);
+    let file = "// mha_decode_f16_h12x64_q0of2304_blocks589824_e4m3";
+    assert!(with("emit", "fp8").contains(file) && !with("emit", "auto").contains("e4m3"));
     let fp8 = explained("fp8");
     for line in [
         "quantized `layer.{0..11}.keys` by quantize_cache, × 12\n    its rows are stored in e4m3",

@@ -219,7 +219,7 @@ fn an_artifact_says_whether_it_is_invariant() {
     let error = Artifact::read(&file).expect_err("its steps have several kernels");
     assert_snapshot!(folder.text(&error), @"`[dir]/tiny` is not an artifact of this version of gemmule: it is invariant, but which kernel computes `layer.0.query+key+value` depends on the batch; compile the model again");
 
-    // An artifact that is not invariant is requested to be invariant.
+    // The artifact does not keep results independent of the batch, but the engine is built with this requirement.
     Artifact::of(tiny_compiled(DType::F32), Vec::new())
         .write(&file)
         .expect("it is written");

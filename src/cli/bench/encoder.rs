@@ -45,7 +45,7 @@ pub struct Args {
     pub rounds: usize,
 }
 
-/// An engine that has produced its first result, and the sets to time.
+/// An engine that has produced its first result, and the sets of texts to time.
 pub struct Ready {
     pub engine: Engine,
     /// Sets that fit the model's position table.

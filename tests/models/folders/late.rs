@@ -238,7 +238,7 @@ fn tokens_that_are_not_attended_to_need_a_mask() {
         .expect("it has one");
 }
 
-/// An artifact contains the attention mask of the folder from which it was compiled.
+/// An artifact stores whether attention skips the mask tokens that expand a query, a setting of the folder that it was compiled from.
 #[test]
 fn an_artifact_masks_the_expansion_too() {
     let expected = expected("late-bert");
