@@ -1,4 +1,4 @@
-//! Names and values of users in error messages: suggestions for misspelled names, and excerpts of long values.
+//! Names and values that users entered, in error messages: suggestions for misspelled names, and excerpts of long values.
 
 use std::borrow::Cow;
 

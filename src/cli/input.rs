@@ -284,7 +284,7 @@ impl Input {
     }
 }
 
-/// Returns the error for texts of a late-interaction model without a role.
+/// Returns the error for texts without a role, which a late-interaction model needs.
 pub(super) fn no_role() -> Report {
     miette!(
         "a late-interaction model reads queries and documents differently; give --role query or --role document"

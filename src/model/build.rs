@@ -353,7 +353,10 @@ impl<'a> Builder<'a> {
         Ok(id)
     }
 
-    /// Returns the width that the weights of `op` on `x` must have.
+    /// Returns the width of the rows of `x`, an operand of `op`.
+    ///
+    /// # Errors
+    /// Returns an error if the rows of `x` have no fixed width.
     fn width(
         &self,
         node: &str,

@@ -16,7 +16,8 @@ __device__ __forceinline__ unsigned int swizzled(unsigned int row, unsigned int 
     return (chunk / PER_ROW * N + row) * ROW_BYTES + (chunk % PER_ROW ^ mask) * 16;
 }
 
-// TMA load of a head's rows from `row` on. The boxes of the head begin at index `box`, and are stored one after another in shared memory.
+// Loads all columns of a head, for rows from `row` on, with one TMA copy. The third dimension of the map counts boxes, which are groups of
+// COLUMNS columns. The first box of the head is `box`. Its boxes are stored one after another in shared memory.
 __device__ __forceinline__ void load_boxes(unsigned int to, const TensorMap& from, int box, int row,
                                            unsigned int barrier) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"

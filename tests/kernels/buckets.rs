@@ -16,10 +16,11 @@ use gemmule::{
     tensor::Extents,
 };
 
-/// Returns programs of all shipped models, for cards with and without Hopper's instructions, and with default, grouped, short and
-/// unfused attention. Models that grouped and short attention do not support have only default and unfused attention.
+/// The result of [`programs`], which two tests use.
 static PROGRAMS: LazyLock<Vec<(String, Program)>> = LazyLock::new(programs);
 
+/// Returns programs of all shipped models, for cards with and without Hopper's instructions, and with default, grouped, short and
+/// unfused attention. Models that grouped and short attention do not support have only default and unfused attention.
 fn programs() -> Vec<(String, Program)> {
     let all: Vec<String> = passes::all().iter().map(|p| p.name().to_owned()).collect();
     let mut programs = Vec::new();

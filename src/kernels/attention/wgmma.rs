@@ -123,8 +123,8 @@ impl MhaTile {
     }
 
     /// Tiles of kernels that gather keys and values from a cache, from the largest to the smallest number of queries. The first tile is for
-    /// launches with many tiles. The list is empty for unsupported head sizes. With four consumer warpgroups, the producer warpgroup would
-    /// have too few registers to gather.
+    /// launches with many tiles. No tile has four consumer warpgroups, because the producer warpgroup would then have too few registers to
+    /// gather. The list is empty for unsupported head sizes.
     pub fn gathering(head: u32) -> &'static [MhaTile] {
         const OF_64: &[MhaTile] = &[
             MhaTile::persistent(192, 96, 1),

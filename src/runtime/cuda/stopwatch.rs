@@ -277,7 +277,8 @@ impl Operands {
         })
     }
 
-    /// Overwrites the results of a chain with NaN in the last set, whose results are compared.
+    /// Fills the result tensors of the last set with NaN. The results of this set are compared with those of other chains, so that an
+    /// element that the chain does not write is noticed.
     fn poison_results(&self, stream: &CudaStream, chain: &Chain) -> Result<(), CudaError> {
         for (tensor, of_chain) in chain.tensors.iter().enumerate() {
             if of_chain.fill.is_none() {

@@ -1,5 +1,5 @@
-//! Tests of a server's memory under requests whose bodies have the maximum size. The server is a separate process, and the system reports
-//! its memory.
+//! Tests of a server's memory under requests whose bodies have the maximum size. The server is a separate process, whose memory is
+//! read from `/proc`.
 #![cfg(target_os = "linux")]
 
 use std::{

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `add`, `multiply` | `a`, `b` | sum or product of two values of the same shape, element by element |
 //! | `scale` | `x`, `by` | `by · x` |
-//! | `soft_cap` | `x`, `cap` | `cap · tanh(x / cap)`: rows, or scores before their softmax |
+//! | `soft_cap` | `x`, `cap` | `cap · tanh(x / cap)`; `x` may be rows, or scores before their softmax |
 //! | `gelu` | `x`, `form` (`exact`, `tanh`) | pointwise: `x / 2 · (1 + erf(x / √2))`, or `x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 x³)))` |
 //! | `relu`, `tanh`, `silu`, `quick_gelu`, `log1p_relu` | `x` | pointwise: `max(x, 0)`, `tanh x`, `x / (1 + e^(−x))`, `x / (1 + e^(−1.702 x))` (CLIP), `ln(1 + max(x, 0))` (SPLADE) |
 //! | `activation` | `x`, `kind` (a name of `activations`) | pointwise |
