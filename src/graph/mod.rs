@@ -91,8 +91,6 @@ pub struct Graph {
     outputs: Vec<(String, NodeId)>,
     /// Parts of the model; empty for a model of one graph.
     parts: Vec<Part>,
-    /// See [`Graph::n_changes`].
-    n_changes: u64,
 }
 
 /// A part of a model that runs separately, on its own batch. Parts exchange values only through caches.
@@ -130,7 +128,6 @@ impl Graph {
             shape,
             part,
         };
-        self.n_changes += 1;
         let id = self.inner.add_node(node);
         for (slot, &operand) in operands.iter().enumerate() {
             self.inner.add_edge(operand, id, slot as u32);
@@ -140,7 +137,6 @@ impl Graph {
 
     /// Sets the parts of a model with several parts.
     pub fn set_parts(&mut self, parts: Vec<Part>) {
-        self.n_changes += 1;
         self.parts = parts;
     }
 
@@ -151,7 +147,6 @@ impl Graph {
 
     /// Assigns a value without operands to a part.
     pub fn set_part(&mut self, id: NodeId, part: u32) {
-        self.n_changes += 1;
         self.inner[id].part = part;
     }
 
@@ -170,13 +165,7 @@ impl Graph {
 
     /// Makes `id` an output of the model, called `name`.
     pub fn add_output(&mut self, name: impl Into<String>, id: NodeId) {
-        self.n_changes += 1;
         self.outputs.push((name.into(), id));
-    }
-
-    /// Returns the number of changes so far of nodes, operands, outputs and parts. Removals of unneeded nodes do not count.
-    pub(crate) fn n_changes(&self) -> u64 {
-        self.n_changes
     }
 
     pub fn outputs(&self) -> &[(String, NodeId)] {
@@ -258,7 +247,6 @@ impl Graph {
 
     /// Makes all readers and outputs of `old` use `new` instead.
     pub fn replace(&mut self, old: NodeId, new: NodeId) {
-        self.n_changes += 1;
         let edges: Vec<_> = self
             .inner
             .edges_directed(old, Direction::Outgoing)
@@ -285,7 +273,6 @@ impl Graph {
     /// Returns an error, and changes nothing, if the operands do not suit the operator.
     pub fn rewrite(&mut self, id: NodeId, op: Op, operands: &[NodeId]) -> Result<(), GraphError> {
         let shape = self.infer(&self.inner[id].name, &op, operands)?;
-        self.n_changes += 1;
         let before = self.operands(id);
         let edges: Vec<_> = self
             .inner
@@ -372,7 +359,6 @@ impl Graph {
                 }
             }
         }
-        self.n_changes += 1;
         self.outputs = outputs;
         self.prune();
         Ok(())
