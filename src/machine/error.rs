@@ -9,7 +9,7 @@ pub enum MachineError {
     #[error("`{name}` is not a card that gemmule describes{near}; expected one of {known}")]
     Unknown {
         name: String,
-        /// A clause with the most similar name, or empty.
+        /// Part of the message that suggests the most similar name; empty if no name is similar.
         near: String,
         known: String,
     },
