@@ -1,9 +1,10 @@
-//! Representation of views in symbols and sources.
+//! Conversion of a [`HeadView`] to text for symbols and CUDA sources.
 
 use crate::ops::HeadView;
 
 pub(super) trait ViewCode {
-    /// 64-bit CUDA expression for the index of a head's first element of token 0. `nth` is the CUDA expression for the head's index.
+    /// Returns a 64-bit CUDA expression for the index of a head's first element in token 0. `nth` is the CUDA expression for the index of
+    /// the head.
     fn origin_of(self, nth: &str, head: u32) -> String;
 
     /// Part of a symbol that names the view.
