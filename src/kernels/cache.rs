@@ -28,7 +28,7 @@ use crate::{
     tensor::{DType, Element, Extents, Format, Shape, Symbol},
 };
 
-/// Positions per block.
+/// Number of positions (tokens) per block of the KV cache.
 pub const BLOCK: u32 = 32;
 
 /// The blocks of all caches, `[blocks, stride]`. A kernel gets a pointer to the first element of one cache in the first block.
@@ -125,7 +125,7 @@ impl Pool {
         }
     }
 
-    /// Part of a symbol that names the blocks.
+    /// Part of a kernel's symbol that names the size and format of blocks.
     pub(super) fn word(self) -> String {
         match (self.is_e4m3(), self.scaled) {
             (true, true) => format!("_blocks{}_e4m3_scaled", self.stride),

@@ -110,8 +110,8 @@ impl ChooseToken {
     }
 }
 
-/// Returns the rules that apply to a group of tokens: all rules except forced tokens, and except renormalization, which needs the logits of
-/// all groups.
+/// Returns the rules that a lane can apply to its group of tokens. These are all rules except forced tokens and renormalization, which
+/// needs the logits of all groups.
 pub(super) fn without_forced(rules: &Rules) -> Rules {
     Rules {
         forced_first: None,

@@ -46,7 +46,7 @@ pub struct GateToE4m3 {
     pub gate: Gate,
 }
 
-/// A norm of whole rows.
+/// A kernel that normalizes whole rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Norm {
     Layer(LayerNorm),
@@ -199,7 +199,7 @@ pub(super) fn tolerance_in_e4m3(plain: &dyn Kernel) -> Tolerance {
     }
 }
 
-/// Returns the nearest value within the range of E4M3.
+/// Clamps `value` to the range of E4M3, without rounding it.
 pub(super) fn saturated(value: f32) -> f32 {
     value.clamp(-e4m3::MAX, e4m3::MAX)
 }

@@ -23,9 +23,9 @@ pub use super::rows::Teams;
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 pub enum Variance {
-    /// Computes mean and variance from one reduction of `x − s` and `(x − s)²`, where `s` is the row's first element. The paper uses `E(x²)
-    /// − E(x)²`, which suffers from cancellation if the mean is large compared to the deviation. The shift by `s` avoids cancellation and
-    /// does not change the variance.
+    /// Computes mean and variance from one reduction of `x − s` and `(x − s)²`, where `s` is the row's first element. TurboTransformers
+    /// uses `E(x²) − E(x)²`, which suffers from cancellation if the mean is large compared to the deviation. The shift by `s` avoids
+    /// cancellation and does not change the variance.
     #[default]
     OnePassShifted,
     /// Computes the mean first, then the mean of `(x − mean)²`, in two dependent reductions.

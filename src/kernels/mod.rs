@@ -206,7 +206,7 @@ pub enum Role {
 /// Test data for a tensor that a kernel reads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fill {
-    /// Normal values.
+    /// Normally distributed values.
     Normal { mean: f32, deviation: f32 },
     /// Products of `unit` and uniformly distributed integers from `-largest` to `largest`.
     Multiples { largest: u32, unit: f32 },

@@ -41,7 +41,7 @@ impl TokenPosition {
     }
 }
 
-/// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: mean over each sequence.
+/// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: mean of each sequence's rows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MeanPool {
     pub width: u32,

@@ -147,7 +147,8 @@ mod tests {
             dtype: DType::F32,
         };
         let real = |values: &[f32]| HostTensor::Real(values.to_vec());
-        // The mean square of x is 15, so that x · gamma / 4 = [5, √5]. The mean square of the sum [√6, 0] is 3, so that its norm is 2.
+        // The mean square of x is 15 and eps is 1, so the norm of x is 4, and x · gamma / 4 = [5, √5]. The mean square of the sum [√6, 0]
+        // is 3, so the norm of the sum is 2.
         let x = real(&[5.0, 5f32.sqrt()]);
         let residual = real(&[6f32.sqrt() - 5.0, -(5f32.sqrt())]);
         let reads = [&x, &real(&[4.0, 4.0]), &residual, &real(&[2.0, 8.0])];

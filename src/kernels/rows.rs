@@ -210,7 +210,7 @@ impl Teams {
             && (self == Self::usual(width, dtype) || elements() <= Self::MAX_PER_THREAD)
     }
 
-    /// Part of a symbol that names the teams; empty for the default.
+    /// Part of a kernel's symbol that names the teams; empty for the default teams.
     pub(super) fn suffix(self, width: u32, dtype: DType) -> String {
         if self == Self::usual(width, dtype) {
             return String::new();
@@ -265,7 +265,7 @@ pub(super) fn storage(dtype: DType) -> Constant {
     .into()
 }
 
-/// Returns `value` as part of a symbol: `1e-12` is `1em12`, `0.125` is `0p125`.
+/// Returns `value` as part of a kernel's symbol: `1em12` for `1e-12`, `0p125` for `0.125`.
 pub(super) fn word(value: f32) -> String {
     f32_literal(value)
         .trim_end_matches('f')

@@ -16,7 +16,7 @@ use crate::{
     tensor::{Element, Extents, Symbol},
 };
 
-/// `from` → `to`, both `[rows, 4]` 32-bit integers. A row has 16 bytes.
+/// Copies `from` to `to`, both `[rows, 4]` in 32-bit integers. A row has 16 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Upload;
 

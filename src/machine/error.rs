@@ -1,7 +1,7 @@
 use super::Machine;
 use crate::names::nearest;
 
-/// An error in looking up a card's description.
+/// An error when a card's description is read or looked up.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum MachineError {
     #[error("the description `{name}` of a card is wrong: {problem}")]

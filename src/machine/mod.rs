@@ -78,7 +78,7 @@ pub struct Machine {
     /// Maximum bytes of shared memory that a CTA may opt into.
     pub shared_per_cta: u32,
     pub l2_bytes: u64,
-    /// Clock in MHz that the cycles of the cost model refer to.
+    /// Clock in MHz by which the cost model converts between times and cycles.
     pub clock_mhz: u32,
     /// Max numbers of clusters of 2, 3, … 8 CTAs that are resident at once, with one CTA per SM; empty on cards without clusters.
     pub clusters: Vec<u32>,
@@ -106,9 +106,9 @@ pub struct Rates {
     pub tensor: f64,
     /// Multiply-adds of f32 outside tensor cores, per cycle and SM.
     pub fma: f64,
-    /// Bytes of shared memory, per cycle and SM.
+    /// Bandwidth of shared memory, in bytes per cycle and SM.
     pub shared: f64,
-    /// Bytes of device memory per cycle, for all SMs together.
+    /// Bandwidth of device memory for all SMs together, in bytes per cycle.
     pub dram: f64,
 }
 

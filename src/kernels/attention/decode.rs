@@ -97,7 +97,7 @@ impl MhaDecode {
         kv_heads * (heads / kv_heads).div_ceil(self.rows())
     }
 
-    /// Query heads per CTA: all heads of a group, or an equal share of a large group.
+    /// Query heads per CTA: all that share a key head, or, if these are too many, an equal part of them.
     fn rows(&self) -> u32 {
         let MhaCached {
             heads, kv_heads, ..
@@ -373,7 +373,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 let capped = plain.by_distance().filter(|plain| plain.by.cap.is_some());
                 all.extend(capped.map(|plain| MhaDecode { plain, ctas }.into()));
             }
-            // With a cache in E4M3, some tilings also have scales.
+            // Some tilings also have an instance with an E4M3 cache and scales.
             let is_scaled = matches!(
                 (head, ctas),
                 (64, Cluster(_)) | (96 | 128, Small) | (80 | 256, Large)
@@ -381,7 +381,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
             let e4m3 = [plain.in_e4m3()].into_iter();
             let e4m3 = e4m3.chain(is_scaled.then(|| plain.scaled()));
             for plain in e4m3.filter(|_| dtype.has_mma()) {
-                // With a cache in E4M3, only this tiling has position biases.
+                // Only this tiling has instances with an E4M3 cache and position biases.
                 if (head, ctas) == (96, Small) {
                     let all_by = plain.by_distance();
                     let all_by = all_by.filter(|by| !plain.pool.scaled || by.by.cap.is_some());

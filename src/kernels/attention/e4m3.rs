@@ -46,7 +46,7 @@ impl FusedMha {
         }
     }
 
-    /// Head size.
+    /// Number of columns per head.
     pub fn head(&self) -> u32 {
         match self {
             Self::Short(MhaShort { of, .. })
@@ -63,7 +63,7 @@ impl MhaToE4m3 {
     /// Max head size. The accumulators of larger heads leave too few registers for the conversion.
     pub const MAX_HEAD: u32 = 128;
 
-    /// Whether consumers have registers for the conversion.
+    /// Whether consumer threads have enough registers for the conversion.
     fn has_registers(attention: &MhaWgmma) -> bool {
         attention.tile.rows <= Self::MAX_ROWS && attention.of.head <= Self::MAX_HEAD
     }

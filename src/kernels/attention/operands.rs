@@ -44,7 +44,7 @@ impl Operands {
         check_views(head, &self.of.operands())
     }
 
-    /// Part of a symbol that names the heads.
+    /// Part of the kernel's symbol that names the heads.
     pub fn heads(&self) -> String {
         heads_word(self.of.heads, self.of.kv_heads, self.of.head)
     }

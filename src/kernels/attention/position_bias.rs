@@ -27,7 +27,7 @@ pub(in crate::kernels) trait PositionBiasCode {
     /// Takes the operands of [`params`](Self::params) from the start of `reads`.
     fn take<'a>(&self, reads: &mut &[&'a HostTensor]) -> ScoreOperands<'a>;
 
-    /// Suffix of a symbol that names the window, the bias, the cap and the sinks; empty without them.
+    /// Returns the part of a kernel's symbol that names the window, the bias, the cap and the sinks; empty without them.
     fn suffix(&self) -> String;
 
     /// Returns the constants of `partials/attention_by_distance.cu`, whether there are sinks, and `scale_log2`, the factor by which the

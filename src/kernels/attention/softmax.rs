@@ -36,9 +36,9 @@ pub struct AttentionSoftmax {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum SoftmaxMask {
     None,
-    /// Keys from index `valid_lens` of the sequence on, which are padding.
+    /// Masks the keys from index `valid_lens` of the sequence on, which are padding.
     Padding,
-    /// Keys after the query.
+    /// Masks the keys after the query.
     Causal,
 }
 

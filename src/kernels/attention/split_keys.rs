@@ -24,7 +24,7 @@ pub struct MhaSplitKeys {
     pub plain: MhaOnline,
 }
 
-/// Queries per CTA, and keys per warp.
+/// Number of queries per CTA. The number of keys per warp is the same.
 const ROWS: u32 = 16;
 const WARPS: u32 = 4;
 

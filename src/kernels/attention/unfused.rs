@@ -54,7 +54,7 @@ pub struct AttentionContext {
 /// Threads per CTA of both kernels without tensor cores.
 const SIMT_THREADS: u32 = 256;
 
-/// Whether 16-bit MMAs can read heads of this size 16 bytes at a time.
+/// Whether MMAs can read heads of this type and size, at the locations of `views`, 16 bytes at a time.
 fn suits_tensor_cores(head: u32, dtype: DType, views: [HeadView; 2]) -> bool {
     dtype.has_mma() && check_head(head).is_ok() && views.iter().all(|view| view.is_aligned(head, 8))
 }

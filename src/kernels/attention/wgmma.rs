@@ -193,7 +193,7 @@ impl MhaTile {
         Self::candidates(head).iter().find(one_tile).copied()
     }
 
-    /// Name in symbols.
+    /// Name of the tile in kernel symbols.
     pub fn name(self) -> String {
         let suffix = if self.persistent { "_persistent" } else { "" };
         format!("{}x{}x{}{suffix}", self.rows, self.keys, self.blocks)
@@ -481,7 +481,7 @@ impl MhaWgmma {
     }
 }
 
-/// Whether the heads are columns of token-major rows that begin at a box boundary.
+/// Whether the view is token-major, and its heads begin at multiples of the columns of a TMA box.
 fn has_whole_boxes(view: HeadView, head: u32) -> bool {
     match view {
         HeadView::HeadMajor => false,

@@ -67,7 +67,7 @@ impl LogitRows {
         Launch {
             grid: [of_row.min(self.pieces()), rows as u32, 1],
             threads,
-            // Two bitmaps of the vocabulary.
+            // Two bitmaps with a bit for each token of the vocabulary.
             shared_bytes: 2 * 4 * self.vocabulary.div_ceil(32),
         }
     }

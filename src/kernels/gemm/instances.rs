@@ -26,7 +26,7 @@ pub fn representative() -> Vec<KernelSpec> {
             continue;
         };
         for tile in [first, last] {
-            // Odd widths, and depths for which rows start at every alignment.
+            // Odd values of n, and values of k with which rows have every alignment.
             for (n, k) in [
                 (1003, 320),
                 (3, 768),

@@ -7,7 +7,7 @@ use crate::{
 
 /// Constants of `partials/packed_weight.cu`, and of the templates that include it.
 pub(super) fn constants(weight: Option<Scaled>) -> Constants {
-    // Name of the conversion.
+    // Name of the conversion that the partial implements.
     let kind = weight.map_or("", |weight| match weight.values {
         Values::Int8 => "int8",
         Values::E4m3 => "e4m3",

@@ -33,7 +33,7 @@ use crate::{
 pub struct GemmProblem {
     /// Columns of the result.
     pub n: u32,
-    /// Columns of x.
+    /// Columns of x and of the weight.
     pub k: u32,
     /// Storage type of the bias and of the residual, and of x and the result unless they are in E4M3.
     pub dtype: DType,
@@ -172,7 +172,7 @@ impl GemmProblem {
         }
     }
 
-    /// Name of the function in symbols.
+    /// Name of the computed function in kernel symbols.
     pub(super) fn definition(&self) -> String {
         let fp8 = match (self.is_fp8(), self.quantized_rows) {
             (true, _) => "fp8_",
@@ -183,7 +183,7 @@ impl GemmProblem {
         format!("{fp8}{}{}{to}", self.epilogue_name(), self.sizes_name())
     }
 
-    /// Part of a symbol that names the gate and the epilogue.
+    /// Part of a kernel's symbol that names the gate and the epilogue.
     pub(super) fn epilogue_name(&self) -> String {
         let gate = self.gate().map_or_else(String::new, |gate| {
             format!("{}_gate_", gate.activation.name())
@@ -191,7 +191,7 @@ impl GemmProblem {
         format!("{gate}{}", self.before_gate().epilogue.name())
     }
 
-    /// Part of a symbol that names types and sizes.
+    /// Part of a kernel's symbol that names types and sizes.
     pub(super) fn sizes_name(&self) -> String {
         let Self { n, k, dtype, .. } = self;
         let weight = match self.is_plain() || self.is_fp8() {
@@ -423,7 +423,7 @@ impl GemmProblem {
             let more = residual.map_or(0.0, |r| f64::from(r[row * n + column]));
             (activated + more) as f32
         };
-        // Each task computes a block of columns for all rows, so that a large weight is read once.
+        // Each task computes a block of columns for all rows, to read a large weight only once.
         const COLUMNS: usize = 32;
         let blocks = weight.par_chunks(COLUMNS * k).enumerate();
         let blocks: Vec<Vec<f32>> = blocks

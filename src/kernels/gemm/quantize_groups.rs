@@ -81,7 +81,7 @@ impl Kernel for QuantizeGroups {
         )
     }
 
-    /// Only kernels for Hopper read the result.
+    /// Returns Hopper, because only kernels for Hopper read the result.
     fn instructions(&self) -> Instructions {
         Instructions::Hopper
     }

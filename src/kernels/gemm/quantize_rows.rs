@@ -90,7 +90,7 @@ impl Kernel for QuantizeRows {
         )
     }
 
-    /// Only kernels for Hopper read rows in E4M3.
+    /// Returns Hopper for E4M3, because only kernels for Hopper read quantized rows in E4M3.
     fn instructions(&self) -> Instructions {
         match self.to {
             RowElement::E4m3 => Instructions::Hopper,

@@ -57,8 +57,8 @@ impl SplitKTile {
         2 * self.tokens as u64
     }
 
-    /// Estimated cycles on a GPU with Hopper's instructions, comparable with [`WgmmaTile::cycles`](super::WgmmaTile::cycles) under
-    /// programmatic dependent launch.
+    /// Estimates cycles on a GPU with Hopper's instructions. The constants were timed with programmatic dependent launch. The estimate is
+    /// comparable with [`WgmmaTile::cycles`](super::WgmmaTile::cycles).
     pub fn cycles(self, rows: u64, n: u32, k: u32, machine: &Machine) -> f64 {
         let Some(Hopper { split_k: cost, .. }) = &machine.costs.hopper else {
             return f64::INFINITY;
@@ -106,7 +106,7 @@ impl SplitKTile {
             .saturating_mul(self.splits.into())
     }
 
-    /// Part of a symbol that names the tile.
+    /// Part of a kernel's symbol that names the tile.
     pub fn name(self) -> String {
         format!("tokens{}_splits{}", self.tokens, self.splits)
     }

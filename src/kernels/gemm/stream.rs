@@ -204,7 +204,8 @@ impl GemmStream {
             }
         };
         let is_aliased = received > MAX_BESIDE;
-        // Static arrays of the norm: row statistics of warps, normals, and the products of gamma and of beta with the rows of the weight.
+        // Static arrays of the norm. For `Before`: row statistics of each warp. For `After`: two numbers with which each row is normalized,
+        // and the products of gamma and of beta with the rows of the weight.
         let statics = match self.norm {
             StreamNorm::None => 0,
             StreamNorm::Before { .. } => tile.groups * 4 * tile.rows * 8,

@@ -144,7 +144,7 @@ impl Kernel for UnpackWeight {
         vec![HostTensor::Real(quantized.unpacked(self.dtype))]
     }
 
-    /// The result does not depend on the batch.
+    /// Returns a single case, because the result does not depend on the batch.
     fn cases(&self) -> Vec<Case> {
         vec![Case::new("one_token", &[1])]
     }

@@ -120,7 +120,7 @@ impl WgmmaTile {
         Self { m, n, cooperative }
     }
 
-    /// Available tiles for a problem, largest first.
+    /// Available tiles, largest first. `of_groups` is whether groups of columns have scales.
     const fn candidates(of_groups: bool) -> &'static [Self] {
         match of_groups {
             true => &Self::OF_GROUPS,
@@ -128,7 +128,7 @@ impl WgmmaTile {
         }
     }
 
-    /// Part of a symbol that names the tile.
+    /// Part of a kernel's symbol that names the tile.
     pub fn name(self) -> String {
         let schedule = if self.cooperative { "" } else { "_pingpong" };
         format!("wgmma{}x{}{schedule}", self.m, self.n)
@@ -262,7 +262,7 @@ impl GemmWgmma {
         kernels.filter(|kernel| kernel.check().is_ok()).collect()
     }
 
-    /// Whether there is a Hopper kernel for this shape and storage type.
+    /// Whether the Hopper GEMM supports a weight `[n, k]` and activations of this type.
     pub fn serves(n: u32, k: u32, dtype: DType) -> bool {
         dtype.has_mma() && n.is_multiple_of(8) && k.is_multiple_of(8) && n > 0 && k > 0
     }

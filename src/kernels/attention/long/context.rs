@@ -33,7 +33,7 @@ pub struct MhaLongContext {
     pub dtype: DType,
 }
 
-/// Tiling of a context kernel.
+/// Tiling of a kernel that computes the attention context P · V.
 pub(in super::super) struct Plan {
     pub template: &'static str,
     pub rows: u32,
@@ -41,7 +41,7 @@ pub(in super::super) struct Plan {
     /// Keys per pipeline stage.
     pub keys: u32,
     pub stages: u32,
-    /// 16-row tiles per warp.
+    /// Number of 16-row MMA tiles per warp.
     pub m_tiles: u32,
     pub min_blocks: u32,
     pub shared_bytes: u32,

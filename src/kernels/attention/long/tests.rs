@@ -36,7 +36,7 @@ fn context(heads: u32, head: u32, dtype: DType) -> MhaLongContext {
     }
 }
 
-/// `cu_lens` and `pair_offsets`.
+/// Returns `cu_lens` and `pair_offsets` of sequences with these lengths.
 fn starts(lens: &[u32]) -> [Vec<i64>; 2] {
     let running = |f: fn(i64) -> i64| {
         let mut all = vec![0];

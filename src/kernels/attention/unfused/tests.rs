@@ -153,7 +153,7 @@ fn a_grid_has_one_cta_per_tile_up_to_the_max() {
             }
         }
     }
-    // Without tensor cores, a launch has one thread per pair and head.
+    // Without tensor cores, a launch has one thread per result: for each head, a score per pair, or 64 outputs per token.
     let extents = Extents::of(&[100]).expect("a batch");
     let launch = scores(3, 64, DType::F32).launch(&extents, &crate::machine::testing::hopper());
     assert_eq!(launch.grid, [40, 3, 1]);

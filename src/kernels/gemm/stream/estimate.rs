@@ -40,7 +40,7 @@ impl GemmStream {
         let by_registers = machine.registers_per_sm / (registers * self.threads());
         match self.problem.packed() {
             None => by_registers,
-            // The launch bounds limit the compiler, so at least `per_sm` CTAs fit.
+            // `__launch_bounds__` limits registers, so at least `per_sm` CTAs fit.
             Some(_) => by_registers.max(self.tile.per_sm),
         }
     }

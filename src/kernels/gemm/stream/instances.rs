@@ -73,7 +73,8 @@ pub fn representative() -> Vec<KernelSpec> {
             add(packed(of(8, 8, dtype, plain)), true);
             add(packed(of(2056, 1096, dtype, plain.with_residual())), true);
             add(packed(gated.clone()), true);
-            // The code of the norms depends neither on the storage type nor on the format of the weight.
+            // In bf16, add norms only for every other format, because their code depends neither on the storage type nor on the weight's
+            // format.
             for centered in [false, true] {
                 if few && at % 2 == 1 {
                     continue;
