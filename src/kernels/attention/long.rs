@@ -78,8 +78,8 @@ fn score_start(pairs: usize, tokens: usize) -> usize {
     pairs / 8 * 8 + tokens * 8
 }
 
-/// Returns the start of a sequence's partials. The start of the next sequence leaves room for the sequence's n rows: it is at least n · ⌈n
-/// / 128⌉ partials later.
+/// Returns the start of a sequence's partials. The start of the next sequence leaves room for the n rows of the sequence: it is at least n
+/// · ⌈n / 128⌉ partials later.
 fn partial_start(pairs: usize, tokens: usize) -> usize {
     pairs / KEY_TILE as usize + tokens
 }
