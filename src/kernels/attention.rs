@@ -1,10 +1,13 @@
-//! Attention over packed sequences: unfused kernels (scores, softmax, context), fused kernels (short, online, split keys for few tokens,
-//! and WGMMA on Hopper), grouped GEMMs with the softmax split between them for long sequences, and kernels with a KV cache (plain, decode,
-//! prefill).
+//! Attention over packed sequences:
 //!
-//! A token attends to the tokens of its own sequence only, so scores are ragged: head `h`, query
-//! `i` and key `j` of sequence `b` with length `n` are stored at
-//! `h·pairs + pair_offsets[b] + i·n + j`, with `pairs = Σ n²`.
+//! - unfused kernels: scores, softmax, context
+//! - fused kernels: for short sequences, for any length (online softmax), for few tokens (split keys), and for Hopper (WGMMA)
+//! - for long sequences: two grouped GEMMs, with the softmax split between them
+//! - kernels with a KV cache: for any batch, for decode steps, and for prefill
+//!
+//! A token attends only to the tokens of its own sequence, so scores are ragged. For sequence `b`
+//! with length `n`, the score of head `h`, query `i` and key `j` is stored at `h·pairs +
+//! pair_offsets[b] + i·n + j`, with `pairs = Σ n²` over all sequences.
 
 mod cached;
 mod common;
@@ -170,7 +173,7 @@ pub enum AttentionError {
     SoftmaxForm { form: SoftmaxForm, dtype: DType },
 }
 
-/// C++ name of a storage type, as in `partials/types.cu`.
+/// Returns the name of a storage type in `partials/types.cu`.
 fn storage(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "float",
@@ -249,7 +252,7 @@ pub fn representative() -> Vec<KernelSpec> {
             let full =
                 AttentionProblem::full(heads, head, default_scale(head), [0, 1, 2].map(column));
             for (causal, by) in position_bias::examples() {
-                // Head sizes other than 64 differ only in their tiles, so a few examples are sufficient.
+                // Kernels for other head sizes than 64 differ only in their tiles, so a few examples are sufficient for these.
                 if head != 64 && by.window.is_some() != by.bias.is_some() {
                     continue;
                 }
@@ -276,7 +279,7 @@ pub fn representative() -> Vec<KernelSpec> {
     all
 }
 
-/// The two grouped GEMMs of attention for long sequences.
+/// Returns the two grouped GEMMs of attention for long sequences.
 fn long(heads: u32, head: u32, [q, k, v]: [HeadView; 3], dtype: DType) -> [KernelSpec; 2] {
     let scores = MhaLongScores {
         heads,

@@ -1,7 +1,8 @@
-//! Beam search on the device: a kernel that finds the most probable continuations of each beam, and a search step that selects among these.
+//! Beam search on the device: a kernel that finds the most probable continuations of each beam, and a kernel that selects the new beams
+//! from these.
 //!
-//! The beams of a request are in consecutive rows, each with a table of tokens and a table of slots. A beam that continues another beam
-//! copies the tables of that beam. Keys and values are not moved.
+//! The beams of a request are in consecutive rows. Each row has a table of its tokens and a table of their slots in the KV cache. If a beam
+//! continues the beam of another row, the kernel copies the tables of that row, not its keys and values.
 
 mod data;
 #[cfg(test)]
@@ -31,8 +32,8 @@ use crate::{
 /// each beam ([`Beams::candidates`]), best first, with their log-probabilities after the request's rules.
 ///
 /// Rows without a beam are skipped. If the logit of a token is NaN or +∞, the number of candidates is [`Chosen::NotANumber`], and the first
-/// candidate is this token. The kernel also writes the same results per group of tokens as `ChooseToken`, except that a group's best token
-/// is never one with a repetition penalty, because the kernel evaluates those tokens separately.
+/// candidate is this token. The kernel also writes the results of [`ChooseToken`](super::decoding::ChooseToken) for each group of tokens.
+/// However, tokens with a repetition penalty are never the best of their group, because the kernel evaluates these tokens separately.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Candidates {
     pub vocabulary: u32,
@@ -192,16 +193,16 @@ impl Kernel for Candidates {
 /// `requests`, `known [batch]`, `slot_starts [batch]`, `n_candidates [batch]`, `candidate_ids` and `candidate_values [batch, 64]`
 /// ([`Candidates`]), `scores_before [batch, 2]`, `states_before [batch, 4]`, `tokens_before [slots]`, `slots_before [slots]` → `chosen
 /// [batch]`, `log_probability [batch]`, `scores`, `states`, `tokens`, `slots`, `found [slots]`, `found_scores`, `found_lens`, `found_places
-/// [batch]`: one search step ([`BeamState`]) for each request with beams. A tensor read as `…_before` and its written counterpart may share
-/// memory.
+/// [batch]`: one search step ([`BeamState`]) for each request with beams. A tensor that is read as `…_before` may share its memory with the
+/// tensor that is written without this suffix.
 ///
-/// Row `i` of a request holds running beam `i` and best sequence `i`:
+/// Row `i` of a request holds its running beam `i`, and the `i`-th of the best sequences (hypotheses) that the search has kept so far:
 ///
 /// - `scores`: the score of the beam and the score of the best sequence.
-/// - `states`: whether the best sequence has ended, its number of tokens, the row of the request whose `found` holds its tokens, and
-///   whether the group of the beam is done.
+/// - `states`: four integers. The first is 1 if the best sequence has ended. The second is the sequence's number of new tokens, and the
+///   third is the row of the request whose `found` holds them. The fourth is 1 if the group of the beam is done.
 /// - `tokens` and `slots`: written from the end of the prompt on, and only while the search continues.
-/// - `found`: tokens of a best sequence, written whenever a sequence becomes one of the best.
+/// - `found`: the tokens of a best sequence, without its prompt. They are written when the sequence becomes one of the best.
 /// - `found_scores`, `found_lens` and `found_places`: written when the search is done.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BeamStep;
@@ -211,7 +212,8 @@ impl BeamStep {
     pub const SCORES: usize = 2;
     /// Number of elements per row of `states`.
     pub const STATES: usize = 4;
-    /// Threads per CTA. The kernel reuses the shared memory of the candidates for one integer per thread and beam, which must fit.
+    /// Threads per CTA. The shared memory that holds the candidates must fit one integer per thread and beam, because the kernel reuses it
+    /// for these integers.
     const THREADS: u32 = 128;
     /// Vocabulary size in checks.
     const VOCABULARY: u32 = 1003;
@@ -226,9 +228,9 @@ impl BeamStep {
     }
 }
 
-/// Applies the diversity penalty to candidates, after the rules. The library transformers applies it before the rules. For the same result,
-/// the diversity penalty of a candidate with a repetition penalty is scaled by the factor of the repetition penalty, and forced tokens have
-/// no diversity penalty.
+/// Subtracts the diversity penalty from candidates that already reflect the rules. The library transformers subtracts this penalty before
+/// it applies the rules. To get the same result, this function makes two changes. It scales the penalty of a token that occurs in the
+/// sequence (`there`) by the repetition penalty, and does not penalize forced tokens.
 fn diversify(
     candidates: &mut [(u32, f32)],
     taken: &[u32],
@@ -472,7 +474,7 @@ impl Kernel for BeamStep {
         ]
     }
 
-    /// All beams of a request have the same number of tokens.
+    /// Returns batches in which all rows have the same number of tokens, because the beams of a request do.
     fn cases(&self) -> Vec<Case> {
         let of = |name, rows: usize, known: u32| Case {
             cached: vec![known; rows],

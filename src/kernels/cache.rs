@@ -1,15 +1,16 @@
 //! The KV cache: keys and values of earlier positions, in blocks of positions (PagedAttention, Kwon et al. 2023).
 //!
-//! A block holds [`BLOCK`] positions of one sequence for all caches of a program: one cache after another, each
-//! `[heads, BLOCK, head]`, so that a head's keys are contiguous. Position `p` of a sequence is stored in *slot* `block · BLOCK +
-//! p % BLOCK`, which is looked up in a table.
+//! A block holds [`BLOCK`] positions of one sequence for all caches of a program, such as the caches of all layers. The caches are stored
+//! one after another, each as `[heads, BLOCK, head]`, so a head's keys are contiguous. Position `p` of a sequence is stored in *slot*
+//! `block · BLOCK + p % BLOCK`. A table contains the slot of each position.
 //!
-//! Keys and values are rounded to the cache's format when they are appended, and attention reads the rounded values, also for the current
-//! tokens. All executors and kernels do this. E4M3 rounds to the nearest value, with ties to an even mantissa. Magnitudes above 448 become
-//! 448, and NaN stays NaN. Attention converts the elements to the type of the queries, without rounding.
+//! Keys and values are rounded to the cache's format when they are appended. Attention reads the rounded keys and values, even those of the
+//! tokens that the same step appends. All executors and kernels do this. E4M3 rounds to the nearest value, with ties to an even mantissa.
+//! Magnitudes above 448 become 448, and NaN stays NaN. Attention converts the elements to the type of the queries, without rounding.
 //!
-//! A cache in E4M3 may have a scale for its keys and one for its values, which the checkpoint publishes. A row is divided by its scale in
-//! f32 before it is rounded. Attention multiplies the scores by the scale of the keys, and the result by the scale of the values.
+//! A cache in E4M3 may have a scale for its keys and a scale for its values, which the checkpoint contains. Keys and values are divided by
+//! their scale in f32 before they are rounded. Attention multiplies the scores by the scale of the keys, and the result by the scale of the
+//! values.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,10 +28,10 @@ use crate::{
     tensor::{DType, Element, Extents, Format, Shape, Symbol},
 };
 
-/// Positions per block.
+/// Number of positions (tokens) per block of the KV cache.
 pub const BLOCK: u32 = 32;
 
-/// The blocks of all caches, `[blocks, stride]`. A kernel gets a pointer to the first element of one cache.
+/// The blocks of all caches, `[blocks, stride]`. A kernel gets a pointer to the first element of one cache in the first block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Pool {
     /// Elements per block.
@@ -41,7 +42,7 @@ pub struct Pool {
     pub scaled: bool,
 }
 
-/// Parameters for the scales of a cache's keys and values.
+/// Names of the parameters for the scales of a cache's keys and values.
 pub const SCALES: [&str; 2] = ["k_scale", "v_scale"];
 
 impl Pool {
@@ -73,8 +74,8 @@ impl Pool {
         }
     }
 
-    /// Removes the scales of keys and values from the start of `reads`, and returns them. Without scales, removes nothing and returns 1 for
-    /// both.
+    /// Removes the scales of keys and values from the start of `reads` and returns them. If the cache has no scales, removes nothing and
+    /// returns 1 for both.
     pub(super) fn take_scales(self, reads: &mut &[&HostTensor]) -> [f32; 2] {
         match (self.scaled, *reads) {
             (true, [keys, values, rest @ ..]) => {
@@ -124,7 +125,7 @@ impl Pool {
         }
     }
 
-    /// Part of a symbol that names the blocks.
+    /// Part of a kernel's symbol that names the size and format of blocks.
     pub(super) fn word(self) -> String {
         match (self.is_e4m3(), self.scaled) {
             (true, true) => format!("_blocks{}_e4m3_scaled", self.stride),
@@ -133,20 +134,21 @@ impl Pool {
         }
     }
 
-    /// Element that is stored for `value`. `scale` is 1 if the cache has no scales.
+    /// Returns `value / scale`, rounded to the cache's format. `scale` is 1 if the cache has no scales.
     pub(super) fn round(self, value: f32, scale: f32) -> f32 {
         self.element().round(value / scale)
     }
 }
 
-/// Index of the first element of head `nth` in a slot, relative to the first element of the cache.
+/// Returns the index of the first of the `head` elements of head `nth` in `slot`, relative to the first element of the cache. `stride` is
+/// [`Pool::stride`].
 pub(crate) fn index(slot: usize, nth: usize, head: usize, stride: usize) -> usize {
     let block = BLOCK as usize;
     slot / block * stride + (nth * block + slot % block) * head
 }
 
 /// `x [tokens, x.stride]`, (`k_scale, v_scale [1]`), `token_slots [tokens]` → `cache [blocks, stride]`: stores the heads of each token in
-/// its slot. Nothing else in the cache is written.
+/// the token's slot. The rest of the cache is not written.
 ///
 /// If `of_sequence`, the operands are `x [batch, x.stride]`, (`k_scale, v_scale [1]`), `slots`, `slot_starts [batch]`, and the heads of
 /// each row are stored in the first slot of the row's sequence.
@@ -194,7 +196,7 @@ impl AppendCache {
 
     fn vector(&self) -> u32 {
         let (column, stride) = (self.x.column(), self.x.stride(self.head));
-        // The offset of a cache is a multiple of `head`.
+        // The offset of a cache in a block is a multiple of `head`.
         vector_width(self.dtype, &[column, stride, self.head])
     }
 

@@ -13,7 +13,7 @@ pub struct Chain {
     pub results: Vec<usize>,
 }
 
-/// A tensor of a chain. Tensors with the same name and size hold the same values in every chain.
+/// A tensor of a chain. If two chains have a tensor of the same name and size, both fill it with the same values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChainTensor {
     pub name: &'static str,
@@ -87,8 +87,8 @@ impl Chain {
         self
     }
 
-    /// Merges the tensors `names`, which must have equal elements, shapes and fills, into one tensor named `tensor`, as if a merged
-    /// projection had written them.
+    /// Replaces the tensors `names` with one tensor named `tensor`, like a merged projection that writes several operands to one tensor.
+    /// The replaced tensors must have equal elements, shapes and fills.
     pub fn sharing(mut self, names: &[&str], tensor: &'static str) -> Self {
         let shared = self.tensors.iter().position(|t| names.contains(&t.name));
         let Some(shared) = shared else { return self };
@@ -115,7 +115,7 @@ impl Chain {
         self
     }
 
-    /// Kernel that writes the result.
+    /// Returns the kernel of the last launch, which writes the result.
     pub fn last(&self) -> Option<&dyn Kernel> {
         self.launches.last().map(|l| l.kernel.as_kernel())
     }

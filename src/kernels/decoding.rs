@@ -1,8 +1,8 @@
-//! The end of a decode step on the device: selects each sequence's next token and prepares the next step's batch data, so
-//! that the device continues without the host.
+//! Kernels that end a decode step on the device. They select the next token of each sequence and write the batch data of the next step, so
+//! the device continues without waiting for the host.
 //!
-//! Each row of a step's batch holds one sequence. [`BatchInput::SlotStarts`] is the offset of each row's sequence in two tables: the slots
-//! ([`BatchInput::Slots`]) and the tokens.
+//! Each row of a step's batch holds at most one sequence. The sequence has an entry for each position in two tables: its tokens, and their
+//! slots in the KV cache ([`BatchInput::Slots`]). [`BatchInput::SlotStarts`] is the offset of the first entry in both tables.
 
 mod choice;
 mod logit_rows;
@@ -35,7 +35,8 @@ impl Fill {
         known
             .flat_map(|(row, known)| {
                 let mut choice = DeviceSamplingParams::of_row(row, vocabulary);
-                // The number of prompt tokens is such that a row's rules for the first or the last token apply to its next token.
+                // If a row has rules for the first or the last token, its number of prompt tokens makes the next token the first or the
+                // last.
                 choice.n_prompt = match choice.rules.suppressed_first.is_empty() {
                     true => known as usize / 2,
                     false => known as usize,
@@ -49,7 +50,8 @@ impl Fill {
             .collect()
     }
 
-    /// Number of known tokens of each sequence: the number of keys minus one, so that the table has room for another token.
+    /// Returns the number of tokens of each sequence so far. It is the number of keys minus one, so the table of tokens has room for
+    /// another token.
     pub(super) fn known(case: &Case) -> Vec<i64> {
         let past = case.lens.iter().zip(&case.cached);
         past.map(|(&len, &cached)| i64::from(len + cached) - 1)
@@ -58,16 +60,17 @@ impl Fill {
 }
 
 /// `logits [batch, vocabulary]`, `requests [batch, 256]` ([`DeviceSamplingParams::encode`]), `known [batch]`, `tokens [slots]`,
-/// `slot_starts [batch]` → `chosen [batch]` ([`Chosen::code`]), `log_probability [batch]`: selects the token that follows the `known`
-/// tokens of each row. Rows with no known token hold no sequence. Beams are handled by [`Candidates`](super::beam_search::Candidates).
+/// `slot_starts [batch]` → `chosen [batch]` ([`Chosen::code`]), `log_probability [batch]`: selects the next token of each row's sequence,
+/// which has `known` tokens so far. A row with `known` = 0 holds no sequence. For rows that belong to a beam search, see
+/// [`Candidates`](super::beam_search::Candidates).
 ///
-/// The kernel also writes these tensors:
+/// The kernel also writes these tensors. A group is the tokens whose logits one lane reads.
 ///
-/// - `best_of_group`: the best token of each group of tokens.
-/// - `sum_of_group`, for rows that are sampled without top-k: the sum of the group's exponentials relative to the best token.
+/// - `best_of_group`: the most probable token of each group after the rules.
+/// - `sum_of_group`, for rows that are sampled without top-k: the sum of the exponentials of the group's logits relative to the best token.
 /// - `raw_of_group`, if log-probabilities are requested: the maximum of the group's logits before rules, and the sum of their exponentials
 ///   relative to the maximum.
-/// - `n_arrived [batch]`: −1 before and after a launch.
+/// - `n_arrived [batch]`: a counter of the row's CTAs that are done. It is −1 before and after a launch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ChooseToken {
     pub vocabulary: u32,
@@ -76,7 +79,8 @@ pub struct ChooseToken {
 
 /// Threads per CTA. With more threads, a thread would have too few registers for its sums.
 const THREADS: u32 = 512;
-/// Max number of CTAs per SM of a launch, so that all CTAs run concurrently. A launch with more rows than that has one CTA per row.
+/// Max number of CTAs per SM of a launch, so all CTAs run concurrently. However, each row has at least one CTA, even if this exceeds the
+/// limit.
 const CTAS_PER_SM: u64 = 1;
 impl ChooseToken {
     /// Max number of groups of a row.
@@ -89,7 +93,7 @@ impl ChooseToken {
         }
     }
 
-    /// Returns the results that the kernel writes for each group of a row.
+    /// Returns the results that the kernel writes for each group of a row. `there` are the sequence's tokens so far.
     fn groups_of_row(
         &self,
         logits: &[f32],
@@ -106,8 +110,8 @@ impl ChooseToken {
     }
 }
 
-/// Returns the rules that apply to a group of tokens: all rules except forced tokens, and except renormalization, which needs the logits of
-/// all groups.
+/// Returns the rules that a lane can apply to its group of tokens. These are all rules except forced tokens and renormalization, which
+/// needs the logits of all groups.
 pub(super) fn without_forced(rules: &Rules) -> Rules {
     Rules {
         forced_first: None,
@@ -246,8 +250,9 @@ impl Kernel for ChooseToken {
 
 /// `chosen`, `log_probability`, `requests`, `known_before`, `tokens_before [slots]`, `slots`, `slot_starts`, `step_before [1]` → `known`,
 /// `tokens`, `token_ids`, `positions`, `key_lens`, `token_slots`, `ring_ids` and `ring_values [RING, ROWS]`, `ring_steps [RING]`, `step
-/// [1]`: the batch data of the next step, and the results of this step for the host. A tensor read as `…_before` and its written
-/// counterpart may share memory. A row that has tokens but no chosen token ([`Chosen::Idle`]) holds a new sequence.
+/// [1]`: writes the batch data of the next step. The results of this step go to a ring of steps, which the host reads. A tensor that is
+/// read as `…_before` may share its memory with the tensor that is written without this suffix. A row that has tokens but no chosen token
+/// ([`Chosen::Idle`]) holds a new sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Advance;
 
@@ -259,7 +264,7 @@ impl Advance {
     /// Vocabulary size in checks.
     const VOCABULARY: u32 = 11;
 
-    /// Slot of the rows without a sequence, in a cache of `blocks` blocks: the first slot of the last block.
+    /// Cache slot to which rows without a sequence write their keys and values: the first slot of the last of `blocks` blocks.
     fn spare_slot(blocks: u64) -> i64 {
         (blocks as i64 - 1) * i64::from(BLOCK)
     }

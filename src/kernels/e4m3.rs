@@ -1,4 +1,5 @@
-//! Kernels that convert operands of fp8 products to E4M3: a separate conversion, and norms and gates that convert their results.
+//! Kernels that convert the inputs of E4M3 matrix products to E4M3: a kernel that only converts, and norms and gates that also convert
+//! their results.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,8 +27,8 @@ pub struct ToE4m3 {
     pub dtype: DType,
 }
 
-/// The operands of a norm, `out_scale [1]` → (`out [rows, width]`), `converted [rows, width]`: the norm's result, and the result divided by
-/// `out_scale` and converted to E4M3.
+/// The operands of a norm, `out_scale [1]` → (`out [rows, width]`), `converted [rows, width]`: `out` is the norm's result, written only if
+/// `keeps`. `converted` is the result divided by `out_scale`, in E4M3.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NormToE4m3 {
     pub norm: Norm,
@@ -35,7 +36,8 @@ pub struct NormToE4m3 {
     pub keeps: bool,
 }
 
-/// The number of columns of a norm or a gate must be a multiple of this, because its result is an operand of an E4M3 product.
+/// The number of columns of a norm or gate must be a multiple of this number, because E4M3 products require such a number of columns of
+/// their operands.
 const STEP: u32 = 16;
 
 /// `x [rows, 2·width]`, `out_scale [1]` → `out [rows, width]`: the gate's result, divided by `out_scale`, in E4M3.
@@ -44,7 +46,7 @@ pub struct GateToE4m3 {
     pub gate: Gate,
 }
 
-/// A norm of whole rows.
+/// A kernel that normalizes whole rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Norm {
     Layer(LayerNorm),
@@ -79,7 +81,7 @@ impl Norm {
     }
 }
 
-/// The scale in checks. With this scale, values of standard deviation 1 use the range of E4M3.
+/// The scale in checks. Values of standard deviation 1, divided by this scale, use most of the range of E4M3.
 const OUT_SCALE: Fill = Fill::Normal {
     mean: 1.0 / 64.0,
     deviation: 0.0,
@@ -161,7 +163,8 @@ fn divided(values: &[f32], scale: f32) -> HostTensor {
     HostTensor::Real(values.iter().map(of).collect())
 }
 
-/// Returns the parameters of a kernel that computes the result of `plain` in E4M3: `out_scale` precedes the result.
+/// Returns the parameters of a kernel that computes the result of `plain` in E4M3: the parameters of `plain`, with `out_scale` before the
+/// result.
 pub(super) fn params_in_e4m3(plain: &dyn Kernel) -> Vec<Param> {
     let mut params = Vec::new();
     for mut param in plain.params() {
@@ -174,7 +177,7 @@ pub(super) fn params_in_e4m3(plain: &dyn Kernel) -> Vec<Param> {
     params
 }
 
-/// Returns the result of `plain`, and the result divided by the scale, which is the last of `reads`.
+/// Returns the result of `plain`, and this result divided by the scale, which is the last element of `reads`.
 pub(super) fn reference_in_e4m3(
     plain: &dyn Kernel,
     extents: &Extents,
@@ -196,7 +199,7 @@ pub(super) fn tolerance_in_e4m3(plain: &dyn Kernel) -> Tolerance {
     }
 }
 
-/// Returns the nearest value within the range of E4M3.
+/// Clamps `value` to the range of E4M3, without rounding it.
 pub(super) fn saturated(value: f32) -> f32 {
     value.clamp(-e4m3::MAX, e4m3::MAX)
 }
@@ -224,7 +227,8 @@ impl Kernel for NormToE4m3 {
             && norm.bias
             && norm.teams.warps == 1
         {
-            // Two results need more registers than the bound for one result allows on capability 8.9, so fit one CTA less.
+            // For two results, a thread needs more registers than the bound for one result allows on compute capability 8.9. Request one
+            // CTA per SM less, to allow more registers.
             let ctas = norm.teams.min_ctas_per_sm(norm.width, norm.dtype);
             constants.insert("blocks", (ctas - 1).max(1).into());
         }
@@ -305,7 +309,7 @@ impl Kernel for NormToE4m3 {
     }
 
     fn tolerance(&self) -> Tolerance {
-        // The 16-bit result has a smaller error than the E4M3 result, but all results of a kernel share one bound.
+        // The result in the norm's storage type has a smaller error than the E4M3 result, but all results of a kernel share one bound.
         ROUNDED
     }
 }
@@ -357,7 +361,7 @@ impl Kernel for GateToE4m3 {
     }
 
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
-        // Writing one byte instead of two saves only one of the gate's six bytes per element, so the gate's estimate is used.
+        // Use the gate's estimate: a result of one byte instead of two saves only one of the six bytes that the gate moves per element.
         self.gate.cycles(rows, machine)
     }
 

@@ -1,5 +1,4 @@
-//! Pointwise kernels, which run between GEMMs if fusion is off. Kernels that only move elements are in `copies.rs` and
-//! `concat.rs`.
+//! Pointwise kernels, which run between GEMMs if fusion is off. The submodules `copies` and `concat` have kernels that only move elements.
 
 mod concat;
 mod copies;
@@ -75,19 +74,19 @@ pub struct Scale {
     pub dtype: DType,
 }
 
-/// Elements per access of kernels that read a tensor of any width as one flat array. A tail shorter than an access is processed element by
-/// element.
+/// Returns the elements per access of kernels that read a tensor as one flat array, whatever its width. A remainder shorter than an access
+/// is processed element by element.
 fn stream_vector(dtype: DType) -> u32 {
     vector_width(dtype, &[])
 }
 
-/// Returns a launch over a flat array.
+/// Returns a launch over `rows · width` elements as a flat array.
 fn flat_launch(extents: &Extents, width: u32, dtype: DType) -> Launch {
     let elements = extents.rows * u64::from(width);
     stream_launch(elements.div_ceil(stream_vector(dtype).into()))
 }
 
-/// Constants of a template over a flat array.
+/// Constants of a template that reads a flat array.
 fn flat_constants(width: u32, dtype: DType) -> Constants {
     let mut constants = stream_constants(dtype, stream_vector(dtype));
     constants.insert("width", width.into());
@@ -180,8 +179,8 @@ impl Kernel for Combine {
         flat_launch(extents, self.width, self.dtype)
     }
 
-    /// Estimates the cycles of the launch and of the elements, with the cost constants of LayerNorm with a residual, which also reads two
-    /// values per element and writes one.
+    /// Estimates the cycles from the number of elements, with the cost constants of LayerNorm with a residual. Like this kernel, LayerNorm
+    /// with a residual reads two values per element and writes one.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
         let elements = rows as f64 * f64::from(self.width);
@@ -220,7 +219,7 @@ fn unary_params(width: u32, dtype: DType, fill: Fill) -> Vec<Param> {
     ]
 }
 
-/// Computes an elementwise function.
+/// Returns `f` of each element of the only operand.
 fn unary(reads: &[&HostTensor], f: impl Fn(f64) -> f64) -> Vec<HostTensor> {
     let [x] = reads else {
         unreachable!("the parameter list has one operand")
@@ -244,7 +243,7 @@ impl Kernel for Activate {
     }
 
     fn params(&self) -> Vec<Param> {
-        // The standard deviation is so large that inputs reach both tails of the activation.
+        // The standard deviation is large enough for inputs to reach both tails of the activation.
         let fill = Fill::Normal {
             mean: 0.0,
             deviation: 3.0,
@@ -358,7 +357,7 @@ pub fn representative() -> Vec<KernelSpec> {
                 }));
             }
         }
-        // For scores, the width is the number of heads.
+        // Widths of 12 and 5 are numbers of heads: the kernel may also scale attention scores.
         for (by, width) in [(0.125, 12), (0.176_776_7, 5), (-2.0, 768), (1.5, 1003)] {
             kernels.push(KernelSpec::from(Scale { by, width, dtype }));
         }
@@ -429,7 +428,8 @@ mod tests {
         let extents = Extents::of(&[3]).unwrap();
         let threads = |launch: Launch| u64::from(launch.grid[0]) * u64::from(launch.threads);
         let dtype = DType::F16;
-        // 3 · 1003 elements take 377 accesses of 8 elements. With a bias, an odd width allows only one element per access.
+        // 3 · 1003 elements take 377 accesses of 8 elements. `AddBias` processes rows instead of a flat array, so with an odd width, each
+        // access has only one element.
         assert_eq!(
             threads(
                 Combine {

@@ -36,7 +36,7 @@ pub struct Embedding {
     pub dtype: DType,
 }
 
-/// An `ids [rows]` for each table, the tables `[table.rows, width]`, `gamma`, `beta [width]` → `out [rows, width]`: LayerNorm of the sum of
+/// `ids [rows]` for each table, the tables `[table.rows, width]`, `gamma`, `beta [width]` → `out [rows, width]`: LayerNorm of the sum of
 /// the selected rows of all tables.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EmbeddingLayerNorm {
@@ -77,7 +77,7 @@ impl Table {
         }
     }
 
-    /// Parameter for ids. In tests, ids are valid rows after adding the offset.
+    /// Returns the parameter for the ids. In checks, each id plus the offset is a valid row.
     fn ids_param(&self, name: &'static str) -> Param {
         let ids = self.rows.saturating_sub(self.offset).max(1);
         read(
@@ -161,7 +161,7 @@ impl Kernel for Embedding {
     }
 }
 
-/// Names of each table's parameters.
+/// Names of the parameters for the ids and the values of each table.
 const TABLES: [(&str, &str); EmbeddingLayerNorm::MAX_TABLES] = [
     ("ids_0", "table_0"),
     ("ids_1", "table_1"),
@@ -177,7 +177,7 @@ impl EmbeddingLayerNorm {
     ///
     /// # Panics
     ///
-    /// Panics if there are no tables, or more than [`Self::MAX_TABLES`]. Callers must not fuse such sums.
+    /// Panics if there are no tables, or more than [`Self::MAX_TABLES`]. Callers must not create such kernels.
     fn named(&self) -> impl Iterator<Item = (&Table, &'static str, &'static str)> {
         assert!(
             (1..=Self::MAX_TABLES).contains(&self.tables.len()),

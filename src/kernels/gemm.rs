@@ -1,5 +1,5 @@
-//! GEMMs. A GEMM consists of a problem ([`GemmProblem`]: operands and epilogue) and a main loop that computes it. Some GEMMs also compute a
-//! part of a norm, or prepare the operands of attention.
+//! GEMMs. A GEMM kernel consists of a problem ([`GemmProblem`]: operands and epilogue) and the tile of a main loop that computes the
+//! problem. Some GEMM kernels also compute a part of a norm, or prepare the operands of attention.
 //!
 //! | kernel | main loop | for |
 //! |---|---|---|
@@ -9,8 +9,9 @@
 //! | [`GemmStream`] | `wgmma`, a ring of weight tiles | Hopper, decode steps |
 //!
 //! The fused kernels use the same main loops. [`GemmResidualNorm`], [`GemmResidualRowStats`] and [`DeferredLayerNormGemm`] include a norm.
-//! [`GemmPrepareAttention`] includes rotary embeddings. [`UnpackWeight`] converts a packed weight for kernels that read plain weights, and
-//! [`QuantizeRows`] and [`QuantizeGroups`] convert x for [`GemmWgmma`] with a packed weight in 8 bits. [`Gemm`] also reads rows in int8.
+//! [`GemmPrepareAttention`] includes rotary embeddings. Three kernels convert operands: [`UnpackWeight`] converts a packed weight for
+//! kernels that read plain weights. [`QuantizeRows`] and [`QuantizeGroups`] convert x to 8 bits for [`GemmWgmma`] with a packed 8-bit
+//! weight. [`Gemm`] also reads the int8 result of [`QuantizeRows`].
 
 #[cfg(test)]
 mod activate;
@@ -64,7 +65,7 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// CTA tile `m × n × k`, computed by `warps_m × warps_n` warps with a pipeline of `stages` k tiles in shared memory.
+/// CTA tile `m × n × k`, computed by `warps_m × warps_n` warps. Shared memory holds a pipeline of `stages` k tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Tile {
     pub m: u32,
@@ -77,18 +78,18 @@ pub struct Tile {
 
 /// A GEMM for any GPU. In f16 and bf16, it uses `mma.sync`.
 ///
-/// Operands in E4M3 need the instructions of Ada, and `k` is then a multiple of 16. For capabilities 9.0 and 10.0, the assembler replaces an
-/// MMA of E4M3 elements by conversions and MMAs in f16.
+/// Operands in E4M3 need the instructions of Ada and a `k` that is a multiple of 16. For compute capabilities 9.0 and 10.0, ptxas replaces
+/// an MMA of E4M3 elements by conversions and MMAs in f16.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Gemm {
-    /// Must have no gate. The weight has the type of x or is packed, or both factors are in E4M3 or in int8.
+    /// Must have no gate. The weight has the type of x or is packed, or x and the weight are both in E4M3 or both in int8.
     pub problem: GemmProblem,
     pub tile: Tile,
 }
 
 impl Gemm {
-    /// Number of row tiles in a rasterization group. With this number, a wave of CTAs covers a roughly square part of the output, which
-    /// minimizes the distinct bytes read into L2.
+    /// Number of row tiles in a rasterization group. With this number, the CTAs that run concurrently cover a roughly square part of the
+    /// output, which minimizes the bytes read from DRAM into L2.
     const GROUP_M: u32 = 8;
 
     /// Creates a GEMM with the first candidate tile, for uses where the tile does not matter.
@@ -103,7 +104,7 @@ impl Gemm {
         self.problem.dtype.has_mma()
     }
 
-    /// Bytes of the widest access, at most `widest`, for which every row of `pitch` bytes is aligned.
+    /// Returns the bytes of the widest access, at most `widest`, to which every row is aligned if rows are `pitch` bytes apart.
     fn access_bytes(pitch: u64, widest: u64) -> u64 {
         widest.min(1 << pitch.trailing_zeros().min(4))
     }
@@ -156,13 +157,14 @@ impl Kernel for Gemm {
         let in_16_bits = self.problem.elements_in_16_bits();
         // On tensor cores a lane stores at most four neighboring columns, in 8 bytes.
         let store = if self.on_tensor_cores() { 8 } else { 16 };
-        // With few columns (a classifier), or with a packed weight, ptxas might otherwise spill registers to fit more CTAs.
+        // Request only one CTA per SM for few columns (a classifier) and for packed weights. Otherwise, ptxas might spill registers to fit
+        // more CTAs.
         let min_ctas = if n < 8 || self.problem.converted().is_some() {
             ", 1"
         } else {
             ""
         };
-        // Quantized rows have as many columns as the packed weight.
+        // Quantized rows are padded to the number of columns of the packed weight.
         let k = match self.problem.quantized_rows {
             true => packed_rows::columns(k),
             false => k,

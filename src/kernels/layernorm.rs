@@ -1,5 +1,5 @@
-//! LayerNorm, alone and fused with bias and residual. A team of warps interleaves the reductions of several rows (TurboTransformers 4.1.2,
-//! `warpAllReduce_XElem` and its block-level form).
+//! LayerNorm, alone and fused with bias and residual. The reductions of several rows are interleaved in a warp or a CTA, as in
+//! `warpAllReduce_XElem` of TurboTransformers (section 4.1.2).
 
 #[cfg(test)]
 mod tests;
@@ -18,22 +18,22 @@ use crate::{
 
 pub use super::rows::Teams;
 
-/// Algorithm for a row's variance. Figure 5 of TurboTransformers compares the two algorithms.
+/// Algorithm for a row's variance. Figure 5 of TurboTransformers compares one-pass and two-pass algorithms.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 pub enum Variance {
-    /// Computes mean and variance from one reduction of `x − s` and `(x − s)²`, where `s` is the row's first element. The paper uses `E(x²)
-    /// − E(x)²`, which suffers from cancellation if the mean is large compared to the deviation. The shift by `s` avoids cancellation and
-    /// does not change the variance.
+    /// Computes mean and variance from one reduction of `x − s` and `(x − s)²`, where `s` is the row's first element. TurboTransformers
+    /// uses `E(x²) − E(x)²`, which suffers from cancellation if the mean is large compared to the deviation. The shift by `s` avoids
+    /// cancellation and does not change the variance.
     #[default]
     OnePassShifted,
     /// Computes the mean first, then the mean of `(x − mean)²`, in two dependent reductions.
     TwoPass,
 }
 
-/// A LayerNorm that reads and writes at most this number of bytes keeps its result in L2. The limit is about half of the L2 of an H200. The
-/// next kernel would find little of a larger result in L2.
+/// Max bytes that a LayerNorm reads and writes in total for which its result stays in L2. The kernel marks a larger result as the first
+/// data to evict, because little of it would still be in L2 when the next kernel reads it. The limit is about half of the L2 of an H200.
 const KEPT_BYTES: u64 = 25_000_000;
 
 /// `x [rows, width]`, `gamma`, `beta [width]` → `out [rows, width]`.
@@ -59,15 +59,15 @@ pub struct BiasResidualLayerNorm {
     pub variance: Variance,
 }
 
-/// Memory traffic of a norm without a residual (two rows), relative to that of a norm with a residual (three rows).
+/// Memory traffic of a norm without a residual (two values per element), relative to a norm with a residual (three values per element).
 pub(super) const NO_RESIDUAL: f64 = 2.0 / 3.0;
 
-/// Dispatch, cost and candidates of [`LayerNorm`] and [`BiasResidualLayerNorm`].
+/// Implements dispatch, cost estimate and candidates for [`LayerNorm`] and [`BiasResidualLayerNorm`].
 macro_rules! choices {
     ($kernel:ident, $by_rows:path, $accesses:expr) => {
         impl $kernel {
-            /// Default dispatch by rows: each kernel with its max number of rows (inclusive). The last kernel has no max. In launches with
-            /// few rows, several warps process each row.
+            /// Returns the default dispatch by number of rows. Each entry is a max number of rows (inclusive) and the kernel for launches
+            /// up to this number. The last entry has no max. In launches with few rows, several warps process each row.
             pub fn by_rows(&self, machine: &Machine) -> Vec<(Option<u64>, Self)> {
                 $by_rows(self.width, self.dtype, machine)
                     .into_iter()
@@ -81,8 +81,8 @@ macro_rules! choices {
                     .collect()
             }
 
-            /// Estimates the cycles of the launch and of the elements. The kernel is memory-bound, so `teams` has little effect. If `teams`
-            /// is not the default, the estimate is slightly higher.
+            /// Estimates the cycles from the number of elements. The kernel is memory-bound, so `teams` has little effect. If `teams` is
+            /// not the default for this number of rows, the estimate is slightly higher.
             fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
                 const OTHER_SHARING: f64 = 1.03;
                 let ranges = $by_rows(self.width, self.dtype, machine);
@@ -102,8 +102,8 @@ macro_rules! choices {
                 }
             }
 
-            /// Every kernel that can replace this kernel: all candidates for `teams`, each with both algorithms for the variance. Results
-            /// differ by at most f32 rounding.
+            /// Returns every kernel that can replace this kernel: all candidates for `teams`, each with both algorithms for the variance.
+            /// Their results differ only by f32 rounding.
             pub fn candidates(&self) -> Vec<Self> {
                 let teams = Teams::candidates(self.width, self.dtype).into_iter();
                 teams
@@ -346,7 +346,7 @@ pub(super) fn constants(
     constants
 }
 
-/// Parameters `gamma` and `beta`, common to all LayerNorm kernels.
+/// Returns the parameters `gamma` and `beta` of a LayerNorm kernel.
 pub(super) fn affine_params(width: u32, dtype: DType) -> [Param; 2] {
     let width = Shape::fixed(&[width.into()]);
     let gamma = Fill::Normal {
@@ -363,8 +363,8 @@ pub(super) fn affine_params(width: u32, dtype: DType) -> [Param; 2] {
     ]
 }
 
-/// Fill of the input. In f32, the mean is large compared to the deviation, which exposes cancellation in the variance. The 16-bit types
-/// would round such an input to a few values.
+/// Returns the fill of the input. In f32, its mean is large compared to its deviation, to reveal cancellation in the variance. In 16-bit
+/// types, the mean is 0, because such an input would be rounded to a few distinct values.
 pub(super) fn input_fill(dtype: DType) -> Fill {
     let mean = if dtype == DType::F32 { 10.0 } else { 0.0 };
     Fill::Normal {

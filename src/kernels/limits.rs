@@ -1,4 +1,5 @@
-//! Limits on the sizes of kernels in programs from files. Executors multiply sizes without overflow checks.
+//! Limits on the sizes of kernels in programs that are read from files. Executors need them, because they multiply sizes without overflow
+//! checks.
 
 use super::rows::Teams;
 use crate::{
@@ -6,7 +7,7 @@ use crate::{
     tensor::DType,
 };
 
-/// Max elements of a tensor. It exceeds the memory of any GPU.
+/// Max number of elements of a tensor: more than fit the memory of any GPU.
 pub const MAX_ELEMENTS: u64 = 1 << 40;
 
 pub(super) fn real(what: &str, value: f32) -> Result<(), String> {

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// `logits [tokens, width]`, `token_ids [tokens]`, `positions [tokens]` → `out [tokens, 1]` in f32: the log-probability of each token given
-/// the preceding tokens of its sequence, from the softmax of the previous row. It is 0 for a sequence's first token.
+/// the preceding tokens of its sequence. It is computed from the logits of the preceding token, and is 0 for the first token of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LogProbability {
     /// Size of the vocabulary.

@@ -14,11 +14,11 @@ use crate::{
 /// `query [rows, width]`, `vectors [tokens, width]`, `taken [tokens]`, `cu_lens [batch + 1]` → `out [batch]`: the score of each document,
 /// which is the sum, over the vectors of the query, of the max dot product with a vector of the document.
 ///
-/// The vectors of document `d` are the rows of `vectors` with the indices `taken[cu_lens[d]..cu_lens[d + 1]]`. A document may be empty; its
-/// score is 0. The kernel needs two more tensors, in which all bits are set before and after a launch: `largest [batch, rows]` for the max
-/// products of documents that several CTAs handle, and `arrived [batch]` for the number of these CTAs that are done.
+/// The vectors of document `d` are the rows of `vectors` with the indices `taken[cu_lens[d]..cu_lens[d + 1]]`. An empty document has the
+/// score 0. For documents that several CTAs handle, the kernel needs two more tensors: `largest [batch, rows]` for the max products, and
+/// `arrived [batch]` for the number of CTAs that are done. All bits of both tensors are set before and after a launch.
 ///
-/// In 16 bits, products are MMAs. Rows may have any width up to [`MaxSim::MAX_WIDTH`].
+/// For 16-bit types, the products are computed with MMAs. The width is at most [`MaxSim::MAX_WIDTH`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MaxSim {
     pub width: u32,
@@ -27,11 +27,11 @@ pub struct MaxSim {
 
 const THREADS: u32 = 128;
 const WARPS: u32 = THREADS / 32;
-/// Max bytes of the query's vectors that are multiplied at once. They are in shared memory.
+/// Max bytes of the query's vectors in shared memory.
 const STAGED_BYTES: u32 = 64 << 10;
 
 impl MaxSim {
-    /// Max width. In 16 bits, `STAGED_BYTES` hold eight vectors of this width, which an MMA needs at once.
+    /// Max width. With 16-bit types, an MMA needs eight query vectors at once, and `STAGED_BYTES` hold eight vectors of this width.
     pub const MAX_WIDTH: u32 = 4096;
 
     fn is_mma(&self) -> bool {
@@ -41,29 +41,29 @@ impl MaxSim {
         }
     }
 
-    /// Columns that are multiplied in one step: those of two MMAs, or of one access in f32.
+    /// Number of columns that are multiplied in one step: the columns of two MMAs, or, in f32, the columns of one vector access.
     fn chunk(&self) -> u32 {
         if self.is_mma() { 32 } else { 4 }
     }
 
-    /// Rows of a document that a warp handles at once: those of an MMA, or one for each lane.
+    /// Number of a document's rows that a warp handles at once: the rows of an MMA, or, in f32, one row per lane.
     fn rows_at_once(&self) -> u32 {
         if self.is_mma() { 16 } else { 32 }
     }
 
-    /// Bytes in shared memory of a vector of the query.
+    /// Bytes that a query vector takes in shared memory.
     fn staged_row(&self) -> u32 {
         self.width.next_multiple_of(self.chunk()) * self.dtype.bytes() as u32
     }
 
-    /// Max number of query vectors that are multiplied with a document's row each time the row is read: a power of two.
+    /// Max number of query vectors that are multiplied with a document's row each time the kernel reads the row. It is a power of two.
     fn queries(&self) -> u32 {
         let [fewest, most] = if self.is_mma() { [8, 32] } else { [1, 16] };
         let fit = (STAGED_BYTES / self.staged_row()).max(1);
         (1 << fit.ilog2()).clamp(fewest, most)
     }
 
-    /// Min number of resident CTAs per SM for which the compiler limits registers. Rows of many chunks take more registers.
+    /// Min number of CTAs per SM for `__launch_bounds__`. Rows of more than four chunks need more registers.
     fn ctas_per_sm(&self) -> u32 {
         match self.is_mma() && self.width.div_ceil(self.chunk()) <= 4 {
             true => 4,
@@ -71,8 +71,8 @@ impl MaxSim {
         }
     }
 
-    /// Number of warps that handle a piece of a document. It is the smallest power of two with which each warp has at most two groups of
-    /// `rows_at_once` rows of a document of mean length, limited to the warps of a CTA.
+    /// Number of warps that handle a piece of a document. It is the smallest power of two that leaves at most `2 * rows_at_once` rows of a
+    /// document of mean length to each warp, limited to the warps of a CTA.
     fn team(&self, extents: &Extents) -> u32 {
         let mut team = 1;
         while team < WARPS
@@ -132,8 +132,8 @@ impl Kernel for MaxSim {
         ]
     }
 
-    /// Each CTA handles a piece of one or more documents. If there are fewer documents than the GPU can hold at once, or if one is much
-    /// longer than the others, documents are split into pieces.
+    /// Returns a grid in which a CTA handles one piece of each of its documents. Documents are split into several pieces if there are too
+    /// few documents to fill the GPU, or if a document is much longer than the others.
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let team = self.team(extents);
         let per_cta = u64::from(WARPS / team);
@@ -192,7 +192,7 @@ impl Kernel for MaxSim {
         cases
     }
 
-    /// Number of the query's vectors: one, multiples of a step, and numbers for which the last step is not full.
+    /// Number of query vectors in a check: one, multiples of the number that is multiplied at once, and numbers that are not multiples.
     fn check_rows(&self, extents: &Extents) -> u64 {
         match extents.batch {
             1 => 1,
@@ -212,7 +212,8 @@ impl Kernel for MaxSim {
     }
 }
 
-/// Instances with the widths of published models, one that is not a multiple of a step, and odd ones, for which an access is one element.
+/// Instances with the widths of published models, a width that is not a multiple of a chunk, and odd widths, for which an access has one
+/// element.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of = |dtype| [128, 96, 768, 1024, 48, 33, 1].map(|width| MaxSim { width, dtype }.into());
     let dtypes = [DType::F32, DType::F16, DType::BF16];

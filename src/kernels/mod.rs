@@ -74,7 +74,7 @@ use {
     prepare_attention::*, rms_norm::*, rms_norm_sum::*, rotary::*, upload::*, weighted_pool::*,
 };
 
-/// Lists all kernels, and calls a macro with the list. The functions over all kernels are derived from it.
+/// Calls the macro `$callback` with the names of all kernels. [`KernelSpec`] and the CPU executor's dispatch are generated from this list.
 macro_rules! with_kernels {
     ($callback:ident) => {
         $callback! {
@@ -100,7 +100,7 @@ macro_rules! kernels {
         }
 
         impl KernelSpec {
-            /// Returns the kernel's description.
+            /// Returns the kernel as a trait object.
             pub fn as_kernel(&self) -> &dyn Kernel {
                 match self {
                     $(Self::$name(kernel) => kernel,)*
@@ -124,8 +124,9 @@ impl KernelSpec {
         [Upload.into(), PackScan.into(), PackTokens.into()]
     }
 
-    /// Kernels that run after and between the decode steps of a program that writes logits `[batch, vocabulary]`. They select tokens, find
-    /// beam candidates, run the beam search step, write the next step's batch data, and store the host's edits of the rows.
+    /// Returns the kernels that run after each decode step of a program with logits `[batch, vocabulary]`. In this order, they select
+    /// tokens, find the candidates of beams, select beams, and write the batch data of the next step. The last kernel stores changes that
+    /// the host makes to rows between steps.
     pub fn decoding(vocabulary: u32, dtype: DType) -> [KernelSpec; 5] {
         [
             ChooseToken { vocabulary, dtype }.into(),
@@ -173,8 +174,8 @@ pub struct Param {
 }
 
 impl Param {
-    /// Whether the parameter is a packed matrix. A tensor map describes only its values. A kernel with such a map has another parameter
-    /// after it, the address of the matrix, to read the scales.
+    /// Whether the parameter is a packed matrix: values of few bits, and their scales. If it is passed as a tensor map, the map describes
+    /// only the values. The next parameter is then the address of the matrix, from which the kernel reads the scales.
     pub fn is_packed(&self) -> bool {
         match &self.role {
             Role::Read { element, .. } | Role::Write { element, .. } => match element {
@@ -205,27 +206,28 @@ pub enum Role {
 /// Test data for a tensor that a kernel reads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fill {
-    /// Normal values.
+    /// Normally distributed values.
     Normal { mean: f32, deviation: f32 },
-    /// Whole multiples of `unit`, uniformly distributed, with factors of magnitude at most `largest`.
+    /// Products of `unit` and uniformly distributed integers from `-largest` to `largest`.
     Multiples { largest: u32, unit: f32 },
     /// Integers in `0..limit`.
     Below(u32),
-    /// Data that describes the batch.
+    /// Data that is part of a batch or describes it, such as token ids or the offsets of sequences.
     BatchInput(BatchInput),
     /// A row of normally distributed logits per sequence. Every third row is rounded to produce ties.
     Logits { vocabulary: u32 },
     /// A [`DeviceSamplingParams`] for each sequence.
     Choices { vocabulary: u32 },
-    /// Number of known tokens of each sequence.
+    /// Number of tokens of each sequence so far, excluding the token that a decode step is about to select.
     Known,
     /// Codes of [`Chosen`] for each sequence: token ids and other outcomes.
     Chosen { vocabulary: u32 },
     /// State of a beam search.
     Beams(beam_search::BeamData),
-    /// Indices of the tokens of each sequence, in reverse order. Every third sequence lacks its first token. Zeros follow.
+    /// Indices of the tokens of each sequence, in reverse order within the sequence. Every third sequence lacks its first token. The rest
+    /// of the tensor is zero.
     TakenRows,
-    /// For each sequence, the offset of its indices in [`Fill::TakenRows`], and the number of all indices.
+    /// `[batch + 1]`: the position in [`Fill::TakenRows`] of each sequence's first index. The last entry is the total number of indices.
     TakenOffsets,
 }
 
@@ -253,24 +255,25 @@ pub struct TensorMap {
     /// 16 bytes are not swizzled.
     pub box_columns: u32,
     pub order: RowOrder,
-    /// Whether the next parameter is a second map of the matrix, `{param}_last`, whose box has only the rows of the last box: a copy with it
-    /// does not pass the end of the matrix. TMA takes about twice as long to fill a row with zeros as to copy it.
+    /// Whether the next parameter, `{param}_last`, is a second map of the matrix, for the last box of rows. Its box has only the rows up to
+    /// the end of the matrix. This avoids zero-filled rows: TMA takes about twice as long to fill a row with zeros as to copy it.
     pub has_last_box: bool,
-    /// Whether the launch reads each element of a large matrix once, so that L2 should not fetch more than a copy needs.
+    /// Whether the launch reads a large matrix only once. The map then has an L2 promotion of 128 bytes instead of 256, so L2 fetches no
+    /// more than a copy needs.
     pub streams: bool,
 }
 
 /// Order of a box's rows in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowOrder {
-    /// The matrix's order.
+    /// The order of the rows in the matrix.
     Plain,
     /// In each group of [`RowOrder::GROUP`] rows, row 8q + 2j + e is stored at index 8j + 2q + e (q, j < 4, e < 2). With these rows as the
     /// N extent of an MMA, a lane's accumulators are 8 neighboring columns. The matrix and the box have a multiple of `GROUP` rows.
     /// Coordinates are a column, three zeros, and the index of the group.
     Quads,
-    /// The matrix's order. The number is the number of adjacent boxes that one copy stores, one after another. The matrix has a multiple of
-    /// `box_columns` columns. Coordinates are a zero, a row, and the index of the first box.
+    /// The order of the rows in the matrix. One copy stores this number of horizontally adjacent boxes, one after another. The matrix has a
+    /// multiple of `box_columns` columns. Coordinates are a zero, a row, and the index of the first box.
     Boxes(u32),
     /// In each block of [`RowOrder::BLOCK`] rows, row 32w + 4g + 2i + h is stored at index 64i + 16w + 8h + g (w < 4, g < 8; i, h < 2).
     /// With these rows as the M extent of MMAs, a lane's accumulators are 4 neighboring rows. The matrix has a multiple of
@@ -297,11 +300,11 @@ pub enum RowOrder {
 }
 
 impl RowOrder {
-    /// Rows of a group, which [`RowOrder::Quads`] permutes.
+    /// Number of rows of a group, within which [`RowOrder::Quads`] permutes the rows.
     pub const GROUP: u32 = 32;
-    /// Rows of a group of eight pairs, which [`RowOrder::Pairs`] permutes.
+    /// Number of rows of a group of eight pairs, within which [`RowOrder::Pairs`] permutes the rows.
     pub const EIGHT_PAIRS: u32 = 16;
-    /// Rows of a box in the order of [`RowOrder::Fours`].
+    /// Number of rows of a box in the order [`RowOrder::Fours`].
     pub const BLOCK: u32 = 128;
 }
 
@@ -377,7 +380,7 @@ pub enum HostTensor {
 }
 
 impl HostTensor {
-    /// Returns the real elements. Panics if the elements are integers: [`Kernel::params`] determines the type of an argument.
+    /// Returns the real elements. Panics if the elements are integers. The caller knows the type of an argument from [`Kernel::params`].
     pub fn real(&self) -> &[f32] {
         match self {
             HostTensor::Real(v) => v,
@@ -511,7 +514,7 @@ pub trait Kernel {
         None
     }
 
-    /// Max number of rows; `None` if unlimited.
+    /// Max number of rows of a launch; `None` if unlimited.
     fn max_rows(&self) -> Option<u64> {
         None
     }
@@ -523,7 +526,8 @@ pub trait Kernel {
     /// in order, before rounding to their storage type. Elements that the kernel does not write are NaN.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor>;
 
-    /// Inputs of a check that depend on other inputs, with their indices among the `Read` parameters. `reads` has the random inputs.
+    /// Returns the inputs of a check that are computed from other inputs, with their indices among the `Read` parameters. `reads` contains
+    /// the random inputs.
     fn derived_inputs(&self, _reads: &[&HostTensor]) -> Vec<(usize, HostTensor)> {
         Vec::new()
     }

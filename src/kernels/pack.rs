@@ -1,8 +1,8 @@
 //! Packing of a padded batch by prefix sums (ByteTransformer III.D, figure 4).
 //!
 //! There are two launches: [`PackScan`] counts every sequence's tokens and computes offsets from the counts, and [`PackTokens`] moves the
-//! tokens to these offsets. `longest` is the padded length, the number of columns of the mask. Both kernels support any mask, also masks
-//! with holes. Callers decide whether a mask may have holes.
+//! tokens to these offsets. `longest` is the padded length, which is the number of columns of the mask. Both kernels support masks with
+//! holes (a zero between ones). Callers decide whether to accept such masks.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +26,7 @@ pub struct PackScan;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PackTokens;
 
-/// Threads of the scan's CTA: the max number, because a single CTA counts the whole mask.
+/// Threads of the scan's CTA: the max of CUDA, because a single CTA counts the whole mask.
 const SCAN_THREADS: u32 = 1024;
 
 /// Threads of a CTA that moves tokens: a warp for each of four sequences.
@@ -37,13 +37,13 @@ fn padded() -> Shape {
     Shape::new([Symbol::Batch.into(), Symbol::Longest.into()])
 }
 
-/// Rows of the mask.
+/// Returns the rows of the mask.
 fn sentences<'a>(mask: &'a HostTensor, extents: &Extents) -> impl Iterator<Item = &'a [i64]> {
     mask.index().chunks_exact(extents.longest as usize)
 }
 
-/// Returns the standard batches, a batch with more sequences than the scan has threads, and batches with row lengths around the 32 lanes of
-/// a warp and the 128 columns of a step. With more sequences than threads, the scan carries the sum of a chunk into the next chunk.
+/// Returns the standard batches and two more. The first has more sequences than the scan has threads, so the scan has several steps and
+/// carries its sum from each step to the next. The second has lengths around the 32 lanes of a warp and the 128 columns of a step.
 fn cases() -> Vec<Case> {
     let many: Vec<u32> = (0..2500).map(|i| 1 + i * 7 % 5).collect();
     let mut cases = Case::standard();

@@ -32,7 +32,7 @@ pub enum TokenPosition {
 }
 
 impl TokenPosition {
-    /// First part of the kernel's symbol.
+    /// Start of the kernel's symbol.
     pub const fn name(self) -> &'static str {
         match self {
             Self::First => "first_token",
@@ -41,7 +41,7 @@ impl TokenPosition {
     }
 }
 
-/// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: mean over each sequence.
+/// `x [tokens, width]`, `cu_lens [batch + 1]` → `out [batch, width]`: mean of each sequence's rows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MeanPool {
     pub width: u32,
@@ -72,7 +72,7 @@ pub struct MeanPoolNormalize {
     pub dtype: DType,
 }
 
-/// Threads per CTA. Each sequence has one CTA. With this number of threads, a single CTA per SM has enough loads in flight.
+/// Threads per CTA. With this number of threads, one CTA per SM has enough loads in flight.
 pub(super) const POOL_THREADS: u32 = 512;
 
 /// `x`, `cu_lens`, `out`, `batch`: the parameters of every pooling kernel.
@@ -104,7 +104,7 @@ pub(super) fn pool_constants(width: u32, dtype: DType) -> Constants {
     ])
 }
 
-/// Returns the standard batches, and a batch with a long sequence, of which each group of threads adds many rows.
+/// Returns the standard batches, and a batch with a sequence so long that each group of threads adds many of its rows.
 pub(super) fn pool_cases() -> Vec<Case> {
     let mut cases = Case::standard();
     cases.push(Case::new("long", &[700, 1, 33]));
@@ -250,11 +250,11 @@ impl Kernel for MeanPool {
 }
 
 impl MaxPool {
-    /// Max packs of a row that a thread's registers hold.
+    /// Max packs (the elements of one vector access) of a row that a thread's registers hold.
     const MAX_PACKS: u32 = 8;
 
-    /// CTAs per sequence: one, unless a row exceeds the registers of a CTA. Rows that exceed the registers are split so that each thread
-    /// has one pack.
+    /// CTAs per sequence: one, unless a row exceeds the registers of a CTA. Such a row is split among CTAs in which each thread has one
+    /// pack.
     fn ctas(&self) -> u32 {
         let packs = self.width / vector_width(self.dtype, &[self.width]);
         match packs.div_ceil(POOL_THREADS) {

@@ -20,9 +20,9 @@ use crate::{
 };
 
 /// `x [tokens, row]`, (`q_gamma, k_gamma [head]`), (`positions [tokens]`), (`k_scale, v_scale [1]`), (`token_slots [tokens]`) → `queries
-/// [tokens, heads·head]`, `cache [blocks, stride]` or `keys [tokens, kv_heads·head]`: divides each head of queries and keys by its root mean
-/// square, multiplies by gamma, and then rotates the head. With a cache, keys and values are stored in the slots of two adjacent caches, keys
-/// first. Nothing else in the caches is written.
+/// [tokens, heads·head]`, `cache [blocks, stride]` or `keys [tokens, kv_heads·head]`: normalizes each head of queries and keys (RMSNorm
+/// with gamma, if there is a norm), and then rotates it (if there is a rotation). With a cache, keys and values are stored in the token's
+/// slot of two adjacent caches, keys first. The rest of the caches is not written.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PrepareAttention {
     pub heads: u32,
@@ -47,8 +47,8 @@ struct Lanes {
     pack: u32,
     /// Number of lanes per head, a power of two.
     lanes: u32,
-    /// Max number of packs per lane, not counting packs of the second columns of rotated pairs. The lane with the first column of a pair
-    /// also holds the second column.
+    /// Max number of packs per lane. The second columns of rotated pairs are not counted, because a lane that holds the first column of a
+    /// pair also holds the second.
     items: u32,
 }
 
@@ -63,7 +63,8 @@ impl PrepareAttention {
 
     /// Max columns per head. A warp keeps a head in registers.
     pub const MAX_HEAD: u32 = 256;
-    /// Max number of tokens for which several CTAs share a token. So few CTAs of one token each would not fill the GPU.
+    /// Max number of tokens for which several CTAs share the heads of a token. With one CTA per token, so few tokens would not fill the
+    /// GPU.
     const FEW_TOKENS: u64 = 1024;
     /// Max tokens per CTA. The angles of all tokens of a CTA are computed in parallel.
     const MAX_TOKENS: u64 = 8;
@@ -239,8 +240,8 @@ impl Kernel for PrepareAttention {
         params
     }
 
-    /// Estimates the cycles like those of a norm, because rows are read and written once. In an E4M3 cache, keys and values take fewer
-    /// bytes.
+    /// Estimates the cycles with the cost constants of a norm, which also reads and writes each row once. Writing keys and values to an
+    /// E4M3 cache costs less, because they take fewer bytes.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
         let stored = self
@@ -337,7 +338,7 @@ impl Kernel for PrepareAttention {
         vec![HostTensor::Real(queries), HostTensor::Real(keys)]
     }
 
-    /// Returns cases that include token counts above the two thresholds: for whole tokens per CTA, and for several tokens per CTA.
+    /// Returns cases that include enough tokens for whole tokens per CTA, and enough for several tokens per CTA.
     fn cases(&self) -> Vec<Case> {
         let mut cases = match self.pool {
             Some(_) => Case::cached(),

@@ -1,4 +1,4 @@
-//! RMSNorm (Zhang and Sennrich 2019): divides a row by its root mean square. LayerNorm of heads subtracts the mean first.
+//! RMSNorm (Zhang and Sennrich 2019), which divides a row by its root mean square, and LayerNorm of heads, which first subtracts the mean.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,8 +14,8 @@ use crate::{
 };
 
 /// `x [rows, stride]`, `gamma [width]` → `out [rows, heads·width]`: `h / √(mean(h²) + eps) · gamma` for each head `h` of a row. The heads
-/// are adjacent columns of `x`, starting at column `from`. If `centered`, `h` is a head minus its mean, and `gamma [heads, width]` has a row
-/// for each head.
+/// are adjacent groups of `width` columns of `x`, starting at column `from`. If `centered`, `h` is a head minus its mean, and `gamma
+/// [heads, width]` has a row for each head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RmsNorm {
     pub width: u32,
@@ -115,7 +115,7 @@ impl Kernel for RmsNorm {
             .launch(extents.rows.saturating_mul(self.heads.into()))
     }
 
-    /// Estimates the cycles of the launch and of the elements, with the cost constants of LayerNorm.
+    /// Estimates the cycles from the number of elements, with the cost constants of LayerNorm.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
         let elements = rows as f64 * f64::from(self.heads * self.width);
@@ -162,8 +162,8 @@ impl Kernel for RmsNorm {
     }
 }
 
-/// Instances with realistic widths, an odd width, heads of merged projections whose columns may not allow wide accesses, and heads that
-/// several warps process (width 2100). Some instances are centered.
+/// Instances with realistic widths and an odd width. Some normalize heads of a merged projection, whose columns may not allow wide
+/// accesses, or heads that several warps process (width 2100). Some are centered.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let of = |dtype| {
         let rows = [64, 128, 1003, 1024, 2048, 4096];

@@ -1,5 +1,5 @@
-//! RMSNorm of a sublayer's result, the addition of the norm to the residual stream, and RMSNorm of the sum, in one kernel. Models with
-//! norms before and after each sublayer (Gemma 2, "sandwich norms") compute this between two sublayers.
+//! A kernel that computes RMSNorm of a sublayer's result, adds it to the residual stream, and computes RMSNorm of the sum. Models with
+//! norms before and after each sublayer (Gemma 2, "sandwich norms") need this between two sublayers.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,8 +13,8 @@ use crate::{
     tensor::{DType, Extents, Shape, Symbol},
 };
 
-/// `x, residual [rows, width]`, `gamma, next_gamma [width]` → `sum, out [rows, width]`: `sum = residual + RMSNorm(x) · gamma`, and
-/// `out = RMSNorm(sum) · next_gamma`. The second norm is computed from the sum before it is rounded.
+/// `x, residual [rows, width]`, `gamma, next_gamma [width]` → `sum, out [rows, width]`: `sum = residual + RMSNorm(x) · gamma`, and `out =
+/// RMSNorm(sum) · next_gamma`. The second norm is computed from the unrounded sum.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RmsNormSum {
     pub width: u32,
@@ -22,12 +22,12 @@ pub struct RmsNormSum {
     pub dtype: DType,
 }
 
-/// Number of values that this kernel reads and writes per element (four), divided by that of LayerNorm with a residual (three). The cost
-/// per element was fitted to that LayerNorm.
+/// Values that this kernel reads and writes per element (four), relative to LayerNorm with a residual (three), to which the cost per
+/// element was fitted.
 const ACCESSES: f64 = 4.0 / 3.0;
 
 impl RmsNormSum {
-    /// A row passes through two reductions, one after the other. With several warps per row, each takes less time.
+    /// Returns the teams for few rows, with several warps per row. They shorten the two reductions of a row, which depend on each other.
     fn teams(&self) -> Teams {
         Teams::for_few_rows(self.width, self.dtype)
     }
@@ -74,7 +74,7 @@ impl Kernel for RmsNormSum {
         self.teams().launch(extents.rows)
     }
 
-    /// Estimates the cycles of the launch and of the elements, with the cost constants of LayerNorm.
+    /// Estimates the cycles from the number of elements, with the cost constants of LayerNorm.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
         let elements = rows as f64 * f64::from(self.width);
@@ -147,7 +147,8 @@ mod tests {
             dtype: DType::F32,
         };
         let real = |values: &[f32]| HostTensor::Real(values.to_vec());
-        // The mean square of x is 15, so that x · gamma / 4 = [5, √5]. The mean square of the sum [√6, 0] is 3, so that its norm is 2.
+        // The mean square of x is 15 and eps is 1, so the norm of x is 4, and x · gamma / 4 = [5, √5]. The mean square of the sum [√6, 0]
+        // is 3, so the norm of the sum is 2.
         let x = real(&[5.0, 5f32.sqrt()]);
         let residual = real(&[6f32.sqrt() - 5.0, -(5f32.sqrt())]);
         let reads = [&x, &real(&[4.0, 4.0]), &residual, &real(&[2.0, 8.0])];

@@ -1,4 +1,5 @@
-//! Rotary position embedding (RoPE; Su et al. 2021). RoPE rotates pairs of columns. A pair has one column from each half of a head.
+//! Rotary position embedding (RoPE; Su et al. 2021), which rotates pairs of columns. A pair is one column from each half of the rotated
+//! columns of a head.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +15,7 @@ use crate::{
 };
 
 /// `x [tokens, stride]`, `positions [tokens]` → `out [tokens, heads·head]`: rotates each head according to its token's position. The heads
-/// are adjacent columns of `x`, starting at column `from`.
+/// are adjacent groups of `head` columns of `x`, starting at column `from`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rotary {
     pub rotation: Rotation,
@@ -26,12 +27,12 @@ pub struct Rotary {
     pub dtype: DType,
 }
 
-/// Representation of rotation angles in symbols and sources.
+/// Conversion of a [`Rotation`] to text for symbols and CUDA sources.
 pub(super) trait RotationCode {
-    /// Returns the FNV-1a hash of the frequencies and the factor. The values themselves are too long for a symbol.
+    /// Returns the FNV-1a hash of the frequencies and the factor, for symbols. The values themselves would be too long.
     fn digest(&self) -> u32;
 
-    /// Frequencies as a CUDA initializer.
+    /// Returns the frequencies as the elements of a CUDA initializer list.
     fn literals(&self) -> String;
 }
 
@@ -63,7 +64,7 @@ impl Rotary {
         self.rotation.heads * self.head
     }
 
-    /// Number of work items per row. A thread rotates a pair or copies an unchanged column.
+    /// Number of work items (threads) per row. Each rotates a pair or copies an unchanged column.
     fn items(&self) -> u32 {
         self.rotation.heads * (self.head - self.rotation.frequencies.len() as u32)
     }
@@ -156,13 +157,13 @@ impl Kernel for Rotary {
     }
 }
 
-/// Published frequencies for `n` pairs of columns.
+/// Returns the frequencies of the RoPE paper for `n` pairs of columns: `theta^(−i / n)` for pair `i`.
 pub(super) fn frequencies(n: u32, theta: f64) -> Vec<f32> {
     let exponent = |i: u32| -f64::from(2 * i) / f64::from(2 * n);
     (0..n).map(|i| theta.powf(exponent(i)) as f32).collect()
 }
 
-/// Instances that rotate all or some columns of a head, with an odd number of unchanged columns, with a factor, and with heads of a merged
+/// Instances that rotate all or some columns of a head. Some have an odd number of unchanged columns, a factor, or heads of a merged
 /// projection.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();

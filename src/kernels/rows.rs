@@ -32,8 +32,8 @@ pub(super) fn blocks(items: u64, per_block: u64) -> u32 {
     items.div_ceil(per_block).clamp(1, i32::MAX as u64) as u32
 }
 
-/// Returns a launch with one pack per thread and [`STREAM_THREADS`] per CTA. The kernels are grid-stride loops, so a grid that is
-/// clamped to the device's limit still covers all packs.
+/// Returns a launch with one pack (the elements of one vector access) per thread and [`STREAM_THREADS`] threads per CTA. The kernels are
+/// grid-stride loops, so a grid that is clamped to the device's limit still covers all packs.
 pub(super) fn stream_launch(packs: u64) -> Launch {
     Launch {
         grid: [blocks(packs, STREAM_THREADS.into()), 1, 1],
@@ -45,7 +45,7 @@ pub(super) fn stream_launch(packs: u64) -> Launch {
 /// Distribution of rows over warps in kernels that keep whole rows in registers.
 ///
 /// A team of warps processes `x_rows` rows at a time, so that the shuffles of different rows overlap (TurboTransformers 4.1.2). A team of
-/// several warps is a CTA, and exchanges partial results once for all its rows.
+/// several warps is a whole CTA, whose warps exchange partial results once for all rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Teams {
     /// Warps per team.
@@ -86,9 +86,9 @@ impl Teams {
         Self { warps, x_rows }
     }
 
-    /// Returns the teams for launches whose rows are all resident at once. To read, reduce and write a row in the fewest steps, a team has
-    /// one row and up to eight warps, each lane with at least one pack. Returns the usual teams if they have more warps, or if a row has
-    /// fewer packs than a warp has lanes.
+    /// Returns the teams for launches whose rows are all resident at once. To finish a row in the fewest steps, a team has one row and up
+    /// to eight warps, in which each lane has at least one pack (the elements of one vector access). Returns [`Teams::usual`] if it has
+    /// more warps, or if a row has fewer than 32 packs.
     pub fn for_few_rows(width: u32, dtype: DType) -> Self {
         let packs = width / vector_width(dtype, &[width]);
         let usual = Self::usual(width, dtype);
@@ -98,8 +98,8 @@ impl Teams {
         }
     }
 
-    /// Default dispatch by rows for kernels with one row operand: teams with their max number of rows (inclusive). The last entry has no
-    /// max.
+    /// Returns the default dispatch by number of rows for kernels that read one row operand. Each entry is a max number of rows (inclusive)
+    /// and the teams for launches up to this number. The last entry has no max.
     ///
     /// Several warps per row are fastest if the rows fill at most half of the GPU. With more rows, one warp per row is faster, because more
     /// rows are resident. This was measured on an H200 with 16-bit rows of 768 and 1024 elements.
@@ -145,7 +145,8 @@ impl Teams {
         ranges
     }
 
-    /// Returns whether elements have 16 bits and the teams for few rows have more than two warps. The dispatch was measured on such rows.
+    /// Returns whether elements have 16 bits and the teams for few rows have more than two warps. The limits of the dispatch by resident
+    /// rows were measured on such rows.
     fn is_wide(width: u32, dtype: DType) -> bool {
         dtype != DType::F32 && Self::for_few_rows(width, dtype).warps > 2
     }
@@ -185,8 +186,8 @@ impl Teams {
         self.ctas_per_sm(width, dtype).min(most)
     }
 
-    /// The default, and all teams of one to eight warps and one, two or four rows in which each warp has work and no thread spills
-    /// registers.
+    /// Returns the default teams, and all other teams of one to eight warps and one, two or four rows in which each warp has work and no
+    /// thread spills registers.
     pub fn candidates(width: u32, dtype: DType) -> Vec<Self> {
         let usual = Self::usual(width, dtype);
         let packs = width / vector_width(dtype, &[width]);
@@ -209,7 +210,7 @@ impl Teams {
             && (self == Self::usual(width, dtype) || elements() <= Self::MAX_PER_THREAD)
     }
 
-    /// Part of a symbol that names the teams; empty for the default.
+    /// Part of a kernel's symbol that names the teams; empty for the default teams.
     pub(super) fn suffix(self, width: u32, dtype: DType) -> String {
         if self == Self::usual(width, dtype) {
             return String::new();
@@ -264,7 +265,7 @@ pub(super) fn storage(dtype: DType) -> Constant {
     .into()
 }
 
-/// Returns `value` as part of a symbol: `1e-12` is `1em12`, `0.125` is `0p125`.
+/// Returns `value` as part of a kernel's symbol: `1em12` for `1e-12`, `0p125` for `0.125`.
 pub(super) fn word(value: f32) -> String {
     f32_literal(value)
         .trim_end_matches('f')
@@ -301,7 +302,7 @@ pub(super) fn write(name: &'static str, element: impl Into<Element>, shape: Shap
     }
 }
 
-/// Parameter that holds the value of a symbol, named after it.
+/// Returns a scalar parameter with the name and value of `symbol`.
 pub(super) fn count(symbol: Symbol) -> Param {
     Param {
         name: symbol.name(),
@@ -400,8 +401,8 @@ mod tests {
             }
         }
         let f16 = |warps, x_rows| Teams { warps, x_rows };
-        // A row has 96 packs, so every lane has a pack in teams of up to three warps. In a team of one warp, a lane has 24 elements per
-        // row, so four rows do not fit.
+        // A row has 96 packs of 8 elements, enough for the lanes of three warps. In a team of one warp, a lane has 24 elements per row, so
+        // four rows exceed the limit of 64 elements per thread.
         assert_eq!(
             Teams::candidates(768, DType::F16),
             [

@@ -18,14 +18,14 @@ pub struct Trial {
     pub writes: Vec<(Element, &'static str, HostTensor)>,
 }
 
-/// Largest differences between a result and its reference.
+/// Differences between a result and its reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Difference {
     pub max: f32,
     pub mean: f32,
-    /// Max ratio of difference to tolerance. The check passes if it is at most 1.
+    /// Max ratio of an element's difference to its tolerance. The check passes if this ratio is at most 1.
     pub worst: f32,
-    /// Index of the worst element. `got` and `want` are its values.
+    /// Index of the element with the ratio `worst`. `got` and `want` are its values in the result and in the reference.
     pub at: usize,
     pub got: f32,
     pub want: f32,
@@ -57,7 +57,7 @@ impl Trial {
     }
 
     /// Creates a trial like [`Self::new`]. `shared` has an entry for each parameter. A tensor that does not depend on the batch is taken
-    /// from its entry, or else created and stored in the entry.
+    /// from its entry. If the entry is empty, the tensor is created and stored there.
     fn sharing(
         kernel: &dyn Kernel,
         case: &Case,
@@ -124,13 +124,13 @@ impl Case {
         past.map(|(&len, &cached)| len + cached).collect()
     }
 
-    /// Number of cache blocks: the blocks of all keys, one spare block, and the blocks of the sources.
+    /// Number of blocks of the KV cache: the blocks of all keys, one spare block, and the blocks of the source texts.
     fn blocks(&self) -> u64 {
         let sources = self.sources.iter().map(|n| n.div_ceil(BLOCK));
         u64::from(self.blocks_of_keys() + sources.sum::<u32>())
     }
 
-    /// Rows of [`Fill::TakenRows`] for each sequence. The rows of a sequence of one token may be empty.
+    /// Returns the indices of [`Fill::TakenRows`] for each sequence. A sequence of one token may have none.
     fn taken(&self) -> Vec<Vec<i64>> {
         let mut first = 0;
         let rows = |(nth, &len): (usize, &u32)| {
@@ -147,7 +147,7 @@ impl Case {
         blocks.sum::<u32>() + 1
     }
 
-    /// Slots of each source. The blocks of the sources come after the blocks of all keys.
+    /// Returns the cache slots of each source text, in descending order. The blocks of the sources come after the blocks of all keys.
     fn source_slots(&self) -> Vec<Vec<i64>> {
         let mut first = self.blocks_of_keys();
         let of = |&n: &u32| {
@@ -158,7 +158,7 @@ impl Case {
         self.sources.iter().map(of).collect()
     }
 
-    /// Slot of each key. Blocks are allocated from the last to the first.
+    /// Returns the cache slots of each sequence's keys, by position. Blocks are allocated from the last to the first.
     fn slots(&self) -> Vec<Vec<i64>> {
         let mut end = i64::from(self.blocks_of_keys());
         let block = i64::from(BLOCK);
@@ -337,7 +337,7 @@ impl Tolerance {
             sum += f64::from(error);
             difference.max = difference.max.max(error);
             let worst = match error {
-                // Not divided by the tolerance, which is infinite or NaN if `want` is.
+                // Dividing these by the tolerance could give NaN: the tolerance may be 0, or not finite if `want` is not.
                 0.0 | f32::INFINITY => error,
                 error => error / (self.absolute + self.relative * want.abs()),
             };

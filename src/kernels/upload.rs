@@ -1,5 +1,5 @@
-//! Kernels that upload batch data and table updates by reading page-locked host memory. An upload kernel is cheaper than a copy engine,
-//! because the next kernel waits longer for a copy engine than for another kernel.
+//! Kernels that upload batch data and table updates by reading page-locked host memory. An upload kernel is used instead of a copy engine
+//! because the next kernel starts sooner after a kernel than after a copy.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,12 +16,12 @@ use crate::{
     tensor::{Element, Extents, Symbol},
 };
 
-/// `from` → `to`, both `[rows, 4]` 32-bit integers. A row has 16 bytes.
+/// Copies `from` to `to`, both `[rows, 4]` in 32-bit integers. A row has 16 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Upload;
 
 impl Upload {
-    /// Bytes of one row.
+    /// Bytes of a row, which a thread copies at a time.
     pub const PIECE: u64 = 16;
 }
 
@@ -70,8 +70,9 @@ impl Kernel for Upload {
     }
 }
 
-/// `places [tokens]`, `values [tokens]` → `to`: stores `values[i]` at index `places[i]`. The indices are distinct, and nothing else in `to`
-/// is written. All elements are 32 bits wide. `tokens` is the number of values. In checks, the indices are the cache slots of tokens.
+/// `places [tokens]`, `values [tokens]` → `to`: stores `values[i]` at index `places[i]`. The indices are distinct, and the rest of `to` is
+/// not written. All elements are 32-bit integers. The symbol `tokens` is the number of values. In checks, the indices are the cache slots
+/// of tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Scatter;
 

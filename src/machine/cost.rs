@@ -1,6 +1,6 @@
-//! Constants of the cost model: cycles at [`Machine::clock_mhz`](super::Machine), bytes per cycle
-//! and multiply-adds per cycle. Each constant is for one SM unless its comment says otherwise.
-//! The data that the constants were fitted to is in `docs/history`.
+//! Constants of the cost model, in cycles at [`Machine::clock_mhz`](super::Machine), bytes per
+//! cycle, or multiply-adds per cycle. Each constant is for one SM unless its comment says
+//! otherwise. `docs/history` has the timings to which the constants were fitted.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,17 +22,18 @@ pub struct MmaSync {
     pub tensor: f64,
     /// Multiply-adds of E4M3 elements that `mma.sync` sustains, per cycle; `None` on cards whose tensor cores do not have such MMAs.
     pub tensor_e4m3: Option<f64>,
-    /// Multiply-adds of 8-bit integers that `mma.sync` sustains, per cycle; `None` on cards where another instruction multiplies them faster.
+    /// Multiply-adds of 8-bit integers that `mma.sync` sustains, per cycle; `None` on cards where another instruction multiplies integers
+    /// faster.
     pub tensor_int8: Option<f64>,
     /// L2 bandwidth to one SM, in bytes per cycle.
     pub l2_per_sm: f64,
     /// L2 bandwidth to all SMs together, in bytes per cycle.
     pub l2: f64,
-    /// Latency of the barrier and the first fragments of a k-step, if no other CTA on the SM hides it.
+    /// Latency of the barrier and of the loads of the first fragments of a k-step, in cycles, if no other CTA on the SM hides it.
     pub barrier: f64,
-    /// Prologue and tail: the time from the launch to the first MMA, plus the time of the last stores.
+    /// Cycles from the launch to the first MMA, plus the cycles of the last stores.
     pub launch: f64,
-    /// Epilogue per output: bias, activation, rounding, store.
+    /// Cycles of the epilogue per output: bias, activation, rounding, store.
     pub output: f64,
     /// In f32, fraction of the faster units' work that does not overlap with the work of the slowest unit. With tensor cores, all work
     /// overlaps.
@@ -74,10 +75,10 @@ pub struct Wgmma {
     pub activation_by_one: f64,
     /// Ratio of the store time with one warpgroup to that with two warpgroups, whose stores are limited by memory.
     pub one_warpgroup: f64,
-    /// Additional cycles of the activation of an output, if it overlaps with the MMAs of another tile and competes with them for registers.
+    /// Additional cycles of the activation of an output if it overlaps with the MMAs of another tile, with which it competes for registers.
     pub contention: f64,
-    /// Fraction of `contention` that applies from `spread_from` outputs per warpgroup on. Registers are then so scarce that the
-    /// activation's instructions are spread out between MMAs.
+    /// Fraction of `contention` that applies if a warpgroup has at least `spread_from` outputs. Registers are then so scarce that the
+    /// compiler spreads out the instructions of the activation between MMAs.
     pub spread: f64,
     /// Min outputs per warpgroup for which [`Wgmma::spread`] applies.
     pub spread_from: f64,
@@ -102,7 +103,7 @@ pub struct Wgmma {
 #[serde(deny_unknown_fields)]
 pub struct SplitK {
     pub launch: f64,
-    /// Cycles of each wave of CTAs after the first.
+    /// Additional cycles of each wave of CTAs after the first wave.
     pub wave: f64,
     /// Additional cycles of a launch whose CTAs leave no room on an SM for a CTA of the next kernel.
     pub crowd: f64,
@@ -121,8 +122,8 @@ pub struct SplitK {
     pub zero_byte: f64,
     /// Cycles per byte from L2 to all SMs together.
     pub l2_byte: f64,
-    /// Cycles that the two GEMMs of deferred normalization save by splitting k between two warpgroups. The first GEMM computes row
-    /// statistics, and the second one applies the LayerNorm.
+    /// Cycles that two fused GEMMs save in total by splitting k between two warpgroups: the GEMM that computes row statistics, and the GEMM
+    /// that applies the deferred LayerNorm.
     pub two_warpgroups: f64,
 }
 
@@ -140,16 +141,16 @@ pub struct Stream {
     pub mma: f64,
     /// Exponent p of the p-norm that combines the times of memory, L2 and MMAs.
     pub overlap: f64,
-    /// Cycles of each wave of clusters after the first.
+    /// Additional cycles of each wave of clusters after the first wave.
     pub wave: f64,
-    /// Fraction of the main loop's time that each wave of clusters after the first adds.
+    /// Fraction of the main loop's time that each wave of clusters after the first wave adds.
     pub wave_again: f64,
-    /// Additional cycles if the ring is filled more than once.
+    /// Additional cycles if stages of the ring are refilled.
     pub refill: f64,
-    /// Cycles for each time that the k-steps of a tile pass through all stages of the ring.
+    /// Cycles that are multiplied by the ratio of a tile's k-steps to the stages of the ring.
     pub depth: f64,
-    /// Additional cycles of clusters that occupy more than half of the SMs' room for CTAs. They are multiplied by the occupied fraction
-    /// minus 1/2.
+    /// Additional cycles of a launch whose clusters fill more than half of the GPU's capacity for CTAs. They are multiplied by the occupied
+    /// fraction minus 1/2.
     pub crowd: f64,
     /// Cycles to co-schedule a cluster. They are multiplied by (CTAs of the cluster − 1)².
     pub cluster_at_once: f64,
@@ -159,23 +160,23 @@ pub struct Stream {
     pub output: f64,
     /// Additional cycles of the epilogue for 64 outputs of a row, if rows have an odd number of columns.
     pub odd_output: f64,
-    /// Cycles per row of a tile for row statistics.
+    /// Cycles to compute the mean and deviation from row statistics, per row of a tile.
     pub normal: f64,
 }
 
-/// Max M of the small-M kernels. They were timed as in a program: with programmatic dependent launch, so that each kernel overlaps with
-/// the previous one.
+/// Max M (rows of x) of the small-M kernels. Their timings include programmatic dependent launch, as in a program: each kernel overlaps
+/// with the previous kernel.
 pub const SMALL_M: u64 = 128;
 
-/// Corrections for small M in the estimates of kernels for large M.
+/// Corrections of the estimates of large-M kernels ([`Wgmma`]) for launches with small M.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SmallM {
     /// Cycles of a k-step's MMAs below which latency determines the step's time.
     pub short_mma: f64,
-    /// Additional cycles of each k-step with fewer MMA cycles than `short_mma`, after the first `fitted_steps` steps.
+    /// Additional cycles of each k-step after the first `fitted_steps` steps, if the MMAs of a step take fewer cycles than `short_mma`.
     pub wait: f64,
-    /// Number of k-steps to which `wait` does not apply.
+    /// Number of first k-steps to which `wait` does not apply.
     pub fitted_steps: u32,
 }
 
@@ -191,15 +192,15 @@ pub struct GemmNorm {
     pub power: f64,
     /// Additional cycles of a k-step if both warpgroups read all of x from shared memory.
     pub x_again: f64,
-    /// Epilogue per output with two warpgroups: residual, row statistics, cluster reduction, rounding, store.
+    /// Cycles of the epilogue per output with two warpgroups: residual, row statistics, cluster reduction, rounding, store.
     pub finish: f64,
-    /// Epilogue per output with one warpgroup.
+    /// Cycles of the epilogue per output with one warpgroup.
     pub finish_by_one: f64,
     pub launch: f64,
     pub tile: f64,
 }
 
-/// Constants of LayerNorm in a separate launch, which may also compute the sums before the LayerNorm.
+/// Constants of a LayerNorm kernel, which may also add a bias and a residual before the norm.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Norm {
@@ -211,7 +212,7 @@ pub struct Norm {
 }
 
 impl Norm {
-    /// Cycles of a launch with this number of rows, without those of its elements.
+    /// Returns the fixed cycles of a launch with this number of rows. The cycles of its elements are not included.
     pub fn launch_of(&self, rows: u64) -> f64 {
         match rows <= SMALL_M {
             true => self.launch_small_m,

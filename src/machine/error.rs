@@ -1,7 +1,7 @@
 use super::Machine;
 use crate::names::nearest;
 
-/// An error in looking up a card's description.
+/// An error when a card's description is read or looked up.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum MachineError {
     #[error("the description `{name}` of a card is wrong: {problem}")]
@@ -9,7 +9,7 @@ pub enum MachineError {
     #[error("`{name}` is not a card that gemmule describes{near}; expected one of {known}")]
     Unknown {
         name: String,
-        /// A clause with the most similar name, or empty.
+        /// Part of the message that suggests the most similar name; empty if no name is similar.
         near: String,
         known: String,
     },

@@ -1,8 +1,8 @@
 //! Descriptions of cards: the properties that launches and kernel selection depend on.
 //!
 //! Each file of `machines/` describes one card. Properties that the driver reports for the present card ([`Live`]) replace those of the
-//! file. A part of a card (MIG) therefore has its own number of SMs. A card without a file uses the file of the most similar card, and
-//! [`Served`] reports this.
+//! file. A MIG instance therefore has the number of SMs that the driver reports. A card without a file uses the file of the most similar
+//! card, and [`Served`] reports this.
 
 mod cost;
 mod error;
@@ -19,7 +19,8 @@ pub use error::MachineError;
 /// Names and contents of the files in `machines/`, as listed by the build script.
 const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/machines.rs"));
 
-/// The card that programs are lowered for if no card is named or present. It has the oldest capability, so its kernels run on all cards.
+/// The card for which programs are lowered if no card is named or present. It has the oldest compute capability, so its kernels run on all
+/// cards.
 const DEFAULT: &str = "a100";
 
 /// Instruction set of a kernel. Each set includes all sets before it.
@@ -30,11 +31,12 @@ pub enum Instructions {
     /// Instructions that all cards from compute capability 8.0 on have: `mma.sync`, `cp.async`.
     #[default]
     Ampere,
-    /// `mma.sync` of E4M3 elements, and conversions to E4M3. Tensor cores of compute capability 8.9 and 12.x have such MMAs. For 9.0 and 10.0,
-    /// the assembler (`ptxas`) replaces them by conversions to f16 and MMAs in f16, which are not faster. Hopper includes this set only for
-    /// the conversions to E4M3, and so that the kernels can be checked there; cards of capability 10.x do not have this set.
+    /// `mma.sync` of E4M3 elements, and conversions to E4M3. Tensor cores of compute capability 8.9 and 12.x have such MMAs. For 9.0 and
+    /// 10.0, the assembler (`ptxas`) replaces these MMAs by conversions to f16 and MMAs in f16, which are not faster.
+    /// [`Instructions::Hopper`] nevertheless includes this set, for the conversions and to check the kernels on Hopper. Cards of capability
+    /// 10.x do not have this set.
     Ada,
-    /// Instructions of compute capability 9.0a: `wgmma`, TMA, clusters. Other cards do not have all of these.
+    /// Instructions of compute capability 9.0a: `wgmma`, TMA, clusters. No other capability has all of these.
     Hopper,
 }
 
@@ -71,14 +73,14 @@ pub struct Machine {
     pub threads_per_sm: u32,
     /// Number of 32-bit registers per SM.
     pub registers_per_sm: u32,
-    /// Bytes of shared memory per SM, including 1 KiB that the driver reserves for each CTA.
+    /// Bytes of shared memory per SM, including the 1 KiB per resident CTA that the driver reserves.
     pub shared_per_sm: u32,
     /// Maximum bytes of shared memory that a CTA may opt into.
     pub shared_per_cta: u32,
     pub l2_bytes: u64,
-    /// Clock in MHz that the cycles of the cost model refer to.
+    /// Clock in MHz by which the cost model converts between times and cycles.
     pub clock_mhz: u32,
-    /// Max numbers of resident clusters of 2, 3, … 8 CTAs, with one CTA per SM; empty on cards without clusters.
+    /// Max numbers of clusters of 2, 3, … 8 CTAs that are resident at once, with one CTA per SM; empty on cards without clusters.
     pub clusters: Vec<u32>,
     pub rates: Rates,
     pub fit: Fit,
@@ -104,9 +106,9 @@ pub struct Rates {
     pub tensor: f64,
     /// Multiply-adds of f32 outside tensor cores, per cycle and SM.
     pub fma: f64,
-    /// Bytes of shared memory, per cycle and SM.
+    /// Bandwidth of shared memory, in bytes per cycle and SM.
     pub shared: f64,
-    /// Bytes of device memory per cycle, for all SMs together.
+    /// Bandwidth of device memory for all SMs together, in bytes per cycle.
     pub dram: f64,
 }
 
@@ -177,7 +179,7 @@ impl Machine {
         }
     }
 
-    /// Returns the default card, which programs are lowered for if no card is named or present.
+    /// Returns the default card, for which programs are lowered if no card is named or present.
     ///
     /// # Errors
     /// Returns the errors of [`Machine::all`].
@@ -199,8 +201,8 @@ impl Machine {
             .cloned())
     }
 
-    /// Returns the description of the present card, and whether it is from the card's own file. A card without its own file gets the file
-    /// of the card with the same capability and the nearest number of SMs, or that of the newest older capability.
+    /// Returns the description of the present card, and whether a file describes this card. If none does, the description is from the file
+    /// of another card: the card with the same or else the newest older capability, and of these the card with the nearest number of SMs.
     ///
     /// # Errors
     /// Returns the errors of [`Machine::all`], and [`MachineError::TooOld`] for a card older than
@@ -231,7 +233,7 @@ impl Machine {
     fn with(&self, live: &Live) -> Self {
         let mut machine = self.with_sms(live.sms);
         if machine.capability != live.capability {
-            // Architecture-specific code does not run on cards of other generations.
+            // Code for an architecture-specific target such as sm_90a does not run on cards of another capability.
             machine.instructions =
                 Instructions::of_capability(live.capability).min(self.instructions);
             machine.clusters.clear();
@@ -250,7 +252,7 @@ impl Machine {
         self.instructions.includes(Instructions::Ada)
     }
 
-    /// Returns the same card with another number of SMs. The numbers of clusters are scaled accordingly.
+    /// Returns the card with `sms` SMs instead. The numbers of resident clusters are scaled in proportion.
     pub fn with_sms(&self, sms: u32) -> Self {
         let mut machine = self.clone();
         let scaled = |&at_once: &u32| {
@@ -293,7 +295,7 @@ pub(crate) mod testing {
         found.expect("a card with Hopper's instructions is described")
     }
 
-    /// Returns a card that multiplies in E4M3, without Hopper instructions.
+    /// Returns a card that multiplies E4M3 elements with `mma.sync` and has no Hopper instructions.
     pub(crate) fn ada() -> Machine {
         let found = Machine::of_capability((8, 9)).expect("the cards are described");
         found.expect("a card with the instructions of Ada is described")

@@ -40,7 +40,8 @@ fn every_file_describes_a_plausible_card() {
         let is_ada = instructions == Instructions::Ada;
         assert_eq!(tensor_e4m3.is_some(), is_ada, "{name}");
         assert!(tensor_e4m3.is_none_or(|e4m3| e4m3 > in_16_bits), "{name}");
-        // Hopper multiplies integers with wgmma, and capability 10.0 with tcgen05.
+        // No estimate for int8 with `mma.sync` is expected on Hopper, where wgmma multiplies integers faster, and on capability 10.0, where
+        // tcgen05 does.
         let is_data_center = matches!(machine.capability, (9 | 10, 0));
         assert_eq!(tensor_int8.is_none(), is_data_center, "{name}");
         assert!(tensor_int8.is_none_or(|int8| int8 > in_16_bits), "{name}");
@@ -61,7 +62,7 @@ fn every_file_describes_a_plausible_card() {
             "{name}"
         );
         assert!(tensor > fma, "{name}");
-        // Larger clusters are at most as numerous as smaller ones, and have at most as many CTAs in total as there are SMs.
+        // The number of clusters does not grow with their size, and their CTAs do not exceed the SMs.
         assert!(
             machine.clusters.windows(2).all(|pair| pair[0] >= pair[1]),
             "{name}"
@@ -88,7 +89,7 @@ fn a_card_uses_its_own_file_or_the_nearest_one_with_the_drivers_properties() {
     let h200 = live("NVIDIA H200", (9, 0), 66);
     let (machine, served) = of(&h200);
     assert_eq!((machine.name.as_str(), served), ("h200", Served::Own));
-    // The properties reported by the driver for a part of the card replace those of the file.
+    // The properties that the driver reports for a MIG instance replace those of the file.
     assert_eq!((machine.sms, machine.threads_per_sm), (66, 1536));
     assert_eq!(
         (machine.shared_per_sm, machine.shared_per_cta),

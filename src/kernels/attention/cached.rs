@@ -33,7 +33,8 @@ pub enum Keys {
 }
 
 impl Keys {
-    /// Returns three batch inputs: the slots of the keys, the offset of each sequence's slots, and the number of keys of each sequence.
+    /// Returns three batch inputs: the cache slots of the keys, the offset of each sequence's first slot in this list, and the number of
+    /// keys of each sequence.
     pub fn tables(self) -> [BatchInput; 3] {
         match self {
             Keys::Own => [
@@ -59,19 +60,18 @@ impl Keys {
 
 /// `q`, `keys [blocks, stride]`, `values [blocks, stride]`, (`bias`), (`sinks`), (`k_scale, v_scale [1]`), `cu_lens`, `slots`,
 /// `slot_starts`, `key_lens` → `out [tokens, heads·head]`: each token attends to its sequence's keys up to its own position, or to all keys
-/// of a source text. A token's position is its index among the sequence's `length` tokens in the batch, plus `key_lens - length`. This is
-/// the plain kernel for any GPU, with one warp per token and head.
+/// of a source text. If a sequence has `n` tokens in the batch, the position of its token `i` is `key_lens - n + i`. This is the plain
+/// kernel for any GPU, with one warp per token and head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaCached {
     pub heads: u32,
-    /// Number of key and value heads. Each serves `heads / kv_heads` consecutive query heads.
+    /// Number of key heads and of value heads. Each is shared by `heads / kv_heads` consecutive query heads.
     pub kv_heads: u32,
     pub head: u32,
     pub scale: f32,
     pub q: HeadView,
     pub keys: Keys,
-    /// Soft cap of the scores, window and bias by the distance between a query and a key, and sinks. With [`Keys::Source`], only sinks are
-    /// supported.
+    /// Soft cap, window, bias and sinks of the scores. With [`Keys::Source`], only sinks are supported.
     pub by: PositionBias,
     pub pool: Pool,
     pub dtype: DType,
@@ -122,7 +122,7 @@ impl MhaCached {
         }
     }
 
-    /// This kernel with a cache in E4M3 that has scales.
+    /// Returns this kernel with a cache in E4M3 that has scales.
     pub(super) fn scaled(&self) -> Self {
         let mut kernel = self.in_e4m3();
         kernel.pool.scaled = true;
@@ -235,7 +235,7 @@ impl Kernel for MhaCached {
         WARPS * 32
     }
 
-    /// Computes in f64. Sequences and heads run in parallel.
+    /// Computes the attention in f64, with sequences and heads in parallel.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let [q, keys, values] = [0, 1, 2].map(|i| reads[i].real());
         let mut metas = &reads[3..];
@@ -321,7 +321,8 @@ impl Kernel for MhaCached {
     }
 }
 
-/// Instances with as many key heads as query heads, grouped heads, a single key head, and head sizes that are not a multiple of 32.
+/// Instances with a key head for each query head, with key heads that several query heads share, with a single key head, and with head
+/// sizes that are not multiples of 32.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

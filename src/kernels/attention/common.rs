@@ -8,7 +8,8 @@ use crate::{
 /// Max bytes of shared memory of a CTA on every target. sm_86 and sm_89 have the smallest limit.
 pub(super) const SHARED_LIMIT: u32 = 99 * 1024;
 
-/// Elements of a row in shared memory: with tensor cores, the head size rounded up to a multiple of 16, the K extent of an MMA.
+/// Returns the elements of a head's row in shared memory. For tensor cores, the head size is rounded up to a multiple of 16, the K extent
+/// of an MMA.
 pub(super) fn row(head: u32, dtype: DType) -> u32 {
     if !dtype.has_mma() {
         head
@@ -17,7 +18,7 @@ pub(super) fn row(head: u32, dtype: DType) -> u32 {
     }
 }
 
-/// Row pitch in shared memory, in bytes. It exceeds a row by 16 bytes, to avoid bank conflicts.
+/// Returns the pitch of a head's rows in shared memory, in bytes. It exceeds a row by 16 bytes, to avoid bank conflicts.
 pub(super) fn row_bytes(head: u32, dtype: DType) -> u32 {
     row(head, dtype) * dtype.bytes() as u32 + 16
 }
@@ -48,7 +49,7 @@ pub(super) fn rounding(dtype: DType) -> f32 {
     }
 }
 
-/// `exp(x − max) / Σ exp(x − max)`. The maximum and the sum include the sink, if there is one.
+/// Returns `exp(x − max) / Σ exp(x − max)` for each element `x` of `row`. If there is a `sink`, the maximum and the sum include it.
 pub(super) fn softmax(mut row: Vec<f64>, sink: Option<f64>) -> Vec<f64> {
     let scores = row.iter().copied().chain(sink);
     let top = scores.fold(f64::NEG_INFINITY, f64::max);

@@ -16,9 +16,9 @@ use crate::{
 
 /// Attention to a KV cache, optimized for batches with one new token per sequence. The results are correct for any batch.
 ///
-/// A CTA computes all query heads of one key head for one token, so that keys and values are read once. The keys are split
-/// over the CTA's warps and, in a cluster, over its CTAs. Partial results are merged in distributed shared memory
-/// (FlashDecoding). A row's result depends only on its own number of keys, not on the rest of the batch.
+/// A CTA computes all query heads that share a key head, for one token, to read keys and values only once. The keys are split among the
+/// warps of the CTA, and among the CTAs of a cluster if there is one. Partial results are merged in (distributed) shared memory, as in
+/// FlashDecoding. The result of a token depends on its number of keys, but not on the rest of the batch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaDecode {
     /// The plain kernel for the same attention. It defines the result.
@@ -34,7 +34,7 @@ pub enum DecodeCtas {
     Small,
     /// Two CTAs fit an SM of Hopper.
     Medium,
-    /// One CTA fits an SM of Hopper. It has as many bytes in flight as several smaller CTAs.
+    /// One CTA fits an SM of Hopper. It alone has enough loads in flight.
     Large,
     /// A cluster of 2 to 8 medium CTAs that split the keys.
     Cluster(u32),
@@ -42,11 +42,11 @@ pub enum DecodeCtas {
     LargeCluster(u32),
 }
 
-/// Max query heads per CTA: the N extent of an MMA. In larger groups of query heads, several CTAs read the same keys.
+/// Max query heads per CTA: the N extent of an MMA. If more query heads share a key head, several CTAs read the same keys.
 const MAX_ROWS: u32 = 8;
 /// Keys per tile.
 const TILE: u32 = 16;
-/// Min head size. With smaller heads, some lanes would hold no part of a key.
+/// Min head size. With smaller heads, some lanes would hold no elements of a key.
 const MIN_ELEMENTS: u32 = 32;
 
 impl MhaDecode {
@@ -89,7 +89,7 @@ impl MhaDecode {
         }
     }
 
-    /// CTAs per token, not counting splits.
+    /// CTAs per token if the keys are not split.
     pub fn ctas_of_token(&self) -> u32 {
         let MhaCached {
             heads, kv_heads, ..
@@ -97,13 +97,14 @@ impl MhaDecode {
         kv_heads * (heads / kv_heads).div_ceil(self.rows())
     }
 
-    /// Query heads per CTA: all heads of a group, or an equal share of a large group.
+    /// Query heads per CTA: all that share a key head, or, if these are too many, an equal part of them.
     fn rows(&self) -> u32 {
         let MhaCached {
             heads, kv_heads, ..
         } = self.plain;
         let group = heads / kv_heads;
-        // In the f32 kernel, a lane holds one accumulator pack per query head and value pack. Registers have room for 16 accumulator packs.
+        // In the f32 kernel, a lane holds a pack of accumulators for each query head and each of its value packs. Registers have room for
+        // 16 such packs.
         let most = match self.plain.dtype {
             DType::F32 => (16 / self.value_packs()).clamp(1, MAX_ROWS),
             DType::F16 | DType::BF16 => MAX_ROWS,
@@ -111,22 +112,22 @@ impl MhaDecode {
         group.div_ceil(group.div_ceil(most))
     }
 
-    /// Number of packs of a key row that a lane holds: every fourth pack.
+    /// Number of packs of a key that a lane holds. Four lanes share a key, so a lane holds every fourth pack.
     fn key_packs(&self) -> u32 {
         self.packs().div_ceil(4)
     }
 
-    /// Number of packs of a value row that a lane holds: every eighth pack.
+    /// Number of packs of a value that a lane holds. Eight lanes share a value, so a lane holds every eighth pack.
     fn value_packs(&self) -> u32 {
         self.packs().div_ceil(8)
     }
 
-    /// Number of packs per row of a head. In registers, a pack has 16 bytes.
+    /// Number of packs of a key or value of one head. A pack has 16 bytes in registers.
     fn packs(&self) -> u32 {
         self.plain.head * self.plain.dtype.bytes() as u32 / 16
     }
 
-    /// Bytes of a pack in the cache.
+    /// Bytes of a pack in the cache, where elements may be smaller.
     fn pack_bytes(&self) -> u32 {
         let MhaCached { pool, dtype, .. } = self.plain;
         16 * pool.element().bytes() as u32 / dtype.bytes() as u32
@@ -137,8 +138,8 @@ impl MhaDecode {
         (2 * self.key_packs() + 4 * self.value_packs()) * 32 * self.pack_bytes()
     }
 
-    /// Bytes of shared memory for tiles in flight, and max number of warps. A large CTA with several query heads has up to 16 warps,
-    /// because eight warps would take longer to compute than their keys take to load.
+    /// Returns the bytes of shared memory for tiles in flight, and the max number of warps. A large CTA with several query heads has up to
+    /// 16 warps, because eight warps would compute more slowly than the keys are loaded.
     fn room(&self) -> (u32, u32) {
         match self.ctas {
             DecodeCtas::Small => (64 * 1024, 4),
@@ -151,11 +152,11 @@ impl MhaDecode {
     fn warps(&self) -> u32 {
         let (bytes, most) = self.room();
         let fitting = bytes / (2 * self.stage_bytes());
-        // The number of warps is a power of two, so that the keys of a warp or CTA are whole cache blocks.
+        // With a power of two, the keys of a warp and the keys of a CTA are whole cache blocks.
         1 << fitting.clamp(1, most).ilog2()
     }
 
-    /// Number of keys of a token that the first CTA of a cluster takes before the next CTA takes any: two pairs of tiles per warp.
+    /// Min number of keys that the first CTA of a cluster handles before the next CTA gets any: four tiles per warp.
     pub fn min_keys_of_cta(&self) -> u64 {
         u64::from(4 * TILE * self.warps())
     }
@@ -170,15 +171,15 @@ impl MhaDecode {
         (self.room().0 / (self.warps() * self.stage_bytes())).clamp(2, most)
     }
 
-    /// Returns whether a CTA has little work. Six such CTAs per SM, with two tiles in flight per warp, hide more latency than fewer CTAs
-    /// with three tiles, because their prologues and epilogues overlap.
+    /// Returns whether a CTA has little work: one query head with at most 64 columns. Six such CTAs per SM, with two tiles in flight per
+    /// warp, hide more latency than fewer CTAs with three tiles, because their prologues and epilogues overlap.
     fn is_brief(&self) -> bool {
         let plain = &self.plain;
         let one_query = plain.heads == plain.kv_heads && plain.dtype.has_mma();
         one_query && plain.head <= 64 && self.ctas == DecodeCtas::Small
     }
 
-    /// Min CTAs per SM. Without a minimum, ptxas limits the registers per thread by its own occupancy heuristic, and may spill registers.
+    /// Min CTAs per SM for `__launch_bounds__`. Without it, the occupancy heuristic of ptxas may limit registers so much that they spill.
     fn min_ctas(&self) -> u32 {
         match (self.ctas, self.plain.head) {
             _ if self.is_brief() => 6,
@@ -237,7 +238,7 @@ impl Kernel for MhaDecode {
             ("q_stride", plain.q.stride(plain.head).into()),
             ("out_stride", (plain.heads * plain.head).into()),
         ]);
-        // Each head of a CTA has its own bias.
+        // Each query head of a CTA has its own bias, at the index `head`.
         constants.extend(plain.by.constants("head", plain.scale));
         constants
     }
@@ -265,7 +266,7 @@ impl Kernel for MhaDecode {
         self.check().map_err(|e| e.to_string())
     }
 
-    /// Returns a launch that does not depend on the number of keys, so it stays the same while sequences grow.
+    /// Returns a launch that does not depend on the numbers of keys, so it does not change while sequences grow.
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         Launch {
             // There are at most 2^24 tokens, so the number of CTAs fits 32 bits.
@@ -287,7 +288,7 @@ impl Kernel for MhaDecode {
         self.plain.reference(extents, reads)
     }
 
-    /// Adds cases with key counts around the boundaries of tiles and around the boundaries between warps and between CTAs.
+    /// Returns the cases of the plain kernel, and cases with key counts around the boundaries of tiles, warps and CTAs.
     fn cases(&self) -> Vec<Case> {
         let steps = |name, cached: &[u32]| Case {
             cached: cached.to_vec(),
@@ -320,7 +321,7 @@ impl Kernel for MhaDecode {
     }
 }
 
-/// Instances with groups of 1 to 12 query heads, head sizes with every number of packs, and clusters.
+/// Instances with 1 to 12 query heads per key head, head sizes with every number of packs, and clusters.
 pub(super) fn representative() -> Vec<KernelSpec> {
     use DecodeCtas::{Cluster, Large, LargeCluster, Medium, Small};
     let mut all = Vec::new();
@@ -372,7 +373,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 let capped = plain.by_distance().filter(|plain| plain.by.cap.is_some());
                 all.extend(capped.map(|plain| MhaDecode { plain, ctas }.into()));
             }
-            // With a cache in E4M3, some tilings also have scales.
+            // Some tilings also have an instance with an E4M3 cache and scales.
             let is_scaled = matches!(
                 (head, ctas),
                 (64, Cluster(_)) | (96 | 128, Small) | (80 | 256, Large)
@@ -380,7 +381,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
             let e4m3 = [plain.in_e4m3()].into_iter();
             let e4m3 = e4m3.chain(is_scaled.then(|| plain.scaled()));
             for plain in e4m3.filter(|_| dtype.has_mma()) {
-                // With a cache in E4M3, only this tiling has position biases.
+                // Only this tiling has instances with an E4M3 cache and position biases.
                 if (head, ctas) == (96, Small) {
                     let all_by = plain.by_distance();
                     let all_by = all_by.filter(|by| !plain.pool.scaled || by.by.cap.is_some());

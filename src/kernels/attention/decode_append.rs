@@ -19,12 +19,12 @@ use crate::{
 /// The inputs of [`MhaDecode`], `x [tokens, x.stride]`, `token_slots [tokens]` → `cache [blocks, stride]` as written by [`AppendCache`],
 /// and `out`. For sequences of one token, this kernel replaces a launch of `AppendCache` and a launch of attention.
 ///
-/// Attention reads the newest key and value from the projection's output and rounds them to the format of the cache. Thus no CTA waits for
-/// the stores of another CTA.
+/// Attention reads the newest key and value from `x`, the output of the projection, instead of the cache, and rounds them to the format of
+/// the cache. Thus no CTA waits for the stores of another CTA.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaDecodeAppend {
     pub decode: MhaDecode,
-    /// Location of a token's keys in `x`. Values follow them.
+    /// Location of the keys in the rows of `x`. The values follow the keys.
     pub x: HeadView,
 }
 
@@ -44,9 +44,11 @@ impl MhaDecodeAppend {
         append.check().map_err(AttentionError::Append)
     }
 
-    /// Returns the append kernel and the attention kernel that together compute the same result, each with its operands.
+    /// Returns the two kernels that this kernel replaces, `AppendCache` and attention, each with its operands among `operands`, the
+    /// operands of this kernel.
     pub fn in_turn<T: Copy>(&self, operands: &[T]) -> [(KernelSpec, Vec<T>); 2] {
-        // The last two inputs and the cache belong to the append kernel. The scales of the cache are inputs of both.
+        // The operands end with `x`, `token_slots`, `cache` and `out`. The append kernel takes the first three of these. Both kernels take
+        // the scales of the cache.
         let n_reads = operands.len().saturating_sub(4);
         let (of_attention, rest) = operands.split_at(n_reads);
         let (of_append, out) = rest.split_at(rest.len().min(3));
@@ -58,7 +60,7 @@ impl MhaDecodeAppend {
         ]
     }
 
-    /// Returns the scales of the cache among the inputs of attention; empty if there are none.
+    /// Returns the scales of the cache among `of_attention`, the inputs of attention. Returns an empty slice if the cache has no scales.
     fn scales<'a, T>(&self, of_attention: &'a [T]) -> &'a [T] {
         let plain = &self.decode.plain;
         let n = plain.pool.scales().len();
@@ -160,7 +162,7 @@ impl Kernel for MhaDecodeAppend {
         let mut scales = self.scales(of_attention);
         let of_append = [&of_append[..1], scales, &of_append[1..]].concat();
         let scales = pool.take_scales(&mut scales);
-        // Cache contents that attention reads, including the new rows.
+        // Contents of the cache after the new keys and values are appended.
         let [keys, values] = [0, 1].map(|nth: u32| {
             let scale = scales[nth as usize];
             let mut rows = of_attention[1 + nth as usize].real().to_vec();
@@ -183,7 +185,7 @@ impl Kernel for MhaDecodeAppend {
         written
     }
 
-    /// The cases of decode attention in which every sequence has one token.
+    /// Returns the cases of decode attention in which every sequence has one token.
     fn cases(&self) -> Vec<Case> {
         let mut cases = self.decode.cases();
         cases.retain(|case| case.lens.iter().all(|&len| len == 1));

@@ -13,7 +13,8 @@ use crate::{
     tensor::{DType, Extents, Size},
 };
 
-/// The operands of an attention, `out_scale [1]` → `out [tokens, heads·head]`: the attention's result, divided by `out_scale`, in E4M3.
+/// The operands of an attention kernel, `out_scale [1]` → `out [tokens, heads·head]`: the result of attention, divided by `out_scale`, in
+/// E4M3.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaToE4m3 {
     pub attention: FusedMha,
@@ -45,7 +46,7 @@ impl FusedMha {
         }
     }
 
-    /// Head size.
+    /// Number of columns per head.
     pub fn head(&self) -> u32 {
         match self {
             Self::Short(MhaShort { of, .. })
@@ -56,12 +57,13 @@ impl FusedMha {
 }
 
 impl MhaToE4m3 {
-    /// Max queries per tile. With a third consumer warpgroup, no registers would be left for the conversion.
+    /// Max queries per tile, 64 for each consumer warpgroup. With a third consumer warpgroup, too few registers would be left for the
+    /// conversion.
     pub const MAX_ROWS: u32 = 128;
-    /// Max head size. Accumulators of larger heads leave no registers for the conversion.
+    /// Max head size. The accumulators of larger heads leave too few registers for the conversion.
     pub const MAX_HEAD: u32 = 128;
 
-    /// Whether consumers have registers for the conversion.
+    /// Whether consumer threads have enough registers for the conversion.
     fn has_registers(attention: &MhaWgmma) -> bool {
         attention.tile.rows <= Self::MAX_ROWS && attention.of.head <= Self::MAX_HEAD
     }
@@ -166,15 +168,15 @@ impl Kernel for MhaToE4m3 {
     }
 }
 
-/// Every tile of WGMMA attention that supports the conversion, and the kernels for any GPU with each head size, full and causal, with and
-/// without a position bias. All tiles, and the kernels with heads of 64, are in both storage types.
+/// Instances with every tile of WGMMA attention that supports the conversion. For the kernels for any GPU, instances with each head size,
+/// full and causal, with and without a position bias. WGMMA kernels and kernels with heads of 64 are in both storage types.
 pub(super) fn representative(plain: &[KernelSpec]) -> Vec<KernelSpec> {
     let mut kernels: Vec<FusedMha> = Vec::new();
     let all = plain.iter().cloned().chain(super::wgmma::representative());
     for kernel in all {
         let attention = match kernel {
             KernelSpec::MhaShort(attention) if attention.dtype.has_mma() => {
-                // Kernels for fewer keys differ only in the size of their tile.
+                // Take only the largest `max_len`, because short kernels with a smaller `max_len` differ only in the size of their tile.
                 let longest = MhaShort::max_len_for(attention.of.head, attention.dtype);
                 match attention.max_len == longest {
                     true => FusedMha::Short(attention),

@@ -18,8 +18,7 @@ use crate::{
     tensor::{DType, Extents, Size},
 };
 
-/// Fused attention for short sequences (ByteTransformer III.E.1): all keys of a sequence, at most `max_len`, are resident in
-/// shared memory.
+/// Fused attention for short sequences (ByteTransformer III.E.1): shared memory holds all keys of a sequence, at most `max_len`.
 ///
 /// `q`, `k`, `v`, `cu_lens` → `out [tokens, heads·head]`: softmax of `scale · q·kᵀ`, times `v`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,7 +35,7 @@ pub struct MhaOnline {
     pub dtype: DType,
 }
 
-/// Granularity, in keys, at which the short kernel computes or skips scores.
+/// Number of keys whose scores the short kernel computes or skips together.
 const KEY_STEP: u32 = 32;
 /// Max number of keys of the short kernel. The scores of a warp's 16 queries take one register per thread for every two keys.
 const SHORT_LIMIT: u32 = 256;
@@ -51,9 +50,9 @@ impl MhaShort {
         }
     }
 
-    /// Returns the max `max_len` for a head size, or 0 if the head size is not supported. In 16 bits, 99 KiB of shared memory must hold a
-    /// query tile and all keys and values of a sequence, and registers must hold the scores. The f32 kernel streams key tiles, so only the
-    /// register limit applies.
+    /// Returns the largest supported `max_len` for a head size, or 0 if the head size is not supported. With 16-bit types, shared memory
+    /// must hold a query tile and all keys and values of a sequence, and registers must hold the scores. The f32 kernel streams key tiles,
+    /// so only the limit of the registers applies.
     pub fn max_len_for(head: u32, dtype: DType) -> u32 {
         if check_head(head).is_err() {
             return 0;
@@ -129,8 +128,8 @@ impl MhaOnline {
         }
     }
 
-    /// Returns the tiling. Two 16-row tiles per warp halve the shared-memory reads per MMA. They are used if the accumulators leave enough
-    /// registers. Larger heads use smaller query and key tiles.
+    /// Returns the tiling. A warp has two 16-row tiles if its accumulators leave enough registers, because this halves the shared-memory
+    /// reads per MMA. Larger heads have smaller query and key tiles.
     fn plan(&self) -> Tiling {
         if !self.dtype.has_mma() {
             return Tiling::simt(self.of.head);
@@ -204,7 +203,7 @@ impl Kernel for MhaShort {
         self.operands().reference(extents, reads)
     }
 
-    /// Adds the max length, and keeps only supported lengths.
+    /// Returns the edge cases and a case with the max length. Lengths that the kernel does not support are removed.
     fn cases(&self) -> Vec<Case> {
         let mut cases = edge_cases();
         let longest = self.max_len;

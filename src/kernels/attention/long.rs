@@ -1,9 +1,9 @@
-//! Attention of long sequences as two grouped GEMMs with the softmax split between them (ByteTransformer III.E.2, figures
-//! 5 to 8): scores with partial reductions in the epilogue, the full reduction, and the context with weights computed
-//! in the mainloop.
+//! Attention of long sequences in three kernels (ByteTransformer III.E.2, figures 5 to 8). A grouped GEMM computes the scores, and reduces
+//! each key tile of a row in its epilogue. A second kernel reduces these partials to row statistics. A grouped GEMM then computes the
+//! softmax weights when it loads the scores, and multiplies them by the values.
 //!
-//! Scores are ragged as in the unfused kernels. The pitch of a row of `n` scores is `n` rounded up to 8, so that each row
-//! starts at a multiple of 16 bytes ([`Layout`]).
+//! Scores are ragged as in the unfused kernels. However, the pitch of a row of `n` scores is `n` rounded up to a multiple of 8, to start
+//! each row at a multiple of 16 bytes ([`Layout`]).
 
 mod context;
 mod reduce;
@@ -26,14 +26,15 @@ pub use scores::MhaLongScores;
 /// Keys per key tile.
 const KEY_TILE: u32 = Extents::KEY_TILE as u32;
 
-/// Persistent CTAs of a grouped GEMM per SM. One, two or four CTAs are resident at once, so the number is a multiple of each. A CTA's
-/// prologue is short compared to the time for its tiles.
+/// Persistent CTAs of a grouped GEMM per SM. The number is a multiple of the one, two or four CTAs that are resident on an SM at once. If
+/// they run one after another, the cost is small, because a CTA's prologue is short compared to its tiles.
 const CTAS_PER_SM: u64 = 4;
 
-/// Layout of the scores and partials that the three kernels exchange, for one batch.
+/// Layout of the scores and partials of a batch, which the three kernels exchange. A partial is a row maximum and a row sum over a key
+/// tile.
 ///
 /// The start of a sequence is computed from two sums over the preceding sequences: `pairs`, the sum of squared lengths, and `tokens`, the
-/// sum of lengths. Rounding leaves gaps between sequences, which are neither written nor read.
+/// sum of lengths. Sequences start at rounded indices, which leaves gaps that are neither written nor read.
 pub struct Layout {
     /// Number of elements of a head's scores, including gaps.
     scores: usize,
@@ -60,25 +61,25 @@ impl Layout {
         len.div_ceil(KEY_TILE as usize)
     }
 
-    /// Index of the first score of a head and sequence. Row `i` begins `i` pitches later.
+    /// Returns the index of the first score of a head and sequence. Row `i` begins `i · pitch` elements later.
     pub fn scores(&self, head: usize, pairs: usize, tokens: usize) -> usize {
         head * self.scores + score_start(pairs, tokens)
     }
 
-    /// Index of the first partial (row maximum and row sum of a key tile) of a head and sequence. The partials of row `i` begin
-    /// at `i · tiles` from there.
+    /// Returns the index of the first partial of a head and sequence. The partials of row `i` begin `i · tiles` partials later.
     pub fn partials(&self, head: usize, pairs: usize, tokens: usize) -> usize {
         head * self.partials + partial_start(pairs, tokens)
     }
 }
 
-/// Start of a sequence's scores, a multiple of 8. If a sequence has n tokens, the next sequence starts at least n · ⌈n / 8⌉ · 8 elements
-/// later.
+/// Returns the start of a sequence's scores, a multiple of 8. The start of the next sequence leaves room for the sequence's n rows: it is
+/// at least n · ⌈n / 8⌉ · 8 elements later.
 fn score_start(pairs: usize, tokens: usize) -> usize {
     pairs / 8 * 8 + tokens * 8
 }
 
-/// Start of a sequence's partials. If a sequence has n tokens, the next sequence starts at least n · ⌈n / 128⌉ partials later.
+/// Returns the start of a sequence's partials. The start of the next sequence leaves room for the n rows of the sequence: it is at least n
+/// · ⌈n / 128⌉ partials later.
 fn partial_start(pairs: usize, tokens: usize) -> usize {
     pairs / KEY_TILE as usize + tokens
 }
@@ -87,7 +88,7 @@ fn partial_start(pairs: usize, tokens: usize) -> usize {
 #[derive(Clone, Copy)]
 struct Problem {
     head: usize,
-    /// Sums of squared lengths and of lengths over the preceding sequences.
+    /// Sum of the squared lengths of the preceding sequences. `tokens` is the sum of their lengths.
     pairs: usize,
     tokens: usize,
     len: usize,
@@ -107,7 +108,7 @@ fn problems(heads: u32, cu_lens: &[i64], pair_offsets: &[i64]) -> Vec<Problem> {
         .collect()
 }
 
-/// `[heads, pairs + 8·tokens]`: row pitches exceed rows by up to 7 elements, and starts are rounded down.
+/// Shape of the scores with gaps: `[heads, pairs + 8·tokens]`. A row pitch exceeds its row by up to 7 elements.
 pub fn scores_shape(heads: u32) -> Shape {
     let padding = &Size::constant(8) * &Size::from(Symbol::Tokens);
     Shape::new([
@@ -116,12 +117,12 @@ pub fn scores_shape(heads: u32) -> Shape {
     ])
 }
 
-/// `[heads, key_tiles, 2]`: row maximum and row sum for each row and key tile.
+/// Shape of the partials: `[heads, key_tiles, 2]`, a row maximum and a row sum for each row and key tile.
 pub fn partials_shape(heads: u32) -> Shape {
     pairs_of_reals(heads, Symbol::KeyTiles)
 }
 
-/// `[heads, tokens, 2]`: row maximum and row sum.
+/// Shape of the row statistics: `[heads, tokens, 2]`, a row maximum and a row sum.
 pub fn statistics_shape(heads: u32) -> Shape {
     pairs_of_reals(heads, Symbol::Tokens)
 }
@@ -147,8 +148,8 @@ pub(super) fn visitor_launch(
     }
 }
 
-/// Constants of `partials/attention_visitor.cu` and of the files that include it. A tile has `rows` queries, and `keys` keys if `tile_keys`
-/// is set, otherwise all keys.
+/// Constants of `partials/attention_visitor.cu` and of the files that include it. A tile has `rows` queries. If `tile_keys`, it has `keys`
+/// keys, otherwise all keys of the sequence.
 pub(super) fn visitor_constants(
     heads: u32,
     [rows, keys]: [u32; 2],
@@ -164,17 +165,18 @@ pub(super) fn visitor_constants(
     ])
 }
 
-/// Upper bound on Σ ⌈n / rows⌉ · ⌈n / keys⌉ over the sequences.
+/// Returns an upper bound on the number of tiles per head: Σ ⌈n / rows⌉ · ⌈n / keys⌉ over the lengths n of the sequences.
 pub(super) fn max_tiles(extents: &Extents, [rows, keys]: [u32; 2]) -> u64 {
     let (rows, keys) = (u64::from(rows), u64::from(keys));
     let whole = extents.pairs / (rows * keys) + extents.tokens / rows + extents.tokens / keys;
     whole + 3 + extents.batch
 }
 
-/// Batches for all three kernels.
+/// Returns batches with which all three kernels are checked.
 fn cases() -> Vec<Case> {
     let mut cases = edge_cases();
-    // With twelve heads, this batch has more than 32 tiles per CTA. The visitor searches many windows of sequences.
+    // With twelve heads, this batch has more than 32 tiles per CTA, and the search for a tile's sequence passes over many windows of
+    // sequences.
     let crowd: Vec<u32> = (0..1500).map(|i| 1 + i % 3).collect();
     cases.push(Case::new("crowd", &crowd));
     // More than eight key tiles.

@@ -1,4 +1,4 @@
-//! Operands of the fused kernels, checks of the operands, and the shared definition of attention.
+//! Operands of the fused attention kernels, their checks, and the reference that all fused kernels share.
 
 use rayon::prelude::*;
 
@@ -21,7 +21,7 @@ use crate::{
 /// Max head size of the fused kernels.
 const HEAD_LIMIT: u32 = 256;
 
-/// An attention problem and its storage type. They determine the parameters, checks and results of the fused kernels.
+/// An attention problem and its storage type, which determine the parameters and results of a fused kernel.
 pub(super) struct Operands {
     pub of: AttentionProblem,
     pub dtype: DType,
@@ -44,12 +44,12 @@ impl Operands {
         check_views(head, &self.of.operands())
     }
 
-    /// Part of a symbol that names the heads.
+    /// Part of the kernel's symbol that names the heads.
     pub fn heads(&self) -> String {
         heads_word(self.of.heads, self.of.kv_heads, self.of.head)
     }
 
-    /// Last part of a symbol, after the sizes that are specific to the kernel.
+    /// Last part of a kernel's symbol: the views, the causal mask, the position bias, and a scale that is not the default.
     pub fn suffix(&self) -> String {
         let AttentionProblem { head, scale, .. } = self.of;
         let operands = self.of.operands();
@@ -112,7 +112,7 @@ impl Operands {
         all
     }
 
-    /// Computes in f64. Sequences and heads run in parallel.
+    /// Computes the attention in f64, with sequences and heads in parallel.
     pub fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (q, k, v) = (reads[0].real(), reads[1].real(), reads[2].real());
         let AttentionProblem {
@@ -180,7 +180,7 @@ impl Operands {
     }
 }
 
-/// Tolerance of the fused kernels. They round probabilities to the storage type.
+/// Tolerance of the fused kernels, which round probabilities to the storage type.
 pub(super) fn tolerance(dtype: DType) -> Tolerance {
     match dtype {
         DType::F16 => Tolerance {

@@ -56,7 +56,8 @@ pub(super) fn counts(views: &[HeadView]) -> Vec<Param> {
     counts
 }
 
-/// Parameters from which kernels detect that all sequences have the same length. Kernels then compute row offsets instead of loading them.
+/// Returns the parameters with which kernels detect that all sequences have the same length (`tokens = batch · longest`). Kernels then
+/// compute row offsets instead of loading them.
 pub(super) fn batch_counts() -> [Param; 3] {
     [
         count("batch", Symbol::Batch),

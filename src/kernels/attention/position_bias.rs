@@ -1,4 +1,4 @@
-//! Operands, constants and symbols of soft caps, windows, biases and sinks.
+//! Parameters, template constants and symbols of a [`PositionBias`]: soft caps, windows, biases and sinks.
 
 use crate::{
     kernels::{Constant, Fill, HostTensor, Param, Role, f32_literal, rows::word},
@@ -6,7 +6,7 @@ use crate::{
     tensor::{DType, Shape, Size},
 };
 
-/// Operands of a bias and of sinks; empty without them.
+/// Values of the parameters of a bias and of sinks. Each slice is empty if there is no bias or no sinks.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct ScoreOperands<'a> {
     pub biases: &'a [f32],
@@ -21,18 +21,18 @@ impl ScoreOperands<'_> {
 }
 
 pub(in crate::kernels) trait PositionBiasCode {
-    /// Parameters of the operands: the bias and the sinks, if there are any.
+    /// Returns the parameters `bias` and `sinks`, each only if there is one.
     fn params(&self, heads: u32, dtype: DType) -> Vec<Param>;
 
     /// Takes the operands of [`params`](Self::params) from the start of `reads`.
     fn take<'a>(&self, reads: &mut &[&'a HostTensor]) -> ScoreOperands<'a>;
 
-    /// Suffix of a symbol that names the window, the bias, the cap and the sinks; empty without them.
+    /// Returns the part of a kernel's symbol that names the window, the bias, the cap and the sinks; empty without them.
     fn suffix(&self) -> String;
 
-    /// Constants of `partials/attention_by_distance.cu`, whether there are sinks, and the factor of the scores in the base-2 softmax. With a
-    /// bias or a cap, this factor is 1, because the scores are already scaled before the bias or cap is applied. `head` is the CUDA
-    /// expression for a head's index.
+    /// Returns the constants of `partials/attention_by_distance.cu`, whether there are sinks, and `scale_log2`, the factor by which the
+    /// base-2 softmax multiplies scores. With a bias or a cap, this factor is 1, because the scores are scaled before the bias or cap is
+    /// applied. `head` is the CUDA expression for the index of a head.
     fn constants(&self, head: &str, scale: f32) -> Vec<(&'static str, Constant)>;
 }
 
@@ -54,7 +54,7 @@ impl PositionBiasCode for PositionBias {
             };
             param("bias", bias.dims(heads), fill)
         });
-        // Sinks of about the logarithm of the number of keys take a large part of the weights.
+        // In checks, sinks are about the logarithm of the number of keys, so they take a large part of the softmax weights.
         let sinks = self
             .sinks
             .then(|| param("sinks", vec![heads.into()], normal(3.0, 2.0)));
@@ -145,8 +145,8 @@ impl PositionBiasCode for PositionBias {
     }
 }
 
-/// Examples for tests that compile or run kernels: windows, biases and caps, alone and combined, for causal and full attention. The caps
-/// are low enough to change random scores.
+/// Returns examples for tests that compile or run kernels, each with whether attention is causal. They have windows, biases and caps, alone
+/// and combined. The caps are low enough to change random scores.
 pub(in crate::kernels) fn examples() -> [(bool, PositionBias); 8] {
     let by = |window, bias| PositionBias {
         window,

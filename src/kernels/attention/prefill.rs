@@ -14,8 +14,8 @@ use crate::{
     tensor::{DType, Extents, Size},
 };
 
-/// Attention to a KV cache in f16 or bf16. A CTA computes tiles of queries, and gathers keys and values by slot. The kernel is based on
-/// [`MhaOnline`], or on [`MhaWgmma`] for Hopper.
+/// Attention to a KV cache, with activations in f16 or bf16. A CTA computes tiles of queries, for which it gathers keys and values by slot.
+/// The kernel is based on [`MhaOnline`], or on [`MhaWgmma`] for Hopper.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaPrefill {
     /// The plain kernel for the same attention. It defines the result.
@@ -44,7 +44,7 @@ impl MhaPrefill {
         }
     }
 
-    /// Returns the corresponding attention without a cache.
+    /// Returns the attention problem with keys and values in the layout of a cache block.
     fn attending(&self) -> AttentionProblem {
         let MhaCached {
             heads,
@@ -55,7 +55,7 @@ impl MhaPrefill {
             q,
             ..
         } = self.plain;
-        // Rows of a head are contiguous within a cache block.
+        // The keys of a head are contiguous within a cache block, and so are its values.
         let cached = HeadView::TokenMajor {
             offset: 0,
             stride: kv_heads * head,
@@ -73,8 +73,8 @@ impl MhaPrefill {
         }
     }
 
-    /// Returns the causal attention whose tiling this kernel uses, even if the keys are a source's. Without a causal mask, a warp would
-    /// have more queries, and the registers that hold slots would spill.
+    /// Returns the online kernel whose tiling this kernel uses. It is causal even with [`Keys::Source`]: without a causal mask, the tiling
+    /// would have more queries per warp, and the registers that hold slots would spill.
     fn online(&self) -> MhaOnline {
         MhaOnline {
             of: AttentionProblem {
@@ -180,7 +180,7 @@ impl Kernel for MhaPrefill {
         self.plain.reference(extents, reads)
     }
 
-    /// Adds cases with lengths and cached lengths around tile boundaries.
+    /// Returns the cases of the plain kernel, and cases with lengths and cached lengths around tile boundaries.
     fn cases(&self) -> Vec<Case> {
         let of = |name, lens: &[u32], cached: &[u32]| Case {
             cached: cached.to_vec(),
@@ -208,7 +208,7 @@ impl Kernel for MhaPrefill {
     }
 }
 
-/// Returns the kernel for any GPU, and the kernels for Hopper.
+/// Returns the prefill kernel for any GPU and the prefill kernels for Hopper, for the attention of `plain`.
 fn of_tiles(plain: MhaCached) -> impl Iterator<Item = KernelSpec> {
     let tiles = MhaTile::gathering(plain.head).iter().copied().map(Some);
     let with = move |tile| MhaPrefill {
@@ -222,7 +222,7 @@ fn of_tiles(plain: MhaCached) -> impl Iterator<Item = KernelSpec> {
         .map(KernelSpec::from)
 }
 
-/// Instances of every tiling, with and without grouped heads, and head sizes that are padded for MMAs.
+/// Instances of every tiling, with and without key heads that several query heads share, and with head sizes that are padded for MMAs.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut all = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
@@ -262,7 +262,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 let all_by = e4m3.by_distance().chain(capped);
                 all.extend(all_by.map(|plain| MhaPrefill { plain, tile: None }.into()));
             }
-            // Windows of less and more than a tile.
+            // A window that is shorter than a tile, and a window that is longer.
             let window = Some(if dtype == DType::F16 { 300 } else { 37 });
             let by = PositionBias { window, ..plain.by };
             all.extend(MhaTile::gathering(head).iter().map(|&tile| {

@@ -1,4 +1,4 @@
-//! Scores of tokens against embeddings of relative positions, as in disentangled attention (DeBERTa).
+//! Dot products of queries or keys with embeddings of relative positions, as in disentangled attention (DeBERTa).
 
 use serde::{Deserialize, Serialize};
 
@@ -17,8 +17,9 @@ use crate::{
 };
 
 /// `x [tokens, heads·head]`, `table [2·reach + 1, heads·head]`, `cu_lens`, `pair_offsets` → `scores [heads, pairs]`: `x · table[distance]`
-/// for each head, query and key of a sequence. The row of `x` belongs to the query or to the key. The distance is the key's position minus
-/// the query's position, clamped to `±reach`. This is the plain kernel, with one thread per pair.
+/// for each head, query and key of a sequence. The row of `x` is that of the query or that of the key, as `of` selects. The distance is the
+/// key's position minus the query's position, clamped to `±reach`, and row 0 of `table` is for distance `-reach`. This is the plain kernel,
+/// with one thread per pair.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RelativeScores {
     pub heads: u32,
@@ -162,7 +163,7 @@ impl Kernel for RelativeScores {
     }
 }
 
-/// Instances for queries and for keys, with distances within and beyond `reach`, and common and odd head sizes.
+/// Instances for queries and for keys, with `reach` above and below the distances of the cases, and with common and odd head sizes.
 pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     let kernel = |heads, head, reach, of| RelativeScores {
         heads,

@@ -10,7 +10,7 @@ use crate::{
     tensor::DType::{self, BF16, F16, F32},
 };
 
-/// Sinks, and a window if there is one.
+/// Returns a position bias with sinks, and with a window if there is one.
 fn by(window: Option<u32>) -> PositionBias {
     PositionBias {
         window,
@@ -19,7 +19,7 @@ fn by(window: Option<u32>) -> PositionBias {
     }
 }
 
-/// Sinks together with a soft cap and a bias, which apply to the scores but not to the sinks.
+/// Returns a position bias with sinks, a soft cap and a bias. The cap and the bias apply to the scores, but not to the sinks.
 fn adjusted(window: Option<u32>) -> PositionBias {
     PositionBias {
         cap: SoftCap::new(2.0).ok(),
@@ -37,7 +37,7 @@ fn merged(heads: u32, kv_heads: u32, head: u32) -> [HeadView; 3] {
     })
 }
 
-/// Causal attention of groups of query heads, or full attention if there is a key head for each query head.
+/// Returns causal attention if several query heads share a key head, otherwise full attention.
 fn problem([heads, kv_heads, head]: [u32; 3], by: PositionBias) -> AttentionProblem {
     let views = merged(heads, kv_heads, head);
     AttentionProblem {
@@ -67,7 +67,7 @@ fn cached([heads, kv_heads, head]: [u32; 3], by: PositionBias, dtype: DType) -> 
     }
 }
 
-/// At least one instance of every kernel, and of each form in which it computes the maximum and the sum of a row.
+/// Instances of every kernel that supports sinks. Each way in which a kernel computes the maximum and the sum of a row has an instance.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let (none, some) = (by(None), by(Some(37)));
     let mut all: Vec<KernelSpec> = Vec::new();
@@ -117,7 +117,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
         all.push(MhaPrefill { plain, tile }.into());
     }
 
-    // WGMMA attention with the nth tile for the head size. The first tile of a head size is persistent, and the last one is not.
+    // WGMMA attention with tile `nth` of the head size. The first tile of a head size is persistent, and the last tile is not.
     let wgmma = |plain: MhaOnline, nth: usize| {
         let tile = MhaTile::candidates(plain.of.head)[nth];
         MhaWgmma::of(&plain, tile)

@@ -1,8 +1,8 @@
-//! The softmax between the two matrix products of unfused attention, over ragged rows of scores.
+//! The softmax between the two matrix products of unfused attention.
 //!
-//! A row has the length of its sequence and may start at any element. A team of lanes reads a row once in aligned packs of 16 bytes and
-//! keeps it in registers. The team interleaves the reductions of several rows (TurboTransformers 4.1.2, `warpAllReduce_XElem` and its
-//! block-level form).
+//! A row of scores has the length of its sequence and may start at any element. A team of lanes reads the row once, in aligned packs of 16
+//! bytes, and keeps it in registers. The team interleaves the reductions of several rows, as in `warpAllReduce_XElem` of TurboTransformers
+//! (section 4.1.2).
 
 use serde::{Deserialize, Serialize};
 
@@ -32,13 +32,13 @@ pub struct AttentionSoftmax {
     pub form: SoftmaxForm,
 }
 
-/// Keys that have probability 0.
+/// Keys that the softmax masks: their probability is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum SoftmaxMask {
     None,
-    /// Masks the keys at or after the sequence's `valid_lens`, as in padded rows.
+    /// Masks the keys from index `valid_lens` of the sequence on, which are padding.
     Padding,
-    /// Keys after the query.
+    /// Masks the keys after the query.
     Causal,
 }
 
@@ -67,8 +67,9 @@ const STREAMED_THREADS: u32 = 256;
 /// Max elements in a thread's registers, over all rows of its team.
 const MAX_PER_THREAD: u32 = 64;
 
-/// Default dispatch of [`AttentionSoftmax::variants`]: lanes per team, rows per team and max row length. An unaligned row may touch one
-/// pack more than an aligned row. With 16-bit elements (eight per pack), rows of the max length fill the packs of a team.
+/// Default dispatch of [`AttentionSoftmax::variants`]: lanes per team, rows per team, and max row length in elements. The max length is
+/// such that a row of 16-bit elements (eight per pack) fills the packs of a team. An unaligned row touches one pack more than an aligned
+/// row.
 const LADDER: [(u32, u32, u32); 5] = [
     (4, 1, 24),
     (16, 2, 120),
@@ -133,7 +134,7 @@ fn vector(dtype: DType) -> u32 {
     16 / dtype.bytes() as u32
 }
 
-/// Packs per lane for a row of `max_len` elements that starts anywhere in a pack.
+/// Returns the packs per lane for a row of `max_len` elements, which may start at any element of a pack.
 fn packs(max_len: u32, lanes: u32, dtype: DType) -> u32 {
     let n = vector(dtype);
     (max_len + n - 1).div_ceil(n).div_ceil(lanes)
@@ -151,13 +152,13 @@ impl AttentionSoftmax {
         }
     }
 
-    /// Kernels without a mask that together cover every length, each with its max sequence length in tokens. The last kernel has no max
-    /// length.
+    /// Returns kernels without a mask for all lengths. Each entry is a max sequence length in tokens (inclusive) and the kernel for it. The
+    /// last entry has no max.
     pub fn variants(heads: u32, scale: f32, dtype: DType) -> Vec<(Option<u64>, Self)> {
         Self::new(heads, scale, dtype).by_length()
     }
 
-    /// [`AttentionSoftmax::variants`] with this kernel's mask.
+    /// Returns the kernels of [`AttentionSoftmax::variants`] with the mask of this kernel.
     pub fn by_length(&self) -> Vec<(Option<u64>, Self)> {
         let held = LADDER.map(|(lanes, x_rows, max_len)| {
             let form = SoftmaxForm::Resident {
@@ -179,8 +180,8 @@ impl AttentionSoftmax {
             .collect()
     }
 
-    /// Returns the kernel in the resident forms with the max length of this kernel, and last in the streamed form. In each form, at least
-    /// half of a team's lanes have work, or the team has four lanes. If this kernel is streamed, it is the only candidate.
+    /// Returns the kernels that can replace this kernel: the resident forms with its max length, and then the streamed form. In a resident
+    /// form, at least half of a team's lanes have work, or the team has four lanes. If this kernel is streamed, it is the only candidate.
     pub fn candidates(&self) -> Vec<Self> {
         let mut forms = Vec::new();
         if let Some(max_len) = self.form.max_len() {
@@ -210,8 +211,8 @@ impl AttentionSoftmax {
 }
 
 impl AttentionSoftmax {
-    /// Returns `scale · log2(e)`, or the smallest normal number if this is 0, because 0 times the −∞ of a masked key would be NaN. All
-    /// keys that are not masked still get the same probability, as with a scale of 0, if scores are below 10³⁰ in magnitude.
+    /// Returns `scale · log2(e)`, or the smallest normal number instead of 0: 0 times the −∞ of a masked key would be NaN. With this
+    /// number, as with 0, all keys that are not masked get the same probability, if the magnitudes of scores are below 10³⁰.
     fn scale_log2(&self) -> f32 {
         match scale_log2(self.scale) {
             0.0 => f32::MIN_POSITIVE,
@@ -359,7 +360,7 @@ impl Kernel for AttentionSoftmax {
         let edges = [16u32, 24, 32, 64, 120, 128, 256, 504, 512];
         let around: Vec<u32> = edges.iter().flat_map(|&n| [n + 1, n, n - 1]).collect();
         cases.push(Case::new("pack_edges", &around));
-        // More sequences than a warp searches in one round, and more sequences than it searches in two rounds.
+        // Numbers of sequences that a warp cannot search in one round, and in two rounds.
         for (name, n) in [("many", 70), ("very_many", 1100)] {
             let lens: Vec<u32> = (0..n).map(|i| 1 + i * 5 % 13).collect();
             cases.push(Case::new(name, &lens));
@@ -370,7 +371,7 @@ impl Kernel for AttentionSoftmax {
             let lens = [longest, 1, longest.saturating_sub(1), longest];
             cases.push(Case::new("longest", &lens));
         } else if self.heads <= 2 {
-            // The length is limited, because the time of the reference is quadratic in the length.
+            // The length is limited to 3001, because the time of the reference is quadratic in the length.
             cases.push(Case::new("longest", &[3, longest.min(3001)]));
         }
         for case in &mut cases {
@@ -389,7 +390,7 @@ impl Kernel for AttentionSoftmax {
     }
 }
 
-/// Every form of the default dispatch, with and without a mask, and other forms that a tuner may choose.
+/// Instances of every form of the default dispatch, with and without masks, and of other forms that the tuner may choose.
 pub(super) fn representative(dtype: DType) -> Vec<KernelSpec> {
     let plain = AttentionSoftmax::new(2, 1.0, dtype);
     let masked = AttentionSoftmax {

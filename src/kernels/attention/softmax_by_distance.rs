@@ -1,4 +1,4 @@
-//! The softmax between the two matrix products of unfused attention, with soft caps, windows, biases by key distance, and sinks.
+//! The softmax between the two matrix products of unfused attention, with a [`PositionBias`]: soft cap, window, bias by distance, sinks.
 
 use serde::{Deserialize, Serialize};
 
@@ -114,7 +114,7 @@ impl Kernel for SoftmaxByDistance {
                 let first = h * extents.pairs as usize + offsets[b] as usize;
                 for query in 0..n {
                     let seen = self.by.seen(causal, query, valid);
-                    // The window of a padding query may contain only padding keys, which are masked.
+                    // The window of a query that is padding may contain only masked keys.
                     if seen.is_empty() {
                         continue;
                     }

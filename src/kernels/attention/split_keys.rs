@@ -16,15 +16,15 @@ use crate::{
 /// Fused attention of sequences of at most [`MhaSplitKeys::MAX_LEN`] tokens, in f16 or bf16, for batches of few tokens. The operands are
 /// those of [`super::MhaShort`], as columns of `[tokens, stride]` tensors.
 ///
-/// The keys are split within a CTA, as FlashDecoding splits them over CTAs. Each warp computes softmax and output over its part of the
-/// keys, relative to the row maximum of that part. The partial outputs are then rescaled to the common maximum and added.
+/// The keys are split among the warps of a CTA, as FlashDecoding splits them among CTAs. Each warp computes softmax and output over its
+/// keys, relative to the row maximum of these keys. The partial outputs are then rescaled to the common row maximum and added.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaSplitKeys {
-    /// The kernel that computes the same attention for sequences of any length. It defines the result.
+    /// The kernel for the same attention and sequences of any length. It defines the result.
     pub plain: MhaOnline,
 }
 
-/// Queries per CTA, and keys per warp.
+/// Number of queries per CTA. The number of keys per warp is the same.
 const ROWS: u32 = 16;
 const WARPS: u32 = 4;
 
@@ -115,7 +115,7 @@ impl Kernel for MhaSplitKeys {
         self.check().map_err(|e| e.to_string())
     }
 
-    /// Returns a launch with one CTA per tile index and head. Tile indices are as in `Tiling::launch`. The head varies fastest.
+    /// Returns a launch with one CTA per tile index and head. Tile indices are as in `Tiling::launch`. The head index varies fastest.
     fn launch(&self, extents: &Extents, _: &Machine) -> Launch {
         let tiles = extents.tokens / u64::from(ROWS) + extents.batch;
         Launch::of_ctas(
@@ -133,8 +133,8 @@ impl Kernel for MhaSplitKeys {
         self.plain.reference(extents, reads)
     }
 
-    /// Adds single sequences, the main use of the kernel, with lengths around the boundaries of MMAs and between warps. Keeps only
-    /// supported lengths.
+    /// Returns the edge cases and single sequences, for which the kernel is mainly used, with lengths around the boundaries of MMAs and
+    /// warps. Lengths that the kernel does not support are removed.
     fn cases(&self) -> Vec<Case> {
         let mut cases = edge_cases();
         for length in [5, 8, 16, 17, 33, 40, 48, 63, 64] {

@@ -26,7 +26,7 @@ fn online(heads: u32, head: u32, dtype: DType) -> MhaOnline {
     MhaOnline { of, dtype }
 }
 
-/// `cu_lens` and `pair_offsets`.
+/// Returns `cu_lens` and `pair_offsets` of sequences with these lengths.
 fn starts(lens: &[u32]) -> [HostTensor; 2] {
     let running = |f: fn(i64) -> i64| {
         let mut all = vec![0];
@@ -38,7 +38,7 @@ fn starts(lens: &[u32]) -> [HostTensor; 2] {
     [running(|n| n), running(|n| n * n)]
 }
 
-/// Pseudorandom numbers in −1 .. 1.
+/// Returns `n` pseudorandom numbers from −1 to 1.
 fn noise(n: usize) -> HostTensor {
     let mut state = 1u32;
     let mut next = || {
@@ -195,7 +195,7 @@ fn softmax_candidates_are_valid_distinct_and_cover_the_same_lengths() {
             }
         }
     }
-    // A row of up to 504 elements can be read by a part of a warp, a warp, or a CTA.
+    // For rows of up to 504 elements, a team may be a part of a warp, a warp, or a CTA.
     let form = SoftmaxForm::Resident {
         lanes: 32,
         x_rows: 1,

@@ -4,7 +4,7 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// Tiling of a fused kernel.
+/// Tiling of a fused attention kernel.
 pub(super) struct Tiling {
     pub template: &'static str,
     /// Queries per CTA.
@@ -12,7 +12,7 @@ pub(super) struct Tiling {
     /// Keys per stage in shared memory.
     pub keys: u32,
     pub threads: u32,
-    /// 16-row tiles per warp.
+    /// Number of 16-row MMA tiles per warp.
     pub m_tiles: u32,
     /// Whether a warp keeps its Q fragments in registers.
     pub q_in_regs: bool,

@@ -1,7 +1,7 @@
-//! Unfused attention: the two matrix products, with the scores in global memory. These kernels run if fusion is off, and are the reference
-//! for the fused kernels. The softmax between them is in `softmax.rs`.
+//! Unfused attention: the two matrix products, with the scores in global memory. These kernels run if fusion is off, and fused kernels are
+//! compared with them. The module `softmax` has the softmax between them.
 //!
-//! On tensor cores, both products are grouped GEMMs over all heads and sequences: batched GEMMs whose matrices have different sizes. If
+//! On tensor cores, both products are grouped GEMMs (batched GEMMs of different sizes), with a GEMM for each head of each sequence. If
 //! tensor cores cannot read the operands, one thread computes each result.
 
 #[cfg(test)]
@@ -54,7 +54,7 @@ pub struct AttentionContext {
 /// Threads per CTA of both kernels without tensor cores.
 const SIMT_THREADS: u32 = 256;
 
-/// Whether 16-bit MMAs can read heads of this size 16 bytes at a time.
+/// Whether MMAs can read heads of this type and size, at the locations of `views`, 16 bytes at a time.
 fn suits_tensor_cores(head: u32, dtype: DType, views: [HeadView; 2]) -> bool {
     dtype.has_mma() && check_head(head).is_ok() && views.iter().all(|view| view.is_aligned(head, 8))
 }
@@ -64,21 +64,21 @@ struct ScoresPlan {
     /// Queries and keys per tile.
     tile: [u32; 2],
     threads: u32,
-    /// Stages of operand tiles in shared memory.
+    /// Number of pipeline stages in shared memory, each with a tile of queries and a tile of keys.
     stages: u32,
     min_blocks: u32,
     shared_bytes: u32,
 }
 
 impl AttentionScores {
-    /// Whether the kernel uses tensor cores. They require 16-bit storage, a head size and views that can be read 16 bytes at a time, and
-    /// accumulators that fit the registers.
+    /// Whether the kernel uses tensor cores. This requires 16-bit storage, a head size of at most 256 (the accumulators must fit the
+    /// registers), and a head size and views that can be read 16 bytes at a time.
     pub fn tensor_cores(&self) -> bool {
         suits_tensor_cores(self.head, self.dtype, [self.q, self.k])
     }
 
-    /// Returns the tiling. Tiles are small, because sequences are short and their last tiles are partly empty. Several CTAs per SM hide
-    /// each other's latency. Head sizes above 160 leave room for only one stage.
+    /// Returns the tiling. Tiles are small, because the last tiles of a sequence are partly empty, and sequences are short. Several CTAs
+    /// per SM hide each other's latency. Head sizes above 160 leave room for only one stage.
     fn plan(&self) -> ScoresPlan {
         let [rows, keys] = [64, 64];
         let stage = (rows + keys) * row_bytes(self.head, self.dtype);
@@ -99,8 +99,8 @@ impl AttentionScores {
 }
 
 impl AttentionContext {
-    /// Whether the kernel uses tensor cores. They require 16-bit storage, a head size and views that can be read and written 16 bytes at a
-    /// time, and accumulators that fit the registers.
+    /// Whether the kernel uses tensor cores. This requires 16-bit storage, a head size of at most 256 (the accumulators must fit the
+    /// registers), and a head size and views that can be read and written 16 bytes at a time.
     pub fn tensor_cores(&self) -> bool {
         suits_tensor_cores(self.head, self.dtype, [self.v, self.out])
     }
@@ -120,8 +120,8 @@ fn simt_launch(results: u64, heads: u32) -> Launch {
     }
 }
 
-/// Batches for the scores kernel and the context kernel: lengths around tile boundaries, many sequences, and rows of several tiles that
-/// start at every offset modulo 16 bytes.
+/// Returns batches with which both kernels are checked: lengths around tile boundaries, many sequences, and rows of several tiles that
+/// start at every offset from a 16-byte boundary.
 fn cases() -> Vec<Case> {
     let mut cases = edge_cases();
     cases.push(Case::new("long", &[700, 3]));
@@ -399,7 +399,7 @@ impl Kernel for AttentionContext {
             role: Role::Read {
                 element: self.dtype.into(),
                 shape: pairs_shape(self.heads),
-                // The values have the magnitude of probabilities over about twenty keys.
+                // The values have the magnitude of the probabilities of about twenty keys.
                 fill: Fill::WEIGHT,
             },
         };
@@ -429,7 +429,7 @@ impl Kernel for AttentionContext {
             return simt_launch(extents.tokens * u64::from(self.head), self.heads);
         }
         let plan = self.plan();
-        // Upper bound on Σ ⌈n / rows⌉ over the sequences.
+        // Upper bound on the tiles per head: Σ ⌈n / rows⌉ over the lengths n of the sequences.
         let of_head = extents.tokens / u64::from(plan.rows) + extents.batch;
         visitor_launch(
             of_head,

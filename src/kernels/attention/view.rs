@@ -1,12 +1,13 @@
-//! Representation of views in symbols and sources.
+//! Conversion of a [`HeadView`] to text for symbols and CUDA sources.
 
 use crate::ops::HeadView;
 
 pub(super) trait ViewCode {
-    /// 64-bit CUDA expression for the index of a head's first element of token 0. `nth` is the CUDA expression for the head's index.
+    /// Returns a 64-bit CUDA expression for the index of a head's first element in token 0. `nth` is the CUDA expression for the index of
+    /// the head.
     fn origin_of(self, nth: &str, head: u32) -> String;
 
-    /// Part of a symbol that names the view.
+    /// Returns the part of a kernel's symbol that names the view.
     fn word(self) -> String;
 }
 
@@ -27,8 +28,8 @@ impl ViewCode for HeadView {
     }
 }
 
-/// Part of a symbol that distinguishes views. Each item of `views` is a name, a view, and the total width of the heads. The part is empty
-/// if each tensor is `[tokens, width]`, and e.g. `_qkv2304` if three views are columns of one tensor.
+/// Returns the part of a kernel's symbol that distinguishes views. Each item of `views` is a name, a view, and the total width of the
+/// heads. The part is empty if each tensor is `[tokens, width]`, and e.g. `_qkv2304` if three views are columns of one tensor.
 pub(super) fn views_suffix(views: &[(&str, HeadView, u32)]) -> String {
     let columns = |offset, stride| HeadView::TokenMajor { offset, stride };
     if views.iter().all(|&(_, v, width)| v == columns(0, width)) {
@@ -52,7 +53,7 @@ pub(super) fn views_suffix(views: &[(&str, HeadView, u32)]) -> String {
         .collect()
 }
 
-/// Part of a symbol that names the heads: `h12x64`, or `h32kv8x128` if groups of query heads share a key head.
+/// Returns the part of a kernel's symbol that names the heads: `h12x64`, or `h32kv8x128` if several query heads share a key head.
 pub(super) fn heads_word(heads: u32, kv_heads: u32, head: u32) -> String {
     match kv_heads == heads {
         true => format!("h{heads}x{head}"),
@@ -60,7 +61,8 @@ pub(super) fn heads_word(heads: u32, kv_heads: u32, head: u32) -> String {
     }
 }
 
-/// CUDA expression for the key head of the query head given by the CUDA expression `nth`.
+/// Returns a CUDA expression for the index of the key head that belongs to a query head. `nth` is the CUDA expression for the index of the
+/// query head.
 pub(super) fn kv_head_of(nth: &str, heads: u32, kv_heads: u32) -> String {
     match heads / kv_heads.max(1) {
         0 | 1 => nth.to_owned(),
@@ -68,7 +70,7 @@ pub(super) fn kv_head_of(nth: &str, heads: u32, kv_heads: u32) -> String {
     }
 }
 
-/// Part of a symbol that distinguishes scales: empty for `usual`, else e.g. `_scale0p25`.
+/// Returns the part of a kernel's symbol that distinguishes scales: empty for `usual`, else e.g. `_scale0p25`.
 pub(super) fn scale_suffix(scale: f32, usual: f32) -> String {
     if scale.to_bits() == usual.to_bits() {
         return String::new();

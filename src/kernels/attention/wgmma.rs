@@ -1,5 +1,5 @@
-//! Attention on Hopper with WGMMA. Persistent CTAs are warp-specialized, with TMA producers. In CTAs with a single tile, all threads load
-//! with `cp.async`.
+//! Attention on Hopper with WGMMA. Persistent CTAs are warp-specialized: producers load tiles with TMA. In CTAs that compute a single tile,
+//! all threads load with `cp.async`.
 
 mod instances;
 
@@ -19,7 +19,7 @@ use crate::{
 /// Tile shape and occupancy of attention on Hopper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MhaTile {
-    /// Queries per query tile, 64 for each consumer warpgroup.
+    /// Queries per query tile: 64 for each consumer warpgroup of a pipeline.
     pub rows: u32,
     /// Keys per key tile. A key tile is a pipeline stage.
     pub keys: u32,
@@ -35,7 +35,7 @@ pub struct MhaTile {
 pub(super) enum Origin {
     /// Columns of the batch's rows.
     Batch,
-    /// A cache, whose rows are gathered by slot.
+    /// A KV cache, from which keys and values are gathered by slot.
     Cache,
 }
 
@@ -60,7 +60,7 @@ const MAX_STAGES: u32 = 8;
 const STAGE_BARRIERS: u32 = 3 * 8;
 /// Bytes of the scheduler's tile record.
 const TILE_RECORD: u32 = 32;
-/// Bytes of the tile record and of the barrier (empty) of a Q stage.
+/// Bytes of the tile record and of the "empty" barrier of a Q stage.
 const Q_STAGE_BARRIERS: u32 = TILE_RECORD + 8;
 /// Number of 32-bit registers per SM, and the granularity at which a thread's registers are allocated.
 const REGISTERS: u32 = 64 * 1024;
@@ -149,17 +149,17 @@ impl MhaTile {
         }
     }
 
-    /// Max number of coarse tiles per SM for which a finer tile is used instead, if there is one.
+    /// Max number of tiles per SM for which the tile of [`MhaTile::finer`] is used instead, if there is one.
     pub const ROUNDS: u64 = 4;
 
-    /// Returns the smaller tile, if there is one, for launches with few tiles of `self` per SM. In such a launch, a partial last wave of
-    /// tiles of `self` would take a large part of the time.
+    /// Returns the smaller tile, if there is one, for launches with few tiles of `self` per SM. With tiles of `self`, a partial last wave
+    /// would take a large part of the time of such a launch.
     pub fn finer(self, head: u32) -> Option<MhaTile> {
         let coarse = MhaTile::persistent(192, 80, 1);
         (head == 128 && self == coarse).then_some(MhaTile::persistent(128, 128, 1))
     }
 
-    /// Default dispatch without timings: tiles, each with its max sequence length (inclusive).
+    /// Default dispatch without timings. Each entry is a max sequence length in tokens (inclusive) and the tile for it.
     pub fn by_length(head: u32) -> Vec<(Option<u64>, MhaTile)> {
         match head {
             32 => vec![
@@ -193,7 +193,7 @@ impl MhaTile {
         Self::candidates(head).iter().find(one_tile).copied()
     }
 
-    /// Name in symbols.
+    /// Name of the tile in kernel symbols.
     pub fn name(self) -> String {
         let suffix = if self.persistent { "_persistent" } else { "" };
         format!("{}x{}x{}{suffix}", self.rows, self.keys, self.blocks)
@@ -218,8 +218,8 @@ impl MhaTile {
         (self.consumers() + self.persistent as u32) * 128
     }
 
-    /// Registers of a producer thread and of a consumer thread after `setmaxnreg`. The total does not exceed the registers with which a
-    /// persistent CTA is launched.
+    /// Registers of a producer thread and of a consumer thread after `setmaxnreg`. A CTA does not use more registers in total than it is
+    /// launched with.
     fn registers(self, origin: Origin) -> (u32, u32) {
         let whole = |n: u32| n / REGISTER_UNIT * REGISTER_UNIT;
         let all = whole(REGISTERS / self.threads()) * self.threads();
@@ -241,7 +241,7 @@ impl MhaTile {
         }
     }
 
-    /// Constants of the tile and of the attention for the templates of the kernels with one tile per CTA and with persistent CTAs.
+    /// Constants of the tile and the attention, for both templates: one tile per CTA, and persistent CTAs.
     pub(super) fn constants(
         self,
         of: &AttentionProblem,
@@ -314,7 +314,7 @@ impl MhaTile {
     }
 
     /// Returns a launch with one CTA per tile index and head, or at most one persistent CTA per SM. Tile indices are as in
-    /// `Tiling::launch`. The head varies fastest.
+    /// `Tiling::launch`. The head index varies fastest.
     pub(super) fn launch(
         self,
         of: &AttentionProblem,
@@ -328,7 +328,7 @@ impl MhaTile {
             false => u64::MAX,
         };
         let bytes = self.bytes(of.head, self.stages(of.head));
-        // If there are at most as many CTAs as SMs, each CTA requests half of the shared memory, so that no two CTAs run on the same SM.
+        // If each CTA can have its own SM, each requests half of an SM's shared memory, which prevents two CTAs from running on one SM.
         let alone = !self.persistent && blocks <= machine.sms.into();
         let shared = match alone {
             true => bytes.max(SHARED_OF_SM / 2),
@@ -387,8 +387,8 @@ fn columns(head: u32) -> u32 {
     }
 }
 
-/// Whether a column of ones is appended to V, so that the tensor cores sum the rows of P. A descriptor has only one stride between boxes,
-/// so the ones require that a row of V fits in one box.
+/// Whether columns of ones are appended to V, with which the tensor cores sum the rows of P. This requires that a row of V fits one box,
+/// because a descriptor has only one stride between boxes.
 fn has_ones(head: u32) -> bool {
     head == columns(head)
 }
@@ -403,8 +403,8 @@ impl MhaWgmma {
         }
     }
 
-    /// Tiles that support this attention on a GPU with these instructions. The list is empty if the kernel does not support the attention,
-    /// or if the attention has a bias or a cap, for which [`MhaTile::for_adjusted_scores`] returns the only tile.
+    /// Tiles that support this attention on a GPU with `instructions`. The list is empty if the kernel does not support the attention. It
+    /// is also empty with a bias or a cap, for which [`MhaTile::for_adjusted_scores`] returns the only tile.
     pub fn tiles(
         of: &AttentionProblem,
         dtype: DType,
@@ -461,7 +461,7 @@ impl MhaWgmma {
                 });
             }
         }
-        // The consumer threads of a persistent CTA have no registers left for a bias or a cap.
+        // Consumer threads of a persistent CTA have too few registers for a bias or a cap.
         let serves = !of.by.adjusts() || !tile.persistent;
         match tiles.contains(&tile) && serves {
             true => Ok(()),
@@ -481,7 +481,7 @@ impl MhaWgmma {
     }
 }
 
-/// Whether the heads are columns of token-major rows that begin at a box boundary.
+/// Whether the view is token-major, and its heads begin at multiples of the columns of a TMA box.
 fn has_whole_boxes(view: HeadView, head: u32) -> bool {
     match view {
         HeadView::HeadMajor => false,
@@ -582,7 +582,7 @@ impl Kernel for MhaWgmma {
         // Several tiles per pipeline, and more sequences than a warp has lanes.
         let many: Vec<u32> = (0..90).map(|i| 1 + i * 37 % 190).collect();
         cases.push(Case::new("many", &many));
-        // Enough sequences that the scheduler's search takes two steps.
+        // So many sequences that the scheduler's search takes two steps.
         let short: Vec<u32> = (0..1100).map(|i| 1 + i % 3).collect();
         cases.push(Case::new("two_steps", &short));
         cases

@@ -25,7 +25,8 @@ pub enum BeamData {
 }
 
 impl BeamData {
-    /// Returns for each row an index of its request, and the beam that the row holds. A row without a beam has its own index and `None`.
+    /// Returns the index of each row's request, and the beam that the row holds. A row between requests has an unused index and no beam.
+    /// The rows after the last request have the index `usize::MAX`.
     fn teams(n: usize) -> Vec<(usize, Option<Beam>)> {
         let mut rows = Vec::new();
         for team in 0.. {
@@ -149,7 +150,7 @@ impl BeamData {
                 let states = of_rows.flat_map(|((team, beam), _)| {
                     let (nth, of_group) = beam.map_or((0, 1), |b| (b.nth, b.of.n / b.of.groups));
                     let ended = Self::best(team, nth).1;
-                    // A group stores its sequences in reverse order.
+                    // Within a group, the tokens of the best sequences are stored in reverse order of rows.
                     let place = nth / of_group * of_group + of_group - 1 - nth % of_group;
                     let is_done = nth >= of_group && team.is_multiple_of(2);
                     let length = if ended { 1 + nth as i64 } else { 0 };

@@ -1,7 +1,7 @@
 use super::*;
 
-/// The device applies the diversity penalty after the rules. The most probable tokens are the same as in the order of the definition, which
-/// applies the rules last.
+/// The device applies the diversity penalty after the rules, although it is defined to apply before them. The test checks that the most
+/// probable tokens are the same in both orders.
 #[test]
 fn diversity_after_the_rules_equals_diversity_before_them() {
     let forced = |rules: &mut Rules| (rules.forced_first, rules.max_new_tokens) = (Some(3), 9);

@@ -1,4 +1,4 @@
-//! Per-sequence generation parameters in the layout that the kernels read, and the outcomes of token selection.
+//! Generation parameters of a sequence, their encoding for the kernels, and the outcomes of token selection.
 
 use crate::search::{Beams, EarlyStopping, Philox, Rules, Sampling, greedy, log_probability};
 
@@ -8,11 +8,11 @@ pub enum Chosen {
     Token(u32),
     /// The row holds no sequence.
     Idle,
-    /// A logit is NaN or +∞. The token's id is stored in place of the log-probability.
+    /// A logit is NaN or +∞. The id of its token is stored in place of the log-probability.
     NotANumber,
     /// The rules exclude every token.
     NoToken,
-    /// The beam search is done.
+    /// The beam search is done and has found at least one sequence.
     Found,
 }
 
@@ -67,16 +67,16 @@ impl Beam {
 }
 
 impl DeviceSamplingParams {
-    /// Number of 32-bit words of the encoded parameters.
+    /// Number of 32-bit words of a sequence's encoded parameters.
     pub const WIDTH: u32 = 256;
-    /// Words before the token lists.
+    /// Number of words before the lists of tokens, such as end tokens and suppressed tokens.
     pub(super) const HEADER: usize = 24;
 
-    /// Returns the words in the order of `templates/partials/request.cu`. Returns `None` in four cases:
+    /// Returns the parameters as [`Self::WIDTH`] words, in the order of `templates/partials/request.cu`. Returns `None` in four cases:
     ///
-    /// - The token lists do not fit the words.
+    /// - The lists of tokens exceed the words that remain after the header.
     /// - The beams or their candidates exceed [`Beam::MOST`] or [`Beam::MOST_CANDIDATES`].
-    /// - Devices do not support a rule.
+    /// - The device kernels do not implement one of the rules ([`Rules::suit_devices`]).
     /// - Renormalization is combined with a diversity penalty.
     pub fn encode(&self) -> Option<Vec<i32>> {
         let rules = &self.rules;

@@ -1,4 +1,4 @@
-//! Rows of logits that several CTAs read, and the per-group results that they write.
+//! Distribution of rows of logits over CTAs, and the results that the kernels write for groups of tokens.
 
 use super::DeviceSamplingParams;
 use crate::{
@@ -15,11 +15,11 @@ use crate::{
 pub(in crate::kernels) const MAX_GROUPS: u32 = 1024;
 /// Max number of CTAs per row: a row has at most 1024 token groups, and a CTA has at least the 32 groups of one warp.
 const MAX_CTAS: u64 = 32;
-/// Max number of candidate tokens that sampling can handle without further passes over the row.
+/// Max number of candidate tokens that the sampling kernel keeps in shared memory. More candidates need further passes over the row.
 pub(in crate::kernels) const MOST_CANDIDATES: u32 = 1024;
 
-/// Rows of logits that several CTAs read in groups of tokens. Each lane of a warp reads one group: packs (the elements of one access) that
-/// are 32 packs apart.
+/// Rows of logits, each read by one or more CTAs. A pack is the elements of one vector access. Each lane of a warp reads one *group* of
+/// tokens: packs at a distance of 32 packs.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct LogitRows {
     pub(in crate::kernels) vocabulary: u32,
@@ -32,7 +32,7 @@ impl LogitRows {
         vector_width(self.dtype, &[self.vocabulary])
     }
 
-    /// Number of accesses in which a lane reads a group.
+    /// Number of packs of a group.
     fn packs(self) -> u32 {
         self.vocabulary.div_ceil(MAX_GROUPS * self.vector())
     }
@@ -54,7 +54,7 @@ impl LogitRows {
         ])
     }
 
-    /// Returns a launch of about `ctas_per_sm` CTAs per SM, and at least one CTA per row.
+    /// Returns a launch of at most `ctas_per_sm` CTAs per SM, but at least one CTA per row.
     pub(in crate::kernels) fn launch(
         self,
         rows: u64,
@@ -67,7 +67,7 @@ impl LogitRows {
         Launch {
             grid: [of_row.min(self.pieces()), rows as u32, 1],
             threads,
-            // Two bitmaps of the vocabulary.
+            // Two bitmaps with a bit for each token of the vocabulary.
             shared_bytes: 2 * 4 * self.vocabulary.div_ceil(32),
         }
     }
@@ -75,8 +75,9 @@ impl LogitRows {
     /// Returns three results for each group of a row:
     ///
     /// - the best token after the rules,
-    /// - if `temperature` is given, the sum of the exponentials of the tokens that the rules allow, relative to the best token,
-    /// - if `logs`, the maximum of all logits, and the sum of their exponentials relative to the maximum.
+    /// - if `temperature` is given, the sum of the exponentials of the allowed tokens' logits divided by `temperature`, relative to the
+    ///   best token,
+    /// - if `logs`, the max logit before the rules, and the sum of the exponentials of the logits relative to this max.
     pub(in crate::kernels) fn groups(
         self,
         logits: &[f32],
@@ -117,7 +118,7 @@ impl LogitRows {
     }
 }
 
-/// Results for the groups of a row. Elements that are not written stay −1 or NaN.
+/// Results for the groups of a row. Elements that the kernel does not write are −1 (integers) or NaN (floats).
 pub(in crate::kernels) struct Groups {
     pub(in crate::kernels) best: Vec<i64>,
     pub(in crate::kernels) sum: Vec<f32>,
@@ -135,7 +136,7 @@ impl Groups {
     }
 }
 
-/// Maps floats to integers in the same order. −0 maps to the same integer as 0.
+/// Returns an integer for `x`, such that integers have the order of the floats. Returns the same integer for −0 and 0.
 fn key_of(x: f32) -> u32 {
     let bits = (x + 0.0).to_bits();
     bits ^ (((bits as i32) >> 31) as u32 | 0x8000_0000)

@@ -9,7 +9,8 @@ fn a_choice_survives_encoding_and_decoding() {
         let numbers = choice.encode().expect("its lists are short");
         assert_eq!(numbers.len(), DeviceSamplingParams::WIDTH as usize);
         let numbers: Vec<i64> = numbers.into_iter().map(i64::from).collect();
-        // Decoded lists are sorted and have no duplicates, and the two kinds of min length are merged.
+        // Decoding does not restore the order and duplicates of `forced_last`. `min_length` and `min_new_tokens` are encoded as one min
+        // length.
         choice.rules.forced_last.sort_unstable();
         choice.rules.forced_last.dedup();
         choice.rules.min_length = choice.rules.min_length.max(row);
@@ -47,8 +48,8 @@ fn outcomes_have_distinct_codes() {
     }
 }
 
-/// Reference for the probabilities of the tokens that may be sampled: sorts the tokens and sums in f64. Each setting restricts the tokens
-/// that the previous setting has left.
+/// Returns the probability with which each token is sampled, computed by sorting and summing in f64. The settings apply in the order top-k,
+/// top-p, min-p. Each restricts the tokens that the settings before it have left.
 fn probabilities(sampling: Sampling, logits: &[f32]) -> Vec<f64> {
     let softmax = |kept: &[(usize, f64)]| {
         let most = kept.iter().fold(f64::NEG_INFINITY, |m, k| m.max(k.1));
@@ -85,8 +86,8 @@ fn probabilities(sampling: Sampling, logits: &[f32]) -> Vec<f64> {
     all
 }
 
-/// Pearson's χ² test of 8,000 draws for several combinations of settings, at the positions of one sequence and with the seeds of many
-/// sequences.
+/// Pearson's χ² test of 8,000 draws for each combination of settings. The draws are at consecutive positions of one sequence, or at one
+/// position of sequences with different seeds.
 #[test]
 fn sampled_tokens_have_the_probabilities_of_a_plain_softmax() {
     // Logits are sums of three uniform numbers, and some logits are equal.

@@ -12,7 +12,7 @@ use crate::{
     tensor::{DType, Extents, Symbol},
 };
 
-/// An `x [rows, width]` for each width in `widths` → `out [rows, Σ widths]`: concatenates rows.
+/// One input `[rows, width]` for each width in `widths` → `out [rows, Σ widths]`: concatenates the rows of the inputs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Concat {
     /// Widths of the 2 to [`Concat::MAX_PARTS`] inputs.
@@ -20,7 +20,7 @@ pub struct Concat {
     pub dtype: DType,
 }
 
-/// Names of the parameters.
+/// Names of the parameters for the inputs.
 const PARTS: [&str; Concat::MAX_PARTS] = [
     "x_0", "x_1", "x_2", "x_3", "x_4", "x_5", "x_6", "x_7", "x_8", "x_9", "x_10", "x_11", "x_12",
     "x_13", "x_14", "x_15",
@@ -30,7 +30,7 @@ impl Concat {
     /// Max number of tensors that one kernel concatenates.
     pub const MAX_PARTS: usize = 16;
 
-    /// Number of elements in a row of the result. The sum saturates.
+    /// Number of columns of the result: the sum of all widths, saturated to `u32::MAX`.
     pub fn width(&self) -> u32 {
         self.widths.iter().fold(0, |sum, &w| sum.saturating_add(w))
     }
@@ -119,8 +119,8 @@ impl Kernel for Concat {
     }
 }
 
-/// Instances for the device check and the compile tests: two halves, widths that do not allow a common wide access, and the max number of
-/// parts.
+/// Instances for the device check and the compile tests: two inputs of equal width, widths that do not allow wide accesses, and the max
+/// number of inputs.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut kernels: Vec<KernelSpec> = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

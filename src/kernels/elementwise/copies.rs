@@ -1,4 +1,4 @@
-//! Kernels that only move elements. With fusion, other kernels read the elements at their original place instead.
+//! Kernels that only move elements. With fusion, they are not needed, because other kernels read the elements at their original location.
 
 use serde::{Deserialize, Serialize};
 
@@ -257,7 +257,7 @@ pub(super) fn representative() -> Vec<KernelSpec> {
 mod tests {
     use super::*;
 
-    /// Two tokens, two heads of two elements. The value is `100·t + 10·h + c`.
+    /// Two tokens with two heads of two elements. The value of element c of head h of token t is `100·t + 10·h + c`.
     const TOKEN_MAJOR: [f32; 8] = [0.0, 1.0, 10.0, 11.0, 100.0, 101.0, 110.0, 111.0];
     const HEAD_MAJOR: [f32; 8] = [0.0, 1.0, 100.0, 101.0, 10.0, 11.0, 110.0, 111.0];
 

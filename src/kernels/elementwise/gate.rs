@@ -71,7 +71,7 @@ impl Kernel for Gate {
         stream_launch(extents.rows.saturating_mul(packs.into()))
     }
 
-    /// Estimates the cycles of the launch and of the elements, with 1.5 times the cost per element of LayerNorm with a residual.
+    /// Estimates the cycles from the number of elements, with 1.5 times the cost per element of LayerNorm with a residual.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let cost = &machine.costs.norm;
         let elements = rows as f64 * f64::from(self.width);
@@ -99,7 +99,7 @@ impl Kernel for Gate {
     }
 
     fn tolerance(&self) -> Tolerance {
-        // With this fill of `x`, the factors by which activations are multiplied are below 6.
+        // With this fill of `x`, activations are multiplied by factors below 6.
         let of_activation = match self.dtype {
             DType::F32 => 2e-6,
             DType::F16 | DType::BF16 => self.activation.error_at_zero(),

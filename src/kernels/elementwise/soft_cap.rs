@@ -1,4 +1,4 @@
-//! Soft cap of logits and of stored scores. Fused attention kernels apply the soft cap themselves.
+//! Soft cap of logits, and of attention scores in memory. Fused attention kernels apply the soft cap themselves.
 
 use serde::{Deserialize, Serialize};
 
@@ -39,7 +39,7 @@ impl Kernel for SoftCap {
     }
 
     fn params(&self) -> Vec<Param> {
-        // Values range from far below to above the cap.
+        // With this deviation, magnitudes are both far below and above the cap.
         let fill = Fill::Normal {
             mean: 0.0,
             deviation: self.cap.get(),
@@ -76,7 +76,7 @@ impl Kernel for SoftCap {
     }
 }
 
-/// Instances with the caps of Gemma 2 and other caps, at even and odd widths. For scores, the width is the number of heads.
+/// Instances with the caps of Gemma 2 and another cap, at even and odd widths. The width of attention scores is the number of heads.
 pub(super) fn representative(dtype: DType) -> impl Iterator<Item = KernelSpec> {
     let all = [(30.0, 1024), (50.0, 5), (1.5, 1003)];
     all.into_iter().map(move |(cap, width)| {

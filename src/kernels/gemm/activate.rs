@@ -2,7 +2,7 @@
 
 use crate::ops::{Activation, activate_f64};
 
-/// Returns the literals of a function's approximate form, in the order in which they occur in the partial.
+/// Returns the float literals of the approximate (non-`precise`) form of `function`, in the order in which they occur in the partial.
 fn device_literals(function: &str) -> Vec<f32> {
     let partial = include_str!("../../../templates/partials/activation.cu");
     let (_, body) = partial
@@ -18,7 +18,7 @@ fn device_literals(function: &str) -> Vec<f32> {
         .collect()
 }
 
-/// Returns log2 of `P(−t)`, computed as on the device. The activation of x is `x · P(x)`.
+/// Returns log2 of `P(−t)` for `t` ≥ 0, computed as on the device. The activation of x is `x · P(x)`.
 fn device_exponent(activation: Activation, literals: &[f32], t: f32) -> f32 {
     match (activation, literals) {
         (Activation::GeluExact, &[a, b, c, d, e]) => {

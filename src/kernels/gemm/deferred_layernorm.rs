@@ -1,4 +1,4 @@
-//! Deferred LayerNorm from row statistics, fused with the linear layer that reads the result, for few rows on Hopper.
+//! LayerNorm that is deferred into the following linear layer, for few rows on Hopper. It uses row statistics from the previous GEMM.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,8 @@ use crate::{
 
 /// `scaled [rows, k]`, `row_stats [rows, ⌈k / 64⌉, 2]` in f32, `gamma`, `beta [k]`, `weight [n, k]`, (`bias [n]`) → `normal [rows, k]`:
 /// LayerNorm of the rows written by [`GemmResidualRowStats`](super::GemmResidualRowStats), and `out [rows, n]`: `act(normal · weightᵀ +
-/// bias)`. The kernel is for f16 and bf16 on Hopper. Each CTA covers all of k, like [`GemmSplitK`](super::GemmSplitK) without splits.
+/// bias)`. The kernel is for f16 and bf16 on Hopper. Each CTA computes its outputs over the whole of k, like
+/// [`GemmSplitK`](super::GemmSplitK) without splits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeferredLayerNormGemm {
     pub n: u32,
@@ -60,7 +61,7 @@ impl DeferredLayerNormGemm {
         }
     }
 
-    /// Tile of the MMAs. The rows of x are followed by an octet of rows that contains gamma and beta.
+    /// Returns the tile of the MMAs: the rows of x, and an octet of rows for gamma and beta.
     const fn product(&self) -> SplitKTile {
         SplitKTile::new(self.tokens + 8, 1)
     }
@@ -74,7 +75,7 @@ impl DeferredLayerNormGemm {
         }
     }
 
-    /// Whether shared memory has room for x and all weights at once.
+    /// Whether shared memory has room for x and all weights of a CTA at once.
     pub fn has_room_for_all(&self) -> bool {
         let operands = self.operands();
         operands.unaliased_steps() == Some(operands.steps)
@@ -136,7 +137,8 @@ impl Kernel for DeferredLayerNormGemm {
                     name: "scaled",
                     role,
                 }),
-                // If Σ s and Σ s² are both half the number of columns, the mean and the deviation of a row are 1/2.
+                // With this fill, Σ s and Σ s² of a row are about half the number of columns. Both the mean and the deviation of a row are
+                // then 1/2.
                 ("residual", _) => params.push(Param {
                     name: "row_stats",
                     role: Role::Read {
@@ -224,7 +226,8 @@ impl Kernel for DeferredLayerNormGemm {
     }
 }
 
-/// Returns the LayerNorm of rows, computed from the outputs `scaled` and `row_stats` of a GEMM.
+/// Returns the LayerNorm of rows, computed from the outputs `scaled` and `row_stats` of
+/// [`GemmResidualRowStats`](super::GemmResidualRowStats).
 pub(crate) fn normalized(
     scaled: &[f32],
     row_stats: &[f32],
@@ -250,7 +253,7 @@ pub(crate) fn normalized(
     .collect()
 }
 
-/// Instances with tiles of several sizes, with and without bias and activation, and with depths that include odd multiples of 8.
+/// Instances with tiles of several sizes, with and without bias and activation, and with values of `k` that include odd multiples of 8.
 pub fn representative() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
     let gelu = Epilogue::new(true, Some(crate::ops::Activation::GeluExact));
@@ -259,7 +262,7 @@ pub fn representative() -> Vec<KernelSpec> {
         for (n, k, epilogue, tiles) in [
             (768, 768, gelu, &[24, 48, 64][..]),
             (1000, 328, plain, &[40, 56, 64]),
-            // At this size and the next one, x overwrites weights that have moved to registers.
+            // At this size and the next size, x overwrites weights that have moved to registers.
             (384, 1024, gelu, &[40, 64]),
             (328, 936, plain, &[64]),
             (8, 200, gelu, &[8, 64]),

@@ -26,7 +26,7 @@ pub fn representative() -> Vec<KernelSpec> {
             continue;
         };
         for tile in [first, last] {
-            // Odd widths, and depths for which rows start at every alignment.
+            // Odd values of n, and values of k with which rows have every alignment.
             for (n, k) in [
                 (1003, 320),
                 (3, 768),
@@ -84,8 +84,8 @@ pub fn representative() -> Vec<KernelSpec> {
     kernels
 }
 
-/// Instances with operands in E4M3: every tile, every epilogue, both types of results, and sizes that are not multiples of a tile. The
-/// storage type affects only the epilogue.
+/// Instances with operands in E4M3: every tile, every epilogue, results in 16 bits and in E4M3, and sizes that are not multiples of a tile.
+/// Few instances differ only in their storage type, because it affects only the epilogue.
 fn in_e4m3() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
     let bias = Epilogue::new(true, None);
@@ -116,8 +116,8 @@ fn in_e4m3() -> Vec<KernelSpec> {
     with_tiles(&with_all_tiles, &with_outer_tiles, &tiles)
 }
 
-/// Instances with quantized rows in int8: every tile, every epilogue, and sizes that are not multiples of a tile, of a block of columns or of
-/// eight rows of the weight.
+/// Instances with quantized rows in int8: every tile, every epilogue, and sizes that are not multiples of a tile, of a block of columns, or
+/// of eight rows of the weight.
 fn in_int8() -> Vec<KernelSpec> {
     let bias = Epilogue::new(true, None);
     let with = |activation| Epilogue::new(true, Some(activation));
@@ -143,7 +143,7 @@ fn in_int8() -> Vec<KernelSpec> {
     with_tiles(&with_all_tiles, &with_outer_tiles, &tiles)
 }
 
-/// Returns kernels for the first problems with all tiles, and for the others with the first and the last tile.
+/// Returns kernels for the problems `with_all` with all tiles, and for the problems `with_outer` with the first and the last tile.
 fn with_tiles(
     with_all: &[GemmProblem],
     with_outer: &[GemmProblem],

@@ -1,4 +1,4 @@
-//! Problems and formats of packed weights for checks of the GEMMs.
+//! Problems, and formats of packed weights, with which GEMM kernels are checked.
 
 use super::GemmProblem;
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     tensor::{DType, Format, Group, Scaled, Values},
 };
 
-/// Formats of packed weights.
+/// Returns the formats of packed weights with which GEMM kernels are checked.
 pub(super) fn odd_formats() -> impl Iterator<Item = Format> {
     let narrow = Format::Scaled(Scaled {
         values: Values::Int4,
@@ -23,7 +23,7 @@ pub(super) fn odd_formats() -> impl Iterator<Item = Format> {
     .into_iter()
 }
 
-/// Problems for checks of `GemmSplitK` and `GemmStream`.
+/// Returns the problems with which `GemmSplitK` and `GemmStream` are checked.
 pub(super) fn odd_sizes() -> impl Iterator<Item = GemmProblem> {
     let plain = Epilogue::default();
     let gelu = Epilogue::new(true, Some(Activation::GeluExact));

@@ -7,7 +7,7 @@ use crate::{
 
 /// Constants of `partials/packed_weight.cu`, and of the templates that include it.
 pub(super) fn constants(weight: Option<Scaled>) -> Constants {
-    // Name of the conversion.
+    // Name of the conversion that the partial implements.
     let kind = weight.map_or("", |weight| match weight.values {
         Values::Int8 => "int8",
         Values::E4m3 => "e4m3",
@@ -30,8 +30,8 @@ pub(super) fn constants(weight: Option<Scaled>) -> Constants {
 /// Cycles that a warp takes to convert and multiply 16 rows of 128 columns, if no other warp shares its scheduler.
 pub(super) const STEP_LATENCY: f64 = 400.0;
 
-/// Number of issue slots for converting 16 rows of 128 columns, for the streaming GEMM's MMAs of single warps (`by_warps`) or for any other
-/// MMAs. An integer instruction takes two slots.
+/// Number of issue slots that the conversion of 16 rows of 128 columns takes. `by_warps` selects the MMAs of single warps in the streaming
+/// GEMM instead of all other MMAs. An integer instruction takes two slots.
 pub(super) const fn conversion_slots(weight: Scaled, by_warps: bool) -> f64 {
     match (weight.values, weight.group, by_warps) {
         (Values::Int4, _, true) => 190.0,
@@ -45,12 +45,13 @@ pub(super) const fn conversion_slots(weight: Scaled, by_warps: bool) -> f64 {
     }
 }
 
-/// Bytes of a block: 64 columns of a row.
+/// Bytes of the values of 64 columns of a row (a block).
 pub(super) const fn block_bytes(weight: Scaled) -> u32 {
     8 * weight.bits() as u32
 }
 
-/// Bytes of the scales of `columns` columns of a row. A kernel reads these scales together with the values.
+/// Bytes of the scales of groups in `columns` columns of a row. A kernel loads these scales in the same stages as the values. Returns 0 for
+/// scales of whole rows.
 pub(super) const fn scale_bytes(weight: Scaled, columns: u32) -> u32 {
     match weight.group {
         Group::Row => 0,

@@ -1,5 +1,5 @@
-//! Quantized rows of x, in the column order of a packed weight ([`column_at`]): elements of 8 bits with a scale for each row, or elements
-//! in E4M3 with a scale for each group of columns.
+//! Quantized rows of x: 8-bit elements with a scale for each row, or E4M3 elements with a scale for each group of columns. Columns are in
+//! the order of a packed weight ([`column_at`]).
 
 use serde::{Deserialize, Serialize};
 
@@ -16,52 +16,53 @@ use crate::{
     },
 };
 
-/// Elements of quantized rows.
+/// Element type of quantized rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RowElement {
     E4m3,
-    /// Integers from −127 to 127. A row has its scale and the sum of its integers, because kernels multiply the weight's codes, which are
-    /// the weight's integers plus 128. They subtract 128 times the sum from each product.
+    /// Integers from −127 to 127. A row has a scale and the sum of its integers. Kernels need the sum because they multiply the row by the
+    /// codes of the weight, which are its integers plus 128, and then subtract 128 times the sum.
     Int8,
 }
 
-/// Max columns of x in int8. Products with more columns might overflow 32 bits: a code has at most 8 bits, and an integer 7 bits and a
-/// sign.
+/// Max columns of x in int8. With more columns, a 32-bit sum of products might overflow: a code of the weight has 8 bits, and an integer of
+/// x 7 bits and a sign.
 const MAX_K_OF_INT8: u32 = 1 << 16;
-/// Standard deviation of E4M3 operands in checks. Values below 2⁻⁶ are multiples of 2⁻⁹. Their products are therefore small integers times
-/// a constant, which tensor cores add exactly.
+/// Standard deviation of E4M3 operands in checks. It is so small that nearly all values are below 2⁻⁶, where E4M3 values are multiples of
+/// 2⁻⁹. Their products are therefore small integers times a constant, which tensor cores add exactly.
 pub(super) const DEVIATION: f32 = 1.5 / 512.0;
 
-/// Columns of a thread's access in a conversion.
+/// Columns that a thread of a conversion kernel reads in one access.
 pub(super) const PACK: u32 = 8;
-/// Tolerance of a conversion to E4M3.
+/// Tolerance of the elements and scales of a conversion to E4M3.
 pub(super) const IN_E4M3: Tolerance = Tolerance {
     absolute: 1.0 / 1024.0 + 1e-5,
     relative: 1.0 / 16.0 + 1e-5,
     reason: "half a step of E4M3 (2^-4, and 2^-10 below 2^-6); the multiplication by the reciprocal of a scale",
 };
 
-/// Returns the number of columns of rows that are converted from `k` columns. The columns after `k` are zero.
+/// Returns the number of columns of quantized rows for x with `k` columns. The columns after `k` are zero.
 pub(crate) const fn columns(k: u32) -> u32 {
     k.next_multiple_of(COLUMNS as u32)
 }
 
-/// Columns that share a scale in rows with a scale for each group, as in a weight in [`Format::FP8_128`].
+/// Columns per group with a scale, as in a weight in [`Format::FP8_128`].
 pub(super) const GROUP: u32 = 128;
 
-/// Returns the number of groups of rows that are converted from `k` columns.
+/// Returns the number of groups of columns per row for x with `k` columns.
 pub(super) const fn groups(k: u32) -> u32 {
     k.div_ceil(GROUP)
 }
 
-/// Shape of the scales of groups. All rows of a group are adjacent, because the lanes of a warp read the scales of eight rows.
+/// Shape of the scales of groups: `[groups, rows]`. The scales of neighboring rows are adjacent, because the lanes of a warp read the
+/// scales of eight rows at once.
 pub(super) fn group_scales_shape(k: u32) -> Shape {
     Shape::new([u64::from(groups(k)).into(), Symbol::Rows.into()])
 }
 
-/// Parameters of the conversion of rows of `k` elements of type `from`.
+/// Returns the parameters of a conversion of rows of `k` elements of type `from` to elements of type `to`.
 pub(super) fn params(k: u32, from: DType, to: Element, scales: Shape) -> Vec<Param> {
-    // With this deviation, scales are far above the absolute tolerance.
+    // The deviation is large, so the scales are far above the absolute tolerance.
     let x = Fill::Normal {
         mean: 0.0,
         deviation: 1000.0,
@@ -74,7 +75,7 @@ pub(super) fn params(k: u32, from: DType, to: Element, scales: Shape) -> Vec<Par
     ]
 }
 
-/// Estimated cycles of a conversion. It moves half as many bytes as a norm with a residual.
+/// Estimates the cycles of a conversion from the cost of a norm with a residual, which moves twice as many bytes.
 pub(super) fn cycles(k: u32, rows: u64, machine: &Machine) -> f64 {
     let cost = &machine.costs.norm;
     let elements = rows as f64 * f64::from(k);
@@ -82,8 +83,8 @@ pub(super) fn cycles(k: u32, rows: u64, machine: &Machine) -> f64 {
 }
 
 impl RowElement {
-    /// Returns the elements of rows that are multiplied with this weight. Returns `None` unless the weight has 8-bit values with a scale
-    /// for each row.
+    /// Returns the element type of the quantized rows that kernels multiply with a weight in this format. Returns `None` unless the weight
+    /// has 8-bit values with a scale for each row.
     pub fn beside(weight: Format) -> Option<Self> {
         let Format::Scaled(Scaled { values, group }) = weight else {
             return None;
@@ -95,7 +96,7 @@ impl RowElement {
         }
     }
 
-    /// Storage of the weight that the rows are multiplied with.
+    /// Format of the weight with which kernels multiply the rows.
     pub fn weight(self) -> Format {
         match self {
             Self::E4m3 => Format::FP8,
@@ -119,7 +120,7 @@ impl RowElement {
         }
     }
 
-    /// Numbers that are stored for each row: the scale, and in int8 the sum of the integers.
+    /// Number of f32 values that are stored for each row: the scale, and in int8 also the sum of the integers.
     pub fn scales(self) -> u64 {
         match self {
             Self::E4m3 => 1,
@@ -132,7 +133,7 @@ impl RowElement {
         Shape::new([Symbol::Rows.into(), Size::constant(self.scales())])
     }
 
-    /// Returns the scale of a row, or of a group of its columns.
+    /// Returns the scale for the `elements` of a row or of a group of its columns.
     fn scale(self, elements: &[f32]) -> f32 {
         match self {
             Self::E4m3 => row_scale(elements),
@@ -145,7 +146,7 @@ impl RowElement {
         match self {
             Self::E4m3 => value / scale,
             Self::Int8 if scale.is_nan() => 0.0,
-            // The operations of the kernel, so that both round to the same integer.
+            // Uses the same operations as the kernel, to round to the same integers.
             Self::Int8 => Element::I8.round(value * scale.recip()),
         }
     }
@@ -160,8 +161,8 @@ impl RowElement {
     }
 }
 
-/// Converts rows of `k` elements. Returns their elements divided by the scales, in the order of storage, and the scales. Elements in E4M3
-/// are not rounded.
+/// Converts rows of `k` elements. Returns the elements divided by the scales, in the order of storage, and the scales (in int8, with the
+/// sums of integers). The elements are rounded to integers in int8, but not to E4M3.
 pub(crate) fn quantized(x: &[f32], k: u32, to: RowElement) -> (Vec<f32>, Vec<f32>) {
     let (quantized, scales) = quantized_by(x, k, k, to);
     let scales = match to {
@@ -182,7 +183,7 @@ pub(crate) fn quantized_groups(x: &[f32], k: u32) -> (Vec<f32>, Vec<f32>) {
     quantized_by(x, k, GROUP, RowElement::E4m3)
 }
 
-/// Converts rows of `k` elements, with a scale for each `width` columns. The scales are `[⌈k / width⌉, rows]`.
+/// Converts rows of `k` elements, with a scale for each group of `width` columns. The scales are `[⌈k / width⌉, rows]`.
 fn quantized_by(x: &[f32], k: u32, width: u32, to: RowElement) -> (Vec<f32>, Vec<f32>) {
     let (columns, k, width) = (columns(k) as usize, k as usize, width as usize);
     let rows = x.chunks_exact(k);
@@ -203,20 +204,20 @@ fn quantized_by(x: &[f32], k: u32, width: u32, to: RowElement) -> (Vec<f32>, Vec
     (quantized, scales)
 }
 
-/// Returns the rows of `k` elements that were converted to `quantized` by [`quantized`].
+/// Inverts [`quantized`]: returns rows of `k` elements.
 pub(super) fn restored(quantized: &[f32], scales: &[f32], k: u32, from: RowElement) -> Vec<f32> {
     let of_row = from.scales() as usize;
     restored_by(quantized, k, from, |row, _| scales[row * of_row])
 }
 
-/// Returns the rows of `k` elements that were converted to `quantized` by [`quantized_groups`].
+/// Inverts [`quantized_groups`]: returns rows of `k` elements.
 pub(super) fn restored_groups(quantized: &[f32], scales: &[f32], k: u32) -> Vec<f32> {
     let n_rows = quantized.len() / columns(k) as usize;
     let scale = |row: usize, column: usize| scales[column / GROUP as usize * n_rows + row];
     restored_by(quantized, k, RowElement::E4m3, scale)
 }
 
-/// Returns rows of `k` elements, each multiplied by the `scale` of its row and column.
+/// Returns rows of `k` elements in the order of columns, each multiplied by `scale(row, column)`.
 fn restored_by(
     quantized: &[f32],
     k: u32,
@@ -320,7 +321,7 @@ mod tests {
 
     #[test]
     fn integers_are_rounded_to_nearest_with_ties_to_even() {
-        // The scale is 1, and the columns are those of a lane's words: 0, 8, 1, 9.
+        // The scale is 1. The first four stored elements are columns 0, 8, 1 and 9.
         let mut x = [0.0f32; 16];
         (x[0], x[8], x[1], x[9]) = (127.0, 2.5, -3.5, 0.5);
         let (integers, scales) = quantized(&x, 16, RowElement::Int8);

@@ -1,4 +1,4 @@
-//! The QKV projection, with the rotary embedding of heads in the epilogue.
+//! The QKV projection, with rotary embeddings of queries and keys in the epilogue.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,8 +14,9 @@ use crate::{
 };
 
 /// [`GemmWgmma`] fused with [`PrepareAttention`] of the rows that it computes, without norms and without a cache: `x [rows, k]`, `weight
-/// [n, k]`, (`bias [n]`), `positions [rows]` → `out [rows, n]`, `queries` and `keys`. In `out`, only columns that belong neither to queries
-/// nor to keys are written. In fp8, `x` and the weight are in E4M3, and `scale [n]` follows the weight, as in [`GemmProblem`].
+/// [n, k]`, (`bias [n]`), `positions [rows]` → `out [rows, n]`, `queries` and `keys`. The kernel writes only those columns of `out` that
+/// belong neither to queries nor to keys, such as the values. With `fp8`, `x` and the weight are in E4M3, and `scale [n]` follows the
+/// weight, as in [`GemmProblem`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GemmPrepareAttention {
     pub k: u32,
@@ -27,8 +28,8 @@ pub struct GemmPrepareAttention {
 }
 
 impl GemmPrepareAttention {
-    /// Returns the kernel with every tile that consists of whole heads, and in which both columns of a rotated pair are in the same
-    /// lane. The tile of `self` is arbitrary.
+    /// Returns the kernel with every supported tile: tiles of whole heads, in which one lane holds both columns of each rotated pair. The
+    /// tile of `self` is ignored.
     pub fn tiles(&self, instructions: Instructions) -> Vec<Self> {
         if instructions != Instructions::Hopper {
             return Vec::new();
@@ -47,8 +48,8 @@ impl GemmPrepareAttention {
         let [queries, keys, _] = prepare.columns;
         let is_whole = [prepare.row, tile.n, queries, keys];
         let groups = [prepare.head, prepare.pairs()];
-        // The epilogue rounds an angle to whole turns by adding 1.5 · 2²³, which is exact for fewer than 2²² turns. Positions reach 2²⁴, so
-        // frequencies, in radians per position, are at most 1.
+        // The epilogue rounds an angle to whole turns by adding 1.5 · 2²³, which is correct for fewer than 2²² turns. Positions reach 2²⁴,
+        // so frequencies (in radians per position) must be at most 1.
         let frequencies = prepare.rotation.iter().flat_map(|r| &r.frequencies);
         let are_slow = frequencies.into_iter().all(|f| f.abs() <= 1.0);
         prepare.norm.is_none()
@@ -109,7 +110,7 @@ impl GemmPrepareAttention {
         }
     }
 
-    /// Number of tensors that the GEMM reads.
+    /// Number of tensors that the GEMM without the rotation reads.
     pub fn of_gemm(&self) -> usize {
         self.gemm().problem.n_reads()
     }
@@ -242,7 +243,8 @@ impl Kernel for GemmPrepareAttention {
     }
 }
 
-/// Instances with heads of 64 and of 128 in every tile, with values before and after queries and keys, and with partial rotation.
+/// Instances with every tile and with heads of 64 and 128 columns. Values are before or after queries and keys in a row. Some instances
+/// rotate only a part of each head.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     for (dtype, heads, kv_heads, head, pairs, columns, row, bias, fp8) in [

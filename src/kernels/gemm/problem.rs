@@ -21,26 +21,27 @@ use crate::{
 /// With a gate, `weight` and `bias` have `2n` rows. The result is the activation of the product with the first `n` rows of `weight`, times
 /// the product with the last `n` rows.
 ///
-/// If the weight is in E4M3 without scales in its format, x is in E4M3, too. The operand after the weight is then `scale`, with one f32
-/// value per row of the weight. The products are multiplied by `scale` before the bias is added. If the result is stored in E4M3, the last
-/// operand is `out_scale [1]`, and the result is divided by `out_scale`.
+/// If the weight's format is [`Format::E4m3`], x is also in E4M3. The operand after the weight is then `scale [weight rows]` in f32, by
+/// which the products are multiplied before the bias is added. If the result is stored in E4M3, the last operand is `out_scale [1]`, by
+/// which the result is divided.
 ///
-/// With quantized rows, x is a result of `QuantizeRows`: `[rows, columns]` in 8 bits. The operand after the weight is then `x_scale`, with
-/// the scales of the rows. The products are multiplied by the scales of the weight's rows and of the rows of x. If the weight has a scale
-/// for each 128 columns of a row, x is a result of `QuantizeGroups`. The sum of each 128 products is then multiplied by both scales.
+/// With quantized rows, x is the result of `QuantizeRows`: `[rows, columns]` in 8 bits. The operand after the weight is then `x_scale`, the
+/// scales of the rows. A sum of products is multiplied by the scale of the weight's row and by the scale of the row of x. If the weight has
+/// a scale for each 128 columns of a row, x is the result of `QuantizeGroups`. The sum of each 128 products is then multiplied by the
+/// scales of the two groups.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmProblem {
     /// Columns of the result.
     pub n: u32,
-    /// Columns of x.
+    /// Columns of x and of the weight.
     pub k: u32,
     /// Storage type of the bias and of the residual, and of x and the result unless they are in E4M3.
     pub dtype: DType,
-    /// Storage of the weight. In f16 and bf16, kernels read a packed weight and convert it in registers. In f32, only the CPU executor
-    /// supports a packed weight. It rounds x to int8 or bf16 if the weight is in int8 or bf16.
+    /// Storage format of the weight. If `dtype` is f16 or bf16, kernels convert a packed weight in registers. If `dtype` is f32, only the
+    /// CPU executor supports a weight in another format. It rounds x to int8 or bf16 if the weight is in int8 or bf16.
     pub weight: Format,
     pub epilogue: Epilogue,
-    /// Whether the problem has a gate, to which the activation belongs.
+    /// Whether the problem has a gate. `epilogue.activation` is then the activation of the gate.
     pub gated: bool,
     /// Whether the result is stored in E4M3.
     pub to_e4m3: bool,
@@ -73,7 +74,7 @@ impl GemmProblem {
         }
     }
 
-    /// Returns the problem with a gate: `activation` of the first half of the products, times the second half. The result has half as many
+    /// Returns the problem with a gate: `activation` of the first half of the columns, times the second half. The result has `n / 2`
     /// columns.
     #[must_use]
     pub fn with_gate(self, activation: Activation) -> Self {
@@ -111,12 +112,12 @@ impl GemmProblem {
         }
     }
 
-    /// Number of elements of x in 16 bits: 2 in E4M3 or int8, otherwise 1. Kernels measure k, stages and swizzles in units of 16 bits.
+    /// Number of elements of x per 16 bits: 2 in E4M3 or int8, otherwise 1. Constants such as the k of a stage count units of 16 bits.
     pub(super) fn elements_in_16_bits(&self) -> u32 {
         1 + u32::from(self.multiplies_8_bits())
     }
 
-    /// Returns the format of a packed weight that a device reads.
+    /// Returns the format of the weight if it is packed and device kernels read it (activations in f16 or bf16).
     pub(super) fn packed(&self) -> Option<Scaled> {
         match self.weight {
             Format::Scaled(scaled) if self.dtype.has_mma() => Some(scaled),
@@ -138,8 +139,8 @@ impl GemmProblem {
         2 + scales + self.epilogue.operands()
     }
 
-    /// Returns the problem of the product before the gate, with a column for each row of the weight. Without a gate, this is the problem
-    /// itself.
+    /// Returns the problem that computes the input of the gate, with a column for each row of the weight. Without a gate, returns the
+    /// problem itself.
     #[must_use]
     pub fn before_gate(&self) -> Self {
         match self.gated {
@@ -171,7 +172,7 @@ impl GemmProblem {
         }
     }
 
-    /// Name of the function in symbols.
+    /// Name of the computed function in kernel symbols.
     pub(super) fn definition(&self) -> String {
         let fp8 = match (self.is_fp8(), self.quantized_rows) {
             (true, _) => "fp8_",
@@ -182,7 +183,7 @@ impl GemmProblem {
         format!("{fp8}{}{}{to}", self.epilogue_name(), self.sizes_name())
     }
 
-    /// Part of a symbol that names the gate and the epilogue.
+    /// Part of a kernel's symbol that names the gate and the epilogue.
     pub(super) fn epilogue_name(&self) -> String {
         let gate = self.gate().map_or_else(String::new, |gate| {
             format!("{}_gate_", gate.activation.name())
@@ -190,7 +191,7 @@ impl GemmProblem {
         format!("{gate}{}", self.before_gate().epilogue.name())
     }
 
-    /// Part of a symbol that names types and sizes.
+    /// Part of a kernel's symbol that names types and sizes.
     pub(super) fn sizes_name(&self) -> String {
         let Self { n, k, dtype, .. } = self;
         let weight = match self.is_plain() || self.is_fp8() {
@@ -205,7 +206,8 @@ impl GemmProblem {
     /// # Errors
     /// Returns the reason if the problem is invalid for every kernel.
     pub(super) fn check(&self) -> Result<(), String> {
-        // The width has the same limit as the rows of a table, because a GEMM may have a column for each token of the vocabulary.
+        // A width has the same limit as the number of rows of an embedding table, because a GEMM may have a column for each token of the
+        // vocabulary.
         for size in [
             self.n,
             self.k,
@@ -230,7 +232,7 @@ impl GemmProblem {
         }
     }
 
-    /// Checks that the problem has neither a gate nor E4M3 operands.
+    /// Checks that the problem has neither a gate nor quantized rows nor operands in [`Format::E4m3`].
     ///
     /// # Errors
     /// Returns the reason otherwise.
@@ -255,7 +257,7 @@ impl GemmProblem {
         }
     }
 
-    /// Constants of all templates.
+    /// Constants that all GEMM templates need.
     pub(super) fn constants(&self) -> Constants {
         let activation = self.epilogue.activation;
         Constants::from([
@@ -285,7 +287,8 @@ impl GemmProblem {
                     mean: 0.0,
                     deviation: DEVIATION,
                 };
-                // Products have standard deviation 1. Scales differ, so that the check detects a scale on a wrong column.
+                // Scaled results have standard deviation 1. The scales of columns differ, so the check detects a scale that is applied to a
+                // wrong column.
                 let mean = 1.0 / (DEVIATION * DEVIATION * (self.k as f32).sqrt());
                 let scale = Fill::Normal {
                     mean,
@@ -298,7 +301,7 @@ impl GemmProblem {
                 ]
             }
             false => {
-                // With these weights, activations of standard deviation 1 give outputs of standard deviation 1.
+                // With weights of this deviation, inputs of standard deviation 1 give outputs of standard deviation 1.
                 let weights = Fill::Normal {
                     mean: 0.0,
                     deviation: 1.0 / (self.k as f32).sqrt(),
@@ -338,7 +341,7 @@ impl GemmProblem {
         [self.weight_rows(), self.k]
     }
 
-    /// Computes the results. If `converts`, a packed weight is converted to the type of x before the product.
+    /// Computes the results. If `converts`, a packed weight is rounded to the type of x before the product, like in device kernels.
     pub(super) fn reference(
         &self,
         extents: &Extents,
@@ -351,7 +354,7 @@ impl GemmProblem {
             };
             let x = HostTensor::Real(self.restored_rows(x.real(), x_scale.real()));
             let reads = [&[&x, *weight], rest].concat();
-            // Both factors are multiplied as they are stored.
+            // The elements of both factors are multiplied without rounding them to the storage type.
             return self.with_plain_rows().reference(extents, &reads, false);
         }
         if self.is_fp8() {
@@ -375,7 +378,7 @@ impl GemmProblem {
         }
     }
 
-    /// Whether x is rounded to the weight's format.
+    /// Whether the CPU executor rounds x to the weight's format before the product.
     fn rounds_x(&self) -> bool {
         match self.weight {
             _ if self.is_plain() || self.packed().is_some() => false,
@@ -385,7 +388,7 @@ impl GemmProblem {
         }
     }
 
-    /// Returns the matrix rounded to the format of the weight.
+    /// Returns the values of `matrix` rounded to the weight's format. If `converts`, scaled values are also rounded to the storage type.
     fn stored(&self, matrix: &[f32], converts: bool) -> Vec<f32> {
         let k = self.k as usize;
         match self.weight {
@@ -420,7 +423,7 @@ impl GemmProblem {
             let more = residual.map_or(0.0, |r| f64::from(r[row * n + column]));
             (activated + more) as f32
         };
-        // Each task computes a block of columns for all rows, so that a large weight is read once.
+        // Each task computes a block of columns for all rows, to read a large weight only once.
         const COLUMNS: usize = 32;
         let blocks = weight.par_chunks(COLUMNS * k).enumerate();
         let blocks: Vec<Vec<f32>> = blocks
@@ -445,8 +448,9 @@ impl GemmProblem {
         HostTensor::Real(out)
     }
 
-    /// Computes the results of a problem with E4M3 operands from the products of each row. `more` holds the operands after the weight.
-    /// Results that are stored in E4M3 are not yet rounded.
+    /// Computes the results of a problem with operands in [`Format::E4m3`] from `products [rows, weight rows]`, and stores them in `out
+    /// [rows, n]`. `more` holds the operands after the weight. Results that are stored in E4M3 are clamped to its range, but not yet
+    /// rounded.
     pub(crate) fn finish(&self, products: &[f32], more: &[&[f32]], out: &mut [f32]) {
         let Epilogue {
             bias,
@@ -507,10 +511,10 @@ impl GemmProblem {
 
     /// Tolerance of the results of the product, before a gate.
     pub(super) fn tolerance_of_sums(&self) -> Tolerance {
-        // With the fills of the parameters, partial sums have magnitude 1. They are rounded to f32 k times, with random errors. Tensor
-        // cores truncate them after every 8 or 16 products instead.
+        // With the fills of the parameters, partial sums have magnitude 1. FMAs in f32 round a sum k times, with random errors. Tensor
+        // cores truncate a sum after every 8 or 16 products instead.
         let k = f64::from(self.k);
-        // Sums of E4M3 products are exact, see `DEVIATION`, except for those of groups. Sums of integers are exact.
+        // Sums of integer products are exact. Sums of E4M3 products are exact in checks (see `DEVIATION`), except with scales of groups.
         self.with_error_of_sums(match self.dtype {
             DType::F16 => Tolerance {
                 absolute: (2e-4 + 2.0 * k / 8.0 * f64::from(f32::EPSILON)) as f32,
@@ -540,7 +544,7 @@ impl GemmProblem {
         }
     }
 
-    /// Rounding error of the storage type, relative to that of f16.
+    /// Ratio of the storage type's rounding error to the rounding error of f16.
     pub(super) fn storage_error(&self) -> f32 {
         match self.dtype {
             DType::F16 => 1.0,
@@ -556,8 +560,8 @@ const UNSCALED: &str =
 /// Error message for a GEMM that does not read quantized rows.
 pub(super) const QUANTIZED_ROWS: &str = "quantized rows, which only the persistent GEMM for Hopper and, in int8, the GEMM for any GPU read";
 
-/// Cases with full, partial and empty octets and tiles of rows, in which gamma and beta, two more rows after the last row, are in the same
-/// octet or in two octets.
+/// Returns cases in which octets and tiles of rows are full, partial or empty. Some kernels treat gamma and beta as two more rows after the
+/// last row. In these cases, both are in one octet or in two.
 pub(super) fn few_rows() -> impl Iterator<Item = Case> {
     let rows = [7, 8, 15, 30, 31, 32, 33, 62, 64, 65, 127, 128].into_iter();
     rows.map(|rows| Case::new("few_rows", &[rows]))

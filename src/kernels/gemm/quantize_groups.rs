@@ -1,5 +1,5 @@
-//! The conversion of rows to E4M3 with a scale for each group of 128 columns. The result is multiplied with a packed weight in E4M3 that
-//! has such scales.
+//! The conversion of rows to E4M3 with a scale for each group of 128 columns. A GEMM multiplies the result with a packed E4M3 weight whose
+//! rows have the same groups.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,11 +29,11 @@ pub struct QuantizeGroups {
 }
 
 impl QuantizeGroups {
-    /// Storage of the weight that the rows are multiplied with.
+    /// Format of the weight with which the rows are multiplied.
     pub const WEIGHT: Format = Format::FP8_128;
 
-    /// Returns the conversion of a problem's x, and the problem with the converted x. Returns `None` unless the weight is packed E4M3 with
-    /// a scale for each 128 columns of a row, and has columns that the conversion supports.
+    /// Returns the kernel that converts a problem's x, and the problem with the converted x. Returns `None` if the weight's format is not
+    /// [`Self::WEIGHT`], or if the conversion does not support `k` or the storage type.
     pub fn of(problem: &GemmProblem) -> Option<(Self, GemmProblem)> {
         let GemmProblem { k, dtype, .. } = *problem;
         let is_packed = problem.weight == Self::WEIGHT && problem.packed().is_some();
@@ -50,7 +50,7 @@ impl QuantizeGroups {
         packed_rows::columns(self.k)
     }
 
-    /// Scales of a row.
+    /// Number of scales of a row.
     pub fn groups(&self) -> u32 {
         packed_rows::groups(self.k)
     }
@@ -81,7 +81,7 @@ impl Kernel for QuantizeGroups {
         )
     }
 
-    /// Only kernels for Hopper read the result.
+    /// Returns Hopper, because only kernels for Hopper read the result.
     fn instructions(&self) -> Instructions {
         Instructions::Hopper
     }

@@ -20,8 +20,8 @@ use crate::{
 /// of a row is its largest magnitude divided by that of E4M3 (448) or by 127. A row of zeros has the scale 1. In int8, elements are rounded
 /// to the nearest integer, with ties to even, and `row_scale [rows, 2]` also has the sums of the integers.
 ///
-/// Each block of 64 columns is stored in the order of a packed weight, so that the dot product of a stored row and a row of
-/// the weight multiplies the right pairs. `columns` is `k`, rounded up to a multiple of 128. The columns after `k` are zero.
+/// A packed weight stores each block of 64 columns in a permuted order. The result has the same order, so the elements of a stored row and
+/// of a row of the weight match. `columns` is `k`, rounded up to a multiple of 128. The columns after `k` are zero.
 ///
 /// In E4M3, NaN stays NaN. An infinite element becomes NaN, and the other elements of its row become zero. In int8, a row with an element
 /// that is not finite becomes zero, and its scale NaN. Products with such rows are NaN.
@@ -33,8 +33,8 @@ pub struct QuantizeRows {
 }
 
 impl QuantizeRows {
-    /// Returns the conversion of a problem's x, and the problem with the converted x. Returns `None` unless the weight is packed E4M3 or
-    /// int8 with a scale for each row, and has columns that the conversion supports.
+    /// Returns the kernel that converts a problem's x, and the problem with the converted x. Returns `None` if the weight is not packed
+    /// E4M3 or int8 with a scale for each row, or if the conversion does not support `k` or the storage type.
     pub fn of(problem: &GemmProblem) -> Option<(Self, GemmProblem)> {
         let GemmProblem { k, dtype, .. } = *problem;
         let to = RowElement::beside(problem.weight)?;
@@ -90,7 +90,7 @@ impl Kernel for QuantizeRows {
         )
     }
 
-    /// Only kernels for Hopper read rows in E4M3.
+    /// Returns Hopper for E4M3, because only kernels for Hopper read quantized rows in E4M3.
     fn instructions(&self) -> Instructions {
         match self.to {
             RowElement::E4m3 => Instructions::Hopper,
@@ -150,7 +150,7 @@ impl Kernel for QuantizeRows {
     }
 }
 
-/// Instances with one warp and with several warps for a row, and with every kind of partial block.
+/// Instances with one warp per row and with several warps per row, and with every kind of partial block.
 pub(super) fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     for to in [RowElement::E4m3, RowElement::Int8] {

@@ -1,4 +1,4 @@
-//! The parts of a problem that depend on the elements and scales of quantized rows.
+//! Methods of [`GemmProblem`] that depend on the elements and scales of quantized rows.
 
 use super::{
     GemmProblem, QuantizeGroups,
@@ -11,15 +11,15 @@ use crate::{
     tensor::{DType, Format, Scaled, Shape, Symbol},
 };
 
-/// Error of a result of the check if its sums are not exact. Results have standard deviation 1. Tensor cores add the E4M3 products of a
-/// group with 14 bits.
+/// Absolute error of a result (of standard deviation 1) in checks with scales of groups: tensor cores add the E4M3 products of a group with
+/// only 14 bits of mantissa.
 const SUMS_IN_14_BITS: f32 = 2e-3;
-/// Max factor of the weight's elements in checks. The elements of a row are multiples of its largest magnitude divided by 7. In E4M3, they
-/// are multiples of 64 up to 448, which are exact.
+/// In checks, the elements of a weight's row are `i · max / 7` with integers `i` of magnitude at most 7. Scaled to the range of E4M3, they
+/// are multiples of 64 up to 448, which E4M3 stores exactly.
 const LARGEST: u32 = 7;
 
 impl GemmProblem {
-    /// Elements of quantized rows.
+    /// Returns the element type of quantized rows.
     pub(crate) fn row_element(&self) -> RowElement {
         match self.multiplies_int8() {
             true => RowElement::Int8,
@@ -27,7 +27,7 @@ impl GemmProblem {
         }
     }
 
-    /// Whether products of 8-bit integers are computed.
+    /// Whether x and the weight are both in int8.
     pub(crate) fn multiplies_int8(&self) -> bool {
         self.quantized_rows && self.weight == Format::INT8
     }
@@ -38,7 +38,7 @@ impl GemmProblem {
         self.quantized_rows && self.weight == QuantizeGroups::WEIGHT
     }
 
-    /// Numbers that are stored for each quantized row: the scales, and in int8 the sum of the integers.
+    /// Number of f32 values that are stored for each quantized row: its scales, and in int8 also the sum of its integers.
     pub(crate) fn scales_of_row(&self) -> u64 {
         match self.multiplies_groups() {
             true => groups(self.k).into(),
@@ -54,18 +54,18 @@ impl GemmProblem {
         }
     }
 
-    /// Returns the parameters of a product of converted rows: the rows, the packed weight, and the scales of the rows. With their fills,
-    /// results have standard deviation 1. Sums of products are exact, except with scales of groups. The scales of the weight's groups then
-    /// differ, so that the check detects a scale of a wrong group or row.
+    /// Returns the parameters of a product of quantized rows: the rows, the packed weight, and the scales of the rows. With their fills,
+    /// results have standard deviation 1. Sums of products are exact, except with scales of groups. With scales of groups, the weight is
+    /// normally distributed, so its groups have different scales, and the check detects the scale of a wrong group or row.
     pub(super) fn operands_of_rows(&self, matrix: Shape) -> Vec<Param> {
         let &Self { k, weight, .. } = self;
         let to = self.row_element();
         let normal = |mean, deviation| Fill::Normal { mean, deviation };
         let normal_elements = normal(0.0, (k as f32).sqrt().recip());
-        // Scales differ, so that the check detects a scale on a wrong row.
+        // The scales of rows differ, so the check detects a scale that is applied to a wrong row.
         let (x, elements, scale) = match to {
             RowElement::E4m3 => {
-                // Variance of the factors of the weight's elements.
+                // Variance of the integer factors of the weight's elements.
                 let variance = (LARGEST * (LARGEST + 1)) as f32 / 3.0;
                 let exact = Fill::Multiples {
                     largest: LARGEST,
@@ -78,7 +78,7 @@ impl GemmProblem {
                 let scale = normal(DEVIATION.recip(), DEVIATION.recip() / 8.0);
                 (normal(0.0, DEVIATION), elements, scale)
             }
-            // With this mean, rows have large sums.
+            // The mean is not 0, so rows have large sums.
             RowElement::Int8 => (
                 normal(8.0, 32.0),
                 normal_elements,
@@ -93,7 +93,7 @@ impl GemmProblem {
         ]
     }
 
-    /// Returns the rows of x that were converted to quantized rows with these scales.
+    /// Returns the rows `[rows, k]` that the `quantized` rows and their `scales` represent.
     pub(crate) fn restored_rows(&self, quantized: &[f32], scales: &[f32]) -> Vec<f32> {
         match self.multiplies_groups() {
             true => restored_groups(quantized, scales, self.k),
@@ -101,12 +101,12 @@ impl GemmProblem {
         }
     }
 
-    /// Returns the format of a packed weight that kernels convert in registers.
+    /// Returns the format of the weight if it is packed and kernels convert it in registers.
     pub(super) fn converted(&self) -> Option<Scaled> {
         self.packed().filter(|_| !self.quantized_rows)
     }
 
-    /// Returns the problem without the conversion of the rows of x.
+    /// Returns the problem with rows of x that are not quantized.
     pub(crate) fn with_plain_rows(&self) -> Self {
         Self {
             quantized_rows: false,
@@ -135,7 +135,7 @@ impl GemmProblem {
         }
     }
 
-    /// Adds the error of sums of E4M3 products to a tolerance, unless checks have exact sums.
+    /// Adds the error of sums of E4M3 products to `tolerance` if the problem has scales of groups. Otherwise, sums are exact in checks.
     pub(super) fn with_error_of_sums(&self, tolerance: Tolerance) -> Tolerance {
         match self.multiplies_groups() {
             true => Tolerance {
@@ -147,7 +147,7 @@ impl GemmProblem {
         }
     }
 
-    /// Returns the scales of rows in int8 with the sums of the rows in `reads`, and their index among the operands.
+    /// For int8, returns `x_scale` with the sums of the rows in `reads`, and its index among the operands.
     pub(super) fn derived_inputs(&self, reads: &[&HostTensor]) -> Vec<(usize, HostTensor)> {
         let (true, [x, _, x_scale, ..]) = (self.multiplies_int8(), reads) else {
             return Vec::new();

@@ -1,5 +1,5 @@
-//! A linear layer fused with the following residual addition and LayerNorm or RMSNorm, for Hopper. A cluster holds whole rows of the
-//! result. It reduces their row statistics and normalizes the rows in registers.
+//! A linear layer fused with the following residual addition and LayerNorm or RMSNorm, for Hopper. The accumulators of a cluster's CTAs are
+//! whole rows of the result. The CTAs exchange sums over their parts of the rows, and normalize the rows in registers.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ use crate::{
 
 /// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma`, (`beta [n]`) → (`sum [rows, n]`), `out [rows, n]`: the sum
 /// `x · weightᵀ + bias + residual` and its LayerNorm or RMSNorm, in f16 or bf16, on Hopper. The kernel fuses [`Gemm`] with [`LayerNorm`] or
-/// [`RmsNorm`], without the rounding between the two.
+/// [`RmsNorm`], and does not round the sum before the norm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GemmResidualNorm {
     pub n: u32,
@@ -40,9 +40,9 @@ const SHARED_LIMIT: u32 = 227 * 1024;
 const STAGE_ALIGNMENT: u32 = 1024;
 /// Max stages. More would hide no more latency.
 const MAX_STAGES: u32 = 8;
-/// Max depth k of problems that are checked with tens of thousands of rows. A check with a larger k would be slow.
+/// Max `k` of problems that are checked with tens of thousands of rows. With a larger `k`, such a check would be slow.
 const FEW_PRODUCTS: u32 = 72;
-/// A number of CTAs that exceeds the SMs of every Hopper GPU. With more tiles than this, some persistent cluster has several tiles.
+/// A number of CTAs that exceeds the SMs of every Hopper GPU. If a launch has more tiles, some persistent cluster processes several tiles.
 const MAX_CTAS: u32 = 160;
 /// The portable cluster size, which every GPU with clusters supports.
 const MAX_CTAS_PER_CLUSTER: u32 = 8;
@@ -110,7 +110,7 @@ impl GemmResidualNorm {
         (Gemm::of(n, k, dtype, epilogue), norm)
     }
 
-    /// Number of tensors from which the sum is computed.
+    /// Number of operands of the sum: x, the weight, the residual, and the bias if there is one.
     pub fn of_sum(&self) -> usize {
         3 + usize::from(self.bias)
     }
@@ -150,7 +150,7 @@ impl GemmResidualNorm {
             + bytes * ctas / f64::from(machine.sms) * cost.power;
         let residual = outputs * 2.0 / l2;
         let mainloop = f64::from(self.k.div_ceil(BLOCK_K)) * step + residual;
-        // The statistics wait for the stores of the sum. In measurements, the wait grows with the cluster size.
+        // The exchange of row statistics waits for the stores of the sum. In measurements, this wait grows with the cluster size.
         let kept = match self.keeps_sum {
             true => outputs * wgmma.output * f64::from(self.cluster_size()) / 6.0,
             false => 0.0,
@@ -194,13 +194,13 @@ impl GemmResidualNorm {
         (self.tile.m + self.tile.n) * BLOCK_K * 2
     }
 
-    /// Bytes of static shared memory: partial row statistics, and per-column constants.
+    /// Bytes of static shared memory: partial row statistics, and vectors with a value per column (such as the bias and gamma).
     fn declared_bytes(&self) -> u32 {
         let parts = 2 * 2 * self.cluster_size() * self.rows_of_warpgroup() * 8;
         parts + self.tile.n * 3 * 4
     }
 
-    /// Pipeline stages for k tiles and the residual: as many as fit.
+    /// Number of pipeline stages (for k tiles and the residual) that fit shared memory, up to `MAX_STAGES`.
     fn stages(&self) -> u32 {
         let rest = SHARED_LIMIT - self.declared_bytes() - self.bytes_beside(MAX_STAGES);
         (rest / self.stage_bytes()).min(MAX_STAGES)
@@ -352,7 +352,7 @@ impl Kernel for GemmResidualNorm {
     fn cases(&self) -> Vec<Case> {
         let mut cases = Case::standard();
         if self.k <= FEW_PRODUCTS {
-            // For every tile size, some CTA has five tiles with this number of rows, so that both warpgroups reuse barriers and stages.
+            // With this number of rows, some CTA has five tiles whatever the tile size. Both warpgroups then reuse barriers and stages.
             let rows = |tile: &WgmmaTile| {
                 let at_once = MAX_CTAS / (self.n / tile.n);
                 u64::from(4 * at_once * tile.m) + 1
@@ -374,8 +374,8 @@ impl Kernel for GemmResidualNorm {
     }
 }
 
-/// Instances with every tile in clusters of several sizes, with depths that include odd multiples of 8, and with both norms, with and
-/// without the stored sum.
+/// Instances with every tile, several cluster sizes, both norms, with and without a stored sum, and values of `k` that include odd
+/// multiples of 8.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
@@ -386,7 +386,7 @@ pub fn representative() -> Vec<KernelSpec> {
             (768, FEW_PRODUCTS, false, true, true),
             (1024, 328, true, true, false),
         ] {
-            // The kernels for f16 and bf16 differ only in conversions.
+            // Skip bf16 for this case, because kernels for f16 and bf16 differ only in conversions.
             if keeps_sum && dtype == DType::BF16 && centered {
                 continue;
             }

@@ -1,5 +1,5 @@
-//! The GEMM before a deferred LayerNorm, for few rows on Hopper. It also writes row statistics, with which the next GEMM normalizes, so
-//! that LayerNorm needs no separate launch.
+//! The GEMM before a deferred LayerNorm, for few rows on Hopper. It also writes row statistics. The next GEMM normalizes its input with
+//! these statistics, so LayerNorm needs no launch.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,9 +18,9 @@ use crate::{
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
-/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma [n]` → `scaled [rows, n]`: `gamma · s` with `s = x · weightᵀ
-/// + bias + residual`; and `row_stats [rows, ⌈n / 64⌉, 2]` in f32: the sums of s and of s² over each block of 64 columns. The kernel is for
-/// f16 and bf16 on Hopper, like [`GemmSplitK`](super::GemmSplitK).
+/// `x [rows, k]`, `weight [n, k]`, (`bias [n]`), `residual [rows, n]`, `gamma [n]` → `scaled [rows, n]` and `row_stats [rows, ⌈n / 64⌉, 2]`
+/// in f32. With `s = x · weightᵀ + bias + residual`, `scaled` is `gamma · s`, and `row_stats` holds the sums of s and of s² over each block
+/// of 64 columns. The kernel is for f16 and bf16 on Hopper, like [`GemmSplitK`](super::GemmSplitK).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmResidualRowStats {
     pub n: u32,
@@ -34,8 +34,8 @@ pub struct GemmResidualRowStats {
 /// Threads of a CTA: two consumer warpgroups and a producer warp.
 const THREADS: u32 = 288;
 
-/// Whether the accumulators that the warpgroups exchange fit the shared memory of a warpgroup's weights, which is free after the product.
-/// The warpgroups exchange the accumulators of half of the tokens and of `also` further octets.
+/// Whether the accumulators that the warpgroups exchange fit the shared memory that held a warpgroup's weights, which is free after the
+/// product. The warpgroups exchange the accumulators of half of the tokens, plus `also` octets of tokens.
 pub(super) fn room_to_exchange(tile: SplitKTile, k: u32, also: u32) -> bool {
     let steps = k.div_ceil(BLOCK_K) / tile.splits / 2;
     let exchanged = (tile.tokens / 8).div_ceil(2) + also;
@@ -50,7 +50,7 @@ pub(super) struct SlicedK {
     pub rows: u32,
     /// Octets of rows whose accumulators a warpgroup sends to the other warpgroup.
     pub exchanged: u32,
-    /// Bytes of shared memory for other purposes.
+    /// Bytes of shared memory that a CTA needs besides the operands.
     pub besides: u32,
 }
 
@@ -58,8 +58,9 @@ impl SlicedK {
     /// Max number of steps per warpgroup whose weights move to registers before x arrives.
     pub const MAX_RESIDENT: u32 = 6;
 
-    /// Number of steps whose weights x does not overwrite: the largest number that leaves room for x. The weights of later steps are in the
-    /// second warpgroup's registers before x is loaded. `None` if there is no room for x.
+    /// Returns the number of k-steps whose weights stay in shared memory: the largest number that leaves room for x. The loads of x
+    /// overwrite the weights of the later steps, which the second warpgroup has moved to registers by then. Returns `None` if there is no
+    /// room for x.
     pub fn unaliased_steps(&self) -> Option<u32> {
         let of_group = self.steps.div_ceil(2);
         let kept = of_group.saturating_sub(Self::MAX_RESIDENT);
@@ -68,7 +69,7 @@ impl SlicedK {
         numbers.find(|&number| self.bytes(number) + self.besides <= SHARED_LIMIT)
     }
 
-    /// Bytes of shared memory for the operands with `unaliased_steps` unaliased steps.
+    /// Returns the bytes of shared memory for the operands if the weights of `unaliased_steps` steps are not overwritten by x.
     pub fn bytes(&self, unaliased_steps: u32) -> u32 {
         ALIGNMENT + unaliased_steps * STEP_BYTES + self.steps * self.rows * BLOCK_K * 2
     }
@@ -103,7 +104,8 @@ impl GemmResidualRowStats {
         row_stats_of(columns)
     }
 
-    /// Besides the operands, shared memory holds partial accumulators from the cluster's other CTAs, and the row statistics of the warps.
+    /// Returns the shared-memory layout of a CTA. Besides the operands, shared memory holds partial accumulators from the other CTAs of the
+    /// cluster, and the row statistics of the warps.
     fn operands(&self) -> SlicedK {
         let tokens = self.tile.tokens;
         SlicedK {
@@ -123,7 +125,7 @@ impl GemmResidualRowStats {
 
     /// Returns the unfused kernels for any GPU: the GEMM, and the LayerNorm whose sums this kernel computes.
     pub fn unfused(&self) -> (Gemm, BiasResidualLayerNorm) {
-        // Any eps will do, because the sums do not depend on it.
+        // The sums do not depend on eps, so its value is arbitrary.
         const ANY: f32 = 1.0;
         (
             Gemm::of(self.n, self.k, self.dtype, Epilogue::default()),
@@ -239,7 +241,8 @@ impl Kernel for GemmResidualRowStats {
     }
 }
 
-/// Computes the kernel's outputs from the GEMM's `products [rows, n]`, `residual [rows, n]`, `bias` and `gamma [n]`.
+/// Computes `scaled` and `row_stats` ([`GemmResidualRowStats`]) from the GEMM's `products [rows, n]`, `residual [rows, n]`, `bias [n]` and
+/// `gamma [n]`.
 pub(crate) fn scaled_and_row_stats(
     products: &[f32],
     bias: Option<&[f32]>,
@@ -273,7 +276,7 @@ pub fn representative() -> Vec<KernelSpec> {
             (768, 768, true, &[(24, 2), (48, 1), (64, 1), (64, 4)][..]),
             (1000, 328, false, &[(40, 1), (48, 2), (64, 3)]),
             (384, 1536, true, &[(48, 4), (64, 8)]),
-            // At this size and the next one, x overwrites weights that have moved to registers.
+            // At this size and the next size, x overwrites weights that have moved to registers.
             (392, 4096, true, &[(48, 4)]),
             (328, 936, false, &[(64, 1)]),
             (8, 136, true, &[(8, 1), (64, 1)]),

@@ -1,9 +1,9 @@
-//! Partial sums of rows, with which a later launch normalizes the rows.
+//! Row statistics: sums over parts of a row, with which a later launch normalizes the row.
 
 use super::small_m::BLOCK_N;
 use crate::tensor::{Shape, Size, Symbol};
 
-/// Number of row statistics for a row of `columns`: Σ s and Σ s² over each block of 64 columns of a row s.
+/// Returns the number of row statistics for a row s of `columns` elements: Σ s and Σ s² over each block of 64 columns.
 pub(super) fn row_stats_of(columns: u32) -> u64 {
     2 * u64::from(columns.div_ceil(BLOCK_N))
 }

@@ -22,12 +22,12 @@ use crate::{
 pub struct SplitKTile {
     /// Rows of x per tile, the N extent of an MMA: a multiple of 8 up to 256.
     pub tokens: u32,
-    /// CTAs per cluster, which split k: 1 to 8. The portable max cluster size is 8.
+    /// CTAs per cluster, among which k is split: 1 to 8, the portable max cluster size.
     pub splits: u32,
 }
 
-/// The GEMM for small M on Hopper. `n` and `k` are multiples of 8, because rows of a tensor map start at multiples of 16 bytes. All
-/// operands of a CTA are in shared memory at once, which limits k.
+/// The GEMM for small M on Hopper. `n` and `k` are multiples of 8, because rows of a tensor map start at multiples of 16 bytes. Shared
+/// memory holds all operands of a CTA at once, which limits k.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmSplitK {
     /// Must be in f16 or bf16, with a weight of the same type, and without a gate.
@@ -52,13 +52,13 @@ impl SplitKTile {
         Self { tokens, splits }
     }
 
-    /// Max number of rows: two tiles of tokens. More tiles would read the weights too often.
+    /// Max number of rows of x: two tiles. Each tile of rows reads the whole weight, so more tiles would read it too often.
     pub const fn max_rows(self) -> u64 {
         2 * self.tokens as u64
     }
 
-    /// Estimated cycles on a GPU with Hopper's instructions, comparable with [`WgmmaTile::cycles`](super::WgmmaTile::cycles) under
-    /// programmatic dependent launch.
+    /// Estimates cycles on a GPU with Hopper's instructions. The constants were timed with programmatic dependent launch. The estimate is
+    /// comparable with [`WgmmaTile::cycles`](super::WgmmaTile::cycles).
     pub fn cycles(self, rows: u64, n: u32, k: u32, machine: &Machine) -> f64 {
         let Some(Hopper { split_k: cost, .. }) = &machine.costs.hopper else {
             return f64::INFINITY;
@@ -92,7 +92,7 @@ impl SplitKTile {
             + reduction
     }
 
-    /// Max number of rows whose clusters are all resident at once. A further wave would start without loads in flight.
+    /// Max number of rows of x for which all clusters are resident at once. A second wave of clusters would start without loads in flight.
     pub fn max_rows_at_once(self, n: u32, k: u32, machine: &Machine) -> u64 {
         let per_sm = u64::from(machine.ctas_by_shared(self.shared_bytes(k)));
         let tiles = machine.clusters_at_once(self.splits) * per_sm / u64::from(n.div_ceil(BLOCK_N));
@@ -106,17 +106,17 @@ impl SplitKTile {
             .saturating_mul(self.splits.into())
     }
 
-    /// Part of a symbol that names the tile.
+    /// Part of a kernel's symbol that names the tile.
     pub fn name(self) -> String {
         format!("tokens{}_splits{}", self.tokens, self.splits)
     }
 
-    /// Max steps of k per CTA.
+    /// Number of k-steps of the CTA with the most steps.
     pub(super) const fn steps(self, k: u32) -> u32 {
         k.div_ceil(BLOCK_K).div_ceil(self.splits)
     }
 
-    /// Bytes of the partial accumulators that a CTA receives.
+    /// Bytes of the partial accumulators that a CTA receives from the cluster's CTAs.
     pub(super) const fn received_bytes(self) -> u32 {
         match self.splits {
             1 => 0,
@@ -164,14 +164,14 @@ impl SplitKTile {
         vec![map(x, self.tokens), map("weight", BLOCK_N)]
     }
 
-    /// Whether the tile serves a GEMM of depth k.
+    /// Whether a GEMM with this `k` can use the tile.
     pub(super) fn fits(self, k: u32) -> bool {
         self.shares(k) && self.shared_bytes(k) <= SHARED_LIMIT
     }
 
     /// Whether each CTA of a cluster has at least one step of k.
     pub(super) const fn shares(self, k: u32) -> bool {
-        // A greater depth would overflow the sizes that `SplitKTile` computes, and would not fit shared memory.
+        // A larger k would not fit shared memory, and sizes in bytes would overflow u32.
         k <= 1 << 16 && self.splits <= k.div_ceil(BLOCK_K)
     }
 }
@@ -340,7 +340,8 @@ mod tests {
         let launch =
             gemm(1000, 768, DType::F16, 64, 4).launch(&extents, &crate::machine::testing::hopper());
         assert_eq!(launch.grid, [2 * 16 * 4, 1, 1]);
-        // A CTA has three steps of 64 weight rows and 64 tokens, and receives the accumulators of two octets from four CTAs.
+        // A CTA stores 64 weight rows and 64 tokens for each of three steps. It receives the accumulators of two octets of tokens from four
+        // CTAs.
         let bytes = 1024 + 3 * (64 + 64) * 128 + 2 * 4 * 2048;
         assert_eq!(launch.shared_bytes, bytes);
     }

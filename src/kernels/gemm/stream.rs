@@ -1,5 +1,5 @@
-//! The GEMM of decode steps on Hopper. It streams the weight through a ring buffer. It can normalize its input, and prepare the norm of its
-//! output ([`StreamNorm`]).
+//! The GEMM of decode steps on Hopper. It streams the weight through a ring buffer in shared memory. It can also compute a part of a norm
+//! ([`StreamNorm`]): normalize its input, or prepare the norm of its output.
 
 mod check;
 mod estimate;
@@ -28,7 +28,7 @@ use crate::{
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
-/// Part of a norm that the kernel computes. The norm is split between two linear layers.
+/// Part of a norm that the kernel computes. A norm between two linear layers is split between their kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum StreamNorm {
     None,
@@ -38,19 +38,19 @@ pub enum StreamNorm {
     Before {
         centered: bool,
     },
-    /// x is the `scaled` of an earlier kernel with [`StreamNorm::Before`]. The kernel computes the product of the normalized rows: by
-    /// LayerNorm if `centered`, otherwise by RMSNorm.
+    /// x is the result `scaled` of an earlier kernel with [`StreamNorm::Before`]. The kernel normalizes its rows (LayerNorm if `centered`,
+    /// otherwise RMSNorm) and multiplies them by the weight.
     After {
         eps: f32,
         centered: bool,
     },
 }
 
-/// The GEMM of decode steps on Hopper. `k` is a multiple of 8, or of 16 in E4M3, because rows of a tensor map start at multiples of 16
-/// bytes.
+/// The GEMM of decode steps on Hopper. `k` is a multiple of 8, or of 16 for operands in E4M3, because rows of a tensor map start at
+/// multiples of 16 bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GemmStream {
-    /// Either in f16 or bf16, with a weight that has the same type or is packed, or with operands in E4M3.
+    /// The weight has the type of the activations (f16 or bf16) or is packed, or x and the weight are both in E4M3.
     pub problem: GemmProblem,
     /// Must be [`StreamNorm::None`] if the operands are in E4M3.
     pub norm: StreamNorm,
@@ -59,33 +59,32 @@ pub struct GemmStream {
 
 /// Factor of `scaled`, a power of two below 1. Without it, gamma times a row might exceed the range of f16.
 pub(crate) const SCALE: f32 = 1.0 / 64.0;
-/// Max bytes of dynamic shared memory per CTA, for one to four CTAs per SM. Static arrays take the remaining shared memory.
+/// Max bytes of dynamic shared memory per CTA, for one to four CTAs per SM. The rest of an SM's shared memory is for static arrays.
 const SHARED: [u32; 4] = [224 * 1024, 112 * 1024, 74 * 1024, 55 * 1024];
 /// Max bytes of barriers and other static arrays in a kernel without a norm.
 const STATICS: u32 = 1024;
 /// Max stages. More would hide no more latency.
 const MAX_STAGES: u32 = 16;
-/// Max bytes of partial accumulators that have their own memory next to the ring. More bytes reuse the ring's memory, at the cost of a
-/// later cluster barrier.
+/// Max bytes of partial accumulators for which shared memory is reserved next to the ring. More bytes reuse the memory of the ring, at the
+/// cost of a later cluster barrier.
 const MAX_BESIDE: u32 = 16 * 1024;
-/// Octets of rows that are in shared memory at once, if rows have an odd number of columns and are therefore stored through shared memory.
+/// Octets of rows in shared memory at once when the output is stored through shared memory, because rows have an odd number of columns.
 const STAGED_OCTETS: u32 = 2;
-/// Padding, in words, of a row that is stored through shared memory. The padding puts eight rows that are written at once into different
-/// banks.
+/// Padding of an output row in shared memory, in 4-byte words. It avoids bank conflicts when a warp writes eight rows at once.
 const STAGED_PADDING: u32 = 4;
 /// Max rows of a tile for which single warps, instead of warpgroups, multiply a packed weight. Each single warp reads all of x from shared
 /// memory, whereas the four warps of a warpgroup read it once together.
 const WARP_MMA_ROWS: u32 = 16;
 /// Blocks of [`BLOCK_K`] columns in a stage of a packed weight.
 const BLOCKS: u32 = 2;
-/// Max rows of a tile with operands in E4M3. With more rows, the persistent kernels of [`GemmWgmma`](super::GemmWgmma) are at least as
-/// fast, because they do not read the weight more often.
+/// Max rows of a tile with operands in E4M3. With more rows, [`GemmWgmma`](super::GemmWgmma) is at least as fast, because it does not read
+/// the weight more often.
 const MAX_ROWS_FP8: u32 = 32;
-/// Min number of rows for which CTAs of the next kernel that begin early take bandwidth from the loads of x.
+/// Max rows of a tile for which the next kernel may start early. With more rows, its CTAs would take bandwidth from the loads of x.
 const EARLY_ROWS: u32 = 48;
 
 impl GemmStream {
-    /// Creates a GEMM without a norm. The tile is arbitrary.
+    /// Creates a GEMM without a norm and with an arbitrary tile.
     pub fn of(problem: GemmProblem) -> Self {
         Self {
             problem,
@@ -94,7 +93,7 @@ impl GemmStream {
         }
     }
 
-    /// Returns the kernel with every tile that supports it on a GPU with `instructions`, in ascending order of rows. The tile of `self` is
+    /// Returns the kernel with every supported tile on a GPU with `instructions`, in ascending order of rows. The tile of `self` is
     /// ignored.
     pub fn tiles(&self, instructions: Instructions) -> Vec<Self> {
         if instructions != Instructions::Hopper {
@@ -146,7 +145,7 @@ impl GemmStream {
         }
     }
 
-    /// Number of rows of `scaled` after the rows of the batch. They hold gamma and beta.
+    /// Number of rows of `scaled` after the rows of the batch: gamma and beta if the norm is LayerNorm (`centered`).
     pub const fn more_rows(centered: bool) -> u64 {
         if centered { 2 } else { 0 }
     }
@@ -165,18 +164,18 @@ impl GemmStream {
         }
     }
 
-    /// Whether a CTA collects its results in shared memory, from where each warp stores whole rows in 4-byte words. This is the case if the
-    /// number of columns is odd, so that every other row is not aligned to 4 bytes, and the kernel has neither splits nor a residual.
+    /// Whether a CTA collects its results in shared memory and stores whole rows from there in 4-byte words. A kernel without splits and
+    /// without a residual does this if the number of columns is odd: every other row is then not aligned to 4 bytes.
     fn is_staged(&self) -> bool {
         self.problem.n % 2 == 1 && self.tile.splits == 1 && !self.problem.epilogue.residual
     }
 
-    /// Octets of rows that are in shared memory at once.
+    /// Octets of output rows that are in shared memory at once if [`is_staged`](Self::is_staged).
     fn staged_octets(&self) -> u32 {
         STAGED_OCTETS.min(self.tile.rows / 8)
     }
 
-    /// Threads that read row statistics, in whole warps.
+    /// Number of threads that read row statistics, a multiple of 32.
     fn stats_threads(&self) -> u32 {
         self.input_norm()
             .map_or(0, |_| 32 * self.tile.rows.div_ceil(64))
@@ -205,7 +204,8 @@ impl GemmStream {
             }
         };
         let is_aliased = received > MAX_BESIDE;
-        // Static arrays of the norm: row statistics of warps, normals, and the products of gamma and of beta with the rows of the weight.
+        // Static arrays of the norm. For `Before`: row statistics of each warp. For `After`: two numbers with which each row is normalized,
+        // and the products of gamma and of beta with the rows of the weight.
         let statics = match self.norm {
             StreamNorm::None => 0,
             StreamNorm::Before { .. } => tile.groups * 4 * tile.rows * 8,
@@ -232,12 +232,12 @@ impl GemmStream {
         })
     }
 
-    /// Layout of the kernel. [`check`](Self::check) must have accepted the kernel.
+    /// Returns the layout of a kernel that [`check`](Self::check) accepts. Panics otherwise.
     fn checked_layout(&self) -> Layout {
         self.layout().expect("the tile has room, as `check` says")
     }
 
-    /// Number of tiles of the output, and number of tiles with the same columns.
+    /// Returns the number of tiles of the output, and the number of tiles with the same columns.
     fn tiles_of(&self, rows: u64) -> (u64, u64) {
         let of_rows = rows.div_ceil(self.tile.rows.into()).max(1);
         (
@@ -271,8 +271,8 @@ impl GemmStream {
     /// Returns the symbol without the tile.
     fn name(&self) -> String {
         let kind = |centered| if centered { "layernorm" } else { "rms_norm" };
-        // If gamma and beta follow the rows of x, the kernel supports only one tile of rows, so each tile height has its own definition and
-        // cases.
+        // If gamma and beta follow the rows of x, the kernel supports only one tile of rows. The cases of a kernel then depend on the rows
+        // of its tile, so its definition names them.
         let before = match self.norm {
             StreamNorm::After { eps, centered } => {
                 let most = match centered {
@@ -304,7 +304,7 @@ impl Kernel for GemmStream {
 
     fn definition(&self) -> String {
         let name = self.name();
-        // If single warps multiply, the converted elements of the weight are not rounded, so the definition differs.
+        // If single warps multiply, the converted elements of the weight are not rounded, so the results have another definition.
         match self.multiplies_by_warps() {
             true => format!("{name}_by_warps"),
             false => name,
@@ -404,7 +404,8 @@ impl Kernel for GemmStream {
                 };
                 let shape = Shape::new([self.x_rows(), u64::from(k).into()]);
                 params[0] = read("x", dtype, shape, scaled);
-                // If Σ s and Σ s² are both half the number of columns, the mean and the deviation of a row are 1/2.
+                // With this fill, Σ s and Σ s² of a row are about half the number of columns. Both the mean and the deviation of a row are
+                // then 1/2.
                 let mean = k as f32 / row_stats_of(k) as f32;
                 let stats = Fill::Normal {
                     mean,
@@ -458,8 +459,8 @@ impl Kernel for GemmStream {
         Some(self.estimate(rows, machine))
     }
 
-    /// Returns the rows of one tile if gamma and beta follow the rows of x. Otherwise returns the rows of two tiles, but no more rows than
-    /// were timed. More tiles would read the weight too often.
+    /// Returns the rows of one tile if gamma and beta follow the rows of x. Otherwise returns the rows of two tiles, but at most
+    /// [`SMALL_M`], the max number of rows that was timed. More tiles would read the weight too often.
     fn max_rows(&self) -> Option<u64> {
         let rows = u64::from(self.tile.rows);
         Some(match self.input_norm() {

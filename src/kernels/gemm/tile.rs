@@ -31,8 +31,8 @@ const TENSOR_TILES: [Tile; 9] = [
     tile(16, 32, 64, 1, 2, 5),
 ];
 
-/// Tiles for operands in E4M3. A stage is `(m + n)·k` bytes of shared memory. Warps have fewer than 64×64 outputs: for Hopper, where these
-/// kernels are checked, the assembler converts operands to f16, and such warps would spill registers.
+/// Tiles for operands in E4M3. A stage is `(m + n)·k` bytes of shared memory. Warps have fewer than 64×64 outputs, because larger warp
+/// tiles would spill registers on Hopper, where these kernels are checked: there, ptxas replaces the MMAs with conversions and MMAs in f16.
 const E4M3_TILES: [Tile; 8] = [
     tile(128, 192, 64, 2, 4, 4),
     tile(128, 128, 128, 2, 4, 3),
@@ -44,8 +44,8 @@ const E4M3_TILES: [Tile; 8] = [
     tile(16, 32, 128, 1, 2, 5),
 ];
 
-/// Tiles for quantized rows in int8, whose stages are those of [`E4M3_TILES`]. Every card multiplies integers without a conversion, so that
-/// warps may have 64×64 outputs.
+/// Tiles for quantized rows in int8: those of [`E4M3_TILES`], and a tile whose warps have 64×64 outputs. This size does not spill
+/// registers, because every card multiplies int8 without a conversion.
 const INT8_TILES: [Tile; 9] = {
     let mut tiles = [tile(128, 256, 64, 2, 4, 4); 9];
     let mut at = 0;
@@ -74,7 +74,7 @@ impl Tile {
         }
     }
 
-    /// Candidates for a problem.
+    /// Returns the candidate tiles for a problem.
     pub fn of(problem: &GemmProblem) -> Vec<Tile> {
         match (problem.quantized_rows, problem.multiplies_int8()) {
             (true, true) => INT8_TILES.to_vec(),
@@ -83,8 +83,9 @@ impl Tile {
         }
     }
 
-    /// Candidates for a weight in this format, and rows that are not quantized. A packed weight has blocks of 64 columns. The packed words
-    /// that a thread holds take half as many registers as its warp has columns.
+    /// Returns the candidates for a weight in this format and rows that are not quantized. Tiles for a packed weight have a `k` of 64,
+    /// because its blocks have 64 columns. A warp of these tiles has at most 32 columns, because the packed words of a thread take one
+    /// register per two columns.
     pub fn reading(weight: Format, dtype: DType) -> Vec<Tile> {
         let all = Self::candidates(dtype).iter().copied();
         match (weight, dtype) {
@@ -97,8 +98,8 @@ impl Tile {
         }
     }
 
-    /// Candidates whose tiles are not mostly empty for the columns of the problem. Some tiles are narrow, so the list is empty only if no
-    /// candidate reads the operands: for operands in E4M3 and other operands in f32, and for quantized rows in E4M3.
+    /// Returns the candidates that are not much wider than the problem. Some tiles are narrow, so the list is empty only if the problem has
+    /// no candidates: for an E4M3 weight with f32 as the storage type, and for quantized rows in E4M3.
     pub fn fitting(problem: &GemmProblem) -> Vec<Tile> {
         let n = problem.n;
         let widest = n.checked_next_power_of_two().unwrap_or(u32::MAX).max(64);
@@ -107,12 +108,12 @@ impl Tile {
         all
     }
 
-    /// Estimated cycles: `waves × (k-steps × cost of a step + fill)`.
+    /// Estimates the cycles of a launch over `rows` rows. The formula is roughly `waves × (k-steps × cost of a step + fill)`.
     ///
-    /// The cost of a step is the time of the slowest unit (MMAs, shared memory, L2). In f32, a part of the times of the two faster units is
-    /// added. CTAs on the same SM share its units, but hide each other's barriers and pipeline fills. The conversion of a packed weight adds to
-    /// the time of the MMAs, which wait for it. The estimate is infinite for operands of 8 bits on a card that does not multiply them faster
-    /// than 16-bit operands.
+    /// The cost of a step is the time of the slowest unit (MMAs, shared memory, L2). In f32, a fraction of the times of the faster units is
+    /// added. CTAs on the same SM share its units, but hide each other's barriers and pipeline fills. The conversion time of a packed
+    /// weight is added to the MMA time, because the MMAs wait for converted operands. The estimate is infinite for 8-bit operands on a card
+    /// that does not multiply them faster than 16-bit operands.
     pub fn cycles(self, rows: u64, problem: &GemmProblem, machine: &Machine) -> f64 {
         let GemmProblem { n, k, dtype, .. } = *problem;
         let weight = problem.converted();
@@ -144,16 +145,15 @@ impl Tile {
         let units = (warps * resident / 4.0).min(1.0);
         let bytes = f64::from(self.k) * (f64::from(self.m) * of_x + f64::from(self.n) * of_weight);
         let l2 = cost.l2_per_sm.min(cost.l2 / busy_sms);
-        // Each warp converts the rows of the weight that it multiplies. This takes issue slots of the four schedulers of an SM. If few warps
-        // share a scheduler, it takes the latency of the instructions.
+        // Each warp converts the rows of the weight that it multiplies. The time is limited by the issue slots of an SM's four schedulers,
+        // or, if few warps share a scheduler, by the latency of the instructions.
         let converted = weight.map_or(0.0, |weight| {
             let of_warp = warp_n / 16.0 * f64::from(self.k) / 128.0;
             let slots = warps / 4.0 * packed::conversion_slots(weight, false);
             of_warp * slots.max(units * packed::STEP_LATENCY / resident)
         });
         let (math, reads, exposed) = match dtype {
-            // Every lane reads its rows and columns. Neighboring lanes read half of the same elements. The reads take issue slots from the
-            // FMAs.
+            // Each lane reads the elements of its own rows and columns from shared memory. These reads take issue slots from the FMAs.
             DType::F32 => (
                 products / machine.rates.fma,
                 warps * f64::from(self.k) * 64.0 * (warp_m / 4.0 + warp_n / 8.0),
@@ -179,7 +179,7 @@ impl Tile {
         match &machine.costs.hopper {
             Some(hopper) => {
                 let bytes = f64::from(n) * f64::from(k) * of_weight;
-                // Rows of an odd number of columns are stored in 2-byte accesses.
+                // Rows with an odd number of columns are stored with slow 2-byte accesses.
                 let unaligned = f64::from(n % 2) * hopper.stream.odd_output / 32.0;
                 let stored = f64::from(self.n) * rows.min(self.m.into()) as f64;
                 estimate.max(cost.launch + bytes / hopper.wgmma.dram)
@@ -212,7 +212,7 @@ impl Tile {
     fn resident(self, problem: &GemmProblem, machine: &Machine) -> u32 {
         let threads = self.threads();
         let sums = self.m * self.n / threads;
-        // Registers for two sets of fragments, or for operands and loads in flight. Registers for addresses are in the constant below.
+        // Registers for two sets of MMA fragments, or, in f32, for operands and loads in flight. The constant 40 below is for addresses.
         let operands = match problem.dtype {
             DType::F32 => 2 * self.k * (self.m + self.n) / threads,
             DType::F16 | DType::BF16 => (self.m / self.warps_m + self.n / self.warps_n) / 2,

@@ -13,11 +13,11 @@ use crate::{
     tensor::{DType, Extents, Format, Scaled, Shape},
 };
 
-/// `weight [n, k]`, packed → `unpacked [n, k]`: the weight with its scales, in the layout that the GEMMs for plain weights read.
+/// `weight [n, k]`, packed → `unpacked [n, k]`: the weight multiplied by its scales, in the layout that the GEMMs for plain weights read.
 ///
-/// If rows share a scale, each element is multiplied by the scale and rounded to the storage type. The kernels that read the packed weight
-/// apply such a scale to the sums, which rounds less. If groups of columns share a scale, the elements are those that these kernels
-/// multiply.
+/// If each row has one scale, elements are multiplied by it and rounded to the storage type. This rounds more than the kernels that read
+/// the packed weight, which multiply the sums by such a scale. If groups of columns have scales, the elements equal those that these
+/// kernels compute in registers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct UnpackWeight {
     pub n: u32,
@@ -26,11 +26,11 @@ pub struct UnpackWeight {
     pub dtype: DType,
 }
 
-/// Octets of rows that a warp converts. All their values are loaded at once, so that enough loads are in flight.
+/// Octets of rows that a warp converts. The warp loads the values of all octets before it converts them, so enough loads are in flight.
 const OCTETS: u64 = 4;
-/// Columns of a block of values.
+/// Columns of a block of packed values.
 const BLOCK: u64 = 64;
-/// Fraction of the data sheet's bandwidth that a copy of a large matrix reaches.
+/// Fraction of the data sheet's DRAM bandwidth that a copy of a large matrix reaches.
 const COPY_SHARE: f64 = 0.8;
 
 impl UnpackWeight {
@@ -144,7 +144,7 @@ impl Kernel for UnpackWeight {
         vec![HostTensor::Real(quantized.unpacked(self.dtype))]
     }
 
-    /// The result does not depend on the batch.
+    /// Returns a single case, because the result does not depend on the batch.
     fn cases(&self) -> Vec<Case> {
         vec![Case::new("one_token", &[1])]
     }
@@ -159,7 +159,7 @@ impl Kernel for UnpackWeight {
     }
 }
 
-/// Instances of every format, with whole and partial groups, blocks and octets, and with rows that start at every alignment.
+/// Instances of every format. Their sizes give whole and partial groups, blocks and octets, and rows with every alignment.
 pub(super) fn representative() -> Vec<KernelSpec> {
     const SIZES: [(u32, u32); 6] = [
         (768, 768),
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
     use crate::kernels::trial::Trial;
 
-    /// Elements are the values of the format, within a rounding of the storage type.
+    /// Checks that elements differ from the values of the format by at most a rounding to the storage type.
     #[test]
     fn converted_elements_are_the_values_of_the_format() {
         for spec in representative() {

@@ -23,8 +23,8 @@ use crate::{
 /// CTA tile of the Hopper GEMM, and the schedule of the consumer warpgroups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct WgmmaTile {
-    /// Rows per tile: 64, 128 or 256. Swap-AB tiles (ping-pong, 128 columns) have any other multiple of 8 up to 256, because x is
-    /// then the N side of the MMAs.
+    /// Rows per tile: 64, 128 or 256, or another multiple of 8 up to 256 for swap-AB tiles. These are ping-pong tiles of 128 columns, in
+    /// which x is the N operand of the MMAs.
     pub m: u32,
     /// Columns per tile: a multiple of 16 up to 256.
     pub n: u32,
@@ -36,12 +36,13 @@ pub struct WgmmaTile {
 /// The GEMM for Hopper. `n` and `k` are multiples of 8, because rows of a tensor map start at multiples of 16 bytes. With operands in E4M3
 /// that are not packed, `k` is a multiple of 16. A packed weight has a multiple of 16 rows.
 ///
-/// Tensor cores add E4M3 products with 14 bits of mantissa, in f32 accumulators. If groups of 128 columns have scales, the kernel
-/// multiplies the sum of each group by the scales and adds it to an f32 sum with FMAs. Sums of int8 products are exact, in 32-bit integers.
+/// Tensor cores add E4M3 products to f32 accumulators with only 14 bits of mantissa. If groups of 128 columns have scales, the kernel
+/// multiplies the sum of each group by the scales and adds it to a second f32 sum with FMAs (*promotion*). Sums of int8 products are exact,
+/// in 32-bit integers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GemmWgmma {
-    /// Either in f16 or bf16 with a weight of the same type, or with operands in E4M3 or int8. If rows are quantized, the weight is packed,
-    /// and its blocks of 64 columns are loaded as they are stored.
+    /// The weight has the type of the activations (f16 or bf16), or x and the weight are both in E4M3 or both in int8. If the rows of x are
+    /// quantized, the weight is packed, and the kernel loads its blocks of 64 columns as they are stored.
     pub problem: GemmProblem,
     pub tile: WgmmaTile,
 }
@@ -61,18 +62,18 @@ enum Store {
 
 /// Bytes of shared memory of a CTA on Hopper.
 const SHARED_LIMIT: u32 = 227 * 1024;
-/// 16-bit elements of k per stage: 128 bytes, the span of the widest swizzle. In 8 bits, a stage has twice as many elements.
+/// Number of 16-bit elements of k per stage: 128 bytes, the span of the widest swizzle. A stage has twice as many 8-bit elements.
 const BLOCK_K: u32 = 64;
 /// Max stages. More would hide no more latency.
 const MAX_STAGES: u32 = 8;
 /// Min number of stages that hides the latency of the loads.
 const ENOUGH_STAGES: u32 = 4;
-/// Rows of one warp within the 64 rows of a warpgroup's MMA.
+/// Rows per warp of a warpgroup's 64-row MMA.
 const SUBTILE_ROWS: u32 = 16;
 /// Threads of a CTA: one producer and two consumer warpgroups.
 const THREADS: u32 = 384;
-/// Max outputs of a ping-pong warpgroup that loads the scales of 8-bit operands before its mainloop. With more outputs, the warpgroup has
-/// no registers for the scales during the mainloop.
+/// Max outputs of a ping-pong warpgroup with which it loads the scales of 8-bit operands before its mainloop. With more outputs, it loads
+/// them after the mainloop, because the mainloop leaves no registers for the scales.
 const EARLY_OUTPUTS: u32 = 128 * 128;
 
 impl WgmmaTile {
@@ -104,9 +105,9 @@ impl WgmmaTile {
         WgmmaTile::new(88, 128, false),
     ];
 
-    /// Available tiles for operands with scales for groups of columns, largest first. A warpgroup holds the sums of the current group and
-    /// the sums of all groups. All tiles are cooperative: in ping-pong, only one warpgroup multiplies at a time, and the tensor cores would
-    /// wait for its promotion.
+    /// Available tiles for operands with scales for groups of columns, largest first. A warpgroup holds two sets of sums: those of the
+    /// current group and those of all groups. All tiles are cooperative: in ping-pong, only one warpgroup multiplies at a time, and the
+    /// tensor cores would be idle during its promotion.
     pub const OF_GROUPS: [WgmmaTile; 5] = [
         WgmmaTile::new(128, 192, true),
         WgmmaTile::new(128, 160, true),
@@ -119,7 +120,7 @@ impl WgmmaTile {
         Self { m, n, cooperative }
     }
 
-    /// Available tiles for a problem, largest first.
+    /// Available tiles, largest first. `of_groups` is whether groups of columns have scales.
     const fn candidates(of_groups: bool) -> &'static [Self] {
         match of_groups {
             true => &Self::OF_GROUPS,
@@ -127,7 +128,7 @@ impl WgmmaTile {
         }
     }
 
-    /// Part of a symbol that names the tile.
+    /// Part of a kernel's symbol that names the tile.
     pub fn name(self) -> String {
         let schedule = if self.cooperative { "" } else { "_pingpong" };
         format!("wgmma{}x{}{schedule}", self.m, self.n)
@@ -135,8 +136,8 @@ impl WgmmaTile {
 
     /// Columns of a warp's epilogue subtile, and the number of TMA boxes that store it.
     ///
-    /// Rows of 64 columns are swizzled. If the tile is not a multiple of 64 columns, a subtile is two boxes whose rows are an odd
-    /// number of 16-byte chunks: eight such rows are free of bank conflicts without a swizzle.
+    /// A box of 64 columns is swizzled. If the tile's columns are not a multiple of 64, a subtile has two narrower boxes, whose rows are an
+    /// odd number of 16-byte chunks. Eight rows of this length are free of bank conflicts without a swizzle.
     const fn subtile(self) -> (u32, u32) {
         match self.n.is_multiple_of(64) {
             true => (64, 1),
@@ -144,7 +145,7 @@ impl WgmmaTile {
         }
     }
 
-    /// Whether the weight is the M side of the MMAs, which is a multiple of 64, and x the N side.
+    /// Whether the operands of the MMAs are swapped: the weight is the M operand (multiples of 64 rows), and x is the N operand.
     pub(super) const fn swaps_ab(self) -> bool {
         !self.m.is_multiple_of(64)
     }
@@ -154,22 +155,23 @@ impl WgmmaTile {
         !self.swaps_ab() || n.is_multiple_of(RowOrder::GROUP)
     }
 
-    /// Whether a consumer has enough registers for this epilogue of a GEMM with `n` columns. The largest ping-pong tiles have no registers
-    /// for a residual and for data staged for TMA at the same time.
+    /// Whether a consumer thread has enough registers for this epilogue of a GEMM with `n` columns. With the largest ping-pong tiles, it
+    /// has too few for a residual in combination with stores through TMA.
     pub(crate) fn has_registers(self, n: u32, epilogue: Epilogue) -> bool {
         let is_large = !self.cooperative && self.m * self.n >= 128 * 144;
         !(epilogue.residual && is_large && self.store(n) == Store::Tma)
     }
 
-    /// Whether the epilogue can compute a gate with `n` columns. A lane must hold the same columns of both halves of the weight, and must
-    /// have registers for the bias.
+    /// Whether the epilogue can compute a gate with `n` result columns. A lane must hold the same columns of both halves of the product,
+    /// and must have enough registers if there is a bias.
     const fn gates(self, n: u32, bias: bool) -> bool {
         let has_registers = !bias || self.outputs_of_warpgroup() < 128 * 128;
         let halves = self.n.is_multiple_of(2 * RowOrder::GROUP);
         has_registers && halves && self.stores_directly(n)
     }
 
-    /// Whether wgmma has this N for integers, if it multiplies the rows of pairs.
+    /// Whether integer wgmma supports the N extent of this tile. Without swap-AB, N is half of the columns, because each of two MMAs
+    /// multiplies one row of each pair ([`RowOrder::Pairs`]).
     const fn has_n_of_integers(self) -> bool {
         match self.swaps_ab() {
             true => self.m.is_multiple_of(16),
@@ -182,7 +184,8 @@ impl WgmmaTile {
         self.m * self.n / if self.cooperative { 2 } else { 1 }
     }
 
-    /// Whether the epilogue of a GEMM with `n` columns stores directly from registers. Each lane then stores whole groups of eight columns.
+    /// Whether the epilogue of a GEMM with `n` columns stores directly from registers to global memory, without swap-AB. Each lane then
+    /// stores whole groups of eight columns.
     pub(super) const fn stores_directly(self, n: u32) -> bool {
         matches!(self.store(n), Store::Direct)
     }
@@ -198,8 +201,8 @@ impl WgmmaTile {
         }
     }
 
-    /// Number of subtiles that each of the eight consumer warps can have in flight to global memory: the subtiles of 16 rows of the tile,
-    /// or half of them if the stages need the shared memory.
+    /// Number of subtiles that each of the eight consumer warps can have in flight to global memory. It is the number of subtiles in 16
+    /// rows of the tile, or half of it if the pipeline would otherwise have fewer than `ENOUGH_STAGES` stages.
     fn buffers(self, store: Store, vectors: u32) -> u32 {
         let (subtile, _) = self.subtile();
         let all = self.n / subtile;
@@ -214,7 +217,8 @@ impl WgmmaTile {
         (self.m + self.n) * BLOCK_K * 2
     }
 
-    /// Pipeline stages: as many as fit. The epilogue reads `vectors` vectors of f32 from shared memory.
+    /// Number of pipeline stages that fit shared memory, up to `MAX_STAGES`. `vectors` is the number of f32 vectors in shared memory that
+    /// the epilogue reads.
     fn stages(self, store: Store, vectors: u32) -> u32 {
         self.stages_beside(self.buffers(store, vectors), vectors)
     }
@@ -224,7 +228,7 @@ impl WgmmaTile {
         (rest / self.stage_bytes()).min(MAX_STAGES)
     }
 
-    /// Bytes of subtiles, barriers, and the vectors of both consumer warpgroups.
+    /// Bytes of shared memory for output subtiles, barriers, and the vectors of both consumer warpgroups.
     const fn bytes_besides_stages(self, buffers: u32, stages: u32, vectors: u32) -> u32 {
         let (subtile, _) = self.subtile();
         let vectors = vectors * 2 * self.n * 4;
@@ -258,7 +262,7 @@ impl GemmWgmma {
         kernels.filter(|kernel| kernel.check().is_ok()).collect()
     }
 
-    /// Whether there is a Hopper kernel for this shape and storage type.
+    /// Whether the Hopper GEMM supports a weight `[n, k]` and activations of this type.
     pub fn serves(n: u32, k: u32, dtype: DType) -> bool {
         dtype.has_mma() && n.is_multiple_of(8) && k.is_multiple_of(8) && n > 0 && k > 0
     }
@@ -326,7 +330,8 @@ impl GemmWgmma {
         let GemmProblem { n, k, epilogue, .. } = *problem;
         match problem.packed() {
             None => check_k_of_fp8(k)?,
-            // wgmma of integers has no other N above 24. With swap-AB, N is the rows of the tile, and otherwise half of its columns.
+            // For integers, an N above 24 must be a multiple of 16. N is the rows of the tile with swap-AB, and otherwise half of its
+            // columns.
             Some(_) if problem.multiplies_int8() && !tile.has_n_of_integers() => {
                 let expected = match tile.swaps_ab() {
                     true => "rows in multiples of 16",
@@ -351,14 +356,14 @@ impl GemmWgmma {
                 }
             }
         }
-        // The largest ping-pong tiles have registers for scales only if they store directly and add no residual.
+        // With the largest ping-pong tiles, threads have enough registers for scales only if they store directly and add no residual.
         let is_large = !tile.cooperative && tile.outputs_of_warpgroup() >= 128 * 144;
-        // With quantized rows, there are also the scales of rows.
+        // Quantized rows need more registers, for the scales of rows.
         let spills = problem.quantized_rows
             && !tile.cooperative
             && (tile.n == 192 && tile.m == 128 && epilogue.activation.is_some()
                 || tile.n == 256 && epilogue.residual);
-        // Integers are converted to f32 before they are scaled.
+        // Sums of integers also need registers for their conversion to f32.
         let spills_int8 = problem.multiplies_int8()
             && match (problem.gated, tile.cooperative) {
                 (true, true) => tile.n == 192,
@@ -417,8 +422,9 @@ impl Kernel for GemmWgmma {
             Store::Direct | Store::Tma => tile.n,
         };
         let acc = mma_n / 2;
-        // Lane l has accumulator i of an MMA for row l / 4 + 8h and column 8j + l % 4 · 2 + b. With pairs, each of two MMAs multiplies one
-        // row of each pair. The accumulator is stored where a lane would have it if one MMA multiplied both rows.
+        // In lane l, accumulator i = 4j + 2h + b of an MMA is the result of row l / 4 + 8h and column 8j + l % 4 · 2 + b. With pairs, each
+        // of two MMAs (`of_pair`) multiplies one row of each pair. Their results go to the elements of `acc` that a single MMA of both rows
+        // would use.
         let accumulator = |i: u32| {
             let (j, h, b) = (i / 4, i / 2 % 2, i % 2);
             match store {
@@ -433,7 +439,7 @@ impl Kernel for GemmWgmma {
         let of_groups = self.problem.multiplies_groups();
         let late_scales =
             in_8_bits && !tile.cooperative && tile.outputs_of_warpgroup() > EARLY_OUTPUTS;
-        // Constraint of the accumulators in assembly.
+        // Register constraint of the accumulators in inline assembly.
         let register = if self.problem.multiplies_int8() {
             "r"
         } else {
@@ -546,8 +552,8 @@ impl Kernel for GemmWgmma {
         }
     }
 
-    /// Estimates the cycles. In 8 bits, a stage has the same number of bytes and twice as many products as in f16. Tensor cores compute the
-    /// products of a stage in the same time.
+    /// Estimates the cycles. 8-bit operands are estimated as f16 operands with half of `k`: a stage has the same number of bytes, and
+    /// tensor cores compute its products, twice as many, in the same time.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let GemmProblem { k, epilogue, .. } = self.problem;
         let k = k.div_ceil(self.problem.elements_in_16_bits());

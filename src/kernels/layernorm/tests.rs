@@ -53,7 +53,7 @@ fn different_kernels_have_different_symbols() {
         }
     }
     assert_eq!(symbols.len(), n_kernels);
-    // The default kernel has the plain symbol. The symbols of other kernels name the differences from the default.
+    // The symbol of the default kernel names neither teams nor variance. Other symbols name what differs from the default.
     assert!(symbols.contains("layernorm_f16_w768_eps1em12"));
     assert!(symbols.contains("bias_residual_layernorm_f16_w768_eps1em12_warps3_x1_two_pass"));
 }
@@ -83,8 +83,8 @@ fn few_rows_have_a_separate_kernel_and_the_last_serves_all_others() {
     );
 }
 
-/// Sum of a row in f32, in the same order as the kernel: each lane adds its packs one after another, then the lanes add their sums in the
-/// butterfly pattern of `warp_all_reduce_xelem`.
+/// Returns the sum of a row in f32, in the kernel's order of additions: each lane adds its packs (of `vector` elements) one after another,
+/// then the lanes add their sums in the butterfly pattern of `warp_all_reduce_xelem`.
 fn warp_sum(row: &[f32], vector: usize) -> f32 {
     let mut lanes = [0f32; 32];
     for (i, pack) in row.chunks(vector).enumerate() {

@@ -22,9 +22,9 @@ use crate::{
     tensor::{DType, Extents, Shape, Size, Symbol},
 };
 
-/// `scores [heads, pairs + 8·tokens]`, `statistics [heads, tokens, 2]`, `v`, `cu_lens`, `pair_offsets` → `out
-/// [tokens, heads·head]`: `p·v` for each sequence, with `p = exp(score − maximum) / sum` computed when the scores are loaded
-/// (ByteTransformer III.E.2, algorithm III.2).
+/// `scores [heads, pairs + 8·tokens]`, `statistics [heads, tokens, 2]`, `v`, `cu_lens`, `pair_offsets` → `out [tokens, heads·head]`: `p·v`
+/// for each sequence. The kernel computes `p = exp(score − maximum) / sum` when it loads the scores (ByteTransformer III.E.2, algorithm
+/// III.2).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MhaLongContext {
     pub heads: u32,
@@ -33,7 +33,7 @@ pub struct MhaLongContext {
     pub dtype: DType,
 }
 
-/// Tiling of a context kernel.
+/// Tiling of a kernel that computes the attention context P · V.
 pub(in super::super) struct Plan {
     pub template: &'static str,
     pub rows: u32,
@@ -41,7 +41,7 @@ pub(in super::super) struct Plan {
     /// Keys per pipeline stage.
     pub keys: u32,
     pub stages: u32,
-    /// 16-row tiles per warp.
+    /// Number of 16-row MMA tiles per warp.
     pub m_tiles: u32,
     pub min_blocks: u32,
     pub shared_bytes: u32,
@@ -80,11 +80,11 @@ impl MhaLongContext {
     }
 }
 
-/// Tiling of P · V on tensor cores, for kernels that compute P from scores and kernels that load P. For each query, a stage has `keys`
-/// 16-bit weights and 16 more bytes for padding or for the extra chunk of an unaligned row.
+/// Returns the tiling of P · V on tensor cores, for kernels that compute the softmax weights P from scores, and for kernels that load P.
+/// For each query, a stage has `keys` 16-bit weights, and 16 more bytes for padding or for the additional chunk of an unaligned row.
 ///
-/// Two 16-row tiles per warp halve the shared-memory reads of V per MMA. A warp has two such tiles if the accumulators leave enough
-/// registers, also for other CTAs on the SM.
+/// A warp has two 16-row tiles if the accumulators leave enough registers for several CTAs per SM, because two tiles halve the
+/// shared-memory reads of V per MMA.
 pub(in super::super) fn tensor_core_plan(template: &'static str, head: u32, dtype: DType) -> Plan {
     let bytes = row_bytes(head, dtype);
     let (rows, m_tiles, keys, stages, min_blocks) = match head {
@@ -149,7 +149,7 @@ impl Kernel for MhaLongContext {
             role: Role::Read {
                 element: DType::F32.into(),
                 shape: statistics_shape(self.heads),
-                // Row sums must be positive, and row maxima should exceed most scores. A mean of 4 satisfies both.
+                // Row sums must be positive, and row maxima should exceed most scores. Values around 4 satisfy both.
                 fill: Fill::Normal {
                     mean: 4.0,
                     deviation: 0.5,
@@ -181,7 +181,7 @@ impl Kernel for MhaLongContext {
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let plan = self.plan();
-        // Upper bound on Σ ⌈n / rows⌉ over the sequences.
+        // Upper bound on the tiles per head: Σ ⌈n / rows⌉ over the lengths n of the sequences.
         let of_head = extents.tokens / u64::from(plan.rows) + extents.batch;
         visitor_launch(
             of_head,
@@ -196,7 +196,7 @@ impl Kernel for MhaLongContext {
         self.plan().threads
     }
 
-    /// Computes in f64. Sequences and heads run in parallel.
+    /// Computes the context in f64, with sequences and heads in parallel.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (scores, statistics, v) = (reads[0].real(), reads[1].real(), reads[2].real());
         let layout = Layout::of(extents);

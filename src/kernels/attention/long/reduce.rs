@@ -7,9 +7,9 @@ use crate::{
     tensor::{DType, Extents},
 };
 
-/// `partials [heads, key_tiles, 2]`, `cu_lens`, `pair_offsets` → `statistics [heads, tokens, 2]`: row maximum of the scores and
-/// row sum of `exp(score − maximum)`, from the partials of the row's key tiles. This is the full reduction between the two
-/// grouped GEMMs of ByteTransformer III.E.2, in f32.
+/// `partials [heads, key_tiles, 2]`, `cu_lens`, `pair_offsets` → `statistics [heads, tokens, 2]`: for each row of scores, the maximum and
+/// the sum of `exp(score − maximum)`, computed in f32 from the partials of the row's key tiles. This is the full reduction between the two
+/// grouped GEMMs of ByteTransformer III.E.2.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MhaLongReduce {
     pub heads: u32,

@@ -23,8 +23,8 @@ use crate::{
 };
 
 /// `q`, `k`, `cu_lens`, `pair_offsets` → `scores [heads, pairs + 8·tokens]`: `scale · q·kᵀ` for each sequence, and `partials [heads,
-/// key_tiles, 2]` in f32 (ByteTransformer III.E.2, figure 8). A partial consists of the row maximum of the stored scores in a key tile of
-/// 128 keys, and the row sum of `exp(score − maximum)`.
+/// key_tiles, 2]` in f32 (ByteTransformer III.E.2, figure 8). A partial consists of the maximum of a row's stored (rounded) scores in a
+/// tile of 128 keys, and the sum of `exp(score − maximum)` over the tile.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MhaLongScores {
     pub heads: u32,
@@ -35,16 +35,16 @@ pub struct MhaLongScores {
     pub dtype: DType,
 }
 
-/// Keys in shared memory at once: half of a key tile, which halves the number of accumulators.
+/// Keys in shared memory at once: half of a key tile, to halve the number of accumulators.
 const KEYS: u32 = 64;
-/// Pitch, in bytes, of the rows of scores that the epilogue stages in shared memory.
+/// Pitch in bytes of rows of scores in shared memory, where the epilogue collects them before it stores them.
 const STAGE_PITCH: u32 = KEYS * 2 + 16;
 
 struct Plan {
     template: &'static str,
     rows: u32,
     threads: u32,
-    /// Columns of the operands that are in shared memory at once.
+    /// Columns of a head's queries and keys that are in shared memory at once.
     depth: u32,
     min_blocks: u32,
     shared_bytes: u32,
@@ -90,7 +90,8 @@ impl MhaLongScores {
             rows,
             threads: rows * 2,
             depth,
-            // These minima limit a thread to 128 registers if a CTA has 256 threads, and to 168 registers if it has 128 threads.
+            // Min CTAs per SM for `__launch_bounds__`. They limit a thread to 128 registers if a CTA has 256 threads, and to 168 registers
+            // if it has 128.
             min_blocks: if rows == 128 { 2 } else { 3 },
             shared_bytes: shared(rows),
         }
@@ -174,7 +175,8 @@ impl Kernel for MhaLongScores {
         self.plan().threads
     }
 
-    /// Elements that the kernel does not write are NaN. Partials are computed from the stored scores.
+    /// Computes the scores and the partials. Partials are computed from scores that are rounded to the storage type. Elements in gaps of
+    /// the [`Layout`] are NaN.
     fn reference(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let (q, k) = (reads[0].real(), reads[1].real());
         let (tokens, width) = (extents.tokens as usize, self.head as usize);

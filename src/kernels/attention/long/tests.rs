@@ -36,7 +36,7 @@ fn context(heads: u32, head: u32, dtype: DType) -> MhaLongContext {
     }
 }
 
-/// `cu_lens` and `pair_offsets`.
+/// Returns `cu_lens` and `pair_offsets` of sequences with these lengths.
 fn starts(lens: &[u32]) -> [Vec<i64>; 2] {
     let running = |f: fn(i64) -> i64| {
         let mut all = vec![0];
@@ -48,7 +48,8 @@ fn starts(lens: &[u32]) -> [Vec<i64>; 2] {
     [running(|n| n), running(|n| n * n)]
 }
 
-/// Batches with lengths around every boundary, in several orders, and with a length whose square needs 64 bits.
+/// Returns batches with lengths around the boundaries of tiles and pitches, in several orders, and with a length whose square needs 64
+/// bits.
 fn batches() -> Vec<Vec<u32>> {
     let edges = [
         1, 2, 7, 8, 9, 15, 16, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000,
@@ -194,8 +195,8 @@ fn partials_are_computed_from_the_stored_scores() {
     }
 }
 
-/// Model of the visitor in `partials/attention_visitor.cu`: visits the tiles of one CTA, 32 at a time. Each tile is found in a
-/// window of 32 sequences by binary search over the prefix sums of their tiles.
+/// Models `partials/attention_visitor.cu`: visits the tiles of CTA `block`, 32 at a time. Returns the sequence of each tile, and the index
+/// of the tile in its sequence. The sequence is found by binary search over the prefix sums of the tiles of 32 sequences (a window).
 fn visit(
     lens: &[u32],
     heads: u64,
@@ -248,7 +249,7 @@ fn visit(
     }
 }
 
-/// Max number of CTAs of a grouped GEMM.
+/// Returns the max number of CTAs of a grouped GEMM on `machine`.
 fn most(machine: &Machine) -> u64 {
     CTAS_PER_SM * u64::from(machine.sms)
 }

@@ -153,7 +153,7 @@ fn a_grid_has_one_cta_per_tile_up_to_the_max() {
             }
         }
     }
-    // Without tensor cores, a launch has one thread per pair and head.
+    // Without tensor cores, a launch has one thread per result: for each head, a score per pair, or 64 outputs per token.
     let extents = Extents::of(&[100]).expect("a batch");
     let launch = scores(3, 64, DType::F32).launch(&extents, &crate::machine::testing::hopper());
     assert_eq!(launch.grid, [40, 3, 1]);
@@ -163,7 +163,7 @@ fn a_grid_has_one_cta_per_tile_up_to_the_max() {
 
 #[test]
 fn a_warp_writes_each_score_of_a_row_once_and_pairs_where_they_are_aligned() {
-    // Model of `write_row` in `attention_scores.cu.tera`, for a row that begins at element `start`.
+    // Models `write_row` in `attention_scores.cu.tera` for a row that begins at element `start` of the tensor.
     const KEYS: u32 = 64;
     for start in 0..8u32 {
         for width in (1..=KEYS).chain([1000]) {
@@ -191,9 +191,9 @@ fn a_warp_writes_each_score_of_a_row_once_and_pairs_where_they_are_aligned() {
 
 #[test]
 fn lanes_find_every_probability_wherever_its_row_starts() {
-    // Model of `attention_context.cu.tera` for a row of `n` elements that begins at `row_start`. 16-byte chunks are copied to shared
-    // memory, and a lane extracts a pair of elements from two words by a funnel shift. Each element holds its own index plus 1. Elements
-    // outside the row must be read as 0.
+    // Models how `attention_context.cu.tera` reads a row of `n` probabilities that begins at element `row_start`: it copies 16-byte chunks
+    // to shared memory, from where a lane extracts a pair of elements with a funnel shift of two words. Each element holds its own index
+    // plus 1, and elements outside the row must be read as 0.
     for keys in [32u32, 64] {
         let chunks = keys / 8 + 1;
         for row_start in 0..16u32 {
@@ -241,7 +241,7 @@ fn lanes_find_every_probability_wherever_its_row_starts() {
 
 #[test]
 fn both_forms_have_one_definition_and_the_cases_reach_several_tiles() {
-    // Both kernels get the same values, which are exact in f16.
+    // Both kernels get the same inputs, which f16 represents exactly.
     let (simt, tensor) = (scores(2, 16, DType::F32), scores(2, 16, DType::F16));
     let case = &simt.cases()[2];
     let trial = Trial::new(&tensor, case, 3).expect("a batch");

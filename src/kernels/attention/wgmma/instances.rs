@@ -34,7 +34,7 @@ pub(in crate::kernels::attention) fn representative() -> Vec<KernelSpec> {
                 k: column(heads * head),
                 v: column((heads + kv_heads) * head),
             };
-            // A window that hides whole key tiles from a warpgroup, and one that is longer than a tile.
+            // A window that hides whole key tiles from a warpgroup, and a window that is longer than a key tile.
             let window = match dtype {
                 DType::BF16 => 37,
                 DType::F16 | DType::F32 => 300,
@@ -58,7 +58,7 @@ pub(in crate::kernels::attention) fn representative() -> Vec<KernelSpec> {
                 .into_iter()
                 .filter(|(causal, _)| !causal)
             {
-                // Some head sizes differ only in their tiles, so a few examples are sufficient.
+                // Kernels for some head sizes differ only in their tiles, so a few examples are sufficient for these.
                 if (head % 64 != 0 || head == 256) && by.window.is_some() != by.bias.is_some() {
                     continue;
                 }

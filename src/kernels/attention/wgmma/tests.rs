@@ -27,7 +27,7 @@ fn as_many_ctas_fit_an_sm_as_the_tile_states() {
             );
             assert!(stages >= 2, "{head}: {tile:?}");
             assert!(tile.threads() <= 1024 && blocks * tile.threads() <= 2048);
-            // Registers per thread for accumulators of scores, softmax weights packed in pairs, and accumulators of the output.
+            // Min registers per thread: accumulators of the scores, softmax weights packed in pairs, and accumulators of the output.
             let least = tile.keys / 2 + tile.keys / 4 + head / 2;
             let most = match tile.persistent {
                 true => tile.registers(Origin::Batch).1,

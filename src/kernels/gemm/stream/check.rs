@@ -1,4 +1,4 @@
-//! Checks whether the GEMM that streams its weight supports a description.
+//! Checks that the GEMM that streams its weight supports a problem, a norm and a tile.
 
 use super::{GemmProblem, GemmStream, MAX_ROWS_FP8, StreamNorm};
 use crate::{
@@ -39,14 +39,14 @@ impl GemmStream {
         }
         let is_centered = self.input_norm().is_some_and(|(_, centered)| centered);
         let mma_n = tile.rows.saturating_add(if is_centered { 8 } else { 0 });
-        // With accumulators of 136 rows, two CTAs of 224 threads per SM would spill registers.
+        // Two CTAs per SM, of 224 threads each, would spill registers with accumulators for 136 rows.
         let has_registers = match self.problem.packed() {
             None => {
                 tile.groups <= 2
                     && tile.per_sm <= 2
                     && !(tile.per_sm > 1 && is_centered && tile.rows > 64)
             }
-            // In addition to the accumulators, two blocks of the converted weight are in registers.
+            // A packed weight takes more registers, for two blocks of its converted elements.
             Some(_) => match tile.groups.saturating_mul(tile.per_sm) {
                 1 => true,
                 2 => tile.per_sm == 1 || tile.rows <= 64,
@@ -61,7 +61,7 @@ impl GemmStream {
             && (1..=8).contains(&tile.splits)
             && (1..=4).contains(&tile.groups)
             && (1..=4).contains(&tile.per_sm);
-        // A depth above 2²⁰ would overflow the sizes below.
+        // A k above 2²⁰ would overflow the sizes that are computed below.
         if !is_tile || k > 1 << 20 || tile.splits > self.depth().div_ceil(self.step_k()) {
             return Err(format!(
                 "{tile:?} is not a tile of the streaming GEMM with k = {k}; expected 8 to 128 rows in multiples of 8, and 1 to 8 splits with a step of {} for each",

@@ -6,25 +6,25 @@ use crate::{
     machine::{Hopper, Machine},
 };
 
-/// Registers of a thread that converts a packed weight, besides accumulators and residuals.
+/// Registers, besides accumulators and residuals, of a thread that converts a packed weight.
 const CONVERTING: u32 = 64;
 
 impl GemmStream {
-    /// Cycles of a step for converting and multiplying a packed weight, if `ctas` CTAs share an SM. Each of the four schedulers of an SM
-    /// serves a warp of each warpgroup.
+    /// Returns the cycles of a k-step to convert and multiply a packed weight if `ctas` CTAs share an SM. Each of the SM's four schedulers
+    /// issues instructions of one warp of each warpgroup.
     fn conversion(&self, ctas: f64) -> f64 {
         let Some(weight) = self.problem.packed() else {
             return 0.0;
         };
         let by_warps = self.multiplies_by_warps();
-        // Issue slots of the MMAs that multiply 16 weight rows of 128 columns by an octet of rows of x.
+        // Issue slots of the MMAs that multiply 16 weight rows by an octet of rows of x, over 128 columns.
         let octet = if by_warps { 35.0 } else { 16.0 };
         let converted = packed::conversion_slots(weight, by_warps);
         let slots = converted + octet * f64::from(self.tile.rows / 8);
         (slots * f64::from(self.tile.groups) * ctas).hypot(packed::STEP_LATENCY)
     }
 
-    /// Upper bound on the number of CTAs per SM whose registers fit.
+    /// Returns an upper bound on the number of CTAs per SM, due to registers.
     fn ctas_by_registers(&self, mma_n: u32, machine: &Machine) -> u32 {
         let residuals = if self.problem.epilogue.residual {
             self.tile.rows / 4
@@ -40,13 +40,13 @@ impl GemmStream {
         let by_registers = machine.registers_per_sm / (registers * self.threads());
         match self.problem.packed() {
             None => by_registers,
-            // The launch bounds limit the compiler, so at least `per_sm` CTAs fit.
+            // `__launch_bounds__` limits registers, so at least `per_sm` CTAs fit.
             Some(_) => by_registers.max(self.tile.per_sm),
         }
     }
 
-    /// Estimated cycles of a launch. Weight reads, L2 and MMAs overlap. A second wave of clusters begins when the first wave ends. Refilled
-    /// stages wait for the MMAs, which wait for x.
+    /// Estimates the cycles of a launch. Reads of the weight, reads from L2, and MMAs overlap. A second wave of clusters begins when the
+    /// first wave ends. A stage of the ring is refilled after the MMAs that read it, and these MMAs wait for x.
     pub(super) fn estimate(&self, rows: u64, machine: &Machine) -> f64 {
         let (Some(Hopper { stream: cost, .. }), Some(layout)) =
             (&machine.costs.hopper, self.layout())
@@ -74,14 +74,14 @@ impl GemmStream {
         let side_by_side = ctas.div_ceil(machine_sms).min(per_sm) as f64;
         let of_weight = self.problem.packed().map_or(2.0, packed::bytes_per_element);
         let weights = f64::from(self.problem.weight_rows()) * f64::from(self.depth()) * of_weight;
-        // A step has the MMAs of one block of 64 columns, or of two blocks.
+        // A step has the MMAs of one block of 64 columns, or of two blocks with a packed weight.
         let blocks = f64::from(self.step_k() / BLOCK_K);
         let mma = f64::from(2 * layout.mma_n * groups) * cost.mma * side_by_side * blocks;
         let limits = [
             weights / machine.rates.dram,
             ctas as f64 * all_steps * f64::from(layout.stage_bytes) / cost.l2,
             all_steps * mma.max(cost.step),
-            // A second wave takes as long to convert as the first wave.
+            // Each further wave adds the conversion time of the first wave.
             all_steps * self.conversion(side_by_side) * (1.0 + more_waves),
         ];
         let norm: f64 = limits.iter().map(|l| l.powf(cost.overlap)).sum();

@@ -13,7 +13,8 @@ use crate::{
     tensor::DType,
 };
 
-/// Instances with all kinds of tiles, epilogues and gates, with both parts of norms, and with sizes that include odd multiples of 8.
+/// Instances with all kinds of tiles, epilogues and gates, both parts of a split norm ([`StreamNorm`]), and sizes that include odd
+/// multiples of 8.
 pub fn representative() -> Vec<KernelSpec> {
     let mut kernels = Vec::new();
     let mut add = |kernel: GemmStream, few: bool| {
@@ -34,7 +35,7 @@ pub fn representative() -> Vec<KernelSpec> {
         ..gemm
     };
     for dtype in [DType::F16, DType::BF16] {
-        // Odd vocabulary sizes. The second weight is so large that a CTA computes more than one tile.
+        // Vocabularies with an odd number of tokens. The second weight is so large that a CTA computes more than one tile.
         add(of(5003, 136, dtype, bias), true);
         add(of(20_001, 72, dtype, plain.with_residual()), true);
         for centered in [false, true] {
@@ -72,7 +73,8 @@ pub fn representative() -> Vec<KernelSpec> {
             add(packed(of(8, 8, dtype, plain)), true);
             add(packed(of(2056, 1096, dtype, plain.with_residual())), true);
             add(packed(gated.clone()), true);
-            // The code of the norms depends neither on the storage type nor on the format of the weight.
+            // In bf16, add norms only for every other format, because their code depends neither on the storage type nor on the weight's
+            // format.
             for centered in [false, true] {
                 if few && at % 2 == 1 {
                     continue;

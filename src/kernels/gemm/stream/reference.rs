@@ -1,4 +1,4 @@
-//! CPU reference of the GEMM that streams its weight, composed of the plain GEMM, gates and norms.
+//! CPU reference of the GEMM that streams its weight. It is composed of the references of the GEMM problem and of the two parts of a norm.
 
 use super::{GemmStream, SCALE, StreamNorm};
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl GemmStream {
-    /// Returns the kernel's outputs.
+    /// Computes the kernel's outputs, in the order of its parameters.
     pub(super) fn on_host(&self, extents: &Extents, reads: &[&HostTensor]) -> Vec<HostTensor> {
         let rows = extents.rows as usize;
         let (mut of_product, more) = (reads.to_vec(), reads.len());
@@ -47,8 +47,8 @@ impl GemmStream {
     }
 }
 
-/// Returns `scaled` and `row_stats` of [`StreamNorm::Before`], computed from `out [rows, n]`. `vectors` holds gamma, and beta if there is
-/// one.
+/// Returns `scaled` and `row_stats` of [`StreamNorm::Before`], computed from `out [rows, n]`. `vectors` holds gamma, and for LayerNorm also
+/// beta.
 pub(crate) fn stream_scaled(out: &[f32], vectors: &[&[f32]]) -> (Vec<f32>, Vec<f32>) {
     let gamma = vectors[0];
     let mut scaled = Vec::with_capacity(out.len());
@@ -67,7 +67,8 @@ pub(crate) fn stream_scaled(out: &[f32], vectors: &[&[f32]]) -> (Vec<f32>, Vec<f
     (scaled, row_stats)
 }
 
-/// Returns the normalized rows of [`StreamNorm::After`].
+/// Returns the normalized rows `[rows, width]` of [`StreamNorm::After`], computed from the results `scaled` and `row_stats` of
+/// [`StreamNorm::Before`].
 pub(crate) fn stream_normals(
     scaled: &[f32],
     row_stats: &[f32],

@@ -1,4 +1,4 @@
-//! Tests of the generated GEMM that streams its weight, and of the descriptions that it rejects.
+//! Tests of the layout and launches of the GEMM that streams its weight, and of the kernels that it rejects.
 
 use super::*;
 use crate::{kernels::KernelSpec, machine::testing::hopper, ops::Epilogue};

@@ -9,11 +9,11 @@ use super::super::small_m::ALIGNMENT;
 pub struct StreamTile {
     /// Rows of x per tile, the N extent of an MMA: a multiple of 8 up to 128.
     pub rows: u32,
-    /// CTAs per cluster, which split k: 1 to 8. The portable max cluster size is 8.
+    /// CTAs per cluster, among which k is split: 1 to 8, the portable max cluster size.
     pub splits: u32,
     /// Number of consumer warpgroups, each with 64 rows of the weight: 1 or 2, or up to 4 if the weight is packed.
     pub groups: u32,
-    /// Number of CTAs whose shared memory fits an SM: 1 or 2, or up to 4 if the weight is packed.
+    /// Number of CTAs that fit an SM's shared memory at once: 1 or 2, or up to 4 if the weight is packed.
     pub per_sm: u32,
 }
 
@@ -52,8 +52,8 @@ impl StreamTile {
         Self::ROWS.into_iter().flat_map(|rows| {
             Self::SPLITS.into_iter().flat_map(move |splits| {
                 let shapes: &[(u32, u32)] = match (rows, splits) {
-                    // Clusters of six, with one CTA per SM, are only for tiles of 128 rows, where clusters of eight may have more CTAs than
-                    // fit on the GPU at once.
+                    // Clusters of six CTAs, with one CTA per SM, are only for tiles of 128 rows: with clusters of eight, such a launch may
+                    // have more CTAs than fit the GPU at once.
                     (128, 6) => &[(2, 1)],
                     (_, 6) => &[],
                     (128, _) => &[(1, 1), (1, 2), (2, 1)],
@@ -81,7 +81,7 @@ impl StreamTile {
         64 * self.groups
     }
 
-    /// Max steps of `step_k` columns per CTA.
+    /// Number of steps of `step_k` columns of the CTA with the most steps.
     pub(super) const fn steps(self, k: u32, step_k: u32) -> u32 {
         k.div_ceil(step_k).div_ceil(self.splits)
     }
@@ -90,10 +90,10 @@ impl StreamTile {
 /// Shared-memory sizes of a CTA.
 pub(super) struct Layout {
     pub(super) stages: u32,
-    /// Rows of the second operand of the MMAs.
+    /// N extent of the MMAs: the rows of x per tile, and an octet for gamma and beta if they follow the rows.
     pub(super) mma_n: u32,
     pub(super) stage_bytes: u32,
-    /// Bytes of partial accumulators that the CTA receives. `is_aliased` is whether these reuse the ring's memory.
+    /// Bytes of partial accumulators that the CTA receives from its cluster. If `is_aliased`, they reuse the memory of the ring.
     pub(super) received: u32,
     pub(super) is_aliased: bool,
 }

@@ -6,28 +6,29 @@ use crate::{
     ops::Epilogue,
 };
 
-/// Issue slots for each sum of a group: the product of two scales, an FMA, and a share of the loads of scales.
+/// Issue slots to add one sum of a group to the total sum: the product of two scales, an FMA, and a share of the loads of scales.
 const SLOTS_OF_SUM: f64 = 2.3;
-/// Cycles of a step with groups in which neither tensor cores nor FMAs are busy: barriers, and latencies of the MMAs and of the scales.
+/// Cycles of a k-step with scales of groups in which neither tensor cores nor FMAs are busy: barriers, and latencies of the MMAs and of the
+/// loads of scales.
 const LATENCY_OF_GROUP: f64 = 200.0;
-/// Exponent of the norm of two times: that of reading the weight from DRAM, and that of everything else. The norm is close to the larger
-/// of the two, but is never equal for two tiles of different speed.
+/// Exponent p of the p-norm that combines two overlapping times: reading the weight from DRAM, and everything else. The norm is close to
+/// the larger time. Unlike the max, it still differs between tiles if reading the weight takes longer.
 const DRAM_OVERLAP: i32 = 12;
 
 impl WgmmaTile {
     /// Estimated cycles on a GPU with Hopper's instructions, comparable with [`Tile::cycles`](crate::kernels::gemm::Tile::cycles).
     ///
-    /// The formula is `fill + tiles of the busiest SM × (k-steps × cost of a step + epilogue)`. A step is limited by tensor cores, L2 for
-    /// one SM, and L2 for all SMs. Its cost is a norm of these three times, plus a time proportional to its bytes, because loads take power
-    /// and thereby reduce the clock. The number of SMs that have a tile is averaged over the waves. Ping-pong hides an epilogue up to the
-    /// duration of the other warpgroup's mainloop. The time of reading the weight from DRAM overlaps all of this.
+    /// The formula is `fill + tiles of the busiest SM × (k-steps × cost of a step + epilogue)`. A step is limited by tensor cores, by the
+    /// L2 bandwidth of one SM, and by the L2 bandwidth of all SMs. Its cost is a p-norm of these three times, plus a time proportional to
+    /// its bytes, because loads take power and thereby reduce the clock. The number of SMs that have a tile is averaged over the waves.
+    /// With ping-pong, an epilogue overlaps the mainloop of the other warpgroup. Reading the weight from DRAM overlaps all of this.
     pub fn cycles(self, rows: u64, n: u32, k: u32, epilogue: Epilogue, machine: &Machine) -> f64 {
         self.cycles_of(rows, [n, k], epilogue, false, machine)
     }
 
-    /// Estimates cycles like [`cycles`](Self::cycles), for a weight of `n` rows and `k` columns. If groups of columns have scales, a step
-    /// also takes the time of the promotion: sums are multiplied by scales and added. Both warpgroups wait for the same stage, so their
-    /// promotions run at the same time, and no MMA runs then.
+    /// Estimates cycles like [`cycles`](Self::cycles), for a weight of `n` rows and `k` columns. With `of_groups` (scales of groups of
+    /// columns), a step also takes the time in which FMAs multiply the sums of a group by its scales and add them. No MMA runs in this
+    /// time, because both warpgroups wait for the same stage.
     pub(super) fn cycles_of(
         self,
         rows: u64,
@@ -92,7 +93,7 @@ impl WgmmaTile {
             }
             false => 0.0,
         };
-        // The residual is loaded only when it is needed, so ping-pong does not hide this time.
+        // The epilogue loads the residual only when it needs it, so ping-pong does not hide this time.
         let added = outputs * cost.output * f64::from(u8::from(epilogue.residual));
         let tiles = of_busiest * (cost.tile + added);
         let on_chip = bytes * cost.stage_byte + tiles + work + waits;

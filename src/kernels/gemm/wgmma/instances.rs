@@ -7,8 +7,8 @@ use crate::{
     tensor::{DType, Format},
 };
 
-/// Instances with every tile, several epilogues, direct and TMA stores, and sizes that include odd multiples of 32 and of 8. The storage
-/// type affects only conversions.
+/// Instances with every tile, several epilogues, direct and TMA stores, and sizes that include odd multiples of 32 and of 8. Most instances
+/// are in f16, because the storage type affects only conversions.
 pub fn representative() -> Vec<KernelSpec> {
     let plain = Epilogue::default();
     let gelu = Epilogue::new(true, Some(Activation::GeluExact));
@@ -52,7 +52,8 @@ pub fn representative() -> Vec<KernelSpec> {
     kernels
 }
 
-/// Problems with quantized rows, this weight and every epilogue, at sizes that are not multiples of a tile or of two blocks of columns.
+/// Returns problems with quantized rows and a weight in this format: every epilogue, and sizes that are not multiples of a tile or of two
+/// blocks of columns.
 fn quantized_rows(weight: Format) -> impl Iterator<Item = GemmProblem> {
     let plain = Epilogue::default();
     let bias = Epilogue::new(true, None);
@@ -77,7 +78,7 @@ fn quantized_rows(weight: Format) -> impl Iterator<Item = GemmProblem> {
     .into_iter()
 }
 
-/// Problems in E4M3 with every epilogue and every type of result, at sizes that are not multiples of a tile.
+/// Returns problems in [`Format::E4m3`] with every epilogue and every type of result, at sizes that are not multiples of a tile.
 pub(in crate::kernels::gemm) fn fp8_problems() -> impl Iterator<Item = GemmProblem> {
     let plain = Epilogue::default();
     let bias = Epilogue::new(true, None);

@@ -56,7 +56,7 @@ fn tiles_of_groups_fit_the_shared_memory_and_registers_of_hopper() {
                 "{tile:?}"
             );
         }
-        // A consumer thread has 240 registers for two sets of sums.
+        // The two sets of sums must leave some of a consumer thread's 240 registers for other values.
         assert!(2 * tile.outputs_of_warpgroup() / 128 <= 192, "{tile:?}");
         assert!(
             tile.cooperative && tile.n.is_multiple_of(RowOrder::GROUP),
