@@ -67,7 +67,7 @@ impl Api {
 
     /// Loads the file `real`, which messages call `name`. The caller has resolved symbolic links
     /// and checked the result, so a link that is changed afterwards has no effect. `besides` are the users, in addition to this user and
-    /// root, who may write to the companion library.
+    /// root, who may write to NVRTC's companion library (`libnvrtc-builtins`).
     ///
     /// # Errors
     /// Returns the errors of [`Api::load`].

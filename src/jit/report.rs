@@ -34,7 +34,7 @@ pub fn parse_report(log: &str) -> Option<CompileReport> {
     let mut frames = None::<(u32, u32, u32)>;
     let mut used = None::<(u32, u32)>;
     for line in log.lines() {
-        // Warnings also contain spills, but no stack frame.
+        // Warning lines also contain the spills, but without the stack frame, so they do not match.
         if let (Some(frame), Some(stores), Some(loads)) = (
             number_before(line, " bytes stack frame"),
             number_before(line, " bytes spill stores"),
