@@ -23,14 +23,14 @@ pub struct Limits {
     pub skipped: Option<u32>,
     /// Maximum number of tokens of a sequence, from the position table or `max_position_embeddings`; `None` if unlimited.
     pub longest: Option<u32>,
-    /// The largest maximum that the model can be built with, if it is larger than `longest`.
+    /// The largest value of `longest` that the model can be built with (`max_context`); `None` if this is the present value.
     pub extended: Option<u32>,
-    /// Token that ends a sequence. Later tokens are padding.
+    /// Rule for the token at which a sequence ends; `None` if the model has no such rule. Later tokens are padding.
     pub end: Option<SequenceEnd>,
 }
 
 impl Limits {
-    /// Maps a random number to a token id that a sequence may contain.
+    /// Maps the random number `drawn` to a token id that a sequence may contain.
     pub fn token_id(&self, drawn: u64) -> u32 {
         let vocabulary = self.vocabulary.max(1);
         let id = (drawn % u64::from(vocabulary)) as u32;
@@ -285,9 +285,12 @@ impl Batch {
         self.past.as_ref().map_or(0, |past| past.cached[sequence])
     }
 
-    /// Returns the batch with every sequence padded to the length of the longest sequence, with id 0 at the end.
-    /// [`valid_lens`](Self::valid_lens) then returns the number of tokens without padding. Only a session that keeps padding accepts such a
-    /// batch. Returns an error if the padded batch exceeds the maximum number of tokens of a run.
+    /// Returns the batch with every sequence padded at its end to the length of the longest sequence. The padding has token id 0.
+    /// [`valid_lens`](Self::valid_lens) then returns the lengths without padding. Only a session of an engine that is built with
+    /// `Padding::Kept` accepts the padded batch.
+    ///
+    /// # Errors
+    /// Returns an error if the padded batch exceeds the maximum number of tokens of a run.
     pub fn with_padding(&self) -> Result<Self, BatchError> {
         let longest = self.extents.longest as usize;
         let pad = |ids: &[u32]| -> Vec<u32> {
@@ -389,7 +392,7 @@ impl Batch {
     pub fn with_required_ends(mut self, limits: &Limits) -> Self {
         let id = match limits.end {
             Some(SequenceEnd::Required(id) | SequenceEnd::Token(id)) => id,
-            // Any id but the padding token's.
+            // Any id except that of the padding token.
             Some(SequenceEnd::NotPadding(padding)) => u32::from(padding == 0),
             Some(SequenceEnd::Highest | SequenceEnd::BeforePadding(_)) | None => return self,
         };
@@ -463,7 +466,7 @@ impl Batch {
     }
 }
 
-/// Returns an error if the model requires another end of a sequence.
+/// Returns an error if the sequence `ids` does not end as the model requires. `sequence` is its index in the batch, for the error.
 fn check_end(end: SequenceEnd, sequence: usize, ids: &[u32]) -> Result<(), BatchError> {
     let found = ids.last().copied().filter(|_| !end.accepts(ids));
     match (end, found) {
