@@ -113,7 +113,7 @@ fn bf16_products_are_those_of_rounded_factors_independent_of_other_rows() {
     }
 }
 
-/// Returns the scale and the integers of a row.
+/// Quantizes a row to integers of magnitude up to `largest`. Returns the scale and the integers.
 fn integers(row: &[f32], largest: f32) -> (f64, Vec<f64>) {
     let scale = row.iter().fold(0.0_f32, |most, x| most.max(x.abs())) / largest;
     let factor = if scale == 0.0 { 0.0 } else { 1.0 / scale };
