@@ -30,7 +30,7 @@ pub struct GemmBenchmark {
     lt: Option<CublasLt>,
 }
 
-/// Origin of a timed GEMM.
+/// Implementation of a timed GEMM.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Provider {
     Kernel(KernelSpec),

@@ -149,7 +149,8 @@ fn quoted(names: &[String]) -> String {
 }
 
 impl CheckpointError {
-    /// Returns an error for tensors that a file does not have. `known` are the names of its tensors.
+    /// Returns the error for the tensors `names`, which `file` lacks. The model needs `n_needed` tensors. `known` are the tensors in the
+    /// file, from which the error suggests the nearest names.
     pub(super) fn missing<'n>(
         file: PathBuf,
         names: &[&str],

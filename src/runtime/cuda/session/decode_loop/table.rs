@@ -38,7 +38,7 @@ pub(super) struct Table {
     pub(super) found_address: u64,
 }
 
-/// Offsets in a table's memory.
+/// Byte offsets of the arrays in a table's memory.
 #[derive(Clone, Copy)]
 pub(super) struct Places {
     pub(super) zeros: u64,
@@ -162,7 +162,7 @@ impl Table {
             logits,
             of(at.requests, DeviceSamplingParams::WIDTH),
             of(at.known, 1),
-            // Rows of `slot_starts` refer to the start of `tokens`.
+            // The entries of `slot_starts` are offsets from the start of `tokens`, whatever `first` is.
             memory + at.tokens,
             of(at.slot_starts, 1),
             // Scratch memory, which does not depend on `first`.
