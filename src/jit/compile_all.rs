@@ -13,7 +13,7 @@ use super::{CacheFault, CacheKey, Cubin, DiskCache, JitError, Nvrtc, Source, Tar
 /// size of a main thread's stack. The default for a Rust thread is only 2 MiB.
 const STACK: usize = 8 << 20;
 
-/// NVRTC with a cache in front of it. Threads share it by reference.
+/// NVRTC with a cache of compiled kernels. Threads share a `Jit` by reference.
 #[derive(Debug)]
 pub struct Jit {
     nvrtc: Nvrtc,

@@ -217,7 +217,7 @@ impl Search {
         files.iter().find_map(|file| self.file(origin, file))
     }
 
-    /// Loads a file that only the user and root can change.
+    /// Loads `file` if only the user and root can change it.
     fn file(&mut self, origin: &Origin, file: &Path) -> Option<Loaded> {
         // A file that the user named may be writable by the user's group, which often contains only
         // the user.

@@ -40,8 +40,8 @@ pub enum Outcome {
     Nothing,
     /// The file cannot be used, for this reason.
     Unusable(String),
-    /// The place was not searched or the file was not opened, because another user could have
-    /// changed it. Contains the reason and the remedy.
+    /// The place was not searched or the file was not opened, because its path depends on the current folder or because another user could
+    /// have changed it. Contains the reason and the remedy.
     Refused(String),
     /// This version, (major, minor), was loaded.
     Taken(i32, i32),

@@ -10,8 +10,8 @@ use super::{diagnose, locate, report};
 
 /// The CUDA run-time compiler.
 ///
-/// The library stays loaded until the process ends, even if this value is dropped. It needs neither a GPU nor a driver, and compiles on
-/// several threads at once.
+/// The library stays loaded until the process ends, even if this value is dropped. It needs neither a GPU nor a driver. Several threads can
+/// compile at the same time.
 #[derive(Clone)]
 pub struct Nvrtc {
     api: Api,
@@ -113,7 +113,7 @@ impl Nvrtc {
         self.version
     }
 
-    /// Returns the places that were searched, in order. The last one was used.
+    /// Returns the places that were searched, in order. NVRTC was found in the last place. Empty after [`Nvrtc::at`].
     pub fn search_log(&self) -> &[Looked] {
         &self.looked
     }

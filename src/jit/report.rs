@@ -76,7 +76,7 @@ pub(super) fn entry_functions(log: &str) -> Vec<String> {
         .collect()
 }
 
-/// Returns the decimal number directly before `unit`.
+/// Returns the decimal number directly before the first `unit` in `line`.
 fn number_before(line: &str, unit: &str) -> Option<u32> {
     let head = &line[..line.find(unit)?];
     let digits = head.len() - head.bytes().rev().take_while(u8::is_ascii_digit).count();

@@ -65,7 +65,8 @@ pub struct Batch {
 pub struct Past {
     /// Number of cached tokens of each sequence, excluding the tokens of the batch.
     pub cached: Vec<u32>,
-    /// Cache slots of the tokens of all sequences, one sequence after another, including the tokens of the batch.
+    /// Cache slots (`block · block size + position in the block`) of the tokens of all sequences, one sequence after another, including the
+    /// tokens of the batch.
     pub slots: Vec<u32>,
     /// Number of blocks in the cache.
     pub blocks: u64,
@@ -406,7 +407,7 @@ impl Batch {
     }
 
     /// Returns the batch without the tokens that follow the end token of a sequence. A sequence without an end token is unchanged. A batch
-    /// that continues sequences, or that has padding or marked tokens, is returned unchanged.
+    /// is returned unchanged if it continues sequences, has padding, or has tokens that are excluded from attention or from pooling.
     ///
     /// # Errors
     /// Returns an error only for a batch that does not pass [`check`](Self::check).
@@ -452,7 +453,7 @@ impl Batch {
         })
     }
 
-    /// Returns the sequence that contains a packed token, and the token's index in the sequence.
+    /// Returns the index of the sequence that contains the token `at` of the packed batch, and the token's index in the sequence.
     fn place(&self, at: usize) -> (usize, usize) {
         let (mut sequence, mut token) = (0, at);
         for (i, &n) in self.lens.iter().enumerate() {

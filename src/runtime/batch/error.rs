@@ -2,7 +2,7 @@
 
 use crate::tensor::LengthsError;
 
-/// Returns the end of an error message, which suggests to build the model for sequences of up to `extended` tokens. Returns an empty text
+/// Returns the end of an error message, which suggests building the model for sequences of up to `extended` tokens. Returns an empty text
 /// if `extended` is `None`.
 pub fn or_extend(extended: Option<u32>) -> String {
     let extend = |n| {

@@ -34,7 +34,7 @@ use crate::{
     tensor::{DType, Element, Extents, Size},
 };
 
-/// Number of loader threads. Each reads and uploads one weight at a time, whose values all threads of rayon's pool convert.
+/// Number of loader threads. Each loads one weight at a time, whose values all threads of rayon's pool convert.
 const LOADERS: usize = 8;
 
 /// Maximum bytes of shared memory per CTA without an opt-in.
@@ -109,7 +109,7 @@ impl Loaded {
                 }
             })
             .collect();
-        // The opt-in for dynamic shared memory is set once, to the maximum of all launches.
+        // The opt-in for dynamic shared memory is set once, to the maximum of the device, so that it holds for all launches.
         let opt_in =
             sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let fixed = function
@@ -282,7 +282,7 @@ pub struct CudaModel {
 pub(super) struct Scoring {
     /// Number of values of a token vector.
     pub(super) width: u32,
-    /// Kernel for vectors in the storage type of the model.
+    /// Kernel for vectors in the model's storage type.
     pub(super) stored: Loaded,
     /// Kernel for vectors in f32; `None` if the storage type is f32.
     of_f32: Option<Loaded>,
@@ -309,7 +309,7 @@ impl CudaModel {
             .collect()
     }
 
-    /// Loads modules and weights. `cubins` must contain all [`CudaModel::kernels`]. `progress` receives the numbers of loaded and all weights.
+    /// Loads modules and weights. `cubins` must contain all [`CudaModel::kernels`]. `progress(done, total)` receives numbers of weights.
     pub fn load(
         device: Device,
         program: Program,

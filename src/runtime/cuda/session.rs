@@ -111,7 +111,8 @@ enum Enqueued {
 }
 
 impl CudaSession {
-    /// Creates a session with its own stream and no memory. `plain_launches` disables programmatic dependent launch.
+    /// Creates a session with its own stream. Runs and [`reserve`](Self::reserve) allocate its memory. `plain_launches` disables
+    /// programmatic dependent launch.
     pub fn new(
         model: Arc<CudaModel>,
         allocator: &AllocatorChoice,

@@ -199,7 +199,8 @@ impl Drop for Stopwatch {
     }
 }
 
-/// Sets of a chain's tensors on the device. All sets hold the same values. Successive launches use different sets.
+/// Sets of a chain's tensors on the device. All sets hold the same values. Successive launches use different sets, so that operands are not
+/// in L2.
 struct Operands {
     arena: Buffer,
     n_sets: u64,
@@ -318,7 +319,8 @@ fn dims_of(shape: &Shape, extents: &Extents) -> Option<Vec<u64>> {
     shape.0.iter().map(|size| size.eval(extents)).collect()
 }
 
-/// Returns the bytes of a tensor, or one period of its elements. Tensors with the same name and size get the same values.
+/// Returns the encoded elements of a tensor. For a large tensor, returns only one [`PERIOD`] of the elements, which the caller repeats.
+/// Tensors with the same name and size get the same values.
 fn values(fill: Fill, element: Element, dims: &[u64], case: &Case, name: &str) -> Vec<u8> {
     let n = dims.iter().product::<u64>() as usize;
     let columns = dims.last().map_or(1, |&n| n as usize);

@@ -26,7 +26,7 @@ const OWN: [&str; 2] = ["adapter_config.json", "modules.json"];
 pub enum ModelFiles {
     /// A folder, such as a model downloaded from the Hugging Face hub.
     Folder(PathBuf),
-    /// A file of llama.cpp, which is presented as the files of a folder.
+    /// A GGUF file of llama.cpp, whose contents are presented as the files of a folder.
     Gguf(Arc<Folder>),
 }
 

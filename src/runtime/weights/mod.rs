@@ -211,8 +211,8 @@ fn vector_of(value: f32, what: &str, n: u64) -> Result<Vec<f32>, CheckpointError
     Ok(out)
 }
 
-/// Allocates `n` zeros, or returns an error like [`room`]. Memory pages are first touched when they are written, so several threads can share
-/// the page faults.
+/// Allocates `n` zeros, or returns an error like [`room`]. Memory pages are first touched when they are written, so several threads can
+/// share the page faults.
 fn zeros(tensor: &str, n: u64) -> Result<Vec<u8>, CheckpointError> {
     let checked: Vec<u8> = room(tensor, n)?;
     drop(checked);

@@ -28,7 +28,7 @@ pub fn evaluate_scaled(
     Ok(FORMAT.quantize_rows(rows.len(), rows.columns, |row, to| rows.read(row, to)))
 }
 
-/// Scales that have been computed.
+/// Scales that have been computed and are kept for other tensors.
 #[derive(Default)]
 pub struct Scales<'e> {
     /// Scale of the values within each bound.

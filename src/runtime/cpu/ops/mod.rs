@@ -79,7 +79,7 @@ pub enum OpError {
     #[error("{op} writes {expected}; {found} were given")]
     Writes {
         op: &'static str,
-        /// Expected number in words.
+        /// Description of the expected tensors, e.g. `one tensor`.
         expected: &'static str,
         found: usize,
     },
@@ -182,7 +182,7 @@ pub enum OpError {
     },
 }
 
-/// The CPU form of a kernel.
+/// CPU implementation of a kernel.
 trait CpuForm {
     fn run(&self, call: Call<'_, '_, '_>) -> Result<(), OpError>;
 }
