@@ -68,7 +68,7 @@ pub enum DeviceOutputError {
         row: usize,
         found: u64,
     },
-    #[error("outputs of two devices, {from} and {to}, cannot be copied to one another")]
+    #[error("rows on {from} cannot be copied to an output on {to}; expected the same device")]
     OtherDevice { from: String, to: String },
 }
 

@@ -109,7 +109,7 @@ pub enum OpError {
         found: u64,
     },
     #[error(
-        "{op}: `{param}[{index}]` is {id}, which with offset {offset} picks no row of a table of {rows}; expected 0 to {rows} − 1"
+        "{op}: `{param}[{index}]` is {id}; expected at least 0, and with the offset {offset} less than {rows}, the rows of the table"
     )]
     Id {
         op: &'static str,
@@ -140,7 +140,7 @@ pub enum OpError {
         expected: i64,
     },
     #[error(
-        "{op}: `valid_lens[{index}]` is {found}; expected 1 to {len}, the tokens of the sequence"
+        "{op}: `valid_lens[{index}]` is {found}; expected 1 to {len}, the length of the sequence"
     )]
     ValidLens {
         op: &'static str,
