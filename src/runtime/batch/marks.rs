@@ -3,8 +3,8 @@
 use super::{Batch, BatchError};
 
 impl Batch {
-    /// Sets the number of leading tokens of each sequence that tokens may attend to. Outputs of later tokens are computed too, but no token
-    /// attends to a later token, not even to itself. Late-interaction models expand queries with tokens of this kind. Only an engine for a
+    /// Sets the number of leading tokens of each sequence that tokens may attend to. The remaining tokens also have outputs, but no token
+    /// attends to them, and they do not attend to themselves. Late-interaction models expand queries with such tokens. Only an engine for a
     /// model with this query expansion accepts the batch.
     ///
     /// # Errors
