@@ -31,7 +31,7 @@ struct Scanner<'a> {
 }
 
 impl Scanner<'_> {
-    /// Consumes the next token, comment or piece of white space. Returns false at the end.
+    /// Consumes the next token, comment or piece of white space. Returns false at the end of the text.
     fn step(&mut self) -> bool {
         let Some(first) = self.rest.chars().next() else {
             return false;

@@ -1,7 +1,7 @@
 //! Generates CUDA source from kernels, with Tera templates embedded in the binary.
 //!
 //! Rendering is a pure function of the kernel: the text contains no hash, date or path and does not
-//! depend on the order of a map.
+//! depend on the iteration order of a hash map.
 
 mod canonical;
 
@@ -113,8 +113,8 @@ impl Codegen {
         Ok(SHARED.get_or_init(|| new))
     }
 
-    /// Creates an environment whose sources mark the text of each partial, for tests that review sources. The test must remove the marks
-    /// and then [`tidy`] the source.
+    /// Creates an environment that encloses the text of each partial in [`Marks`], for tests that compare sources with reviewed snapshots.
+    /// The test must remove the marks and then [`tidy`] the source.
     ///
     /// # Errors
     /// Returns an error if a template does not parse.
@@ -172,7 +172,7 @@ impl Codegen {
     }
 }
 
-/// Returns the C type of an element.
+/// Returns the type of an element in the generated CUDA source.
 pub fn c_type(element: Element) -> &'static str {
     match element {
         Element::Value(DType::F32) => "float",

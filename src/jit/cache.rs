@@ -5,8 +5,8 @@
 //! same content. A second hash detects damage before the code is loaded.
 //!
 //! A hash is not a signature: anyone who can write an entry can forge it. The folder and the entries are therefore private to the user
-//! (modes 0700 and 0600). If the folder belongs to another user, or others may write to it, it is neither read nor written. If only an
-//! entry does, the entry is not read, and is replaced.
+//! (modes 0700 and 0600). If the folder belongs to another user, or others may write to it, it is neither read nor written. If a single
+//! entry belongs to another user or is writable by others, it is not read, and the next write replaces it.
 //!
 //! Layout of an entry, with little-endian integers:
 //!
@@ -39,7 +39,7 @@ const FIXED: usize = MAGIC.len() + 4 + 8 + 32;
 /// Folder of the entries, relative to the cache's root.
 const FOLDER: &str = "cubins";
 const ENTRY: &str = "cubin";
-/// Age after which an unfinished file counts as abandoned. No write takes this long.
+/// Age after which an unfinished file is removed. No write takes this long, so the process that wrote it must have been killed.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// Hash of everything that determines the bytes of a cubin.
@@ -143,11 +143,11 @@ impl DiskCache {
         self.folder.join(format!("{key}.{ENTRY}"))
     }
 
-    /// Returns the entry of `key`; `None` if there is none.
+    /// Returns the cubin that is stored under `key`, or `None` if there is no entry.
     ///
     /// # Errors
-    /// Returns [`JitError::CacheDamaged`] if the file's contents are damaged, [`JitError::Cache`]
-    /// if it cannot be read, and [`JitError::CacheForeign`] or [`JitError::CacheForeignEntry`] if another user may have written it.
+    /// Returns [`JitError::CacheDamaged`] if the entry is damaged, and [`JitError::Cache`] if it cannot be read. Returns
+    /// [`JitError::CacheForeign`] or [`JitError::CacheForeignEntry`] if another user may have written to the folder or to the entry.
     pub fn get(&self, key: &CacheKey) -> Result<Option<Cubin>, JitError> {
         let path = self.entry_path(key);
         match own::read(&path, u64::MAX) {
@@ -156,7 +156,7 @@ impl DiskCache {
                 Err(why) => Err(JitError::CacheDamaged { path, why }),
             },
             Err(Trouble::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            // Only the user can write to the folder, so the entry can be replaced.
+            // The folder passed the check and only the entry failed it, so the entry can be replaced.
             Err(Trouble::Foreign(why)) if why.at() == path => Err(JitError::CacheForeignEntry {
                 path,
                 why: why.what(),
@@ -168,8 +168,8 @@ impl DiskCache {
     /// Stores `cubin` under `key`, replacing the existing entry.
     ///
     /// # Errors
-    /// Returns [`JitError::Cache`] or [`JitError::CacheForeign`]. An existing entry is then
-    /// unchanged.
+    /// Returns [`JitError::Cache`] if the entry cannot be written, and [`JitError::CacheForeign`] if another user may write to the folder.
+    /// After an error, an existing entry is unchanged.
     pub fn put(&self, key: &CacheKey, cubin: &Cubin) -> Result<(), JitError> {
         let path = self.entry_path(key);
         let bytes = encode(key, cubin);
@@ -193,7 +193,7 @@ impl DiskCache {
     /// Checks that an entry could be stored now, by writing and deleting a small file.
     ///
     /// # Errors
-    /// Returns [`JitError::Cache`] or [`JitError::CacheForeign`].
+    /// Returns [`JitError::Cache`] if the file cannot be written, and [`JitError::CacheForeign`] if another user may write to the folder.
     pub fn check_writable(&self) -> Result<(), JitError> {
         self.write_then(&[0; 4096], tempfile::NamedTempFile::close)
             .map_err(|error| self.trouble("write", self.folder.clone(), error))
@@ -203,19 +203,19 @@ impl DiskCache {
     /// not exist yet.
     ///
     /// # Errors
-    /// Returns [`JitError::CacheForeign`].
+    /// Returns [`JitError::CacheForeign`] if another user can do so.
     pub fn check_owner(&self) -> Result<(), JitError> {
         match own::check_folder(&self.folder) {
             Err(why @ Trouble::Foreign(_)) => Err(self.trouble("read", self.folder.clone(), why)),
-            // Errors of the system are reported when the folder is used.
+            // I/O errors are reported when the folder is used.
             Err(Trouble::Io(_)) | Ok(()) => Ok(()),
         }
     }
 
-    /// Counts the files. A cache that was never written to has none.
+    /// Counts the entries and the unfinished files in the folder. If the folder does not exist yet, all numbers are 0.
     ///
     /// # Errors
-    /// Returns [`JitError::Cache`].
+    /// Returns [`JitError::Cache`] if the folder cannot be read.
     pub fn usage(&self) -> Result<CacheUsage, JitError> {
         let mut usage = CacheUsage::default();
         self.each_file(|path, metadata| {
@@ -234,11 +234,11 @@ impl DiskCache {
     /// [`DiskCache::put`] calls this once per cache, with an age of one hour.
     ///
     /// # Errors
-    /// Returns [`JitError::Cache`].
+    /// Returns [`JitError::Cache`] if the folder cannot be read or a file cannot be removed.
     pub fn remove_abandoned(&self, age: Duration) -> Result<usize, JitError> {
         let mut n_removed = 0;
         self.each_file(|path, metadata| {
-            // If the clock was set back, a file may look too new. It is then removed later.
+            // If the clock was set back, a file may appear newer than it is. A later call removes it.
             let old = metadata
                 .modified()?
                 .elapsed()
@@ -252,7 +252,7 @@ impl DiskCache {
         Ok(n_removed)
     }
 
-    /// Calls `visit` with each file. Skips files that another process removes in the meantime.
+    /// Calls `visit` for each file in the folder. Skips files that another process removes during the iteration.
     fn each_file(
         &self,
         mut visit: impl FnMut(&Path, &fs::Metadata) -> io::Result<()>,
@@ -310,8 +310,8 @@ impl fmt::Debug for DiskCache {
     }
 }
 
-/// Returns the root of the user's cache for the given environment. Ignores a relative
-/// `XDG_CACHE_HOME`, as the XDG base directory specification requires.
+/// Returns the root of the user's cache. Environment variables are read through `variable`. Ignores a relative `XDG_CACHE_HOME`, as the
+/// XDG base directory specification requires.
 fn default_root(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     let absolute = |name| variable(name).filter(|path| path.is_absolute());
     variable("GEMMULE_CACHE")

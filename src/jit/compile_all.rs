@@ -13,7 +13,7 @@ use super::{CacheFault, CacheKey, Cubin, DiskCache, JitError, Nvrtc, Source, Tar
 /// size of a main thread's stack. The default for a Rust thread is only 2 MiB.
 const STACK: usize = 8 << 20;
 
-/// NVRTC with a cache in front of it. Threads share it by reference.
+/// NVRTC with a cache of compiled kernels. Threads share a `Jit` by reference.
 #[derive(Debug)]
 pub struct Jit {
     nvrtc: Nvrtc,
@@ -73,7 +73,7 @@ impl Jit {
         }
     }
 
-    /// Creates a compiler with this NVRTC and an optional cache. It uses one thread per core.
+    /// Creates a compiler that uses `nvrtc`, an optional cache, and one thread per core.
     pub fn new(nvrtc: Nvrtc, cache: Option<DiskCache>) -> Jit {
         Jit {
             nvrtc,
@@ -90,7 +90,7 @@ impl Jit {
         self
     }
 
-    /// Returns the compiler.
+    /// Returns the NVRTC library that compiles the kernels.
     pub fn nvrtc(&self) -> &Nvrtc {
         &self.nvrtc
     }
@@ -120,9 +120,9 @@ impl Jit {
     /// Compiles `sources`, and returns the cubins in the same order. Duplicate sources are compiled
     /// once.
     ///
-    /// `progress(ready, total)` receives the number of distinct sources that are ready, and their
-    /// total. The first call counts those from the cache; the next calls follow each compilation.
-    /// Calls do not overlap, and `ready` never decreases.
+    /// `progress(ready, total)` receives the number of distinct sources whose cubin is ready, and the number of all distinct sources. The
+    /// first call reports the sources found in the cache, and one more call follows each compilation. Calls do not overlap, and `ready`
+    /// never decreases.
     ///
     /// A cache error never fails a compilation. It is logged as a warning and listed in
     /// [`JitStats::cache_notes`]. A damaged entry is compiled again and replaced.
@@ -199,7 +199,7 @@ impl Jit {
         progress: &(dyn Fn(usize) + Sync),
     ) -> Result<Vec<(usize, Cubin)>, JitError> {
         let next = AtomicUsize::new(0);
-        // After a failure, jobs at larger indices are skipped, because the error that is returned is that of the smallest index.
+        // After a failure, jobs with larger indices are skipped, because only the error of the job with the smallest index is returned.
         let first_failure = AtomicUsize::new(usize::MAX);
         let finished = Mutex::new((Vec::with_capacity(missing.len()), None));
         let work = || {
@@ -230,7 +230,7 @@ impl Jit {
                     .stack_size(STACK);
                 match builder.spawn_scoped(scope, work) {
                     Ok(_) => {}
-                    // The threads that have started do the whole work.
+                    // The threads that were started compile all kernels.
                     Err(error) if n_running > 0 => {
                         tracing::warn!(%error, n_running, "compiling on fewer threads");
                         break;
@@ -272,8 +272,8 @@ impl Jit {
 
     fn cached(&self, job: &Job) -> Option<Cubin> {
         match self.cache.as_ref()?.get(&job.key) {
-            // The symbol is not part of the key. If the cached symbol differs, the source is
-            // compiled. The compilation checks that the source defines a kernel of that name.
+            // The symbol is not part of the key. If the cached symbol differs from that of the job, the source is compiled again, and the
+            // compilation checks that it defines a kernel of this name.
             Ok(found) => found.filter(|cubin| cubin.symbol == job.source.symbol),
             Err(error) => {
                 self.note(&error);

@@ -13,7 +13,7 @@ const CONTEXT: usize = 2;
 const MAX_STATIC_SHARED: u32 = 48 * 1024;
 
 /// Creates the error of a failed compilation from NVRTC's `log`. `ptx` is the input of the
-/// assembler, or `None` if the compilation did not get that far. The assembler's errors refer to
+/// assembler, or `None` if the compilation failed before the assembler. The assembler's errors refer to
 /// lines of `ptx`.
 pub(super) fn compile_error(
     source: &Source,

@@ -196,7 +196,7 @@ pub enum JitError {
     CacheForeignEntry {
         /// The entry.
         path: PathBuf,
-        /// The reason.
+        /// The reason why the entry is not trusted.
         why: String,
     },
 
@@ -208,7 +208,7 @@ pub enum JitError {
     CacheDamaged {
         /// The entry.
         path: PathBuf,
-        /// The damage.
+        /// Description of the damage.
         why: String,
     },
 }
@@ -275,7 +275,7 @@ impl CacheFault {
     }
 }
 
-/// Formats one line per place.
+/// Formats one line for each place that was searched.
 fn lines(looked: &[Looked]) -> impl fmt::Display {
     looked
         .iter()

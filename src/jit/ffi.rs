@@ -20,7 +20,7 @@ pub(super) const ERROR_COMPILATION: Status = 6;
 type SizeOf = unsafe extern "C" fn(Handle, *mut usize) -> Status;
 type Fill = unsafe extern "C" fn(Handle, *mut c_char) -> Status;
 
-/// Entry points of a loaded library, which is never unloaded.
+/// Functions of a loaded NVRTC library, which is never unloaded.
 #[derive(Clone, Copy)]
 pub(super) struct Api {
     pub create: unsafe extern "C" fn(
@@ -45,7 +45,7 @@ pub(super) struct Api {
     error_string: unsafe extern "C" fn(Status) -> *const c_char,
 }
 
-/// A library that was loaded and that defines every function.
+/// A loaded NVRTC library that defines every function of [`Api`].
 pub(super) struct Loaded {
     pub api: Api,
     /// Path of the library.
@@ -67,7 +67,7 @@ impl Api {
 
     /// Loads the file `real`, which messages call `name`. The caller has resolved symbolic links
     /// and checked the result, so a link that is changed afterwards has no effect. `besides` are the users, in addition to this user and
-    /// root, who may write to the companion library.
+    /// root, who may write to NVRTC's companion library (`libnvrtc-builtins`).
     ///
     /// # Errors
     /// Returns the errors of [`Api::load`].
@@ -75,8 +75,8 @@ impl Api {
         // SAFETY: the caller names an NVRTC, whose initializers have no preconditions. Any other
         // library would run its initializers, as if it were linked.
         let library = unsafe { Library::new(real) }.map_err(|error| {
-            // The loader's message is the `source()` of the crate's error. It starts with the
-            // library's name, which the caller shows too.
+            // The dynamic loader's message is the `source()` of libloading's error. Remove the
+            // library's name from its start, because the caller also shows the name.
             let why = std::error::Error::source(&error)
                 .map_or_else(|| error.to_string(), ToString::to_string);
             let prefix = format!("{}: ", real.display());
@@ -173,7 +173,8 @@ impl Api {
 }
 
 /// Loads NVRTC's companion library by its full path. NVRTC itself would load it by its bare name, which fails if the library is not in the
-/// loader's path, for example in a Python environment. If the library is not next to NVRTC, NVRTC searches for it.
+/// loader's path, for example in a Python environment. If the companion is not next to NVRTC, this function loads nothing, and NVRTC
+/// searches for it.
 fn load_builtins(nvrtc: &Path, (major, minor): (i32, i32), besides: Writers) {
     let real = nvrtc.canonicalize();
     let folders = [Some(nvrtc), real.as_deref().ok()]

@@ -21,18 +21,18 @@ const PYTHON_ARGUMENTS: [&str; 3] = [
 const RELATIVE: &str =
     "not searched, because a relative path depends on the current folder; make it absolute";
 
-/// Inputs of the search.
+/// Inputs of the search for NVRTC.
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
     /// The value of `GEMMULE_NVRTC`.
     pub choice: Option<PathBuf>,
-    /// Reason for skipping the loader's own search; `None` if it is not skipped.
+    /// Reason for skipping the dynamic loader's own search; `None` if it is not skipped.
     pub loader_refused: Option<String>,
-    /// File names for the loader's own search.
+    /// File names that the dynamic loader searches for.
     pub loader_names: Vec<PathBuf>,
     /// Roots of CUDA toolkits. Relative paths are reported but not searched.
     pub cuda: Vec<PathBuf>,
-    /// Variables that name Python environments, with their values. Relative paths are reported but not searched.
+    /// Environment variables that name Python environments, with their values. Relative paths are reported but not searched.
     pub environments: Vec<(&'static str, Option<PathBuf>)>,
     /// Absolute path of the Python interpreter.
     pub python: Option<PathBuf>,
@@ -159,9 +159,8 @@ impl Search {
 
     fn python(&mut self, interpreter: &Path) -> Option<Loaded> {
         let origin = Origin::Python(interpreter.to_owned());
-        // The interpreter must not be in a folder that others may write to. Its output must not
-        // depend on the current folder, where Python launchers look for a file that selects the
-        // Python version.
+        // The interpreter must not be in a folder that others may write to. It is started in `/`, because some Python launchers look in
+        // the current folder for a file that selects the Python version.
         if interpreter.exists()
             && let Err(why) = trust::resolve(interpreter, Writers::Nobody)
         {
@@ -218,7 +217,7 @@ impl Search {
         files.iter().find_map(|file| self.file(origin, file))
     }
 
-    /// Loads a file that only the user and root can change.
+    /// Loads `file` if only the user and root can change it.
     fn file(&mut self, origin: &Origin, file: &Path) -> Option<Loaded> {
         // A file that the user named may be writable by the user's group, which often contains only
         // the user.
@@ -281,7 +280,7 @@ fn in_environment(root: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// Returns the folders of the wheels: `nvidia/cu13/lib` since CUDA 13, `nvidia/cuda_nvrtc/lib`
+/// Returns the folders in which NVIDIA's wheels install NVRTC: `nvidia/cu13/lib` since CUDA 13, `nvidia/cuda_nvrtc/lib`
 /// before.
 fn in_packages(packages: &Path) -> Vec<PathBuf> {
     let nvidia = packages.join("nvidia");

@@ -2,7 +2,7 @@
 
 use std::{fmt, path::PathBuf};
 
-/// A place that was searched, for messages and for `doctor`.
+/// A place that was searched for NVRTC, with the result. Error messages and `gemmule doctor` print it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Looked {
     /// The step of the search.
@@ -14,12 +14,12 @@ pub struct Looked {
     pub outcome: Outcome,
 }
 
-/// The steps of the search, in order.
+/// The steps of the search for NVRTC, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// The value of `GEMMULE_NVRTC`.
     Choice,
-    /// The loader's own search, by file name.
+    /// The dynamic loader's own search, by file name.
     Loader,
     /// A folder of a CUDA toolkit.
     Cuda,
@@ -40,8 +40,8 @@ pub enum Outcome {
     Nothing,
     /// The file cannot be used, for this reason.
     Unusable(String),
-    /// The place was not searched or the file was not opened, because another user could have
-    /// changed it. Contains the reason and the remedy.
+    /// The place was not searched or the file was not opened, because its path depends on the current folder or because another user could
+    /// have changed it. Contains the reason and the remedy.
     Refused(String),
     /// This version, (major, minor), was loaded.
     Taken(i32, i32),

@@ -31,8 +31,8 @@ pub use target::{Target, TargetError};
 
 use serde::{Deserialize, Serialize};
 
-/// Returns the NVRTC for tests: the one that `GEMMULE_NVRTC` names, else the one that `make setup`
-/// installs, else the default one.
+/// Returns the NVRTC for tests: the library that `GEMMULE_NVRTC` names, else the one that `make setup`
+/// installs, else the one that [`Nvrtc::find`] finds.
 #[cfg(test)]
 pub(crate) fn nvrtc_for_tests() -> Nvrtc {
     let mut surroundings = Surroundings::of_this_process();

@@ -10,8 +10,8 @@ use super::{diagnose, locate, report};
 
 /// The CUDA run-time compiler.
 ///
-/// The library stays loaded until the process ends, even if this value is dropped. It needs neither a GPU nor a driver, and compiles on
-/// several threads at once.
+/// The library stays loaded until the process ends, even if this value is dropped. It needs neither a GPU nor a driver. Several threads can
+/// compile at the same time.
 #[derive(Clone)]
 pub struct Nvrtc {
     api: Api,
@@ -24,8 +24,8 @@ pub struct Nvrtc {
 /// Returns the options for every kernel, in order. They are part of the cache key.
 ///
 /// Fast math is off: a kernel that wants an approximation uses it explicitly. There is no include path, because the sources have no
-/// includes. The assembler writes its report to the log. NVRTC 12.4 and newer omits unused declarations (textures, functions of the
-/// runtime), which saves parsing them for each source.
+/// includes. The assembler writes its report to the log. From NVRTC 12.4 on, `--minimal` omits NVRTC's own declarations of textures and
+/// runtime functions. Kernels do not use them, and parsing them takes time for each source.
 pub fn options(target: Target, version: (i32, i32)) -> Vec<String> {
     const FIRST_WITH_MINIMAL: (i32, i32) = (12, 4);
     let mut options = vec![
@@ -52,7 +52,7 @@ impl Nvrtc {
     ///    `$CONDA_PREFIX`, and the import path of `python3`.
     ///
     /// Loading a library runs its code. Paths relative to the current folder are therefore not
-    /// searched, and a file that another user except root could change is not opened. The file and
+    /// searched, and a file that another user (except root) could change is not opened. The file and
     /// every folder above it must belong to the user or to root, and must not be writable by the
     /// group or by others. The group may write to a file named by `GEMMULE_NVRTC`. The search log
     /// lists the places that were rejected.
@@ -73,10 +73,10 @@ impl Nvrtc {
         Ok(Nvrtc::from_loaded(loaded, looked))
     }
 
-    /// Loads one file without checking its owner. If `path` is a bare file name, the dynamic loader searches for it.
+    /// Loads NVRTC from `path` without checking the owner of the file. If `path` is a bare file name, the dynamic loader searches for it.
     ///
     /// # Errors
-    /// Returns [`JitError::NvrtcUnusable`].
+    /// Returns [`JitError::NvrtcUnusable`] if the file is not an NVRTC that can be loaded.
     pub fn at(path: &Path) -> Result<Nvrtc, JitError> {
         match Api::load(path) {
             Ok(loaded) => Ok(Nvrtc::from_loaded(loaded, Vec::new())),
@@ -113,7 +113,7 @@ impl Nvrtc {
         self.version
     }
 
-    /// Returns the places that were searched, in order. The last one was used.
+    /// Returns the places that were searched, in order. NVRTC was found in the last place. Empty after [`Nvrtc::at`].
     pub fn search_log(&self) -> &[Looked] {
         &self.looked
     }
@@ -129,7 +129,7 @@ impl Nvrtc {
     /// Checks that this library can compile for `target`.
     ///
     /// # Errors
-    /// Returns [`JitError::NvrtcTooOld`] or [`JitError::TargetDropped`].
+    /// Returns [`JitError::NvrtcTooOld`] or [`JitError::TargetDropped`] if the library is too old or too new for the target.
     pub fn check_target(&self, target: Target) -> Result<(), JitError> {
         check_target(&self.path, self.version, &self.archs, target)
     }
@@ -137,10 +137,12 @@ impl Nvrtc {
     /// Compiles one kernel.
     ///
     /// # Errors
-    /// Returns [`JitError::Compile`] if the source is invalid, [`JitError::NotOneKernel`] if it
-    /// does not contain exactly the kernel that it is named after, [`JitError::NvrtcTooOld`],
-    /// [`JitError::TargetDropped`], [`JitError::NulInSource`], or [`JitError::Nvrtc`] if the
-    /// library itself fails.
+    /// Returns an error if the compilation fails:
+    /// - [`JitError::Compile`] if the source is invalid;
+    /// - [`JitError::NotOneKernel`] if the source does not define exactly one kernel, named [`Source::symbol`];
+    /// - [`JitError::NulInSource`] if the source contains a NUL byte;
+    /// - the errors of [`Nvrtc::check_target`] if the library does not support `target`;
+    /// - [`JitError::Nvrtc`] if the library itself fails.
     pub fn compile(&self, source: &Source, target: Target) -> Result<Cubin, JitError> {
         self.check_target(target)?;
         let program = Program::create(self, source)?;
@@ -342,7 +344,7 @@ impl Drop for Program<'_> {
     }
 }
 
-/// Returns the text up to the NUL.
+/// Returns the text before the first NUL byte.
 fn text(bytes: &[u8]) -> String {
     let end = bytes
         .iter()

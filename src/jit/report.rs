@@ -34,7 +34,7 @@ pub fn parse_report(log: &str) -> Option<CompileReport> {
     let mut frames = None::<(u32, u32, u32)>;
     let mut used = None::<(u32, u32)>;
     for line in log.lines() {
-        // Warnings also contain spills, but no stack frame.
+        // Warning lines also contain the spills, but without the stack frame, so they do not match.
         if let (Some(frame), Some(stores), Some(loads)) = (
             number_before(line, " bytes stack frame"),
             number_before(line, " bytes spill stores"),
@@ -76,7 +76,7 @@ pub(super) fn entry_functions(log: &str) -> Vec<String> {
         .collect()
 }
 
-/// Returns the decimal number directly before `unit`.
+/// Returns the decimal number directly before the first `unit` in `line`.
 fn number_before(line: &str, unit: &str) -> Option<u32> {
     let head = &line[..line.find(unit)?];
     let digits = head.len() - head.bytes().rev().take_while(u8::is_ascii_digit).count();

@@ -33,7 +33,7 @@ pub enum Target {
     Sm120,
 }
 
-/// Error of a card or a name without a target.
+/// Error for a card that no target supports, or for an unknown target name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
     /// The card is older than all targets.
@@ -127,8 +127,8 @@ impl Target {
         }
     }
 
-    /// Returns whether kernels for the target synchronize on the device with earlier kernels (`templates/partials/dependent.cu`), so that
-    /// the host may launch them early.
+    /// Returns whether a kernel for the target may be launched before the previous kernel ends (programmatic dependent launch). Such a
+    /// kernel waits on the device for the previous one (`templates/partials/dependent.cu`).
     pub fn has_dependent_launch(self) -> bool {
         self >= Target::Sm90a
     }
@@ -145,8 +145,8 @@ impl Target {
         }
     }
 
-    /// Returns the maximum shared memory of a block in bytes, static and dynamic together, after
-    /// opting in (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+    /// Returns the maximum shared memory of a block in bytes, static and dynamic together, for kernels that opt in to more than 48 KiB
+    /// (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
     pub fn max_shared_bytes(self) -> usize {
         match self {
             Target::Sm80 => 163 * 1024,
@@ -167,8 +167,8 @@ impl Target {
         }
     }
 
-    /// Returns the first version of NVRTC, (major, minor), that compiles for this target. The list of supported architectures does not
-    /// distinguish `sm_90` (11.8) from `sm_90a` (12.0).
+    /// Returns the first version of NVRTC, (major, minor), that compiles for this target. NVRTC's own list of architectures is not
+    /// sufficient, because it does not distinguish `sm_90` (since 11.8) from `sm_90a` (since 12.0).
     pub(super) fn first_nvrtc(self) -> (i32, i32) {
         match self {
             Target::Sm80 => (11, 0),

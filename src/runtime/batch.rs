@@ -23,14 +23,14 @@ pub struct Limits {
     pub skipped: Option<u32>,
     /// Maximum number of tokens of a sequence, from the position table or `max_position_embeddings`; `None` if unlimited.
     pub longest: Option<u32>,
-    /// The largest maximum that the model can be built with, if it is larger than `longest`.
+    /// The largest value of `longest` that the model can be built with (`max_context`); `None` if this is the present value.
     pub extended: Option<u32>,
-    /// Token that ends a sequence. Later tokens are padding.
+    /// Rule for the token at which a sequence ends; `None` if the model has no such rule. Later tokens are padding.
     pub end: Option<SequenceEnd>,
 }
 
 impl Limits {
-    /// Maps a random number to a token id that a sequence may contain.
+    /// Maps the random number `drawn` to a token id that a sequence may contain.
     pub fn token_id(&self, drawn: u64) -> u32 {
         let vocabulary = self.vocabulary.max(1);
         let id = (drawn % u64::from(vocabulary)) as u32;
@@ -65,7 +65,8 @@ pub struct Batch {
 pub struct Past {
     /// Number of cached tokens of each sequence, excluding the tokens of the batch.
     pub cached: Vec<u32>,
-    /// Cache slots of the tokens of all sequences, one sequence after another, including the tokens of the batch.
+    /// Cache slots (`block · block size + position in the block`) of the tokens of all sequences, one sequence after another, including the
+    /// tokens of the batch.
     pub slots: Vec<u32>,
     /// Number of blocks in the cache.
     pub blocks: u64,
@@ -285,9 +286,12 @@ impl Batch {
         self.past.as_ref().map_or(0, |past| past.cached[sequence])
     }
 
-    /// Returns the batch with every sequence padded to the length of the longest sequence, with id 0 at the end.
-    /// [`valid_lens`](Self::valid_lens) then returns the number of tokens without padding. Only a session that keeps padding accepts such a
-    /// batch. Returns an error if the padded batch exceeds the maximum number of tokens of a run.
+    /// Returns the batch with every sequence padded at its end to the length of the longest sequence. The padding has token id 0.
+    /// [`valid_lens`](Self::valid_lens) then returns the lengths without padding. Only a session of an engine that is built with
+    /// `Padding::Kept` accepts the padded batch.
+    ///
+    /// # Errors
+    /// Returns an error if the padded batch exceeds the maximum number of tokens of a run.
     pub fn with_padding(&self) -> Result<Self, BatchError> {
         let longest = self.extents.longest as usize;
         let pad = |ids: &[u32]| -> Vec<u32> {
@@ -389,7 +393,7 @@ impl Batch {
     pub fn with_required_ends(mut self, limits: &Limits) -> Self {
         let id = match limits.end {
             Some(SequenceEnd::Required(id) | SequenceEnd::Token(id)) => id,
-            // Any id but the padding token's.
+            // Any id except that of the padding token.
             Some(SequenceEnd::NotPadding(padding)) => u32::from(padding == 0),
             Some(SequenceEnd::Highest | SequenceEnd::BeforePadding(_)) | None => return self,
         };
@@ -403,7 +407,7 @@ impl Batch {
     }
 
     /// Returns the batch without the tokens that follow the end token of a sequence. A sequence without an end token is unchanged. A batch
-    /// that continues sequences, or that has padding or marked tokens, is returned unchanged.
+    /// is returned unchanged if it continues sequences, has padding, or has tokens that are excluded from attention or from pooling.
     ///
     /// # Errors
     /// Returns an error only for a batch that does not pass [`check`](Self::check).
@@ -449,7 +453,7 @@ impl Batch {
         })
     }
 
-    /// Returns the sequence that contains a packed token, and the token's index in the sequence.
+    /// Returns the index of the sequence that contains the token `at` of the packed batch, and the token's index in the sequence.
     fn place(&self, at: usize) -> (usize, usize) {
         let (mut sequence, mut token) = (0, at);
         for (i, &n) in self.lens.iter().enumerate() {
@@ -463,7 +467,7 @@ impl Batch {
     }
 }
 
-/// Returns an error if the model requires another end of a sequence.
+/// Returns an error if the sequence `ids` does not end as the model requires. `sequence` is its index in the batch, for the error.
 fn check_end(end: SequenceEnd, sequence: usize, ids: &[u32]) -> Result<(), BatchError> {
     let found = ids.last().copied().filter(|_| !end.accepts(ids));
     match (end, found) {

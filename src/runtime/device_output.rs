@@ -68,7 +68,7 @@ pub enum DeviceOutputError {
         row: usize,
         found: u64,
     },
-    #[error("outputs of two devices, {from} and {to}, cannot be copied to one another")]
+    #[error("rows on {from} cannot be copied to an output on {to}; expected the same device")]
     OtherDevice { from: String, to: String },
 }
 
@@ -84,7 +84,7 @@ impl From<Output> for DeviceOutput {
 }
 
 impl DeviceOutput {
-    /// Creates an output in device memory that holds a value for each element of `shape`.
+    /// Creates an output from `memory`, which must hold the values of a tensor with the shape `shape`.
     pub(super) fn on_cuda(
         name: String,
         shape: Vec<u64>,

@@ -117,8 +117,8 @@ impl AllocatorChoice {
 pub struct Footprint {
     /// Bytes of the chunks that the plan uses.
     pub chunks: u64,
-    /// Lower bound on the bytes of any plan for the extents of the batch: the total size of the live tensors at the launch where it is
-    /// largest.
+    /// Lower bound on the bytes of any plan for the extents of the batch: the maximum, over all launches, of the total size of the tensors
+    /// that are live at the launch.
     pub lower_bound: u64,
 }
 
@@ -158,7 +158,7 @@ impl Planner {
         }
     }
 
-    /// Returns the plan of a batch. The owner of the chunks must then resize them to [`Planner::held`].
+    /// Returns the plan of a batch with the extents `e`. The owner of the chunks must then resize them to [`Planner::held`].
     ///
     /// # Errors
     /// Returns an error if the batch exceeds the declared maximum or its sizes overflow.
@@ -193,7 +193,7 @@ impl Planner {
         self.allocator.last_request()
     }
 
-    /// Returns the time to make the last plan, including the cache lookup.
+    /// Returns the time that the last call of [`Planner::plan`] took, including the lookup in the cache of plans.
     pub fn planning(&self) -> Duration {
         self.planning
     }

@@ -25,8 +25,8 @@ pub struct MemoryWork {
 pub(super) trait ChunkOwner {
     type Error;
 
-    /// Frees and then allocates chunks, so that the chunk with id `i` has the size `held[i]`. The size 0 means no chunk. Returns whether
-    /// any chunk has changed.
+    /// Frees and then allocates chunks, so that the chunk with id `i` has `held[i]` bytes. The size 0 means no chunk. Returns whether any
+    /// chunk has changed.
     fn follow(&mut self, held: &[u64]) -> Result<bool, Self::Error>;
 
     /// Frees every chunk.

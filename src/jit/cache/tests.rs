@@ -80,7 +80,7 @@ fn every_input_that_determines_the_code_changes_the_key_and_no_other_does() {
 
 #[test]
 fn the_key_is_stable_across_releases() {
-    // The hash input is length-prefixed. The expected value was computed with another program.
+    // The expected hash was computed from the length-prefixed parts with another program.
     assert_eq!(key("kernel").to_string(), KEY_OF_KERNEL);
 }
 
@@ -267,7 +267,7 @@ fn folders_and_entries_are_private() {
     }
 }
 
-/// Anyone who can write to the folder can forge entries, because the hash is not secret.
+/// Anyone who can write to the folder can forge entries, because their hash has no secret key.
 #[cfg(unix)]
 #[test]
 fn a_folder_writable_by_others_is_neither_read_nor_written() {
@@ -329,7 +329,7 @@ fn an_entry_writable_by_others_is_not_read_and_is_replaced() {
     insta::assert_snapshot!(refused(), @"the kernel cache entry ROOT/cubins/KEY.cubin is not used: it is a symbolic link, so its code may be another user's. It is compiled again and replaced");
     replaced();
 
-    // Only root can change a file's owner.
+    // Only root can change a file's owner, so the rest is tested only as root.
     if std::os::unix::fs::chown(&path, Some(12345), None).is_ok() {
         insta::assert_snapshot!(refused(), @"the kernel cache entry ROOT/cubins/KEY.cubin is not used: it belongs to user 12345, so its code may be another user's. It is compiled again and replaced");
         replaced();

@@ -181,7 +181,7 @@ fn files_writable_by_others_are_not_opened() {
     Set it to the file libnvrtc.so.13, to the folder or the Python environment that holds it, or unset it to let NVRTC be searched for
     ");
 
-    // Without a chosen NVRTC, the search continues with the next place.
+    // Without `GEMMULE_NVRTC`, the search continues with the next place.
     let nvrtc = Nvrtc::find_in(&Surroundings {
         cuda: vec![at("open"), at("toolkit")],
         ..Default::default()

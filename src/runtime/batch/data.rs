@@ -18,17 +18,18 @@ impl Batch {
         filled(self.token_ids.len(), |to| self.write_positions(to))
     }
 
-    /// Start of each sequence in packed order, `[batch + 1]`.
+    /// Index of the first token of each sequence in packed order, and last the number of tokens, `[batch + 1]`.
     pub fn cu_lens(&self) -> Vec<i32> {
         filled(self.lens.len() + 1, |to| self.write_cu_lens(to))
     }
 
-    /// Number of leading tokens of each sequence that are not padding and count as keys, `[batch]`.
+    /// Number of leading tokens of each sequence that tokens attend to, `[batch]`. It excludes padding and the tokens that
+    /// [`with_attended`](Self::with_attended) excludes.
     pub fn valid_lens(&self) -> Vec<i32> {
         filled(self.lens.len(), |to| self.write_valid_lens(to))
     }
 
-    /// Start of each sequence's scores among the scores of a head, `[batch + 1]`.
+    /// Index of the first attention score of each sequence among the scores of one head, and last the number of scores, `[batch + 1]`.
     pub fn pair_offsets(&self) -> Vec<i64> {
         filled(self.lens.len() + 1, |to| self.write_pair_offsets(to))
     }
@@ -57,7 +58,7 @@ impl Batch {
         let (mut start, mut to) = (0, to.iter_mut());
         for (sequence, &n) in self.lens.iter().enumerate() {
             let pooled = start + self.left_out_of(sequence)..start + n;
-            // The array has an entry for each token of the batch. If not all tokens are pooled, entries at the end remain zero.
+            // The array is longer than the number of pooled tokens. The entries at the end remain zero.
             for (token, to) in pooled.zip(to.by_ref()) {
                 *to = token as i32;
             }

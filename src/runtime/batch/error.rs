@@ -2,7 +2,8 @@
 
 use crate::tensor::LengthsError;
 
-/// Returns the end of an error message that says how to build the model for longer sequences, if that is possible.
+/// Returns the end of an error message, which suggests building the model for sequences of up to `extended` tokens. Returns an empty text
+/// if `extended` is `None`.
 pub fn or_extend(extended: Option<u32>) -> String {
     let extend = |n| {
         format!(", or build the model with a `max_context` (`--max-context`) of up to {n} tokens")
@@ -63,7 +64,7 @@ pub enum BatchError {
         sequence: usize,
         len: u64,
         limit: u32,
-        /// The largest number of positions that the model can be built with, if it is larger.
+        /// The largest number of positions that the model can be built with, if it is larger than `limit`.
         extended: Option<u32>,
     },
     #[error(
@@ -131,8 +132,8 @@ pub enum BatchError {
 }
 
 impl BatchError {
-    /// Replaces the index of the sequence that the error names, for a caller whose inputs are not in the order of the batch. Errors about a
-    /// whole batch are returned unchanged.
+    /// Replaces the sequence index `i` that the error names with `index(i)`, for a caller whose inputs are not in the order of the batch.
+    /// Errors about a whole batch are returned unchanged.
     #[must_use]
     pub fn of_sequence(mut self, index: impl FnOnce(usize) -> usize) -> Self {
         let named = match &mut self {

@@ -3,8 +3,8 @@
 use super::{Batch, BatchError};
 
 impl Batch {
-    /// Sets the number of leading tokens of each sequence that tokens may attend to. Later tokens are computed, but no token attends to
-    /// them, and they do not attend to themselves. Late-interaction models expand queries with tokens of this kind. Only an engine for a
+    /// Sets the number of leading tokens of each sequence that tokens may attend to. The remaining tokens also have outputs, but no token
+    /// attends to them, and they do not attend to themselves. Late-interaction models expand queries with such tokens. Only an engine for a
     /// model with this query expansion accepts the batch.
     ///
     /// # Errors
@@ -169,7 +169,7 @@ mod tests {
             told.expect_err("the second ends with 5").to_string(),
             "sequence 1 ends with the padding token 5, to which the other tokens attend, and the model computes its outputs at the last other token, which is not supported; remove the padding tokens from the end of the sequence"
         );
-        // transformers also takes the only token of a sequence if it is the padding token.
+        // transformers also uses the only token of a sequence if it is the padding token.
         let one = Batch::from_packed(vec![5], &[1]).expect("a batch");
         assert_eq!(one.check(&limits(SequenceEnd::NotPadding(5))), Ok(()));
     }

@@ -1,5 +1,5 @@
-//! CPU executor. It computes in f32 on all cores. Tensors have the same memory offsets as on a device, so that tests on the CPU reveal
-//! wrong tensor lifetimes.
+//! CPU executor. It computes in f32 on all cores. It places tensors in memory with the same planner as a device, so tests on the CPU also
+//! detect wrong tensor lifetimes.
 
 mod chunks;
 pub mod ops;
@@ -255,11 +255,11 @@ pub struct CpuCache {
 /// Elements of a KV cache.
 enum CacheMemory {
     Real(Vec<f32>),
-    /// Codes of E4M3.
+    /// Elements encoded in E4M3.
     E4m3(Vec<u8>),
 }
 
-/// Addresses of a KV cache.
+/// Start address and number of elements of a KV cache.
 #[derive(Clone, Copy)]
 enum CachePointer {
     Real(*mut f32, usize),
@@ -306,7 +306,7 @@ impl CpuCache {
 }
 
 impl CpuSession {
-    /// Creates a session without memory.
+    /// Creates a session. Memory for activations is allocated by its runs.
     pub fn new(model: Arc<CpuModel>, allocator: &AllocatorChoice) -> Result<Self, CpuError> {
         let planner = Planner::new(model.program(), allocator)?;
         Ok(Self {
@@ -426,7 +426,7 @@ impl CpuSession {
     }
 }
 
-/// One run: the locations of all planned tensors.
+/// The state of one run: its inputs and the locations of all planned tensors.
 struct Run<'a> {
     model: &'a CpuModel,
     extents: Extents,
@@ -456,7 +456,7 @@ impl<'a> Run<'a> {
             let Storage::Cached(of) = tensor.place else {
                 continue;
             };
-            // If the pool has no blocks, the offset may be past the end of the pool.
+            // If the pool (the memory of all caches) has no blocks, the offset may be past its end.
             let offset = model.program.cache_offset(of) as usize;
             // SAFETY: the offsets are within the pool or at its end.
             match cache {

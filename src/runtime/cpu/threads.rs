@@ -9,7 +9,7 @@ use std::{
 
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 
-/// Error of starting threads.
+/// Error if the threads of a pool cannot be started.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}")]
 pub struct ThreadsError {
@@ -33,7 +33,7 @@ impl Threads {
     /// Returns an error if threads cannot be started. In a process that never calls this function, the first parallel work would panic
     /// instead.
     pub fn usual() -> Result<Self, ThreadsError> {
-        /// Result of the first attempt; rayon does not retry after a failure.
+        /// Result of the first attempt to start the global pool. rayon does not retry after a failure.
         static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
         STARTED
             .get_or_init(|| {
@@ -98,8 +98,8 @@ impl Threads {
 }
 
 /// Returns a start handler for the threads of a pool. If the pool has one thread for each CPU of the process's affinity, the handler pins
-/// each thread to its own CPU. Without pinning, two threads that wake up for a millisecond may share one CPU for this time, before the
-/// system balances them.
+/// each thread to its own CPU. Without pinning, two threads may wake up on the same CPU, and parallel work of a millisecond ends before the
+/// scheduler moves one of the threads.
 #[cfg(target_os = "linux")]
 fn keep_apart() -> impl Fn(usize) {
     use rustix::{

@@ -1,4 +1,4 @@
-//! Weights of a model in host memory. Each weight is stored in every form that the kernels which read it need.
+//! Weights of a model in host memory. Each weight is stored in every form (packed or plain rows) that its kernels read.
 
 use std::collections::HashMap;
 
@@ -30,7 +30,7 @@ pub(super) struct Weights {
     at: Vec<usize>,
 }
 
-/// Uses of a weight in the steps of the program.
+/// How the kernels of the program use a weight.
 #[derive(Clone, Copy, Default)]
 struct Readers {
     /// Rows and columns, if a linear layer multiplies by the weight.

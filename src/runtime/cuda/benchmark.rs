@@ -30,7 +30,7 @@ pub struct GemmBenchmark {
     lt: Option<CublasLt>,
 }
 
-/// Origin of a timed GEMM.
+/// Implementation of a timed GEMM.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Provider {
     Kernel(KernelSpec),
@@ -210,7 +210,8 @@ impl GemmBenchmark {
     }
 }
 
-/// Sets of operands and results of one shape. All sets hold the same values. Successive launches use different sets.
+/// Sets of operands and results of one shape. All sets hold the same values. Successive launches use different sets, so that operands are
+/// not in L2.
 struct Sets {
     arena: Buffer,
     n: u64,

@@ -64,8 +64,8 @@ fn check_loader_path() -> Result<(), CudaError> {
     }
 }
 
-/// Describes the machine without failing. The presence of each library is checked before any call, because cudarc panics on a call into a
-/// missing library.
+/// Returns the CUDA components of this machine. A missing component is not an error. The presence of each library is checked before any
+/// call, because cudarc panics on a call into a missing library.
 pub fn probe() -> Presence {
     if let Err(refused) = check_loader_path() {
         return Presence {

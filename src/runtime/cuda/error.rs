@@ -88,7 +88,7 @@ pub enum CudaError {
     NoTokenVectors,
     #[error("no cubin was given for the kernel `{symbol}`; compile the model for {target}")]
     MissingCubin { symbol: String, target: String },
-    #[error("the program's weight `{name}` was not loaded; load the program as a model of its own")]
+    #[error("the program's weight `{name}` was not loaded; load the program as a separate model")]
     NoWeight { name: String },
     #[error(
         "no cuBLASLt: libcublasLt is not in the loader's path; install the CUDA toolkit's cuBLAS, or add its folder to LD_LIBRARY_PATH"

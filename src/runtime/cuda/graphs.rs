@@ -1,8 +1,9 @@
 //! CUDA graphs of recurring batch shapes.
 //!
 //! A graph replays the launches of a run with one call, which removes most of the gaps between kernels. The pointers and grids of a graph
-//! are fixed. A graph is therefore for one shape (usually a bucket). It is valid only while the session's memory stays in place and the
-//! plan of the shape does not change.
+//! are fixed, so each batch shape needs its own graph. The shape is usually that of a [bucket](crate::program::Buckets), to which batches
+//! of similar sizes are rounded up. A graph is valid only while the session's memory stays in place and the plan of the shape does not
+//! change.
 
 use std::{num::NonZeroUsize, sync::Arc};
 
@@ -13,14 +14,15 @@ use super::error::{CudaError, During};
 use crate::{plan::Plan, runtime::GraphUse, tensor::Extents};
 
 /// Maximum number of graphs of a session. When it is exceeded, the least recently used graph is evicted. A graph of a twelve-layer encoder
-/// takes a third of a MiB of device memory. A shape can have two graphs, one for each slot.
+/// takes a third of a MiB of device memory. A shape can have two graphs, one for each slot of the session ([`Key`]).
 const KEPT: NonZeroUsize = NonZeroUsize::new(128).expect("128 is not zero");
 
 /// Maximum number of remembered shapes that have no graph. They have their own cache, so that shapes that never recur do not evict graphs.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(256).expect("256 is not zero");
 
-/// Key of a graph: the extents, whether the batch is padded, and the index of the session's slot. The slot determines the addresses of the
-/// batch data. Because the key contains the slot, batches that alternate between two slots do not evict each other's graphs.
+/// Key of a graph: the extents, whether the batch is padded, and the index of the session's slot. A session has two slots, each with memory
+/// for the data of one batch in flight. Because the key contains the slot, batches that alternate between the slots do not evict each
+/// other's graphs.
 pub(super) type Key = (Extents, bool, usize);
 
 /// Addresses of a run's tensors and batch data. The addresses can change between runs of a shape: an allocator may place the tensors
@@ -41,7 +43,7 @@ impl PartialEq for GraphBinding {
 
 /// The graphs of one session.
 pub(super) struct Graphs {
-    /// Shapes that were launched without a graph.
+    /// Shapes that were launched and have no graph yet, with the addresses of their last launch.
     seen: LruCache<Key, GraphBinding>,
     kept: LruCache<Key, (GraphBinding, CudaGraph)>,
     used: GraphUse,
@@ -73,7 +75,8 @@ impl Graphs {
         GraphUse { kept, ..self.used }
     }
 
-    /// Enqueues a run by replaying its graph. Returns `false` if the run has no graph. The caller must then launch the run.
+    /// Enqueues a run by replaying its graph. Returns `false` if there is no graph for `key` with the addresses `site`. The caller then
+    /// must launch the run.
     pub(super) fn replay(&mut self, key: &Key, site: &GraphBinding) -> Result<bool, CudaError> {
         if let Some((at, graph)) = self.kept.get(key) {
             if at == site {

@@ -39,7 +39,8 @@ impl Matrix {
         1 + usize::from(self.map.has_last_box)
     }
 
-    /// Returns the rows of the box of each tensor map that the kernel takes: that of all boxes, then that of the last box.
+    /// Returns the number of rows of a box for each tensor map that the kernel takes: the map for all boxes, and the map for the last box,
+    /// if the kernel takes one.
     fn boxes(&self, extents: &Extents) -> impl Iterator<Item = u32> + use<> {
         let of_all = self.map.box_rows;
         let before_last = self.n_rows(extents).saturating_sub(1) % u64::from(of_all);
@@ -51,7 +52,7 @@ impl Matrix {
         self.rows.eval(extents).unwrap_or(0)
     }
 
-    /// Appends the tensor maps of the matrix at `address` that the kernel takes to `maps`. Elements outside the matrix read as zero.
+    /// Appends to `maps` the tensor maps that the kernel takes for the matrix at `address`. Elements outside the matrix read as zero.
     pub(super) fn encode(
         &self,
         address: sys::CUdeviceptr,
@@ -119,7 +120,7 @@ impl Matrix {
         }
     }
 
-    /// Returns the layout of the map of a matrix with this number of rows, for boxes of `box_rows` rows.
+    /// Returns the dimensions of the tensor map of a matrix with `rows` rows, for boxes of `box_rows` rows.
     fn layout(&self, rows: u64, box_rows: u32) -> Layout {
         let [rows, columns] = match self.element {
             Element::Scaled(packed) => packed.rows_of_blocks(rows, self.columns),
@@ -241,8 +242,9 @@ mod tests {
         matrix.layout(256, box_rows)
     }
 
-    /// Returns the rows of a box at the start of a matrix, in the order in which they are in shared memory, and their number of columns.
-    /// The matrix has bytes, 256 rows, and as many columns as the box. A pair of rows counts as one row, and has the number of its first.
+    /// Returns the row numbers of a box at the start of a matrix, in the order of the rows in shared memory, and the number of columns of
+    /// these rows. The matrix consists of bytes and has 256 rows and the columns of one box. A pair of rows counts as one row with the
+    /// number of the pair's first row.
     fn rows_of_box(order: RowOrder, box_rows: u32) -> (Vec<u64>, u32) {
         let layout = layout_of_bytes(order, box_rows, COLUMNS);
         let mut rows = vec![0];
@@ -260,8 +262,9 @@ mod tests {
         (rows, layout.sizes[0])
     }
 
-    /// Checks the order of a box's rows. Each digit is (range, weight in the row number, weight in the index): the row or pair whose number
-    /// is the sum of digits times their first weights is stored at the sum of the digits times their second weights.
+    /// Checks the order of a box's rows, or of its pairs of rows, in shared memory. The order is given as mixed-radix digits: each element
+    /// of `digits` is (range of the digit, weight in the row number, weight in the index in shared memory). For all values of the digits,
+    /// the row with the number `Σ digit · weight in the row number` must have the index `Σ digit · weight in the index`.
     fn check(order: RowOrder, box_rows: u32, digits: &[(u64, u64, u64)]) {
         let is_paired = matches!(
             order,
@@ -343,7 +346,7 @@ mod tests {
     fn rows_have_the_swizzle_that_kernels_expect() {
         use sys::CUtensorMapSwizzle_enum as Swizzle;
         assert_eq!(swizzle_of(128), Swizzle::CU_TENSOR_MAP_SWIZZLE_128B);
-        // Boxes of 32 columns in 16 bits, as for heads of 96.
+        // Rows of 32 elements of 16 bits, as in boxes for heads of size 96.
         assert_eq!(swizzle_of(64), Swizzle::CU_TENSOR_MAP_SWIZZLE_64B);
         assert_eq!(swizzle_of(48), Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE);
     }

@@ -34,10 +34,10 @@ use crate::{
     tensor::{DType, Element, Extents, Size},
 };
 
-/// Number of tensors that are read or uploaded at the same time. Each tensor is converted by all threads of the pool.
+/// Number of loader threads. Each loads one weight at a time, whose values all threads of rayon's pool convert.
 const LOADERS: usize = 8;
 
-/// Max bytes of shared memory per CTA without an opt-in.
+/// Maximum bytes of shared memory per CTA without an opt-in.
 const DEFAULT_SHARED: u32 = 48 * 1024;
 
 /// A kernel on a device, ready to launch.
@@ -58,7 +58,7 @@ enum Arg {
     Count(Size),
 }
 
-/// Launch ordering of a kernel.
+/// When a kernel may start, relative to earlier work on its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
     /// The kernel starts when all earlier work on the stream is done.
@@ -109,7 +109,7 @@ impl Loaded {
                 }
             })
             .collect();
-        // The opt-in for dynamic shared memory is set once, to the maximum of all launches.
+        // The opt-in for dynamic shared memory is set once, to the maximum of the device, so that it holds for all launches.
         let opt_in =
             sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let fixed = function
@@ -280,9 +280,9 @@ pub struct CudaModel {
 
 /// Kernels that score the token vectors of late interaction.
 pub(super) struct Scoring {
-    /// Values of a token vector.
+    /// Number of values of a token vector.
     pub(super) width: u32,
-    /// Kernel for vectors in the storage type of the model.
+    /// Kernel for vectors in the model's storage type.
     pub(super) stored: Loaded,
     /// Kernel for vectors in f32; `None` if the storage type is f32.
     of_f32: Option<Loaded>,
@@ -309,7 +309,7 @@ impl CudaModel {
             .collect()
     }
 
-    /// Loads modules and weights. `cubins` must contain a cubin for each kernel of [`CudaModel::kernels`].
+    /// Loads modules and weights. `cubins` must contain all [`CudaModel::kernels`]. `progress(done, total)` receives numbers of weights.
     pub fn load(
         device: Device,
         program: Program,
@@ -423,7 +423,7 @@ impl CudaModel {
         })
     }
 
-    /// Returns the code of a kernel.
+    /// Returns the loaded kernel with index `kernel` in the program.
     pub(super) fn loaded(&self, kernel: usize) -> Result<&Loaded, CudaError> {
         let loaded = self.loaded[kernel].as_deref();
         loaded.ok_or_else(|| {
@@ -498,7 +498,7 @@ fn load_one(
     }
 }
 
-/// Returns the result of a thread. A panic continues in this thread.
+/// Waits for a thread and returns its result. If the thread panicked, the panic continues in the calling thread.
 fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
@@ -526,7 +526,7 @@ fn upload(
         .enumerate()
         .filter_map(|(i, o)| o.map(|o| (i, o)))
         .collect();
-    // Each loader holds one tensor, which limits the host memory. Some loaders read tensors while others upload.
+    // Each loader thread holds one tensor, which limits the host memory. Some loaders read tensors while others upload.
     let done = AtomicUsize::new(0);
     let start = arena.start();
     let scales = Scales::default();
@@ -558,7 +558,7 @@ fn upload(
         progress(done.fetch_add(1, Ordering::Relaxed) + 1, wanted.len());
         Ok::<(), CudaError>(())
     };
-    // The scales of E4M3 products are computed from bounds of their inputs, and from the rows of weights that have been uploaded.
+    // Scales of E4M3 products are uploaded last, because they are computed from bounds of the inputs and from the rows of other weights.
     let expr = |&(index, _): &(usize, u64)| match &program.tensors[index].place {
         Storage::Weight(expr) => Some(expr),
         Storage::Batch(_) | Storage::Planned { .. } | Storage::Cached(_) => None,
@@ -579,7 +579,7 @@ fn upload(
         let run = |number| task(number).inspect_err(|_| next.store(n_tasks, Ordering::Relaxed));
         numbers.take_while(|&n| n < n_tasks).try_for_each(run)
     };
-    // The loaders are not threads of rayon's pool: such a thread might begin another tensor while it waits for the parts of one.
+    // The loaders are not threads of rayon's pool: a pool thread might begin a second tensor while it waits for the parts of the first one.
     thread::scope(|scope| {
         let loaders: Vec<_> = (0..LOADERS).map(|_| scope.spawn(work)).collect();
         loaders.into_iter().try_for_each(joined)

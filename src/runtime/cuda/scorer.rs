@@ -16,8 +16,8 @@ use super::{
 };
 use crate::{kernels::HostTensor, plan::ALIGNMENT, runtime::encode_tensor, tensor::Extents};
 
-/// Max bytes of document vectors that are copied to the device at once, unless one document has more. While these vectors are copied to the
-/// device, the next ones are copied to pinned memory.
+/// Maximum bytes of document vectors that are copied to the device at once, unless one document has more. While these vectors are copied to
+/// the device, the next ones are copied to pinned memory.
 const COPIED_BYTES: usize = 16 << 20;
 /// Bytes that a thread copies to pinned memory at once.
 const PIECE_BYTES: usize = 256 << 10;
@@ -39,13 +39,14 @@ pub(super) enum Vectors<'a> {
     OnHost(&'a [&'a [f32]]),
 }
 
-/// Memory of one launch at a time. It grows to fit the largest launch.
+/// Host and device memory for launches of the scoring kernel. Only one launch at a time can use it. It grows to fit the largest launch.
 pub(super) struct Scorer {
     device: Device,
     /// Operands that come from the host.
     operands: Option<(Pinned, Buffer)>,
     scores: Option<(Pinned, Buffer)>,
-    /// Memory in which all bits are set before and after a launch.
+    /// The tensors `arrived` and `largest` of [`MaxSim`](crate::kernels::max_sim::MaxSim), in which all bits are set before and after a
+    /// launch.
     state: Option<Buffer>,
 }
 
@@ -164,7 +165,7 @@ impl Scorer {
             .during(|| "download scores".to_owned())
     }
 
-    /// Returns the scores of the last launch, with `n` documents. The launch must be done.
+    /// Returns the scores of the `n` documents of the last launch. The launch must be done.
     pub(super) fn scores(&self, n: usize) -> impl Iterator<Item = f32> {
         let bytes = self
             .scores
@@ -196,7 +197,7 @@ fn with_room<'a>(
     Ok((pinned, buffer))
 }
 
-/// Copies rows one after another, on the threads of the caller's pool.
+/// Copies the rows of all documents to `to`, one document after another, on the threads of the caller's rayon pool.
 fn copy_rows(rows: &[&[f32]], mut to: &mut [u8]) {
     let mut pieces = Vec::new();
     for piece in rows.iter().flat_map(|rows| rows.chunks(PIECE_BYTES / 4)) {
@@ -223,7 +224,7 @@ struct Lane {
 }
 
 impl HostScorer {
-    /// Returns `None` if the model has no token vectors, or if they are wider than its kernels support.
+    /// Creates a scorer. Returns `None` if the model has no token vectors, or if they are wider than the kernels support.
     pub fn new(model: &Arc<CudaModel>) -> Option<Self> {
         model.scoring()?;
         Some(Self {
@@ -239,7 +240,8 @@ impl HostScorer {
             .map_or(0, |scoring| scoring.width as usize)
     }
 
-    /// Returns the sum of max products for each document. All rows must have the width of the model's token vectors.
+    /// Returns the score of each document: for each vector of the query, the maximum dot product with a vector of the document, summed over
+    /// the query. `query` and each document are `[vectors, width]`, with the [`width`](Self::width) of the model's token vectors.
     ///
     /// # Errors
     /// Returns an error if an allocation fails, and driver errors.
@@ -318,7 +320,7 @@ impl Lane {
         done.during(|| "wait for scores".to_owned())
     }
 
-    /// Waits for the launch in flight, and appends its scores.
+    /// Waits for the launch in flight, and appends its scores to `scores`.
     fn finish(&mut self, scores: &mut Vec<f32>) -> Result<(), CudaError> {
         self.wait()?;
         scores.extend(self.scorer.scores(mem::take(&mut self.n)));

@@ -42,8 +42,8 @@ use crate::{
 /// Maximum number of batches in flight: one running and one queued on the stream.
 const IN_FLIGHT: usize = 2;
 
-/// Max total size in bytes of a run's outputs that a kernel copies to the host. A copy engine copies larger outputs faster, but delays the
-/// kernels before and after it more.
+/// Maximum total size in bytes of a run's outputs that a kernel copies to the host. Larger outputs are copied by a copy engine. It is
+/// faster, but delays the kernels before and after the copy more.
 const FEW_BYTES: u64 = 256 << 10;
 
 /// Resources of one caller that runs a [`CudaModel`]: a stream, memory for activations and batch data, and CUDA graphs.
@@ -111,7 +111,8 @@ enum Enqueued {
 }
 
 impl CudaSession {
-    /// Creates a session with its own stream and no memory. `plain_launches` disables programmatic dependent launch.
+    /// Creates a session with its own stream. Runs and [`reserve`](Self::reserve) allocate its memory. `plain_launches` disables
+    /// programmatic dependent launch.
     pub fn new(
         model: Arc<CudaModel>,
         allocator: &AllocatorChoice,
@@ -201,8 +202,8 @@ impl CudaSession {
         self.run_at(batch, cache.memory.start())
     }
 
-    /// Enqueues work that appends the next tokens of sequences to `cache`, without computing outputs. Returns a fence after this work, and
-    /// does not wait for it.
+    /// Enqueues work that appends the keys and values of the next tokens of sequences to `cache`, without computing outputs. Returns a
+    /// fence after this work, without waiting for it.
     pub fn fill(&mut self, batch: &Batch, cache: &mut CudaCache) -> Result<Fence, CudaError> {
         let n_steps = self.launcher.model.program.steps_to_fill_caches();
         let (fence, _) = self.fill_by(batch, cache, n_steps)?;
@@ -409,7 +410,7 @@ impl CudaSession {
         Ok(Enqueued::Launched)
     }
 
-    /// Captures a graph of a run that was just launched, if a capture is due. The device executes the run in the meantime.
+    /// Captures a graph of a run that was just launched, if [`Graphs::is_due`] returns true. Meanwhile, the device executes the run.
     fn learn(&mut self, ready: &Ready, enqueued: Enqueued) -> Result<(), CudaError> {
         let key = ready.key();
         let is_bucket = ready.extents != ready.own;
@@ -543,7 +544,7 @@ fn pieces(program: &Program, own: &Extents) -> Result<(Vec<Piece>, usize), CudaE
 
 impl Drop for CudaSession {
     fn drop(&mut self) {
-        // Memory must not be freed under a running kernel. A drop cannot return an error.
+        // Memory must not be freed while a kernel may use it. A drop cannot return an error.
         let _ = self.launcher.stream.synchronize();
     }
 }

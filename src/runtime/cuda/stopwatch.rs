@@ -80,7 +80,7 @@ impl Stopwatch {
     }
 
     /// Times chains that compute the same function on the sequences of a case, and compares the results of each chain with the results of
-    /// the first chain. `chains` also contains the code of each launch.
+    /// the first chain. `chains` contains the cubins of each chain's launches.
     pub fn compare(
         &self,
         case: &Case,
@@ -194,12 +194,13 @@ impl Stopwatch {
 
 impl Drop for Stopwatch {
     fn drop(&mut self) {
-        // Memory must not be freed under a running kernel.
+        // Memory must not be freed while a kernel may use it.
         let _ = self.stream.synchronize();
     }
 }
 
-/// Sets of a chain's tensors on the device. All sets hold the same values. Successive launches use different sets.
+/// Sets of a chain's tensors on the device. All sets hold the same values. Successive launches use different sets, so that operands are not
+/// in L2.
 struct Operands {
     arena: Buffer,
     n_sets: u64,
@@ -277,8 +278,8 @@ impl Operands {
         })
     }
 
-    /// Fills the result tensors of the last set with NaN. The results of this set are compared with those of other chains, so that an
-    /// element that the chain does not write is noticed.
+    /// Fills the result tensors of the last set with NaN. The results of this set are compared with those of other chains, so the
+    /// comparison fails if the chain does not write an element.
     fn poison_results(&self, stream: &CudaStream, chain: &Chain) -> Result<(), CudaError> {
         for (tensor, of_chain) in chain.tensors.iter().enumerate() {
             if of_chain.fill.is_none() {
@@ -308,7 +309,7 @@ impl Operands {
     }
 }
 
-/// Number of sets of `bytes` bytes over which launches rotate.
+/// Returns the number of sets of operands over which launches rotate. Each set has `bytes` bytes.
 pub(super) fn rotated_sets(bytes: u64) -> u64 {
     ROTATED_BYTES.div_ceil(bytes.max(1)).clamp(2, MOST_SETS)
 }
@@ -318,7 +319,8 @@ fn dims_of(shape: &Shape, extents: &Extents) -> Option<Vec<u64>> {
     shape.0.iter().map(|size| size.eval(extents)).collect()
 }
 
-/// Returns the bytes of a tensor, or one period of its elements. Tensors with the same name and size get the same values.
+/// Returns the encoded elements of a tensor. For a large tensor, returns only one [`PERIOD`] of the elements, which the caller repeats.
+/// Tensors with the same name and size get the same values.
 fn values(fill: Fill, element: Element, dims: &[u64], case: &Case, name: &str) -> Vec<u8> {
     let n = dims.iter().product::<u64>() as usize;
     let columns = dims.last().map_or(1, |&n| n as usize);
@@ -371,8 +373,8 @@ pub(super) fn random(n: usize, deviation: f32, seed: u64) -> Vec<f32> {
     values
 }
 
-/// Doubles a tolerance. A tolerance is the max difference between a result and the exact reference, but here two results are compared with
-/// each other.
+/// Doubles a tolerance, which is the maximum difference between a result and the exact reference. Here, two results are compared with each
+/// other, and each may have this difference.
 pub(super) fn of_two_results(tolerance: Tolerance) -> Tolerance {
     Tolerance {
         absolute: 2.0 * tolerance.absolute,

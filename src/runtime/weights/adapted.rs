@@ -1,5 +1,5 @@
-//! Weights with low-rank adapters (LoRA) in the layout of torch's parametrizations: the weight itself, and two narrow matrices whose
-//! product an adapter adds. The matrices of several adapters are stacked in one tensor.
+//! Weights with low-rank adapters (LoRA) in the layout of torch's parametrizations. An adapter adds the product of two narrow matrices to
+//! the weight. The matrices of several adapters are stacked in one tensor.
 
 use std::collections::BTreeMap;
 
@@ -41,10 +41,10 @@ impl Names {
     }
 }
 
-/// A weight with adapters, of which one may be added.
+/// A weight with adapters. At most one of them is added when the weight is read.
 pub(super) struct Adapted {
     original: Place,
-    /// The matrices of the adapters, `[adapters, rows, columns]`, whose product has the shape of the weight.
+    /// The factors of all adapters, each `[adapters, rows, columns]`. For each adapter, `left · right` has the shape of the weight.
     left: Place,
     right: Place,
     names: Names,
@@ -54,10 +54,10 @@ pub(super) struct Adapted {
 }
 
 impl Adapted {
-    /// Joins the tensors of a weight.
+    /// Creates the weight from its original tensor and from `a` and `b`, the tensors `lora_A` and `lora_B` of its adapters.
     ///
     /// # Errors
-    /// Returns an error if the shapes do not fit each other, or if the checkpoint does not have as many adapters as config.json names.
+    /// Returns an error if the shapes do not fit each other, or if the number of adapters differs from that in config.json.
     pub fn new(
         names: Names,
         original: Place,
@@ -131,7 +131,7 @@ impl Adapted {
         &self.dims
     }
 
-    /// Reads the weight with the chosen adapter, and the number of values that are not finite.
+    /// Reads the weight and adds the chosen adapter. Also returns the number of values that are not finite.
     ///
     /// # Errors
     /// Returns the errors of [`Shard::read`], and an error for elements of a type other than f32, f16 and bf16.

@@ -10,7 +10,8 @@ use super::{
 };
 use crate::graph::{CacheRows, WeightNames};
 
-/// Returns the names that the tensor of a scale may have, without the prefix of the checkpoint.
+/// Returns the possible names of the tensor with the cache scale of the keys or values that the layer `linear` computes. The names lack the
+/// prefix of the checkpoint.
 pub(super) fn names(linear: &str, rows: CacheRows) -> Vec<String> {
     let rows = match rows {
         CacheRows::Keys => quantized::CacheRows::Keys,
@@ -23,7 +24,7 @@ pub(super) fn names(linear: &str, rows: CacheRows) -> Vec<String> {
 pub(super) struct CacheScales<'a> {
     /// The quantization, and the path of its config.json.
     pub config: Option<(&'a Config, &'a Path)>,
-    /// Path of the single file or the index of weights.
+    /// Path of the single file of weights or of the index, for error messages.
     pub main: &'a Path,
     pub shards: &'a [Shard],
     pub parts: &'a BTreeMap<String, Place>,

@@ -1,5 +1,5 @@
-//! A published checkpoint folder, which contains one file of weights, or an index and its shards. The files are searched in the order of
-//! the library transformers.
+//! A published checkpoint folder, which contains one file of weights, or an index and its shards. The possible file names are tried in the
+//! same order as in the library transformers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -77,7 +77,7 @@ impl Checkpoint {
         Self::of(&files(folder), &files(root), names)
     }
 
-    /// Opens the weights of a model. In a GGUF model, the file also contains the tensors that a folder has in subfolders.
+    /// Opens the weights in `trunk`, and those in the subfolders of `root` that `names` lists. A GGUF file contains all of these tensors.
     ///
     /// # Errors
     /// Returns the errors of [`open`](Self::open).
@@ -248,7 +248,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Joins the tensors of each weight that has adapters to one entry.
+    /// Joins the tensors of each weight that has adapters into one entry.
     fn join_adapted(&mut self, names: &WeightNames) -> Result<(), CheckpointError> {
         for tensors in adapted::Names::among(&self.entries) {
             let mut take = |name: &String| match self.entries.remove(name) {
@@ -287,17 +287,17 @@ impl Checkpoint {
         }
     }
 
-    /// Opens the tensors of a quantized matrix.
+    /// Reads the stored tensors of a quantized matrix, whose rows can then be dequantized one by one.
     fn rows(&self, matrix: &Matrix) -> Result<Rows, CheckpointError> {
         Rows::read(matrix, &self.main, |name| self.part(name))
     }
 
-    /// Reads a quantized matrix, and the number of its values that are not finite.
+    /// Reads the codes and scales of a quantized matrix. Also returns the number of its values that are not finite.
     fn codes(&self, matrix: &Matrix, format: Scaled) -> Result<(Codes, usize), CheckpointError> {
         quantized::read_codes(matrix, format, &self.main, |name| self.part(name))
     }
 
-    /// Reads a tensor of a quantized matrix.
+    /// Reads the bytes of a stored tensor of a quantized matrix.
     fn part(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
         match self.parts.get(name) {
             Some(place) => self.shards[place.shard].bytes(name, &place.stored),
@@ -371,7 +371,7 @@ impl Checkpoint {
             })
     }
 
-    /// Returns a tensor after checking its dimensions and its type.
+    /// Returns a tensor with the spelling of its name in the checkpoint, after checking its dimensions and its type.
     fn checked(&self, name: &str, dims: &[u64]) -> Result<(String, &Entry), CheckpointError> {
         let Some((full, entry)) = self.find(name) else {
             return Err(self.missing(&[name], 1));

@@ -49,7 +49,7 @@ pub enum CheckpointError {
     )]
     OutOfMemory { tensor: String, bytes: u64 },
     #[error(
-        "values computed from the norm with `{tensor}` have no finite bound, so that they have no scale in fp8; check the weights, or disable the pass `quantize_inputs`"
+        "values computed from the norm with `{tensor}` have no finite bound, so they have no scale in fp8; check the weights, or disable the pass `quantize_inputs`"
     )]
     NoBound { tensor: String },
     #[error("`{index}` names the shard `{shard}`, which is not beside it; download it too")]
@@ -99,7 +99,7 @@ pub enum CheckpointError {
         expected: Vec<String>,
     },
     #[error(
-        "the tensor `{tensor}` has no order of inputs that kernels read, but the program was compiled for one; compile it for this checkpoint"
+        "the columns of `{tensor}` cannot be sorted by group, but the program was compiled for sorted columns; compile it for this checkpoint"
     )]
     NoOrder { tensor: String },
     #[error("`{file}`: {problem}, as in a static embedding of model2vec; download it again")]
@@ -149,7 +149,8 @@ fn quoted(names: &[String]) -> String {
 }
 
 impl CheckpointError {
-    /// Returns an error for tensors that a file does not have. `known` are the names of its tensors.
+    /// Returns the error for the tensors `names`, which `file` lacks. The model needs `n_needed` tensors. `known` are the tensors in the
+    /// file, from which the error suggests the nearest names.
     pub(super) fn missing<'n>(
         file: PathBuf,
         names: &[&str],

@@ -12,13 +12,13 @@ use gemmule_weights::gguf::{Gguf, folder::Folder};
 use super::found::WEIGHTS;
 use crate::files::{self, Kind, ReadError, up_to};
 
-/// Extension of llama.cpp's files.
+/// Extension of the files of llama.cpp.
 const ENDING: &str = "gguf";
 /// File name prefix of the part of a model that processes images or sound.
 const PROJECTOR: &str = "mmproj";
 /// Maximum number of files into which a model is split.
 const MAX_PARTS: u32 = 1000;
-/// Files that mark a folder which has its own weights or refers to the folder with the weights.
+/// If a folder contains one of these files, it has its own weights or refers to the folder with the weights.
 const OWN: [&str; 2] = ["adapter_config.json", "modules.json"];
 
 /// The files of a model, with the file names of a folder that the library transformers saves.
@@ -26,7 +26,7 @@ const OWN: [&str; 2] = ["adapter_config.json", "modules.json"];
 pub enum ModelFiles {
     /// A folder, such as a model downloaded from the Hugging Face hub.
     Folder(PathBuf),
-    /// A file of llama.cpp, which is presented as the files of a folder.
+    /// A GGUF file of llama.cpp, whose contents are presented as the files of a folder.
     Gguf(Arc<Folder>),
 }
 
@@ -73,7 +73,7 @@ impl ModelFiles {
         }
     }
 
-    /// Returns the path of a file for error messages. If the model is a GGUF file, the path does not exist.
+    /// Returns the path of the file `name`, for error messages. If the model is a GGUF file, the path does not exist.
     pub fn name(&self, name: &str) -> PathBuf {
         self.path().join(name)
     }
@@ -102,7 +102,7 @@ impl ModelFiles {
         }
     }
 
-    /// Returns the error for a missing required file.
+    /// Returns the error for the required file `name`, which is missing.
     pub fn missing(&self, name: &str) -> ReadError {
         let file = self.name(name);
         let source = match std::fs::metadata(&file) {
@@ -163,7 +163,7 @@ pub fn gguf_models<'n>(names: &[&'n str]) -> Vec<&'n str> {
     models.collect::<BTreeSet<&str>>().into_iter().collect()
 }
 
-/// Returns the names of all files of a model.
+/// Returns the names of all files of the GGUF model with the first file `name`.
 pub fn gguf_parts(name: &str) -> Vec<String> {
     match split(name) {
         Some((stem, _, count)) => (1..=count.min(MAX_PARTS))

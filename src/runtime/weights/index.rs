@@ -28,7 +28,7 @@ pub(super) fn files_of(names: &WeightNames) -> BTreeSet<String> {
     others.filter_map(|name| file_of(name)).collect()
 }
 
-/// Reads the index and returns the tensors of each shard.
+/// Reads an index. Returns the names of the tensors in each shard, by the file name of the shard.
 pub(super) fn named_by(index: &Path) -> Result<BTreeMap<String, Vec<String>>, CheckpointError> {
     let broken = |problem: String| CheckpointError::Index {
         file: index.to_owned(),

@@ -62,7 +62,7 @@ pub fn static_dims(files: &ModelFiles) -> Result<[u64; 2], CheckpointError> {
     })
 }
 
-/// Reads a vector of a module's weights.
+/// Reads the vector `name` with `n` elements from the weights in `files`.
 ///
 /// # Errors
 /// Returns an error if there are no weights, or if the weights contain no such vector.
@@ -109,7 +109,7 @@ pub trait WeightSource: Send + Sync {
         None
     }
 
-    /// Reads the codes and scales of a matrix. Returns `None` unless the matrix is [published](Self::published) in this format.
+    /// Reads the codes and scales of a matrix. Returns `None` unless the matrix is [published](Self::published) in `format`.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read), and an error for a scale that the format cannot hold.
@@ -211,7 +211,8 @@ fn vector_of(value: f32, what: &str, n: u64) -> Result<Vec<f32>, CheckpointError
     Ok(out)
 }
 
-/// Allocates `n` zeros like [`room`]. Memory pages are only touched when they are written, so that several threads can share this work.
+/// Allocates `n` zeros, or returns an error like [`room`]. Memory pages are first touched when they are written, so several threads can
+/// share the page faults.
 fn zeros(tensor: &str, n: u64) -> Result<Vec<u8>, CheckpointError> {
     let checked: Vec<u8> = room(tensor, n)?;
     drop(checked);
@@ -231,7 +232,7 @@ fn elements(dims: &[u64]) -> u64 {
     dims.iter().fold(1, |n: u64, &d| n.saturating_mul(d))
 }
 
-/// Evaluates an expression over stored tensors.
+/// Evaluates an expression over stored tensors. Returns the elements in row-major order.
 ///
 /// # Errors
 /// Returns the errors of [`WeightSource::read`].
@@ -482,7 +483,7 @@ fn encode_into(bytes: &mut Vec<u8>, values: &[f32], dtype: DType) {
     }
 }
 
-/// Decodes stored elements to f32. Trailing bytes of an incomplete element are ignored.
+/// Decodes little-endian elements of type `dtype` to f32. Trailing bytes of an incomplete element are ignored.
 pub fn decode(bytes: &[u8], dtype: DType) -> Vec<f32> {
     let mut values = Vec::new();
     decode_into(&mut values, bytes, dtype);

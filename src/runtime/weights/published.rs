@@ -31,8 +31,8 @@ pub struct Codes {
     pub groups: Vec<ScaleAndZero>,
 }
 
-/// Evaluates the weight of a linear layer as low-bit values. Matrices that are published in this format keep their values and scales. Other
-/// matrices are rounded.
+/// Evaluates the weight of a linear layer in the low-bit format `format`. A weight that is published in this format keeps its values and
+/// scales. Any other weight is rounded.
 ///
 /// # Errors
 /// Returns the errors of [`WeightSource::read`] and [`WeightSource::read_codes`].
@@ -49,8 +49,8 @@ pub fn evaluate_quantized(
     Ok(format.quantize_rows(rows.len(), rows.columns, |row, to| rows.read(row, to)))
 }
 
-/// Returns the published codes and scales of a matrix. Returns `None` unless all stored matrices of the expression are published in this
-/// format.
+/// Returns the published codes and scales of a matrix. Returns `None` unless all stored matrices of the expression are published in
+/// `format`.
 fn codes(
     expr: &WeightExpr,
     source: &dyn WeightSource,
@@ -187,7 +187,7 @@ pub(super) fn codes_of_gguf(
     Ok((codes, n_bad * Weight::RUN as usize))
 }
 
-/// Logs how the quantized tensors of a GGUF file are read.
+/// Logs which quantized tensors of a GGUF file keep their values, and which are dequantized.
 pub(super) fn log_gguf<'w>(weights: impl Iterator<Item = &'w Weight>) {
     let mut kept = BTreeMap::<String, usize>::new();
     let mut others = BTreeMap::<String, usize>::new();

@@ -51,7 +51,7 @@ impl Notes {
     }
 }
 
-/// An error in a checkpoint's file, or in its contents.
+/// A failed read of a checkpoint, or a problem in its contents.
 enum Failure {
     Read(CheckpointError),
     Problem(QuantizedError),
@@ -110,7 +110,7 @@ pub(super) fn find(
     stored: &BTreeMap<&str, &Place>,
 ) -> Result<Option<(Matrices, Notes)>, CheckpointError> {
     let failed = |failure: Failure| failure.of(&folder.join(CONFIG), main);
-    // Supported layouts have no tensors of unknown types.
+    // Skip tensors of unknown types, because no supported layout has such tensors.
     let infos = stored.iter().filter_map(|(&name, place)| {
         let element = *place.stored.element.as_ref().ok()?;
         let dims = place.stored.dims.clone();
@@ -136,7 +136,7 @@ pub(super) fn find(
     Ok(Some((matrices, notes)))
 }
 
-/// Reads a matrix that is published in this format. Also returns the number of its values that are not finite.
+/// Reads a matrix that is published in `format`. Also returns the number of its values that are not finite.
 ///
 /// # Errors
 /// Returns the errors of `read`, and an error for a scale that the format cannot hold.
@@ -171,7 +171,7 @@ pub(super) fn read_codes(
     Ok((Codes { elements, groups }, n_bad))
 }
 
-/// Combines the tensors of a matrix.
+/// Reads the stored tensors of a quantized matrix and combines them. `read` returns the bytes of a tensor.
 fn read_matrix(
     matrix: &Matrix,
     main: &Path,
@@ -194,7 +194,7 @@ pub(super) fn column_order(
     order.map_err(|failure| failure.of(Path::new(CONFIG), main))
 }
 
-/// The rows of a quantized matrix.
+/// A quantized matrix whose rows are dequantized one by one.
 pub(super) struct Rows {
     quantized: Quantized,
     row: Vec<f32>,

@@ -13,7 +13,7 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// Evaluates a matrix.
+    /// Evaluates a matrix in the narrowest type that rounds none of its elements.
     ///
     /// # Errors
     /// Returns the errors of [`evaluate_as`].
@@ -36,13 +36,13 @@ impl Rows {
         self.bytes.len() / self.pitch()
     }
 
-    /// Appends the elements of a row.
+    /// Appends the elements of a row to `elements`, converted to f32.
     pub fn read(&self, row: usize, elements: &mut Vec<f32>) {
         let bytes = &self.bytes[row * self.pitch()..][..self.pitch()];
         decode_into(elements, bytes, self.dtype);
     }
 
-    /// Returns the result of `value` for each row, computed in parallel.
+    /// Calls `value(row, elements)` for each row in parallel, and returns the results in the order of the rows.
     pub fn map<T: Send>(&self, value: impl Fn(usize, &[f32]) -> T + Sync) -> Vec<T> {
         let rows = (0..self.len()).into_par_iter();
         rows.map_init(Vec::new, |elements, row| {

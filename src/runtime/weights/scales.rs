@@ -1,4 +1,4 @@
-//! Scales of products in E4M3. They are computed from whole matrices, so a loader keeps those that several tensors need.
+//! Scales of products in E4M3. They are computed from whole matrices, so a loader keeps the scales that several tensors need.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -28,7 +28,7 @@ pub fn evaluate_scaled(
     Ok(FORMAT.quantize_rows(rows.len(), rows.columns, |row, to| rows.read(row, to)))
 }
 
-/// Scales that have been computed.
+/// Scales that have been computed and are kept for other tensors.
 #[derive(Default)]
 pub struct Scales<'e> {
     /// Scale of the values within each bound.
@@ -38,14 +38,14 @@ pub struct Scales<'e> {
 }
 
 impl<'e> Scales<'e> {
-    /// Returns the distinct bounds from which weights are computed.
+    /// Returns the distinct bounds from which any of `weights` is computed.
     pub fn bounds(weights: impl Iterator<Item = &'e WeightExpr>) -> Vec<&'e Bound> {
         let mut seen = HashSet::new();
         let bounds = weights.filter_map(WeightExpr::bound);
         bounds.filter(|&bound| seen.insert(bound)).collect()
     }
 
-    /// Computes the scale of values within a bound, and keeps it.
+    /// Computes and keeps the scale of values within a bound.
     ///
     /// # Errors
     /// Returns the errors of [`WeightSource::read`], and an error for a bound that is not finite.

@@ -24,7 +24,7 @@ use safetensors::{Dtype, SafeTensorError, SafeTensors, tensor::Metadata};
 use super::{CheckpointError, decode, decode_into, elements, encode, encode_into, room, zeros};
 use crate::{files::read_at, tensor::DType};
 
-/// Size of the length field before the header, in bytes.
+/// Size of the length field before the header of a safetensors file, in bytes.
 const N_LENGTH: u64 = 8;
 /// Maximum header size of the safetensors crate, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
@@ -259,7 +259,7 @@ impl Shard {
         let size = elements(&stored.dims).saturating_mul(to.bytes());
         let n_bad = AtomicUsize::new(0);
         let count = |piece: &[u8]| n_bad.fetch_add(count_bad(piece, from), Ordering::Relaxed);
-        // Rows of a piece.
+        // `rows` is the number of rows in a piece of `PIECE` bytes of f32.
         let width = stored.dims.last().map_or(1, |&n| n.max(1));
         let rows = (PIECE as u64 / DType::F32.bytes() / width).max(1);
         let parts = match &stored.location {

@@ -16,7 +16,7 @@ pub(super) const PARTS: [&str; 2] = [MAPPING, FACTORS];
 const MAPPING: &str = "mapping";
 const FACTORS: &str = "weights";
 
-/// Name of a table with one number for each token, a vector.
+/// Name of a table that is a vector, with one number for each token.
 const WEIGHTS: &str = "weight";
 
 /// Possible names of a table, in the order in which they are looked up.
@@ -123,7 +123,7 @@ impl StaticTable {
     }
 }
 
-/// Reads whole numbers.
+/// Reads the row indices of the tensor `mapping`.
 fn whole(place: &Place, shards: &[Shard]) -> Result<Vec<i64>, CheckpointError> {
     let shard = &shards[place.shard];
     let of = |bytes: &[u8]| match place.stored.element {
@@ -134,7 +134,7 @@ fn whole(place: &Place, shards: &[Shard]) -> Result<Vec<i64>, CheckpointError> {
     numbers(MAPPING, place, shard, "I64 or I32", of)
 }
 
-/// Reads real numbers.
+/// Reads the factors of the tensor `weights`, converted to f64.
 fn reals(place: &Place, shards: &[Shard]) -> Result<Vec<f64>, CheckpointError> {
     let shard = &shards[place.shard];
     if let Ok(dtype) = place.stored.dtype() {

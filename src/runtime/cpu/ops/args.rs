@@ -54,7 +54,7 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
-    /// Checks that a tensor has as many elements as `shape`.
+    /// Checks that `found`, the number of elements of the tensor `param`, equals the number of elements of `shape`.
     pub fn check_shape(
         &self,
         param: &'static str,
@@ -125,7 +125,7 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
-    /// Takes the next argument: the start of each sequence.
+    /// Takes the next argument, `cu_lens`: the index of the first token of each sequence. Checks that the sequences contain all tokens.
     pub fn sequences(&mut self) -> Result<Vec<Sequence>, OpError> {
         let sequences = self.pooled_sequences()?;
         let (op, tokens) = (self.op, self.extents.tokens);
@@ -142,7 +142,7 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
-    /// Takes the next argument: the start of each sequence among the pooled tokens. Not all tokens need to be pooled.
+    /// Takes the next argument, `cu_lens`: the start of each sequence among the tokens to pool, which may be fewer than all tokens.
     pub fn pooled_sequences(&mut self) -> Result<Vec<Sequence>, OpError> {
         let (op, tokens) = (self.op, self.extents.tokens);
         let starts = self.i32s("cu_lens", self.extents.batch.saturating_add(1))?;
@@ -161,7 +161,7 @@ impl<'r, 'w> Args<'r, 'w> {
             if pair[1] <= pair[0] {
                 return Err(wrong(index + 1, format!("more than {}", pair[0])));
             }
-            // Starts increase from 0, so neither is negative, and their difference is positive.
+            // Starts increase from 0, so neither start is negative, and their difference is positive.
             sequences.push(Sequence {
                 start: pair[0] as usize,
                 len: (pair[1] - pair[0]) as usize,
@@ -194,7 +194,8 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
-    /// Takes the next two arguments: the start of each sequence, and the start of each sequence's pairs.
+    /// Takes the next two arguments, `cu_lens` and `pair_offsets`: for each sequence, the index of its first token, and the index of its
+    /// first (query, key) pair among the pairs of a head.
     pub fn sequences_with_pairs(&mut self) -> Result<Vec<Sequence>, OpError> {
         let op = self.op;
         let mut sequences = self.sequences()?;
@@ -230,7 +231,7 @@ impl<'r, 'w> Args<'r, 'w> {
         Ok(sequences)
     }
 
-    /// Takes the next argument, the number of tokens of each sequence that count as keys, and sets `valid` of each sequence.
+    /// Takes the next argument, the number of leading tokens of each sequence that queries attend to, and sets `valid` of each sequence.
     pub fn valid_lens(&mut self, sequences: &mut [Sequence]) -> Result<(), OpError> {
         let op = self.op;
         let lens = self.i32s("valid_lens", sequences.len() as u64)?;
@@ -250,7 +251,8 @@ impl<'r, 'w> Args<'r, 'w> {
         Ok(())
     }
 
-    /// Returns the layout of the heads in a tensor, or an error if they exceed a row of a token-major tensor.
+    /// Returns the layout of `heads` heads with `head` columns each in a tensor, or an error if they do not fit a row of a token-major
+    /// tensor.
     pub fn heads(
         &self,
         what: &'static str,
@@ -299,7 +301,7 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
-    /// Takes the tensor to write. Returns an error if arguments are left over.
+    /// Returns the tensor to write, or an error if it does not have the shape `shape` or if not all arguments have been taken.
     pub fn out(self, shape: &[u64]) -> Result<&'w mut [f32], OpError> {
         self.all_taken()?;
         self.check_len("out", elements(shape), self.out.len())?;
@@ -322,7 +324,7 @@ impl Cached<'_> {
         }
     }
 
-    /// Appends a range of elements to `to`.
+    /// Appends a range of elements to `to`, decoded to f32.
     pub fn extend(self, to: &mut Vec<f32>, range: std::ops::Range<usize>) {
         match self {
             Self::Real(values) => to.extend_from_slice(&values[range]),
@@ -339,13 +341,13 @@ pub(super) fn elements(shape: &[u64]) -> u64 {
 /// One sequence of the batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sequence {
-    /// First token.
+    /// Index of the first token in the batch.
     pub start: usize,
     /// Number of tokens, at least one.
     pub len: usize,
-    /// Number of tokens that count as keys, from 1 to `len`.
+    /// Number of leading tokens that queries attend to, from 1 to `len`.
     pub valid: usize,
-    /// First pair of the sequence among the pairs of a head; 0 if the kernel has no pairs.
+    /// Index of the first (query, key) pair of the sequence among the pairs of a head; 0 if the kernel has no pairs.
     pub pairs: usize,
 }
 
@@ -366,7 +368,7 @@ impl Heads {
     }
 }
 
-/// Allocates memory for a value that only this operation reads.
+/// Allocates `len` zeros for an intermediate value of the operation `op`.
 pub(super) fn zeros(op: &'static str, len: usize) -> Result<Vec<f32>, OpError> {
     let mut values = Vec::new();
     values

@@ -26,7 +26,7 @@ pub(super) struct Block {
     pub n_queries: usize,
 }
 
-/// Partitions sequences into blocks of queries.
+/// Partitions sequences into blocks of at most [`MAX_QUERIES`] queries.
 pub(super) fn blocks(sequences: &[Sequence]) -> Vec<Block> {
     blocks_of(MAX_QUERIES, sequences)
 }
@@ -46,7 +46,8 @@ pub(super) fn blocks_of(most: usize, sequences: &[Sequence]) -> Vec<Block> {
     blocks
 }
 
-/// Calls `body(scratch, head, block)` for every head of every block, in parallel if there are enough multiplications (`work`).
+/// Calls `body(scratch, head, block)` for every head of every block. `work` is the total number of multiplications. If it is small, all
+/// calls are made on the calling thread.
 pub(super) fn for_heads_and_blocks<Scratch: Default>(
     heads: usize,
     blocks: &[Block],
@@ -58,11 +59,11 @@ pub(super) fn for_heads_and_blocks<Scratch: Default>(
     parallel::with_scratch(heads * blocks.len(), work, &task);
 }
 
-/// Scratch memory of a task between the two matrix products.
+/// Scratch memory of a task between its two matrix products, `q·kᵀ` and the product of the probabilities with `v`.
 #[derive(Default)]
 pub(super) struct Scratch {
     pub scores: Vec<f32>,
-    /// One entry per query.
+    /// Softmax state of each query: the maximum and the sum so far.
     running: Vec<Running>,
     /// Factor by which the accumulated output of each query is rescaled.
     factors: Vec<f32>,
@@ -133,8 +134,9 @@ fn scores(spec: &AttentionScores, mut args: Args<'_, '_>) -> Result<(), OpError>
     Ok(())
 }
 
-/// Multiplies a block of queries or keys by all rows of the table of distances that the block's pairs need, and then picks the element of
-/// each pair. This takes about twice as many multiplications as one product per pair, but they are a GEMM.
+/// Computes a score for each pair: the dot product of its query (or key) with the table row of its distance. A GEMM multiplies a block of
+/// queries (or keys) by the table rows of all distances in the block, and the scores of the pairs are then picked from the result. This
+/// takes about twice as many multiplications as one dot product per pair, but a GEMM is faster.
 fn relative_scores(spec: &RelativeScores, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (heads, head) = (spec.heads as usize, spec.head as usize);
     let width = heads * head;
@@ -285,7 +287,7 @@ fn softmax_by_distance(spec: &SoftmaxByDistance, mut args: Args<'_, '_>) -> Resu
             }
             .run();
             for (row, running) in rows.chunks_exact_mut(len).zip(&scratch.running) {
-                // If a padding query attends to no key, its numerators are 0.
+                // A padding query may attend to no key. Its numerators and their sum are then 0.
                 let inverse = if running.sum > 0.0 {
                     1.0 / running.sum
                 } else {
@@ -298,7 +300,7 @@ fn softmax_by_distance(spec: &SoftmaxByDistance, mut args: Args<'_, '_>) -> Resu
     Ok(())
 }
 
-/// Returns the operand of the bias and that of the sinks. A slice is empty if there is no such operand.
+/// Takes the operands `bias` and `sinks`, and returns them in this order. The slice of an operand that the kernel lacks is empty.
 pub(super) fn biases_and_sinks<'r>(
     by: PositionBias,
     heads: u32,

@@ -21,7 +21,7 @@ use crate::tensor::e4m3;
 pub(super) enum Stored<'a> {
     /// Values in f32, rounded to the format of the cache.
     Real(&'a mut [f32]),
-    /// Codes of E4M3.
+    /// Elements encoded in E4M3.
     E4m3(&'a mut [u8]),
 }
 
@@ -33,7 +33,8 @@ impl Stored<'_> {
         }
     }
 
-    /// Stores a row from element `at` on, in the format of `pool`. Only a cache in E4M3 has a `scale` other than 1.
+    /// Divides `row` by `scale`, and stores it at the elements from `at` on in the format of `pool`. Only a cache in E4M3 has a `scale`
+    /// other than 1.
     fn store(&mut self, pool: Pool, at: usize, row: &[f32], scale: f32) {
         match self {
             Self::Real(values) if pool.is_e4m3() => {
@@ -206,7 +207,7 @@ pub(super) fn prepare_attention(
     Ok(())
 }
 
-/// Takes the scales of keys and values; 1 if there are none.
+/// Takes the scales of the keys and of the values. Returns 1 for both if the cache has no scales.
 fn scales(pool: Pool, args: &mut Args<'_, '_>) -> Result<[f32; 2], OpError> {
     match pool.scaled {
         true => Ok([
@@ -217,7 +218,7 @@ fn scales(pool: Pool, args: &mut Args<'_, '_>) -> Result<[f32; 2], OpError> {
     }
 }
 
-/// Number of slots that the pool has for one cache.
+/// Number of slots (places for the keys and values of one token) that the pool has for one cache.
 struct Room {
     slots: usize,
 }
@@ -295,7 +296,7 @@ fn keys_of<'a>(
     .collect()
 }
 
-/// Scratch memory of a task: the keys and values of a tile, and the softmax state of the queries of a group of heads.
+/// Scratch memory of a task: the keys and values of a tile, and the softmax state of the queries of all heads that share a key head.
 #[derive(Default)]
 struct Scratch {
     keys: Vec<f32>,

@@ -1,4 +1,4 @@
-//! Conversions to 8 bits, and products of values in E4M3.
+//! Conversions to E4M3 and int8, and matrix products of values in E4M3.
 
 use gemmule_cpu::linear::{Finish, Linear};
 use rayon::prelude::*;
@@ -31,7 +31,7 @@ fn to_e4m3(spec: &ToE4m3, mut args: Args<'_, '_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Computes a norm, and converts its result.
+/// Computes a norm, and converts its result to E4M3.
 impl CpuForm for NormToE4m3 {
     fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
         call.op = "norm_to_e4m3";
@@ -58,7 +58,7 @@ impl CpuForm for NormToE4m3 {
     }
 }
 
-/// Computes attention, and converts its result.
+/// Computes attention, and converts its result to E4M3.
 impl CpuForm for MhaToE4m3 {
     fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
         call.op = "mha_to_e4m3";
@@ -71,7 +71,7 @@ impl CpuForm for MhaToE4m3 {
     }
 }
 
-/// Converts rows to E4M3 or int8, each with a scale of its own.
+/// Converts rows to E4M3 or int8, with a scale for each row.
 impl CpuForm for QuantizeRows {
     fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
         call.op = "quantize_rows";
@@ -93,7 +93,7 @@ impl CpuForm for QuantizeGroups {
     }
 }
 
-/// Converts rows of `k` elements to `columns` elements of type `to` and `scales` scales, which `quantized` computes.
+/// Converts each row of `k` elements to `columns` elements of type `to` and `scales` scales. `quantized` computes both for all rows.
 fn quantize(
     mut call: Call<'_, '_, '_>,
     k: u32,
@@ -114,7 +114,7 @@ fn quantize(
     Ok(())
 }
 
-/// Computes a gate, and converts its result.
+/// Computes a gate, and converts its result to E4M3.
 impl CpuForm for GateToE4m3 {
     fn run(&self, mut call: Call<'_, '_, '_>) -> Result<(), OpError> {
         call.op = "gate_to_e4m3";
@@ -140,7 +140,7 @@ fn convert(values: &mut [f32], scale: f32) {
     values.par_iter_mut().for_each(round);
 }
 
-/// Computes a problem with operands in E4M3.
+/// Computes a GEMM whose operands are in E4M3.
 pub(super) fn gemm(of: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let rows = args.extents.rows;
     let (n, k) = (u64::from(of.n), u64::from(of.k));

@@ -17,7 +17,7 @@ forms! {
     UnpackWeight => unpack_weight;
 }
 
-/// Computes a problem, including its gate and epilogue.
+/// Computes a GEMM, including its gate and epilogue.
 pub(super) fn gemm(problem: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), OpError> {
     if problem.is_fp8() {
         return fp8::gemm(problem, args);
@@ -45,7 +45,7 @@ pub(super) fn gemm(problem: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), 
     rows::gate(&gate, Args::new(op, extents, &[Read::Real(&products)], out))
 }
 
-/// Computes a problem with quantized rows.
+/// Computes a GEMM whose input rows were quantized to E4M3 or int8. It converts the rows back to f32 first.
 fn gemm_of_rows(of: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (op, extents) = (args.op(), args.extents);
     let (rows, n) = (extents.rows, u64::from(of.n));
@@ -66,7 +66,7 @@ fn gemm_of_rows(of: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), OpError>
     gemm(&plain, Args::new(op, extents, &reads, out))
 }
 
-/// Computes a problem without a gate.
+/// Computes a GEMM that has no gate.
 fn product(spec: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let (rows, n, k) = (args.extents.rows, u64::from(spec.n), u64::from(spec.k));
     let x = args.real("x", &[rows, k])?;
@@ -94,7 +94,7 @@ fn product(spec: &GemmProblem, mut args: Args<'_, '_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Rounds a weight to its packed format, and then the unpacked elements to the storage type of the kernel.
+/// Rounds the elements of a weight to its packed format, and then to the storage type of the kernel.
 fn unpack_weight(spec: &UnpackWeight, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let shape = [u64::from(spec.n), u64::from(spec.k)];
     let weight = args.real("weight", &shape)?;
@@ -104,7 +104,7 @@ fn unpack_weight(spec: &UnpackWeight, mut args: Args<'_, '_>) -> Result<(), OpEr
     Ok(())
 }
 
-/// Computes the products plus bias and residual, and then the norm of this sum.
+/// Computes a GEMM, adds bias and residual, and normalizes the rows of the sum.
 impl CpuForm for GemmResidualNorm {
     fn run(&self, call: Call<'_, '_, '_>) -> Result<(), OpError> {
         let (product, norm) = self.unfused();

@@ -1,4 +1,4 @@
-//! The three kernels that compute attention by grouped GEMMs. Ragged scores have the layout of the CUDA kernels.
+//! The three kernels that compute attention by grouped GEMMs. The scores have the same [`Layout`] as in the CUDA kernels.
 
 use gemmule_cpu::{
     attention::{MAX_KEYS, PartialReductions, Probabilities},
@@ -165,7 +165,7 @@ fn context(spec: &MhaLongContext, mut args: Args<'_, '_>) -> Result<(), OpError>
             let first = (h * tokens + start + block.query) * 2;
             let statistics = &statistics[first..first + n * 2];
             let at = (start + block.query) * width + h * head;
-            // The scratch memory never shrinks. Each part of the keys overwrites the elements that it uses.
+            // The scratch memory never shrinks. Each iteration overwrites the elements that it reads.
             let largest = scratch.scores.len().max(n * len.min(MAX_KEYS));
             scratch.scores.resize(largest, 0.0);
             for key in (0..len).step_by(MAX_KEYS) {

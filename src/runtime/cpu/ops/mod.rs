@@ -45,7 +45,7 @@ pub enum Read<'a> {
     I32(&'a [i32]),
     /// Pair offsets.
     I64(&'a [i64]),
-    /// The codes of a KV cache in E4M3.
+    /// Elements of a KV cache, encoded in E4M3.
     E4m3(&'a [u8]),
 }
 
@@ -79,7 +79,7 @@ pub enum OpError {
     #[error("{op} writes {expected}; {found} were given")]
     Writes {
         op: &'static str,
-        /// Expected number in words.
+        /// Description of the expected tensors, e.g. `one tensor`.
         expected: &'static str,
         found: usize,
     },
@@ -109,7 +109,7 @@ pub enum OpError {
         found: u64,
     },
     #[error(
-        "{op}: `{param}[{index}]` is {id}, which with offset {offset} picks no row of a table of {rows}; expected 0 to {rows} − 1"
+        "{op}: `{param}[{index}]` is {id}; expected at least 0, and with the offset {offset} less than {rows}, the rows of the table"
     )]
     Id {
         op: &'static str,
@@ -140,7 +140,7 @@ pub enum OpError {
         expected: i64,
     },
     #[error(
-        "{op}: `valid_lens[{index}]` is {found}; expected 1 to {len}, the tokens of the sequence"
+        "{op}: `valid_lens[{index}]` is {found}; expected 1 to {len}, the length of the sequence"
     )]
     ValidLens {
         op: &'static str,
@@ -165,9 +165,11 @@ pub enum OpError {
         /// Expected value in words.
         expected: String,
     },
-    #[error("{op} reads the cache that it adds to; on the CPU two kernels do that in turn")]
+    #[error(
+        "{op} appends to a KV cache and reads it; on the CPU, run the two kernels of its `in_turn` instead"
+    )]
     InTurn { op: &'static str },
-    #[error("{op} brings batches to a device; on the CPU a batch is packed when it is made")]
+    #[error("{op} runs only on CUDA devices; the CPU executor does this work without a kernel")]
     Packing { op: &'static str },
     #[error(
         "{op}: sequence {sequence} has {len} tokens; this kernel supports at most {max_len}; mha_online supports any length"
@@ -180,7 +182,7 @@ pub enum OpError {
     },
 }
 
-/// The CPU form of a kernel.
+/// CPU implementation of a kernel.
 trait CpuForm {
     fn run(&self, call: Call<'_, '_, '_>) -> Result<(), OpError>;
 }
@@ -194,7 +196,7 @@ struct Call<'r, 'w, 'v> {
 }
 
 impl<'r, 'w, 'v> Call<'r, 'w, 'v> {
-    /// Takes the tensors that the kernel writes, which are `N`.
+    /// Takes the `N` tensors that the kernel writes. Returns an error if another number was given.
     fn outputs<const N: usize>(&mut self) -> Result<&'w mut [&'v mut [f32]; N], OpError> {
         let writes = std::mem::take(&mut self.writes);
         let expected = match N {
@@ -220,7 +222,7 @@ impl<'r, 'w, 'v> Call<'r, 'w, 'v> {
     }
 }
 
-/// Lists kernels that write one tensor, with the functions that compute it.
+/// Implements [`CpuForm`] for kernels that write one tensor, with a function for each kernel.
 macro_rules! forms {
     ($($Kernel:ident => $form:expr;)*) => {$(
         impl $crate::runtime::cpu::ops::CpuForm for $Kernel {
@@ -237,7 +239,7 @@ macro_rules! forms {
 }
 use forms;
 
-/// Lists kernels without a CPU form.
+/// Implements [`CpuForm`] for kernels that run only on devices: they return an error.
 macro_rules! only_on_devices {
     ($($Kernel:ident => $Error:ident;)*) => {$(
         impl CpuForm for $Kernel {
@@ -294,8 +296,8 @@ pub fn run(
     with_kernels!(run_form)
 }
 
-/// Runs a kernel that appends to a KV cache in E4M3. `cache` contains the codes of the cache, and `writes` the other tensors that the
-/// kernel writes.
+/// Runs a kernel that appends to a KV cache in E4M3. `cache` contains the encoded elements of the cache, and `writes` the other tensors
+/// that the kernel writes.
 ///
 /// # Errors
 ///

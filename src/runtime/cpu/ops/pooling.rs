@@ -58,7 +58,7 @@ fn max_pool(spec: &MaxPool, args: Args<'_, '_>) -> Result<(), OpError> {
 fn weighted_pool(spec: &WeightedPool, args: Args<'_, '_>) -> Result<(), OpError> {
     for_sequences(spec.width, args, &|x, out| {
         out.fill(0.0);
-        // Each weight is divided by the total before the sum, so that the sums of long sequences stay small.
+        // The weights, not the sum, are divided by the divisor of the sequence, so that the sums of long sequences stay small.
         let share = 1.0 / spec.weights.divisor(x.len() / out.len());
         for (token, row) in x.chunks_exact(out.len()).enumerate() {
             let weight = (spec.weights.of(token) * share) as f32;

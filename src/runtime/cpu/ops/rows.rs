@@ -332,7 +332,7 @@ fn bias_residual_layer_norm(
     Ok(())
 }
 
-/// Checks that all ids are within the table, and returns the lookup.
+/// Checks that every id refers to a row of the table, and returns the lookup.
 fn lookup<'a>(
     op: &'static str,
     table: &Table,
@@ -404,7 +404,7 @@ fn log_probability(spec: &LogProbability, mut args: Args<'_, '_>) -> Result<(), 
     let positions = args.i32s("positions", tokens)?;
     let out = args.out(&[tokens, 1])?;
     let width = width as usize;
-    // Each element of the result needs one row of logits.
+    // The log probability of token `t` is computed from the logits of token `t − 1`; it is 0 for the first token of a sequence.
     let one = |t: usize, scratch: &mut Vec<f32>| {
         if t == 0 || positions[t] == 0 {
             return 0.0;

@@ -313,7 +313,8 @@ impl DecodeLoop {
         Ok(Some(rows))
     }
 
-    /// Returns the hypotheses that a beam search over these rows has found, best first. The search must have reported that it is done.
+    /// Returns the hypotheses that the beam search over the rows `first..first + beams` has found, best first. The search must have
+    /// reported that it is done.
     pub fn found(&self, first: usize, beams: usize) -> Vec<Hypothesis> {
         let Some(table) = &self.table else {
             return Vec::new();
@@ -334,8 +335,8 @@ impl DecodeLoop {
         Hypothesis::sorted(all.collect())
     }
 
-    /// Returns the index of the beam with a NaN logit, if the search over these rows has reported a NaN. The candidate counts identify the
-    /// beam. They are not overwritten until the rows get other sequences.
+    /// Returns the index of the beam that has a NaN logit, after the beam search over the rows `first..first + beams` has reported a NaN.
+    /// The candidate counts of the rows identify the beam. They are not overwritten until the rows get other sequences.
     ///
     /// # Errors
     /// Returns driver errors.
@@ -567,12 +568,12 @@ impl DecodeLoop {
 
 impl Drop for DecodeLoop {
     fn drop(&mut self) {
-        // Memory must not be freed under a running kernel. A drop cannot return an error.
+        // Memory must not be freed while a kernel may use it. A drop cannot return an error.
         let _ = self.launcher.stream.synchronize();
     }
 }
 
-/// Creates a stream of the highest priority.
+/// Creates a stream with the highest priority.
 fn first_stream(device: &Device) -> Result<Arc<CudaStream>, CudaError> {
     let context = device.context();
     let stream = context.bind_to_thread().and_then(|()| {

@@ -27,7 +27,7 @@ pub(super) struct Launcher {
     computes_weight: Vec<bool>,
 }
 
-/// Bindings of a run's kernels.
+/// Values to which the parameters of a run's kernels are bound.
 pub(super) struct Bound<'a> {
     pub(super) extents: &'a Extents,
     pub(super) data: &'a BatchData,

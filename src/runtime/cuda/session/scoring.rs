@@ -17,8 +17,9 @@ impl CudaSession {
         self.launcher.model.scoring().is_some()
     }
 
-    /// Runs a batch of documents, and returns the sum of max products of the query and each document. The vectors of the documents stay on
-    /// the device. The caller must have checked the batch against the model's limits. `query` has rows of the width of token vectors.
+    /// Runs a batch of documents, and returns the late-interaction score of each document for `query`
+    /// ([`MaxSim`](crate::kernels::max_sim::MaxSim)). The vectors of the documents stay on the device. The caller must have checked the
+    /// batch against the model's limits. `query` is `[query vectors, width]`, with the width of the model's token vectors.
     ///
     /// # Errors
     /// Returns [`CudaError::InFlight`] if two batches are in flight, an error if the model has no token vectors or an allocation fails, and

@@ -211,7 +211,7 @@ fn sizes_of_zero_do_not_panic() {
     });
     let empty = [Read::Real(&[]); 2];
     assert_eq!(run(&spec, &extents, &empty, &mut [&mut []]), Ok(()));
-    // A slice cannot have this size, which exceeds any memory.
+    // No slice can have this number of elements.
     let huge = extents.with_rows(u64::MAX);
     assert!(matches!(
         run(&add(), &huge, &empty, &mut [&mut []]),

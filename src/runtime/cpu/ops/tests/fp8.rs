@@ -6,7 +6,7 @@ use crate::{
     tensor::DType,
 };
 
-/// Tests one kernel of each definition, with sizes that take little time.
+/// Tests one kernel for each `Kernel::definition` (kernels that differ only in tiles share one), with sizes that take little time.
 #[test]
 fn products_and_conversions_in_fp8_agree_with_their_references() {
     let is_small = |kernel: &KernelSpec| match kernel {

@@ -113,7 +113,7 @@ fn bf16_products_are_those_of_rounded_factors_independent_of_other_rows() {
     }
 }
 
-/// Returns the scale and the integers of a row.
+/// Quantizes a row to integers of magnitude up to `largest`. Returns the scale and the integers.
 fn integers(row: &[f32], largest: f32) -> (f64, Vec<f64>) {
     let scale = row.iter().fold(0.0_f32, |most, x| most.max(x.abs())) / largest;
     let factor = if scale == 0.0 { 0.0 } else { 1.0 / scale };
@@ -150,7 +150,7 @@ fn int8_products_are_those_of_scaled_integers_independent_of_other_rows() {
             let got = layer.computed(&packed, 0..layer.rows);
             assert_close(&got, &want, 1e-5);
             alone_as_among_others(&layer, &packed, &got);
-            // A weight without columns takes no memory. With columns, `rten-gemm` also stores their sums.
+            // A weight with `k = 0` takes no memory. Otherwise, `rten-gemm` also stores the sum of the integers of each result column.
             let (held, of_column) = match k {
                 0 => (0, 0),
                 k => (n, k.next_multiple_of(4) + 8),

@@ -52,7 +52,7 @@ fn grouped_attention_agrees_with_its_references_on_their_cases() {
     agree(kernels);
 }
 
-/// Max tokens of a case. The larger cases are for the tiles and clusters of GPUs, and would take long on a CPU.
+/// Maximum number of tokens of a case. Larger cases test the tiles and clusters of GPUs, and would take long on a CPU.
 const MAX_TOKENS: u64 = 300;
 
 /// Compares kernels with their references, in the cases with at most [`MAX_TOKENS`] tokens.
@@ -67,7 +67,7 @@ pub(super) fn agree(kernels: Vec<KernelSpec>) {
         let trials = Trial::all(kernel, 11, MAX_TOKENS).unwrap();
         assert!(!trials.is_empty(), "{}", kernel.symbol());
         for (case, trial) in trials {
-            // The executor rounds packed weights when it loads them.
+            // The executor rounds packed weights when it loads them, so they are rounded here.
             let stored = |&(element, ref tensor): &(Element, Arc<HostTensor>)| match (
                 element,
                 kernel.weight(),

@@ -17,7 +17,7 @@ use crate::tensor::{DType, Extents};
 
 const F32: DType = DType::F32;
 
-/// Numbers in (−1, 1) that depend only on the seed.
+/// Returns `n` pseudorandom numbers in (−1, 1) that depend only on `seed`.
 fn noise(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x2545_F491_4F6C_DD1D;
     (0..n)

@@ -32,13 +32,14 @@ pub(super) struct Table {
     pub(super) room: LoopRoom,
     pub(super) memory: Buffer,
     pub(super) at: Places,
-    /// Results of finished beam searches: tokens of the best hypotheses, `[rows, width]`, then their scores, lengths and positions, each
-    /// `[rows]`. The device writes these results, and the host reads them once a search is done.
+    /// Results of finished beam searches: the tokens of the best hypotheses, `[rows, width]`, then their scores, lengths, and the rows of
+    /// their tokens (counted from the first row of the search), each `[rows]`. The device writes these results, and the host reads them
+    /// once a search is done.
     pub(super) found: Pinned,
     pub(super) found_address: u64,
 }
 
-/// Offsets in a table's memory.
+/// Byte offsets of the arrays in a table's memory.
 #[derive(Clone, Copy)]
 pub(super) struct Places {
     pub(super) zeros: u64,
@@ -162,7 +163,7 @@ impl Table {
             logits,
             of(at.requests, DeviceSamplingParams::WIDTH),
             of(at.known, 1),
-            // Rows of `slot_starts` refer to the start of `tokens`.
+            // The entries of `slot_starts` are offsets from the start of `tokens`, whatever `first` is.
             memory + at.tokens,
             of(at.slot_starts, 1),
             // Scratch memory, which does not depend on `first`.
@@ -269,7 +270,7 @@ impl Table {
     }
 }
 
-/// Bytes of a row of scores, and of a row of states.
+/// Bytes of the beam search scores, and of the beam search states, of a row of the table.
 pub(super) const SCORE_BYTES: u64 = 4 * BeamStep::SCORES as u64;
 pub(super) const STATE_BYTES: u64 = 4 * BeamStep::STATES as u64;
 
@@ -293,7 +294,7 @@ pub(super) fn move_rows(
     {
         let (old, new) = (from.unwrap_or(to), &*to);
         for ((at, bytes), (to_at, to_bytes)) in old.pieces().into_iter().zip(new.pieces()) {
-            // If rows have the same length in both tables, consecutive rows are contiguous.
+            // If rows have the same length in both tables, one copy moves all rows of the run.
             let (copies, rows) = match bytes == to_bytes {
                 true => (1, rows as u64),
                 false => (rows as u64, 1),
