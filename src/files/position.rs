@@ -1,4 +1,4 @@
-//! Reads and writes at a position of a file, from several threads at once.
+//! Positioned reads and writes, which several threads can do on the same open file. Positions are byte offsets from the start of the file.
 
 use std::{fs::File, io};
 
@@ -26,7 +26,7 @@ pub(crate) fn write_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
     seek(file, at, |mut file| io::Write::write_all(&mut file, bytes))
 }
 
-/// Moves the position of the handle to `at` and runs `work`. Threads share the position, so a lock is held until `work` returns.
+/// Moves the position of the file handle to `at` and runs `work`. Threads share the position, so a lock is held until `work` returns.
 #[cfg(not(unix))]
 fn seek(mut file: &File, at: u64, work: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
     use std::sync::{Mutex, PoisonError};
