@@ -56,7 +56,7 @@ impl WordCache {
             .get_added_vocabulary()
             .get_added_tokens_decoder()
             .values();
-        // BPE and Unigram models have a word cache of their own.
+        // BPE and Unigram models of the tokenizers crate already cache words.
         let suits = parts_at_spaces
             && matches!(tokenizer.get_model(), ModelWrapper::WordPiece(_))
             && tokenizer.get_normalizer().is_none_or(is_local)

@@ -1,4 +1,4 @@
-//! Bytes of single tokens. A decoder shows U+FFFD for a token that is part of a character.
+//! Bytes of single tokens. If the bytes of a token are only a part of a UTF-8 character, a decoder shows U+FFFD instead of them.
 
 use tokenizers::DecoderWrapper;
 

@@ -148,7 +148,7 @@ impl TokenizerSettings {
         self.json.problem(error.to_string())
     }
 
-    /// Returns the error for a class that reads another kind of vocabulary than that of tokenizer.json.
+    /// Returns the error for a class whose kind of vocabulary (such as BPE) differs from that of tokenizer.json.
     fn other_model(&self, expected: &str, found: &str) -> TextError {
         let name = self.class.and_then(|class| class.names.first());
         self.json.problem(format!(
@@ -279,7 +279,7 @@ impl TokenizerSettings {
         Ok(())
     }
 
-    /// Returns whether the language token comes after the source text, and the source language of texts without one.
+    /// Returns whether the language token comes after the source text, and the default source language.
     fn source_language(&self, around: Around) -> Result<(bool, Option<&str>), TextError> {
         let source = self.json.text("src_lang")?;
         Ok(match around {
@@ -467,7 +467,7 @@ impl TokenizerSettings {
         }
     }
 
-    /// Returns all special tokens, under any key.
+    /// Returns the special tokens that the folder's files assign to any key.
     fn special_tokens(&self) -> Result<Vec<String>, TextError> {
         let mut tokens = Vec::new();
         for key in NAMED {
@@ -496,7 +496,7 @@ impl TokenizerSettings {
         Ok(tokens)
     }
 
-    /// Returns an error if texts do not end with the `eos_token`.
+    /// Returns an error if the tokenizer does not add the `eos_token` to texts.
     fn check_end(&self, tokenizer: &Tokenizer) -> Result<(), TextError> {
         let key = "eos_token";
         let Some(token) = self.token(key)? else {
@@ -533,7 +533,7 @@ impl TokenizerSettings {
     }
 }
 
-/// Returns the text of a token, which may be published as an object.
+/// Returns the text of a token, which the files store as a string or as an object.
 pub(super) fn token_text(value: &Value) -> Option<&str> {
     let text = value.as_str().or_else(|| value.get("content")?.as_str());
     text.filter(|text| !text.is_empty())

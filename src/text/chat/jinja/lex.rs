@@ -149,7 +149,7 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// Skips the whitespace after the end of a tag.
+    /// Skips whitespace after a tag: all of it if `sign` is `-`, none if it is `+`, and otherwise one newline if `trims`.
     fn after_tag(&mut self, sign: u8, trims: bool) {
         let before = self.at;
         match sign {

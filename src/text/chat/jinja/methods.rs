@@ -190,7 +190,7 @@ impl Machine<'_> {
 /// Bytes charged for each part while a text is split. A part is a slice in a list that may reserve twice the needed capacity.
 const PART: usize = 3 * size_of::<&str>();
 
-/// Charges for the lines of a text.
+/// Charges the memory for a list of a text's lines.
 pub fn hold_lines(text: &str, meter: &Rc<Meter>) -> Result<Charge> {
     let n = text.matches(is_line_end).count();
     meter.hold((n + 4).saturating_mul(PART))

@@ -105,7 +105,7 @@ impl Parser {
         matches!(self.peek(), Token::Name(found) if found == name)
     }
 
-    /// Consumes the operator if it is next.
+    /// Consumes the operator if it is the next token, and returns whether it was.
     fn takes(&mut self, operator: &str) -> bool {
         let is_next = self.is_operator(operator);
         self.at += usize::from(is_next);
