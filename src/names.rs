@@ -7,7 +7,7 @@ const MAX_VALUE: usize = 80;
 /// Max characters of a name that is compared with known names.
 const MAX_NAME: usize = 200;
 
-/// Returns `value` for an error message. After [`MAX_VALUE`] characters, the rest is replaced by the number of omitted bytes.
+/// Returns `value` for an error message. If it has more than 80 characters, the rest is replaced by the number of omitted bytes.
 pub fn excerpt(value: &str) -> Cow<'_, str> {
     match value.char_indices().nth(MAX_VALUE) {
         None => Cow::Borrowed(value),

@@ -67,7 +67,7 @@ pub(crate) fn read(file: &Path, most: u64) -> Result<Vec<u8>, Trouble> {
     {
         use rustix::fs::OFlags;
         use std::os::unix::fs::OpenOptionsExt;
-        // A symbolic link is rejected, and opening a pipe does not wait for a writer.
+        // `NOFOLLOW` rejects a symbolic link. With `NONBLOCK`, opening a pipe does not wait for a writer.
         options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
     }
     let opened = match options.open(file) {

@@ -17,11 +17,11 @@ const GIB: u64 = 1 << 30;
 /// Kind of a file, which determines its maximum size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A model description in RON, with the limit of `model/reader.rs`.
+    /// A model description in RON. Its size limit is that of `model/reader.rs`.
     Description,
     Config,
     Tokenizer,
-    /// A SentencePiece model. In memory, its pieces take about twenty times the size of the file.
+    /// A SentencePiece model. Its limit is low, because its pieces take about twenty times the size of the file in memory.
     SentencePiece,
     /// The index that maps tensors to weight files (shards).
     ShardIndex,

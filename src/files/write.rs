@@ -61,7 +61,7 @@ fn end_of_links(path: &Path) -> io::Result<PathBuf> {
     let mut at = path.to_owned();
     for _ in 0..MAX_LINKS {
         match at.read_link() {
-            // An absolute target replaces the whole path.
+            // If the target is absolute, `join` replaces the whole path.
             Ok(target) => at = folder_of(&at).join(target),
             Err(_) => return Ok(at),
         }

@@ -100,7 +100,7 @@ pub fn generation_config_of(files: &ModelFiles) -> Result<SamplingParams, Genera
     Ok(parsed.generate())
 }
 
-/// The settings of one file.
+/// The settings of one JSON file: generation_config.json or config.json.
 struct Parsed {
     generate: SamplingParams,
     /// Single-token words that are never generated, unless they are end tokens.
@@ -199,7 +199,7 @@ impl Setting<'_> {
         read.map_err(|problem| format!("`{}` {problem}", self.key))
     }
 
-    /// The error message for a key that is not supported.
+    /// Returns the error message for a known key whose value is not supported.
     fn not_computed(&self) -> String {
         format!(
             "`{}` is {}, which changes the result and is not supported; remove it in a copy of the folder to ignore it",
@@ -207,7 +207,7 @@ impl Setting<'_> {
         )
     }
 
-    /// The error message for an unknown key.
+    /// Returns the error message for an unknown key.
     fn unknown(&self) -> String {
         let similar = similar(self.key).map(|key| format!("did you mean `{key}`? Otherwise "));
         format!(
@@ -567,7 +567,7 @@ mod tests {
         assert_eq!((least.rules.min_length, least.rules.min_new_tokens), (0, 1));
         let bad = json!({"bad_words_ids": [[0], [8]], "eos_token_id": 0});
         assert_eq!(parse(&bad).expect("it is read").rules.suppressed, [8]);
-        // Settings of a method that is not enabled are kept as defaults.
+        // The settings of sampling and of beam search are kept as defaults even if neither is enabled.
         let quiet = json!({"temperature": 0.01, "length_penalty": 3.0, "early_stopping": "never"});
         let quiet = parse(&quiet).expect("it is read");
         assert_eq!((quiet.sampling, quiet.beams), (None, None));

@@ -48,7 +48,8 @@ impl DeviceRows {
         }
     }
 
-    /// Releases the rows of an ended request. Unless `device_knows`, the next [`clear`](Self::clear) tells the device.
+    /// Releases the rows of an ended request. `device_knows` is whether the device's loop has already ended them. If it has not, the next
+    /// [`clear`](Self::clear) tells the device.
     pub(super) fn leave(&mut self, rows: Range<usize>, device_knows: bool) {
         match device_knows {
             true => self.rows[rows].fill(None),

@@ -51,9 +51,9 @@ impl Fills {
 }
 
 impl Generator {
-    /// Adds waiting prompts to the cache, except for the last token of each, with which decoding starts. If the device is idle and all
-    /// waiting prompts fit in one run, [`fill_and_choose`](Self::fill_and_choose) adds whole prompts instead, unless one of them uses beam
-    /// search.
+    /// Adds waiting prompts to the cache, without the last token of each prompt, with which decoding starts. If the device is idle, all
+    /// waiting prompts fit in one run, and none of them uses beam search, [`fill_and_choose`](Self::fill_and_choose) adds whole prompts
+    /// instead.
     pub(super) fn fill_caches(&mut self) -> Result<(), GenerateError> {
         let awaits = |row: &Row| row.suits_device() && row.row.is_none() && row.open() > 1;
         let mut left = self.max_prompt_tokens;

@@ -29,7 +29,7 @@ pub struct SamplingParams {
     pub logits: bool,
     /// The decoder's start token, for encoder-decoder models.
     pub decoder_start: Option<u32>,
-    /// The first new token if exactly one token precedes it and [`Rules::forced_first`] is empty.
+    /// Token that is forced as the first new token if exactly one token precedes it and [`Rules::forced_first`] is `None`.
     pub forced_bos: Option<u32>,
     /// Maximum number of tokens of a sequence, including the prompt or, for encoder-decoder models, the start token. The number of new
     /// tokens is also limited by [`Rules::max_new_tokens`], the model's positions and the KV cache.

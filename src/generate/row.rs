@@ -371,7 +371,7 @@ impl Row {
         }
         let beams = self.options.beams.map_or(1, |b| b.n);
         let rules = self.options.rules.clone();
-        // After the prompt, all beams start from the only lane.
+        // In the first step after the prompt, there is a single lane, so all beams start from its logits.
         let mut copies: Vec<Vec<f32>> = Vec::new();
         let mut all: Vec<&mut [f32]> = match self.lanes.len() < beams {
             true => {

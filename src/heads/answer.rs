@@ -35,7 +35,7 @@ impl Default for AnswerOptions {
     }
 }
 
-/// A span of a text.
+/// An answer: a span of the text, or an empty string if the text has no answer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Answer {
     pub score: f32,

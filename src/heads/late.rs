@@ -8,7 +8,7 @@ use crate::text::{LateScore, TextEncoder, TextRole};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenVectors {
     pub width: usize,
-    /// The rows, one after another.
+    /// The vectors, row-major.
     pub values: Vec<f32>,
 }
 

@@ -274,7 +274,7 @@ fn cut_after(last: &str, text: &str) -> Result<String, TextError> {
         param: "continue_final_message",
         problem: "`continue_final_message` is true, and the chat template does not write the last message unchanged; send a message that it leaves unchanged, or omit the option".to_owned(),
     })?;
-    // If the template strips the message, it also strips the space at the end of the mark.
+    // If the template strips the message, it also strips the space at the end of `TAG`.
     Ok(match text[at..].starts_with(TAG) {
         true => text[..at].to_owned(),
         false => text[..at].trim_end().to_owned(),

@@ -350,7 +350,7 @@ impl TextEncoder {
         })
     }
 
-    /// Returns the maximum number of tokens of a text, including special tokens, if there is one.
+    /// Returns the maximum number of tokens of a text, including special tokens; `None` if there is no maximum.
     pub fn max_tokens(&self) -> Option<usize> {
         match &self.tokenizer {
             Coder::Json(tokenizer, _) => tokenizer.get_truncation().map(|limit| limit.max_length),

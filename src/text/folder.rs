@@ -94,7 +94,7 @@ pub(super) struct Messages {
     pub(super) options: Map<String, Value>,
 }
 
-/// Token inputs of a model.
+/// Properties of a model that determine its token inputs.
 pub(super) struct Inputs {
     /// Maximum number of positions.
     pub(super) positions: Option<u32>,
@@ -347,8 +347,8 @@ impl Folder {
         Ok(texts.map(str::to_owned).collect())
     }
 
-    /// Returns the settings of tokenizer_config.json, overridden by the tokenizer settings of sentence-transformers' files. The file counts as
-    /// empty if it does not exist. For a StaticEmbedding, it is not read.
+    /// Returns the settings of tokenizer_config.json, overridden by the tokenizer settings in the files of sentence-transformers. A missing
+    /// tokenizer_config.json counts as empty. For a StaticEmbedding, it is not read.
     fn tokenizer_config(&self) -> Result<Json, TextError> {
         const NAME: &str = "tokenizer_config.json";
         let stored = match self.first {

@@ -34,7 +34,7 @@ pub(super) struct SentencePiece {
     texts: HashMap<u32, String>,
     /// Id of the unknown token, which replaces pieces without an id.
     unknown: u32,
-    /// Special tokens, which are matched before all others, longest first.
+    /// Special tokens, longest first. They are matched in a text before the model splits it into pieces.
     specials: Vec<Special>,
     before: Vec<u32>,
     after: Vec<u32>,

@@ -116,7 +116,7 @@ pub struct LateInteraction {
     pub(in crate::text) strips: bool,
     /// Whether queries and documents get the folder's prompt for their role by default.
     pub(in crate::text) has_role_prompts: bool,
-    /// Rule that reduces the max products to a score.
+    /// Rule for the score of a document.
     pub(super) score: LateScore,
 }
 
@@ -266,7 +266,7 @@ pub(super) fn modules(
                 }
                 modules.push(dense(&json, entry.folder.clone(), VALUE)?);
             }
-            // Rows are always scaled to length 1, so this module changes nothing.
+            // Token vectors are always scaled to norm 1, so this module changes nothing.
             "Normalize" => {}
             other => {
                 return Err(refused(format!(

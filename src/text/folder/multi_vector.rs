@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{model::Module, runtime::weights::ModelFiles, text::TextError};
 
-/// `model_type` of the folders.
+/// `model_type` of these folders in config_sentence_transformers.json.
 const MODEL_TYPE: &str = "MultiVectorEncoder";
 /// Class of the module that selects the tokens that take part in scores.
 const MASK: &str = "MultiVectorMask";

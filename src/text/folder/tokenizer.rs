@@ -69,7 +69,8 @@ impl TokenizerSettings {
         Ok(Self { json, map, class })
     }
 
-    /// Returns whether the second text of a pair has its own segment ids. False if `model_input_names` of the folder lacks them.
+    /// Returns whether the second text of a pair has its own segment ids. False if `model_input_names` of the folder lacks
+    /// `token_type_ids`.
     pub(in crate::text) fn has_segments(&self) -> Result<bool, TextError> {
         let key = "model_input_names";
         let Some(names) = self.json.get(key) else {
@@ -353,7 +354,7 @@ impl TokenizerSettings {
             Around::Underscored => format!("__{source}__"),
             Around::Before | Around::After | Around::ByLegacyBehaviour => source.to_owned(),
         };
-        // Without the token of the default language, the template of tokenizer.json remains.
+        // If tokenizer.json has no token for the default language, its template remains in use.
         if self.json.get(key).is_none() && tokenizer.token_to_id(&language).is_none() {
             return Ok(());
         }

@@ -37,7 +37,7 @@ struct Lexer<'s> {
     tokens: Vec<(Token, u32)>,
 }
 
-/// Returns the tokens of `source` with their lines.
+/// Returns the tokens of `source` with their line numbers.
 pub fn tokens(source: &str) -> Result<Vec<(Token, u32)>> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let source = source.strip_suffix('\n').unwrap_or(&source);

@@ -62,7 +62,7 @@ impl Machine<'_> {
                 "the method `{name}` of text that is marked as safe is not supported"
             )));
         }
-        // Most methods read each character.
+        // Most methods read each character, so this counts steps for the whole text.
         meter.scan(text.len().saturating_mul(4))?;
         match name {
             "format" => self.format(text, args),

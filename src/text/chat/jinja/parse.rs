@@ -145,7 +145,7 @@ impl Parser {
         }
     }
 
-    /// Runs `f` one level deeper.
+    /// Runs `f` at the next level of nesting, or returns an error if that exceeds [`MAX_NESTING`].
     fn nested<T>(&mut self, f: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.nesting >= MAX_NESTING {
             return Err(Error::limit(format!(

@@ -51,7 +51,7 @@ pub(super) struct Frame {
     pub(super) last: Option<Special>,
     pub(super) single: &'static str,
     pub(super) pair: &'static str,
-    /// Whether offsets leave out the space before a word unless `trim_offsets` is false.
+    /// Whether the class reads `trim_offsets`. If that setting is true or missing, offsets leave out the space before a word.
     pub(super) trims: bool,
     pub(super) replaces: Replaces,
 }
@@ -117,13 +117,13 @@ pub(super) enum Setting {
     BertNormalizer,
     /// `do_lower_case` of a sequence of normalizers.
     LowerCase,
-    /// `keep_accents`.
+    /// The setting `keep_accents`.
     Accents,
-    /// `add_prefix_space`. If false, Metaspace gets this scheme.
+    /// The setting `add_prefix_space`. If it is false, Metaspace gets this scheme.
     PrefixSpace(PrependScheme),
-    /// `add_prefix_space` and `legacy`.
+    /// The settings `add_prefix_space` and `legacy`.
     LegacySpace,
-    /// `split_by_punct`.
+    /// The setting `split_by_punct`.
     Punctuation,
     /// `src_lang`. A mask token that is added because tokenizer.json lacks it includes the space before it (`lstrip`).
     Language(Around),
