@@ -21,7 +21,7 @@ pub enum Kind {
     Description,
     Config,
     Tokenizer,
-    /// A SentencePiece model. Its limit is low, because its pieces take about twenty times the size of the file in memory.
+    /// A SentencePiece model. Its size limit is low, because its pieces take about twenty times the size of the file in memory.
     SentencePiece,
     /// The index that maps tensors to weight files (shards).
     ShardIndex,

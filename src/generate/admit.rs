@@ -127,7 +127,7 @@ impl Generator {
     /// Checks the options that do not depend on a prompt.
     ///
     /// # Errors
-    /// Returns an error for the first invalid option.
+    /// Returns an error if an option is invalid. The error names the first invalid option.
     pub fn check_options(&self, options: &SamplingParams) -> Result<(), AdmitError> {
         self.admission().check_options(options)
     }
@@ -172,7 +172,7 @@ impl Admission {
     /// Checks whether [`Generator::admit`] would admit the request if nothing else ran.
     ///
     /// # Errors
-    /// Returns an error with the reason for which the request would be refused.
+    /// Returns an error if the request would be refused, with the reason.
     pub fn check(&self, request: &Request) -> Result<(), AdmitError> {
         self.blocks_for(request).map(|_| ())
     }

@@ -69,7 +69,7 @@ impl Beams {
     /// Checks that every option is valid.
     ///
     /// # Errors
-    /// Returns an error for the first invalid option.
+    /// Returns an error if an option is invalid. The error names the first invalid option.
     pub fn check(&self) -> Result<(), BeamsError> {
         let (n, groups) = (self.n, self.groups);
         if n == 0 {

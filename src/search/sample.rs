@@ -47,7 +47,7 @@ impl Sampling {
     /// Checks that every option is valid.
     ///
     /// # Errors
-    /// Returns an error for the first invalid option.
+    /// Returns an error if an option is invalid. The error names the first invalid option.
     pub fn check(&self) -> Result<(), SamplingError> {
         if !(self.temperature.is_finite() && self.temperature >= MIN_TEMPERATURE) {
             let found = self.temperature;
