@@ -3,8 +3,7 @@
 //!
 //! # Concepts
 //!
-//! - A *description* is a RON file of the operators of a model; the module [`model`] documents its
-//!   language.
+//! - A *description* is a RON file that lists the operators of a model. The module [`model`] documents its language.
 //! - A [`Program`](program::Program) is a compiled description: fused kernels, and tensors whose sizes
 //!   depend on the batch.
 //! - An [`Engine`] is a program and its weights on one device.

@@ -1,4 +1,4 @@
-//! Names and values that users entered, in error messages: suggestions for misspelled names, and excerpts of long values.
+//! Helpers for error messages that quote what a user entered: suggestions for misspelled names, and excerpts of long values.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,7 @@ const MAX_VALUE: usize = 80;
 /// Max characters of a name that is compared with known names.
 const MAX_NAME: usize = 200;
 
-/// Returns a value for an error message. Only the beginning of a long value is shown, with the number of bytes that are left out.
+/// Returns `value` for an error message. If it has more than 80 characters, the rest is replaced by the number of omitted bytes.
 pub fn excerpt(value: &str) -> Cow<'_, str> {
     match value.char_indices().nth(MAX_VALUE) {
         None => Cow::Borrowed(value),
@@ -30,13 +30,14 @@ pub fn without_middle(message: &str, max: usize) -> Cow<'_, str> {
     format!("{begin}… ({} bytes left out) …{end}", last - first).into()
 }
 
-/// Returns the beginning of a name. A longer name is not similar to any other.
+/// Returns the first [`MAX_NAME`] characters of `name`, to bound the cost of an edit distance. No known name is that long.
 fn beginning(name: &str) -> &str {
     let end = name.char_indices().nth(MAX_NAME);
     end.map_or(name, |(at, _)| &name[..at])
 }
 
-/// Returns the candidate with the smallest edit distance from `name`, unless all are too different.
+/// Returns the candidate with the smallest edit distance from `name`, or `None` if all distances exceed a third of the length of `name`
+/// (but at least 2).
 pub fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let name = beginning(name);
     let limit = name.chars().count().div_ceil(3).max(2);
@@ -47,8 +48,7 @@ pub fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Opt
         .map(|(_, c)| c)
 }
 
-/// Returns up to `most` candidates, those with the smallest edit distance from `name` first. Candidates that begin with `name`
-/// come before all others.
+/// Returns up to `most` candidates, in order of their edit distance from `name`. Candidates that begin with `name` come before all others.
 pub fn nearest_few<'a>(
     name: &str,
     candidates: impl Iterator<Item = &'a str>,
@@ -91,7 +91,7 @@ mod tests {
         );
         assert!(short.contains(" bytes left out"), "{short}");
         assert!(short.chars().count() < 70, "{short}");
-        // All bytes are accounted for.
+        // The kept bytes and the reported number of omitted bytes add up to the whole message.
         let n = short
             .split(['(', ' '])
             .find_map(|word| word.parse::<usize>().ok());

@@ -1,5 +1,5 @@
-//! File access: reading and writing files that the user named, files of the user's own, and checks of a path's owner. Any module may use
-//! this module.
+//! Reads and writes files that the user named and private files of the user, and checks who can write to a path. Any module may use this
+//! module.
 
 pub(crate) mod own;
 mod position;

@@ -10,7 +10,7 @@ use super::trust::Distrust;
 /// Prefix of the names of files being written, including those left over by killed processes.
 pub(crate) const UNFINISHED: &str = ".unfinished-";
 
-/// An error in accessing a file of the user's own.
+/// An error in accessing a private file.
 #[derive(Debug)]
 pub(crate) enum Trouble {
     Foreign(Distrust),
@@ -55,7 +55,8 @@ pub(crate) fn check_folder(folder: &Path) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Reads at most `most + 1` bytes of a file that must belong to the user. The extra byte shows that the file exceeds `most`.
+/// Reads up to `most + 1` bytes of a file that must belong to the user. A result of `most + 1` bytes means that the file is larger than
+/// `most`.
 pub(crate) fn read(file: &Path, most: u64) -> Result<Vec<u8>, Trouble> {
     if let Some(folder) = file.parent() {
         check_folder(folder)?;
@@ -66,7 +67,7 @@ pub(crate) fn read(file: &Path, most: u64) -> Result<Vec<u8>, Trouble> {
     {
         use rustix::fs::OFlags;
         use std::os::unix::fs::OpenOptionsExt;
-        // A symbolic link is rejected, and opening a pipe does not wait for a writer.
+        // `NOFOLLOW` rejects a symbolic link. With `NONBLOCK`, opening a pipe does not wait for a writer.
         options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
     }
     let opened = match options.open(file) {
@@ -103,8 +104,8 @@ pub(crate) fn open_private(path: &Path, options: &mut fs::OpenOptions) -> io::Re
     Ok(file)
 }
 
-/// Creates a temporary file that only the user can access, in a folder of the user's own. The folder is created if it does not exist. The
-/// file is deleted on drop unless it is persisted.
+/// Creates a temporary file that only the user can access, in a `folder` that passes [`check_folder`]. The folder is created if it does not
+/// exist. The file is deleted on drop unless it is persisted.
 pub(crate) fn unfinished_in(folder: &Path) -> Result<tempfile::NamedTempFile, Trouble> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -118,8 +119,8 @@ pub(crate) fn unfinished_in(folder: &Path) -> Result<tempfile::NamedTempFile, Tr
         .tempfile_in(folder)?)
 }
 
-/// Writes a file of the user's own atomically: readers see either a complete file or none, even with concurrent writers. The previous file
-/// is unchanged if writing fails.
+/// Writes a private file atomically: readers see either a complete file or none, even with concurrent writers. If writing fails, an
+/// existing file is unchanged.
 pub(crate) fn write(file: &Path, bytes: &[u8]) -> Result<(), Trouble> {
     let named = file.parent().filter(|p| !p.as_os_str().is_empty());
     let mut unfinished = unfinished_in(named.unwrap_or(Path::new(".")))?;

@@ -17,15 +17,15 @@ const GIB: u64 = 1 << 30;
 /// Kind of a file, which determines its maximum size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A model description in RON, with the limit of `model/reader.rs`.
+    /// A model description in RON. Its size limit is that of `model/reader.rs`.
     Description,
     Config,
     Tokenizer,
-    /// A SentencePiece model. In memory, its pieces take about twenty times the size of the file.
+    /// A SentencePiece model. Its size limit is low, because its pieces take about twenty times the size of the file in memory.
     SentencePiece,
     /// The index that maps tensors to weight files (shards).
     ShardIndex,
-    /// Token ids, texts or sets of lengths.
+    /// An input file with token ids, texts, or sets of sequence lengths.
     Batch,
     Reference,
     Artifact,
@@ -39,7 +39,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Returns the maximum size in bytes.
+    /// Returns the maximum size of a file of this kind, in bytes.
     pub fn limit(self) -> u64 {
         match self {
             Self::Description => 128 * KIB,
@@ -145,7 +145,7 @@ pub fn text(file: &Path, kind: Kind) -> Result<String, ReadError> {
     })
 }
 
-/// Reads at most `most + 1` bytes. The extra byte shows that the file exceeds `most`.
+/// Reads a file up to `most + 1` bytes. A result of `most + 1` bytes means that the file is larger than `most`.
 ///
 /// # Errors
 /// Returns an error if the file cannot be opened or read.
@@ -187,7 +187,7 @@ impl Beginning {
         &self.bytes
     }
 
-    /// Reads the rest, and returns all bytes.
+    /// Reads the rest of the file, and returns all bytes, including the first ones.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read or exceeds the limit of its kind.
@@ -199,7 +199,7 @@ impl Beginning {
         }
     }
 
-    /// Returns the path, and at most `most + 1` bytes.
+    /// Returns the path, and the bytes of the file up to `most + 1`, including the first ones.
     fn up_to(mut self, most: u64) -> Result<(PathBuf, Vec<u8>), ReadError> {
         let left = (most + 1).saturating_sub(self.bytes.len() as u64);
         match self.file.take(left).read_to_end(&mut self.bytes) {
@@ -208,8 +208,8 @@ impl Beginning {
         }
     }
 
-    /// Reads the rest, and returns all bytes as text, or `None` if they are not UTF-8. At most one byte more than the limit is read. If a
-    /// file exceeds the limit, and these bytes are already invalid UTF-8, the result is `None` instead of an error.
+    /// Reads the rest of the file, and returns all bytes as text, or `None` if they are not UTF-8. Reading stops one byte after the limit.
+    /// If the bytes up to there already contain invalid UTF-8, the result is `None` instead of an error about the size.
     ///
     /// # Errors
     /// Returns the errors of [`Beginning::rest`].
@@ -219,7 +219,7 @@ impl Beginning {
             return Ok(String::from_utf8(bytes).ok());
         }
         match std::str::from_utf8(&bytes) {
-            // The bytes are invalid UTF-8. The limit did not merely truncate a character.
+            // The bytes contain invalid UTF-8, not just a character that was truncated at the limit.
             Err(error) if error.error_len().is_some() => Ok(None),
             _ => Err(ReadError::TooLarge { file: path, kind }),
         }

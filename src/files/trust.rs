@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 pub(crate) enum Distrust {
     /// A file or folder on the path is writable by users other than its owner.
     Writable { at: PathBuf, mode: u32 },
-    /// A file or folder on the path belongs neither to the user nor, if `root_would_do`, to root.
+    /// A file or folder on the path belongs to another user. `root_would_do` is whether root would be an accepted owner.
     Owner {
         at: PathBuf,
         owner: u32,
@@ -94,9 +94,9 @@ pub(crate) enum Writers {
     Group,
 }
 
-/// Resolves the symbolic links of `path`, and checks that only the user, root and `besides` can change the result. The file and every
-/// folder above it must belong to the user or to root, and no other user may write to them. Sticky folders above the file, such as /tmp,
-/// may be writable, because nobody can replace other users' files there.
+/// Resolves the symbolic links of `path`, and checks that only the user, root, and the writers that `besides` allows can change the
+/// resulting file. The file and every folder above it must belong to the user or to root, and no other user may write to them. Sticky
+/// folders above the file, such as /tmp, may be writable, because nobody can replace other users' files there.
 ///
 /// Accepts every path on systems other than Unix.
 pub(crate) fn resolve(path: &Path, besides: Writers) -> Result<PathBuf, Distrust> {
@@ -131,9 +131,9 @@ pub(crate) fn check_one(path: &Path) -> Result<(), Distrust> {
     Ok(())
 }
 
-/// Returns a reason not to use the search path of the dynamic loader: `LD_LIBRARY_PATH` has an empty or relative entry, and the folder of
-/// this entry contains a library that this program loads by name. Such a library may come from anyone who can write to the current folder.
-/// An extra colon alone is harmless and common.
+/// Returns a message if the dynamic loader could load a library from the current folder: `LD_LIBRARY_PATH` has an empty or relative entry,
+/// and the folder of this entry contains a library that this program loads by name. Anyone who can write to the current folder can put a
+/// library there. An empty entry, from an extra colon, is common and harmless if no such library exists.
 pub(crate) fn planted_library() -> Option<String> {
     let here = std::env::current_dir().ok()?;
     planted(&std::env::var("LD_LIBRARY_PATH").ok()?, &here)

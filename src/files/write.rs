@@ -9,14 +9,13 @@ const MAX_LINKS: usize = 40;
 
 /// Writes `bytes` to `path`.
 ///
-/// For a regular file, the bytes are written to a temporary file beside it, which then replaces it, so that readers see
-/// either the old file or the new one. An existing file keeps its mode and owner; a new one gets
-/// the mode of the user's umask. For a symbolic link, the target is written. A device or a pipe is
-/// written directly.
+/// For a regular file, the bytes are written to a temporary file in the same folder, which then replaces `path`. Readers therefore see
+/// either the old file or the new one. The mode and owner of an existing file are kept; a new file gets the mode of the user's umask. For a
+/// symbolic link, the target is written. A device or a pipe is written directly.
 ///
 /// # Errors
-/// Returns the errors of the system, and an error for folders and sockets. The previous contents
-/// are then unchanged, except for devices and pipes.
+/// Returns an error if an operation of the system fails, or if `path` is a folder or a socket. After an error, the previous contents are
+/// unchanged, except for devices and pipes.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     match path.metadata() {
         Ok(found) if found.is_file() => {
@@ -62,7 +61,7 @@ fn end_of_links(path: &Path) -> io::Result<PathBuf> {
     let mut at = path.to_owned();
     for _ in 0..MAX_LINKS {
         match at.read_link() {
-            // An absolute target replaces the whole path.
+            // If the target is absolute, `join` replaces the whole path.
             Ok(target) => at = folder_of(&at).join(target),
             Err(_) => return Ok(at),
         }
@@ -78,12 +77,13 @@ fn folder_of(file: &Path) -> &Path {
     named.unwrap_or(Path::new("."))
 }
 
-/// Writes a new file and renames it to `path`, replacing `found` if it exists.
+/// Writes a new file and renames it to `path`. `found` is the metadata of the existing file, if there is one; the new file gets its owner
+/// and mode.
 fn replace(path: &Path, bytes: &[u8], found: Option<&Metadata>) -> io::Result<()> {
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]
     if found.is_none() {
-        // The system applies the umask.
+        // The system removes the bits of the umask from this mode.
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(Permissions::from_mode(0o666));
     }
@@ -96,7 +96,7 @@ fn replace(path: &Path, bytes: &[u8], found: Option<&Metadata>) -> io::Result<()
     Ok(())
 }
 
-/// Copies the owner and mode of the replaced file.
+/// Gives `file` the owner and mode of the file that it replaces.
 #[cfg(unix)]
 fn keep(file: &fs::File, found: &Metadata) -> io::Result<()> {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};

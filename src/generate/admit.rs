@@ -10,7 +10,8 @@ use crate::{
     search::{Beams, Rules},
 };
 
-/// Number of tokens before the first new one: the length of the prompt, or 1 (the start token) for a model with a source.
+/// Returns the number of tokens before the first new token: the length of the prompt, or 1 (the start token) for an encoder-decoder model,
+/// whose prompt is the source of its encoder.
 pub(super) fn tokens_before(parts: Option<Parts>, prompt: usize) -> usize {
     match parts {
         None => prompt,
@@ -27,8 +28,9 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// Number of new tokens that fit after a prompt, or source, of `prompt` tokens. The KV cache does not limit the result of a source,
-    /// because a shorter result, such as half of a translation, would be wrong. A request that does not fit the cache is refused instead.
+    /// Returns the number of new tokens that fit after a prompt or source of `prompt` tokens. For an encoder-decoder model, the size of the
+    /// KV cache does not lower this number, because a truncated result, such as half of a translation, would be wrong. A request that does
+    /// not fit the cache is refused instead.
     fn left(self, prompt: usize, beams: Option<Beams>) -> usize {
         let before = tokens_before(self.parts, prompt);
         let positions = self.positions.map_or(usize::MAX, |n| n as usize);
@@ -60,7 +62,7 @@ pub(super) fn blocks_needed(
 }
 
 impl Generator {
-    /// Admits a request and reserves all memory that it can need. The request runs from the next step on.
+    /// Admits a request and reserves all cache blocks that it can need. The request runs from the next step on.
     ///
     /// # Errors
     /// Returns an error if the request is invalid, or [`AdmitError::Full`] if there is no room now. In both cases, the generator is
@@ -76,21 +78,21 @@ impl Generator {
         if before == 1 {
             options.rules.forced_first = options.rules.forced_first.or(options.forced_bos);
         }
-        // Suppress the token [`Limits::skipped`]: it has no position, so a sequence cannot contain it.
+        // Suppress the token `Limits::skipped`. It has no position, so a sequence cannot contain it.
         options.rules.suppressed.extend(self.limits.skipped);
         let mut blocks = self.blocks.admit(n).map_err(|full| AdmitError::Full {
             missing_bytes: u64::from(full.missing) * self.block_bytes,
         })?;
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
-        // For a model with a source, the prompt is the source, and the target begins with the start token.
+        // For an encoder-decoder model, the prompt of the request is the source, and the target sequence begins with the start token.
         let (source, prompt) = match (self.parts, options.decoder_start) {
             (Some(parts), Some(start)) => {
                 (Some(Source::new(parts, prompt, &mut blocks)), vec![start])
             }
             _ => (None, prompt),
         };
-        // The blocks may have belonged to a canceled request whose prompt is still being read on another stream. The new request therefore
+        // The blocks may have belonged to a canceled request whose prefill is still running on another stream. The new request therefore
         // waits for the newest prefill run.
         let filled = self.fills.last();
         let row = Row::new(ticket, prompt, source, blocks, options, filled);
@@ -122,10 +124,10 @@ impl Generator {
         }
     }
 
-    /// Checks the options, independent of a prompt.
+    /// Checks the options that do not depend on a prompt.
     ///
     /// # Errors
-    /// Returns the first invalid option.
+    /// Returns an error if an option is invalid. The error names the first invalid option.
     pub fn check_options(&self, options: &SamplingParams) -> Result<(), AdmitError> {
         self.admission().check_options(options)
     }
@@ -142,7 +144,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Whether the model generates from a source instead of continuing a prompt.
+    /// Returns whether the model is an encoder-decoder model, which generates from a source instead of continuing a prompt.
     pub fn has_source(&self) -> bool {
         self.parts.is_some()
     }
@@ -170,12 +172,12 @@ impl Admission {
     /// Checks whether [`Generator::admit`] would admit the request if nothing else ran.
     ///
     /// # Errors
-    /// Returns the reason for the refusal.
+    /// Returns an error if the request would be refused, with the reason.
     pub fn check(&self, request: &Request) -> Result<(), AdmitError> {
         self.blocks_for(request).map(|_| ())
     }
 
-    /// Number of blocks that a request can need.
+    /// Returns the max number of cache blocks that a request can need.
     fn blocks_for(&self, request: &Request) -> Result<u32, AdmitError> {
         let Request { prompt, options } = request;
         self.check_request(prompt, options)?;

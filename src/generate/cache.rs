@@ -7,8 +7,8 @@ use super::{
 };
 use crate::kernels::{cache::BLOCK, decoding::Advance};
 
-/// Cache bytes that are counted for a request without a limit on new tokens, or the bytes of [`NO_LIMIT_TOKENS`] new tokens if that is
-/// more. No request is counted with more positions than the model has.
+/// Cache bytes to plan for a request without a limit on new tokens, or the bytes of [`NO_LIMIT_TOKENS`] new tokens if that is more. The
+/// plan never includes more tokens per sequence than the model has positions.
 const NO_LIMIT_BYTES: u64 = 1 << 30;
 const NO_LIMIT_TOKENS: usize = 4096;
 
@@ -35,7 +35,7 @@ impl GenerationModel<'_> {
             let before = tokens_before(parts, prompt);
             let left = positions.map_or(usize::MAX, |n| (n as usize).saturating_sub(before));
             let new = space.new_tokens(prompt, options);
-            // A request for more positions than the model has is refused, and needs no cache.
+            // Admission refuses a request for more positions than the model has, so more blocks are never needed.
             let new = new.min(left).max(1);
             let new = match options.has_no_limit() {
                 true => new.min(unlimited),
@@ -50,7 +50,7 @@ impl GenerationModel<'_> {
         &self,
         options: &SamplingParams,
     ) -> Result<u64, GenerateError> {
-        /// Max number of positions that are counted per sequence.
+        /// Max number of positions to plan for per sequence.
         const POSITIONS: u32 = 4096;
         let all = self.limits.longest.unwrap_or(POSITIONS).min(POSITIONS) as usize;
         let new = options.rules.max_new_tokens.clamp(1, all);
@@ -73,7 +73,7 @@ impl GenerationModel<'_> {
         prompts: &[usize],
         options: &SamplingParams,
     ) -> Result<u64, GenerateError> {
-        /// Concurrent sequences on a CPU; more do not increase throughput.
+        /// Max number of concurrent sequences on a CPU. More do not increase throughput.
         const CPU_ROWS: usize = 64;
         let rows = match self.model {
             LoadedModel::Cpu(_) => CPU_ROWS,

@@ -32,8 +32,8 @@ const MAX_ENDS: usize = 1024;
 
 /// Reads the generation settings of a checkpoint folder from its `generation_config.json`. Older folders lack that file; their settings
 /// come from config.json. If there is a `generation_config.json`, `eos_token_id` of config.json has no effect, as in the library
-/// transformers. A decoder's start token is `decoder_start_token_id`, or else `bos_token_id`, or else `decoder_start_token_id` of
-/// config.json. If the folder sets no limit on the length, [`Rules::max_new_tokens`] is [`Rules::NO_LIMIT`].
+/// transformers. The start token of a decoder is `decoder_start_token_id` of `generation_config.json`, or else its `bos_token_id`, or else
+/// `decoder_start_token_id` of config.json. If the folder sets no limit on the length, [`Rules::max_new_tokens`] is [`Rules::NO_LIMIT`].
 ///
 /// [`SamplingParams::default_sampling`] and [`SamplingParams::default_beams`] contain the folder's settings even if the folder enables
 /// neither sampling nor beam search. If the folder enables both, `sampling` and `beams` are both set.
@@ -100,7 +100,7 @@ pub fn generation_config_of(files: &ModelFiles) -> Result<SamplingParams, Genera
     Ok(parsed.generate())
 }
 
-/// The settings of one file.
+/// The settings of one JSON file: generation_config.json or config.json.
 struct Parsed {
     generate: SamplingParams,
     /// Single-token words that are never generated, unless they are end tokens.
@@ -108,7 +108,7 @@ struct Parsed {
 }
 
 impl Parsed {
-    /// Sets the start token of the decoder to the value of a key, unless the file has set a start token or the value is null.
+    /// Sets the start token of the decoder to the value of `setting`, unless a start token is already set or the value is null.
     fn start_with(&mut self, setting: Option<(&str, &Value)>) -> Result<(), String> {
         let start = &mut self.generate.decoder_start;
         if let (None, Some((key, value))) = (&start, setting.filter(|(_, v)| !v.is_null())) {
@@ -117,7 +117,7 @@ impl Parsed {
         Ok(())
     }
 
-    /// Returns the sampling parameters. The caller must have set the end tokens, because they remain allowed even if they are bad words.
+    /// Returns the sampling parameters. The end tokens must already be set, because end tokens remain allowed even if they are bad words.
     fn generate(mut self) -> SamplingParams {
         let rules = &mut self.generate.rules;
         let bad = self.bad_words.into_iter().filter(|id| !rules.ends(*id));
@@ -199,7 +199,7 @@ impl Setting<'_> {
         read.map_err(|problem| format!("`{}` {problem}", self.key))
     }
 
-    /// The error message for a key that is not supported.
+    /// Returns the error message for a known key whose value is not supported.
     fn not_computed(&self) -> String {
         format!(
             "`{}` is {}, which changes the result and is not supported; remove it in a copy of the folder to ignore it",
@@ -207,7 +207,7 @@ impl Setting<'_> {
         )
     }
 
-    /// The error message for an unknown key.
+    /// Returns the error message for an unknown key.
     fn unknown(&self) -> String {
         let similar = similar(self.key).map(|key| format!("did you mean `{key}`? Otherwise "));
         format!(
@@ -281,8 +281,8 @@ fn parse(value: &Value) -> Result<Parsed, String> {
     }
     let new = max_new_tokens.or(generate.max_length);
     if max_new_tokens.is_some() {
-        // Set a `max_length`, so that the folder's `max_new_tokens` is lowered to the positions that are left after a long prompt. Without
-        // a `max_length`, a prompt after which `max_new_tokens` does not fit would be refused.
+        // If a `max_length` is set, the folder's `max_new_tokens` is lowered to the positions that are left after a long prompt. Otherwise,
+        // a prompt that leaves fewer than `max_new_tokens` positions would be refused.
         generate.max_length = Some(usize::MAX);
     }
     rules.max_new_tokens = new.unwrap_or(Rules::NO_LIMIT);
@@ -567,7 +567,7 @@ mod tests {
         assert_eq!((least.rules.min_length, least.rules.min_new_tokens), (0, 1));
         let bad = json!({"bad_words_ids": [[0], [8]], "eos_token_id": 0});
         assert_eq!(parse(&bad).expect("it is read").rules.suppressed, [8]);
-        // Settings of a method that is not enabled are kept as defaults.
+        // The settings of sampling and of beam search are kept as defaults even if neither is enabled.
         let quiet = json!({"temperature": 0.01, "length_penalty": 3.0, "early_stopping": "never"});
         let quiet = parse(&quiet).expect("it is read");
         assert_eq!((quiet.sampling, quiet.beams), (None, None));

@@ -1,4 +1,4 @@
-//! Sequences in the device's decode loop: their assignment to rows, and their results.
+//! Sequences in the device's decode loop: their assignment to rows of the loop's table, and their results.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -19,9 +19,9 @@ use crate::{
 
 /// Max number of steps in flight: one that runs and one that is enqueued, to hide host latency. A new request waits for both steps.
 const AHEAD: usize = 2;
-/// Minimum capacity for tokens of a sequence.
+/// Minimum capacity of a row for the tokens of its sequence.
 const MIN_WIDTH: usize = 256;
-/// Minimum capacity for tokens of a source, if there are sources.
+/// Minimum capacity of a row for the tokens of its source, in encoder-decoder models.
 const MIN_SOURCE_WIDTH: usize = 64;
 
 /// The device's decode loop, and the assignment of its rows.
@@ -48,7 +48,8 @@ impl DeviceRows {
         }
     }
 
-    /// Releases the rows of an ended request. Unless `device_knows`, the next [`clear`](Self::clear) tells the device.
+    /// Releases the rows of an ended request. `device_knows` is whether the device's loop has already ended them. If it has not, the next
+    /// [`clear`](Self::clear) tells the device.
     pub(super) fn leave(&mut self, rows: Range<usize>, device_knows: bool) {
         match device_knows {
             true => self.rows[rows].fill(None),
@@ -75,8 +76,8 @@ impl DeviceRows {
         self.decode.fence().map(Some)
     }
 
-    /// Assigns rows to requests whose prompts, except for the last token, are in the cache. While steps are in flight, requests whose
-    /// prompts are still being read are skipped, so that the steps do not wait for them.
+    /// Assigns rows to requests whose prompts, except for the last token, are in the KV cache. While steps are in flight, requests whose
+    /// prefill is still running are skipped, because the next steps would wait for it.
     pub(super) fn seat(&mut self, sequences: &mut [Row]) -> Result<(), CudaError> {
         let is_idle = self.decode.in_flight() == 0;
         for sequence in sequences.iter_mut() {
@@ -89,7 +90,7 @@ impl DeviceRows {
         let n_waiting = sequences.iter().filter(|s| waits(s)).count();
         let max = |of: fn(&Row) -> usize| sequences.iter().map(of).max().unwrap_or(0);
         let source = max(|row| row.source_slots().len());
-        // Also count rows of prompts that are still being read. Making room later would stop the steps again.
+        // Also count the rows of requests whose prefill is still running, because enlarging the table later would stop the steps again.
         let coming = sequences.iter().filter(|row| row.suits_device());
         let n_rows = coming.map(Row::n_rows).sum();
         let wanted = room(n_rows, max(Row::max_tokens), source);
@@ -217,9 +218,9 @@ impl DeviceRows {
         Ok(n)
     }
 
-    /// Enqueues the selection of the first new tokens of sequences whose logits are on the device. `which` lists the index of the sequence
-    /// of each row of `logits`. Sequences without a row in the loop are left out. Returns a fence after which the logits are no longer
-    /// read.
+    /// Enqueues the selection of the first new token of each sequence whose logits are at the device address `logits`. `which` has, for
+    /// each row of logits, the index in `sequences`. Sequences without a row in the loop are left out. Returns a fence after which the
+    /// logits are no longer read.
     pub(super) fn choose(
         &mut self,
         sequences: &mut [Row],
@@ -242,8 +243,8 @@ impl DeviceRows {
         self.decode.fence()
     }
 
-    /// Returns the results of the oldest step in flight, by sequence. Waits for the step if `wait`. Returns an empty list if no step is in
-    /// flight, or if the step has not finished and `wait` is false.
+    /// Returns the result of the oldest step in flight for each of its requests, with the index in `sequences`. Waits for the step if
+    /// `wait`. Returns an empty list if no step is in flight, or if the step has not finished and `wait` is false.
     pub(super) fn receive(
         &mut self,
         sequences: &mut [Row],

@@ -10,7 +10,7 @@ use crate::{
     runtime::{PlannerError, batch::BatchError, cpu::CpuError, cuda::CudaError},
 };
 
-/// An error of generation that is not about a single request.
+/// An error of a generator that does not concern a single request.
 #[derive(Debug, Error)]
 #[cfg_attr(feature = "miette", derive(miette::Diagnostic))]
 #[non_exhaustive]

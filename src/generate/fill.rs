@@ -1,8 +1,8 @@
 //! Concurrent prefill on a device.
 //!
-//! Decoding a few sequences leaves most of the device idle. Prompts are therefore read on a separate stream, concurrently with the decode
-//! steps. Each prefill run reads all weights. To share this cost, it takes all waiting prompts, up to a maximum number of tokens. Prompts
-//! that arrive during a run wait for the next one, so on a busier device, more prompts share a run.
+//! Decoding a few sequences leaves most of the device idle. Prompts are therefore processed (prefill) on a separate stream, concurrently
+//! with the decode steps. Each prefill run reads all weights. To share this cost, a run takes all waiting prompts, up to a maximum number
+//! of tokens. Prompts that arrive during a run wait for the next one, so on a busier device, more prompts share a run.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -17,7 +17,7 @@ const MAX_IN_FLIGHT: usize = 2;
 pub(super) struct Fills(VecDeque<Arc<Fence>>);
 
 impl Fills {
-    /// Whether another run can be enqueued without waiting for the memory of an earlier one.
+    /// Returns whether another run can be enqueued without waiting for an earlier run to free its memory.
     pub(super) fn has_room(&mut self) -> Result<bool, GenerateError> {
         while let Some(first) = self.0.front()
             && first.is_passed()?
@@ -51,9 +51,9 @@ impl Fills {
 }
 
 impl Generator {
-    /// Adds waiting prompts to the cache, except for the last token of each, with which decoding starts. If the device is idle and all
-    /// waiting prompts fit in one run, [`fill_and_choose`](Self::fill_and_choose) adds whole prompts instead, unless one of them uses beam
-    /// search.
+    /// Adds waiting prompts to the cache, without the last token of each prompt, with which decoding starts. If the device is idle, all
+    /// waiting prompts fit in one run, and none of them uses beam search, [`fill_and_choose`](Self::fill_and_choose) adds whole prompts
+    /// instead.
     pub(super) fn fill_caches(&mut self) -> Result<(), GenerateError> {
         let awaits = |row: &Row| row.suits_device() && row.row.is_none() && row.open() > 1;
         let mut left = self.max_prompt_tokens;
@@ -87,9 +87,9 @@ impl Generator {
         Ok(())
     }
 
-    /// Adds whole prompts to the cache and selects their first new tokens in the same run, which saves a decode step. This is done only if
-    /// no step is in flight. Otherwise, the last tokens of prompts join the next decode step, which reads the weights for all sequences
-    /// anyway. `taken` lists requests, each with the number of its tokens before the last one.
+    /// Adds whole prompts to the cache and selects their first new tokens in the same run, which saves a decode step. The caller does so
+    /// only if no step is in flight. Otherwise, the last tokens of prompts join the next decode step, which reads the weights for all
+    /// sequences anyway. `taken` lists pairs of an index in `rows` and the number of prompt tokens to add before the last one.
     fn fill_and_choose(&mut self, taken: &[(usize, usize)]) -> Result<(), GenerateError> {
         let whole: Vec<_> = taken.iter().map(|&(at, n)| (at, n + 1)).collect();
         let batch = self.batch(&whole)?;

@@ -67,7 +67,7 @@ struct Workload<'a> {
 }
 
 impl Workload<'_> {
-    /// Returns all bytes except the weights. `graphs` is `None` for a CPU.
+    /// Returns the memory that the workload needs, without the weights. `graphs` is `None` for a CPU.
     fn held(
         &self,
         program: &Program,
@@ -168,7 +168,7 @@ impl Workload<'_> {
     }
 }
 
-/// Bytes of batch metadata, such as the slot tables.
+/// Returns the bytes of a batch's metadata, such as the slot tables.
 fn batch_bytes(program: &Program, batch: &Extents) -> Result<u64, GenerateError> {
     let data = program.tensors.iter();
     let data = data.filter(|tensor| matches!(tensor.place, Storage::Batch(_)));

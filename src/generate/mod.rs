@@ -53,7 +53,7 @@ use crate::{
 
 /// Default max number of prompt tokens per step on a CPU. Decoding sequences wait while a step processes these tokens.
 const PROMPT_TOKENS: usize = 512;
-/// Default max number of prompt tokens per prefill run on a device, which reads prompts concurrently with the decode steps.
+/// Default max number of prompt tokens per prefill run on a device. Prefill runs and decode steps execute concurrently.
 const PROMPT_TOKENS_ON_DEVICE: usize = 2048;
 
 fn default_prompt_tokens(on_device: bool) -> usize {
@@ -72,7 +72,7 @@ pub struct Generator {
     /// Decode loop of the device. The loop uses the executor's memory, so this field is declared first to be dropped first.
     device: Option<DeviceRows>,
     executor: Executor,
-    /// Thread pool of a CPU.
+    /// Thread pool; `None` on a GPU.
     threads: Option<Threads>,
     limits: Limits,
     blocks: Blocks,
@@ -119,7 +119,7 @@ impl Executor {
         })
     }
 
-    /// Makes later work on the executor's stream wait for a fence.
+    /// Makes later work on the executor's stream wait for a fence. Does nothing on a CPU.
     fn wait_behind(&self, fence: &Fence) -> Result<(), GenerateError> {
         if let Self::Cuda(session, _) = self {
             session.wait_behind(fence)?;
@@ -338,7 +338,7 @@ impl Generator {
         Ok(self.events.drain(..).collect())
     }
 
-    /// Keeps the device busy and collects its results.
+    /// Enqueues decode steps and prefill runs on the device, and records the results of finished decode steps.
     fn step_on_device(&mut self) -> Result<(), GenerateError> {
         let Some(device) = &mut self.device else {
             return Ok(());
@@ -355,8 +355,8 @@ impl Generator {
             self.step(|row| !row.suits_device())?;
         }
         self.run_ahead()?;
-        // Read sources and prompts only after steps are enqueued, so that the device runs the steps while the host launches the kernels
-        // that read them.
+        // Enqueue the prefill of sources and prompts after the decode steps. The device then runs these steps while the host launches the
+        // prefill kernels.
         self.encode()?;
         self.fill_caches()?;
         if self.in_flight() == 0 {
@@ -369,7 +369,7 @@ impl Generator {
                 self.settle(advanced);
                 Ok(())
             }
-            // No decode step is in flight, but prompts are still being read.
+            // No decode step is in flight, but a prefill run may be.
             _ if is_silent => self.fills.wait_for_room(),
             _ => Ok(()),
         }
@@ -384,12 +384,12 @@ impl Generator {
         Ok(())
     }
 
-    /// Number of steps enqueued on the device and not yet received.
+    /// Returns the number of steps that are enqueued on the device and whose results have not been received.
     fn in_flight(&self) -> usize {
         self.device.as_ref().map_or(0, DeviceRows::in_flight)
     }
 
-    /// Builds the batch of the next `n` tokens of each row, given as `(row, n)`.
+    /// Builds a batch from `taken`, which lists pairs `(at, n)`: the next `n` tokens of the row at index `at`.
     fn batch(&self, taken: &[(usize, usize)]) -> Result<Batch, GenerateError> {
         let mut ids = Vec::new();
         let mut lens = Vec::new();

@@ -21,25 +21,27 @@ pub struct SamplingParams {
     pub seed: u64,
     /// Whether each token is returned with its log-probability.
     pub log_probabilities: bool,
-    /// Number of most probable tokens to return with each token and log-probability. If not 0, the host selects the tokens.
+    /// Number of most probable tokens to return at each position, with their log-probabilities. If it is not 0, the host selects the
+    /// tokens.
     pub top_tokens: usize,
     /// Whether each token is returned with the logits of the whole vocabulary. The host then selects the tokens, and beam
     /// search is not available.
     pub logits: bool,
-    /// The decoder's start token, for models that generate from a source.
+    /// The decoder's start token, for encoder-decoder models.
     pub decoder_start: Option<u32>,
-    /// The first new token if exactly one token precedes it and [`Rules::forced_first`] is empty.
+    /// Token that is forced as the first new token if exactly one token precedes it and [`Rules::forced_first`] is `None`.
     pub forced_bos: Option<u32>,
-    /// Maximum number of tokens of a sequence, including the prompt or, for models that generate from a source, the start token. The number
-    /// of new tokens is also limited by [`Rules::max_new_tokens`], the model's positions and the KV cache.
+    /// Maximum number of tokens of a sequence, including the prompt or, for encoder-decoder models, the start token. The number of new
+    /// tokens is also limited by [`Rules::max_new_tokens`], the model's positions and the KV cache.
     pub max_length: Option<usize>,
     /// Unsupported sampling settings of the folder. If there are any, requests that use sampling are refused.
     pub unsupported_draws: Vec<UnsupportedDraw>,
 }
 
 impl SamplingParams {
-    /// Returns the max number of new tokens after `before` tokens. `room` is the limit by the model's positions and the cache. It does not
-    /// limit a [`Rules::max_new_tokens`] that was set without a `max_length`, so that a request that does not fit is refused.
+    /// Returns the max number of new tokens after `before` tokens. `room` is the number of tokens for which the model's positions and the
+    /// KV cache have room. It does not lower a [`Rules::max_new_tokens`] that is set without a `max_length`; admission refuses such a
+    /// request if it does not fit.
     pub(super) fn new_tokens(&self, before: usize, room: usize) -> usize {
         let new = self.rules.max_new_tokens;
         match self.max_length {
@@ -64,7 +66,7 @@ pub struct UnsupportedDraw {
     pub value: String,
 }
 
-/// A prompt and its generation options. For models that generate from a source, the prompt is the source.
+/// A prompt and its generation options. For encoder-decoder models, the prompt is the source of the encoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     pub prompt: Vec<u32>,
@@ -88,7 +90,7 @@ pub enum Reason {
 /// A result of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The next token of a sequence, with its log-probability, before rules and sampling, if requested.
+    /// The next token of a sequence. `log_probability` is set if requested, and is computed before rules and sampling.
     Token {
         ticket: Ticket,
         id: u32,
@@ -107,7 +109,7 @@ pub enum Event {
         ticket: Ticket,
         reason: Reason,
     },
-    /// The request failed; others continue.
+    /// The request failed. Other requests continue.
     Failed {
         ticket: Ticket,
         problem: Failure,
@@ -188,7 +190,7 @@ pub enum AdmitError {
     )]
     LongSource { tokens: usize, positions: u32 },
     #[error(
-        "the model generates from a source and needs a start token; set `Generate::decoder_start`, or `decoder_start_token_id` in generation_config.json"
+        "the model generates from a source and needs a start token; set `SamplingParams::decoder_start`, or `decoder_start_token_id` in generation_config.json"
     )]
     NoStart,
     #[error(
@@ -234,7 +236,7 @@ pub enum AdmitError {
     NeverFits { needed_bytes: u64, bytes: u64 },
 }
 
-/// Instruction of an event callback to stop.
+/// Requests to stop, returned by an event callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// Stops the request of the event. Its memory is freed and it has no more events.
@@ -255,7 +257,7 @@ pub struct Generation {
     pub hypotheses: Vec<Hypothesis>,
     /// `None` if the request was stopped, refused or failed.
     pub reason: Option<Reason>,
-    /// Reason of a failure.
+    /// Reason why the request was refused or failed.
     pub problem: Option<Failure>,
 }
 

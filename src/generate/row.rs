@@ -26,8 +26,8 @@ pub(super) struct Row {
     blocks: Vec<u32>,
     /// Source of an encoder-decoder model.
     pub(super) source: Option<Source>,
-    /// Fence of the prefill run that reads the prompt or source on a separate stream. Until that run is enqueued, this is the fence of the
-    /// newest earlier run, which may still write to the request's blocks. `None` once the fence has passed.
+    /// Fence of the prefill run that processes the prompt or source on a separate stream. Until that run is enqueued, this is the fence of
+    /// the newest earlier run, which may still write to the request's blocks. `None` once the fence has passed.
     pub(super) filled: Option<Arc<Fence>>,
     /// The request's row in the device's decode loop; the first row of a beam search.
     pub(super) row: Option<usize>,
@@ -129,7 +129,7 @@ impl Row {
         row
     }
 
-    /// Returns the token selection of the sequence, or of beam `nth`.
+    /// Returns the parameters for selecting the next token of the sequence, or of beam `nth`.
     fn choice(&self, nth: usize) -> DeviceSamplingParams {
         DeviceSamplingParams {
             beam: self.options.beams.map(|of| Beam { of, nth }),
@@ -151,7 +151,7 @@ impl Row {
         self.suits_device() && self.is_ready() && (self.row.is_some() || self.open() == 1)
     }
 
-    /// Drops the fence if it has passed.
+    /// Drops the fence of the prefill run if it has passed.
     pub(super) fn note_filled(&mut self) -> Result<(), CudaError> {
         if let Some(filled) = &self.filled
             && filled.is_passed()?
@@ -266,7 +266,7 @@ impl Row {
         }
     }
 
-    /// Returns the slot into which a lane writes a position.
+    /// Returns the cache slot into which a lane writes the key and value of a position.
     fn own_slot(&self, lane: usize, position: usize) -> u32 {
         let size = BLOCK as usize;
         let (first, position) = match self.options.beams {
@@ -371,7 +371,7 @@ impl Row {
         }
         let beams = self.options.beams.map_or(1, |b| b.n);
         let rules = self.options.rules.clone();
-        // After the prompt, all beams start from the only lane.
+        // In the first step after the prompt, there is a single lane, so all beams start from its logits.
         let mut copies: Vec<Vec<f32>> = Vec::new();
         let mut all: Vec<&mut [f32]> = match self.lanes.len() < beams {
             true => {
@@ -407,8 +407,8 @@ impl Row {
         Ok((Vec::new(), false))
     }
 
-    /// Returns the reason for the end of `n_new` new tokens with an end token. If the rules force this token at the maximum length, the text
-    /// was cut.
+    /// Returns the reason for a sequence that ended with an end token after `n_new` new tokens. If the rules force an end token at the
+    /// maximum length, the reason is [`Reason::Length`], because the text was cut.
     fn end_of(&self, n_new: usize) -> Reason {
         let rules = &self.options.rules;
         match n_new == rules.max_new_tokens && !rules.forced_last.is_empty() {

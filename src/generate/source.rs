@@ -64,7 +64,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Creates a source with as many of the first `blocks` as it needs. The other blocks remain in `blocks`.
+    /// Creates a source, and moves the blocks that it needs from the front of `blocks` into it.
     pub(super) fn new(parts: Parts, tokens: Vec<u32>, blocks: &mut Vec<u32>) -> Self {
         let rest = blocks.split_off(parts.blocks_of(tokens.len()) as usize);
         let own = std::mem::replace(blocks, rest);
@@ -96,7 +96,7 @@ impl Source {
         &self.slots
     }
 
-    /// Appends the slots to the sources that a batch attends to.
+    /// Appends the source's length and slots to `sources`, to which the sequences of a batch attend.
     pub(super) fn append_to(&self, sources: &mut Sources) {
         sources.lens.push(self.slots.len() as u32);
         sources.slots.extend_from_slice(&self.slots);

@@ -6,13 +6,13 @@ use crate::{
     runtime::batch::{Batch, Past, Sources},
 };
 
-/// Batch of a decode step.
+/// Sizes of the batch of a decode step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeStep {
     pub requests: usize,
     /// Number of sequences of each request, which share one source.
     pub beams: usize,
-    /// Number of tokens of each source, if the model generates from one.
+    /// Number of tokens of each source, for encoder-decoder models.
     pub source: usize,
     /// Number of tokens of each sequence that are already in the cache.
     pub cached: usize,

@@ -188,7 +188,7 @@ fn check_blocks(generator: &Generator) {
                 "slot {slot} is the source's, too"
             );
         }
-        // In the next step, each lane must write to a slot of its own.
+        // In the next step, each lane must write to a different slot.
         let next: Vec<u32> = row
             .lanes
             .iter()

@@ -1,4 +1,4 @@
-//! Answers to questions: spans of a text.
+//! Extractive question answering: an answer is a span of the text.
 
 use serde::Serialize;
 
@@ -35,7 +35,7 @@ impl Default for AnswerOptions {
     }
 }
 
-/// A span of a text.
+/// An answer: a span of the text, or an empty string if the text has no answer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Answer {
     pub score: f32,
@@ -45,7 +45,7 @@ pub struct Answer {
     pub answer: String,
 }
 
-/// A token of a part of a text.
+/// A token of a sequence, which consists of the question and a part of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SpanToken {
     /// Range of the token in the text, in characters.
@@ -74,8 +74,8 @@ impl<'o> Answers<'o> {
         }
     }
 
-    /// Adds the answers of a part. `logits` has the logits of the start and the end of an answer for each token. `text(start, end)` returns
-    /// the characters `start..end` of the whole text.
+    /// Adds the answers in one part of the text. `logits`, `[tokens, 2]`, has the start logit and the end logit of each token. `text(start,
+    /// end)` returns the characters `start..end` of the whole text.
     pub fn add(
         &mut self,
         tokens: &[SpanToken],
@@ -96,7 +96,7 @@ impl<'o> Answers<'o> {
         let (Some(start), Some(end)) = (starts.first_mut(), ends.first_mut()) else {
             return;
         };
-        // The first token stands for the empty answer, which is scored separately.
+        // A span of only the first token means that there is no answer. It is scored separately.
         self.none = self.none.min(*start * *end);
         (*start, *end) = (0.0, 0.0);
         // Extending answers to whole words can make several candidates equal. These are merged, so take more candidates than answers.
@@ -134,7 +134,7 @@ impl<'o> Answers<'o> {
         }
     }
 
-    /// Returns the best answers, best first.
+    /// Returns the `top_k` answers with the highest scores, highest first.
     pub fn best(mut self) -> Vec<Answer> {
         if self.options.allows_none {
             self.found.push(Answer {
@@ -150,7 +150,7 @@ impl<'o> Answers<'o> {
     }
 }
 
-/// Returns the range between two tokens, extended to whole words unless one of the tokens has no word.
+/// Returns the character range of the tokens `from..=to`, extended to whole words unless token `from` or `to` has no word.
 fn in_words(tokens: &[SpanToken], from: usize, to: usize) -> (usize, usize) {
     let (Some(first), Some(last)) = (tokens[from].word, tokens[to].word) else {
         return (tokens[from].start, tokens[to].end);

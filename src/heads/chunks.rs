@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use crate::text::ChunkPooling;
 
-/// Returns the vector of each chunk: the mean of the states of its tokens, truncated and scaled as `pooling` says. `states` has a row for
-/// each token of the whole sequence, and `ranges` has the tokens of each chunk.
+/// Returns the vector of each chunk: the mean of its tokens' states, truncated to `pooling.width` values and, if `pooling.normalizes`,
+/// scaled to norm 1. `states` is `[n_tokens, width]`, with a row for each token of the whole sequence. `ranges` has the token range of each
+/// chunk.
 pub fn pool_chunks(
     states: &[f32],
     n_tokens: usize,
@@ -25,7 +26,7 @@ pub fn pool_chunks(
         let mut scale = 1.0 / range.len().max(1) as f64;
         if pooling.normalizes {
             let square: f64 = sums.iter().map(|sum| (sum * scale).powi(2)).sum();
-            // `torch.nn.functional.normalize` has the same min norm.
+            // The min norm is that of `torch.nn.functional.normalize`.
             scale /= square.sqrt().max(1e-12);
         }
         sums.into_iter().map(|sum| (sum * scale) as f32).collect()

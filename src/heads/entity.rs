@@ -1,4 +1,4 @@
-//! Labels of tokens, and entities that consist of several tokens.
+//! Token classification: labels of tokens, and entities of one or more tokens.
 
 use std::str::FromStr;
 
@@ -14,11 +14,11 @@ pub enum Aggregation {
     None,
     /// Adjacent tokens form an entity if their labels are equal without the prefixes `B-` and `I-`. A label with `B-` begins a new entity.
     Simple,
-    /// Like `Simple`. All tokens of a word get the label of the word's first token.
+    /// Like `Simple`, but all tokens of a word get the label of the word's first token.
     First,
-    /// Like `Simple`. All tokens of a word get the label with the highest mean score over the tokens of the word.
+    /// Like `Simple`, but all tokens of a word get the label with the highest mean score over the tokens of the word.
     Average,
-    /// Like `Simple`. All tokens of a word get the label with the highest score at any token of the word.
+    /// Like `Simple`, but all tokens of a word get the label with the highest score at any token of the word.
     Max,
 }
 
@@ -51,7 +51,7 @@ impl FromStr for Aggregation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EntityOptions {
     pub aggregation: Aggregation,
-    /// Labels that are omitted.
+    /// Labels whose tokens and entities are left out of the result.
     pub ignored: Vec<String>,
 }
 
@@ -105,7 +105,7 @@ impl Serialize for Entity {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ScoredToken {
     pub index: usize,
-    /// Name of the token in the vocabulary, or the text that it stands for if it is the unknown token.
+    /// Name of the token in the vocabulary. For the unknown token, the text that it replaces.
     pub word: String,
     pub start: usize,
     pub end: usize,

@@ -79,7 +79,7 @@ impl<'t> Chars<'t> {
         }
     }
 
-    /// Returns a range of characters; empty if the range exceeds the text.
+    /// Returns the characters `start..end`, or an empty string if the range exceeds the text.
     fn range(&self, start: usize, end: usize) -> &'t str {
         let bounds = (self.places.get(start), self.places.get(end));
         let (Some(&start), Some(&end)) = bounds else {
@@ -114,7 +114,7 @@ impl TokenJob {
         &self.placed.encoded
     }
 
-    /// Returns all tokens with the probabilities of the labels, or with the logits if `are_raw`.
+    /// Returns all tokens with the probabilities of the labels, or with the logits if `are_raw`. `logits` is `[tokens, n_labels]`.
     ///
     /// # Errors
     /// Returns an error if the number of logits does not match the tokens and labels.
@@ -137,10 +137,10 @@ impl TokenJob {
         Ok(rows.collect())
     }
 
-    /// Returns the entities of the text from the logits of all tokens.
+    /// Returns the entities of the text. `logits` is `[tokens, labels]`, for all tokens of the sequence.
     ///
     /// # Errors
-    /// Returns an error if the number of logits does not match the tokens and labels, or if tokens cannot be joined.
+    /// Returns an error if the number of logits does not match the tokens and labels, or if the tokenizer cannot join tokens into text.
     pub fn finish(
         &self,
         encoder: &TextEncoder,
@@ -262,7 +262,8 @@ impl MaskJob {
         ids.collect()
     }
 
-    /// Returns the best tokens for each mask. `rows` has the logits of the vocabulary for each mask.
+    /// Returns the `top_k` most probable tokens for each mask, most probable first. `rows` has a row of vocabulary logits for each mask. If
+    /// `targets` is not empty, only these token ids are considered.
     ///
     /// # Errors
     /// Returns an error if the number of rows is not the number of masks, or if tokens cannot be decoded.
@@ -349,7 +350,7 @@ impl ZeroShotJob {
         &self.inputs
     }
 
-    /// Returns the labels, best first, from the logits of each sequence.
+    /// Returns the labels with their scores, highest first. `rows` has the model's logits for each sequence of [`inputs`](Self::inputs).
     pub fn finish(&self, rows: &[&[f32]], options: &ZeroShotOptions) -> Vec<LabelScore> {
         let scores = self.nli.scores(rows, options.multi_label);
         LabelScore::ranked(&self.labels, scores)
@@ -397,7 +398,8 @@ impl QuestionJob {
         self.parts.iter().map(|part| &part.encoded)
     }
 
-    /// Returns the answers, best first, from the logits of start and end for all tokens of each sequence.
+    /// Returns the answers, best first. `rows` has, for each sequence of [`inputs`](Self::inputs), the start and end logits of all tokens,
+    /// `[tokens, 2]`.
     ///
     /// # Errors
     /// Returns an error if a sequence does not have two logits for each token.

@@ -8,7 +8,7 @@ use crate::text::{LateScore, TextEncoder, TextRole};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenVectors {
     pub width: usize,
-    /// The rows, one after another.
+    /// The vectors, row-major.
     pub values: Vec<f32>,
 }
 
@@ -35,10 +35,11 @@ impl TokenVectors {
 }
 
 /// Scores documents for a query. Each vector of the query contributes its max dot product with a vector of the document. The score is the
-/// sum of these products in f32, or their mean. A document without vectors scores 0. Runs on the CPU, on the threads of the caller's pool.
+/// f32 sum of these products or their mean, as `score` says. A document without vectors scores 0. Runs on the CPU, in the caller's rayon
+/// thread pool.
 ///
 /// # Panics
-/// Panics if the widths differ.
+/// Panics if the width of a document differs from that of the query.
 pub fn max_sim(query: &TokenVectors, documents: &[TokenVectors], score: LateScore) -> Vec<f32> {
     let fits = |own: &TokenVectors| own.values.is_empty() || own.width == query.width;
     assert!(

@@ -1,4 +1,4 @@
-//! The most probable tokens for masks.
+//! Masked language modeling: the most probable tokens for masks.
 
 use serde::Serialize;
 
@@ -9,7 +9,8 @@ use super::softmax;
 pub struct MaskOptions {
     /// Max number of tokens for each mask.
     pub top_k: usize,
-    /// Words to consider; empty for all tokens. A word of several tokens is represented by its first token.
+    /// Words to which the result is limited. If empty, all tokens are considered. A word of several tokens is represented by its first
+    /// token.
     pub targets: Vec<String>,
 }
 
@@ -33,7 +34,8 @@ pub struct Filled {
     pub sequence: String,
 }
 
-/// Returns the `top_k` tokens with the highest probabilities, highest first. If `targets` is not empty, only these are considered.
+/// Returns the ids and probabilities of the `top_k` most probable tokens, most probable first. If `targets` is not empty, only these ids
+/// are considered.
 pub(super) fn best(mut logits: Vec<f32>, top_k: usize, targets: &[u32]) -> Vec<(u32, f32)> {
     softmax(&mut logits);
     let all = (0_u32..).zip(logits.iter().copied());

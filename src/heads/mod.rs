@@ -1,5 +1,6 @@
 //! Tasks of model heads. Token classification, masked tokens, zero-shot classification and questions about a text work as in the pipelines
-//! of Hugging Face transformers. Late interaction works as in PyLate. Late chunking computes a whole text and then pools each of its parts.
+//! of Hugging Face transformers. Late interaction works as in PyLate. Late chunking runs the model on a whole text and then pools the token
+//! vectors of each chunk.
 //!
 //! A job tokenizes its texts and returns the sequences that a model must compute ([`TokenJob::input`] and so on). It then turns the model's
 //! logits into results. Jobs do not depend on an engine, so both an engine and a server use them.

@@ -55,7 +55,7 @@ pub struct Entailment {
 impl Entailment {
     /// Finds the entailment label, whose name begins with `entail` in upper or lower case. As in the library transformers, the
     /// contradiction is the first label, or the last one if the first is the entailment. Returns `None` if no label is the entailment, or
-    /// if it is the only label.
+    /// if the entailment is the only label.
     pub fn new(labels: &[String]) -> Option<Self> {
         let is_entailment = |label: &String| label.to_lowercase().starts_with("entail");
         let entailment = labels.iter().position(is_entailment)?;
@@ -69,7 +69,7 @@ impl Entailment {
         })
     }
 
-    /// Returns the score of each label. A row has the model's logits for the text paired with the label's sentence.
+    /// Returns the score of each label. `rows` has, for each label, the model's logits for the text paired with the sentence of that label.
     pub(super) fn scores(self, rows: &[&[f32]], multi_label: bool) -> Vec<f32> {
         let entails = |row: &&[f32]| {
             row.get(self.entailment)

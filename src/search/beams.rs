@@ -19,7 +19,7 @@ pub struct Beams {
 /// Condition for ending the search once the number of finished hypotheses is the number of beams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EarlyStopping {
-    /// End if the best beam, ended now, would not beat the worst hypothesis.
+    /// End if the best beam would not beat the worst hypothesis, if the beam ended now.
     Heuristic,
     /// End at once.
     Yes,
@@ -69,7 +69,7 @@ impl Beams {
     /// Checks that every option is valid.
     ///
     /// # Errors
-    /// Returns an error for the first invalid option.
+    /// Returns an error if an option is invalid. The error names the first invalid option.
     pub fn check(&self) -> Result<(), BeamsError> {
         let (n, groups) = (self.n, self.groups);
         if n == 0 {
@@ -164,13 +164,13 @@ impl Beams {
         self.n / self.groups.max(1)
     }
 
-    /// Returns the number of candidates that a group considers, for all of its beams together.
+    /// Returns the number of candidates that a group considers, for all of its beams together. `n_ends` is the number of end tokens.
     pub fn kept(&self, n_ends: usize) -> usize {
         2.max(1 + n_ends) * self.group_size()
     }
 
-    /// Returns how many of the most probable tokens of each beam to examine before the diversity penalty is applied: as many as
-    /// [`kept`](Self::kept), and one more for each beam of the other groups, because each of those beams can penalize one token.
+    /// Returns how many of the most probable tokens of each beam to examine before the diversity penalty is applied: [`kept`](Self::kept)
+    /// tokens, plus one for each beam of the other groups, because each of those beams can penalize one token.
     pub fn candidates(&self, n_ends: usize) -> usize {
         self.kept(n_ends) + self.n - self.group_size()
     }
@@ -403,8 +403,8 @@ impl BeamSearch {
 }
 
 impl Hypothesis {
-    /// Returns the first of the sorted hypotheses, and up to `n - 1` others that were finished. If the rules allow fewer texts than there
-    /// are beams, `all` also contains hypotheses that were never finished, which are left out.
+    /// Returns the first of the sorted hypotheses `all`, and up to `n - 1` of the others. If the rules allow fewer texts than there are
+    /// beams, `all` also contains hypotheses that were never finished, which are left out.
     pub fn best(all: &[Self], n: usize) -> &[Self] {
         let rest = all.iter().skip(1).take(n.saturating_sub(1));
         let is_text = |one: &&Self| one.score > NEVER / 2.0;

@@ -3,8 +3,9 @@
 /// Returns the `k` largest logits above −∞ with their ids, in descending order; ties go to the lower id. Returns fewer than `k` if the row
 /// has fewer logits above −∞.
 ///
-/// The selection has two stages (LightSeq 2.2, hierarchical auto-regressive search). The row is divided into 2k groups. The k-th largest of
-/// the groups' maxima is a lower bound of the k-th largest logit, so only logits that are at least this bound are sorted.
+/// The selection has two stages (LightSeq, Wang et al. 2021, section 2.2: hierarchical auto-regressive search). The row is divided into 2k
+/// groups. The k-th largest of the groups' maxima is a lower bound of the k-th largest logit, so only logits that are at least this bound
+/// are sorted.
 pub fn largest(row: &[f32], k: usize) -> Vec<(u32, f32)> {
     let k = k.min(row.len());
     if k == 0 {

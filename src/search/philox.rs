@@ -16,7 +16,7 @@ impl Philox {
         }
     }
 
-    /// Returns four 32-bit numbers.
+    /// Returns the four random 32-bit numbers for a counter.
     pub fn numbers(&self, counter: [u32; 4]) -> [u32; 4] {
         let (mut key, mut x) = (self.key, counter);
         for _ in 0..ROUNDS {

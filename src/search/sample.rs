@@ -47,7 +47,7 @@ impl Sampling {
     /// Checks that every option is valid.
     ///
     /// # Errors
-    /// Returns the first invalid option.
+    /// Returns an error if an option is invalid. The error names the first invalid option.
     pub fn check(&self) -> Result<(), SamplingError> {
         if !(self.temperature.is_finite() && self.temperature >= MIN_TEMPERATURE) {
             let found = self.temperature;
@@ -88,7 +88,7 @@ impl Sampling {
             let all: f64 = left.iter().map(|(_, p)| p).sum();
             nucleus(&mut left, f64::from(self.top_p) * all);
         }
-        // Weights are relative to the most probable token.
+        // A weight is a probability relative to that of the most probable token, whose weight is 1.
         left.retain(|&(_, p)| p >= f64::from(self.min_p));
         left.sort_unstable_by_key(|&(id, _)| id);
         let all: f64 = left.iter().map(|(_, p)| p).sum();

@@ -16,7 +16,7 @@ pub use self::{
 use super::{TextError, contain::contain};
 use crate::runtime::weights::ModelFiles;
 
-/// Limits of one rendering. The memory is several times the default maximum size of a request's body, and the steps take about a second.
+/// Limits of one rendering. `bytes` is several times the default maximum size of a request body. `steps` steps take about a second.
 const LIMITS: Limits = Limits {
     bytes: 96 << 20,
     steps: 1 << 23,
@@ -24,7 +24,7 @@ const LIMITS: Limits = Limits {
 };
 /// Stack size of the thread that parses and renders, sufficient for the maximum depth. Untouched pages take no memory.
 const STACK: usize = 64 << 20;
-/// Template variables that have parameters of their own. `kwargs` must not contain them.
+/// Template variables that other parameters set, so `ChatOptions::kwargs` must not contain them.
 const RESERVED: [&str; 7] = [
     "messages",
     "conversation",
@@ -34,7 +34,7 @@ const RESERVED: [&str; 7] = [
     "add_generation_prompt",
     "continue_final_message",
 ];
-/// Marks the end of the final message, so that the text that the template writes after the message can be removed.
+/// Marker that is appended to a final message that the model should continue. The rendered prompt is cut at the marker.
 const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 /// The chat template of a checkpoint, with its special tokens.
@@ -63,7 +63,7 @@ impl ChatTemplate {
         Self::of(&ModelFiles::open(folder)?)
     }
 
-    /// Reads the templates of a model.
+    /// Loads the templates of a model from its files, like [`open`](Self::open).
     ///
     /// # Errors
     /// Returns the errors of [`open`](Self::open).
@@ -107,7 +107,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// Returns the errors of [`render`](Self::render), and an error if options contradict each other, if `kwargs` contains a variable that
-    /// has a parameter of its own, or if the last message cannot be continued although `options` asks for it.
+    /// another parameter sets, or if the last message cannot be continued although `options` asks for it.
     pub fn render_with(
         &self,
         messages: &[Message],
@@ -157,7 +157,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Marks the end of the final message, and returns its text.
+    /// Appends [`TAG`] to the final message, and returns the text of the message before that.
     fn mark_last(
         &self,
         messages: &mut [Json],
@@ -266,7 +266,7 @@ impl ChatTemplate {
     }
 }
 
-/// Returns the text up to the end of the final message, without the mark.
+/// Cuts a rendered text at [`TAG`]. `last` is the final message of the conversation, which the text must contain.
 fn cut_after(last: &str, text: &str) -> Result<String, TextError> {
     let mark = TAG.trim_end();
     let found = text.rfind(mark).filter(|_| text.contains(last.trim()));
@@ -274,7 +274,7 @@ fn cut_after(last: &str, text: &str) -> Result<String, TextError> {
         param: "continue_final_message",
         problem: "`continue_final_message` is true, and the chat template does not write the last message unchanged; send a message that it leaves unchanged, or omit the option".to_owned(),
     })?;
-    // If the template strips the message, it also strips the space at the end of the mark.
+    // If the template strips the message, it also strips the space at the end of `TAG`.
     Ok(match text[at..].starts_with(TAG) {
         true => text[..at].to_owned(),
         false => text[..at].trim_end().to_owned(),

@@ -29,7 +29,7 @@ pub(super) fn contain<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     }
     let caught = {
         let _restore = Restore(CONTAINED.replace(true));
-        // The caller decides whether to keep or drop values that `f` left partially modified.
+        // `AssertUnwindSafe`: the caller decides whether to keep or drop values that `f` left partially modified.
         catch_unwind(AssertUnwindSafe(f))
     };
     caught.map_err(|payload| message(&*payload))

@@ -51,7 +51,7 @@ pub struct TextEncoder {
     cleans_up: bool,
     /// Conversion of texts to a conversation, if the model reads conversations.
     conversation: Option<Conversation>,
-    /// Languages with tokens of their own; `None` if the tokenizer has none.
+    /// Languages of a translation model and their tokens; `None` if the tokenizer has no language tokens.
     languages: Option<Languages>,
     /// Tokens and tokenizers of a late-interaction model.
     late: Option<Late>,
@@ -350,7 +350,7 @@ impl TextEncoder {
         })
     }
 
-    /// Returns the maximum number of tokens of a text, including special tokens, if there is one.
+    /// Returns the maximum number of tokens of a text, including special tokens; `None` if there is no maximum.
     pub fn max_tokens(&self) -> Option<usize> {
         match &self.tokenizer {
             Coder::Json(tokenizer, _) => tokenizer.get_truncation().map(|limit| limit.max_length),
@@ -538,7 +538,7 @@ impl TextEncoder {
         self.contained(index, || self.tokenizer.encode_fast(input, adds_special))
     }
 
-    /// Turns errors and panics of the tokenizers crate into errors.
+    /// Calls `encode`, and turns errors and panics of the tokenizers crate into errors that name the text by `index`.
     fn contained(
         &self,
         index: usize,

@@ -44,8 +44,8 @@ pub enum TextError {
     /// A tokenizer file other than tokenizer.json.
     #[error("no tokenizer can be loaded from `{file}`: {problem}")]
     PublishedTokenizer { file: PathBuf, problem: String },
-    /// Weights that the folder's settings depend on could not be read: those of a static embedding, whose sizes no config.json has, or
-    /// those of a WeightedLayerPooling.
+    /// Weights that determine the model's structure could not be read: the table of a static embedding, whose sizes are in no config.json,
+    /// or the layer weights of a WeightedLayerPooling.
     #[error(transparent)]
     Weights(Box<CheckpointError>),
     #[error("`{}`: {problem}", .file.display())]
@@ -162,7 +162,7 @@ pub enum TextError {
     Batch(#[from] BatchError),
 }
 
-/// Text whose language an error is about.
+/// The text of a translation whose language an error concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LanguageSide {
     Source,

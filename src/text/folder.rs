@@ -94,7 +94,7 @@ pub(super) struct Messages {
     pub(super) options: Map<String, Value>,
 }
 
-/// Token inputs of a model.
+/// Properties of a model that determine its token inputs.
 pub(super) struct Inputs {
     /// Maximum number of positions.
     pub(super) positions: Option<u32>,
@@ -248,7 +248,7 @@ impl Folder {
         self.late.as_ref()
     }
 
-    /// Returns the rule that reduces the max products of a query's vectors to a score. A folder with settings for late interaction
+    /// Returns the rule that combines the max dot products of a query's vectors into a score. A folder with settings for late interaction
     /// specifies the rule; PyLate uses the sum. For any other model with token vectors (FlagEmbedding), the rule is the mean.
     pub fn late_score(&self) -> LateScore {
         match &self.late {
@@ -271,7 +271,8 @@ impl Folder {
         all.collect()
     }
 
-    /// Returns the model's token inputs, from the shipped description for config.json. Without one, only config.json is read.
+    /// Returns the model's token inputs, from the shipped description for config.json. If there is no such description, only config.json is
+    /// read.
     pub(super) fn inputs(&self) -> Inputs {
         let config = self.config.as_ref();
         let built = config.and_then(|config| {
@@ -346,8 +347,8 @@ impl Folder {
         Ok(texts.map(str::to_owned).collect())
     }
 
-    /// Returns the settings of tokenizer_config.json, overridden by the tokenizer settings of sentence-transformers' files. The file counts as
-    /// empty if it does not exist. For a StaticEmbedding, it is not read.
+    /// Returns the settings of tokenizer_config.json, overridden by the tokenizer settings in the files of sentence-transformers. A missing
+    /// tokenizer_config.json counts as empty. For a StaticEmbedding, it is not read.
     fn tokenizer_config(&self) -> Result<Json, TextError> {
         const NAME: &str = "tokenizer_config.json";
         let stored = match self.first {
@@ -471,7 +472,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Reads the late interaction or the pooling of a folder without `modules.json`.
+    /// Reads the settings for late interaction, or else the pooling, of a folder without `modules.json`.
     fn read_without_modules(&mut self) -> Result<(), TextError> {
         match LateInteraction::of_stanford(&self.root, self.config.as_ref())? {
             Some((late, modules)) => {

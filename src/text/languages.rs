@@ -1,11 +1,11 @@
-//! Languages of translation models, as their tokenizers mark them.
+//! Languages of translation models, and the tokens with which their tokenizers mark them.
 
 use std::collections::BTreeMap;
 
 use super::{LanguageSide, TextError};
 use crate::names;
 
-/// Max number of names in an error.
+/// Max number of similar language names in an error message.
 const MAX_NEAR: usize = 3;
 
 /// Languages that have tokens in a tokenizer, and the positions of these tokens.

@@ -23,7 +23,7 @@ use crate::{
 };
 use pieces::Model;
 
-/// Represents a space in a piece.
+/// Character that represents a space in a piece.
 const SPACE: &str = "\u{2581}";
 
 /// A SentencePiece model, the ids of its pieces, and the special tokens around texts.
@@ -32,9 +32,9 @@ pub(super) struct SentencePiece {
     model: std::sync::Arc<Model>,
     ids: HashMap<String, u32>,
     texts: HashMap<u32, String>,
-    /// Id of pieces without an id of their own.
+    /// Id of the unknown token, which replaces pieces without an id.
     unknown: u32,
-    /// Special tokens, which are matched before all others, longest first.
+    /// Special tokens, longest first. They are matched in a text before the model splits it into pieces.
     specials: Vec<Special>,
     before: Vec<u32>,
     after: Vec<u32>,
@@ -159,7 +159,7 @@ impl Settings {
             config: read("tokenizer_config.json")?,
             map: read("special_tokens_map.json")?,
         };
-        // Other values would change ids.
+        // Other values would change token ids and are not supported.
         let off = [
             ("separate_vocabs", json!(false)),
             ("split_special_tokens", json!(false)),
@@ -189,7 +189,7 @@ impl Settings {
         found.or_else(|| self.map.get(key).filter(|v| !v.is_null()))
     }
 
-    /// Returns a token, which may be published as an object.
+    /// Returns the text of a token, which the files store as a string or as an object.
     fn token(&self, key: &str) -> Result<Option<&str>, TextError> {
         let Some(value) = self.get(key) else {
             return Ok(None);

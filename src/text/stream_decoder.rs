@@ -7,7 +7,7 @@ use std::ops::Range;
 pub struct StreamDecoder {
     pub tokens: Vec<u32>,
     pub text: String,
-    /// Number of bytes already shown.
+    /// Number of bytes of `text` that were already shown to the user.
     pub shown: usize,
     /// Whether a stop string was found.
     pub stopped: bool,

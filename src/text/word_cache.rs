@@ -26,7 +26,7 @@ struct Ids {
 }
 
 impl Ids {
-    /// Returns `None` for a word with more tokens than fit.
+    /// Returns `None` for a word of more than 7 tokens.
     fn of(ids: &[u32]) -> Option<Self> {
         let mut kept = [0; 7];
         kept.get_mut(..ids.len())?.copy_from_slice(ids);
@@ -42,7 +42,7 @@ impl Ids {
 }
 
 impl WordCache {
-    /// Returns `None` unless the tokenizer is known to split text at spaces into independent words.
+    /// Creates a cache for a tokenizer. Returns `None` if the tokenizer is not known to split text at spaces into independent words.
     pub(super) fn of(tokenizer: &Tokenizer) -> Option<Self> {
         let parts_at_spaces = matches!(
             tokenizer.get_pre_tokenizer(),
@@ -56,7 +56,7 @@ impl WordCache {
             .get_added_vocabulary()
             .get_added_tokens_decoder()
             .values();
-        // BPE and Unigram models have a word cache of their own.
+        // BPE and Unigram models of the tokenizers crate already cache words.
         let suits = parts_at_spaces
             && matches!(tokenizer.get_model(), ModelWrapper::WordPiece(_))
             && tokenizer.get_normalizer().is_none_or(is_local)
@@ -96,7 +96,7 @@ impl WordCache {
         let is_pair = second.is_some();
         let whole = tokenizer.post_process(encoding(first, 0), second, adds_special)?;
         // If a pair is too long, the crate stops tokenizing each text at the limit, compares the numbers of tokens so far, and truncates.
-        // Here, both texts were tokenized completely, so truncation could keep other tokens than in the crate.
+        // Here, both texts were tokenized completely, so truncation could keep different tokens.
         let cuts_a_pair = is_pair && !whole.get_overflowing().is_empty();
         Ok((!cuts_a_pair).then_some(whole))
     }

@@ -328,7 +328,7 @@ fn what_cannot_run_is_said_before_it_runs() {
         decoder_start: None,
         ..plain
     };
-    insta::assert_snapshot!(refused(&[5], &no_start), @"the model generates from a source and needs a start token; set `Generate::decoder_start`, or `decoder_start_token_id` in generation_config.json");
+    insta::assert_snapshot!(refused(&[5], &no_start), @"the model generates from a source and needs a start token; set `SamplingParams::decoder_start`, or `decoder_start_token_id` in generation_config.json");
 }
 
 #[test]

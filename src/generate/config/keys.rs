@@ -137,7 +137,7 @@ pub(super) const IN_CONFIG: [&str; 37] = [
     "typical_p",
 ];
 
-/// Effect of a key that has a certain value.
+/// Effect of a key and its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
     /// The value cannot change the tokens.

@@ -14,7 +14,7 @@ pub struct Message {
     pub role: String,
     pub content: String,
     /// Other fields that a template may read, such as `tool_calls`. The `arguments` of a tool call may be an object, or an object as a JSON
-    /// string, as in OpenAI's API. Templates can read the fields of such a string, and it is printed unchanged.
+    /// string, as in OpenAI's API. Templates can read the fields of an object in such a string, and print the string unchanged.
     pub others: Vec<(String, Json)>,
 }
 

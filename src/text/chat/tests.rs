@@ -225,7 +225,7 @@ fn templates_render_as_with_transformers_or_are_refused() {
     assert!(list(&references, "cases").len() > 500);
 }
 
-/// The messages of a stored conversation.
+/// Returns the messages of a stored conversation.
 fn messages_of(case: &Json) -> Vec<Message> {
     let messages = list(case, "messages").iter().map(|message| {
         let Json::Object(fields) = message else {
@@ -243,7 +243,7 @@ fn messages_of(case: &Json) -> Vec<Message> {
     messages.collect()
 }
 
-/// The options of a stored case.
+/// Returns the options of a stored case.
 fn options_of(case: &Json) -> ChatOptions {
     let mut options = ChatOptions {
         add_generation_prompt: false,

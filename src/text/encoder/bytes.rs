@@ -1,4 +1,4 @@
-//! Bytes of single tokens. A decoder shows U+FFFD for a token that is part of a character.
+//! Bytes of single tokens. If the bytes of a token are only a part of a UTF-8 character, a decoder shows U+FFFD instead of them.
 
 use tokenizers::DecoderWrapper;
 
@@ -81,7 +81,7 @@ mod tests {
             .collect();
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
-        // Tests a space, a line break, the last but one mapped character, and the character after the last one.
+        // Tests a space, a line break, the second-to-last mapped character, and the character after the last mapped one.
         assert_eq!(byte_of_char('\u{120}'), Some(b' '));
         assert_eq!(byte_of_char('\u{10a}'), Some(b'\n'));
         assert_eq!(byte_of_char('\u{142}'), Some(0xa0));

@@ -1,11 +1,11 @@
-//! Chunks of a text that are read together, for late chunking.
+//! Chunks of a text that the model processes as one sequence, for late chunking.
 
 use std::ops::Range;
 
 use super::{Encoded, TextEncoder};
 use crate::text::{Prompt, TextError};
 
-/// One sequence of several chunks, with the tokens of each.
+/// One sequence of several chunks, with the token range of each chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunks {
     pub encoded: Encoded,
@@ -15,11 +15,11 @@ pub struct Chunks {
 }
 
 impl TextEncoder {
-    /// Tokenizes chunks as one sequence, after a prompt. Each chunk is tokenized by itself, so no token belongs to two of them.
+    /// Tokenizes chunks as one sequence, after a prompt. Each chunk is tokenized separately, so no token spans two chunks.
     ///
     /// # Errors
-    /// Returns an error for chunks that have more tokens together than the model reads, for a chunk without tokens, for a text that the
-    /// tokenizer refuses or panics on, and the errors of [`Folder::prompt`](super::Folder::prompt) and
+    /// Returns an error if the chunks together have more tokens than the model's maximum, if a chunk has no tokens, or if the tokenizer
+    /// refuses a text or panics on it. Also returns the errors of [`Folder::prompt`](super::Folder::prompt) and
     /// [`Folder::chunk_pooling`](super::Folder::chunk_pooling).
     pub fn encode_chunks<S: AsRef<str>>(
         &self,

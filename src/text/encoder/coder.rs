@@ -20,7 +20,7 @@ pub enum CutSide {
     Right,
 }
 
-/// Tokenizer loaded from tokenizer.json, with a cache of words if it suits the tokenizer, or from a SentencePiece model.
+/// Tokenizer loaded from tokenizer.json, with a cache of words if [`WordCache::of`] creates one, or from a SentencePiece model.
 #[derive(Clone)]
 pub(super) enum Coder {
     Json(Box<Tokenizer>, Option<Arc<WordCache>>),
@@ -109,7 +109,7 @@ pub(super) fn cut_side(folder: &Folder) -> Result<CutSide, TextError> {
     })
 }
 
-/// Returns the text of a single-text input.
+/// Returns the text of an input, or an error if the input is a pair of texts.
 fn one_text(input: EncodeInput<'_>) -> tokenizers::Result<String> {
     match input {
         EncodeInput::Single(InputSequence::Raw(text)) => Ok(text.into_owned()),

@@ -1,4 +1,4 @@
-//! Sources and targets of translations.
+//! Tokenization of the source of a translation, and of the prefix of its target.
 
 use super::{Coder, TextEncoder};
 use crate::names::excerpt;

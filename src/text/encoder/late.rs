@@ -83,8 +83,7 @@ impl TextEncoder {
     /// is truncated without setting [`Encoded::is_cut`]. If the folder has no settings for late interaction, `role` has no effect.
     ///
     /// # Errors
-    /// Returns an error for a text that the tokenizer refuses or panics on, and the errors of
-    /// [`Folder::prompt`](super::Folder::prompt).
+    /// Returns an error if the tokenizer refuses the text or panics on it, and the errors of [`Folder::prompt`](super::Folder::prompt).
     pub fn encode_as(
         &self,
         role: TextRole,

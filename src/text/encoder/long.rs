@@ -74,8 +74,8 @@ fn may_part(before: char, after: char) -> bool {
         || (is_mark(before) && after.is_alphanumeric())
 }
 
-/// Returns the length of the next piece of a text. Returns `None` if the text is longer than `MAX_PIECE` bytes and none of the candidate
-/// splits within them is a token boundary.
+/// Returns the length of the next piece of a text, in bytes. Returns `None` if the text is longer than [`MAX_PIECE`] and none of the
+/// candidate splits in its first `MAX_PIECE` bytes is a token boundary.
 fn next_piece<E>(
     text: &str,
     ids: &impl Fn(&str) -> Result<Vec<u32>, E>,

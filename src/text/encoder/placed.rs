@@ -234,7 +234,7 @@ impl TextEncoder {
         let Coder::Json(tokenizer, _) = coder else {
             return Err(TextError::PublishedTokenizer {
                 file: self.file.clone(),
-                problem: "heads of tokens need a tokenizer.json, which has the places of tokens"
+                problem: "heads that label tokens need a tokenizer.json, which reports the positions of tokens"
                     .to_owned(),
             });
         };

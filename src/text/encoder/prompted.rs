@@ -1,4 +1,4 @@
-//! Tokenization of texts with a prompt whose tokens pooling leaves out.
+//! Tokenization of texts after a prompt, for models whose pooling leaves out the tokens of the prompt.
 
 use tokenizers::EncodeInput;
 
@@ -22,7 +22,7 @@ impl TextEncoder {
         Ok(alone.len() - usize::from(special && !alone.is_empty()))
     }
 
-    /// Tokenizes a text after a prompt whose tokens pooling leaves out.
+    /// Tokenizes a text after a prompt, and sets [`Encoded::left_out`] to the number of prompt tokens that pooling leaves out.
     pub(super) fn prompted(
         &self,
         index: usize,

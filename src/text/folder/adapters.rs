@@ -19,7 +19,7 @@ const INSTRUCTIONS: &str = "task_instructions";
 /// of the task into the config.
 ///
 /// # Errors
-/// Returns an error if there are adapters, but none is named like the task.
+/// Returns an error if there are adapters, but none with the name of the task.
 pub(super) fn chosen(
     root: &ModelFiles,
     config: Option<&mut Value>,

@@ -6,12 +6,12 @@ use crate::{
     text::TextError,
 };
 
-/// Modules after the transformer that late chunking applies to each chunk.
+/// Operations that late chunking applies to the mean of a chunk's token vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkPooling {
-    /// Whether vectors are scaled to length 1.
+    /// Whether vectors are scaled to norm 1.
     pub normalizes: bool,
-    /// Number of values to keep, before vectors are scaled; `None` for all.
+    /// Number of leading values to keep; `None` for all. Vectors are truncated before they are scaled.
     pub width: Option<u32>,
 }
 
@@ -19,7 +19,8 @@ impl Folder {
     /// Returns how the states of the tokens of a chunk become its vector.
     ///
     /// # Errors
-    /// Returns an error unless the folder specifies the mean of all tokens, followed by modules that only scale or truncate vectors.
+    /// Returns an error if the folder specifies another pooling than the mean of all tokens, or if a module after the pooling does more
+    /// than scale or truncate vectors.
     pub fn chunk_pooling(&self) -> Result<ChunkPooling, TextError> {
         let refused = |problem: String| TextError::LateChunking {
             folder: self.root.path().to_owned(),
@@ -69,7 +70,7 @@ impl Folder {
         for module in modules {
             match module {
                 Module::Normalize { .. } => pooling.normalizes = true,
-                // Truncating a scaled vector changes its length, so the vector must not be scaled yet.
+                // Truncating a scaled vector changes its norm, so the vector must not be scaled yet.
                 Module::Truncate { width } if !pooling.normalizes => pooling.width = Some(*width),
                 Module::Truncate { .. } => {
                     return Err(refused(

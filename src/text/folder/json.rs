@@ -70,7 +70,7 @@ impl Json {
         }
     }
 
-    /// Returns a flag that may be missing or null.
+    /// Returns a flag; `None` if it is missing or null.
     pub(super) fn optional_flag(&self, key: &str) -> Result<Option<bool>, TextError> {
         match self.get(key) {
             None => Ok(None),
@@ -106,7 +106,7 @@ impl Json {
         }
     }
 
-    /// Refuses a file that is not an object, and unknown keys, since each may change results.
+    /// Returns an error if the file is not a JSON object, or if it has an unknown key, which might change results.
     pub(super) fn check_keys(&self, known: &[&str]) -> Result<(), TextError> {
         let object = self.value.as_object();
         let object = object.ok_or_else(|| self.problem("expected an object"))?;
@@ -124,7 +124,7 @@ impl Json {
     }
 }
 
-/// Refuses the first key of an object that is not known.
+/// Returns an error that names the first key of `object` that is not in `known`.
 pub(super) fn check_known(object: &Map<String, Value>, known: &[&str]) -> Result<(), String> {
     let Some(key) = object.keys().find(|key| !known.contains(&key.as_str())) else {
         return Ok(());

@@ -29,13 +29,13 @@ const STANFORD: &str = "HF_ColBERT";
 const METADATA: &str = "artifact.metadata";
 /// Name of the value that the modules of a late-interaction model read and write.
 pub(super) const VALUE: &str = "token_embeddings";
-/// Defaults of PyLate.
+/// Default prefixes and default max lengths in tokens in PyLate, for queries and for documents.
 const PREFIXES: [&str; 2] = ["[Q] ", "[D] "];
 const LENGTHS: [u32; 2] = [32, 180];
 /// Python's `string.punctuation`, the default of `skiplist_words`.
 const PUNCTUATION: &str = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~";
 
-/// Side of a text in late interaction.
+/// Role of a text in late interaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TextRole {
     Query,
@@ -67,8 +67,8 @@ impl TextRole {
     }
 }
 
-/// Rule that reduces the products of a query's vectors with a document's vectors to a score. For each vector of the query, the rule takes
-/// the max product with a vector of the document.
+/// Rule for the score of a document. For each vector of the query, the max dot product with a vector of the document is computed. The rule
+/// combines these max products into the score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LateScore {
     Sum,
@@ -77,7 +77,7 @@ pub enum LateScore {
 }
 
 impl LateScore {
-    /// Turns sums of the max products of a query with `n` vectors into scores.
+    /// Turns `sums`, the sums of the max products for each document, into scores. `n` is the number of the query's vectors.
     pub fn of_sums(self, sums: &mut [f32], n: usize) {
         match self {
             Self::Sum => {}
@@ -108,7 +108,7 @@ pub struct LateInteraction {
     pub(in crate::text) skipped: Vec<String>,
     /// Whether `skipped` applies to queries, and whether it applies to documents.
     pub(in crate::text) skips: [bool; 2],
-    /// Whether a word of `skipped` that is not a token stands for the unknown token. Otherwise, the word is ignored.
+    /// Whether a word of `skipped` that is not a token selects the unknown token. If false, such a word is ignored.
     pub(in crate::text) skips_unknown: bool,
     /// Ids of the only tokens whose vectors are kept in documents; `None` for all.
     pub(in crate::text) kept: Option<Vec<u32>>,
@@ -116,7 +116,7 @@ pub struct LateInteraction {
     pub(in crate::text) strips: bool,
     /// Whether queries and documents get the folder's prompt for their role by default.
     pub(in crate::text) has_role_prompts: bool,
-    /// Rule that reduces the max products to a score.
+    /// Rule for the score of a document.
     pub(super) score: LateScore,
 }
 
@@ -266,7 +266,7 @@ pub(super) fn modules(
                 }
                 modules.push(dense(&json, entry.folder.clone(), VALUE)?);
             }
-            // Rows are always scaled to length 1, so this module changes nothing.
+            // Token vectors are always scaled to norm 1, so this module changes nothing.
             "Normalize" => {}
             other => {
                 return Err(refused(format!(
@@ -295,7 +295,7 @@ fn punctuation() -> Vec<String> {
     PUNCTUATION.chars().map(String::from).collect()
 }
 
-/// Returns `skiplist_words`.
+/// Returns the words of `skiplist_words`, by default all punctuation.
 fn words(own: &Json) -> Result<Vec<String>, TextError> {
     let key = "skiplist_words";
     let Some(value) = own.get(key) else {

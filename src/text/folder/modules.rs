@@ -27,7 +27,7 @@ const SPARSE_STATIC: &str = "SparseStaticEmbedding";
 /// Class of the first module of a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum First {
-    /// A transformer, also of a folder without modules.
+    /// A transformer. Folders without modules have this class, too.
     Transformer,
     /// A table with a vector for each token. Its tokenizer adds no special tokens. All settings of the tokenizer are in tokenizer.json.
     Static,
@@ -106,7 +106,7 @@ pub(super) fn entry(
             true => String::new(),
             false => folder.to_owned(),
         },
-        // A class of the same name from another package may be another module.
+        // Keep the path of a class from another package, because a class of the same name may compute something else.
         class: match class.starts_with("sentence_transformers.") {
             true => class.rsplit('.').next().unwrap_or(class).to_owned(),
             false => class.to_owned(),
@@ -134,7 +134,8 @@ pub(super) fn check_first(file: PathBuf, entries: &[Entry]) -> Result<(), TextEr
     }
 }
 
-/// Checks that a first module whose class is code in the folder has adapters. The class is not supported without adapters.
+/// Returns an error if the first module has the class [`OWN_TRANSFORMER`] and the checkpoint has no adapters. The class is supported only
+/// with adapters.
 pub(super) fn check_own_class(
     file: PathBuf,
     entries: &[Entry],
@@ -170,7 +171,7 @@ pub(super) fn pooling(json: &Json) -> Result<(Vec<Pooling>, bool), TextError> {
 }
 
 fn modes(json: &Json) -> Result<Vec<Pooling>, TextError> {
-    // Order of the results, independent of the order in the file.
+    // The results of several modes are concatenated in this order, whatever the order of the flags in the file.
     const FLAGS: [&str; 6] = [
         "cls_token",
         "max_tokens",
@@ -228,8 +229,8 @@ fn modes(json: &Json) -> Result<Vec<Pooling>, TextError> {
     }
 }
 
-/// Returns the weighted sum of the hidden states of layers. The weights are read from `files`, the module's folder, and divided by their
-/// sum.
+/// Returns the module that computes a weighted sum of the hidden states of layers. The weights are read from `files`, the module's folder,
+/// and divided by their sum.
 pub(super) fn weighted_layers(
     json: &Json,
     files: &ModelFiles,

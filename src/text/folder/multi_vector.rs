@@ -12,9 +12,9 @@ use super::{
 };
 use crate::{model::Module, runtime::weights::ModelFiles, text::TextError};
 
-/// `model_type` of the folders.
+/// `model_type` of these folders in config_sentence_transformers.json.
 const MODEL_TYPE: &str = "MultiVectorEncoder";
-/// Class of the module with the tokens that take part in scores.
+/// Class of the module that selects the tokens that take part in scores.
 const MASK: &str = "MultiVectorMask";
 
 /// Returns whether a folder is one of `MultiVectorEncoder`.
@@ -23,10 +23,10 @@ pub(super) fn is_multi_vector(own: Option<&Json>, listed: &[Entry]) -> bool {
     named.is_some_and(|name| name == MODEL_TYPE) || listed.iter().any(|entry| entry.class == MASK)
 }
 
-/// Reads the settings and the modules after the transformer, whose file is `transformer`.
+/// Reads the settings for late interaction and the modules after the transformer. `transformer` is the settings file of the transformer.
 ///
 /// # Errors
-/// Returns an error for modules and settings that gemmule does not support.
+/// Returns an error if a module or setting is not supported.
 pub(super) fn read(
     root: &ModelFiles,
     own: Option<&Json>,

@@ -36,7 +36,7 @@ impl Folder {
     /// Returns the text of the chosen prompt.
     ///
     /// # Errors
-    /// Returns an error for an unknown name, and for the name of a task whose Router route is not the loaded one.
+    /// Returns an error if the name is unknown, or if it is the name of a task whose Router route is not the loaded one.
     pub fn prompt<'s>(&'s self, choice: Prompt<'s>) -> Result<&'s str, TextError> {
         let name = match choice {
             Prompt::Text(text) => return Ok(text),
@@ -72,7 +72,7 @@ impl Folder {
         }
     }
 
-    /// Returns the folder with another default prompt. A name must be one that a file of the folder defines.
+    /// Returns the folder with another default prompt. A prompt name must be defined in a file of the folder.
     ///
     /// # Errors
     /// Returns the errors of [`prompt`](Self::prompt).

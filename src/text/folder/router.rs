@@ -211,7 +211,7 @@ fn rules(parameters: &Json) -> Result<Vec<Rule>, TextError> {
             .ok_or_else(wrong)?;
         let route = route.as_str().ok_or_else(wrong)?.to_owned();
         let task = quoted(task).ok_or_else(wrong)?.map(str::to_owned);
-        // A tuple is an input that consists of several kinds, and not only of a text.
+        // A tuple means inputs that combine several kinds, such as a text and an image. The rule cannot apply to plain texts.
         let input = match input.starts_with('(') {
             true => continue,
             false => quoted(input).ok_or_else(wrong)?,

@@ -99,7 +99,7 @@ impl Folder {
     /// from `problem_type` of config.json.
     ///
     /// # Errors
-    /// Returns an error for a `problem_type` that the library transformers does not have.
+    /// Returns an error if the library transformers has no such `problem_type`.
     pub fn class_score(&self, n_labels: usize) -> Result<ClassScore, TextError> {
         let config = self.config.as_ref();
         match config.and_then(|config| config.get("problem_type")) {

@@ -69,7 +69,8 @@ impl TokenizerSettings {
         Ok(Self { json, map, class })
     }
 
-    /// Returns whether the second text of a pair has its own segment ids. False if `model_input_names` of the folder lacks them.
+    /// Returns whether the second text of a pair has its own segment ids. False if `model_input_names` of the folder lacks
+    /// `token_type_ids`.
     pub(in crate::text) fn has_segments(&self) -> Result<bool, TextError> {
         let key = "model_input_names";
         let Some(names) = self.json.get(key) else {
@@ -148,7 +149,7 @@ impl TokenizerSettings {
         self.json.problem(error.to_string())
     }
 
-    /// Returns the error for a class that reads another kind of vocabulary than that of tokenizer.json.
+    /// Returns the error for a class whose kind of vocabulary (such as BPE) differs from that of tokenizer.json.
     fn other_model(&self, expected: &str, found: &str) -> TextError {
         let name = self.class.and_then(|class| class.names.first());
         self.json.problem(format!(
@@ -279,7 +280,7 @@ impl TokenizerSettings {
         Ok(())
     }
 
-    /// Returns whether the language token comes after the source text, and the source language of texts without one.
+    /// Returns whether the language token comes after the source text, and the default source language.
     fn source_language(&self, around: Around) -> Result<(bool, Option<&str>), TextError> {
         let source = self.json.text("src_lang")?;
         Ok(match around {
@@ -353,7 +354,7 @@ impl TokenizerSettings {
             Around::Underscored => format!("__{source}__"),
             Around::Before | Around::After | Around::ByLegacyBehaviour => source.to_owned(),
         };
-        // Without the token of the default language, the template of tokenizer.json remains.
+        // If tokenizer.json has no token for the default language, its template remains in use.
         if self.json.get(key).is_none() && tokenizer.token_to_id(&language).is_none() {
             return Ok(());
         }
@@ -467,7 +468,7 @@ impl TokenizerSettings {
         }
     }
 
-    /// Returns all special tokens, under any key.
+    /// Returns the special tokens that the folder's files assign to any key.
     fn special_tokens(&self) -> Result<Vec<String>, TextError> {
         let mut tokens = Vec::new();
         for key in NAMED {
@@ -496,7 +497,7 @@ impl TokenizerSettings {
         Ok(tokens)
     }
 
-    /// Returns an error if texts do not end with the `eos_token`.
+    /// Returns an error if the tokenizer does not add the `eos_token` to texts.
     fn check_end(&self, tokenizer: &Tokenizer) -> Result<(), TextError> {
         let key = "eos_token";
         let Some(token) = self.token(key)? else {
@@ -533,7 +534,7 @@ impl TokenizerSettings {
     }
 }
 
-/// Returns the text of a token, which may be published as an object.
+/// Returns the text of a token, which the files store as a string or as an object.
 pub(super) fn token_text(value: &Value) -> Option<&str> {
     let text = value.as_str().or_else(|| value.get("content")?.as_str());
     text.filter(|text| !text.is_empty())

@@ -96,7 +96,7 @@ const PADDING: [&str; 5] = [
     "use_fast",
 ];
 
-/// Contents of the file.
+/// Contents of sentence_bert_config.json.
 #[derive(Debug, Default)]
 pub(super) struct Transformer {
     pub(super) max_seq_length: Option<usize>,
@@ -109,8 +109,8 @@ pub(super) struct Transformer {
 }
 
 impl Transformer {
-    /// Reads the file. If `is_multi_vector`, its settings of late interaction are left to the module `multi_vector`. Otherwise, they are
-    /// refused.
+    /// Reads the file. If `is_multi_vector`, the module `multi_vector` reads the settings for late interaction. Otherwise, these settings
+    /// are refused.
     pub(super) fn read(json: &Json, is_multi_vector: bool) -> Result<Self, TextError> {
         json.check_keys(&KEYS)?;
         let late = LATE_KEYS.into_iter().filter(|_| !is_multi_vector);
@@ -147,7 +147,7 @@ impl Transformer {
             file: json.file.clone(),
             value: Value::Object(tokenizer.clone()),
         };
-        // The last length that is set applies.
+        // The last of these lengths that is set applies.
         let lengths = [
             json.count("max_seq_length", MAX_TOKENS)?,
             of_tokenizer.count("model_max_length", MAX_TOKENS)?,
@@ -261,7 +261,7 @@ fn messages(json: &Json) -> Result<Option<Messages>, TextError> {
         Some("structured") => true,
         _ => return Err(json.wrong(key, "a `format` of `message` that is flat or structured")),
     };
-    // Other settings for texts change their tokens and are not supported.
+    // Settings for texts other than `chat_template` would change tokens and are not supported.
     let key = "processing_kwargs";
     let mut options = Map::new();
     for (bucket, values) in &json.object(key)? {

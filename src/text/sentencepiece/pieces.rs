@@ -16,7 +16,7 @@ use prost::Message;
 const MAX_PIECES: usize = 1 << 20;
 /// Maximum size of a piece in bytes. By default, training limits pieces to 16 characters.
 const MAX_PIECE_BYTES: usize = 256;
-/// Represents a space in a piece.
+/// Character that represents a space in a piece.
 const SPACE: &str = "\u{2581}";
 /// Penalty of a character without a piece, relative to the piece with the lowest score.
 const UNKNOWN: f32 = 10.0;
@@ -181,7 +181,7 @@ impl Model {
     /// Reads a file and validates it.
     ///
     /// # Errors
-    /// Returns the reason why it is invalid.
+    /// Returns an error with the reason if the file is invalid.
     pub(super) fn read(bytes: &[u8]) -> Result<Self, String> {
         let file = File::decode(bytes)
             .map_err(|e| format!("it is not a SentencePiece model, or is damaged: {e}"))?;
@@ -446,7 +446,7 @@ impl Model {
         piece.is_some_and(|p| p.usage() == Use::Unused)
     }
 
-    /// Reverses the merges of unused pieces.
+    /// Appends to `lens` the lengths of the pieces of `part`, after undoing merges that gave unused pieces.
     fn part_again(&self, part: &str, made: &HashMap<&str, usize>, lens: &mut Vec<usize>) {
         match made.get(part) {
             Some(&left) if self.is_unused(part) => {

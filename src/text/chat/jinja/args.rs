@@ -52,7 +52,8 @@ impl Args {
         Ok(())
     }
 
-    /// Assigns the arguments to the parameters, the first `required` of which must be given.
+    /// Assigns the arguments to the parameters `names`. The first `required` parameters must have
+    /// an argument.
     pub fn bind<const N: usize>(
         self,
         callee: &str,
@@ -95,7 +96,7 @@ impl Args {
         }
     }
 
-    /// Refuses any argument.
+    /// Returns an error if there is any argument.
     pub fn none(self, callee: &str) -> Result<()> {
         self.bind(callee, [], 0).map(|[]| ())
     }
@@ -110,7 +111,7 @@ impl Args {
     }
 }
 
-/// Returns an integer argument, or `default`.
+/// Returns an integer argument, or `default` if the argument is missing.
 pub fn int_or(value: Option<&Value>, name: &str, default: i128) -> Result<i128> {
     match value {
         None => Ok(default),
@@ -123,7 +124,7 @@ pub fn int_or(value: Option<&Value>, name: &str, default: i128) -> Result<i128> 
     }
 }
 
-/// Returns whether an argument is true, or `default`.
+/// Returns whether an argument is true, or `default` if the argument is missing.
 pub fn is_true_or(value: Option<&Value>, default: bool) -> bool {
     value.map_or(default, Value::is_true)
 }

@@ -102,7 +102,7 @@ pub struct Arguments {
 #[derive(Debug)]
 pub struct Expr {
     pub line: u32,
-    /// Height of the expression tree below this node.
+    /// Height of the expression tree with this node as its root.
     pub height: u32,
     pub kind: Box<ExprKind>,
 }

@@ -141,7 +141,7 @@ fn range(args: Args, meter: &Rc<Meter>) -> Result<Value> {
     Value::seq(SeqKind::Range { start, stop, step }, items)
 }
 
-/// Returns the entries of `dict(…)`.
+/// Returns the entries that the arguments of `dict(…)` or `namespace(…)` define.
 fn entries(args: Args, callee: &str, meter: &Rc<Meter>) -> Result<Vec<(Value, Value)>> {
     let mut entries = Vec::new();
     match args.positional.as_slice() {

@@ -15,7 +15,7 @@ pub struct Error {
 /// Kind of an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The template is invalid, or does not fit the values.
+    /// The template is invalid, or an operation fails for the values of the variables.
     Failed,
     /// The template refuses the conversation with `raise_exception`.
     Refused,

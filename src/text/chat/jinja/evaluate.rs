@@ -47,7 +47,8 @@ impl<'t> Machine<'t> {
             ExprKind::Tuple(all) => Value::seq(SeqKind::Tuple, self.all(all)?),
             ExprKind::Dict(pairs) => {
                 let mut entries = Vec::new();
-                // Charges the values while the dict does not exist yet.
+                // Charges memory for the entries until the dict is created, which has its own
+                // charge.
                 let mut held = Items::new(&meter)?;
                 for (key, value) in pairs {
                     let key = self.evaluate(key)?;

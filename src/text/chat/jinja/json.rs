@@ -22,7 +22,7 @@ pub enum Json {
 }
 
 impl Json {
-    /// The field `name` of an object.
+    /// Returns the field `name` of an object; `None` for a missing field or another kind of value.
     pub fn get(&self, name: &str) -> Option<&Json> {
         match self {
             Self::Object(fields) => fields.iter().find(|(key, _)| key == name).map(|(_, v)| v),
@@ -30,7 +30,7 @@ impl Json {
         }
     }
 
-    /// The text of a string.
+    /// Returns the text of a string; `None` for another kind of value.
     pub fn as_str(&self) -> Option<&str> {
         match self {
             Self::String(text) => Some(text),
@@ -42,7 +42,7 @@ impl Json {
         *self == Self::Null
     }
 
-    /// Returns the name of the value's kind, with its article.
+    /// Returns the kind of the value for error messages, with an article.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Null => "null",

@@ -37,7 +37,7 @@ struct Lexer<'s> {
     tokens: Vec<(Token, u32)>,
 }
 
-/// Returns the tokens of `source` with their lines.
+/// Returns the tokens of `source` with their line numbers.
 pub fn tokens(source: &str) -> Result<Vec<(Token, u32)>> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let source = source.strip_suffix('\n').unwrap_or(&source);
@@ -149,7 +149,7 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// Skips the whitespace after the end of a tag.
+    /// Skips whitespace after a tag: all of it if `sign` is `-`, none if it is `+`, and otherwise one newline if `trims`.
     fn after_tag(&mut self, sign: u8, trims: bool) {
         let before = self.at;
         match sign {

@@ -20,11 +20,11 @@ pub struct Machine<'t> {
     scope: usize,
     next_id: u64,
     out: Builder,
-    /// Mutable objects, like `cyclers` and `joiners`. Values refer to them by index, so that no value can contain itself.
+    /// Namespaces, cyclers and joiners are the mutable objects. Values refer to them by index, so no value can contain itself.
     pub namespaces: Vec<Namespace>,
     pub cyclers: Vec<(Rc<Seq>, usize)>,
     pub joiners: Vec<(Rc<Text>, bool)>,
-    /// Charges for `cyclers` and `joiners`.
+    /// Memory charges for `cyclers` and `joiners`.
     pub kept: Vec<Items<Value>>,
     loops: Vec<LoopFrame<'t>>,
 }
@@ -97,7 +97,7 @@ impl<'t> Machine<'t> {
         self.next_id
     }
 
-    /// Runs `f` in a scope below `parent`.
+    /// Runs `f` in a new scope with the parent scope `parent`.
     fn scoped<T>(&mut self, parent: usize, f: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let _level = self.meter.enter()?;
         let id = self.new_id();

@@ -62,7 +62,7 @@ impl Machine<'_> {
                 "the method `{name}` of text that is marked as safe is not supported"
             )));
         }
-        // Most methods read each character.
+        // Most methods read each character, so this counts steps for the whole text.
         meter.scan(text.len().saturating_mul(4))?;
         match name {
             "format" => self.format(text, args),
@@ -190,7 +190,7 @@ impl Machine<'_> {
 /// Bytes charged for each part while a text is split. A part is a slice in a list that may reserve twice the needed capacity.
 const PART: usize = 3 * size_of::<&str>();
 
-/// Charges for the lines of a text.
+/// Charges the memory for a list of a text's lines.
 pub fn hold_lines(text: &str, meter: &Rc<Meter>) -> Result<Charge> {
     let n = text.matches(is_line_end).count();
     meter.hold((n + 4).saturating_mul(PART))

@@ -40,7 +40,7 @@ pub struct Template {
     names: Vec<String>,
 }
 
-/// A variable of a rendering.
+/// Value of a template variable.
 #[derive(Clone, Copy, Debug)]
 pub enum Variable<'a> {
     Json(&'a Json),
@@ -52,7 +52,7 @@ impl Template {
     /// Parses `source`. Nesting is bounded, so a stack of 1 MiB suffices.
     ///
     /// # Errors
-    /// Returns an error with the line for invalid syntax.
+    /// Returns an error, with the line, if the syntax is invalid.
     pub fn parse(source: &str) -> Result<Self, Error> {
         let tree = parse::template(source).map_err(|e| *e)?;
         let mut names: Vec<String> = Vec::new();
@@ -77,7 +77,8 @@ impl Template {
     /// Renders the template with `variables`.
     ///
     /// # Errors
-    /// Returns an error if the template does not fit the variables, refuses them, or exceeds `limits`.
+    /// Returns an error if an operation of the template fails, if the template refuses the variables with `raise_exception`, or if
+    /// rendering exceeds `limits`.
     pub fn render(
         &self,
         variables: &[(&str, Variable<'_>)],

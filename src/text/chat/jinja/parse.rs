@@ -105,7 +105,7 @@ impl Parser {
         matches!(self.peek(), Token::Name(found) if found == name)
     }
 
-    /// Consumes the operator if it is next.
+    /// Consumes the operator if it is the next token, and returns whether it was.
     fn takes(&mut self, operator: &str) -> bool {
         let is_next = self.is_operator(operator);
         self.at += usize::from(is_next);
@@ -145,7 +145,7 @@ impl Parser {
         }
     }
 
-    /// Runs `f` one level deeper.
+    /// Runs `f` at the next level of nesting, or returns an error if that exceeds [`MAX_NESTING`].
     fn nested<T>(&mut self, f: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.nesting >= MAX_NESTING {
             return Err(Error::limit(format!(

@@ -1,4 +1,4 @@
-//! Tests, as in `value is defined`.
+//! Tests of Jinja, as in `value is defined`.
 
 use std::rc::Rc;
 

@@ -287,7 +287,7 @@ impl Value {
         }
     }
 
-    /// Refuses an undefined value.
+    /// Returns an error if the value is undefined.
     pub fn defined(&self) -> Result<&Self> {
         match self {
             Self::Undefined(message) => Err(Error::failed(&***message)),
@@ -416,7 +416,7 @@ impl Value {
         Ok(self.compare(other, "<", meter)? == Some(Ordering::Less))
     }
 
-    /// Refuses a value that cannot be a dict key.
+    /// Returns an error if the value cannot be a dict key.
     pub fn check_key(&self, meter: &Rc<Meter>) -> Result<()> {
         meter.work(1)?;
         match self {

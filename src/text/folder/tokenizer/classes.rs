@@ -18,8 +18,8 @@ pub(super) struct Class {
 }
 
 impl Class {
-    /// Returns whether tokenizer.json is used unchanged. The library transformers does so for `LlamaTokenizer` if the vocabulary is one of
-    /// bytes, because this class splits texts only at spaces.
+    /// Returns whether tokenizer.json is used unchanged. The library transformers does this for `LlamaTokenizer` if the vocabulary is
+    /// byte-level, because this class splits texts only at spaces.
     pub(super) fn keeps(&self, tokenizer: &Tokenizer) -> bool {
         let is_llama = self
             .settings
@@ -43,26 +43,26 @@ pub(super) enum Template {
     Language,
 }
 
-/// Tokens before and after texts. In a template, `F` is the first token, `L` the last one, and `A` and `B` are the texts. The segment of an
-/// element is 1 if a `1` follows, else 0.
+/// Tokens before and after texts. In `single` and `pair`, `F` is the token `first`, `L` is the token `last`, and `A` and `B` are the texts.
+/// A `1` after an element means segment 1; otherwise, the segment is 0.
 #[derive(Clone, Copy)]
 pub(super) struct Frame {
     pub(super) first: Option<Special>,
     pub(super) last: Option<Special>,
     pub(super) single: &'static str,
     pub(super) pair: &'static str,
-    /// Whether offsets leave out the space before a word unless `trim_offsets` is false.
+    /// Whether the class reads `trim_offsets`. If that setting is true or missing, offsets leave out the space before a word.
     pub(super) trims: bool,
     pub(super) replaces: Replaces,
 }
 
-/// Templates of tokenizer.json that a class replaces by its own.
+/// Cases in which a class uses its own template instead of the one in tokenizer.json.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Replaces {
     Any,
-    /// A template is kept; the class adds one if there is none.
+    /// Only if tokenizer.json has no template.
     Missing,
-    /// A template is replaced; without one, there are no tokens around texts.
+    /// Only if tokenizer.json has a template. If it has none, there are no tokens around texts.
     Present,
 }
 
@@ -117,17 +117,17 @@ pub(super) enum Setting {
     BertNormalizer,
     /// `do_lower_case` of a sequence of normalizers.
     LowerCase,
-    /// `keep_accents`.
+    /// The setting `keep_accents`.
     Accents,
-    /// `add_prefix_space`. If false, Metaspace gets this scheme.
+    /// The setting `add_prefix_space`. If it is false, Metaspace gets this scheme.
     PrefixSpace(PrependScheme),
-    /// `add_prefix_space` and `legacy`.
+    /// The settings `add_prefix_space` and `legacy`.
     LegacySpace,
-    /// `split_by_punct`.
+    /// The setting `split_by_punct`.
     Punctuation,
-    /// `src_lang`. A mask token that tokenizer.json lacks strips the space before it.
+    /// `src_lang`. A mask token that is added because tokenizer.json lacks it includes the space before it (`lstrip`).
     Language(Around),
-    /// `mask_token`. If tokenizer.json lacks the token, it strips the space before it.
+    /// `mask_token`. A mask token that is added because tokenizer.json lacks it includes the space before it (`lstrip`).
     SpacedMask,
 }
 

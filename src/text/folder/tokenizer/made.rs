@@ -1,4 +1,4 @@
-//! Parts that tokenizer classes of the library transformers 5.24 create.
+//! Normalizers, pre-tokenizers and decoders that tokenizer classes of the library transformers 5.24 create.
 
 use serde_json::Value;
 use tokenizers::{
@@ -7,12 +7,12 @@ use tokenizers::{
 
 use super::parts::{normalizers_of, set_normalizer};
 
-/// Parts of a class, in the format of tokenizer.json. The values are those without settings.
+/// Parts of a class, in the format of tokenizer.json, before the settings of tokenizer_config.json are applied.
 pub(super) struct Parts {
     model: Kind,
-    /// List of normalizers. `Precompiled` stands for the SentencePiece rules of tokenizer.json, if there are any.
+    /// List of normalizers. `Precompiled` is replaced by the SentencePiece rules of tokenizer.json, if there are any.
     normalizers: &'static str,
-    /// Normalizers if tokenizer.json has no SentencePiece rules; `None` if they are the others of `normalizers`.
+    /// Normalizers to use if tokenizer.json has no SentencePiece rules. If `None`, `normalizers` is used without `Precompiled`.
     without_rules: Option<&'static str>,
     pre_tokenizer: &'static str,
     decoder: &'static str,
@@ -272,7 +272,7 @@ impl Parts {
     }
 }
 
-/// Returns whether two parts have different values in tokenizer.json.
+/// Returns whether two parts serialize to different JSON.
 fn differ<T: serde::Serialize, U: serde::Serialize>(a: &T, b: &U) -> serde_json::Result<bool> {
     Ok(serde_json::to_value(a)? != serde_json::to_value(b)?)
 }
