@@ -18,7 +18,7 @@ use crate::{
 pub(super) struct Ledger {
     /// Results by symbol.
     pub(super) checked: BTreeMap<String, Checked>,
-    /// Sources that have not run yet, by symbol, with the reason.
+    /// Reasons why sources have not run yet, by symbol.
     #[serde(default)]
     pub(super) deferred: BTreeMap<String, String>,
 }

@@ -30,7 +30,7 @@ pub(in crate::cli) struct Args {
 pub(in crate::cli) fn run(args: Args) -> Outcome {
     let machine = args.card.machine(&[])?;
     let compiled = args.model.compile_for(args.dtype, machine.clone())?;
-    // A description may belong to models of several sizes.
+    // Name the sizes, because models of several sizes may share a description.
     let dims = compiled.model.dims.iter();
     let dims: Vec<String> = dims.map(|(name, n)| format!("{name} {n}")).collect();
     let about = format!("{} ({})", compiled.model.name, dims.join(", "));

@@ -22,10 +22,10 @@ use crate::{Batch, Engine, EngineError, Outputs, Session, engine::Pending, text:
 /// Number of rows that are tokenized together.
 const PIECE: usize = 1024;
 
-/// Max number of packed batches that wait for a device, in addition to one per device.
+/// Max number of packed batches in the queue to the devices, in addition to one per device.
 const PACKED: usize = 1;
 
-/// Max number of a device's batches that wait for its collector.
+/// Max number of submitted batches in the queue from the thread of a device to its collector thread.
 const COMPUTED: usize = 2;
 
 /// Options that affect batches.
@@ -327,8 +327,8 @@ impl<T: Task> Packer<T> {
                 }
             }
             left.sort_by_key(|one| one.tokens);
-            // The last batch of a piece may get rows of the next piece, but not of the next window: a resumed run may begin with that
-            // window, and must then form the same batches.
+            // Rows that do not fill a batch wait for the next piece of this window, but not for the next window. A resumed run may begin
+            // with the next window, and must then form the same batches.
             if !self.pack(&window, &mut left, piece.is_last) {
                 window.fail(EngineError::PipelineEnded);
                 return;
@@ -336,8 +336,8 @@ impl<T: Task> Packer<T> {
         }
     }
 
-    /// Sends full batches of the rows. If the rows are the last ones of the window, sends the remaining rows, too. Returns false if results
-    /// are no longer needed.
+    /// Sends full batches of the rows, and keeps the remaining rows in `rows`. With `is_last`, which marks the last rows of the window,
+    /// also sends the remaining rows. Returns false if results are no longer needed.
     fn pack(&self, window: &Arc<Window<T>>, rows: &mut Vec<Tokenized>, is_last: bool) -> bool {
         let limit = self.batch_tokens;
         let mut tokens: usize = rows.iter().map(|row| row.tokens).sum();

@@ -7,7 +7,7 @@ use gemmule_corpus::{Results, Texts, Value};
 use super::model::Task;
 use crate::EngineError;
 
-/// Rows that are computed together.
+/// Rows that are read and computed together, with their results.
 pub(super) struct Window<T: Task> {
     pub(super) texts: Vec<Texts>,
     state: Mutex<State<T>>,
