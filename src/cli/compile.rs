@@ -21,7 +21,7 @@ use crate::{
     tensor::Format,
 };
 
-/// Targets of data-center cards before Blackwell.
+/// Default targets: those of data-center cards before Blackwell.
 const DEFAULT_TARGETS: [Target; 4] = [Target::Sm80, Target::Sm86, Target::Sm89, Target::Sm90a];
 
 #[derive(clap::Args)]
@@ -65,7 +65,7 @@ pub(super) fn run(args: Args) -> Outcome {
     };
     let timed_on = read.as_ref().map(|(_, on)| on);
     let targets = args.targets(device.as_ref(), timed_on)?;
-    // One program serves all targets. It uses only instructions that all of them have.
+    // All targets share one program, which uses only instructions that every target has.
     let machine = match &device {
         Some(device) => device.info().machine().into_diagnostic()?.0,
         None => args.card.machine_of(&targets, timed_on)?,

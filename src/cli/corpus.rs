@@ -1,4 +1,4 @@
-//! Commands that process files of texts: their common options, and a run with its report.
+//! Commands that process files of texts: their common options, and the code that runs them and prints a report.
 
 mod model;
 mod pool;
@@ -30,10 +30,10 @@ pub(super) use model::{Task, Units};
 #[derive(clap::Args)]
 #[group(skip)]
 pub(super) struct Files {
-    /// Format of the input (jsonl, csv, tsv, parquet, lines), overriding its file name extension
+    /// Format of the input (jsonl, csv, tsv, parquet, lines). By default, the file name extension determines it
     #[arg(long, value_name = "FORMAT", requires = "input")]
     input_format: Option<InputFormat>,
-    /// Format of the output (parquet, arrow, npy, jsonl), overriding its file name extension
+    /// Format of the output (parquet, arrow, npy, jsonl). By default, the file name extension determines it
     #[arg(long, value_name = "FORMAT", requires = "input")]
     output_format: Option<OutputFormat>,
     /// Columns of the input to copy to the output

@@ -81,7 +81,7 @@ pub(super) struct Args {
     /// Split the beams into N groups that differ from each other (diverse beam search)
     #[arg(long, value_name = "N", value_parser = up_to(Beams::MAX))]
     groups: Option<usize>,
-    /// Penalty for a token, for each beam of an earlier group that chose the same token
+    /// Penalty on the score of a token for each beam of an earlier group that chose the same token in this step
     #[arg(long, value_name = "X")]
     diversity: Option<f32>,
     /// Length penalty: a score is the log-probability divided by the length to this power
@@ -106,7 +106,7 @@ pub(super) struct Args {
     /// Print the text while it is generated; only for a single prompt
     #[arg(long)]
     stream: bool,
-    /// Print tokens, texts and the reasons for which they ended, as JSON
+    /// Print the tokens and texts, and why each text ended, as JSON
     #[arg(long, conflicts_with = "stream")]
     json: bool,
 }

@@ -88,7 +88,7 @@ impl OnlyTexts {
     }
 }
 
-/// Inputs that were read.
+/// The inputs of a run, tokenized as a batch.
 pub(super) struct Read {
     pub(super) texts: Texts,
     /// Origin of the texts; `None` for token ids.
@@ -175,7 +175,8 @@ impl Input {
         self.role.take()
     }
 
-    /// Reads all inputs. `folder` returns the folder of the checkpoint. `role` is the role of the texts, for a late-interaction model.
+    /// Reads and tokenizes all inputs. `folder` returns the folder of the checkpoint, if there is one. `role` is the role of the texts, for
+    /// a late-interaction model.
     pub(super) fn read(
         &self,
         role: Option<TextRole>,

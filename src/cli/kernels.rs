@@ -119,7 +119,7 @@ fn named(all: &BTreeMap<String, Emitted>, only: &[String]) -> Result<Vec<KernelS
     Ok(kernels.map(|(_, emitted)| emitted.kernel.clone()).collect())
 }
 
-/// Removes kernels whose symbol contains any of these texts.
+/// Removes kernels whose symbol contains any of the texts `skip`.
 fn without(mut kernels: Vec<KernelSpec>, skip: &[String]) -> Result<Vec<KernelSpec>, Nothing> {
     let asked = kernels.len();
     let skipped = |symbol: &str| skip.iter().any(|text| symbol.contains(text.as_str()));
@@ -140,7 +140,7 @@ fn launchable(mut kernels: Vec<KernelSpec>, target: Target) -> Result<Vec<Kernel
     }
 }
 
-/// Keeps the kernels of a part.
+/// Keeps the kernels of `part`, or all kernels if it is `None`.
 fn of_part(kernels: Vec<KernelSpec>, part: Option<Part>) -> Result<Vec<KernelSpec>, Nothing> {
     let Some(part) = part else {
         return Ok(kernels);

@@ -1,4 +1,4 @@
-//! The ledger of sources that have run on a device, `snapshots/gpu.ron`.
+//! The ledger `snapshots/gpu.ron`, which records the kernel sources that have run on a GPU.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -434,7 +434,7 @@ impl Runnable {
         if let Some(name) = self.location.model()
             && !Path::new(name).exists()
         {
-            // MODEL is the name of a built-in description, or the error is that there is no such model.
+            // This is an error, unless MODEL is the name of a built-in description.
             ModelFile::open(name)?;
         }
         Err(miette!(
@@ -458,8 +458,8 @@ impl Runnable {
         }
     }
 
-    /// If the model is a sentence-transformers Router and no task is given, uses the role as the task, which selects the route, and returns
-    /// `None`. Otherwise, returns the role.
+    /// If the model is a sentence-transformers Router and no task is given, sets the task to the name of `role`, which selects the route,
+    /// and returns `None`. Otherwise, returns `role`.
     pub(super) fn route(&mut self, role: Option<TextRole>) -> Result<Option<TextRole>, Report> {
         let (Some(role), None) = (role, &self.task) else {
             return Ok(role);

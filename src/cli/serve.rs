@@ -70,7 +70,7 @@ pub(super) struct Args {
     /// positions; a larger N selects other rotary frequencies, for all sequences
     #[arg(long, value_name = "N")]
     max_context: Option<NonZeroU32>,
-    /// Make results bitwise independent of the rest of the batch
+    /// Make the results of a sequence bitwise independent of the rest of the batch
     #[arg(long)]
     invariant: bool,
     /// Also return the vectors of all tokens, for /embed_all. Models without modules of sentence-transformers always do
@@ -127,8 +127,8 @@ pub(super) struct Args {
     /// Max bytes of a batch's intermediate tensors
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 30, value_parser = clap::value_parser!(u64).range(1..))]
     batch_bytes: u64,
-    /// Bytes of the KV cache of each model that generates text. By default, room for eight texts of full length; on a GPU more, up to half
-    /// of the free memory
+    /// Bytes of the KV cache of each model that generates text. The default has room for eight texts of full length; on a GPU it is larger,
+    /// up to half of the free memory
     #[arg(long, alias = "kv-bytes", value_name = "BYTES")]
     kv_cache_bytes: Option<u64>,
     /// Refuse requests if the queued work takes longer than this, in milliseconds. The estimate uses the recent pace of tokenizers or
@@ -365,7 +365,7 @@ fn open(
         models.push(model);
         for task in tasks {
             let began = Instant::now();
-            // A route that cannot be loaded is reported, and the default route is served without it.
+            // If a route cannot be loaded, report it and serve the default route alone.
             let own_name = format!("{name}:{task}");
             match open(own_name, Some(task.clone()), Some(name.clone())) {
                 Ok(model) => {

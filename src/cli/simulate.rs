@@ -30,7 +30,7 @@ pub(super) struct Args {
         default_value = "packed,dp,naive,no-batch"
     )]
     scheduler: Vec<String>,
-    /// Cost table in RON, such as `examples/costs.ron`
+    /// Cost table (times of batches by size) in RON, such as `examples/costs.ron`
     #[arg(long, value_name = "FILE")]
     costs: PathBuf,
     /// Requests per second: A..B, A..B/N for N rates, or a list separated by commas
@@ -91,7 +91,7 @@ pub(super) struct Chosen {
     /// Max time in milliseconds for which the lazy schedulers (lazy-naive, lazy-dp) wait for further requests
     #[arg(long, value_name = "MS", default_value_t = 10.0)]
     lazy_ms: f64,
-    /// Max requests in a batch of `naive` and `dp`
+    /// Max requests in a batch, for the schedulers `naive` and `dp`
     #[arg(long, value_name = "N", default_value_t = 20)]
     most: usize,
     /// Rows per batch, for the schedulers of the TCB paper
@@ -305,7 +305,7 @@ fn shown(names: &[&str], points: &[Vec<Point>]) -> String {
                 format!("{:.0}", s.offered),
                 format!("{:.0}", s.answered),
             ];
-            // If the scheduler is overloaded, its latency depends only on the duration of the load, so it is shown as infinite.
+            // Under overload, the latency depends only on the duration of the load, so it is shown as infinite.
             row.extend(
                 [s.mean, s.least, s.most, s.p99].map(|ms| match s.is_saturated() {
                     true => "+∞".to_owned(),

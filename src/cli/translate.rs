@@ -58,10 +58,11 @@ pub(super) struct Args {
     /// Print one JSON document per line: the translations of a text with their scores, best first
     #[arg(long)]
     json: bool,
-    /// Max new tokens per text; by default twice the tokens of the longest text plus 16, limited by the model's positions
+    /// Max new tokens per text; by default twice the tokens of the longest text plus 16, limited by generation_config.json and the model's
+    /// positions
     #[arg(long, value_name = "N", value_parser = up_to(MAX_TOKENS))]
     max_new: Option<usize>,
-    /// Max source tokens of the texts that are translated at the same time
+    /// Max source tokens, in total, of the texts that are translated at the same time
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..))]
     batch_tokens: u64,
 }
@@ -83,7 +84,7 @@ impl Args {
         };
         (options.rules.forced_first, options.rules.prefix) = encoder.target(&prefix, pair)?;
         options.decoder_start = pair.decoder_start.or(options.decoder_start);
-        // The decoder start token takes the first position.
+        // The decoder start token takes the first position, so one position fewer is left.
         let most = positions.map_or(usize::MAX, |n| n.saturating_sub(1) as usize);
         let n_forced = options.rules.prefix.len();
         options.rules.max_new_tokens = (2 * longest + 16 + n_forced)

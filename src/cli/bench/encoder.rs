@@ -185,7 +185,7 @@ impl Row {
     /// Column headers for [`Row::cells`].
     pub const HEADER: [&str; 6] = ["set", "tokens", "ms", "tokens/s", "host µs", "activations"];
 
-    /// Cells of a table row.
+    /// Returns the cells of this row in a table with the columns [`HEADER`](Self::HEADER).
     pub fn cells(&self) -> [String; 6] {
         [
             self.set.clone(),

@@ -47,8 +47,8 @@ pub(in crate::cli) struct Args {
     /// Seconds of load before the measurement
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     warm_up: f64,
-    /// Lengths of texts in words, each about one token; two special tokens are included. Expected normal:MIN,MAX,MEAN,DEVIATION,
-    /// uniform:MIN,MAX or fixed:N
+    /// Lengths of texts in tokens, including two special tokens. A word of a text is about one token. Expected
+    /// normal:MIN,MAX,MEAN,DEVIATION, uniform:MIN,MAX or fixed:N
     #[arg(
         long = "lengths",
         alias = "lens",
@@ -125,7 +125,7 @@ struct Answered {
     problem: Option<String>,
 }
 
-/// Target of requests.
+/// Receiver of requests: a server, or a model in this process.
 trait Target: Clone + Send + Sync + 'static {
     fn ask(&self, number: u64, tokens: u32) -> impl Future<Output = Answered> + Send;
 }
@@ -140,7 +140,7 @@ struct Times {
     most: f64,
 }
 
-/// Results of a run. Durations from the arguments are in seconds, latencies in milliseconds.
+/// Results of a measurement. Durations from the arguments are in seconds, latencies in milliseconds.
 #[derive(Serialize)]
 struct Run {
     target: String,
@@ -248,7 +248,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     })
 }
 
-/// Sends the load, and waits for the responses.
+/// Sends requests to `target` as the arguments specify, and waits for the responses.
 fn drive<T: Target>(
     runtime: &tokio::runtime::Runtime,
     args: &Args,

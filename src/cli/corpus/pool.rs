@@ -37,7 +37,7 @@ pub(super) struct Options {
     pub(super) refuses_long: bool,
 }
 
-/// The threads of a model.
+/// Threads that tokenize rows, pack them into batches, compute the batches and collect the results.
 pub(super) struct Pool<T: Task> {
     identity: String,
     columns: Vec<Column>,
@@ -78,7 +78,7 @@ impl<T: Task> Drop for Work<T> {
 }
 
 impl<T: Task> Pool<T> {
-    /// Starts the threads. Before that, each engine computes a short text.
+    /// Starts the threads. Before that, each engine computes a short text, to find the width of its output.
     ///
     /// # Errors
     /// Returns an error if a session cannot be opened, the short text cannot be computed, [`Task::columns`] fails, or a thread cannot be
@@ -241,7 +241,7 @@ impl<T: Task> Drop for Piece<T> {
     }
 }
 
-/// Tokenizes the rows of each window, those with the fewest bytes first, until results are no longer needed.
+/// Tokenizes the rows of each window, in order of the number of bytes of their texts, until results are no longer needed.
 fn tokenize<T: Task>(
     windows: Receiver<Untokenized<T>>,
     shared: &Shared<T>,

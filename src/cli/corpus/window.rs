@@ -1,4 +1,4 @@
-//! A window of rows. Their sequences may be computed in any order.
+//! A window, which is a group of rows that are read together. The sequences of its rows may be computed in any order.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -105,7 +105,7 @@ impl<T: Task> Window<T> {
                 }
                 (row, outputs)
             }
-            // Another sequence of the row has caused its refusal.
+            // The row has already been refused because of another sequence.
             other => {
                 *slot = other;
                 return;
