@@ -57,7 +57,7 @@ pub(crate) struct Args {
     figure: Option<PathBuf>,
 }
 
-/// Time at which the memory of a sequence is freed.
+/// Policy that determines when the memory of a sequence is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Cleaning {
@@ -76,7 +76,7 @@ impl Cleaning {
     }
 }
 
-/// Results of generation with one policy, one value per step.
+/// Results of generation with one policy. `held`, `running` and `sequences` have one value per step.
 #[derive(Serialize)]
 struct Written {
     cleaning: Cleaning,
@@ -195,7 +195,7 @@ fn requests(args: &Args, engine: &Engine) -> Vec<Request> {
         .collect()
 }
 
-/// Generates all requests in order, either as memory becomes available or batch by batch.
+/// Generates all requests in order. Requests start either as soon as memory is available or batch by batch.
 fn write(
     generator: &mut Generator,
     requests: &[Request],
