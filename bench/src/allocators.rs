@@ -193,7 +193,7 @@ impl Args {
     }
 }
 
-/// Plans the stream several times, for the median planning time.
+/// Plans the requests of the stream [`PLANNING_PASSES`] times. Returns the memory of each request and its median planning time.
 fn plan(
     program: &Program,
     choice: &AllocatorChoice,

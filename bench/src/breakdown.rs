@@ -51,7 +51,7 @@ struct Row {
 struct Part {
     class: &'static str,
     ms: f32,
-    /// Fraction of the sum of all classes.
+    /// Fraction of the sum of the times of all classes.
     share: f32,
 }
 

@@ -73,7 +73,7 @@ struct Compared {
     ours: Row,
     /// Time of each peer, by name.
     peers_ms: BTreeMap<String, f64>,
-    /// Time of each peer relative to ours; above 1, ours is faster.
+    /// Time of each peer divided by ours, by name. Above 1, ours is faster.
     ratios: BTreeMap<String, f64>,
     /// Our time divided by the time of the GEMMs alone with cuBLAS, which is a lower bound (`floor`).
     time_to_floor: Option<f64>,

@@ -48,7 +48,7 @@ pub(crate) struct Args {
     /// Time every candidate kernel that supports the number of rows, not only the kernel that the cost model selects
     #[arg(long)]
     all_tiles: bool,
-    /// Write one row per GEMM to this file
+    /// Write a JSON file with one row per GEMM and kernel
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }

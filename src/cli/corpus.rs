@@ -180,7 +180,7 @@ impl Files {
         match names.iter().find(|name| **name != names[0]) {
             None => Ok(engines),
             Some(other) => Err(miette!(
-                "--devices names devices of two kinds, {} and {other}, whose results differ by rounding, so an interrupted run could not go on to the same output; name devices of one kind",
+                "--devices names devices of two kinds, {} and {other}, whose results differ by rounding, so a resumed run could write other results than an uninterrupted one; name devices of one kind",
                 names[0]
             )),
         }

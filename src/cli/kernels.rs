@@ -347,7 +347,7 @@ fn deferred(
         }
     }
     for kernel in kernels {
-        let why = "the run that was to check it was interrupted before".to_owned();
+        let why = "the run was interrupted before it checked this kernel".to_owned();
         deferred.insert(kernel.as_kernel().symbol(), why);
     }
     deferred

@@ -239,7 +239,7 @@ pub(super) fn run(args: Args) -> Outcome {
             let models = open(&again, previous, &devices, cache.clone(), None);
             let models = models.map_err(|e| format!("{e:#}"))?;
             if again.trace.is_some() {
-                say("the trace ends here, because it is of the models that were loaded first");
+                say("the trace ends here; it covers only the models that were loaded first");
             }
             say("the models are reloaded");
             Ok(models)

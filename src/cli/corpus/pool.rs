@@ -160,7 +160,7 @@ impl<T: Task> Pool<T> {
 fn probe<T: Task>(session: &mut Session, task: &T) -> Result<usize, miette::Report> {
     let texts = ["a".to_owned(), "a".to_owned()];
     let Units { sequences, .. } = task.encode(&texts).map_err(|reason| {
-        miette::miette!("the text `a`, with which the model is tried, fails: {reason}")
+        miette::miette!("the test of the model with the text `a` failed: {reason}")
     })?;
     let batch = Encoded::batch(sequences.iter()).map_err(EngineError::from)?;
     let outputs = session.run(&batch)?;

@@ -230,7 +230,7 @@ fn offline(
     }
     if batches.is_empty() {
         return Err(miette!(
-            "no batch could be made of the lengths {}",
+            "requests with the lengths {} do not fill a single batch",
             args.lens
         ));
     }
