@@ -48,7 +48,7 @@ pub(super) struct Files {
     /// Copy all columns of the input except the texts
     #[arg(long, requires = "input")]
     keep_all: bool,
-    /// What to do with a text that has more tokens than the model accepts: cut the text, or refuse its row
+    /// Rule for a text that has more tokens than the model accepts: cut the text, or refuse its row
     #[arg(long, value_enum, value_name = "RULE", default_value_t = TooLong::Cut, requires = "input")]
     too_long: TooLong,
     /// Devices that share the batches, such as 0,1 or cuda:0,cuda:1. Each holds the whole model. The output is the same as with one device

@@ -109,8 +109,8 @@ impl Server {
         Self::started(socket, models, choice, false)
     }
 
-    /// Does the same as [`start`](Self::start), but installs the signal handlers of [`Server::run`] before it accepts connections. As soon
-    /// as a client gets a response, the handlers are therefore installed.
+    /// Does the same as [`start`](Self::start), but installs the signal handlers of [`Server::run`] before it accepts connections. The
+    /// handlers are therefore installed before any client gets a response.
     ///
     /// # Errors
     /// Returns the errors of [`start`](Self::start). Also returns an error if the signal handlers cannot be installed.
