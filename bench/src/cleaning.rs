@@ -22,7 +22,7 @@ const MIB: f64 = (1u64 << 20) as f64;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Shipped description, or path of a RON file, of a generative model
+    /// Name of a shipped description of a generative model, or the path of a RON file
     #[arg(default_value = "gpt2")]
     model: String,
     /// Read the sizes from this config.json; default: the sizes of the shipped description

@@ -34,7 +34,8 @@ use problem::{Family, Problem, Task};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Kernels to time: softmax, layernorm, attention, cached, windows, gemm; default: all
+    /// Kernels to time: softmax, layernorm, attention, cached (attention to a KV cache), windows
+    /// (attention with a window), gemm; default: all
     #[arg(long, value_delimiter = ',', value_name = "KERNELS")]
     only: Vec<Family>,
     /// CUDA device

@@ -85,7 +85,7 @@ fn compiled_for(
     }
     let config = args.model.config()?;
     match compile(described, &config, &options) {
-        // An encoder-decoder model needs a cache for the results of the encoder.
+        // An encoder-decoder model can only be compiled with a cache, which holds the results of its encoder.
         Err(EngineError::NeedsSource { .. }) => {
             options.cached = true;
             compile(described, &config, &options)

@@ -369,7 +369,7 @@ mod tests {
             .collect()
     }
 
-    /// The text is checked before a device is searched for, so this test needs no device.
+    /// The command refuses the text of `--only` before it searches for a device, so this test needs no device.
     #[test]
     fn a_text_that_no_kernel_has_is_no_check_of_nothing() {
         let args = Args {

@@ -15,7 +15,7 @@ use crate::serve::{
     QuestionJob, ServeError, Submit, Text, TokenJob, ZeroShotJob, ZeroShotOptions,
 };
 
-/// Estimated bytes, per byte of text, of its tokens and their positions during tokenization.
+/// Estimated bytes of memory, per byte of text, for the tokens and their positions during tokenization.
 const PLACED_BYTE: u64 = 400;
 /// Estimated bytes of a token in a JSON response, and also of each label score of a token.
 const TOKEN: u64 = 200;

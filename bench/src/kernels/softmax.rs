@@ -11,7 +11,7 @@ use gemmule::{
 use super::problem::{Contender, HEADS, Problem, Task, by_limit, variants};
 use crate::launched::ChosenBy;
 
-/// Number of sequences, and their length.
+/// Number of sequences and length of each sequence, for every problem.
 const SHAPES: [(u32, u32); 7] = [
     (1, 10),
     (1, 100),

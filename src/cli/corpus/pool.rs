@@ -203,7 +203,7 @@ impl<T: Task> Drop for Pool<T> {
         self.shared.is_stopped.store(true, Ordering::Relaxed);
         self.windows = None;
         for thread in self.threads.drain(..) {
-            // A panic was printed when it happened.
+            // Ignore a panic of the thread. It was printed when it happened.
             let _ = thread.join();
         }
     }

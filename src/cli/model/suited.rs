@@ -102,7 +102,7 @@ fn is_masked(folder: &Folder) -> bool {
     class.is_some_and(|class| MASKED.iter().any(|ending| class.ends_with(ending)))
 }
 
-/// Returns the commands for an output.
+/// Returns the commands for models that are made for `output`.
 fn commands_for(output: &str) -> &'static [&'static str] {
     match output {
         EMBEDDING => &["embed", "run"],
