@@ -52,7 +52,7 @@ struct Row {
     top_p: Option<f64>,
     #[serde(default)]
     whole_ms: Option<f64>,
-    /// Milliseconds of a step or of a generation, by kernel class.
+    /// Milliseconds by kernel class: of a step in our results, and of a whole generation in those of other implementations.
     #[serde(default)]
     classes: Option<BTreeMap<String, f64>>,
     /// Reason for missing times.
@@ -187,7 +187,7 @@ fn contenders<'r>(rows: &[&'r Row]) -> Vec<&'r str> {
     names
 }
 
-/// Figures 5 and 6: speedup of each contender over the baseline, by batch and length.
+/// Returns figure 5 (`translates`) or figure 6: the speedup of each contender over the baseline, by batch and length.
 fn speedups(rows: &[Row], baseline: &str, translates: bool) -> Result<Option<Figure>, Report> {
     let rows: Vec<&Row> = rows
         .iter()
@@ -252,7 +252,7 @@ const PARTS: [(&str, &[&str]); 4] = [
     ("choosing and others", &["LayerNorm", "choosing", "other"]),
 ];
 
-/// Figure 4: fractions of the kernels' time in a translation.
+/// Returns figure 4: the fractions of the kernels' time in a translation, by class of kernels.
 fn occupation(rows: &[Row]) -> Option<Figure> {
     let measured: Vec<(&Row, &BTreeMap<String, f64>)> = rows
         .iter()

@@ -49,7 +49,7 @@ const EQUAL: [Heads; 6] = [
 const EQUAL_LENGTHS: [u32; 6] = [512, 1024, 2048, 4096, 8192, 16_384];
 const EQUAL_TOKENS: u32 = 8192;
 
-/// Heads of the problems with windows.
+/// Heads of the problems in which attention is limited to a window of keys.
 const WINDOWED: [Heads; 5] = [
     (16, 4, 64, true),
     (8, 8, 96, true),
@@ -113,7 +113,7 @@ pub(super) fn windows(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, R
     Ok(problems)
 }
 
-/// Returns sequences of equal length.
+/// Returns a set of sequences of `length` tokens: [`EQUAL_TOKENS`] tokens in total, or a single longer sequence.
 fn equal(length: u32) -> Set {
     let n = (EQUAL_TOKENS / length).max(1);
     Set {
@@ -217,8 +217,8 @@ fn contenders(
         ("mha_online", Some(attention.0.clone().into())),
         ("mha_wgmma with one tile per CTA", one_tile.map(Into::into)),
     ];
-    // Skip a kernel with the name of the selected one: it differs only in its tile, and the selected kernel has the best tile for these
-    // rows.
+    // Skip a kernel with the name of the selected one: it differs only in its tile, and the selected kernel has the best tile for this
+    // batch.
     for (name, kernel) in alone
         .into_iter()
         .filter(|(name, _)| *name != label(&picked))

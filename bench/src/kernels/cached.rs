@@ -39,7 +39,7 @@ const SHAPES: [(u32, u32, u32); 15] = [
     (1, 8192, 8192),
 ];
 
-/// Shapes of prompts with a window.
+/// Shapes of the problems with a window, which are prompts.
 const WINDOWED: [(u32, u32, u32); 1] = [(1, 8192, 8192)];
 const WINDOWS: [Option<u32>; 3] = [None, Some(512), Some(4096)];
 

@@ -32,7 +32,7 @@ pub(super) struct Contender {
     pub chain: Chain,
     /// Whether a model launches this contender.
     pub picked: bool,
-    /// Basis of the selection of this contender, if a model launches it.
+    /// Whether the cost model, timings or a rule selected this contender; `None` if a model does not launch it.
     pub chosen_by: Option<ChosenBy>,
 }
 
@@ -109,7 +109,7 @@ pub(super) enum Task {
         kv_heads: u32,
         head: u32,
         causal: bool,
-        /// Max distance of keys that are attended to.
+        /// Max distance in tokens between a query and a key that it attends to.
         #[serde(skip_serializing_if = "Option::is_none")]
         window: Option<u32>,
         lens: Vec<u32>,
@@ -312,7 +312,7 @@ fn within(f: &mut fmt::Formatter<'_>, window: Option<u32>) -> fmt::Result {
     window.map_or(Ok(()), |window| write!(f, " window {window}"))
 }
 
-/// Operators that are timed together.
+/// Group of operators, which `--only` selects by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     Softmax,

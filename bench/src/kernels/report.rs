@@ -35,7 +35,7 @@ pub(super) struct Row {
     pub unit: &'static str,
     /// Whether a model launches this kernel.
     pub picked: bool,
-    /// Basis of the selection, if a model launches it.
+    /// Whether the cost model, timings or a rule selected this kernel; `None` if a model does not launch it.
     pub chosen_by: Option<ChosenBy>,
     /// Time of the fastest peer divided by the time of this row.
     pub ratio_to_best_peer: Option<f64>,
