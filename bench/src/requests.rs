@@ -53,7 +53,7 @@ impl Requests {
             .collect()
     }
 
-    /// Returns requests of these lengths with random ids.
+    /// Returns requests with the sequence lengths `lens` and random token ids.
     pub(crate) fn batches(
         &self,
         lens: &[Vec<u32>],
