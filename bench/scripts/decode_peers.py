@@ -5,10 +5,10 @@ Weights are random, and one device is used. Tasks:
   writer      GPT-2's sizes; tokens are sampled with top-k and top-p
   translator  Transformer base, six and six layers of width 512; beam search
 
-All contenders generate exactly --new tokens after --prompt-tokens tokens. For a translator, these are the source. Contenders:
+All contenders generate exactly --new tokens after --prompt-tokens tokens, which are the source for a translator. Contenders:
 
-  eager     the step in PyTorch, with caches of fixed size; the next token is selected on the device
-  compiled  the same with torch.compile; on a GPU, the steps replay one CUDA graph, without waiting for the host
+  eager     a decode step in PyTorch, with caches of fixed size; the next token is selected on the device
+  compiled  the same step with torch.compile; on a GPU, the steps replay one CUDA graph, without waiting for the host
   generate  transformers' `generate` with default settings
   ct2       CTranslate2, if it is installed
 
@@ -16,9 +16,10 @@ All contenders generate exactly --new tokens after --prompt-tokens tokens. For a
     python3 bench/scripts/decode_peers.py --tiny --device cpu --new 8          # tests the script
     python3 bench/scripts/decode_peers.py --tasks translator --lengths 16,64,128 --batches 1,8,32 --contenders generate,compiled --classes --json FILE
 
-`whole_ms` is the median time of --runs generations, including the prompt or source. `step_ms` excludes these: it is the remaining time
-divided by the number of steps. With --classes, the times of GPU kernels are added up by class, which is determined by their names: GEMMs,
-attention, copies and gathers (which reorder caches, or are part of that), and others. The file has one object per row, like ours.
+`whole_ms` is the median time of --runs generations, including the prompt or source. `step_ms` is the time without the prompt or source,
+divided by the number of steps. With --classes, the times of GPU kernels are added up by class: GEMMs, attention, copies and gathers (such
+as those that reorder caches), and others. The name of a kernel determines its class. The file has one object for each task, contender,
+number of sequences and length, with the same keys as the file of `gemmule bench generate --json`.
 """
 import argparse, itertools, json, statistics, sys, tempfile, time
 
@@ -29,12 +30,12 @@ ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDe
 WORDS = {"tasks": "writer,translator", "contenders": "eager,compiled,generate,ct2", "batches": "1,32,128", "json": None,
          "device": "cuda" if torch.cuda.is_available() else "cpu", "lengths": None}
 NUMBERS = {"prompt-tokens": 32, "new": None, "beams": 4, "top-k": 50, "runs": 5}
-HELP = {"new": "128 for writers and 64 for translators otherwise", "lengths": "N,…: as many tokens of prompt as new ones, instead of --prompt-tokens and --new"}
+HELP = {"new": "number of new tokens; default: 128 for writers, 64 for translators", "lengths": "N,…: N prompt tokens and N new tokens, instead of --prompt-tokens and --new"}
 for name, usual in (WORDS | NUMBERS).items():
     ap.add_argument(f"--{name}", default=usual, type=int if name in NUMBERS else str, help=HELP.get(name))
 ap.add_argument("--top-p", type=float, default=0.9)
 ap.add_argument("--classes", action="store_true")
-ap.add_argument("--tiny", action="store_true", help="two layers of 32, to try it")
+ap.add_argument("--tiny", action="store_true", help="models with two layers of width 32, to test the script")
 args = ap.parse_args()
 CUDA = args.device.startswith("cuda")
 DTYPE = torch.float16 if CUDA else torch.float32
@@ -62,7 +63,7 @@ class Attention(nn.Module):
 
 
 class Stack(nn.Module):
-    """Pre-norm layers. If there is a memory, they also attend to its keys and values."""
+    """Pre-norm layers. With `memory`, they also attend to the keys and values of an encoder."""
 
     def __init__(self, of, causal, memory):
         super().__init__()
@@ -97,7 +98,7 @@ def draw(logits):
 
 
 class Torch:
-    """A generation in PyTorch. All steps run on the device."""
+    """A generation in PyTorch. Each step selects its tokens on the device."""
 
     def __init__(self, task, batch, n, new, compiled):
         of, self.batch, self.n, self.new = sizes(task), batch, n, new
@@ -110,7 +111,7 @@ class Torch:
         if self.is_translator:
             self.encoder = Stack(of, False, False).to(args.device, DTYPE).eval()
             self.of_source, self.memory = self.encoder.cache(batch, n), self.net.cache(rows, n)
-            # Keys and values of the encoder's states for all layers, computed by one product.
+            # Computes the keys and values of the encoder's states for all layers in one product.
             self.into = nn.Linear(of["width"], of["layers"] * 2 * of["width"]).to(args.device, DTYPE)
         self.ids, self.at = torch.zeros(rows, 1, dtype=torch.long, device=args.device), torch.zeros(1, dtype=torch.long, device=args.device)
         self.scores = torch.zeros(batch, self.beams, device=args.device)
@@ -133,7 +134,7 @@ class Torch:
             return draw(logits), None, None
         vocab = logits.shape[-1]
         sums = (logits.float().log_softmax(-1).view(self.batch, self.beams, vocab) + self.scores[..., None]).flatten(1)
-        # Select twice as many candidates, because candidates that end would be set aside.
+        # Select 2 * beams candidates, like a beam search that sets finished candidates aside. Here, no candidate ends.
         best, ids = (part[:, : self.beams] for part in sums.topk(2 * self.beams))
         parents = ids // vocab + self.beams * torch.arange(self.batch, device=ids.device)[:, None]
         return (ids % vocab).flatten(), parents.flatten(), best
@@ -168,7 +169,7 @@ class Torch:
 
 
 def published(task):
-    """A transformers model with random weights, and its generation arguments."""
+    """Returns a transformers model with random weights, and its generation arguments."""
     import transformers as tf
     of = sizes(task)
     if task == "writer":
@@ -208,13 +209,13 @@ def ct2(task, batch, n, new):
 
 
 CONTENDERS = {"eager": lambda *of: Torch(*of, False), "compiled": lambda *of: Torch(*of, True), "generate": generate, "ct2": ct2}
-# Classes of kernels by name. The first match counts.
+# Classes of kernels, with parts of kernel names. A kernel belongs to the first class with a part of its name.
 CLASSES = (("GEMM", ("gemm", "gemv", "cutlass", "xmma", "nvjet", "cublas", "splitkreduce")), ("attention", ("flash", "fmha", "attention", "softmax_warp")),
            ("copies", ("index", "gather", "scatter", "copy", "memcpy", "cat")), ("other", ("",)))
 
 
 def ms_of(call):
-    """Returns the milliseconds until the call has completed on the device, too."""
+    """Returns the median milliseconds of a call, until it has completed on the device."""
     times, wait = [], torch.cuda.synchronize if CUDA else lambda: None
     for i in range(args.runs + 1):
         wait(); began = time.perf_counter(); call(); wait()
@@ -239,7 +240,7 @@ def measure(task, contender, batch, n, new):
     try:
         call = CONTENDERS[contender](task, batch, n, new)
         row["whole_ms"] = ms_of(call)
-        # For contenders that only run whole generations, a generation of a single token gives the time before the steps.
+        # The time before the steps. A contender that only runs whole generations generates a single token for this.
         before = call.begin if isinstance(call, Torch) else CONTENDERS[contender](task, batch, n, 1)
         steps = new if isinstance(call, Torch) else new - 1
         row["step_ms"] = (row["whole_ms"] - ms_of(before)) / steps

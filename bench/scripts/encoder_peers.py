@@ -1,7 +1,7 @@
 """Times PyTorch on an encoder for comparison with `gemmule-bench encoder`, from token ids to the last hidden state.
 
 Weights are random, and one GPU is used. Times are medians of CUDA-event times, measured after a pause and a warm-up. The sizes come from
-a published config.json. The contenders:
+a published config.json. The contenders, also called peers:
 
   compile  the Hugging Face model with torch.compile and CUDA graphs, on the padded batch and its mask
   packed   BERT's layers on packed tokens with PyTorch's varlen attention, compiled, in a CUDA graph
@@ -17,14 +17,14 @@ import time
 
 import peers
 
-# Seconds to pause before each measurement, of ours and of the peers.
+# Seconds to pause before each measurement, like the default of `gemmule bench encoder --rest-ms`.
 REST_S = 0.5
 
 
 def median_us(call, request):
     import torch
     times = []
-    # Pause like before our measurements, because the clock drops under sustained load.
+    # Pause before the measurement, because the clock of a GPU drops under sustained load.
     torch.cuda.synchronize(); time.sleep(REST_S)
     for i in range(request["warm_up"] + request["runs"]):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -35,7 +35,7 @@ def median_us(call, request):
 
 
 def sizes(config):
-    """Layers, width, heads and inner width, under the names that published configs use."""
+    """Returns the numbers of layers, the width, the heads and the inner width. Published configs name these in two ways."""
     names = (("num_hidden_layers", "n_layers"), ("hidden_size", "dim"), ("num_attention_heads", "n_heads"), ("intermediate_size", "hidden_dim"))
     found = [next((config[n] for n in pair if n in config), None) for pair in names]
     if None in found:

@@ -41,7 +41,7 @@ def bias_residual_layernorm(p, dtype):
 
 
 def cached_attention(p, dtype):
-    """Attention to keys that are contiguous for each head, unlike in a cache of blocks."""
+    """Attention to cached keys. Unlike in a cache of blocks, the keys of each head are contiguous."""
     import torch
     from torch.nn import functional as F
     from torch.nn.attention.bias import causal_lower_right
@@ -67,7 +67,7 @@ def attention(p, dtype):
         cu_lens = torch.tensor([0] + lens, device="cuda").cumsum(0).int()
         n = peers.n_sets(4 * nbytes(dtype, tokens, heads, head))
         qkv = [torch.randn(tokens, heads + 2 * kv_heads, head, device="cuda", dtype=dtype) for _ in range(n)]
-        # Flash attention derives groups from the numbers of heads. A window without an upper end is full attention.
+        # Flash attention derives the number of query heads per key head from the numbers of heads. A window of -1 is unlimited.
         window = p.get("window", -1)
         mask = {"window_size": (window, 0 if causal else window)} if causal or window >= 0 else {}
         return [lambda x=x: varlen_attn(*x.split([heads, kv_heads, kv_heads], 1), cu_lens, cu_lens, longest, longest, **mask) for x in qkv]
@@ -133,7 +133,7 @@ COMPILED = {}
 
 
 def compiled_once(name, function):
-    """The compiled function. It is created once, so that shapes can share compiled code."""
+    """Returns the compiled function, which is created once per name, so that shapes can share compiled code."""
     import torch
     return COMPILED.setdefault(name, torch.compile(function, dynamic=False))
 

@@ -2,10 +2,11 @@
 
     python bench/scripts/max_sim.py FOLDER [DTYPE …]
 
-FOLDER has the sources of the kernels, such as max_sim_f16_w128.cu, as `gemmule::engine::emit` returns them for `MaxSim`.
+FOLDER contains the sources of the kernels, such as max_sim_f16_w128.cu. `gemmule::engine::emit` returns them for `MaxSim`.
 
-Each line has the median times of the kernel and of the product of all document vectors with the query (torch.matmul, including the
-result that it writes), in microseconds, over buffers that are larger than L2 in total. Results are compared with the product.
+Each line has two median times in microseconds: of the kernel, and of the product of all document vectors with the query vectors
+(torch.matmul, which also writes the product). The launches use several buffers, which are larger than L2 in total. The scores of the kernel
+are compared with scores from the product.
 """
 
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 import cupy
 import torch
 
-# Documents, rows of each, width and vectors of the query.
+# (number of documents, vectors per document, width of a vector, vectors of the query)
 SHAPES = [
     (1000, 300, 128, 32), (10, 20, 128, 32), (10, 2000, 128, 32), (100, 300, 128, 32), (1000, 20, 128, 32), (10000, 20, 128, 32),
     (1000, 180, 96, 32), (1000, 300, 64, 32), (1000, 300, 128, 8), (1000, 300, 128, 64), (1000, 300, 128, 128), (1000, 300, 128, 512),
@@ -26,7 +27,7 @@ SMS = torch.cuda.get_device_properties(0).multi_processor_count
 
 
 def launch_of(kernel, documents, tokens, longest, constants):
-    """Returns the grid and the shared memory, as `MaxSim::launch` computes them."""
+    """Returns the grid and the bytes of shared memory of a launch, like `MaxSim::launch`."""
     warps = constants["threads"] // 32
     team = 1
     while team < warps and 2 * constants["rows_at_once"] * team * documents < tokens:
@@ -41,7 +42,7 @@ def launch_of(kernel, documents, tokens, longest, constants):
 
 
 def constants_of(source):
-    """Reads the constants of a source."""
+    """Reads the constants that determine a launch from the CUDA source of a kernel."""
     number = lambda name: int(re.search(rf"\b{name} = (\d+)", source)[1])
     threads = re.search(r"__launch_bounds__\((\d+),", source)[1]
     ctas = re.search(r"CTAS_PER_SM = .* \? (\d+) :", source)[1]
@@ -52,7 +53,7 @@ def constants_of(source):
 
 
 def median_us(run, sets):
-    """Returns the median time of a launch, in replays of a graph of launches over all sets."""
+    """Returns the median time of a launch in microseconds. A CUDA graph of launches on all sets of buffers is replayed."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for i in range(sets):

@@ -1,7 +1,7 @@
-"""Code that the peer scripts share: the device, the request, and the answer with one JSON object per line.
+"""Code of the scripts that time peers (other implementations): the device, the request, the measurement, and the answers.
 
 `gemmule-bench` writes this file and a script to a temporary folder, and runs the script
-with a request, which is a JSON file. The script prints lines of three kinds:
+with a request, which is a JSON file. The script prints one JSON object per line, of three kinds:
 
     {"item": 3, "who": "torch", "us": 1.25}          a measurement in microseconds
     {"item": 3, "who": "torch", "error": "..."}      a failed measurement
@@ -14,11 +14,11 @@ import argparse, json, os, statistics, sys
 
 NO_TORCH, NO_DEVICE = 3, 4
 
-# Libraries may print to standard output, which is redirected to standard error so that it contains only answers.
+# Only answers may be on standard output. Libraries may print to it, so redirect their output to standard error.
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
-# Min size in bytes of all operand sets together. It exceeds L2 caches, which have 50 or 60 MB.
+# Min size in bytes of all operand sets together, which exceeds L2 caches (50 or 60 MB).
 ROTATED_BYTES = 300_000_000
 MOST_SETS, LAUNCHES, ENOUGH_MS, WARM_UP_MS, REPLAYS = 64, 64, 5.0, 10.0, 20
 
@@ -33,11 +33,11 @@ def answer(**line):
 
 
 def start(description):
-    """Returns the request, after importing torch and selecting its device. For a probe, ends the process."""
+    """Imports torch, selects its device, and returns the request. With --probe, answers and ends the process."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--request", help="a JSON file")
+    parser.add_argument("--request", help="JSON file with the request")
     parser.add_argument("--device", type=int, default=0, help="number of the CUDA device")
-    parser.add_argument("--probe", action="store_true", help="only say what is here")
+    parser.add_argument("--probe", action="store_true", help="print the device and the version of PyTorch, and exit")
     args = parser.parse_args()
     try:
         import torch
@@ -65,13 +65,13 @@ def dtype_of(request):
 
 
 def n_sets(n_bytes):
-    """Returns how many operand sets of this size in bytes are needed, so that none is in L2 when it is read."""
+    """Returns the number of operand sets of `n_bytes` each that are needed so that no set is in L2 when it is read."""
     return max(2, min(MOST_SETS, -(-ROTATED_BYTES // max(n_bytes, 1))))
 
 
 def graph_of(calls):
-    """Returns a CUDA graph of the calls, and their results. Each call first runs twice outside the graph, which
-    includes compilation and tuning."""
+    """Returns a CUDA graph of the calls, and their results. Each call first runs twice outside the graph, so that
+    it is compiled and tuned before the capture."""
     import torch
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -88,8 +88,8 @@ def graph_of(calls):
 
 
 def rotated_us(calls):
-    """Returns the microseconds of one call. Each call has its own operands. The time is the median over replays of
-    a CUDA graph that contains all calls, once or several times."""
+    """Returns the microseconds of one call. `calls` do the same on different operands. The time is the median over
+    replays of a CUDA graph that contains all calls, once or several times."""
     import torch
     for call in calls:
         call()
@@ -101,7 +101,7 @@ def rotated_us(calls):
     graph, results = graph_of(calls)
     times, warmed = [], 0.0
     while len(times) < REPLAYS:
-        # Replay once before, so that the device is busy while the host enqueues the events.
+        # Replay the graph once before the timed replay, so that the device is busy while the host enqueues the events.
         graph.replay(); begin.record(); graph.replay(); end.record(); end.synchronize()
         ms = begin.elapsed_time(end)
         if warmed < WARM_UP_MS:
@@ -112,7 +112,7 @@ def rotated_us(calls):
 
 
 def run(item, who, measure):
-    """Answers with the result of `measure`, or with the reason of its failure."""
+    """Prints an answer with the result of `measure`, or with the reason why it failed."""
     import torch
     try:
         answer(item=item, who=who, us=measure())

@@ -26,7 +26,7 @@ use crate::{
     requests::Requests,
 };
 
-/// Number of passes over the stream. The planning time of a request is the median over the passes.
+/// Number of times that the stream is planned. The planning time of a request is the median over these.
 const PLANNING_PASSES: usize = 5;
 const MIB: f64 = (1u64 << 20) as f64;
 
@@ -72,7 +72,8 @@ struct Measured {
     allocators: Vec<Stream>,
 }
 
-/// Measurements of the stream with one allocator, one value per request.
+/// Measurements of the stream with one allocator. Each list has one value per request. `footprint`, `newly_allocated`, `released` and
+/// `held` are in bytes.
 #[derive(Default, Serialize)]
 struct Stream {
     allocator: &'static str,
@@ -139,7 +140,7 @@ pub(crate) fn run(args: Args) -> Outcome {
 }
 
 impl Args {
-    /// Returns the program, its maximum sequence length if it has one, and the engine unless requests are only planned.
+    /// Returns the program, its maximum sequence length if it has one, and the engine; `None` for the engine with `--plan-only`.
     fn model(&self) -> Result<(Program, Option<u32>, Option<Engine>), Report> {
         let config = match &self.config {
             Some(file) => config(file)?,
@@ -192,7 +193,7 @@ impl Args {
     }
 }
 
-/// Plans the stream several times, for the median planning time.
+/// Plans the requests of the stream [`PLANNING_PASSES`] times. Returns the memory of each request and its median planning time.
 fn plan(
     program: &Program,
     choice: &AllocatorChoice,
@@ -218,7 +219,7 @@ fn plan(
     Ok(stream)
 }
 
-/// Runs the stream in a separate session.
+/// Runs the stream in a session with the allocator `choice`, and adds the times to `stream`.
 fn run_stream(
     engine: &Engine,
     choice: &AllocatorChoice,

@@ -21,7 +21,7 @@ use crate::{
     subject::Args,
 };
 
-/// Batches of 16, as in the paper's figure.
+/// Sets of batches of 16 sequences, as in figure 3 of ByteTransformer.
 const SETS: [&str; 4] = ["b16_m128", "b16_m256", "b16_m512", "b16_m1024"];
 
 #[derive(Serialize)]
@@ -35,7 +35,7 @@ struct Measured {
     counts: Vec<Count>,
 }
 
-/// Results of one program on one set.
+/// Results of one program (fused or unfused) on one set of sequence lengths.
 #[derive(Serialize)]
 struct Row {
     set: String,
@@ -51,16 +51,16 @@ struct Row {
 struct Part {
     class: &'static str,
     ms: f32,
-    /// Fraction of the sum of all classes.
+    /// Fraction of the sum of the times of all classes.
     share: f32,
 }
 
-/// Floating-point operations of one class on one set, counted as in table II.
+/// Floating-point operations of one kernel class on one set, counted as in table II of ByteTransformer.
 #[derive(Serialize)]
 struct Count {
     set: String,
     class: &'static str,
-    /// A polynomial for any batch.
+    /// The number of operations for any batch, as a polynomial in its extents.
     symbolic: String,
     /// Operations if everything is padded to the longest sequence.
     padded: u64,

@@ -22,7 +22,7 @@ const MIB: f64 = (1u64 << 20) as f64;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Shipped description, or path of a RON file, of a generative model
+    /// Name of a shipped description of a generative model, or the path of a RON file
     #[arg(default_value = "gpt2")]
     model: String,
     /// Read the sizes from this config.json; default: the sizes of the shipped description
@@ -57,7 +57,7 @@ pub(crate) struct Args {
     figure: Option<PathBuf>,
 }
 
-/// Time at which the memory of a sequence is freed.
+/// Policy that determines when the memory of a sequence is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Cleaning {
@@ -76,7 +76,7 @@ impl Cleaning {
     }
 }
 
-/// Results of generation with one policy, one value per step.
+/// Results of generation with one policy. `held`, `running` and `sequences` have one value per step.
 #[derive(Serialize)]
 struct Written {
     cleaning: Cleaning,
@@ -195,7 +195,7 @@ fn requests(args: &Args, engine: &Engine) -> Vec<Request> {
         .collect()
 }
 
-/// Generates all requests in order, either as memory becomes available or batch by batch.
+/// Generates all requests in order. Requests start either as soon as memory is available or batch by batch.
 fn write(
     generator: &mut Generator,
     requests: &[Request],

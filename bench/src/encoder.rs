@@ -29,12 +29,13 @@ use crate::{
 pub(crate) struct Args {
     #[command(flatten)]
     ours: encoder::Args,
-    /// Time PyTorch in the same call: auto (python3, if it has PyTorch), off, or a Python
+    /// Also time the peers (other implementations in PyTorch): auto (with python3, if it has
+    /// PyTorch), off, or the path of a Python
     #[arg(long, value_name = "auto|off|PYTHON", default_value = "off", num_args = 0..=1, default_missing_value = "auto")]
     peers: peers::Choice,
-    /// Peers: compile (Hugging Face's model with torch.compile on the padded batch), packed (BERT's
-    /// layers on packed tokens, compiled, in a CUDA graph), floor (only the program's GEMMs, by
-    /// cuBLAS)
+    /// Peers to time: compile (Hugging Face's model with torch.compile on the padded batch), packed
+    /// (BERT's layers on packed tokens, compiled, in a CUDA graph), floor (only the program's
+    /// GEMMs, by cuBLAS)
     #[arg(
         long,
         value_enum,
@@ -42,7 +43,7 @@ pub(crate) struct Args {
         default_value = "compile,packed,floor"
     )]
     peer_variants: Vec<PeerVariant>,
-    /// Draw the times by set, ours and the peers', as SVG; for a scan, microseconds per token
+    /// Draw the times of gemmule and the peers by set, as SVG; for a scan, microseconds per token
     #[arg(long, value_name = "FILE")]
     figure: Option<PathBuf>,
 }
@@ -65,18 +66,18 @@ impl PeerVariant {
     }
 }
 
-/// Our result on one set, and the results of the peers.
+/// Result of gemmule on one set, and the results of the peers (other implementations).
 #[derive(Serialize)]
 struct Compared {
     #[serde(flatten)]
     ours: Row,
     /// Time of each peer, by name.
     peers_ms: BTreeMap<String, f64>,
-    /// Time of each peer relative to ours; above 1, ours is faster.
+    /// Time of each peer divided by ours, by name. Above 1, ours is faster.
     ratios: BTreeMap<String, f64>,
-    /// Our time relative to the time of the GEMMs alone with cuBLAS.
+    /// Our time divided by the time of the GEMMs alone with cuBLAS, which is a lower bound (`floor`).
     time_to_floor: Option<f64>,
-    /// Time of the fastest peer that computes the whole encoder, relative to ours.
+    /// Time of the fastest peer that computes the whole encoder, divided by ours.
     best_peer_to_time: Option<f64>,
 }
 
@@ -92,7 +93,7 @@ impl From<Row> for Compared {
     }
 }
 
-/// Request to the peers.
+/// Request to the script that times the peers, `encoder_peers.py`.
 #[derive(Serialize)]
 struct Request<'a> {
     dtype: &'static str,
@@ -100,7 +101,7 @@ struct Request<'a> {
     contenders: Vec<&'static str>,
     warm_up: usize,
     runs: usize,
-    /// Outputs and inputs of every linear layer that is computed for each token.
+    /// Numbers of outputs and inputs of every linear layer that is computed for each token.
     weights: Vec<[u32; 2]>,
     sets: Vec<Lens<'a>>,
 }
@@ -114,7 +115,7 @@ struct Lens<'a> {
 pub(crate) fn run(args: Args) -> Outcome {
     let ready = args.ours.prepare()?;
     let engine = &ready.engine;
-    // Find PyTorch before anything is timed, because an explicit Python without PyTorch is an error.
+    // Find PyTorch before anything is timed, because it is an error if the user names a Python without PyTorch.
     let peers = find_peers(&args, engine)?;
     let rows = ready.time(&args.ours)?;
     let mut rows: Vec<Compared> = rows.into_iter().map(Compared::from).collect();
@@ -122,7 +123,7 @@ pub(crate) fn run(args: Args) -> Outcome {
         Some(file) => write_json(file, rows),
         None => Ok(()),
     };
-    // PyTorch takes minutes; save our times in case it is interrupted.
+    // Save our times before the peers are timed, which takes minutes and may be interrupted.
     keep(&rows)?;
     let mut remarks = Vec::new();
     if let Some((peers, config)) = &peers
@@ -174,7 +175,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the peers, and the sizes that they need.
+/// Returns the peers and the config.json that they need; `None` if there are no peers.
 fn find_peers(args: &Args, engine: &Engine) -> Result<Option<(Peers, serde_json::Value)>, Report> {
     if args.peers == peers::Choice::Off {
         return Ok(None);
@@ -194,7 +195,7 @@ fn find_peers(args: &Args, engine: &Engine) -> Result<Option<(Peers, serde_json:
     Ok(peers.map(|peers| (peers, config)))
 }
 
-/// Returns the linear layers that are launched for all tokens of a batch of these lengths.
+/// Returns the numbers of outputs and inputs of the linear layers that are launched for all tokens of a batch with the lengths of `set`.
 fn weights(program: &Program, set: &Set) -> Result<Vec<[u32; 2]>, Report> {
     let batch = Extents::of(&set.lens).into_diagnostic()?;
     let mut all = Vec::new();
@@ -237,7 +238,7 @@ fn join(rows: &mut [Compared], times: &[PeerTime]) {
     }
 }
 
-/// Returns the geometric mean over the sets that have a value, if there are at least two.
+/// Returns the geometric mean of the values that are not `None`, if there are at least two.
 fn geometric_mean(values: impl Iterator<Item = Option<f64>>) -> Option<f64> {
     let logs: Vec<f64> = values.flatten().map(f64::ln).collect();
     let mean = logs.iter().sum::<f64>() / logs.len() as f64;

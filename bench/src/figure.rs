@@ -53,13 +53,13 @@ pub(crate) struct Figure {
     pub log_y: bool,
 }
 
-/// The values of one contender, or of one part of a stacked bar.
+/// The values of one implementation, or of one part of the stacked bars.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
     pub name: String,
     /// One non-negative finite value for each group; `None` if it was not measured.
     pub values: Vec<Option<f64>>,
-    /// Groups whose bar has a mark under it.
+    /// Indices of the groups whose bar has a mark under it.
     pub marked: Vec<usize>,
 }
 
@@ -182,7 +182,7 @@ impl Figure {
         write(root, &layout::shown(&self.y_label), at, Look::axis())
     }
 
-    /// Draws the sample of a series in the legend, to the left of its name.
+    /// Draws the sample of the style of a series in the legend, to the left of its name.
     fn key(&self, root: &Area, (x, y): (i32, i32), paint: &Paint) -> Result<(), Report> {
         if self.kind == Kind::Lines {
             line(root, vec![(x, y), (x + 24, y)], paint)?;
@@ -330,7 +330,7 @@ impl Figure {
                     line(root, run, &paint)?;
                 }
             }
-            // With many points, each line has markers at only some of its points, which differ between lines.
+            // With many points, each line has markers at only some of its points. Different lines have them at different points.
             let step = points.len().div_ceil(30).max(1);
             for (at, point) in points.iter().enumerate() {
                 if let Some(point) = point.filter(|_| (at + i).is_multiple_of(step)) {

@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// CUDA device
     #[arg(long, default_value = "cuda:0")]
     device: DeviceChoice,
-    /// Rows of x and of the result: the tokens of a batch
+    /// Numbers of rows of the input x and of the result: the tokens of a batch
     #[arg(
         long,
         value_delimiter = ',',
@@ -32,7 +32,7 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u64).range(1..=Extents::MAX_TOKENS)
     )]
     rows: Vec<u64>,
-    /// Outputs x inputs of the weight
+    /// Sizes of the weight, as outputs x inputs
     #[arg(
         long,
         value_delimiter = ',',
@@ -45,10 +45,10 @@ pub(crate) struct Args {
     /// Epilogue of our kernels; cuBLASLt computes only the product
     #[arg(long, value_enum, default_value_t = EpilogueChoice::None)]
     epilogue: EpilogueChoice,
-    /// Time every tile, not only the one that the cost model selects
+    /// Time every candidate kernel that supports the number of rows, not only the kernel that the cost model selects
     #[arg(long)]
     all_tiles: bool,
-    /// Write one row per GEMM to this file
+    /// Write a JSON file with one row per GEMM and kernel
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -107,7 +107,7 @@ struct Row {
     picked: bool,
     us: f64,
     tflops: f64,
-    /// Time of cuBLASLt relative to this kernel; above 1, this kernel is faster.
+    /// Time of cuBLASLt divided by the time of this kernel. Above 1, this kernel is faster.
     ratio_to_cublas_lt: Option<f64>,
     max_difference: Option<f32>,
     agrees: Option<bool>,
@@ -174,7 +174,7 @@ pub(crate) fn run(args: Args) -> Outcome {
     })
 }
 
-/// Returns the GEMM, and the kernels for it. The first is the kernel that a model launches according to the cost model.
+/// Returns the GEMM, and the kernels that are timed for it. The first is the kernel that a model launches according to the cost model.
 fn kernels(
     size: WeightSize,
     rows: u64,

@@ -34,7 +34,8 @@ use problem::{Family, Problem, Task};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Kernels to time: softmax, layernorm, attention, cached, windows, gemm; default: all
+    /// Kernels to time: softmax, layernorm, attention, cached (attention to a KV cache), windows
+    /// (attention with a window), gemm; default: all
     #[arg(long, value_delimiter = ',', value_name = "KERNELS")]
     only: Vec<Family>,
     /// CUDA device
@@ -46,17 +47,18 @@ pub(crate) struct Args {
     /// of the built-in ones
     #[arg(long, value_name = "FILE")]
     workloads: Option<PathBuf>,
-    /// Time PyTorch's kernels too: auto (python3, if it has PyTorch), off, or a Python
+    /// Also time PyTorch's kernels (the peers): auto (with python3, if it has PyTorch), off, or the
+    /// path of a Python
     #[arg(long, value_name = "auto|off|PYTHON", default_value = "auto", num_args = 0..=1, default_missing_value = "auto")]
     peers: peers::Choice,
-    /// Correct the cost model, and thus the picks, by the timings in this file, written by `gemmule
-    /// tune --export`
+    /// Correct the cost model, which selects kernels, by the timings in this file, written by
+    /// `gemmule tune --export`
     #[arg(long, value_name = "FILE")]
     timings: Option<PathBuf>,
-    /// Show every variant and every peer, not only the best
+    /// Show the times of every kernel variant and every peer, not only the fastest
     #[arg(long)]
     all: bool,
-    /// Write one row per variant and peer: op, shape, who, us, rate, unit, picked,
+    /// Write a JSON file with one row per variant and peer: op, shape, who, us, rate, unit, picked,
     /// ratio_to_best_peer, …
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -69,7 +71,7 @@ pub(crate) struct Args {
     problems: bool,
 }
 
-/// Request to the peers.
+/// Request to the script that times the peers, `kernel_peers.py`.
 #[derive(Serialize)]
 struct Request<'a> {
     dtype: &'static str,
@@ -94,7 +96,7 @@ pub(crate) fn run(args: Args) -> Outcome {
             .into_diagnostic()
             .wrap_err_with(|| format!("`{}` cannot be created", folder.display()))?;
     }
-    // Find PyTorch before anything is timed, because an explicit Python without PyTorch is an error.
+    // Find PyTorch before anything is timed, because it is an error if the user names a Python without PyTorch.
     let peers = Peers::find(&args.peers, peers::KERNELS, ordinal)?;
     let bars = Bars::new();
     let laps = time(&device, &problems, &bars)?;
@@ -136,8 +138,8 @@ pub(crate) fn run(args: Args) -> Outcome {
 }
 
 impl Args {
-    /// Returns the selection of kernels on the device, by the cost model of its card, corrected by the given timings. Without a device,
-    /// returns the selection for the default card, because the problems do not depend on the card.
+    /// Returns the selection of kernels for the card of the device, by its cost model and the given timings. Without a device, returns the
+    /// selection for the default card, because the problems do not depend on the card.
     fn launched(&self, device: Option<&Device>) -> Result<Launched, Report> {
         let Some(device) = device else {
             let usual = Machine::usual().into_diagnostic()?;
@@ -218,7 +220,7 @@ fn problems(args: &Args, launched: &Launched) -> Result<Vec<Problem>, Report> {
     Ok(problems)
 }
 
-/// Times every contender of every problem.
+/// Times every contender of every problem. Returns the results by problem, in the order of the contenders.
 fn time(device: &Device, problems: &[Problem], bars: &Bars) -> Result<Vec<Vec<Lap>>, Report> {
     let cubins = compile(device, problems, bars)?;
     let stopwatch = Stopwatch::new(device).into_diagnostic()?;
@@ -246,7 +248,7 @@ fn time(device: &Device, problems: &[Problem], bars: &Bars) -> Result<Vec<Vec<La
     Ok(laps)
 }
 
-/// Compiles all launches, and returns their code by symbol.
+/// Compiles the kernels of all contenders, and returns their code by symbol.
 fn compile(
     device: &Device,
     problems: &[Problem],

@@ -1,8 +1,8 @@
 //! The encoder with passes enabled one after another (ByteTransformer IV.D, figure 13).
 //!
 //! The paper's baseline is its figure 2(a): padded, with the projections of query, key and value merged into one product, cuBLAS, and a
-//! separate kernel for every memory-bound operation. The paper's ladder does not name all of our passes. The others are placed where the
-//! paper's text mentions the same work:
+//! separate kernel for every memory-bound operation. The paper's ladder does not name all of our passes. The passes that it does not name
+//! are in the step whose description in the paper mentions the same work:
 //!
 //! - `merge_projections` in the baseline, which packs the three matrices (III.A);
 //! - `fold_scale` in the baseline, because a batched GEMM applies a factor at no cost;
@@ -14,9 +14,9 @@
 //! - `fuse_pool_normalize` and `hoist_pooled_token` at the end, because they do not affect hidden states.
 //!
 //! Two steps differ from the paper's. The paper's attention without padding still computes padded scores, because batched GEMMs need a
-//! single shape. Here, scores have no padding, so this step saves more, and fused attention saves correspondingly less. The products of
-//! unfused attention are grouped GEMMs instead of cuBLAS's batched GEMMs. They use tensor cores for 16-bit storage. In f32, where fused
-//! attention does not use tensor cores either, each thread computes one result.
+//! single shape. Here, scores have no padding, so the step without padding saves more, and the step with fused attention saves less. The
+//! products of unfused attention are grouped GEMMs instead of cuBLAS's batched GEMMs. These grouped GEMMs use tensor cores for 16-bit
+//! storage. In f32, neither they nor fused attention use tensor cores, and each thread of a grouped GEMM computes one result.
 
 use std::process::ExitCode;
 
@@ -36,7 +36,7 @@ use crate::{
     subject::Args,
 };
 
-/// Batches of 16, as in the paper's figure.
+/// Sets of batches of 16 sequences, as in figure 13 of ByteTransformer.
 const SETS: [&str; 7] = [
     "b16_m64",
     "b16_m128",
@@ -47,7 +47,7 @@ const SETS: [&str; 7] = [
     "b16_m1024",
 ];
 
-/// One step of the ladder, with its additions to the previous step.
+/// One step of the ladder. `passes` are the passes that it adds to those of the previous steps.
 struct Rung {
     name: &'static str,
     passes: &'static [&'static str],
@@ -92,7 +92,7 @@ const RUNGS: [Rung; 5] = [
 ];
 
 impl Rung {
-    /// Describes what the step adds.
+    /// Describes the passes that the step adds, and its padding.
     fn adds(&self) -> String {
         let padding = match (self.padding, self.passes.is_empty()) {
             (Padding::Kept, _) => "padded",
@@ -242,8 +242,8 @@ fn describe(rung: &Rung) -> Described {
     }
 }
 
-/// Returns the number of launches in the first iteration of a description's loop, whose values are named `loop.0.…`; `None` if there are
-/// none.
+/// Returns the number of launches of the first layer, whose values are named `loop.0.…`, where `loop` is the name of the description's
+/// loop. Returns `None` if there are none.
 fn launches_a_layer(launched: &[&Step]) -> Option<usize> {
     let first = |name: &str| {
         let mut parts = name.split('.');

@@ -1,5 +1,5 @@
-//! Selection of the kernel that a model launches for a single operator, by the number of rows and the card. The library makes the
-//! selection.
+//! Finds the kernel that a model launches for a single operator, by the number of rows and the card. The selection itself is that of the
+//! library.
 
 use std::cell::RefCell;
 
@@ -39,12 +39,12 @@ impl ChosenBy {
 pub(crate) struct Launched {
     pub(crate) machine: Machine,
     timings: Option<Timings>,
-    /// For each [`Site`] (the problem of a node, such as a linear layer), its kernels by number of rows.
+    /// For each [`Site`] (one operator of a model, such as a linear layer), the selected kernels by number of rows.
     known: RefCell<Vec<(Site, Dispatch<KernelSpec>)>>,
 }
 
 impl Launched {
-    /// Selects by the cost model of a card, corrected by `timings`.
+    /// Creates a selection by the cost model of a card, corrected by `timings`.
     pub(crate) fn new(machine: Machine, timings: Option<Timings>) -> Self {
         Self {
             machine,
@@ -53,10 +53,10 @@ impl Launched {
         }
     }
 
-    /// Returns the kernel for `rows` rows of an isolated site, which no launch fuses with other sites.
+    /// Returns the kernel for `rows` rows of a site that is launched alone, without fusion with other sites.
     ///
     /// # Errors
-    /// Returns an error for a site that no kernel supports on the card.
+    /// Returns an error if no kernel supports the site on the card.
     pub(crate) fn kernel(&self, site: &Site, rows: u64) -> Result<KernelSpec, Report> {
         let mut known = self.known.borrow_mut();
         let at = match known.iter().position(|(asked, _)| asked == site) {
@@ -93,7 +93,7 @@ impl Launched {
         covered.map_or_else(|| Dispatch::of(Vec::new()), |launch| launch.dispatch)
     }
 
-    /// Returns the basis of the selection for a site.
+    /// Returns whether the cost model alone or timings select the kernel for a site.
     pub(crate) fn chosen_by(&self, site: &Site) -> ChosenBy {
         let is_timed = |timings: &Timings| {
             let all = candidates(site, &self.machine);

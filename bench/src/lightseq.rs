@@ -1,5 +1,6 @@
-//! LightSeq's figures 4 to 6, drawn from files of results. `gemmule bench generate --json` writes our results, and
-//! `bench/scripts/decode_peers.py` writes those of other implementations. Both write one object per number of sequences and length.
+//! LightSeq's figures 4 to 6, drawn from files of results. `gemmule bench generate --json` writes gemmule's results, and
+//! `bench/scripts/decode_peers.py` writes those of other implementations. Both files have one object for each combination of a number of
+//! sequences and a length.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,8 +25,8 @@ pub(crate) struct Args {
     /// Files written by `decode_peers.py --json`
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     peers: Vec<PathBuf>,
-    /// Contender that defines a speedup of 1 in figures 5 and 6; the paper uses TensorFlow and
-    /// FasterTransformer
+    /// Contender (implementation) that defines a speedup of 1 in figures 5 and 6; the paper uses
+    /// TensorFlow and FasterTransformer
     #[arg(long, value_name = "CONTENDER", default_value = "generate")]
     baseline: String,
     /// Draw the figures into this folder
@@ -51,7 +52,7 @@ struct Row {
     top_p: Option<f64>,
     #[serde(default)]
     whole_ms: Option<f64>,
-    /// Milliseconds of a step or of a generation, by kernel class.
+    /// Milliseconds by kernel class: of a step in our results, and of a whole generation in those of other implementations.
     #[serde(default)]
     classes: Option<BTreeMap<String, f64>>,
     /// Reason for missing times.
@@ -70,7 +71,7 @@ enum File {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Case {
     beams: Option<usize>,
-    /// `k`, and `p` in thousandths.
+    /// Top-k, and top-p in thousandths.
     drawn: (usize, u32),
     length: (usize, usize),
     batch: usize,
@@ -186,7 +187,7 @@ fn contenders<'r>(rows: &[&'r Row]) -> Vec<&'r str> {
     names
 }
 
-/// Figures 5 and 6: speedup of each contender over the baseline, by batch and length.
+/// Returns figure 5 (`translates`) or figure 6: the speedup of each contender over the baseline, by batch and length.
 fn speedups(rows: &[Row], baseline: &str, translates: bool) -> Result<Option<Figure>, Report> {
     let rows: Vec<&Row> = rows
         .iter()
@@ -202,7 +203,7 @@ fn speedups(rows: &[Row], baseline: &str, translates: bool) -> Result<Option<Fig
     if ours.is_empty() || rows.iter().all(|row| row.name() == OURS) {
         return Ok(None);
     }
-    // Omit cases that were not measured for both the baseline and ours.
+    // Keep only cases that were measured for both the baseline and gemmule.
     let cases: Vec<&Case> = slowest
         .keys()
         .filter(|case| ours.contains_key(case))
@@ -251,7 +252,7 @@ const PARTS: [(&str, &[&str]); 4] = [
     ("choosing and others", &["LayerNorm", "choosing", "other"]),
 ];
 
-/// Figure 4: fractions of the kernels' time in a translation.
+/// Returns figure 4: the fractions of the kernels' time in a translation, by class of kernels.
 fn occupation(rows: &[Row]) -> Option<Figure> {
     let measured: Vec<(&Row, &BTreeMap<String, f64>)> = rows
         .iter()

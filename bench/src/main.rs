@@ -27,7 +27,7 @@ use gemmule::cli::{self, Outcome};
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// Print more: the selections, and unused tensors of a checkpoint
+    /// Also log decisions, such as selected kernels, and unused tensors of a checkpoint
     #[arg(short, long, global = true)]
     verbose: bool,
 }
@@ -38,19 +38,21 @@ enum Command {
     Allocators(allocators::Args),
     /// Break down a run's time, fused and unfused: GEMM, attention, softmax, LayerNorm, other
     Breakdown(subject::Args),
-    /// Measure the KV cache during generation, freed by sequence and by batch (TCB 4.2.2)
+    /// Measure the KV cache during generation, with memory freed per sequence or per batch (TCB
+    /// 4.2.2)
     Cleaning(cleaning::Args),
-    /// Time token ids to last hidden state on sets of lengths: `gemmule bench encoder`, compared
+    /// Time an encoder on sets of sequence lengths like `gemmule bench encoder`, and compare it
     /// with PyTorch
     Encoder(Box<encoder::Args>),
-    /// Compare the portable GEMM kernels with cuBLASLt; `kernels` times those of a specific card
+    /// Compare GEMM kernels with cuBLASLt, by number of rows and size of the weight
     Gemm(gemm::Args),
     /// Time softmax, LayerNorm, attention and GEMM by shape: our variants and PyTorch's kernels
     Kernels(kernels::Args),
-    /// Enable the passes one after another, from padded and unfused to all of them
+    /// Time an encoder with the passes enabled one after another, from padded and unfused to all
+    /// passes
     Ladder(subject::Args),
-    /// Compare generation and translation with others, from files of results (LightSeq, figures 4
-    /// to 6)
+    /// Compare generation and translation with other implementations, from files of results
+    /// (LightSeq, figures 4 to 6)
     Lightseq(lightseq::Args),
     /// Simulate the papers' serving figures with cost tables (TurboTransformers 8, 9, 12, table 4;
     /// TCB 9 to 16)

@@ -1,5 +1,6 @@
-//! Comparison with other implementations: a Python script of this project runs PyTorch in a
-//! separate process and returns JSON lines. `bench/scripts/peers.py` documents their format.
+//! Comparison with other implementations, the peers: a Python script of this project runs PyTorch
+//! in a separate process and prints JSON lines. `bench/scripts/peers.py` documents the format of
+//! these lines.
 
 mod answers;
 #[cfg(test)]
@@ -23,16 +24,16 @@ use gemmule::cli::{say, write_file};
 
 use answers::{printable, probe_line};
 
-/// Code shared by the scripts. The binary contains it and writes it next to each script that it runs.
+/// Code that the scripts share. The binary contains it, and writes it to the folder of each script that it runs.
 const SHARED: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/peers.py"));
 
-/// Selection of the Python that runs the peers.
+/// The Python interpreter that runs the peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
     /// `python3`, if it has PyTorch and PyTorch supports the device. Otherwise there are no peers, and a message states the reason.
     Auto,
     Off,
-    /// The Python at this path. If it cannot be used, this is an error.
+    /// The Python at this path. It is an error if it cannot be used.
     Python(PathBuf),
 }
 
@@ -71,7 +72,7 @@ pub(crate) const ENCODER: Script = Script {
     )),
 };
 
-/// Reason for missing peers.
+/// Reason why a Python cannot time peers.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoPeers {
     #[error(
@@ -95,7 +96,7 @@ pub(crate) enum NoPeers {
 /// A Python that can time peers.
 pub(crate) struct Peers {
     python: PathBuf,
-    /// Contains the script, the shared code and the request.
+    /// Folder with the script, the shared code and the request.
     folder: tempfile::TempDir,
     script: &'static str,
     device: usize,
@@ -138,7 +139,7 @@ impl Peers {
     fn probe(&self) -> Result<String, NoPeers> {
         let (answer, status, stderr) = self.call(&["--probe"], |out| {
             let mut answer = String::new();
-            // Output with invalid UTF-8 is not a valid response, so the error can be ignored.
+            // Ignore an error of reading. Output with invalid UTF-8 is then refused below, because it is not a valid response.
             let _ = out.take(1 << 16).read_to_string(&mut answer);
             answer
         })?;

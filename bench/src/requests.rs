@@ -27,7 +27,7 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// Checks that the range of lengths is valid and within the position table of `model`.
+    /// Checks that the range of lengths is valid, and that the position table of `model` has at least `--longest` rows (`limit`).
     pub(crate) fn check(&self, model: &str, limit: Option<u32>) -> Result<(), Report> {
         let (shortest, longest) = (self.shortest, self.longest);
         if shortest == 0 || shortest > longest {
@@ -43,7 +43,7 @@ impl Requests {
         }
     }
 
-    /// Returns the lengths of each request.
+    /// Returns the sequence lengths of each request.
     pub(crate) fn lens(&self) -> Vec<Vec<u32>> {
         let mut state = self.seed;
         let n_lengths = u64::from(self.longest - self.shortest) + 1;
@@ -53,7 +53,7 @@ impl Requests {
             .collect()
     }
 
-    /// Returns requests of these lengths with random ids.
+    /// Returns requests with the sequence lengths `lens` and random token ids.
     pub(crate) fn batches(
         &self,
         lens: &[Vec<u32>],

@@ -29,31 +29,32 @@ pub(crate) struct Args {
     /// --write-costs` or `gemmule bench costs --estimated`
     #[arg(long, value_name = "FILE")]
     costs: PathBuf,
-    /// Cost table for TCB's model, 3 layers of width 3072 (bench/tcb.json)
+    /// Cost table for TCB's model, which has 3 layers of width 3072 (its config.json is
+    /// bench/tcb.json)
     #[arg(long, value_name = "FILE")]
     tcb_costs: PathBuf,
     /// Folder for the figures and for serving.md, which compares the papers' claims with the
     /// results
     #[arg(long, value_name = "DIR")]
     figures: PathBuf,
-    /// Requests per point
+    /// Number of simulated requests per point of a figure
     #[arg(long, value_name = "N", default_value_t = 30_000)]
     requests: usize,
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
-/// Section of the page about the papers' margins that are not reproduced.
+/// Section of the page about results of the papers that are not reproduced, and why.
 const MARGINS: &str = include_str!("serving_margins.md");
 
-/// Inputs of the figures.
+/// Inputs of the simulations for the figures of one paper.
 struct Bench {
     costs: CostTable,
     requests: usize,
     seed: u64,
 }
 
-/// A scheduler that measures the decisions of `inner`.
+/// A scheduler that measures how long the decisions of `inner` take.
 struct Timed {
     inner: Box<dyn Scheduler>,
     /// For each decision to run batches, the ratio of the decision's duration to the estimated time of the batches.
@@ -127,7 +128,8 @@ impl Bench {
         self.costs.time(layout, &computed).seconds()
     }
 
-    /// Returns the max number of requests of these lengths that the device can process per second.
+    /// Returns the capacity: the max number of requests per second that the device can process, with lengths from the distribution
+    /// `lengths`.
     fn capacity(&self, lengths: &Lengths) -> f64 {
         let arrivals = self.load(lengths, 1.0).arrivals();
         let sum =
@@ -152,7 +154,8 @@ impl Bench {
             .fold(0.0, f64::max)
     }
 
-    /// Returns a line for each scheduler, over load as a fraction of the capacity.
+    /// Simulates each scheduler at each of [`LOADS`], and returns the results by scheduler. `names` has the name of each scheduler and its
+    /// label in the figure.
     fn by_load(
         &self,
         names: &[(&str, &str)],
@@ -559,7 +562,7 @@ fn of_tcb(bench: &Bench, page: &mut Page<'_>) -> Result<(), Report> {
             top("packed") / top("TCB"),
         )
     };
-    // Utility at the largest load, where the schedulers differ.
+    // Compares schedulers at the largest load, where they differ.
     let last = |value: fn(&Point) -> f64| {
         let at_end: Vec<(String, f64)> = lines
             .iter()
@@ -716,7 +719,8 @@ fn of_tcb(bench: &Bench, page: &mut Page<'_>) -> Result<(), Report> {
     )
 }
 
-/// TCB's figure 15: other scheduling orders compared with DAS, by number of rows, variance of lengths and row length.
+/// Draws TCB's figure 15, which compares other orders of requests with DAS, by number of rows, variance of lengths and row length. `batch`
+/// is the time of a batch of 64 rows of 400 tokens in microseconds, from which deadlines are computed.
 fn of_tcb_schedulers(bench: &Bench, page: &mut Page<'_>, batch: u64) -> Result<(), Report> {
     let orders = [
         ("concat-sjf", "SJF"),
@@ -862,7 +866,7 @@ mod tests {
             );
         }
         assert_eq!(page.matches("![").count(), 14);
-        // TurboTransformers' own saturation points are reproduced within a tenth, because the example's costs were fitted to them.
+        // The page also contains table 4 of TurboTransformers.
         assert!(page.contains("| requests/s | naive | no batches | DP | packed |"));
     }
 

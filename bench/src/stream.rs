@@ -30,13 +30,13 @@ const CHOICES: [(&str, GraphChoice); 3] = [
     ("buckets", GraphChoice::Buckets),
 ];
 
-/// Results of the stream with one choice of graphs, one value per request.
+/// Results of the stream with one choice of graphs. `host_us` and `device_ms` have one value per request.
 #[derive(Serialize)]
 struct Stream {
     graphs: &'static str,
-    /// Time from receiving the batch to the last launch.
+    /// Time from receiving the batch to the last launch, in microseconds on the host.
     host_us: Vec<f32>,
-    /// Time from the upload of the ids to the end of the last kernel.
+    /// Time from the upload of the ids to the end of the last kernel, in milliseconds on the device.
     device_ms: Vec<f32>,
     /// Number of requests that replayed a graph (`replayed`) and that captured one (`captured`).
     replayed: u64,
@@ -105,7 +105,7 @@ fn stream(
     })
 }
 
-/// Returns the quantile `p`: the smallest value that at least a fraction `p` of all values does not exceed.
+/// Returns the `p`-quantile: the smallest of `values` such that at least a fraction `p` of all values is not larger.
 fn quantile(values: &[f32], p: f64) -> f32 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f32::total_cmp);

@@ -26,7 +26,7 @@ pub(crate) struct Args {
     /// Write the results to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Draw an SVG: for the ladder, each step's time relative to the first step; for the breakdown, the parts of a run
+    /// Draw the results as SVG: for `ladder`, the time of each step relative to the first step; for `breakdown`, the parts of a run
     #[arg(long, value_name = "FILE")]
     pub(crate) figure: Option<PathBuf>,
     #[arg(long, default_value_t = 4)]
@@ -48,7 +48,7 @@ pub(crate) struct Sets {
 }
 
 impl Sets {
-    /// Returns the selected sets that fit the model's position table. If no names are given, all sets of the file are selected, or the sets
+    /// Returns the selected sets that fit the model's position table. If the user gives no names, selects all sets of the file, or the sets
     /// named in `usual` if there is no file.
     pub(crate) fn read(&self, usual: &[&str], limits: &Limits) -> Result<Vec<Set>, Report> {
         let all = sets::load(self.workloads.as_deref())?;

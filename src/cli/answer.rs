@@ -27,7 +27,7 @@ pub(super) struct Args {
     /// A file with the text that contains the answer
     #[arg(long, value_name = "FILE", conflicts_with = "context")]
     context_file: Option<PathBuf>,
-    /// Number of answers
+    /// Number of answers to each question
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = super::generate::from_one_to(1000))]
     top_k: usize,
     /// Max tokens of an answer

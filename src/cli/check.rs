@@ -63,8 +63,8 @@ pub(super) fn run(args: Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Compiles the model to check the expectations of its layers. All rows of the last layer are computed, even if an output needs only one
-/// token's row.
+/// Compiles the model to check the expectations (`expect:`) of its layers. Disables the pass `hoist_pooled_token`, which would compute only
+/// one row per sequence in the last layer if the output needs no other rows.
 fn compiled_for(
     args: &Args,
     described: &Description,
@@ -85,7 +85,7 @@ fn compiled_for(
     }
     let config = args.model.config()?;
     match compile(described, &config, &options) {
-        // An encoder-decoder model needs a cache for the results of the encoder.
+        // An encoder-decoder model can only be compiled with a cache, which holds the results of its encoder.
         Err(EngineError::NeedsSource { .. }) => {
             options.cached = true;
             compile(described, &config, &options)
@@ -94,8 +94,9 @@ fn compiled_for(
     }
 }
 
-/// Checks the expectations of a compiled model. An unmet expectation is an error of a description in a file. Expectations of a built-in
-/// description are those for usual sizes, so an unmet one is only reported: the model can be computed, with more launches.
+/// Checks the expectations (`expect:`) of a compiled model. For a description in a file, an unmet expectation is an error. For a built-in
+/// description, it is only reported: the expectations are for usual sizes, and a model of other sizes can still be computed, with more
+/// launches.
 fn unmet(args: &Args, compiled: &Compiled, output: Option<&str>) -> Result<String, EngineError> {
     match compiled.model.check_expectations(&compiled.graph) {
         Ok(()) => Ok(String::new()),
@@ -110,8 +111,8 @@ fn unmet(args: &Args, compiled: &Compiled, output: Option<&str>) -> Result<Strin
     }
 }
 
-/// Checks the outputs that are not computed by default. Outputs for which config.json lacks values are reported. Any other problem is an
-/// error of a description in a file. It is only reported for a built-in description, because the default outputs can be computed.
+/// Checks the outputs that are not computed by default. An output that config.json rules out is only reported. Any other problem is an
+/// error if the description is in a file. For a built-in description, it is only reported, because the default outputs can be computed.
 fn others(args: &Args, described: &Description, compiled: &Compiled) -> Result<String, Report> {
     let mut lines = String::new();
     for output in described.output_names() {
@@ -137,7 +138,7 @@ fn others(args: &Args, described: &Description, compiled: &Compiled) -> Result<S
     Ok(lines)
 }
 
-/// Returns whether config.json is the reason for an error: it is for another task, or it lacks a value that the output requires.
+/// Returns whether config.json causes the error: it is for another task, or it lacks a value that the output requires.
 fn is_of_config(error: &EngineError) -> bool {
     match error {
         EngineError::OtherTask { .. } => true,

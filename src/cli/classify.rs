@@ -120,7 +120,7 @@ pub(super) fn run(args: Args) -> Outcome {
             let options = args.zero_shot_options();
             let each = texts.iter().enumerate().map(|(index, text)| {
                 let scores = engine.classify_zero_shot(text, &args.label, &options);
-                // The sequences of a text are its pairs with the labels.
+                // The model reads a pair of the text with each label. An error about any of these sequences is about this text.
                 scores.map_err(|e| source.refused(e, |_| index))
             });
             each.collect::<Result<Vec<Vec<LabelScore>>, _>>()?
@@ -144,7 +144,7 @@ pub(super) fn run(args: Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the result of zero-shot classification with the keys of the pipeline of the library transformers.
+/// Returns the result of zero-shot classification as JSON, with the keys of the pipeline in Hugging Face transformers.
 fn zero_shot(text: &str, scores: &[LabelScore]) -> Value {
     let (labels, scores): (Vec<&str>, Vec<f32>) = scores
         .iter()

@@ -21,21 +21,21 @@ use crate::{
     tensor::Format,
 };
 
-/// Targets of data-center cards before Blackwell.
+/// Default targets: those of data-center cards before Blackwell.
 const DEFAULT_TARGETS: [Target; 4] = [Target::Sm80, Target::Sm86, Target::Sm89, Target::Sm90a];
 
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     model: Model,
-    /// f32, f16 or bf16; by default f16, or f32 with --quantize, which is for a CPU
+    /// f32, f16 or bf16; by default f16. With --quantize, the default is f32, which compiles for a CPU
     #[arg(long)]
     dtype: Option<DType>,
-    /// Store the weights of linear layers in this format, for a CPU, or for GPUs with --dtype f16 or bf16
+    /// Store the weights of linear layers in this format. The artifact is for GPUs with --dtype f16 or bf16, and for a CPU otherwise
     #[arg(long, value_enum, value_name = "KIND")]
     quantize: Option<Quantize>,
     /// Targets to include code for (sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120). By default the first four, or the target of --card. All
-    /// share one program, which uses Hopper's instructions only if sm_90a is the only target
+    /// targets share one program, which uses Hopper's instructions only if sm_90a is the only target
     #[arg(long, value_delimiter = ',')]
     arch: Option<Vec<Target>>,
     #[command(flatten)]
@@ -58,14 +58,14 @@ pub(super) fn run(args: Args) -> Outcome {
     let jit = Jit::open().into_diagnostic()?;
     let bars = Bars::new();
     let device = args.device()?;
-    // Read the file only once, because it may be a pipe. With a device, the tuner reads the file instead.
+    // Read the file of timings only once, because it may be a pipe. With a device, the tuner reads it instead.
     let read = match (&device, &args.tuning.timings) {
         (None, Some(file)) => Some(read_timings(file)?),
         _ => None,
     };
     let timed_on = read.as_ref().map(|(_, on)| on);
     let targets = args.targets(device.as_ref(), timed_on)?;
-    // One program serves all targets. It uses only instructions that all of them have.
+    // All targets share one program, which uses only instructions that every target has.
     let machine = match &device {
         Some(device) => device.info().machine().into_diagnostic()?.0,
         None => args.card.machine_of(&targets, timed_on)?,
@@ -113,7 +113,7 @@ pub(super) fn run(args: Args) -> Outcome {
 }
 
 impl Args {
-    /// Writes an artifact without code for a GPU.
+    /// Writes an artifact for a CPU, which has no GPU code.
     fn for_cpu(&self, format: Format) -> Outcome {
         let dtype = DType::F32;
         if self.arch.is_some() || self.tuning.timings.is_some() {
@@ -149,8 +149,8 @@ impl Args {
         }
     }
 
-    /// Returns the targets to include code for. If kernels are timed on a device, this is the device's target. Otherwise, the first of
-    /// these that is given determines the targets:
+    /// Returns the targets to include code for. If kernels are timed on a device, this is the device's target. Otherwise, the first of the
+    /// following that is given determines them:
     ///
     /// - the requested targets,
     /// - the card that is named,

@@ -1,4 +1,4 @@
-//! Commands that process files of texts: their common options, and a run with its report.
+//! Commands that process files of texts: their common options, and the code that runs them and prints a report.
 
 mod model;
 mod pool;
@@ -30,10 +30,10 @@ pub(super) use model::{Task, Units};
 #[derive(clap::Args)]
 #[group(skip)]
 pub(super) struct Files {
-    /// Format of the input (jsonl, csv, tsv, parquet, lines), overriding its file name extension
+    /// Format of the input (jsonl, csv, tsv, parquet, lines). By default, the file name extension determines it
     #[arg(long, value_name = "FORMAT", requires = "input")]
     input_format: Option<InputFormat>,
-    /// Format of the output (parquet, arrow, npy, jsonl), overriding its file name extension
+    /// Format of the output (parquet, arrow, npy, jsonl). By default, the file name extension determines it
     #[arg(long, value_name = "FORMAT", requires = "input")]
     output_format: Option<OutputFormat>,
     /// Columns of the input to copy to the output
@@ -48,7 +48,7 @@ pub(super) struct Files {
     /// Copy all columns of the input except the texts
     #[arg(long, requires = "input")]
     keep_all: bool,
-    /// Whether texts with more tokens than the model takes are cut, or their rows refused
+    /// Rule for a text that has more tokens than the model accepts: cut the text, or refuse its row
     #[arg(long, value_enum, value_name = "RULE", default_value_t = TooLong::Cut, requires = "input")]
     too_long: TooLong,
     /// Devices that share the batches, such as 0,1 or cuda:0,cuda:1. Each holds the whole model. The output is the same as with one device
@@ -63,7 +63,8 @@ pub(super) struct Files {
     /// Max tokens of a batch
     #[arg(long, value_name = "N", default_value_t = 16_384, requires = "input", value_parser = at_least_one())]
     batch_tokens: usize,
-    /// Number of rows that are read, sorted by length and computed together. An interrupted run continues after the last finished window
+    /// Number of rows in a window. The rows of a window are read, sorted by length and computed together. An interrupted run continues
+    /// after the last finished window
     #[arg(long, value_name = "N", default_value_t = 16_384, requires = "input", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     window_rows: u32,
     /// Replace an existing output, and start over if an interrupted run had other options
@@ -145,7 +146,7 @@ pub(super) fn encoder(model: &Runnable) -> Result<TextEncoder, Report> {
 }
 
 impl Files {
-    /// Returns the job, after checking its options. The widths of vectors in `columns` are ignored.
+    /// Returns the job after checking its options. `columns` are the computed columns; the widths of their vectors are ignored.
     pub(super) fn job(&self, places: &Places, columns: &[Column]) -> Result<Job, Report> {
         let mut job = Job::new(&places.input, &places.output);
         job.input_format = self.input_format;
@@ -179,13 +180,13 @@ impl Files {
         match names.iter().find(|name| **name != names[0]) {
             None => Ok(engines),
             Some(other) => Err(miette!(
-                "--devices names devices of two kinds, {} and {other}, whose results differ by rounding, so an interrupted run could not go on to the same output; name devices of one kind",
+                "--devices names devices of two kinds, {} and {other}, whose results differ by rounding, so a resumed run could write other results than an uninterrupted one; name devices of one kind",
                 names[0]
             )),
         }
     }
 
-    /// Computes the rows of a file with a task, and reports the result.
+    /// Computes the rows of a file with a task, and prints a report.
     pub(super) fn run<T: Task>(
         &self,
         job: &Job,
@@ -209,7 +210,7 @@ impl Files {
         let began = Instant::now();
         let mut first = None;
         let mut show = |progress: &Progress| {
-            // Rows of earlier runs that were interrupted do not count toward the rate.
+            // Rows that earlier, interrupted runs computed do not count toward the rate.
             let window = self.window_rows.into();
             let before = *first.get_or_insert(progress.rows.saturating_sub(window));
             let seconds = began.elapsed().as_secs_f64();
@@ -266,7 +267,8 @@ impl Files {
         }
     }
 
-    /// Describes everything that affects a result: the files of the model, the device, the precision, and the options of a run.
+    /// Describes everything that affects a result: the files of the model, the device, the precision, and the options of a run. An
+    /// interrupted run resumes only if this text is the same.
     fn identity(
         &self,
         model: &Runnable,
@@ -306,7 +308,7 @@ impl Files {
 }
 
 /// Describes a device without its number. Devices of the same kind compute the same bits. On a CPU, the bits do not depend on the number of
-/// threads, because one thread computes all terms of a sum.
+/// threads, because each sum is computed by a single thread.
 fn kind(device: &DeviceName) -> String {
     match device {
         DeviceName::Cpu { .. } => "CPU".to_owned(),

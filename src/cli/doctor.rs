@@ -187,7 +187,7 @@ pub(super) fn run() -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lists the optional features with which this program was built, and the others.
+/// Lists the optional features that this program was built with, and those that it was built without.
 fn features() -> String {
     let all = [
         ("corpora", cfg!(feature = "corpora")),

@@ -36,7 +36,8 @@ pub(super) struct Args {
     /// Keep the first N values of each vector, scaled to length 1 (Matryoshka representation learning)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     dimensions: Option<u32>,
-    /// Role of the texts: query or document. It selects the route of a Router. A late-interaction model returns one vector per token
+    /// Role of the texts: query or document. Selects the route of a sentence-transformers Router. Required for a late-interaction model,
+    /// which computes one vector per token
     #[arg(long, value_name = "ROLE", value_parser = input::role, conflicts_with = "dimensions")]
     role: Option<TextRole>,
     #[command(flatten)]

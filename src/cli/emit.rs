@@ -19,8 +19,8 @@ pub(super) struct Args {
     model: Model,
     #[command(flatten)]
     types: Types,
-    /// Write the source for this target, which may use the target's special instructions, and the cubins; by default, write source that
-    /// runs on all targets
+    /// Write source that is only for this target and may use its special instructions, and also write the cubins. By default, write source
+    /// that runs on all targets
     #[arg(long, value_name = "sm_XX", requires = "out")]
     arch: Option<Target>,
     #[command(flatten)]

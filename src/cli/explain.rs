@@ -13,8 +13,8 @@ use crate::kernels::cache::BLOCK;
 pub(super) struct Args {
     #[command(flatten)]
     model: Model,
-    /// Sequence lengths of the batch for which bytes and launches are shown; by default one sequence of 128 tokens, or of the model's maximum
-    /// if that is less
+    /// Sequence lengths of the batch for which bytes and launches are shown. By default, one sequence of 128 tokens, or of the model's
+    /// maximum if that is smaller
     #[arg(long = "lengths", alias = "lens", value_delimiter = ',')]
     lens: Vec<u32>,
     #[command(flatten)]

@@ -14,10 +14,10 @@ pub(super) struct Args {
     model: Runnable,
     #[command(flatten)]
     input: OnlyTexts,
-    /// Number of tokens per mask
+    /// Number of proposed tokens per mask
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = super::generate::from_one_to(1000))]
     top_k: usize,
-    /// Only consider this word (repeat for several)
+    /// Only propose this word (repeat for several)
     #[arg(long, value_name = "WORD")]
     target: Vec<String>,
     /// Print one JSON document per text, with a list of tokens per mask

@@ -57,7 +57,7 @@ pub(super) struct Args {
     /// cache
     #[arg(long, value_name = "N", value_parser = up_to(MAX_TOKENS))]
     max_new: Option<usize>,
-    /// Sample tokens instead of taking the most probable token; implied by each of the next four options
+    /// Sample tokens instead of taking the most probable token; implied by --top-k, --top-p, --min-p and --temperature
     #[arg(long)]
     sample: bool,
     /// Sample from the K most probable tokens; 0 for all
@@ -66,7 +66,7 @@ pub(super) struct Args {
     /// Sample from the most probable tokens whose probabilities add up to this
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
-    /// Only sample tokens that have at least this probability, relative to the most probable token
+    /// Only sample tokens whose probability is at least P times that of the most probable token
     #[arg(long, value_name = "P")]
     min_p: Option<f32>,
     /// Sampling temperature: below 1 favors probable tokens, above 1 flattens the distribution
@@ -81,14 +81,14 @@ pub(super) struct Args {
     /// Split the beams into N groups that differ from each other (diverse beam search)
     #[arg(long, value_name = "N", value_parser = up_to(Beams::MAX))]
     groups: Option<usize>,
-    /// Penalty for a token, for each beam of an earlier group that chose the same token
+    /// Penalty on the score of a token for each beam of an earlier group that chose the same token in this step
     #[arg(long, value_name = "X")]
     diversity: Option<f32>,
     /// Length penalty: a score is the log-probability divided by the length to this power
     #[arg(long, value_name = "A", allow_hyphen_values = true)]
     length_penalty: Option<f32>,
-    /// When beam search ends: yes (when as many texts as beams have ended), no (when also no open beam is better at its current length), or
-    /// never (when no open beam can become better)
+    /// When beam search ends, after it has found as many finished texts as it has beams: yes (at once), no (if no unfinished beam, with its
+    /// current score, beats the worst of these texts), or never (if no unfinished beam can ever beat it)
     #[arg(long, value_name = "yes|no|never", num_args = 0..=1, default_missing_value = "yes")]
     early_stopping: Option<Early>,
     /// Repetition penalty; a value above 1 makes tokens that have occurred less probable
@@ -106,7 +106,7 @@ pub(super) struct Args {
     /// Print the text while it is generated; only for a single prompt
     #[arg(long)]
     stream: bool,
-    /// Print tokens, texts and the reasons for which they ended, as JSON
+    /// Print the tokens and texts, and why each text ended, as JSON
     #[arg(long, conflicts_with = "stream")]
     json: bool,
 }
@@ -127,7 +127,7 @@ pub(super) fn up_to(max: usize) -> RangedU64ValueParser<usize> {
 }
 
 impl Args {
-    /// Returns the folder's settings, with the changes of the arguments.
+    /// Returns the generation settings of the folder, overridden by the arguments.
     fn options(&self, folder: &Folder) -> Result<SamplingParams, Report> {
         let mut options = generation_config_of(folder.files())?;
         let rules = &mut options.rules;
@@ -204,7 +204,8 @@ fn kwargs(text: Option<&str>) -> Result<Vec<(String, Json)>, Report> {
     }
 }
 
-/// Returns an error if the settings combine beam search and sampling. A folder may combine them, and then the arguments have to choose one.
+/// Returns an error if the settings combine beam search with sampling. The settings of a folder may do so; the user must then choose one of
+/// the two. `advice` names the options for this.
 pub(super) fn beams_or_sampling(
     options: &SamplingParams,
     folder: &Folder,
@@ -219,7 +220,7 @@ pub(super) fn beams_or_sampling(
     }
 }
 
-/// Returns an error for an option that has no effect without another option.
+/// Returns an error if `option` is given although the setting `needed`, without which it has no effect, is not in use.
 pub(super) fn check_needs(
     option: &str,
     is_given: bool,
@@ -452,7 +453,7 @@ fn show_rest(text: &StreamDecoder) -> Result<(), Report> {
     print("\n")
 }
 
-/// Returns the id of the token that is written like `token`.
+/// Returns the id of the token whose text is `token`, for `--forced-bos`.
 pub(super) fn forced(encoder: &TextEncoder, token: &str) -> Result<u32, miette::Report> {
     encoder.token_id(token).ok_or_else(|| {
         miette!(

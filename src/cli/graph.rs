@@ -9,7 +9,7 @@ use crate::{DType, graph::Graph, machine::Machine, passes};
 pub(super) struct Args {
     #[command(flatten)]
     model: Model,
-    /// Show the graph after this pass, or after all passes with `all`; by default as described
+    /// Show the graph after this compiler pass, or after all passes with `all`; by default as described
     #[arg(long, value_name = "PASS")]
     after: Option<String>,
     /// Write Graphviz source to FILE instead of printing text

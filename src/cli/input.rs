@@ -88,7 +88,7 @@ impl OnlyTexts {
     }
 }
 
-/// Inputs that were read.
+/// The inputs of a run, tokenized as a batch.
 pub(super) struct Read {
     pub(super) texts: Texts,
     /// Origin of the texts; `None` for token ids.
@@ -99,7 +99,7 @@ pub(super) struct Read {
 }
 
 impl Read {
-    /// Names the text or pair in an error of the batch.
+    /// Adds the name of the text or pair to an error about a sequence of the batch.
     pub(super) fn refused(&self, error: EngineError) -> Report {
         let per_input = match self.late {
             Some(_) => self.texts.sequences(),
@@ -148,7 +148,7 @@ pub(super) enum Texts {
 }
 
 impl Texts {
-    /// Returns the number of sequences of a text or pair in a late-interaction model.
+    /// Returns the number of sequences per text or pair in a late-interaction model.
     fn sequences(&self) -> usize {
         match self {
             Self::Pairs(_) => 2,
@@ -175,7 +175,8 @@ impl Input {
         self.role.take()
     }
 
-    /// Reads all inputs. `folder` returns the folder of the checkpoint. `role` is the role of the texts, for a late-interaction model.
+    /// Reads and tokenizes all inputs. `folder` returns the folder of the checkpoint, if there is one. `role` is the role of the texts, for
+    /// a late-interaction model.
     pub(super) fn read(
         &self,
         role: Option<TextRole>,
@@ -300,7 +301,7 @@ pub(super) fn role(name: &str) -> Result<TextRole, String> {
 
 /// Origin of inputs, to name them in messages.
 pub(super) enum Source {
-    /// Arguments of one kind.
+    /// Arguments. The string is the kind of input, such as `text` or `pair`.
     Arguments(&'static str),
     /// Lines of a file, with their line numbers.
     Lines(PathBuf, Vec<usize>),
@@ -331,7 +332,7 @@ impl Source {
         }
     }
 
-    /// Returns the error of an input, naming its line if it is from a file.
+    /// Adds the index of an input to its error, and its line if it is from a file.
     fn told(&self, index: usize, error: TextError) -> Report {
         let error = Report::from(EngineError::from(error.of_text(index)));
         match self {
@@ -422,7 +423,7 @@ fn pairs(file: &Path) -> Result<(Vec<(String, String)>, Source), Report> {
     }
 }
 
-/// Token ids in a file. Without a mask, each row is a sequence. With a mask, rows are padded.
+/// Token ids in a file. Without `mask`, each row is a sequence. With `mask`, the rows are padded to the same length.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Ids {

@@ -21,9 +21,9 @@ use crate::{
 
 #[derive(clap::Subcommand)]
 pub(super) enum Command {
-    /// Run every kernel on a GPU with all its cases, and compare with its CPU reference
+    /// Run every kernel on a GPU with all its test cases, and compare the results with its CPU reference
     Check(Args),
-    /// List all kernels of the catalogue
+    /// List the symbols of all kernels that `check` covers, with the models that launch them
     List,
 }
 
@@ -32,25 +32,25 @@ pub(super) struct Args {
     /// CUDA device
     #[arg(long, default_value = "cuda:0")]
     device: DeviceChoice,
-    /// Write the results to the ledger
+    /// Write the results to the ledger, which records the sources that have run on a GPU
     #[arg(long)]
     record: bool,
     /// File of the ledger
     #[arg(long, value_name = "FILE", default_value = "snapshots/gpu.ron")]
     ledger: PathBuf,
-    /// Only kernels whose current source is not in the ledger; existing entries are kept
+    /// Only check kernels whose current source is not in the ledger; existing entries are kept
     #[arg(long)]
     changed: bool,
-    /// Only the kernel with this symbol, or else all kernels whose symbol contains this text (repeat for several)
+    /// Only check the kernel with this symbol, or else all kernels whose symbol contains this text (repeat for several)
     #[arg(long, value_name = "TEXT", conflicts_with = "record")]
     only: Vec<String>,
     /// Skip kernels whose symbol contains this text (repeat for several)
     #[arg(long, value_name = "TEXT", conflicts_with = "record")]
     skip: Vec<String>,
-    /// Only part I of N of the kernels, for running several processes in parallel
+    /// Only check part I of N of the kernels, to run several processes in parallel
     #[arg(long, value_name = "I/N", conflicts_with = "record")]
     part: Option<Part>,
-    /// Only cases with at most N tokens, for tools that make kernels slow, such as compute-sanitizer
+    /// Only run cases with at most N tokens, for tools that make kernels slow, such as compute-sanitizer
     #[arg(long, value_name = "N", conflicts_with = "record")]
     max_tokens: Option<u64>,
     /// Seed of the random inputs
@@ -80,7 +80,7 @@ impl FromStr for Part {
     }
 }
 
-/// Reason why there is nothing to check. This is an error.
+/// Error: the arguments select no kernel to check. The variants are the reasons.
 #[derive(Debug, PartialEq, thiserror::Error)]
 enum Nothing {
     #[error(
@@ -119,7 +119,7 @@ fn named(all: &BTreeMap<String, Emitted>, only: &[String]) -> Result<Vec<KernelS
     Ok(kernels.map(|(_, emitted)| emitted.kernel.clone()).collect())
 }
 
-/// Removes kernels whose symbol contains any of these texts.
+/// Removes kernels whose symbol contains any of the texts `skip`.
 fn without(mut kernels: Vec<KernelSpec>, skip: &[String]) -> Result<Vec<KernelSpec>, Nothing> {
     let asked = kernels.len();
     let skipped = |symbol: &str| skip.iter().any(|text| symbol.contains(text.as_str()));
@@ -140,7 +140,7 @@ fn launchable(mut kernels: Vec<KernelSpec>, target: Target) -> Result<Vec<Kernel
     }
 }
 
-/// Keeps the kernels of a part.
+/// Keeps the kernels of `part`, or all kernels if it is `None`.
 fn of_part(kernels: Vec<KernelSpec>, part: Option<Part>) -> Result<Vec<KernelSpec>, Nothing> {
     let Some(part) = part else {
         return Ok(kernels);
@@ -202,7 +202,8 @@ fn check(
         })
         .into_diagnostic()?;
     let compiled = began.elapsed();
-    // List the kernels that have not run yet, too. If the run is interrupted, the ledger is then complete, with all results so far.
+    // Also list the kernels that have not run yet. If this run is interrupted, the ledger then has the results so far and names all other
+    // kernels.
     ledger.deferred = deferred(&device, target, &all, &kernels);
     let mut failures = table(&[
         "kernel",
@@ -222,8 +223,8 @@ fn check(
         let most = args.max_tokens.unwrap_or(u64::MAX);
         Trial::all(kernels[0].as_kernel(), args.seed, most)
     };
-    // On the host, computing references and comparing results takes longer than the kernels take on the device. This work therefore runs in
-    // parallel, for a group of definitions at a time.
+    // Computing references and comparing results on the host takes longer than the kernels take on the device. The host therefore processes
+    // a group of definitions in parallel.
     const GROUP: usize = 32;
     let mut n_done = 0;
     for group in definitions.chunks(GROUP) {
@@ -346,7 +347,7 @@ fn deferred(
         }
     }
     for kernel in kernels {
-        let why = "the run that was to check it was interrupted before".to_owned();
+        let why = "the run was interrupted before it checked this kernel".to_owned();
         deferred.insert(kernel.as_kernel().symbol(), why);
     }
     deferred
@@ -368,7 +369,7 @@ mod tests {
             .collect()
     }
 
-    /// The text is checked before a device is searched for, so this test needs no device.
+    /// The command refuses the text of `--only` before it searches for a device, so this test needs no device.
     #[test]
     fn a_text_that_no_kernel_has_is_no_check_of_nothing() {
         let args = Args {

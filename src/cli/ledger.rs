@@ -1,4 +1,4 @@
-//! The ledger of sources that have run on a device, `snapshots/gpu.ron`.
+//! The ledger `snapshots/gpu.ron`, which records the kernel sources that have run on a GPU.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,7 +18,7 @@ use crate::{
 pub(super) struct Ledger {
     /// Results by symbol.
     pub(super) checked: BTreeMap<String, Checked>,
-    /// Sources that have not run yet, by symbol, with the reason.
+    /// Reasons why sources have not run yet, by symbol.
     #[serde(default)]
     pub(super) deferred: BTreeMap<String, String>,
 }

@@ -95,7 +95,7 @@ pub(super) fn local(name: &str) -> Option<&Path> {
     (Description::shipped(name).is_none() && is_local(path)).then_some(path)
 }
 
-/// Returns the folder. It is an error if the folder does not exist and is named like a model on the hub.
+/// Returns `folder`. Returns an error if it does not exist and is named like a model on the hub.
 pub(super) fn checked(folder: &Path) -> Result<&Path, EngineError> {
     let name = folder.to_str().filter(|_| !folder.exists());
     match name.and_then(|name| ModelId::parse(name).ok()) {
@@ -113,7 +113,7 @@ pub(super) fn fetch(id: &ModelId, files: Files) -> Result<PathBuf, EngineError> 
     hub::fetch_described(&hub, id, files, &|event| shown.show(event))
 }
 
-/// Min bytes of a fetch that is shown.
+/// Min size in bytes of a fetch whose progress is shown.
 const SHOWN_BYTES: u64 = 1_000_000;
 
 /// Progress on standard error.
@@ -125,7 +125,7 @@ enum State {
     #[default]
     Quiet,
     Bar(ProgressBar),
-    /// Progress as lines. Contains the number of tenths that have been shown.
+    /// Progress as lines of text. Contains the number of tenths that have been shown.
     Lines(u64),
 }
 

@@ -47,7 +47,7 @@ pub(super) fn completions(args: CompletionsArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints completions if the script of [`completions`] asks for them. Returns whether it does.
+/// If the script of [`completions`] asks for completions, prints them and returns true.
 pub(super) fn completes(args: &[OsString]) -> clap::error::Result<bool> {
     let current = std::env::current_dir().ok();
     let complete = CompleteEnv::with_factory(Cli::command).var(VARIABLE);

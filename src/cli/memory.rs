@@ -12,7 +12,7 @@ pub(super) struct Memory {
     /// Allocator of intermediate tensors
     #[arg(long, value_enum, value_name = "NAME", default_value_t = AllocatorName::Chunk)]
     allocator: AllocatorName,
-    /// With `maximum`: the largest batch, as length x sequences, e.g. 512x8
+    /// With `maximum`: the largest batch, as sequence length x number of sequences, e.g. 512x8
     #[arg(long, value_name = "LENxN")]
     maximum: Option<MaximumBatch>,
     /// With `chunk`: free a chunk after N requests that did not need it
@@ -25,13 +25,13 @@ pub(super) struct Memory {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum AllocatorName {
-    /// Chunks that persist between requests (TurboTransformers 4.2, improved)
+    /// Chunks of memory that persist between requests (TurboTransformers 4.2, improved)
     Chunk,
     /// One arena per request, greedy by size
     Gsoc,
     /// Size bins, with reuse in operator order, as in PyTorch
     Caching,
-    /// One plan for a declared maximum (LightSeq 2.3)
+    /// One plan for the largest batch, which --maximum gives (LightSeq 2.3)
     Maximum,
     /// TurboTransformers 4.2 exactly as published
     Turbo,

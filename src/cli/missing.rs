@@ -6,7 +6,7 @@ use miette::miette;
 
 use super::Outcome;
 
-/// Any arguments.
+/// Accepts any arguments, so that [`run`] reports the missing feature instead of an unknown argument.
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub(super) struct Args {

@@ -1,7 +1,7 @@
 //! The command line. Each subcommand is one file, which calls the public API.
 //!
-//! Public items are for the other programs of this repository. With them, all programs share the start, output and error reports
-//! ([`start`]) and the arguments that specify a model ([`Runnable`]).
+//! The other programs of this repository, such as `gemmule-bench`, use the public items. All programs therefore start, print and report
+//! errors in the same way ([`start`]), and take the same arguments for a model ([`Runnable`]).
 
 mod answer;
 pub mod bench;
@@ -75,7 +75,7 @@ pub use progress::Bars;
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
-    /// Also log choices, such as kernels, and unused tensors of a checkpoint
+    /// Also log decisions, such as selected kernels, and unused tensors of a checkpoint
     #[arg(short, long, global = true)]
     verbose: bool,
 }
@@ -84,9 +84,9 @@ struct Cli {
 enum Command {
     /// List the built-in descriptions, or print one as a starting point
     Models(models::Args),
-    /// Parse, build and verify a description, and check its expectations of the compiler
+    /// Parse, build and verify a description, and check that its `expect:` lines hold
     Check(check::Args),
-    /// Print the graph as described, or after a pass
+    /// Print the graph of operators, as described or after a compiler pass
     Graph(graph::Args),
     /// Explain which operators are fused, by which rules and with which savings, and why other operators are not fused
     Explain(explain::Args),
@@ -101,7 +101,7 @@ enum Command {
     /// Run a model on texts or token ids
     Run(run::Args),
     /// Embed the texts of a large file, or resume an interrupted run
-    // In this command, `--output` names the output file. The outputs of the model are fixed.
+    // Here, `--output` names the output file. The option that selects the outputs of the model is therefore renamed and hidden.
     #[cfg(feature = "corpora")]
     #[command(mut_arg("outputs", |arg| arg.long("model-output").hide(true)))]
     Embed(Box<embed::Args>),
@@ -120,7 +120,7 @@ enum Command {
     /// Translate a file with one text per line
     Translate(translate::Args),
     /// Classify texts, or label their tokens, or score labels that the model was not trained on
-    // With `--input`, `--output` names the output file.
+    // With `--input`, `--output` names the output file. The option that selects the outputs of the model is therefore renamed and hidden.
     #[cfg_attr(feature = "corpora", command(
         mut_arg("outputs", |arg| arg.long("model-output").hide(true)),
         mut_arg("texts", |arg| arg.required_unless_present("input")),
@@ -160,7 +160,7 @@ enum Command {
     ManPages(manual::ManPagesArgs),
 }
 
-/// First commands for new users.
+/// Text for new users, printed if the program is started without a subcommand.
 const FIRST: &str = "\
 gemmule runs transformers: it embeds, ranks, generates, translates and serves. For a start:
 
@@ -290,7 +290,7 @@ fn start_log(level: LevelFilter) {
         .init();
 }
 
-/// Silences panics that the library catches. They are reported as errors.
+/// Installs a panic hook that prints nothing for panics that the library catches. The library returns these as errors.
 pub fn silence_contained_panics() {
     let otherwise = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -333,8 +333,10 @@ fn say_rendered(text: &str) {
     let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Prints text for people to standard output. Characters that control a terminal are escaped. For a closed pipe, returns an error with
-/// which the program ends successfully.
+/// Prints text for people to standard output. Characters that control a terminal are escaped.
+///
+/// # Errors
+/// Returns an error if the text cannot be written. If the reader has closed the pipe, [`start`] turns this error into a successful exit.
 pub fn print(text: &str) -> Result<(), Report> {
     print_raw(&shown::clean(text))
 }
@@ -373,7 +375,8 @@ pub fn write_json<T: serde::Serialize + ?Sized>(
     write_file(path, &serde_json::to_vec_pretty(value).into_diagnostic()?)
 }
 
-/// Raises the limit of open files to the hard limit. The default often allows only about a thousand connections.
+/// Raises the limit on open files to its hard limit, because each connection is an open file. The default limit often allows only about a
+/// thousand.
 #[cfg(feature = "server")]
 fn allow_connections() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -387,7 +390,7 @@ fn allow_connections() {
     }
 }
 
-/// Formats bytes for people.
+/// Formats a number of bytes with a unit, for example as `1.50 MiB`.
 pub fn human(bytes: u64) -> String {
     indicatif::HumanBytes(bytes).to_string()
 }

@@ -31,7 +31,7 @@ use crate::{
 
 use super::{human, location::Location, memory::Memory, progress::Bars};
 
-/// A description and its sizes, which are enough for the stages before a run.
+/// Arguments of commands that compile a model but do not run it: a description, and the sizes in config.json.
 #[derive(clap::Args)]
 pub(super) struct Model {
     #[command(flatten)]
@@ -41,9 +41,10 @@ pub(super) struct Model {
     config: Option<PathBuf>,
     #[command(flatten)]
     choices: Choices,
-    /// Contents of MODEL and config.json. Each is read only once, because it may be a pipe.
+    /// Contents of MODEL. They are read only once, because MODEL may be a pipe.
     #[arg(skip)]
     opened: OnceCell<ModelFile>,
+    /// Contents of config.json, which may also be a pipe.
     #[arg(skip)]
     read: OnceCell<Value>,
     #[arg(skip)]
@@ -56,22 +57,22 @@ pub(super) struct Choices {
     /// An output to compute (repeat for several); by default the outputs of the description
     #[arg(long = "output", value_name = "NAME")]
     outputs: Vec<String>,
-    /// Disable a pass (repeat for several)
+    /// Disable a compiler pass (repeat for several)
     #[arg(long, value_name = "PASS")]
     without: Vec<String>,
-    /// Attention kernels: auto (by the longest sequence), short (fails beyond its limit), grouped, online (any length) or wgmma (any
-    /// length, on Hopper)
+    /// Kernels for attention: auto (by card, head size and batch), short (one kernel; fails beyond its maximum length), grouped (two
+    /// grouped GEMMs), online (online softmax, any length) or wgmma (any length, on Hopper)
     #[arg(long, value_name = "KIND")]
     attention: Option<AttentionChoice>,
-    /// Make results bitwise independent of the rest of the batch: each operator always uses the same kernel
+    /// Make the results of a sequence bitwise independent of the rest of the batch: each operator always uses the same kernel
     #[arg(long)]
     invariant: bool,
     /// Launch every operator of the fused graph separately, even if a fused launch, such as a linear layer with the following LayerNorm, is
     /// faster (for comparisons)
     #[arg(long, alias = "no-joint-launches")]
     no_fused_launches: bool,
-    /// Maximum number of tokens of a sequence. Models with LongRoPE (Phi-3 with 128k tokens) use other rotary positions for all sequences
-    /// if it is larger than the original number of positions, which is the default
+    /// Maximum number of tokens of a sequence. For models with LongRoPE (Phi-3 with 128k tokens), the default is the original number of
+    /// positions; a larger N selects other rotary frequencies, for all sequences
     #[arg(long, value_name = "N")]
     max_context: Option<NonZeroU32>,
 }
@@ -85,8 +86,8 @@ pub(super) struct Card {
 }
 
 impl Card {
-    /// Returns the card that the timings are from. Does the same as [`machine`](Self::machine) if --card is given, if the card of the
-    /// timings is not described, or if one of `targets` is not its target.
+    /// Returns the card that the timings `timed_on` were measured on. Falls back to [`machine`](Self::machine) if --card is given, if
+    /// gemmule has no description of that card, or if `targets` contains a target of another card.
     pub(super) fn machine_of(
         &self,
         targets: &[Target],
@@ -103,8 +104,8 @@ impl Card {
         self.machine(targets)
     }
 
-    /// Returns the card that --card names. Without --card, returns the card that represents the target, if there is exactly one target and
-    /// a card represents it. In all other cases, returns the default card.
+    /// Returns the card that --card names. Without --card, returns the described card that represents the compute capability of the target,
+    /// if there is exactly one target and such a card. In all other cases, returns the default card.
     pub(super) fn machine(&self, targets: &[Target]) -> Result<Machine, EngineError> {
         let runs_on = |machine: &Machine, target: Target| {
             let (major, minor) = machine.capability;
@@ -114,7 +115,7 @@ impl Card {
             let machine = Machine::named(name)?;
             return match targets {
                 [] => Ok(machine),
-                // The code for several targets is a single program. It uses only instructions that all of them have.
+                // All targets share one program, which uses only instructions that every target has.
                 _ if targets.iter().all(|t| t.has(machine.instructions))
                     && targets.iter().any(|&target| runs_on(&machine, target)) =>
                 {
@@ -167,7 +168,7 @@ impl Model {
         Ok(Some(self.folder.get_or_init(|| folder)))
     }
 
-    /// Returns the config from `--config`, or else from the checkpoint.
+    /// Returns the contents of `--config`, or else the config.json of the checkpoint.
     pub(super) fn config(&self) -> Result<Value, EngineError> {
         if let Some(read) = self.read.get() {
             return Ok(read.clone());
@@ -234,7 +235,8 @@ impl Model {
         self.compile_in(dtype, None, machine)
     }
 
-    /// Compiles for `machine` with these types.
+    /// Compiles for `machine` with the storage type and the weight format of `types`. If `types` has a format of the KV cache, compiles the
+    /// program that generates text.
     pub(super) fn compile_with(&self, types: &Types, machine: Machine) -> Result<Compiled, Report> {
         let mut options = CompileOptions {
             quantize: types.quantize.map(Quantize::format),
@@ -248,7 +250,7 @@ impl Model {
         Ok(compile(&self.description()?, &self.config()?, &options)?)
     }
 
-    /// Compiles for `machine`. `quantize` is the format of the weights of linear layers.
+    /// Compiles for `machine`. `quantize` is the format of the weights of linear layers; `None` stores them in `dtype`.
     pub(super) fn compile_in(
         &self,
         dtype: DType,
@@ -263,7 +265,7 @@ impl Model {
     }
 }
 
-/// Types of a program that is shown and not run.
+/// Storage types, for commands that print a program and do not run it.
 #[derive(clap::Args)]
 pub(super) struct Types {
     #[arg(long, default_value = "f16")]
@@ -294,8 +296,8 @@ pub struct Runnable {
     /// Read sizes from this config.json instead of the checkpoint's
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Task of the texts, for a model that computes tasks differently: it chooses the route of a Router (query, document) or an adapter
-    /// (such as retrieval.query of jina-embeddings-v3)
+    /// Task of the texts, for models that treat tasks differently. Selects the route of a sentence-transformers Router (query, document) or
+    /// an adapter (such as retrieval.query of jina-embeddings-v3)
     #[arg(long, value_name = "TASK")]
     task: Option<String>,
     /// Use random weights with this seed, for measurements
@@ -328,7 +330,7 @@ pub struct Runnable {
     /// of f16)
     #[arg(long, value_name = "KIND", default_value_t)]
     kv_dtype: KvCacheChoice,
-    /// CPU threads; by default as many as the process may run in parallel, by its affinity and the quota of its control group
+    /// Number of CPU threads; by default the number that the process may run at once under its CPU affinity and its cgroup quota
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
     #[command(flatten)]
@@ -423,8 +425,8 @@ impl Runnable {
         })
     }
 
-    /// Does the same as [`folder`](Self::folder), but returns an error if there is no folder. `what` names the inputs that need its
-    /// tokenizer.
+    /// Does the same as [`folder`](Self::folder), but returns an error if there is no folder. The error says that `what`, the inputs of the
+    /// command, need its tokenizer.
     pub(super) fn tokenizer_folder(&self, what: &str) -> Result<&Path, Report> {
         if let Some(folder) = self.folder()? {
             return Ok(folder);
@@ -432,7 +434,7 @@ impl Runnable {
         if let Some(name) = self.location.model()
             && !Path::new(name).exists()
         {
-            // MODEL is the name of a built-in description, or the error is that there is no such model.
+            // This is an error, unless MODEL is the name of a built-in description.
             ModelFile::open(name)?;
         }
         Err(miette!(
@@ -440,7 +442,7 @@ impl Runnable {
         ))
     }
 
-    /// Opens the folder of the checkpoint for the task. The error for a missing folder says that `what` needs it.
+    /// Opens the folder of the checkpoint with the settings for `--task`. The error for a missing folder says that `what` needs it.
     pub(super) fn opened_folder(&self, what: &str) -> Result<Folder, Report> {
         let folder = self.tokenizer_folder(what)?;
         let opened = Folder::open_for(folder, self.task.as_deref());
@@ -448,7 +450,7 @@ impl Runnable {
         Ok(opened.with_max_context(self.choices.max_context()))
     }
 
-    /// Opens the folder of the checkpoint for the task, if there is one.
+    /// Opens the folder of the checkpoint with the settings for `--task`, if there is a folder.
     pub(super) fn opened(&self) -> Result<Option<Folder>, Report> {
         match self.folder()? {
             Some(_) => self.opened_folder("texts").map(Some),
@@ -456,8 +458,8 @@ impl Runnable {
         }
     }
 
-    /// If the model is a sentence-transformers Router and no task is given, uses the role as the task, which selects the route, and returns
-    /// `None`. Otherwise, returns the role.
+    /// If the model is a sentence-transformers Router and no task is given, sets the task to the name of `role`, which selects the route,
+    /// and returns `None`. Otherwise, returns `role`.
     pub(super) fn route(&mut self, role: Option<TextRole>) -> Result<Option<TextRole>, Report> {
         let (Some(role), None) = (role, &self.task) else {
             return Ok(role);
@@ -544,7 +546,8 @@ impl Runnable {
         Ok(read)
     }
 
-    /// Does the same as [`builder`](Self::builder), for commands that choose their outputs themselves.
+    /// Does the same as [`builder`](Self::builder), for commands that select the outputs of the model themselves. Returns an error if the
+    /// user selects outputs.
     pub(super) fn builder_of_own_outputs(&self) -> Result<Builder, Report> {
         match self.choices.outputs() {
             None => self.builder(),

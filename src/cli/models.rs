@@ -31,7 +31,7 @@ pub(super) fn run(args: Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lists the descriptions with their purposes and outputs.
+/// Lists the descriptions with their `model_type`s and outputs.
 fn list() -> Result<String, EngineError> {
     let mut rows = table(&["MODEL", "model_type", "outputs"]);
     for description in Description::shipped_names()

@@ -35,7 +35,7 @@ pub(super) struct Args {
     /// runs with the same launches
     #[arg(long)]
     exact: bool,
-    /// Draw the lifetimes into FILE
+    /// Draw the lifetimes of the tensors into FILE, as SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }

@@ -14,7 +14,7 @@ impl Bars {
         Self::default()
     }
 
-    /// Shows that `done` of the `total` items of stage `what` are done.
+    /// Shows that `done` of `total` items of the stage `what` are finished.
     pub fn show(&self, what: &'static str, done: usize, total: usize) {
         // A poisoned lock means that another thread died while drawing. Continue without the bar.
         let Ok(mut current) = self.current.lock() else {

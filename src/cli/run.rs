@@ -115,7 +115,7 @@ fn summary(outputs: &Outputs) -> String {
     format!("{rows}\n")
 }
 
-/// Shortens a text to the width of a column.
+/// Shortens a text to at most `n` characters.
 fn shortened(text: &str, n: usize) -> String {
     match text.chars().count() > n {
         true => format!("{}…", text.chars().take(n - 1).collect::<String>()),

@@ -90,7 +90,7 @@ pub(super) fn run(args: Args) -> Outcome {
         (sum, own.len() - 1)
     });
     let sums: Vec<(f64, usize)> = sums.collect();
-    // A text of a single token has no score.
+    // A text of a single token (n = 0) has no mean.
     let each = |sum: f64, n: usize| (n > 0).then(|| sum / n as f64);
     let perplexity = |sum: f64, n: usize| each(sum, n).map(|mean| (-mean).exp());
     let shown = |value: Option<f64>| value.map_or("—".to_owned(), |value| format!("{value:.3}"));

@@ -39,7 +39,8 @@ pub(super) struct Args {
         "sparse", "token_vectors", "fill_mask", "task", "default_prompt_name", "default_prompt",
     ])]
     config: Option<PathBuf>,
-    /// Task whose adapter is added to the weights (such as retrieval.query of jina-embeddings-v3), or whose route of a Router is the default
+    /// Task whose adapter is applied to the weights (such as retrieval.query of jina-embeddings-v3). For a sentence-transformers Router,
+    /// the task whose route is the default
     #[arg(long, value_name = "TASK")]
     task: Option<String>,
     /// Name of a model in requests: one for each --model, then one for each --weights. By default, the name of the folder, or the name on
@@ -52,7 +53,7 @@ pub(super) struct Args {
     /// Port to listen on; 0 for any free port
     #[arg(long, default_value_t = 8080)]
     port: u16,
-    /// Accept commands on this port of 127.0.0.1. POST /admin/reload reloads keys and models, like SIGHUP
+    /// Accept administrative commands on this port of 127.0.0.1. POST /admin/reload reloads keys and models, like SIGHUP
     #[arg(long, value_name = "PORT")]
     admin_port: Option<u16>,
     /// auto, cpu, cuda or cuda:N
@@ -65,14 +66,14 @@ pub(super) struct Args {
     /// f16)
     #[arg(long, value_name = "KIND", default_value_t)]
     kv_dtype: KvCacheChoice,
-    /// Maximum number of tokens of a sequence. Models with LongRoPE (Phi-3 with 128k tokens) use other rotary positions for all sequences
-    /// if it is larger than the original number of positions, which is the default
+    /// Maximum number of tokens of a sequence. For models with LongRoPE (Phi-3 with 128k tokens), the default is the original number of
+    /// positions; a larger N selects other rotary frequencies, for all sequences
     #[arg(long, value_name = "N")]
     max_context: Option<NonZeroU32>,
-    /// Make results bitwise independent of the rest of the batch
+    /// Make the results of a sequence bitwise independent of the rest of the batch
     #[arg(long)]
     invariant: bool,
-    /// Keep the vectors of all tokens, for /embed_all. Models without modules of sentence-transformers always do
+    /// Also return the vectors of all tokens, for /embed_all. Models without modules of sentence-transformers always do
     #[arg(long)]
     all_tokens: bool,
     /// Compute sparse weights of tokens for /embed_sparse, with embedding models that support this (BGE-M3). SPLADE models always do
@@ -97,10 +98,11 @@ pub(super) struct Args {
     scheduler: String,
     #[command(flatten)]
     settings: Chosen,
-    /// File with the costs of batches. By default, they are measured for three seconds. Only for a single model
+    /// File with the times of batches by size (costs), which the scheduler uses. By default, they are measured for three seconds. Only for
+    /// a single model
     #[arg(long, value_name = "FILE")]
     costs: Option<PathBuf>,
-    /// Write the costs of batches to this file, for --costs and `gemmule simulate`. Only for a single model
+    /// Write the times of batches by size (costs) to this file, for --costs and `gemmule simulate`. Only for a single model
     #[arg(long, value_name = "FILE")]
     write_costs: Option<PathBuf>,
     /// Max bytes of the response cache in memory; 0 for no cache
@@ -125,8 +127,8 @@ pub(super) struct Args {
     /// Max bytes of a batch's intermediate tensors
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 30, value_parser = clap::value_parser!(u64).range(1..))]
     batch_bytes: u64,
-    /// Bytes of the KV cache of each model that generates text. By default, room for eight texts of full length; on a GPU more, up to half
-    /// of the free memory
+    /// Bytes of the KV cache of each model that generates text. The default has room for eight texts of full length; on a GPU it is larger,
+    /// up to half of the free memory
     #[arg(long, alias = "kv-bytes", value_name = "BYTES")]
     kv_cache_bytes: Option<u64>,
     /// Refuse requests if the queued work takes longer than this, in milliseconds. The estimate uses the recent pace of tokenizers or
@@ -237,7 +239,7 @@ pub(super) fn run(args: Args) -> Outcome {
             let models = open(&again, previous, &devices, cache.clone(), None);
             let models = models.map_err(|e| format!("{e:#}"))?;
             if again.trace.is_some() {
-                say("the trace ends here, because it is of the models that were loaded first");
+                say("the trace ends here; it covers only the models that were loaded first");
             }
             say("the models are reloaded");
             Ok(models)
@@ -295,7 +297,8 @@ fn name(text: &str) -> Result<String, &'static str> {
     check_name(text).map(|()| text.to_owned())
 }
 
-/// Loads the models of the arguments or of the file of models. Each call reads the folders and the file again.
+/// Loads the models that the arguments or the file `--config` list. Each call reads the folders and the file again. `previous` are the
+/// models that are replaced, if any. Their costs are reused if config.json, devices and dtype are unchanged.
 fn open(
     args: &Args,
     previous: &[Arc<Model>],
@@ -362,7 +365,7 @@ fn open(
         models.push(model);
         for task in tasks {
             let began = Instant::now();
-            // A route that cannot be loaded is reported, and the default route is served without it.
+            // If a route cannot be loaded, report it and serve the default route alone.
             let own_name = format!("{name}:{task}");
             match open(own_name, Some(task.clone()), Some(name.clone())) {
                 Ok(model) => {
@@ -437,7 +440,7 @@ fn cache(args: &Args) -> Result<Option<Arc<Cache>>, Report> {
     Ok(Some(Arc::new(Cache::open(&choice)?)))
 }
 
-/// Returns the options of each model.
+/// Returns the options of each model, from the file `--config` or from the arguments.
 fn configs(args: &Args) -> Result<Vec<ModelConfig>, Report> {
     if let Some(file) = &args.config {
         let text = files::text(file, Kind::Config).map_err(EngineError::from)?;

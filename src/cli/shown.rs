@@ -60,8 +60,8 @@ pub(super) fn clean_json(text: &str) -> Cow<'_, str> {
     Cow::Owned(cleaned)
 }
 
-/// Writes the log to standard error, in whole lines. Names in the log are already escaped. The log's own colors start with an escape
-/// character, which is kept. Other control characters are escaped here.
+/// Writes the log to standard error, in whole lines. Escape characters are kept, because they start the colors of the log; names in the log
+/// are already escaped. All other control characters are escaped here.
 pub(super) struct Log;
 
 impl io::Write for Log {
@@ -192,7 +192,7 @@ impl Diagnostic for Cleaned {
     }
 }
 
-/// A cause of an error that is not a diagnostic, with its own causes.
+/// Escaped text of a cause of an error, with the causes of this cause.
 #[derive(Debug)]
 struct Cause {
     message: String,
@@ -200,7 +200,7 @@ struct Cause {
 }
 
 impl Cause {
-    /// Returns the first cause whose text `message` does not already contain, with its own causes.
+    /// Returns the first cause whose text is not already part of `message`, with its own causes.
     fn below(
         message: &str,
         mut source: Option<&(dyn std::error::Error + 'static)>,

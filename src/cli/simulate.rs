@@ -30,7 +30,7 @@ pub(super) struct Args {
         default_value = "packed,dp,naive,no-batch"
     )]
     scheduler: Vec<String>,
-    /// Cost table in RON, such as `examples/costs.ron`
+    /// Cost table (times of batches by size) in RON, such as `examples/costs.ron`
     #[arg(long, value_name = "FILE")]
     costs: PathBuf,
     /// Requests per second: A..B, A..B/N for N rates, or a list separated by commas
@@ -50,8 +50,8 @@ pub(super) struct Args {
     /// Simulate the requests that are recorded in this file, one per line, instead of synthetic requests
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rates", "lens", "seconds", "deadline_ms"])]
     trace: Option<PathBuf>,
-    /// Run the scheduler at the times of a server's trace, and check that it makes the same decisions as the server. Needs the server's
-    /// --scheduler, --costs and settings
+    /// Replay the trace of a server: run the scheduler at the recorded times, and check that it makes the same decisions. Needs the
+    /// server's --scheduler, --costs and settings
     #[arg(long, requires = "trace", conflicts_with_all = ["devices", "depth", "bytes", "figure", "json"])]
     replay: bool,
     /// Deadlines in milliseconds after the arrival: N, or A..B to draw them uniformly
@@ -88,19 +88,19 @@ pub(super) struct Chosen {
     /// Target latency in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 50.0)]
     slo_ms: f64,
-    /// Max time for which lazy schedulers wait, in milliseconds
+    /// Max time in milliseconds for which the lazy schedulers (lazy-naive, lazy-dp) wait for further requests
     #[arg(long, value_name = "MS", default_value_t = 10.0)]
     lazy_ms: f64,
-    /// Max requests in a batch of `naive` and `dp`
+    /// Max requests in a batch, for the schedulers `naive` and `dp`
     #[arg(long, value_name = "N", default_value_t = 20)]
     most: usize,
-    /// Rows per batch, for TCB's schedulers
+    /// Rows per batch, for the schedulers of the TCB paper
     #[arg(long, value_name = "N", default_value_t = 64)]
     rows: u32,
-    /// Tokens per row, for TCB's schedulers
+    /// Tokens per row, for the schedulers of the TCB paper
     #[arg(long, value_name = "N", default_value_t = 512)]
     length: u32,
-    /// Fraction of a row's requests that DAS selects by utility alone
+    /// Fraction of a row's requests that concat-das and slotted-das select by utility alone
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     dominance: f64,
 }
@@ -152,7 +152,7 @@ impl std::str::FromStr for Span {
 /// Max number of requests that a command simulates per scheduler and rate.
 const MOST_REQUESTS: f64 = 2e7;
 
-/// Results of a scheduler under a load.
+/// Results of a scheduler under one load.
 struct Point {
     summary: Summary,
     took: Duration,
@@ -246,7 +246,7 @@ fn replayed(file: &Path, names: &[&str], settings: &Settings, costs: &CostTable)
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the arrivals for each rate, or those of the trace.
+/// Returns the requests that arrive, for each of --rates or from the trace.
 fn loads(args: &Args) -> Result<Vec<Vec<Waiting>>, Report> {
     if let Some(file) = &args.trace {
         let text = files::text(file, Kind::Trace).map_err(EngineError::from)?;
@@ -305,7 +305,7 @@ fn shown(names: &[&str], points: &[Vec<Point>]) -> String {
                 format!("{:.0}", s.offered),
                 format!("{:.0}", s.answered),
             ];
-            // If the scheduler is overloaded, its latency depends only on the duration of the load, so it is shown as infinite.
+            // Under overload, the latency depends only on the duration of the load, so it is shown as infinite.
             row.extend(
                 [s.mean, s.least, s.most, s.p99].map(|ms| match s.is_saturated() {
                     true => "+∞".to_owned(),

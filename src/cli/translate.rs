@@ -58,16 +58,18 @@ pub(super) struct Args {
     /// Print one JSON document per line: the translations of a text with their scores, best first
     #[arg(long)]
     json: bool,
-    /// Max new tokens per text; by default twice the tokens of the longest text plus 16, limited by the model's positions
+    /// Max new tokens per text; by default twice the tokens of the longest text plus 16, limited by generation_config.json and the model's
+    /// positions
     #[arg(long, value_name = "N", value_parser = up_to(MAX_TOKENS))]
     max_new: Option<usize>,
-    /// Max source tokens of the texts that are translated at the same time
+    /// Max source tokens, in total, of the texts that are translated at the same time
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..))]
     batch_tokens: u64,
 }
 
 impl Args {
-    /// Returns the folder's settings, with the changes of the arguments. `longest` is the length of the longest text in tokens.
+    /// Returns the generation settings of the folder, overridden by the arguments. `longest` is the length of the longest text in tokens.
+    /// `positions` is the model's number of positions, if it is limited.
     fn options(
         &self,
         encoder: &TextEncoder,
@@ -82,7 +84,7 @@ impl Args {
         };
         (options.rules.forced_first, options.rules.prefix) = encoder.target(&prefix, pair)?;
         options.decoder_start = pair.decoder_start.or(options.decoder_start);
-        // The decoder start token takes the first position.
+        // The decoder start token takes the first position, so one position fewer is left.
         let most = positions.map_or(usize::MAX, |n| n.saturating_sub(1) as usize);
         let n_forced = options.rules.prefix.len();
         options.rules.max_new_tokens = (2 * longest + 16 + n_forced)
@@ -145,7 +147,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let folder = args.model.tokenizer_folder("texts")?;
     let encoder = TextEncoder::for_prompts(Folder::open(folder)?)?;
     let file = &args.source_file;
-    // A terminal may be both.
+    // A terminal may be both the source and the output, so only regular files are compared.
     let is_source = |output: &PathBuf| match (canonicalize(output), canonicalize(file)) {
         (Ok(output), Ok(source)) => output == source && source.is_file(),
         _ => false,
@@ -195,14 +197,14 @@ pub(super) fn run(args: Args) -> Outcome {
     // Sort by length, because texts of similar lengths end at about the same time. Start with the longest texts, which determine the total
     // time.
     waiting.sort_by_key(|&i| std::cmp::Reverse(ids[i].len()));
-    // Texts that are too long fail, so they need no room.
+    // Texts that exceed the model's positions fail later, so reserve no room in the KV cache for them.
     let positions = engine.limits().longest;
     let fits = |n: &usize| positions.is_none_or(|most| *n <= most as usize);
     let lens = waiting.iter().map(|&i| ids[i].len()).filter(fits);
     let lens: Vec<usize> = lens.collect();
     let longest = lens.first().map_or(1, |&n| n.max(1));
     let options = args.options(&encoder, &pair, longest, positions)?;
-    // Reserve room for as many of the longest texts as --batch-tokens allows.
+    // Reserve room in the KV cache for the number of longest texts that --batch-tokens allows.
     let most = usize::try_from(args.batch_tokens).unwrap_or(usize::MAX);
     let at_once = (most / longest).clamp(1, lens.len().max(1));
     let room = lens.get(..at_once).unwrap_or(&[1]);

@@ -26,10 +26,10 @@ pub(super) struct Args {
     /// CUDA device on which kernels are timed
     #[arg(long, default_value = "cuda:0")]
     device: DeviceChoice,
-    /// quick (seconds) or full
+    /// Tuning mode: quick (some seconds) or full (up to two minutes)
     #[arg(long, value_name = "MODE", default_value = "quick")]
     tune: TuneMode,
-    /// Seconds after which timing of further token counts is not started
+    /// Time limit in seconds. After it, no further number of tokens is timed
     #[arg(long, value_name = "S")]
     seconds: Option<u64>,
     /// Start with the timings in this file

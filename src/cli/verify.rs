@@ -7,7 +7,7 @@ use crate::measure::{Bound, Reference};
 pub(super) struct Args {
     #[command(flatten)]
     model: Runnable,
-    /// Results of another implementation as safetensors: ids, lens and named values
+    /// Safetensors file with the results of another implementation: ids, lens and named values
     #[arg(long, value_name = "FILE")]
     reference: PathBuf,
 }

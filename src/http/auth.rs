@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use super::error::Failure;
 use crate::files::{self, Kind, ReadError};
 
-/// Client of the server, identified by the name of its keys.
+/// A client of the server, identified by the name of its keys in the key file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tenant {
     /// Number of the tenant. Keys with the same name have the same tenant.
@@ -59,11 +59,11 @@ pub enum KeysError {
 }
 
 impl Keys {
-    /// Parses keys, one per line: a name, the SHA-256 of the key and, optionally, `max-priority=N` (0 by default). Keys with the same name
-    /// belong to one tenant. Empty lines and lines that begin with `#` are skipped.
+    /// Parses keys, one per line: a name, the SHA-256 of the key and, optionally, `max-priority=N`, the max `x-priority` of requests with
+    /// this key (0 by default). Keys with the same name belong to one tenant. Empty lines and lines that begin with `#` are skipped.
     ///
     /// # Errors
-    /// Returns an error for a line that is not a key. Line numbers start at 1.
+    /// Returns an error if a line is not valid, or if there is no key. Line numbers start at 1.
     pub fn parse(text: &str) -> Result<Self, KeysError> {
         let tenants = Arc::new(RwLock::new(tenants(text)?));
         Ok(Self {
@@ -75,7 +75,7 @@ impl Keys {
     /// Reads keys from a file, in the format of [`parse`](Self::parse). When the server reloads, it reads the file again.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read, or `parse` fails.
+    /// Returns an error if the file cannot be read, or if [`parse`](Self::parse) fails.
     pub fn open(file: &Path) -> Result<Self, KeysError> {
         Ok(Self {
             tenants: Arc::new(RwLock::new(read(file)?)),
@@ -83,7 +83,8 @@ impl Keys {
         })
     }
 
-    /// Reads the file again, if the keys are from a file. Returns a function with which the caller replaces the old keys.
+    /// Reads the keys from their file again, if they are from a file. Returns a function that replaces the old keys when the caller calls
+    /// it.
     pub(super) fn reload(&self) -> Result<impl FnOnce() + use<>, KeysError> {
         let new = self.file.as_deref().map(read).transpose()?;
         let current = Arc::clone(&self.tenants);

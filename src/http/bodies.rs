@@ -9,7 +9,7 @@ use tokio::runtime::{Builder, Runtime};
 use super::{App, Body, HttpChoice, Public, RequestContext, Route, openapi, request::Fields};
 use crate::serve::{Models, Submit};
 
-/// Models and the routes whose requests have a body.
+/// Handlers of the routes whose requests have a body, with the models that they use.
 pub struct Bodies {
     runtime: Runtime,
     app: App,
@@ -17,6 +17,8 @@ pub struct Bodies {
 }
 
 impl Bodies {
+    /// Creates handlers that use `models`.
+    ///
     /// # Errors
     /// Returns an error if the system cannot start a runtime.
     pub fn new(models: Models) -> io::Result<Self> {

@@ -23,11 +23,11 @@ pub(super) enum Body {
     Events(Box<dyn Events>),
 }
 
-/// Max bytes of a frame. hyper copies each frame, and only asks for the next one after it has sent the frame, so a copy has at most this
-/// size.
+/// Max bytes of a frame of a whole body. hyper copies a frame and asks for the next one only after the frame has been sent, so this also
+/// limits the size of the copy.
 const MAX_FRAME: usize = 64 << 10;
 
-/// A body that keeps the memory of its request reserved until the body is dropped.
+/// A body that keeps the memory share of its request, and thus the memory charged for the request, until the body is dropped.
 struct Charged<T>(
     T,
     #[expect(dead_code, reason = "it ends the charge when it is dropped")] Arc<Share>,
@@ -50,7 +50,7 @@ impl Body {
         Self::Whole(Some(Bytes::from(bytes)))
     }
 
-    /// Returns a body that keeps the request charged until the last byte is sent.
+    /// Returns a body that keeps `share`, the memory charged for its request, until the last byte is sent.
     pub fn holding(self, share: &Arc<Share>) -> Self {
         let share = Arc::clone(share);
         match self {

@@ -1,4 +1,5 @@
-//! Late chunking: the inputs of a request are chunks of one text.
+//! Late chunking: the inputs of a request are chunks of one text. The model computes them as one sequence, and the token vectors of each
+//! chunk are then pooled.
 
 use std::sync::Arc;
 
@@ -32,5 +33,5 @@ pub(super) async fn chunked(
     }
 }
 
-/// Bytes of memory that tokenizing takes for each byte of the texts.
+/// Estimated bytes of memory for tokenization, per byte of the texts.
 const BYTES: u64 = 8;

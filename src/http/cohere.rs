@@ -43,7 +43,7 @@ fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure> {
     })
 }
 
-/// Reads `embedding_types`, without repetitions.
+/// Reads `embedding_types`, and removes repeated types. The default is `float`.
 fn types(fields: &mut Fields) -> Result<Vec<ValueType>, Failure> {
     if !fields.has("embedding_types") {
         return Ok(vec![ValueType::Float]);
@@ -84,7 +84,7 @@ pub(super) async fn embed(
     }
     let inputs: Vec<Text> = texts.iter().cloned().map(Text::One).collect();
     let purpose = fields.text("input_type")?;
-    // Cohere's API requires `input_type`, so clients send it to any model. If the model has no prompts, ignore the values that the API
+    // Cohere's API requires `input_type`, so clients send it to any model. For a model without prompts, ignore the values that the API
     // defines.
     let purpose =
         purpose.filter(|purpose| service.has_prompts() || !INPUT_TYPES.contains(&purpose.as_str()));

@@ -20,7 +20,7 @@ pub enum Origin {
     One(HeaderValue),
 }
 
-/// The text is not an origin.
+/// Error for a text that is not an origin.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "expected `*`, or an origin without a path, such as https://example.com or http://localhost:3000"

@@ -8,8 +8,8 @@ use super::{RequestContext, error::Failure, fields::kind, request::Fields};
 use crate::names::excerpt;
 use crate::serve::{Answer, CutSide, Service, Submit, Text};
 
-/// Computes inputs and returns their answers in order. Fails if any input fails. `extra` is the number of bytes that the response takes in
-/// addition to the answers.
+/// Computes the inputs of a request and returns their answers in the same order. Fails if any input fails. `extra` is the number of bytes
+/// that the response takes in addition to the answers.
 pub(super) async fn computed(
     app: &RequestContext<'_>,
     service: &Service,
@@ -22,7 +22,7 @@ pub(super) async fn computed(
     answers(app, service, inputs, submit).await
 }
 
-/// Like [`computed`], for a caller that has already reserved the memory.
+/// Does the same as [`computed`], but the caller has already reserved the memory.
 pub(super) async fn answers(
     app: &RequestContext<'_>,
     service: &Service,
@@ -101,9 +101,12 @@ pub(super) fn cut(fields: &mut Fields, submit: Submit) -> Result<Submit, Failure
     })
 }
 
-/// Returns the index of the prompt to put before all inputs: the first of `names` that is a prompt of the folder. If the folder has none of
-/// them, returns `None` if one of `names` is a task of the loaded route of a sentence-transformers Router, and an error otherwise. `param`
-/// is the field that contains the name, for errors.
+/// Returns the index of the prompt to put before all inputs: the first of `names` that is a prompt of the model's folder. If the folder has
+/// none of these prompts, but one of `names` is a task of the loaded route of a sentence-transformers Router, returns `None`. `param` is
+/// the field that contains the name, for errors.
+///
+/// # Errors
+/// Returns an error if no name is a prompt or such a task, or if an input has token ids.
 pub(super) fn prompted(
     service: &Service,
     param: &'static str,
@@ -119,7 +122,7 @@ pub(super) fn prompted(
     check_texts(param, inputs).map(|()| Some(index))
 }
 
-/// Returns an error if an input has token ids, before which no prompt can be put.
+/// Returns an error if an input consists of token ids, because a prompt can only be put before a text.
 fn check_texts(param: &str, inputs: &[Text]) -> Result<(), Failure> {
     match inputs.iter().any(|input| matches!(input, Text::Ids(_))) {
         false => Ok(()),
@@ -154,7 +157,7 @@ pub(super) fn is_query(name: &str) -> Option<bool> {
     }
 }
 
-/// Returns `name`, followed by the names that other models use for the same purpose.
+/// Returns `name`, followed by the names of the same purpose in other models. For `search_query`, one of these is `query`.
 pub(super) fn alike(name: &str) -> Vec<&str> {
     const ALIKE: [&[&str]; 2] = [
         &[
@@ -180,7 +183,7 @@ pub(super) fn alike(name: &str) -> Vec<&str> {
 /// Names of the fields that select a prompt by its name or give its text.
 pub(super) const PROMPTS: [&str; 2] = ["prompt_name", "prompt"];
 
-/// Reads `prompt_name` or `prompt`, and applies it to the inputs. The last argument contains the paths of these two fields, for errors.
+/// Reads `prompt_name` or `prompt`, and applies it to the inputs. `by_name` and `as_text` are the paths of these two fields, for errors.
 pub(super) fn with_prompt(
     fields: &mut Fields,
     service: &Service,
@@ -211,8 +214,8 @@ pub(super) fn with_prompt(
     Ok((inputs, Submit { prompt, ..submit }))
 }
 
-/// Returns the first `dimensions` values of an embedding, normalized again (Matryoshka representation learning). `param` is the field with
-/// the number of dimensions.
+/// Returns the first `dimensions` values of an embedding, scaled to length 1 (Matryoshka representation learning). `param` is the field
+/// that contains the number of dimensions, for errors.
 pub(super) fn shortened(
     param: &str,
     mut values: Vec<f32>,

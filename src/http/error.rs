@@ -17,7 +17,7 @@ use crate::{
     serve::{ReloadError, ServeError},
 };
 
-/// Max characters of a message of another library, which may quote a value.
+/// Max characters of an error message from another library, such as serde_json. It may quote a value of the request.
 pub(super) const MAX_QUOTED: usize = 400;
 /// Max characters of any error message.
 const MAX_MESSAGE: usize = 4000;
@@ -31,11 +31,11 @@ pub(super) struct Failure {
     message: String,
     retry_after: Option<Duration>,
     allow: Option<String>,
-    /// Boxed to keep the type small.
+    /// Problem of an input, from which [`on`](Self::on) completes the message. Boxed to keep the type small.
     of_input: Option<Box<OfInput>>,
 }
 
-/// Problem of an input. The message about it depends on the route.
+/// Problem of an input of the request. The message depends on the route.
 #[derive(Clone, Debug)]
 struct OfInput {
     subject: Subject,
@@ -49,7 +49,7 @@ enum Problem {
     TooLong(usize),
     /// The input exceeds the largest batch.
     TooLarge,
-    /// The text follows the name of the input.
+    /// Any other problem. The message is the name of the input followed by this text.
     Other(String),
 }
 
@@ -66,7 +66,7 @@ impl Failure {
         }
     }
 
-    /// Says what the input with the problem is, if it is not an input of the request by itself.
+    /// Sets the subject of an error about an input, if it is not the input alone.
     pub fn about(mut self, subject: Subject) -> Self {
         if let Some(of_input) = &mut self.of_input {
             of_input.subject = subject;
@@ -74,7 +74,8 @@ impl Failure {
         self
     }
 
-    /// Completes the error of an input: names the input and its field as `route` does, and the field that truncates it.
+    /// Completes the message of an error about an input: names the input as `route` does, and names the field that truncates inputs. Sets
+    /// `param` to the field of the input.
     pub fn on(mut self, route: Route) -> Self {
         let Some(of_input) = self.of_input.take() else {
             return self;
@@ -258,7 +259,7 @@ impl Failure {
             ),
             Style::Cohere => json(*status, &json!({"message": message})),
             Style::Tei => {
-                // TEI uses its own names and status codes.
+                // text-embeddings-inference has its own names and status codes of errors.
                 let (status, kind) = match (status.as_u16(), *code) {
                     (400, "invalid_request") => (StatusCode::UNPROCESSABLE_ENTITY, "tokenizer"),
                     (413, _) => (*status, "validation"),

@@ -33,7 +33,7 @@ const fn computed(name: &'static str, routes: &'static [Route]) -> Field {
     computed_or(name, routes, "[]")
 }
 
-/// Returns a field that some routes support. All other routes accept only the values in `neutral`.
+/// Returns a field that the given routes support. All other routes accept only null and the values in the JSON array `neutral`.
 const fn computed_or(name: &'static str, routes: &'static [Route], neutral: &'static str) -> Field {
     Field {
         name,
@@ -50,8 +50,8 @@ const fn ignored(name: &'static str) -> Field {
     }
 }
 
-/// Returns a field of other servers that can change a response and that no route supports. The values in `neutral` change nothing and are
-/// accepted.
+/// Returns a field of the APIs of other servers that can change a response and that no route supports. Only null and the values in
+/// `neutral`, which change nothing, are accepted.
 const fn refused(name: &'static str, neutral: &'static str) -> Field {
     computed_or(name, &[], neutral)
 }
@@ -181,7 +181,7 @@ pub(super) const FIELDS: &[Field] = &[
     computed("normalize", &[Route::Embed]),
     computed("prompt_name", PROMPTED),
     computed("truncation_direction", TRUNCATED),
-    // Clients of Hugging Face's inference API send an empty object.
+    // Clients of Hugging Face's inference API send this field even if it is an empty object.
     computed_or("parameters", SIMILARITY, "[{}]"),
     computed("parameters.truncate", SIMILARITY),
     computed("parameters.prompt_name", SIMILARITY),
@@ -416,7 +416,8 @@ impl Field {
         }
     }
 
-    /// Returns the values other than null that have no effect, for a field that is otherwise refused.
+    /// Returns the values other than null that a route accepts and ignores if it does not support the field. For a field that is always
+    /// ignored, the list is empty.
     pub fn neutral(&self) -> Vec<Value> {
         match self.elsewhere {
             Elsewhere::Ignored => Vec::new(),
@@ -426,7 +427,7 @@ impl Field {
         }
     }
 
-    /// Returns whether a value cannot change the response of a route that does not support the field.
+    /// Returns whether a route that does not support the field can ignore `value`, because the value does not affect responses.
     pub fn is_neutral(&self, value: &Value) -> bool {
         let is_same = |neutral: &Value| match (neutral.as_f64(), value.as_f64()) {
             (Some(neutral), Some(value)) => neutral == value,

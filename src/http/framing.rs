@@ -3,14 +3,14 @@
 /// Max bytes of a line that are kept. Longer lines are not needed to find the end of a request.
 const MAX_LINE: usize = 128;
 
-/// Position in the bytes of a connection. hyper parses the requests and refuses invalid ones. This type only tells whether the bytes so far
-/// end between two requests, which hyper does not report.
+/// Tracks the position in the bytes of a connection, to tell whether the bytes so far end between two requests, which hyper does not
+/// report. hyper itself parses the requests and refuses invalid ones.
 #[derive(Debug, Default)]
 pub(super) struct Framing {
     place: Place,
     /// Beginning of the current line.
     line: Vec<u8>,
-    /// Body that the headers so far announce.
+    /// Kind of body that the headers read so far announce.
     body: Announced,
 }
 
@@ -19,10 +19,10 @@ enum Place {
     #[default]
     Between,
     Headers,
-    /// In a body or a chunk, of which this many bytes are missing.
+    /// In a body of known length. Contains the number of bytes that are still to come.
     Body(u64),
     ChunkSize,
-    /// In a chunk with the line end after it, of which this many bytes are missing.
+    /// In a chunk or in the line end after it. Contains the number of bytes that are still to come.
     Chunk(u64),
     Trailers,
 }
@@ -41,7 +41,7 @@ impl Framing {
         self.place == Place::Between && self.line.is_empty()
     }
 
-    /// Reads further bytes.
+    /// Advances the position by the bytes that were read next.
     pub fn read(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             match self.place {
@@ -120,7 +120,8 @@ fn chunk_size(line: &[u8]) -> u64 {
 mod tests {
     use super::Framing;
 
-    /// Returns the positions in `text` that are between two requests, whatever parts the bytes arrive in.
+    /// Returns the positions in `text` that are between two requests. Checks that bytes that arrive one by one give the same result as
+    /// bytes that arrive together.
     fn between(text: &str) -> Vec<usize> {
         let mut one = Framing::default();
         let mut found = Vec::new();

@@ -84,8 +84,8 @@ pub(super) async fn chat(
     let options = params.chat_options()?;
     service.has_place(n as u64, submit)?;
     let holds = Arc::clone(&model);
-    // Limit the number of concurrent renderings, because each uses memory. The permit is held until the rendering has ended, even if the
-    // client disconnects.
+    // Limit the number of chat templates that are rendered concurrently, because each uses memory. The permit is held until the rendering
+    // has ended, even if the client disconnects.
     let permit = Arc::clone(&app.rendering).acquire_owned().await;
     let prompt = on_thread(move || {
         let _permit = permit;
@@ -110,7 +110,7 @@ async fn written(
     let each = each.flat_map(|(at, prompt)| (0..n).map(move |nth| (at, prompt, nth)));
     let share = app.share();
     let tokens: usize = prompts.iter().map(Vec::len).sum();
-    // The ids are stored twice: in the queue and in the generator.
+    // The ids, of 4 bytes each, are stored twice: in the queue and in the generator.
     let bytes = 8 * (tokens as u64).saturating_mul(n as u64);
     share.reserve(bytes).await?;
     each.map(|(at, prompt, nth)| {
@@ -196,16 +196,16 @@ impl Done {
     }
 }
 
-/// Bytes that a token or an alternative takes in a JSON response, with its log-probability.
+/// Estimated bytes of a token or of an alternative token in a JSON response, with its log-probability.
 const SCORED_BYTES: u64 = 1000;
 
-/// Waits until all texts are finished.
+/// Waits until all texts are finished, and returns them. Charges their memory to `share`.
 pub(super) async fn whole(all: Vec<TokenStream>, share: &Share) -> Result<Vec<Done>, Failure> {
     let mut all: Vec<(TokenStream, Done, bool)> = all
         .into_iter()
         .map(|pieces| (pieces, Done::empty(), false))
         .collect();
-    // Poll all texts, not only the first unfinished one, so that their memory is charged as it is used.
+    // Poll all texts, not only the first unfinished one, so that the memory of each text is charged while it grows.
     poll_fn(|context| {
         let mut is_done = true;
         for (pieces, done, is_over) in &mut all {

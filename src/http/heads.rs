@@ -15,14 +15,14 @@ use crate::serve::{
     QuestionJob, ServeError, Submit, Text, TokenJob, ZeroShotJob, ZeroShotOptions,
 };
 
-/// Bytes that a text's tokens and their positions take for each byte of the text, during tokenization.
+/// Estimated bytes of memory, per byte of text, for the tokens and their positions during tokenization.
 const PLACED_BYTE: u64 = 400;
-/// Bytes that a token takes in a JSON response with its scores. Each label of the token takes as many bytes again.
+/// Estimated bytes of a token in a JSON response, and also of each label score of a token.
 const TOKEN: u64 = 200;
-/// Max number of tokens per mask, and of answers per question.
+/// Max number of proposed tokens per mask, and of answers per question.
 const MAX_TOP_K: i64 = 1000;
 
-/// Reads a text or a list of texts. The flag is true for a list.
+/// Reads a text or a list of texts. The returned flag is true for a list.
 fn texts(param: &'static str, value: Value) -> Result<(Vec<String>, bool), Failure> {
     let wrong = |what: &str| {
         let problem = format!("`{param}` is {what}; expected a text or a list of texts");
@@ -34,7 +34,7 @@ fn texts(param: &'static str, value: Value) -> Result<(Vec<String>, bool), Failu
         Value::Array(list) => {
             let text = |(at, value)| match value {
                 Value::String(text) => Ok(text),
-                // Clients that are written for `/predict` send each text as a list. Accept such a list if it has one text.
+                // Clients for `/predict` send each text as a list. Accept such a list if it contains one text.
                 Value::Array(one) => match <[Value; 1]>::try_from(one) {
                     Ok([Value::String(text)]) => Ok(text),
                     _ => Err(wrong(&format!("a list whose item {at} is a list"))),
@@ -52,7 +52,7 @@ fn texts(param: &'static str, value: Value) -> Result<(Vec<String>, bool), Failu
     }
 }
 
-/// Returns the only item without its list if the request was not a list.
+/// Returns the results of a request. If the request had a single text and no list, returns its result without a list.
 fn unlisted(mut all: Vec<Value>, is_list: bool) -> Value {
     match (is_list, all.len()) {
         (false, 1) => all.remove(0),
@@ -60,8 +60,8 @@ fn unlisted(mut all: Vec<Value>, is_list: bool) -> Value {
     }
 }
 
-/// Tokenizes the texts of a request and computes their sequences. Returns the results and the number of tokens. `bytes` is the length of
-/// all texts, and `n` the number of sequences.
+/// Tokenizes the texts of a request and computes their sequences. Returns the results and the number of tokens. `begin` makes the
+/// sequences, and `finish` makes the results from the answers. `bytes` is the length of all texts, and `n` the number of sequences.
 async fn computed<J: Send + 'static, R: Send + 'static>(
     app: &RequestContext<'_>,
     model: &Arc<Model>,
@@ -279,7 +279,7 @@ pub(super) async fn zero_shot(
         }
     };
     let (texts, is_list) = texts("inputs", fields.value("inputs"))?;
-    // Each pair of a text and a label has a copy of the text.
+    // The model reads each text with each label, so the texts are copied once per label.
     let n = texts.len().saturating_mul(labels.len());
     let copies = length(&texts).saturating_mul(labels.len());
     let sentences = (length(&labels) + options.template.len().saturating_mul(labels.len()))
@@ -316,7 +316,7 @@ pub(super) async fn zero_shot(
     Ok(respond(found, is_list))
 }
 
-/// Max number of sequences per question.
+/// Max number of sequences into which the text of a question is divided. Memory is reserved for this number.
 const MAX_PARTS: usize = 256;
 
 /// Answers a question with spans of a text.

@@ -1,4 +1,4 @@
-//! Token vectors in the format of Jina's API.
+//! The route for token vectors (late interaction), in the format of Jina's API.
 
 use hyper::StatusCode;
 use serde::Serialize;

@@ -66,7 +66,7 @@ impl Counts {
     }
 }
 
-/// Number of responses by status, and request durations in the form of [`Histogram::read`].
+/// Number of responses by status, and a histogram of request durations as [`Histogram::read`] returns it.
 type OfRequests = (Vec<(u16, u64)>, (Vec<(f64, u64)>, u64, f64));
 
 impl Counts {
@@ -327,7 +327,7 @@ pub(super) fn response(app: &App) -> Response<Body> {
     )
 }
 
-/// Adds the metrics of models with a response cache.
+/// Adds the metrics of the response cache, if any model has one.
 fn cache(page: &mut Page, app: &App) {
     let models = app.models.all();
     let services = || {

@@ -184,20 +184,20 @@ struct App {
     next_id: AtomicU64,
     /// Set to true to abort all requests in progress.
     cut: watch::Sender<bool>,
-    /// Whether a reload for SIGHUP waits for its turn.
+    /// Whether a reload requested by SIGHUP waits for another reload to finish.
     reload_waits: AtomicBool,
     began: Instant,
     /// Start time in microseconds. Request ids begin with it, so that they differ between servers and between starts.
     started: u64,
 }
 
-/// A request in progress. The fields except `app` are set while the request is handled.
+/// A request in progress. All fields except `app` are set while the request is handled.
 struct RequestContext<'a> {
     app: &'a App,
     model: OnceLock<Arc<Model>>,
-    /// Time when the values of the response were ready.
+    /// Time when the computed values of the response were ready, before serialization.
     has_values: OnceLock<Instant>,
-    /// Memory share that is charged for the request.
+    /// Share of the server's memory that is charged for the request.
     share: OnceLock<Arc<Share>>,
 }
 
@@ -248,7 +248,8 @@ impl App {
         let id = self.request_id(request.headers());
         // HEAD is handled like GET. hyper then omits the body.
         let is_head = request.method() == Method::HEAD && method == Method::GET;
-        // Parsing a large body may block this thread for long. `block_in_place` moves the thread's other connections to other threads.
+        // Parsing a large body may block this thread for a long time. `block_in_place` moves the other connections of this thread to other
+        // threads.
         let length = request.body().size_hint().exact();
         let is_coded = request.headers().contains_key(CONTENT_ENCODING);
         let is_large =
@@ -278,7 +279,7 @@ impl App {
         };
         let mut response = match answered {
             Ok(response) => match asking.share.get() {
-                // The request remains charged until the last byte of the response is sent.
+                // The body keeps the request's share of memory until the last byte of the response is sent.
                 Some(share) => response.map(|body| body.holding(share)),
                 None => response,
             },
@@ -303,7 +304,7 @@ impl<'a> RequestContext<'a> {
         }
     }
 
-    /// Returns the memory share of the request. Before the body has been read, it is an empty share.
+    /// Returns the request's share of memory. Before the body has been read, this is an empty share.
     fn share(&self) -> &Arc<Share> {
         self.share.get_or_init(|| self.memory.empty_share())
     }
@@ -316,7 +317,7 @@ impl<'a> RequestContext<'a> {
         found
     }
 
-    /// Records that the values are ready, before the caller serializes them.
+    /// Records that the computed values are ready, before the caller serializes them.
     fn has_values(&self) {
         let _ = self.has_values.set(Instant::now());
     }
@@ -384,14 +385,14 @@ impl<'a> RequestContext<'a> {
             wanted: OutputKind::Usual,
             is_joint: true,
         };
-        // If the time is up, the future is dropped, which cancels everything that it waits for.
+        // At the time limit, the future is dropped, which cancels everything that it waits for.
         match tokio::time::timeout(left(), self.of_body(route, fields, submit, is_raw)).await {
             Ok(answered) => answered,
             Err(_) => Err(ServeError::Deadline.into()),
         }
     }
 
-    /// Handles a request with a body.
+    /// Handles a request whose body has been parsed, and completes errors about its inputs.
     async fn of_body(
         &self,
         route: Route,
@@ -438,7 +439,7 @@ impl<'a> RequestContext<'a> {
 }
 
 impl App {
-    /// Returns the time limit of a request.
+    /// Returns the time limit of a request: from its headers, or else the default.
     fn timeout(&self, headers: &HeaderMap) -> Result<Duration, Failure> {
         for name in ["x-request-timeout-ms", "x-envoy-expected-rq-timeout-ms"] {
             let Some(value) = headers.get(name) else {
@@ -482,7 +483,7 @@ impl App {
     }
 }
 
-/// Returns the priority of a request.
+/// Returns the priority of a request, which is 0 without an `x-priority` header.
 fn class(headers: &HeaderMap) -> Result<u8, Failure> {
     let Some(value) = headers.get("x-priority") else {
         return Ok(0);

@@ -105,7 +105,8 @@ fn prompted(
     Ok((inputs, submit))
 }
 
-/// Reads a field that has different names in two APIs.
+/// Reads a field that has different names in two APIs. Returns the name that the request uses and the value. Both names may be given with
+/// the same value.
 fn either<T: PartialEq>(
     [name, other]: [&'static str; 2],
     mut read: impl FnMut(&'static str) -> Result<Option<T>, Failure>,
@@ -132,7 +133,7 @@ struct Form {
 }
 
 impl Form {
-    /// Reads the fields of OpenAI, Jina and Voyage.
+    /// Reads the fields of the APIs of OpenAI, Jina and Voyage. `width` is the number of values of an embedding.
     fn read(fields: &mut Fields, width: usize, is_raw: bool) -> Result<Self, Failure> {
         let is_base64 = is_base64(fields)?;
         let of = either(["embedding_type", "output_dtype"], |name| {
@@ -261,7 +262,7 @@ pub(super) async fn embeddings(
     Ok(json(StatusCode::OK, &embeddings))
 }
 
-/// Returns vectors as raw bytes. Response headers contain the number of rows, their width and the number of tokens.
+/// Returns vectors as raw bytes of little-endian f32. Response headers contain the number of rows, their width and the number of tokens.
 fn raw(answers: Vec<Answer>, form: &Form, tokens: usize) -> HandlerResult {
     let n = answers.len();
     let mut bytes = Vec::new();

@@ -23,7 +23,7 @@ struct Described {
     summary: &'static str,
     /// Schema of the request body, if there is one.
     body: Option<Value>,
-    /// Media types of the responses, with their schemas.
+    /// Media types of successful responses, with the schemas of their bodies.
     answers: Vec<(&'static str, Value)>,
 }
 
@@ -169,8 +169,8 @@ fn statuses(route: Route) -> Vec<(u16, &'static str)> {
     }
 }
 
-/// Adds to the schema of an object the fields that the route accepts but does not support. Any other field may only be null. `prefix` is
-/// the path of the object, with a trailing dot.
+/// Adds to the schema of an object the fields that the route accepts but does not support, with their accepted values. All fields that are
+/// not in the schema then may only be null. `prefix` is the path of the object, with a trailing dot; empty for the body.
 fn closed(route: Route, prefix: &str, mut schema: Value) -> Value {
     let mut accepted: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for field in FIELDS.iter().filter(|field| !field.is_computed(route)) {

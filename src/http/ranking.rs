@@ -1,4 +1,4 @@
-//! Ranks documents by the scores of pairs, or by late interaction.
+//! Ranks documents for a query, with a cross-encoder (which scores pairs) or by late interaction.
 
 use super::{RequestContext, embeddings::answers, error::Failure, on_thread, route::Subject};
 use crate::serve::{Answer, OutputKind, ServeError, Service, Submit, Text, TextRole, TokenVectors};
@@ -29,7 +29,7 @@ pub(super) async fn ranked(
         }
         .into());
     }
-    // Each pair contains a copy of the query.
+    // Each pair of the query and a document contains a copy of the query.
     let copies = (query.len() as u64).saturating_mul(documents.len() as u64);
     let memory = service.memory(documents.len(), submit.wanted);
     app.share().reserve(copies.saturating_add(memory)).await?;
@@ -86,7 +86,7 @@ async fn ranked_late(
     Ok((best_first(scores), tokens))
 }
 
-/// Returns scores with their indices, best first. The order of equal scores does not change.
+/// Returns scores with their indices, best first. Equal scores keep their order.
 fn best_first(scores: impl IntoIterator<Item = f32>) -> Vec<(usize, f32)> {
     let mut ranks: Vec<(usize, f32)> = scores.into_iter().enumerate().collect();
     ranks.sort_by(|a, b| b.1.total_cmp(&a.1));

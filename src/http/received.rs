@@ -9,13 +9,13 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::{App, error::Failure, gzip::Encoding, transfer::Upload};
 use crate::serve::BodyMemory;
 
-/// Memory that is first charged for a body. Each further charge doubles the memory of the body.
+/// Bytes that are charged first for a body. Each further charge doubles the memory of the body.
 const FIRST: u64 = 16 << 10;
-/// Once a body holds this many bytes, at least [`PROGRESS`] bytes must arrive within the time that a body may pause.
+/// Once `LARGE` bytes of a body have arrived, at least [`PROGRESS`] bytes must arrive in each period, which is as long as a body may pause.
 const LARGE: usize = 256 << 10;
 const PROGRESS: usize = 64 << 10;
 
-/// A body, and the memory that is charged for it until its request is charged.
+/// A body, and the memory that is charged for it until memory for the whole request is charged.
 pub(super) struct Received {
     pub bytes: Vec<u8>,
     memory: BodyMemory,
@@ -28,7 +28,8 @@ impl Received {
         self.bytes
     }
 
-    /// Charges memory for a body of `length` bytes, of at most `max` bytes in the end. The charge grows in steps.
+    /// Charges and reserves memory for a body that now has `length` bytes and will have at most `max`. The charge doubles at each step, up
+    /// to `max`.
     async fn grow(&mut self, length: u64, max: u64) {
         let charged = self.memory.bytes();
         if length <= charged {
@@ -41,7 +42,7 @@ impl Received {
     }
 }
 
-/// Checks that a body keeps arriving.
+/// Checks, in periods of length `pause`, that a body keeps arriving.
 struct Progress {
     pause: Duration,
     until: Instant,
@@ -58,7 +59,7 @@ impl Progress {
         }
     }
 
-    /// Begins a new period, with `n_bytes` bytes that have arrived until now.
+    /// Begins a new period. `n_bytes` bytes have arrived so far.
     fn begin(&mut self, n_bytes: usize) {
         (self.until, self.before) = (Instant::now() + self.pause, n_bytes);
     }
@@ -71,10 +72,10 @@ impl Progress {
         }
     }
 
-    /// Ends a period.
+    /// Ends a period and begins the next. `n_bytes` bytes have arrived so far.
     ///
     /// # Errors
-    /// Returns an error if too few bytes have arrived.
+    /// Returns an error if too few bytes have arrived in the period.
     fn end(&mut self, n_bytes: usize) -> Result<(), Failure> {
         if n_bytes - self.before < self.expected() {
             return Err(Failure::stalled_body(self.expected(), self.pause));
@@ -133,7 +134,7 @@ impl App {
             let began = Instant::now();
             into.grow(length as u64, expected).await;
             into.bytes.extend_from_slice(&data);
-            // While the body waits for memory, the client cannot send.
+            // While the body waits for memory, the client cannot send. Extend the period by this time.
             progress.until += began.elapsed();
         }
     }

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::names::without_middle;
 
-/// The fields of a request body, or of an object in it, that the route supports.
+/// The fields of a request body, or of an object in the body, that the route supports.
 pub(super) struct Fields {
     route: Route,
     /// Path of the object with a trailing dot; empty for the body itself.
@@ -79,7 +79,7 @@ impl Fields {
         self.values.get(name).is_some_and(|value| !value.is_null())
     }
 
-    /// Returns the text of a field without removing the field; `None` if its value is not a text.
+    /// Returns the text of a field, and keeps the field; `None` if its value is not a text.
     pub fn peek(&self, name: &str) -> Option<&str> {
         let path = match self.prefix {
             "" => name,
@@ -209,7 +209,7 @@ impl Fields {
         }
     }
 
-    /// Reads the fields of an object in the body. If the object is missing, there are no fields.
+    /// Reads the fields of the object `name` in the body. If it is missing, the result has no fields. `prefix` is `name` followed by a dot.
     pub fn object(&mut self, name: &'static str, prefix: &'static str) -> Result<Self, Failure> {
         let given = match self.value(name) {
             Value::Null => Default::default(),
@@ -284,7 +284,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Pick<T> {
     }
 }
 
-/// Converts a value to a whole number; `None` if it is not one.
+/// Converts a value to a whole number; `None` if it is not a whole number.
 pub(super) fn as_whole(value: &Value) -> Option<i64> {
     // The smallest double that is greater than every `i64`.
     const LIMIT: f64 = (1_u64 << 63) as f64;
@@ -297,7 +297,7 @@ pub(super) fn as_whole(value: &Value) -> Option<i64> {
 /// Visitor that reads the fields of a body and checks them against the table.
 struct Reader<'a> {
     route: Route,
-    /// Error about a refused field. It replaces serde's error.
+    /// Error about a refused field, which replaces the error of serde.
     failure: &'a mut Option<Failure>,
 }
 

@@ -13,12 +13,12 @@ pub(super) enum Style {
     Cohere,
 }
 
-/// Text that an error is about.
+/// The text that an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
     /// An input of the request.
     Input,
-    /// The query of the request and an input, which the model reads together.
+    /// The query of the request together with an input, because the model reads them as one sequence.
     Pair,
     /// The query of the request.
     Query,
@@ -165,7 +165,7 @@ impl Route {
         }
     }
 
-    /// Returns the field of an input of the route, and the input's name in errors.
+    /// Returns the request field that contains input `index`, and the name of this input in errors.
     pub(super) fn input(self, subject: Subject, index: usize) -> (&'static str, String) {
         let (param, name) = match self {
             Self::Embed
@@ -199,7 +199,7 @@ impl Route {
         }
     }
 
-    /// Returns the field and the value that truncate inputs of the route; `None` if there is no such field.
+    /// Returns the request field, with its value, that makes the route truncate inputs; `None` if there is no such field.
     pub(super) fn truncation(self) -> Option<&'static str> {
         match self {
             Self::EmbedV2 => Some(r#""truncate": "END""#),

@@ -91,7 +91,7 @@ pub enum Ended<E> {
 
 /// Interval between checks for lost devices.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
-/// Time for sending the error responses of aborted requests.
+/// Time limit for sending the error responses of aborted requests.
 const ABORT_TIME: Duration = Duration::from_secs(1);
 /// Time for which idle connections stay open during the shutdown, so that a request that is already on its way is answered.
 const LINGER: Duration = Duration::from_millis(500);
@@ -109,8 +109,8 @@ impl Server {
         Self::started(socket, models, choice, false)
     }
 
-    /// Like [`start`](Self::start), but installs the signal handlers of [`Server::run`] before it accepts connections. A client that gets a
-    /// response can therefore rely on the handlers.
+    /// Does the same as [`start`](Self::start), but installs the signal handlers of [`Server::run`] before it accepts connections. The
+    /// handlers are therefore installed before any client gets a response.
     ///
     /// # Errors
     /// Returns the errors of [`start`](Self::start). Also returns an error if the signal handlers cannot be installed.
@@ -204,7 +204,7 @@ impl Server {
     ///
     /// - SIGTERM: `/ready` fails at once, requests are accepted for `drain_delay`, and in-flight requests then have `drain_limit` to
     ///   finish.
-    /// - SIGINT, or either signal while models load: the same without the delay.
+    /// - SIGINT: the same without `drain_delay`. While models load, SIGTERM also has no delay.
     /// - SIGHUP: keys and models are reloaded, and the server continues.
     ///
     /// # Errors
@@ -230,7 +230,8 @@ impl Server {
                     if term.poll_recv(context).is_ready() {
                         return Poll::Ready(Some(Ended::Asked));
                     }
-                    // SIGINT means that someone pressed Ctrl-C. No load balancer has to notice first, so there is no delay.
+                    // SIGINT means that someone pressed Ctrl-C. There is no delay, because no load balancer has to notice that `/ready`
+                    // fails.
                     if int.poll_recv(context).is_ready() {
                         delay = Duration::ZERO;
                         return Poll::Ready(Some(Ended::Asked));
@@ -258,12 +259,12 @@ impl Server {
                     }
                     Some(ended) => return Ok(ended),
                 }
-                // A reload that waits for its turn has not yet read the keys and models, so it also serves further signals.
+                // If a reload already waits for its turn, it has not yet read the keys and models. It therefore also serves this signal.
                 if self.app.reload_waits.swap(true, Ordering::AcqRel) {
                     continue;
                 }
                 let app = Arc::clone(&self.app);
-                // The reload is not awaited, so that signals are handled during it.
+                // Do not wait for the reload, so that signals are handled during it.
                 drop(tokio::task::spawn_blocking(move || app.reload_in_turn()));
             }
         })?;
@@ -311,7 +312,7 @@ impl Server {
     }
 }
 
-/// Accepts connections until `stopped`.
+/// Accepts connections and passes them to `take`, until `stopped` is true.
 async fn accept(
     listener: Listener,
     stopped: watch::Receiver<bool>,
@@ -350,7 +351,7 @@ struct Failures {
 }
 
 impl Failures {
-    /// Counts a failure. If it is time for a report, returns the number of failures since the last one.
+    /// Counts a failure. If there was no report within the last [`WARNINGS`], returns the number of failures since the last report.
     fn add(&mut self, now: Instant) -> Option<u64> {
         self.unreported += 1;
         let is_early = self
@@ -399,15 +400,15 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
         .timer(TokioTimer::new())
         .header_read_timeout(idle_time.max(header_time))
         .max_buf_size(MAX_HEADERS)
-        // A client that has closed its sending half still gets its response. The watch detects clients that have disconnected.
+        // A client that has closed its sending half still gets its response. `watch` detects clients that have disconnected.
         .half_close(true)
         .serve_connection(TokioIo::new(socket), service);
     let mut connection = pin!(connection);
     let mut ends = pin!(ends(stopped));
     let (mut has_stopped, mut is_ending) = (false, false);
-    // Time limit for the first request, or for the rest of a request that has begun.
+    // Timer that limits the wait for the first request, or for the rest of a request that has begun to arrive.
     let mut coming: Option<Pin<Box<Sleep>>> = None;
-    // Time for which the connection may be idle during the shutdown.
+    // Timer that limits how long the connection may be idle during the shutdown.
     let mut linger: Option<Pin<Box<Sleep>>> = None;
     // Poll the connection before `ends`. I/O errors are ignored.
     poll_fn(|context| {
@@ -451,8 +452,8 @@ async fn serve(app: Arc<App>, stream: TcpStream, stopped: watch::Receiver<bool>)
 }
 
 impl App {
-    /// Handles an HTTP request. The response contains `Connection: close` if the server is about to stop, or if the client still sends a
-    /// body that is not read.
+    /// Handles an HTTP request. The response contains `Connection: close` if the server is about to stop, if the `Host` header is invalid,
+    /// or if the client still sends a body that is not read.
     async fn received(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let is_left = Arc::new(AtomicBool::new(false));
         let checked = host::check(&request);
@@ -495,7 +496,7 @@ impl App {
                 Err(ReloadError::Busy) if !self.models.is_retired() => {}
                 Err(error) => return tracing::error!("{error}"),
             }
-            // A signal in the meantime finds that a reload waits.
+            // Set the flag again before sleeping: a SIGHUP in the meantime then starts no further reload.
             self.reload_waits.store(true, Ordering::Release);
             std::thread::sleep(CHECK_INTERVAL);
         }

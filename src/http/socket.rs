@@ -36,16 +36,18 @@ pub(super) struct Socket {
 
 struct Shared {
     stream: TcpStream,
-    /// Whether all bytes written so far have been passed to the operating system.
+    /// Whether the operating system has accepted all bytes written so far.
     is_flushed: AtomicBool,
-    /// Whether bytes have arrived since a response was last written, or a part of a further request arrived before that.
+    /// Whether the client has begun a request that has no response yet: bytes have arrived since a response was last written, or a part of
+    /// the next request had already arrived at that time.
     has_begun: AtomicBool,
 }
 
 /// Detects that a client has disconnected while its response is computed.
 ///
-/// A client that closes the connection sends FIN, and so does a client that only closes its sending half and waits for its response. Only a
-/// client that has closed the connection answers further bytes with a reset, so [`PROBE`] distinguishes the two cases.
+/// A client that closes the connection sends FIN. A client that only closes its sending half, and still waits for its response, also sends
+/// FIN. Only a client that has closed the connection answers further bytes with a reset, so the server sends [`PROBE`] to distinguish the
+/// two cases.
 pub(super) struct Watch {
     shared: Arc<Shared>,
     has_ended: bool,

@@ -30,7 +30,7 @@ pub(super) fn page() -> Response<Body> {
     response
 }
 
-/// Returns counts since the start of the server. The page computes rates from them.
+/// Returns counts since the start of the server as JSON. The status page computes rates from them.
 pub(super) fn counts(app: &App) -> Response<Body> {
     let (answers, seconds) = app.counts.of_requests();
     let (ends, below): (Vec<f64>, Vec<u64>) = seconds.0.into_iter().unzip();

@@ -21,7 +21,7 @@ use crate::serve::{
     TextToken,
 };
 
-/// Handles `POST /`, the base address of a TEI server, by the route that fits the model and the body.
+/// Handles `POST /`, the base address of a TEI server. Forwards the request to the TEI route that fits the model and the body.
 pub(super) async fn base(
     app: &RequestContext<'_>,
     fields: Fields,
@@ -88,7 +88,7 @@ fn routed(
     app.models.routed(model?, name.as_slice())
 }
 
-/// Computes the inputs of a request, truncated and with a prompt as its fields specify. Returns the answers and the number of their tokens.
+/// Computes the inputs of a request. Its fields determine truncation and the prompt. Returns the answers and the number of their tokens.
 async fn embedded(
     app: &RequestContext<'_>,
     model: &Model,
@@ -235,8 +235,8 @@ pub(super) async fn tokenize(app: &RequestContext<'_>, mut fields: Fields) -> Ha
         })
         .collect::<Result<_, _>>()?;
     let bytes: usize = texts.iter().map(String::len).sum();
-    // A token of a few letters becomes a JSON object of about 60 bytes. A response that grows beyond the reservation is charged as it
-    // grows.
+    // A token of a few letters becomes a JSON object of about 60 bytes. If the response grows beyond this reservation, further memory is
+    // charged.
     let reserved = TOKEN_LETTER * bytes as u64;
     app.share().reserve(reserved).await?;
     let share = Arc::clone(app.share());
@@ -281,9 +281,9 @@ pub(super) async fn tokenize(app: &RequestContext<'_>, mut fields: Fields) -> Ha
 
 /// Bytes that are reserved for the response per byte of text.
 const TOKEN_LETTER: u64 = 20;
-/// Bytes that are added to a response before its request is charged again.
+/// Bytes by which a response may exceed its charged memory before further memory is charged.
 const ANSWER_STEP: usize = 64 << 10;
-/// Bytes that decoding needs per token, in addition to its text.
+/// Estimated bytes for decoding a token, in addition to its text.
 const DECODED_TOKEN: u64 = 100;
 
 /// A token in TEI's format.
@@ -349,8 +349,8 @@ pub(super) async fn decode(app: &RequestContext<'_>, mut fields: Fields) -> Hand
     Ok(json(StatusCode::OK, &texts))
 }
 
-/// Parses `inputs` of `/predict`: a text, `[query, document]`, or a list whose items are lists of one or two texts. The flag is true for
-/// such a list of lists.
+/// Parses `inputs` of `/predict`: a text, `[query, document]`, or a list whose items are lists of one or two texts. The returned flag is
+/// true for such a list of lists.
 fn predicted(value: &Value) -> Result<(Vec<Text>, bool), Failure> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let one = |value: &Value| -> Option<Text> {
@@ -422,8 +422,8 @@ pub(super) async fn predict(
     Ok(with_tokens(response, tokens))
 }
 
-/// Ranks texts by a query. Scores are computed like TEI's, whatever the model's folder specifies. Late interaction is an exception, because
-/// it has no logits.
+/// Ranks texts by a query. The score is the sigmoid of the logit, as in TEI, whatever the model's folder specifies; with `raw_scores`, it
+/// is the logit. Scores of late interaction are returned as they are, because there is no logit.
 pub(super) async fn rerank(
     app: &RequestContext<'_>,
     mut fields: Fields,

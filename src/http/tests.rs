@@ -71,7 +71,7 @@ fn a_zero_vector_stays_zero() {
     assert_eq!(zeros, [0.0; 3]);
 }
 
-/// Returns the fields of a body that a route supports, sorted.
+/// Returns the names of the top-level fields that a route supports, sorted.
 fn computed(route: Route) -> Vec<&'static str> {
     let all = FIELDS.iter().filter(|field| field.is_computed(route));
     let mut names: Vec<&str> = all.map(|field| field.name).collect();

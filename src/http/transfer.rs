@@ -38,7 +38,7 @@ pub(super) struct Upload {
 }
 
 impl Upload {
-    /// Wraps the body of a request. If a part of the body is left unread, sets `is_left` and discards the part for at most `max_time`.
+    /// Wraps the body of a request. If a part of the body is left unread, sets `is_left`, and discards that part for at most `max_time`.
     pub fn wrap(
         request: Request<Incoming>,
         max_time: Duration,
@@ -111,7 +111,7 @@ async fn discard(mut body: Incoming) {
     }
 }
 
-/// Response body. Its token is dropped when the body has been sent.
+/// Response body. It holds a token until the body has been sent, so that the connection can count its open requests.
 pub(super) struct Download {
     body: Body,
     _token: Arc<()>,

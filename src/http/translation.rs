@@ -174,7 +174,7 @@ pub(super) async fn translate(
     let tokens: usize = each
         .map(|(ids, params)| ids.len() + params.prefix.len())
         .sum();
-    // The ids are stored twice: in the queue and in the generator.
+    // The ids, of 4 bytes each, are stored twice: in the queue and in the generator.
     share.reserve(8 * tokens as u64).await?;
     let mut all = Vec::with_capacity(n);
     for (at, source) in sources.into_iter().enumerate() {
@@ -211,7 +211,7 @@ pub(super) async fn translate(
     Ok(json(StatusCode::OK, &answer))
 }
 
-/// Returns the JSON of a translation, or of a part of one.
+/// Returns the JSON of a translation, or of a part of a translation if `end` is `None`.
 fn translation(index: usize, text: String, end: Option<End>) -> Value {
     let mut translation =
         json!({"index": index, "text": text, "finish_reason": null, "score": null});

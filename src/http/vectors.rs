@@ -14,7 +14,7 @@ pub(super) enum ValueType {
     Int8,
     /// The integers of `Int8`, plus 128.
     Uint8,
-    /// Eight signs per byte, with the first sign in the highest bit. 128 is subtracted from each byte.
+    /// One bit per value (1 if it is positive), eight per byte, with the first value in the highest bit. 128 is subtracted from each byte.
     Binary,
     /// The bytes of [`Binary`](Self::Binary) before 128 is subtracted.
     Ubinary,
@@ -64,7 +64,7 @@ impl ValueType {
         found.map_or("float", |(name, _)| name)
     }
 
-    /// Returns the bytes that a vector takes in memory and in JSON.
+    /// Returns the estimated bytes of a vector of `width` values, in memory and in JSON.
     pub fn memory(self, width: usize) -> u64 {
         let width = width as u64;
         match self {
@@ -136,7 +136,7 @@ impl Values {
     }
 }
 
-/// Returns integers proportional to the values of a vector.
+/// Returns integers from -127 to 127 that are proportional to the values of a vector.
 fn int8(vector: &[f32]) -> impl Iterator<Item = i8> {
     let max = vector.iter().fold(0f32, |max, value| max.max(value.abs()));
     let scale = max / 127.0;
@@ -146,7 +146,7 @@ fn int8(vector: &[f32]) -> impl Iterator<Item = i8> {
     })
 }
 
-/// Returns the signs of a vector, eight per byte. The last byte is padded with zeros.
+/// Returns bits that are 1 for the positive values of a vector, eight per byte. The last byte is padded with zeros.
 fn signs(vector: &[f32]) -> impl Iterator<Item = u8> {
     vector.chunks(8).map(|values| {
         let bits = values.iter().enumerate();

@@ -1,8 +1,8 @@
 //! Estimate of the memory that parsing a body needs.
 
-/// Bytes of a value in a list, including the list's unused capacity.
+/// Bytes of a value in a list, including its part of the list's unused capacity.
 const VALUE: u64 = 64;
-/// Bytes of a list with one value and of a map with one entry, not counting their contents.
+/// Bytes of a list with one value (`LIST`) and of a map with one entry (`MAP`), not counting their contents.
 const LIST: u64 = 160;
 const MAP: u64 = 650;
 /// Bytes of a map entry.

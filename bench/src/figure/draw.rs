@@ -46,22 +46,22 @@ impl Look {
         Self::at(HPos::Left, VPos::Center)
     }
 
-    /// Text that ends at the point.
+    /// Text that ends at the anchor point.
     pub fn tick() -> Self {
         Self::at(HPos::Right, VPos::Center)
     }
 
-    /// Text below its point.
+    /// Text below the anchor point.
     pub fn under() -> Self {
         Self::at(HPos::Center, VPos::Top)
     }
 
-    /// Text above its point.
+    /// Text above the anchor point.
     pub fn below() -> Self {
         Self::at(HPos::Center, VPos::Bottom)
     }
 
-    /// Vertical text centered at the point.
+    /// Vertical text centered at the anchor point.
     pub fn axis() -> Self {
         Self {
             turn: FontTransform::Rotate270,
@@ -69,7 +69,7 @@ impl Look {
         }
     }
 
-    /// Vertical text that ends at the point.
+    /// Vertical text that ends at the anchor point.
     pub fn turned() -> Self {
         Self {
             turn: FontTransform::Rotate270,
@@ -77,7 +77,7 @@ impl Look {
         }
     }
 
-    /// Vertical text that starts at the point.
+    /// Vertical text that starts at the anchor point.
     pub fn standing() -> Self {
         Self {
             turn: FontTransform::Rotate270,

@@ -11,7 +11,7 @@ pub(super) const TITLE_LINE: i32 = 22;
 pub(super) const MARGIN: i32 = 14;
 /// Width of the numbers next to the value axis.
 pub(super) const TICK_WIDTH: i32 = 56;
-/// Width of a legend's sample, including the space before the name.
+/// Width of the sample of a series in the legend, including the space before the name.
 pub(super) const KEY_WIDTH: i32 = 32;
 /// Min width of a bar that has room for vertical text.
 pub(super) const TURNED_WIDTH: i32 = 14;
@@ -75,7 +75,7 @@ impl Layout {
             }
         };
         let slot = least_slot.max(MIN_WIDTH / n_groups).max(1);
-        // If a slot is wider than its bars need, they are widened, but at least half of the gap between groups remains.
+        // If the slot of a group is wider than its bars need, widen the bars, but keep at least half of the gap between groups.
         let bar = ((slot - GROUP_GAP / 2) / n_bars).min(widest_bar);
         let labels = figure.groups.iter().map(|g| width_of(&shown(g), TEXT));
         let longest = labels.max().unwrap_or(0);

@@ -49,7 +49,7 @@ impl Paint {
         ..Self::AXIS
     };
 
-    /// Returns whether this is the style of a series whose line is hard to see on white.
+    /// Returns whether a line in this style is hard to see on white.
     pub fn is_pale(&self) -> bool {
         self.stroke > 1 && lightness(self.color) > 75.0
     }

@@ -21,7 +21,7 @@ use miette::{IntoDiagnostic, Report, miette};
 use super::problem::{Contender, Problem, Task, by_limit};
 use crate::launched::ChosenBy;
 
-/// Default sets for 12 heads of width 64 (`SETS`), and for other heads (`FEW`).
+/// Default sets of sequence lengths: `SETS` for 12 heads of size 64, and `FEW` for all other heads.
 const SETS: [&str; 8] = [
     "b16_m64",
     "b16_m128",
@@ -33,10 +33,11 @@ const SETS: [&str; 8] = [
     "b64_m128",
 ];
 const FEW: [&str; 3] = ["b16_m128", "b16_m512", "b16_m1024"];
-/// Heads and head size: BERT-base, MiniLM, BERT-large.
+/// Number of heads and head size of BERT-base, MiniLM and BERT-large.
 const HEADS: [(u32, u32); 3] = [(12, 64), (12, 32), (16, 64)];
 
-/// Heads of the problems with sequences of equal length. Each problem has [`EQUAL_TOKENS`] tokens, or one longer sequence.
+/// Heads of the problems with sequences of equal length. Each problem has [`EQUAL_TOKENS`] tokens, or a single sequence if the length is
+/// greater than this.
 const EQUAL: [Heads; 6] = [
     (8, 8, 128, false),
     (8, 8, 128, true),
@@ -48,7 +49,7 @@ const EQUAL: [Heads; 6] = [
 const EQUAL_LENGTHS: [u32; 6] = [512, 1024, 2048, 4096, 8192, 16_384];
 const EQUAL_TOKENS: u32 = 8192;
 
-/// Heads of the problems with windows.
+/// Heads of the problems in which attention is limited to a window of keys.
 const WINDOWED: [Heads; 5] = [
     (16, 4, 64, true),
     (8, 8, 96, true),
@@ -66,8 +67,8 @@ const FULL_WINDOWS: ([u32; 2], [Option<u32>; 4]) =
 /// Heads, key heads, head size, and whether attention is causal.
 type Heads = (u32, u32, u32, bool);
 
-/// Returns the problems. If the user gives sets, every entry of [`HEADS`] is timed on every set. Otherwise, a default selection of heads
-/// and sets is timed.
+/// Returns the problems. If the user selects `sets` (`chosen`), every entry of [`HEADS`] is timed on every set. Otherwise, a default
+/// selection of heads and sets is timed.
 pub(super) fn problems(
     dtype: DType,
     machine: &Machine,
@@ -112,7 +113,7 @@ pub(super) fn windows(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, R
     Ok(problems)
 }
 
-/// Returns sequences of equal length.
+/// Returns a set of sequences of `length` tokens: [`EQUAL_TOKENS`] tokens in total, or a single longer sequence.
 fn equal(length: u32) -> Set {
     let n = (EQUAL_TOKENS / length).max(1);
     Set {
@@ -159,8 +160,9 @@ fn problem(
     })
 }
 
-/// Returns the kernel that a model launches for these lengths, followed by the alternatives that support the problem: the smallest short
-/// kernel, warpgroup MMA, online, grouped, and unfused attention. With a window, warpgroup MMA with one tile per CTA is also included.
+/// Returns the kernel that a model launches for the lengths of `set`, followed by the alternatives that support the problem: the smallest
+/// kernel for short sequences, warpgroup MMA, online softmax, grouped GEMMs, and unfused attention. With a window, warpgroup MMA with one
+/// tile per CTA is also included.
 fn contenders(
     machine: &Machine,
     of: AttentionProblem,
@@ -215,8 +217,8 @@ fn contenders(
         ("mha_online", Some(attention.0.clone().into())),
         ("mha_wgmma with one tile per CTA", one_tile.map(Into::into)),
     ];
-    // Skip a kernel with the name of the selected one: it differs only in its tile, and the selected kernel has the best tile for these
-    // rows.
+    // Skip a kernel with the name of the selected one: it differs only in its tile, and the selected kernel has the best tile for this
+    // batch.
     for (name, kernel) in alone
         .into_iter()
         .filter(|(name, _)| *name != label(&picked))
@@ -261,7 +263,7 @@ fn contenders(
     Ok(all)
 }
 
-/// Returns the kernel's description, the same for every shape.
+/// Returns a description of the kernel that does not depend on the shape.
 fn label(kernel: &KernelSpec) -> &'static str {
     match kernel {
         KernelSpec::MhaShort(_) => "mha_short",

@@ -18,9 +18,9 @@ use miette::{IntoDiagnostic, Report, miette};
 use super::problem::{Contender, Problem, Task};
 use crate::launched::ChosenBy;
 
-/// Heads, key heads and head size: GPT-2, Qwen3-0.6B, Llama-3.2-1B, Llama-3-8B.
+/// Number of heads, number of key heads, and head size of GPT-2, Qwen3-0.6B, Llama-3.2-1B and Llama-3-8B.
 const HEADS: [(u32, u32, u32); 4] = [(12, 12, 64), (16, 8, 128), (32, 8, 64), (32, 8, 128)];
-/// Number of sequences, number of new tokens of each, and number of keys of each, which includes the new tokens.
+/// Number of sequences, number of new tokens per sequence, and number of keys per sequence, which includes the new tokens.
 const SHAPES: [(u32, u32, u32); 15] = [
     (1, 1, 96),
     (32, 1, 96),
@@ -39,7 +39,7 @@ const SHAPES: [(u32, u32, u32); 15] = [
     (1, 8192, 8192),
 ];
 
-/// Shapes of prompts with a window.
+/// Shapes of the problems with a window, which are prompts.
 const WINDOWED: [(u32, u32, u32); 1] = [(1, 8192, 8192)];
 const WINDOWS: [Option<u32>; 3] = [None, Some(512), Some(4096)];
 
@@ -118,8 +118,8 @@ fn of_shapes(
     Ok(problems)
 }
 
-/// Returns the kernel that a model launches, followed by the others; `None` if no kernel supports the batch. For more than 128 tokens,
-/// [`MhaDecode`] and [`MhaCached`] are not among the others.
+/// Returns the kernel that a model launches, followed by the other kernels that support the batch; `None` if no kernel supports it. For
+/// more than 128 tokens, the other kernels do not include [`MhaDecode`] and [`MhaCached`].
 fn contenders(plain: &MhaCached, machine: &Machine, batch: &Extents) -> Option<Vec<Contender>> {
     let dispatch = CachedAttention(plain.clone()).by_length(machine);
     let picked = dispatch.at(batch)?.clone();
@@ -173,7 +173,7 @@ fn contenders(plain: &MhaCached, machine: &Machine, batch: &Extents) -> Option<V
     Some(all)
 }
 
-/// Returns the kernel's description, the same for every shape.
+/// Returns a description of the kernel that does not depend on the shape.
 fn label(kernel: &KernelSpec) -> &'static str {
     match kernel {
         KernelSpec::MhaDecode(k) => match k.ctas {

@@ -63,7 +63,7 @@ struct Gemms<'a> {
 }
 
 impl Gemms<'_> {
-    /// Returns the contenders with GELU. The first is the kernel that a model launches.
+    /// Returns the ways to compute a GEMM with bias and GELU, in one, two or three kernels. The first is the kernel that a model launches.
     fn with_gelu(self, rows: u32, n: u32, k: u32) -> Result<Vec<Contender>, Report> {
         let dtype = self.dtype;
         let activation = Activation::GeluExact;
@@ -88,7 +88,7 @@ impl Gemms<'_> {
         ])
     }
 
-    /// Returns the kernel that a model launches for `rows` rows, with the basis of its selection.
+    /// Returns the kernel that a model launches for `rows` rows, and whether the cost model or timings selected it.
     fn picked(
         self,
         rows: u32,

@@ -17,7 +17,7 @@ use super::problem::{Contender, Problem, Task, variants};
 use crate::launched::{ChosenBy, Launched};
 
 const EPS: f32 = 1e-12;
-/// Numbers of tokens in figure 5, with a width of 768. The data of the last one is three times as large as L2.
+/// Numbers of tokens, for a width of 768 as in figure 5. With the last number, the data is three times as large as L2.
 const ALONE: [u32; 8] = [10, 100, 200, 500, 2000, 10_000, 16_384, 65_536];
 const WIDTHS: [u32; 2] = [768, 1024];
 /// Numbers of tokens of single sequences, of packed batches, and of a batch that exceeds L2.
@@ -43,9 +43,9 @@ pub(super) fn problems(dtype: DType, launched: &Launched) -> Result<Vec<Problem>
     alone.chain(WIDTHS.into_iter().flat_map(of_width)).collect()
 }
 
-/// Returns the kernel that a model launches, followed by variants with other numbers of rows X per team (`warpAllReduce_XElem`). If a
-/// variant with as many warps per team as the launched kernel does not exist, the next larger number of warps is used. The last variant
-/// computes the variance in two passes.
+/// Returns the kernel that a model launches, followed by variants with other numbers of rows X that a team of warps normalizes together
+/// (`warpAllReduce_XElem`). If there is no variant with the launched kernel's number of warps per team, the next larger number of warps is
+/// used. The last variant computes the variance in two passes.
 fn alone(
     launched: &Launched,
     rows: u32,
@@ -71,7 +71,7 @@ fn alone(
     ))
 }
 
-/// Returns the LayerNorm that a model launches, and the basis of its selection.
+/// Returns the LayerNorm that a model launches, and whether the cost model or timings selected it.
 fn picked_norm(
     launched: &Launched,
     rows: u32,
@@ -85,7 +85,7 @@ fn picked_norm(
     }
 }
 
-/// Like [`alone`], for a LayerNorm with a bias and a residual. The last contender is the same computation in separate kernels.
+/// Does the same as [`alone`] for a LayerNorm after a bias and a residual. The last contender computes it with separate kernels.
 fn after_a_gemm(
     launched: &Launched,
     rows: u32,
@@ -135,7 +135,8 @@ fn without_variants(kernel: &KernelSpec) -> Report {
     )
 }
 
-/// Returns the variants that are compared with the selected kernel. They differ in the rows per team and in the variance.
+/// Returns the variants that are compared with the selected kernel. They differ in the number of rows per team and in the way to compute
+/// the variance. A variant is `None` if it does not exist.
 fn choices(
     picked: Teams,
     width: u32,

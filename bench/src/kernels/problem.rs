@@ -1,4 +1,4 @@
-//! Problems to time: a task of one shape, and the kernels that compute it.
+//! Problems to time: an operator of one shape, and the kernels that compute it.
 
 use std::{fmt, str::FromStr};
 
@@ -14,7 +14,7 @@ use crate::launched::ChosenBy;
 /// Number of heads in the softmax problems and in most attention problems.
 pub(super) const HEADS: u32 = 12;
 
-/// A task of one shape, with its contenders.
+/// An operator of one shape, with the contenders that compute it.
 #[derive(Clone, Debug)]
 pub(super) struct Problem {
     pub task: Task,
@@ -24,7 +24,7 @@ pub(super) struct Problem {
     pub contenders: Vec<Contender>,
 }
 
-/// Launches of our kernels that compute a task.
+/// A contender: one or several launches of our kernels that compute a task.
 #[derive(Clone, Debug)]
 pub(super) struct Contender {
     /// Description of the computation, which is the same for every shape. Launches are separated by commas.
@@ -32,7 +32,7 @@ pub(super) struct Contender {
     pub chain: Chain,
     /// Whether a model launches this contender.
     pub picked: bool,
-    /// Basis of the selection, if a model launches it.
+    /// Whether the cost model, timings or a rule selected this contender; `None` if a model does not launch it.
     pub chosen_by: Option<ChosenBy>,
 }
 
@@ -65,7 +65,7 @@ pub(super) fn by_limit<K>(variants: Vec<(Option<u64>, K)>, size: u32) -> K {
     kernel
 }
 
-/// Returns the selected kernel, and the other kernels that exist and differ from it.
+/// Returns the selected kernel, and those of `others` that exist and differ from all kernels before them.
 pub(super) fn variants<K: Clone + PartialEq + Into<KernelSpec>>(
     (label, by): (&'static str, ChosenBy),
     picked: &K,
@@ -109,7 +109,7 @@ pub(super) enum Task {
         kv_heads: u32,
         head: u32,
         causal: bool,
-        /// Max distance of keys that are attended to.
+        /// Max distance in tokens between a query and a key that it attends to.
         #[serde(skip_serializing_if = "Option::is_none")]
         window: Option<u32>,
         lens: Vec<u32>,
@@ -140,7 +140,7 @@ pub(super) enum Task {
     },
 }
 
-/// Minimum work of a task, for any implementation.
+/// Minimum work of a task for any implementation, from which a rate is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Work {
     /// Bytes of operands that are read once and results that are written once. Vectors with the width of a row are not counted.
@@ -166,10 +166,10 @@ impl Work {
     }
 }
 
-/// Number of pairs of a token and an earlier token in a sequence of `n` tokens, at most `window` apart.
+/// Returns the number of pairs of a token and an earlier token in a sequence of `n` tokens, at a distance of at most `window`.
 fn up_to(n: u32, window: Option<u32>) -> f64 {
     let far = f64::from(window.map_or(n, |window| window.min(n)));
-    // Tokens from `far` on have `far` earlier tokens within the window.
+    // Each token from index `far` on has `far` earlier tokens within the window.
     far * (far - 1.0).max(0.0) / 2.0 + (f64::from(n) - far) * far
 }
 
@@ -210,7 +210,7 @@ impl Task {
                 lens,
                 ..
             } => {
-                // Each token attends to itself, and on each side to no more keys than the window.
+                // Each token attends to itself, and, on each side, to at most `window` other tokens.
                 let of = |n: u32| {
                     let side = up_to(n, *window);
                     f64::from(n) + if *causal { side } else { 2.0 * side }
@@ -312,7 +312,7 @@ fn within(f: &mut fmt::Formatter<'_>, window: Option<u32>) -> fmt::Result {
     window.map_or(Ok(()), |window| write!(f, " window {window}"))
 }
 
-/// Operators that are timed together.
+/// Group of operators, which `--only` selects by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     Softmax,

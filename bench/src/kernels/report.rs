@@ -15,8 +15,9 @@ use crate::{
     peers::PeerTime,
 };
 
-/// Allowed difference between unfused kernels and the fused kernel, in ulps of 1, for each unfused launch except the last. Unlike the fused
-/// kernel, such a launch rounds its result. Values are at most 4 in magnitude, so the rounding error is below 4 ulps of 1.
+/// Accepted difference between the results of unfused kernels and of the fused kernel, in ulps of 1, for each unfused launch except the
+/// last. Unlike the fused kernel, each of these launches rounds its result. Values are at most 4 in magnitude, so the rounding error is
+/// below 4 ulps of 1.
 const ALLOWED_IN_PIECES: f32 = 4.0;
 /// Maximum length in the figure of short sequences (ByteTransformer III.E).
 const SHORT: u32 = 384;
@@ -34,11 +35,11 @@ pub(super) struct Row {
     pub unit: &'static str,
     /// Whether a model launches this kernel.
     pub picked: bool,
-    /// Basis of the selection, if a model launches it.
+    /// Whether the cost model, timings or a rule selected this kernel; `None` if a model does not launch it.
     pub chosen_by: Option<ChosenBy>,
-    /// Time of the best peer relative to this one.
+    /// Time of the fastest peer divided by the time of this row.
     pub ratio_to_best_peer: Option<f64>,
-    /// Difference from the result of the selected kernel; unknown for peers, which use other inputs.
+    /// Max difference from the result of the selected kernel; `None` for peers, which have other inputs.
     pub max_difference: Option<f32>,
     pub agrees: Option<bool>,
     /// Index of the problem.
@@ -46,7 +47,7 @@ pub(super) struct Row {
     pub problem: usize,
 }
 
-/// Returns whether a peer does less than the task. Such a peer is shown but not used for comparisons.
+/// Returns whether a peer computes only a part of the task. Such a peer is shown but not used for comparisons.
 fn does_less(who: &str) -> bool {
     who.ends_with("product only")
 }
@@ -98,7 +99,8 @@ pub(super) fn rows(
     rows
 }
 
-/// Returns the difference that is allowed for several launches compared with one, in addition to the kernel's tolerance.
+/// Returns the difference from the result of one launch that is accepted for a contender of several launches even if it exceeds the
+/// tolerance of the kernel.
 fn of_pieces(contender: &Contender, dtype: DType) -> f32 {
     let unit = dtype.epsilon();
     let rounded = contender.chain.launches.len().saturating_sub(1);
@@ -129,7 +131,7 @@ fn ratio(row: &Row) -> String {
     or_dash(row.ratio_to_best_peer.map(|r| format!("{r:.2}")))
 }
 
-/// Returns the mark of a kernel that a model launches.
+/// Returns the text that marks, in the table, a kernel that a model launches.
 fn picked_by(by: ChosenBy) -> &'static str {
     match by {
         ChosenBy::CostModel => "picked: cost model",
@@ -162,7 +164,7 @@ fn every_row(rows: &[Row]) -> comfy_table::Table {
     shown
 }
 
-/// Returns the selected kernel, the fastest other variant and the fastest peer for every problem.
+/// Returns a table with the selected kernel, the fastest other variant and the fastest peer for every problem.
 fn summary(rows: &[Row]) -> comfy_table::Table {
     let mut shown = table(&[
         "op", "shape", "picked", "by", "us", "rate", "", "other", "us", "peer", "us", "ratio",
@@ -305,7 +307,7 @@ fn longest(task: &Task) -> Option<u32> {
     }
 }
 
-/// Returns whether there are several sequences of equal length.
+/// Returns whether `lens` has several sequences, all of the same length.
 fn is_equal(lens: &[u32]) -> bool {
     lens.len() > 1 && lens.iter().all(|&n| n == lens[0])
 }

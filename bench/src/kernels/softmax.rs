@@ -11,7 +11,7 @@ use gemmule::{
 use super::problem::{Contender, HEADS, Problem, Task, by_limit, variants};
 use crate::launched::ChosenBy;
 
-/// Number of sequences, and their length.
+/// Number of sequences and length of each sequence, for every problem.
 const SHAPES: [(u32, u32); 7] = [
     (1, 10),
     (1, 100),
@@ -35,9 +35,9 @@ pub(super) fn problems(dtype: DType) -> Vec<Problem> {
     SHAPES.into_iter().map(problem).collect()
 }
 
-/// Returns the kernel that a model launches, followed by variants: X rows per team of lanes (`warpAllReduce_XElem`), one block per row, and
-/// the kernel for any length. If a variant with as many lanes per team as the launched kernel does not exist, the next larger number of
-/// lanes is used.
+/// Returns the kernel that a model launches, followed by variants: X rows that a team of lanes processes together (`warpAllReduce_XElem`),
+/// one block per row, and the kernel for any length. If there is no variant with the launched kernel's number of lanes per team, the next
+/// larger number of lanes is used.
 fn contenders(length: u32, dtype: DType) -> Vec<Contender> {
     let picked = by_limit(AttentionSoftmax::new(HEADS, 1.0, dtype).by_length(), length);
     let candidates = picked.candidates();
@@ -56,7 +56,7 @@ fn contenders(length: u32, dtype: DType) -> Vec<Contender> {
         .iter()
         .find(|c| c.form == SoftmaxForm::Streamed)
         .cloned();
-    // A team of 64 lanes or more is a block.
+    // A team of 64 lanes or more is a whole block.
     let others = [
         ("X=1", held(lanes, 1)),
         ("X=2", held(lanes, 2)),

@@ -40,7 +40,7 @@ fn work_is_the_minimum_of_an_operator() {
         length: 500,
         heads: 12,
     };
-    // 120,000 rows of 500 halves, read and written.
+    // 120,000 rows of 500 values in f16, read and written.
     assert_eq!(softmax.work(f16), Work::Bytes(240_000_000.0));
     let rows = |rows, width| Task::BiasResidualLayerNorm { rows, width };
     assert_eq!(
@@ -62,7 +62,7 @@ fn work_is_the_minimum_of_an_operator() {
         window: None,
         lens: vec![10, 20],
     };
-    // 4·(100 + 400)·768: only pairs within a sequence.
+    // 4·(100 + 400)·768 operations: only pairs of tokens of the same sequence count.
     assert_eq!(attention(false).work(f16), Work::Flop(1_536_000.0));
     // Causal attention has 55 and 210 pairs, because a token attends only to itself and to earlier tokens.
     assert_eq!(attention(true).work(f16), Work::Flop(814_080.0));
@@ -78,7 +78,7 @@ fn work_is_the_minimum_of_an_operator() {
     };
     // A window of 3 includes keys at distances of up to 3. In sequences of 10 and 20 tokens, 10 and 20 pairs of a query and a key are at
     // distance 0, and 9 + 8 + 7 = 24 and 19 + 18 + 17 = 54 pairs have an earlier key. Causal attention has 10 + 24 + 20 + 54 = 108 pairs.
-    // Full attention has as many pairs again with later keys: 10 + 48 + 20 + 108 = 186.
+    // Full attention also has the same number of pairs with a later key: 10 + 48 + 20 + 108 = 186.
     for (causal, pairs) in [(true, 108.0), (false, 186.0)] {
         let mut windowed = attention(causal);
         if let Task::Attention { window, .. } = &mut windowed {
@@ -86,7 +86,8 @@ fn work_is_the_minimum_of_an_operator() {
         }
         assert_eq!(windowed.work(f16), Work::Flop(4.0 * pairs * 768.0));
     }
-    // Bytes are the keys and values of both key heads. There are 8 + 9 + 10 pairs for each head.
+    // With one new token, the work is the bytes of the keys and values of both key heads. With three new tokens, there are 8 + 9 + 10 pairs
+    // of a query and a key for each head.
     assert_eq!(cached(1).work(f16), Work::Bytes(15_360.0));
     assert_eq!(cached(3).work(f16), Work::Flop(4.0 * 3.0 * 27.0 * 256.0));
     let gemm = Task::GemmBiasGelu {

@@ -15,7 +15,7 @@ const MAX_US: f64 = 3.6e9;
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
     pub times: Vec<PeerTime>,
-    /// Peers that failed, and invalid lines.
+    /// Messages about peers that failed, and about invalid lines.
     pub remarks: Vec<String>,
 }
 

@@ -1,4 +1,5 @@
-//! `gemmule bench costs`: writes an estimated cost table for `gemmule simulate` and `gemmule serve --costs`.
+//! `gemmule bench costs`: writes a cost table, which contains estimated times of batches by size, for `gemmule simulate` and `gemmule serve
+//! --costs`.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -15,14 +16,15 @@ use crate::{DType, measure::estimated_costs};
 pub(in crate::cli) struct Args {
     #[command(flatten)]
     model: Model,
-    /// Add up the launch times that --card's cost model estimates for a run; `gemmule serve --write-costs` measures instead
+    /// Estimate the time of a batch as the sum of the launch times in the cost model of --card. To measure times instead, use `gemmule
+    /// serve --write-costs`
     #[arg(long, required = true)]
     estimated: bool,
     #[arg(long, default_value = "f16")]
     dtype: DType,
     #[command(flatten)]
     card: Card,
-    /// File for the table
+    /// File for the cost table
     #[arg(short = 'o', long = "to", value_name = "FILE")]
     to: PathBuf,
 }
@@ -30,7 +32,7 @@ pub(in crate::cli) struct Args {
 pub(in crate::cli) fn run(args: Args) -> Outcome {
     let machine = args.card.machine(&[])?;
     let compiled = args.model.compile_for(args.dtype, machine.clone())?;
-    // A description may belong to models of several sizes.
+    // Name the sizes, because models of several sizes may share a description.
     let dims = compiled.model.dims.iter();
     let dims: Vec<String> = dims.map(|(name, n)| format!("{name} {n}")).collect();
     let about = format!("{} ({})", compiled.model.name, dims.join(", "));

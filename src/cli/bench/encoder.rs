@@ -29,13 +29,13 @@ pub struct Args {
     sets: Vec<String>,
     #[command(flatten)]
     pub scan: Scan,
-    /// Write a JSON file with a row per set: set, tokens, ms, …
+    /// Write a JSON file with one row per set: its name, tokens, ms, …
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     #[arg(long, default_value_t = 8)]
     pub warm_up: usize,
-    /// Milliseconds of rest before each set and each peer. Under sustained load a card reaches its power limit and lowers its clock, so
-    /// earlier sets would slow down later sets
+    /// Milliseconds of rest before each set. Under sustained load, a card reaches its power limit and lowers its clock, so earlier sets
+    /// would slow down later sets
     #[arg(long, value_name = "MS", default_value_t = 500)]
     rest_ms: u64,
     #[arg(long, default_value_t = 60, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
@@ -147,8 +147,8 @@ impl Ready {
         Ok(rounds.into_iter().map(median).collect())
     }
 
-    /// Describes the measurement: its parameters, how kernels were chosen, the time of the first result, and the skipped sets. `beside` is
-    /// appended to the first line.
+    /// Describes the measurement: its parameters, how kernels were chosen, the time of the first result, and the skipped sets. The text
+    /// `beside` is appended to the first line.
     pub fn in_words<'a>(
         &self,
         args: &Args,
@@ -185,7 +185,7 @@ impl Row {
     /// Column headers for [`Row::cells`].
     pub const HEADER: [&str; 6] = ["set", "tokens", "ms", "tokens/s", "host µs", "activations"];
 
-    /// Cells of a table row.
+    /// Returns the cells of this row in a table with the columns [`HEADER`](Self::HEADER).
     pub fn cells(&self) -> [String; 6] {
         [
             self.set.clone(),

@@ -36,7 +36,7 @@ pub(in crate::cli) struct Args {
         default_value = "128,48,65,26,89,61,96,61,89,115,86,29,95,62,65,114"
     )]
     lens: Vec<u32>,
-    /// Repetitions; the median is shown
+    /// Number of runs of each step; the median time is shown
     #[arg(long, default_value_t = 15)]
     runs: usize,
 }

@@ -6,7 +6,7 @@ use crate::{kernels::trial::uniform, tensor::Extents};
 
 use super::sets::Set;
 
-/// Token counts and mean sequence length of the batches.
+/// Arguments of a scan: the number of batches, their token counts, and the mean sequence length.
 #[derive(clap::Args)]
 pub struct Scan {
     /// Time N batches with random token counts instead of sets. --scan-tokens is divided into N intervals of equal ratio, with one batch in
@@ -31,7 +31,7 @@ pub struct Scan {
     scan_seed: u64,
 }
 
-/// Min and max tokens.
+/// Min and max number of tokens of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tokens {
     from: u32,
@@ -55,7 +55,7 @@ impl FromStr for Tokens {
 }
 
 impl Scan {
-    /// Returns the batches in order of their tokens; `None` without `--scan`.
+    /// Returns the batches, ordered by number of tokens; `None` without `--scan`.
     pub(super) fn sets(&self) -> Option<Vec<Set>> {
         let n = self.scan?;
         let mut state = self.scan_seed;

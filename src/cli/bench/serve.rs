@@ -47,8 +47,8 @@ pub(in crate::cli) struct Args {
     /// Seconds of load before the measurement
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     warm_up: f64,
-    /// Lengths of texts in words, each about one token; two special tokens are included. Expected normal:MIN,MAX,MEAN,DEVIATION,
-    /// uniform:MIN,MAX or fixed:N
+    /// Lengths of texts in tokens, including two special tokens. A word of a text is about one token. Expected
+    /// normal:MIN,MAX,MEAN,DEVIATION, uniform:MIN,MAX or fixed:N
     #[arg(
         long = "lengths",
         alias = "lens",
@@ -83,8 +83,8 @@ pub(in crate::cli) struct Args {
     /// Seed of requests and times
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Test a model in this process without HTTP, and compare with the engine alone. The engine runs batches, or decode steps with
-    /// --closed. Needs --weights
+    /// Test a model in this process without HTTP, and compare it with its engine alone. For embeddings, the engine runs batches. For
+    /// completions, it runs decode steps, and --closed is needed. Needs --weights
     #[arg(long, requires = "weights")]
     in_process: bool,
     #[command(flatten)]
@@ -94,7 +94,7 @@ pub(in crate::cli) struct Args {
     json: Option<PathBuf>,
 }
 
-/// Counts of a run in progress.
+/// Counts during a measurement.
 struct Counted {
     latency: Histogram<u64>,
     first: Histogram<u64>,
@@ -118,14 +118,14 @@ struct Counted {
 struct Answered {
     status: u16,
     tokens: u64,
-    /// Time at which the first part of a stream arrived.
+    /// Time when the first part of a stream arrived.
     first: Option<Instant>,
     /// Whether the request waited because all connections were in use.
     has_waited: bool,
     problem: Option<String>,
 }
 
-/// Target of requests.
+/// Receiver of requests: a server, or a model in this process.
 trait Target: Clone + Send + Sync + 'static {
     fn ask(&self, number: u64, tokens: u32) -> impl Future<Output = Answered> + Send;
 }
@@ -140,7 +140,7 @@ struct Times {
     most: f64,
 }
 
-/// Results of a run. Durations from the arguments are in seconds, latencies in milliseconds.
+/// Results of a measurement. Durations from the arguments are in seconds, latencies in milliseconds.
 #[derive(Serialize)]
 struct Run {
     target: String,
@@ -160,8 +160,8 @@ struct Run {
     /// Number of requests that found all connections in use. If it is not 0, the load differs from the plan.
     waited_for_connection: u64,
     in_time: Option<InTime>,
-    /// Throughput of the engine alone, on lengths that are drawn like those of the requests. `share` is the fraction of it that the service
-    /// reached.
+    /// Tokens per second of the engine alone, on lengths that are drawn like those of the requests. `share` is the fraction of this
+    /// throughput that the service reached.
     offline_tokens_per_second: Option<f64>,
     share: Option<f64>,
     /// Reason why the engine alone was not measured.
@@ -248,7 +248,7 @@ pub(in crate::cli) fn run(args: Args) -> Outcome {
     })
 }
 
-/// Sends the load, and waits for the responses.
+/// Sends requests to `target` as the arguments specify, and waits for the responses.
 fn drive<T: Target>(
     runtime: &tokio::runtime::Runtime,
     args: &Args,

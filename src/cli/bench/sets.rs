@@ -42,7 +42,7 @@ impl Set {
         Ok(Batch::from_packed(ids, &self.lens)?.with_required_ends(limits))
     }
 
-    /// Length of the longest sequence.
+    /// Returns the length of the longest sequence.
     pub fn longest(&self) -> u32 {
         self.lens.iter().copied().max().unwrap_or(0)
     }

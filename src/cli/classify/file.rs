@@ -101,7 +101,7 @@ pub(super) fn run(args: super::Args) -> Outcome {
     files.run(&job, model, engines, task, places.result)
 }
 
-/// Returns the columns for labels: the best label and its score, and, if `best` is set, a list of that many labels.
+/// Returns the columns for labels: the best label and its score. If `best` is set, also a column with a list of that many labels.
 fn label_columns(best: Option<usize>) -> Vec<Column> {
     let own = [
         Column::new("label", Kind::Text),

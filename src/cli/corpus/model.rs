@@ -5,8 +5,8 @@ use miette::Report;
 
 use crate::text::Encoded;
 
-/// Computes the values of a row. A task turns the texts of a row into sequences of tokens, and the model's values for these sequences into
-/// values of the output. An error is the reason why a row is refused.
+/// A task of a command. It tokenizes the texts of a row, and turns the outputs that the model computes for these sequences into the values
+/// of the output row. An error is the reason why the row is refused.
 pub(in crate::cli) trait Task: Send + Sync + 'static {
     /// State of a row between [`encode`](Self::encode) and [`finish`](Self::finish).
     type Row: Send;
@@ -30,7 +30,7 @@ pub(in crate::cli) trait Task: Send + Sync + 'static {
     fn finish(&self, row: Self::Row, outputs: &[&[f32]]) -> Result<Vec<Value>, String>;
 }
 
-/// The sequences of a row. There is at least one. They may be computed in different batches.
+/// The sequences of a row, and its state `row`. There is at least one sequence. The sequences may be computed in different batches.
 pub(in crate::cli) struct Units<R> {
     pub(in crate::cli) row: R,
     pub(in crate::cli) sequences: Vec<Encoded>,

@@ -22,10 +22,10 @@ use crate::{Batch, Engine, EngineError, Outputs, Session, engine::Pending, text:
 /// Number of rows that are tokenized together.
 const PIECE: usize = 1024;
 
-/// Max number of packed batches that wait for a device, in addition to one per device.
+/// Max number of packed batches in the queue to the devices, in addition to one per device.
 const PACKED: usize = 1;
 
-/// Max number of a device's batches that wait for its collector.
+/// Max number of submitted batches in the queue from the thread of a device to its collector thread.
 const COMPUTED: usize = 2;
 
 /// Options that affect batches.
@@ -37,7 +37,7 @@ pub(super) struct Options {
     pub(super) refuses_long: bool,
 }
 
-/// The threads of a model.
+/// Threads that tokenize rows, pack them into batches, compute the batches and collect the results.
 pub(super) struct Pool<T: Task> {
     identity: String,
     columns: Vec<Column>,
@@ -78,7 +78,7 @@ impl<T: Task> Drop for Work<T> {
 }
 
 impl<T: Task> Pool<T> {
-    /// Starts the threads. Before that, each engine computes a short text.
+    /// Starts the threads. Before that, each engine computes a short text, to find the width of its output.
     ///
     /// # Errors
     /// Returns an error if a session cannot be opened, the short text cannot be computed, [`Task::columns`] fails, or a thread cannot be
@@ -160,7 +160,7 @@ impl<T: Task> Pool<T> {
 fn probe<T: Task>(session: &mut Session, task: &T) -> Result<usize, miette::Report> {
     let texts = ["a".to_owned(), "a".to_owned()];
     let Units { sequences, .. } = task.encode(&texts).map_err(|reason| {
-        miette::miette!("the text `a`, with which the model is tried, fails: {reason}")
+        miette::miette!("the test of the model with the text `a` failed: {reason}")
     })?;
     let batch = Encoded::batch(sequences.iter()).map_err(EngineError::from)?;
     let outputs = session.run(&batch)?;
@@ -203,7 +203,7 @@ impl<T: Task> Drop for Pool<T> {
         self.shared.is_stopped.store(true, Ordering::Relaxed);
         self.windows = None;
         for thread in self.threads.drain(..) {
-            // A panic was printed when it happened.
+            // Ignore a panic of the thread. It was printed when it happened.
             let _ = thread.join();
         }
     }
@@ -241,7 +241,7 @@ impl<T: Task> Drop for Piece<T> {
     }
 }
 
-/// Tokenizes the rows of each window, those with the fewest bytes first, until results are no longer needed.
+/// Tokenizes the rows of each window, in order of the number of bytes of their texts, until results are no longer needed.
 fn tokenize<T: Task>(
     windows: Receiver<Untokenized<T>>,
     shared: &Shared<T>,
@@ -327,8 +327,8 @@ impl<T: Task> Packer<T> {
                 }
             }
             left.sort_by_key(|one| one.tokens);
-            // The last batch of a piece may get rows of the next piece, but not of the next window: a resumed run may begin with that
-            // window, and must then form the same batches.
+            // Rows that do not fill a batch wait for the next piece of this window, but not for the next window. A resumed run may begin
+            // with the next window, and must then form the same batches.
             if !self.pack(&window, &mut left, piece.is_last) {
                 window.fail(EngineError::PipelineEnded);
                 return;
@@ -336,8 +336,8 @@ impl<T: Task> Packer<T> {
         }
     }
 
-    /// Sends full batches of the rows. If the rows are the last ones of the window, sends the remaining rows, too. Returns false if results
-    /// are no longer needed.
+    /// Sends full batches of the rows, and keeps the remaining rows in `rows`. With `is_last`, which marks the last rows of the window,
+    /// also sends the remaining rows. Returns false if results are no longer needed.
     fn pack(&self, window: &Arc<Window<T>>, rows: &mut Vec<Tokenized>, is_last: bool) -> bool {
         let limit = self.batch_tokens;
         let mut tokens: usize = rows.iter().map(|row| row.tokens).sum();

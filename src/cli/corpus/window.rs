@@ -1,4 +1,4 @@
-//! A window of rows. Their sequences may be computed in any order.
+//! A window, which is a group of rows that are read together. The sequences of its rows may be computed in any order.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -7,7 +7,7 @@ use gemmule_corpus::{Results, Texts, Value};
 use super::model::Task;
 use crate::EngineError;
 
-/// Rows that are computed together.
+/// Rows that are read and computed together, with their results.
 pub(super) struct Window<T: Task> {
     pub(super) texts: Vec<Texts>,
     state: Mutex<State<T>>,
@@ -105,7 +105,7 @@ impl<T: Task> Window<T> {
                 }
                 (row, outputs)
             }
-            // Another sequence of the row has caused its refusal.
+            // The row has already been refused because of another sequence.
             other => {
                 *slot = other;
                 return;

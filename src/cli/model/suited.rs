@@ -1,4 +1,4 @@
-//! The error of a command that does not suit a model.
+//! Explains the error of a command that needs an output for which the model was not made.
 
 use miette::Report;
 
@@ -65,8 +65,8 @@ impl Runnable {
         ))
     }
 
-    /// Returns the outputs that the model is made for, by the modules of its folder and the `architectures` of its config.json. Returns
-    /// `None` if they are unknown, as for a description that is not built in.
+    /// Returns the outputs that the model is made for, according to the modules of its folder and the `architectures` of its config.json.
+    /// Returns `None` if they are unknown, as for a description that is not built in.
     fn own_outputs(&self) -> Option<Vec<String>> {
         let folder = self.opened().ok()??;
         if let Some(output) = folder.modules().and_then(computed) {
@@ -102,7 +102,7 @@ fn is_masked(folder: &Folder) -> bool {
     class.is_some_and(|class| MASKED.iter().any(|ending| class.ends_with(ending)))
 }
 
-/// Returns the commands for an output.
+/// Returns the commands for models that are made for `output`.
 fn commands_for(output: &str) -> &'static [&'static str] {
     match output {
         EMBEDDING => &["embed", "run"],

@@ -26,7 +26,8 @@ pub(super) struct Head {
     with_scores: bool,
 }
 
-/// Chunk of a stream with one part of a text. It borrows its fields, because a server sends hundreds of thousands of chunks per second.
+/// Chunk of a stream, with one part of a text. It borrows its fields, because copies would be expensive: a server sends hundreds of
+/// thousands of chunks per second.
 #[derive(Serialize)]
 pub(super) struct Chunk<'a> {
     id: &'a str,
@@ -146,7 +147,7 @@ impl Head {
         let most = |token: &Scored| {
             let most = token.top_tokens.iter();
             let most = most.map(|(bytes, value)| (bytes, *value));
-            // The chosen token always has an entry.
+            // The chosen token has an entry even if it is not among the most probable tokens.
             let all = [(&token.bytes, token.log_probability)]
                 .into_iter()
                 .chain(most);

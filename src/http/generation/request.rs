@@ -15,7 +15,7 @@ pub(super) struct GenerationRequest {
     pub model: Option<String>,
     pub prompt: Value,
     pub messages: Option<Vec<ChatMessage>>,
-    /// Max number of new tokens. -1 allows as many tokens as there are positions left.
+    /// Max number of new tokens; -1 for all positions of the model that are left.
     max_tokens: Option<i64>,
     temperature: Option<f32>,
     top_p: Option<f32>,
@@ -37,7 +37,7 @@ pub(super) struct GenerationRequest {
     include_usage: bool,
     /// Number of texts for each prompt.
     n: usize,
-    /// Number of alternatives for each token; `None` if log-probabilities are not requested.
+    /// Number of alternative tokens to return for each token, with log-probabilities; `None` if log-probabilities are not requested.
     alternatives: Option<usize>,
 }
 
@@ -137,7 +137,7 @@ fn biases(value: &Value) -> Result<Vec<(u32, f32)>, Failure> {
     Ok(biases)
 }
 
-/// Reads the number of alternatives for each token of a completion.
+/// Reads the number of alternative tokens for each token of a completion, from `logprobs`.
 fn alternatives(fields: &mut Fields) -> Result<Option<usize>, Failure> {
     let value = fields.value("logprobs");
     if value.is_null() || value == Value::Bool(false) {
@@ -155,7 +155,7 @@ fn alternatives(fields: &mut Fields) -> Result<Option<usize>, Failure> {
     }
 }
 
-/// Reads the number of alternatives for each token of a chat completion, which is in two fields.
+/// Reads the number of alternative tokens for each token of a chat completion, from `logprobs` (a flag) and `top_logprobs`.
 fn chat_alternatives(fields: &mut Fields) -> Result<Option<usize>, Failure> {
     let wanted = fields.flag("logprobs")?.unwrap_or(false);
     let n = fields.count("top_logprobs", 0..=MAX_ALTERNATIVES)?;
@@ -235,7 +235,7 @@ impl GenerationRequest {
             max_tokens: self.max_tokens.and_then(|n| usize::try_from(n).ok()),
             default_max_tokens: match self.max_tokens {
                 None => (!is_chat).then_some(DEFAULT_TOKENS),
-                // For -1, the default is lowered to the number of remaining positions.
+                // For -1, the generator lowers this default to the number of remaining positions.
                 Some(n) => (n < 0).then_some(usize::MAX),
             },
             temperature: self.temperature,
@@ -255,7 +255,10 @@ impl GenerationRequest {
         }
     }
 
-    /// Returns the tools that the model may call. `tool_choice` cannot force a call.
+    /// Returns the tools that the model may call.
+    ///
+    /// # Errors
+    /// Returns an error if `tool_choice` is neither `auto` nor `none`, because a call cannot be forced.
     pub fn tools(&self) -> Result<&[Tool], Failure> {
         let tools = self.tools.as_deref().unwrap_or_default();
         match (&self.tool_choice, self.tool_choice.as_str()) {
@@ -311,7 +314,7 @@ impl GenerationRequest {
 }
 
 impl ChatMessage {
-    /// Converts a message. Its text parts are concatenated.
+    /// Converts a message, and concatenates its text parts. `at` is the index of the message, for errors.
     pub fn message(self, at: usize) -> Result<Message, Failure> {
         let wrong = |problem: String| Failure::invalid("messages", problem);
         let content = match self.content {

@@ -24,7 +24,7 @@ pub(in crate::http) struct End {
     pub hypotheses: Vec<(String, f32)>,
 }
 
-/// Events of a route.
+/// Writes the server-sent events of a route.
 pub(in crate::http) trait Events: Send {
     /// Writes the events at the beginning of text `index`.
     fn begin(&self, _to: &mut Vec<u8>, _index: usize) {}
@@ -97,7 +97,7 @@ struct Stream<E> {
     /// Unfinished texts by index; `None` for finished texts.
     all: Vec<Option<TokenStream>>,
     n_open: usize,
-    /// Number of prompt tokens, and number of tokens of all texts.
+    /// Number of prompt tokens, and number of generated tokens of all texts.
     used: (usize, usize),
     /// Bytes to send next.
     ready: Vec<u8>,

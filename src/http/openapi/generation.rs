@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use super::{Described, Route, closed, schema::*};
 
-/// Returns the description of a route that responds with a whole answer or with a stream of events.
+/// Returns the description of a route that responds with a whole result or with a stream of events. `answer` is the name of the schema of
+/// the whole result.
 fn described(summary: &'static str, body: Value, answer: &str) -> Described {
     let answers = vec![
         ("application/json", named(answer)),
@@ -76,7 +77,7 @@ fn stream_options(route: Route) -> Value {
     ))
 }
 
-/// Returns the fields that both routes for generated text accept.
+/// Returns the schema of the fields that completions and chat completions have in common.
 fn writing() -> Value {
     let penalty = json!({"type": "number", "minimum": -2, "maximum": 2});
     object(

@@ -49,7 +49,7 @@ pub(super) fn json_answer(schema: Value) -> Vec<(&'static str, Value)> {
     vec![("application/json", schema)]
 }
 
-/// Returns a schema that accepts only these values. Other values would change the response, so they are refused.
+/// Returns a schema that accepts only the given values. The routes refuse any other value, because it would change the response.
 pub(super) fn only(values: Value) -> Value {
     json!({"enum": values})
 }
@@ -74,7 +74,8 @@ pub(super) fn flag() -> Value {
     or_null(yes_or_no())
 }
 
-/// Returns an object with the fields `own` and the fields of TEI's routes that select a model and truncate inputs.
+/// Returns the schema of an object with the fields `own` and the fields that all of TEI's routes have, which select the model and truncate
+/// inputs.
 pub(super) fn tei(required: &[&str], mut own: Value) -> Value {
     own["model"] = or_null(text());
     own["truncate"] = flag();
@@ -86,7 +87,7 @@ pub(super) fn state() -> Value {
     object(&["status"], json!({"status": text()}))
 }
 
-/// Returns the named schemas.
+/// Returns the schemas that [`named`] refers to.
 pub(super) fn schemas() -> Value {
     let error = |code: Value| {
         object(

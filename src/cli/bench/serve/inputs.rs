@@ -12,7 +12,7 @@ use crate::{
 /// Options of the inputs.
 #[derive(clap::Args)]
 pub(super) struct InputOptions {
-    /// Send token ids below N instead of texts, so that nothing has to be tokenized
+    /// Send token ids below N instead of texts, so that the server does not have to tokenize
     #[arg(long, value_name = "N", conflicts_with = "words")]
     ids: Option<u32>,
     /// Build texts from sequences of words at random positions of this file. By default, use 64 common words, which tokenizers find in
@@ -24,7 +24,7 @@ pub(super) struct InputOptions {
     different: Option<u64>,
 }
 
-/// Inputs by number. The same number always gives the same input.
+/// Inputs of requests by request number. The same number always gives the same input.
 #[derive(Clone)]
 pub(super) struct Inputs {
     ids: Option<u32>,

@@ -54,7 +54,7 @@ pub(super) struct InsideOptions {
     scheduler: String,
     #[command(flatten)]
     settings: Chosen,
-    /// File with the costs of batches
+    /// File with the times of batches by size, which the scheduler uses
     #[arg(long, value_name = "FILE", requires = "in_process")]
     costs: Option<PathBuf>,
     /// Threads that tokenize
@@ -230,7 +230,7 @@ fn offline(
     }
     if batches.is_empty() {
         return Err(miette!(
-            "no batch could be made of the lengths {}",
+            "requests with the lengths {} do not fill a single batch",
             args.lens
         ));
     }
