@@ -415,7 +415,7 @@ pub enum EngineError {
     PaddedOutputs,
 }
 
-/// Lists the first names.
+/// Lists up to 20 names, and the number of omitted names.
 #[cfg(feature = "hub")]
 fn shown_names(names: &[String]) -> String {
     const SHOWN: usize = 20;
@@ -427,7 +427,7 @@ fn shown_names(names: &[String]) -> String {
 }
 
 impl EngineError {
-    /// Whether a batch failed because memory ran out. A smaller batch may run.
+    /// Returns whether a batch failed because memory ran out. A smaller batch may succeed.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(
             self,
@@ -435,7 +435,7 @@ impl EngineError {
         )
     }
 
-    /// Replaces the index of the sequence that an error of a batch names. Other errors are returned unchanged.
+    /// If this error names a sequence of a batch, replaces the sequence's index `i` by `index(i)`. Other errors are returned unchanged.
     pub(crate) fn of_sequence(self, index: impl FnOnce(usize) -> usize) -> Self {
         match self {
             Self::Batch(error) => Self::Batch(error.of_sequence(index)),
@@ -443,8 +443,8 @@ impl EngineError {
         }
     }
 
-    /// Whether the process can no longer run anything on the device of the batch: CUDA returns the same error for every later
-    /// call, or the thread of the pipeline has ended and takes no more batches.
+    /// Returns whether the process can no longer run anything on the device: CUDA returns the same error for every later call, or the
+    /// thread that runs batches has ended.
     pub fn is_device_lost(&self) -> bool {
         match self {
             Self::Cuda(error) => error.is_sticky(),

@@ -219,8 +219,9 @@ impl Arrivals {
 }
 
 /// Priority queue of requests by deadline, then by id, optimized for repeatedly taking the earliest request while others arrive. Requests
-/// that arrive in order of deadline, as they do if all have the same time limit, are kept in a FIFO queue, and all others in an 8-ary heap.
-/// The deadlines of a node's eight children are contiguous, and so are their ids, so a step down the heap reads few cache lines.
+/// that arrive in order of deadline are kept in a FIFO queue, and all others in an 8-ary heap. If all requests have the same time limit,
+/// they arrive in order of deadline. The deadlines of a node's eight children are contiguous, and so are their ids, so a step down the heap
+/// reads few cache lines.
 #[derive(Debug, Default)]
 pub(super) struct Soonest {
     in_order: VecDeque<(Micros, u64)>,
