@@ -17,14 +17,14 @@ use crate::{
     tensor::Extents,
 };
 
-/// Tokens of the smallest and of the largest batch that is measured.
+/// Sizes in tokens of the smallest and of the largest measured batch.
 const FIRST: u64 = 32;
 const MOST: u64 = 1 << 15;
 /// Sequence lengths of the measured batches.
 const LENGTHS: [u64; 3] = [16, 128, 512];
 
 /// Returns the cost table of an engine. On a GPU, the costs are measured once per card, program and version of gemmule, and kept in the
-/// user's cache folder. On a CPU, they are measured at each start, because other processes affect them.
+/// user's cache folder. On a CPU, the costs are measured each time a model is loaded, because other processes affect them.
 ///
 /// # Errors
 /// Returns an error if a session cannot be opened, and the errors of [`measure`].

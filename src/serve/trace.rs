@@ -100,7 +100,7 @@ fn write(file: File, queue: &Receiver<Event>, max_bytes: u64) -> io::Result<()> 
     }
 }
 
-/// Returns the first event of a trace.
+/// Returns the `began` event, which is the first event of a trace.
 pub(super) fn began(bytes: Vec<u64>, depth: u8) -> Event {
     Event::Happened(crate::schedule::Micros(0), Happened::Began { bytes, depth })
 }

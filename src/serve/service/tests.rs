@@ -47,7 +47,7 @@ fn collect(service: &Service, engine: &Engine, bytes: u64) -> Collect {
     }
 }
 
-/// Returns the requests of a batch, and the receivers for their answers.
+/// Returns the inputs of a batch, and the receivers for their answers.
 #[allow(clippy::type_complexity)]
 fn batch(
     service: &Service,
@@ -99,7 +99,7 @@ fn a_batch_that_joined_another_frees_no_lane() {
             scheduler,
             ..
         } = &mut *state;
-        // The request takes several steps, so that others may join its batch.
+        // The request takes several steps, so other requests may join its batch.
         scheduling.arrive(Waiting {
             steps: 5,
             ..Waiting::new(4, Micros(0))
