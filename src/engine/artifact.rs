@@ -167,7 +167,7 @@ impl Artifact {
     /// Checks that each cubin was compiled from the source that this version of gemmule generates for its kernel.
     ///
     /// The check detects cubins that were mixed up or belong to another version. It does not detect forged cubins, because a digest can be
-    /// forged, too. An artifact must be trusted like a program.
+    /// forged, too. Like an executable, an artifact must come from a trusted source.
     fn check_code(&self) -> Result<(), String> {
         if self.cubins.is_empty() {
             return Ok(());

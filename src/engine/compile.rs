@@ -49,7 +49,7 @@ pub struct CompileOptions {
     /// Measured kernel times, which correct the cost model.
     pub timings: Option<Timings>,
     pub padding: Padding,
-    /// Kernels for fused attention.
+    /// Choice of the kernels for fused attention.
     pub attention: AttentionChoice,
     /// The card to compile for.
     pub machine: Machine,
@@ -228,8 +228,8 @@ pub fn compile(
         },
         cache: options.kv_cache.filter(|_| options.cached),
         cache_scales: options.cache_scales,
-        // Rounding inputs to E4M3 makes products faster, except in programs with a KV cache. Their decode steps multiply few rows of
-        // activations, so that most of the time is spent reading the weights.
+        // Rounding inputs to E4M3 makes products faster, except in programs with a KV cache. Decode steps multiply few rows of activations,
+        // so most of their time is spent reading the weights.
         fp8_inputs: options.dtype.has_mma()
             && options.machine.has_e4m3_products()
             && !options.cached,

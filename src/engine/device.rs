@@ -1,4 +1,4 @@
-//! Choice of the device. Also records which cost model and timings chose the kernels.
+//! Choice of the device, and a record of the cost model and timings by which its kernels were chosen.
 
 use std::{fmt, str::FromStr};
 

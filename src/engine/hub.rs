@@ -20,7 +20,7 @@ pub use gemmule_hub::{ENDPOINT, Event, Hub, HubError, ModelId, Network, Progress
 const MODULES: &str = "modules.json";
 const ROUTER: &str = "router_config.json";
 
-/// Files next to `modules.json`.
+/// Files to fetch from the folder that has `modules.json`.
 const OF_ROOT: [&str; 4] = [
     MODULES,
     ROUTER,
@@ -28,7 +28,7 @@ const OF_ROOT: [&str; 4] = [
     "1_Pooling/config.json",
 ];
 
-/// Files in the folder of the transformer.
+/// Files to fetch from the folder of the transformer.
 const OF_TRUNK: [&str; 9] = [
     "artifact.metadata",
     "config.json",

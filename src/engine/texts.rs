@@ -124,7 +124,7 @@ impl Engine {
         self.in_order(&encoded, BATCH_TOKENS, |outputs, at, _| row(outputs, at))
     }
 
-    /// Returns the tokenizer of texts.
+    /// Returns the tokenizer for texts that the model embeds or scores. The first call loads it.
     pub(super) fn text_encoder(&self) -> Result<&TextEncoder, EngineError> {
         self.encoder(&self.encoders.texts, TextEncoder::of)
     }

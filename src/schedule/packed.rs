@@ -43,15 +43,15 @@ const AGEING: u64 = 4;
 /// Packed scheduler. Each decision plans at most one batch per lane, in these steps:
 ///
 /// 1. A request is refused if its deadline has passed, or would pass even if the request ran alone at once. An urgent request (see 3) is
-///    also refused if the planned batch would finish after its deadline. If less than a full batch is waiting, the running time of the
-///    request alone is counted instead of that of the batch.
+///    also refused if the planned batch would finish after its deadline. If less than a full batch is waiting, only the running time of the
+///    request alone is counted.
 /// 2. The token budget is the smallest number of tokens that reaches 97 % of the maximum throughput, or 99.5 % if no request has a deadline
 ///    and at least two full batches are waiting. The costs predict the throughput for the mean sequence length of the first 64 waiting
 ///    requests. The budget is halved until the batch fits the lane's memory. If fewer than two full batches are waiting, it is also halved
 ///    until the batch takes at most half of the time left until the earliest deadline, as long as the throughput stays above the arrival
 ///    rate.
-/// 3. Urgent requests come first, earliest deadline first. A request is urgent if its deadline is less than the time of two batches after
-///    the start of the batch. The other requests follow by class. The requests of a class move up by one class each time the oldest of them
+/// 3. Urgent requests come first, earliest deadline first. A request is urgent if its deadline is less than two batch times after the start
+///    of the planned batch. The other requests follow by class. The requests of a class move up by one class each time the oldest of them
 ///    has waited for four times the target latency. Tenants of one class take turns by tokens (deficit round robin); each tenant's requests
 ///    run in order of arrival. If a tenant's next request does not fit, one of the tenant's first 64 requests that fits may overtake it.
 ///    After this has happened eight times, the request comes before the other classes.
@@ -64,16 +64,16 @@ pub struct Packed {
     slo: Micros,
     /// Id of the newest request that was seen.
     last: Option<u64>,
-    /// Queues by class and tenant, in order of arrival. The queues may still contain requests that have left.
+    /// Queues by class and tenant, in order of arrival. They may contain requests that are no longer waiting.
     lines: BTreeMap<(u8, u32), Line>,
-    /// Requests by deadline. The queue may still contain requests that have left.
+    /// Requests by deadline. The queue may contain requests that are no longer waiting.
     soonest: Soonest,
     /// Tenant that was served last.
     turn: u32,
     /// Memory of the largest lane at the last decision, in bytes.
     bytes: u64,
-    /// The smallest numbers of tokens that reach [`RATE`] and [`FULL_RATE`], by quantized mean length. Multiplying all costs by a factor
-    /// does not change these numbers.
+    /// The smallest numbers of tokens that reach [`RATE`] and [`FULL_RATE`], by quantized mean length. Computed once per mean length. They
+    /// would not change if all costs changed by the same factor.
     budgets: HashMap<i32, (u64, u64)>,
     /// Queue positions of the requests that are already part of the current decision.
     gone: Marks,
@@ -97,7 +97,7 @@ struct Batch {
     /// Target number of tokens.
     budget: u64,
     bytes: u64,
-    /// Number of tokens that fit the memory regardless of how they are divided into sequences; 0 if unknown.
+    /// Number of tokens that fit in the lane's memory however they are divided into sequences; 0 if unknown.
     roomy: u64,
 }
 
@@ -257,7 +257,7 @@ impl Packed {
         }
     }
 
-    /// Returns the waiting request with this id, or `None` if it has left or is part of the current decision.
+    /// Returns the waiting request `id`; `None` if it is no longer waiting or is part of the current decision.
     fn live<'v>(&self, view: &View<'v>, id: u64) -> Option<&'v Waiting> {
         let at = view.waiting.place(id).filter(|&at| !self.gone.has(at))?;
         view.waiting.at(at).map(|(waiting, _)| waiting)
@@ -385,7 +385,7 @@ impl Packed {
         }
     }
 
-    /// Removes requests that have left from the front of each queue, and then removes the empty queues.
+    /// Removes requests that are no longer waiting from the front of each queue, and then removes the empty queues.
     fn tidy(&mut self, view: &View<'_>) {
         let mut lines = std::mem::take(&mut self.lines);
         lines.retain(|_, line| {
@@ -399,8 +399,9 @@ impl Packed {
         self.lines = lines;
     }
 
-    /// Returns the first request of `line` if it fits the batch, or else the next one that fits, with its position in the line. Removes
-    /// requests that have left from the front of the line.
+    /// Returns the first request of the queue `line` that fits the batch, with its position in the queue. The next [`LOOK_AHEAD`] requests
+    /// after the first one are only considered if it has been overtaken fewer than [`PASSED_OVER`] times. Removes requests that are no
+    /// longer waiting from the front of the queue.
     fn next<'v>(
         &self,
         view: &View<'v>,

@@ -264,8 +264,8 @@ pub(super) fn digest(
     Ok(digest.finalize().into())
 }
 
-/// Adds the contents of files and folders to a digest, ordered by name. Hidden files, such as those of downloads, and the contents of
-/// folders below the fourth level are skipped.
+/// Adds the names and contents of files and folders to a digest, ordered by path. Hidden files, such as download metadata, and the contents
+/// of folders below the fourth level are skipped.
 fn add_files(digest: &mut Sha256, mut paths: Vec<PathBuf>, depth: u8) -> io::Result<()> {
     paths.sort_unstable();
     let mut buffer = vec![0; 1 << 20];

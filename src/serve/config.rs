@@ -96,7 +96,9 @@ pub enum ServeConfigError {
     Prompts { at: usize },
     #[error("the name of model {at} cannot be used: {problem}")]
     Name { at: usize, problem: &'static str },
-    #[error("models {first} and {second} are both called `{name}`; give one another `name`")]
+    #[error(
+        "models {first} and {second} are both called `{name}`; give one of them another `name`"
+    )]
     Twice {
         name: String,
         first: usize,
@@ -185,7 +187,7 @@ pub fn check_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
-/// Parses a string into a `T`. As part of deserialization, an error has the position of the string.
+/// Deserializes a string and parses it. A parse error then has the position of the string in the file.
 fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err: std::fmt::Display>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {

@@ -83,7 +83,7 @@ fn kept_in(folder: &Path, engine: &Engine) -> Option<PathBuf> {
     Some(folder.join(format!("{name}.costs.ron")))
 }
 
-/// Reads the table from a file that belongs to the user; `None` if the file does not exist.
+/// Reads a cost table from `file`; `None` if the file does not exist. The file must belong to the user.
 fn kept(file: &Path) -> Result<Option<CostTable>, String> {
     let bytes = match own::read(file, Kind::Costs.limit()).map_err(io::Error::from) {
         Ok(bytes) => bytes,

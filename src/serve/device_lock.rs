@@ -8,7 +8,7 @@ use std::{
 
 use crate::schedule::Micros;
 
-/// Max number of batches in a device's queue, for all models together: a running one and a waiting one.
+/// Max number of permits, for all models of a device together: one for the running batch and one for the next batch.
 const PLACES: u32 = 2;
 
 /// Fair lock of a device. A model acquires a permit for each batch.
@@ -190,7 +190,7 @@ mod tests {
                     for _ in 0..n {
                         let turn = seat.take(cost);
                         let _ = sender.send(model);
-                        // Hold the permit until every other thread is waiting or holds one, even on a slow machine.
+                        // Hold the permit until every other thread is waiting for a permit or holds one, even on a slow machine.
                         while there(&seat.turns) < alive.load(Ordering::Acquire) {
                             thread::yield_now();
                         }

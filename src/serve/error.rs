@@ -38,7 +38,7 @@ pub enum ServeError {
     )]
     Overloaded { retry_after: Duration },
     #[error(
-        "the request cannot be answered before its deadline; send it with a later one, or to another server"
+        "the request cannot be answered before its deadline; send it with a later deadline, or to another server"
     )]
     Hopeless { retry_after: Duration },
     /// The request takes longer than its time limit even on an idle server.
@@ -48,10 +48,10 @@ pub enum ServeError {
     )]
     ShortDeadline { takes: Duration, within: Duration },
     #[error(
-        "the request's deadline passed before its response was ready; send it with a later one"
+        "the request's deadline passed before its response was ready; send it with a later deadline"
     )]
     Deadline,
-    #[error("the server is not ready: {why}; another one may answer")]
+    #[error("the server is not ready: {why}; another server may answer")]
     NotReady { why: &'static str },
     #[error("there is no model `{name}`; the models are {}", known.join(", "))]
     NoModel { name: String, known: Vec<String> },

@@ -218,7 +218,7 @@ impl GenerationService {
         self.template.is_ok()
     }
 
-    /// Returns whether the device is lost.
+    /// Returns whether the device is lost, which means that it can run no more batches.
     pub fn is_lost(&self) -> bool {
         self.shared.is_lost.load(Ordering::Acquire)
     }
@@ -263,7 +263,7 @@ impl GenerationService {
         adds_special: bool,
         param: &'static str,
     ) -> Result<Vec<u32>, ServeError> {
-        // The source of an encoder-decoder model has its own positions. Its length is checked later.
+        // The source of an encoder-decoder model does not take up positions of the generated text. Its length is checked later.
         let room = match self.admission.has_source() {
             true => usize::MAX,
             false => self.admission.room(0, &self.defaults),

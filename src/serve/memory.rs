@@ -62,7 +62,7 @@ impl Memory {
         }
     }
 
-    /// Returns a charge for a body of which no byte has arrived.
+    /// Returns an empty charge, for a body of which no byte has arrived yet.
     pub fn body(&self) -> BodyMemory {
         BodyMemory {
             held: Held::new(&self.bodies, 0),
@@ -261,7 +261,7 @@ impl Ledger {
     }
 
     fn lock(&self) -> MutexGuard<'_, Taken> {
-        // Every change of the value is complete, so a panic cannot leave it inconsistent.
+        // A poisoned lock is usable, because no code that holds the lock can panic between two related changes.
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -283,7 +283,8 @@ impl Ledger {
         taken.bytes = taken.bytes.saturating_add(bytes);
     }
 
-    /// Waits for memory within the limit. A small request does not wait if [`try_take`](Self::try_take) succeeds.
+    /// Waits until `bytes` bytes of memory are available within the limit. A small request does not wait if [`try_take`](Self::try_take)
+    /// succeeds.
     async fn take(self: &Arc<Self>, bytes: u64) -> Held {
         if bytes <= SMALL && self.try_take(bytes) {
             return Held::new(self, bytes);

@@ -16,7 +16,7 @@ const TOKENS: [f64; 16] = [
     65536.0, 131_072.0, 262_144.0, 524_288.0,
 ];
 
-/// Histogram of times in seconds, except for [`Metrics::batch_tokens`].
+/// Histogram. The values are times in seconds, except for [`Metrics::batch_tokens`].
 #[derive(Debug)]
 pub struct Histogram {
     ends: &'static [f64; SECONDS.len()],

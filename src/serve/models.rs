@@ -42,7 +42,7 @@ pub struct ModelChoice {
     pub max_context: Option<u32>,
     pub invariant: bool,
     pub scheduler: Box<dyn Scheduler>,
-    /// Costs of batches. If `None`, they are measured at the start.
+    /// Costs of batches. If `None`, they are measured when the model is loaded.
     pub costs: Option<CostTable>,
     /// Memory for the intermediate tensors of a batch, in bytes.
     pub batch_bytes: u64,
@@ -68,7 +68,7 @@ pub struct ModelChoice {
     /// The fair locks of the devices, and the model's share of the devices' time relative to other models. `None` if no other model uses
     /// its devices.
     pub share: Option<(Arc<Devices>, f64)>,
-    /// Model that this model replaces. Its costs are reused if both models have the same config.json, devices and dtype.
+    /// Model that this model replaces in a reload. Its cost table is reused if both models have the same config.json, devices and dtype.
     pub previous: Option<Arc<Model>>,
     /// Recorder of a service's scheduling events. It is not used for a model that generates text.
     pub trace: Option<Recorder>,

@@ -63,7 +63,7 @@ const HEADS: [&str; 2] = [TOKEN_LOGITS, MASK_LOGITS];
 /// Reason for refusing requests after a permanent failure of the device.
 pub(super) const LOST: &str = "its device was lost, and it is shutting down";
 
-/// Max number of batches in the executor: a running one and a waiting one.
+/// Max number of batches in the executor of a device: the running batch and the next batch.
 const DEPTH: u8 = 2;
 
 /// Options of a service.
@@ -551,7 +551,7 @@ impl Service {
         self.shared.lock().is_over = Some(LOST);
     }
 
-    /// Returns whether the device is lost.
+    /// Returns whether a device is lost, which means that it can run no more batches.
     pub fn is_lost(&self) -> bool {
         self.shared.lock().is_over == Some(LOST)
     }

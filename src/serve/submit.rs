@@ -7,7 +7,7 @@ use crate::text::{CutSide, TextRole};
 /// Kind of result that a request asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputKind {
-    /// The first of these that the model has: the embedding, the scores, or the sparse embedding.
+    /// The embedding, or else the scores, or else the sparse embedding, depending on what the model computes.
     #[default]
     Usual,
     /// The vectors of all tokens, concatenated.
@@ -119,7 +119,7 @@ pub struct Answer {
 
 /// Bytes that an input takes from admission to its answer, in addition to its text.
 pub(super) const INPUT: u64 = 1024;
-/// Bytes that a value takes as f32 and in the JSON response; for a score with its label, [`SCORE`].
+/// Bytes that a value takes as f32 and in the JSON response. A score with its label takes [`SCORE`] bytes.
 pub(super) const VALUE: u64 = 20;
 pub(super) const SCORE: u64 = 1000;
 /// Bytes that an entry of a sparse embedding takes as two numbers and in the JSON response.

@@ -63,7 +63,7 @@ struct Waiting {
     /// Queued work, ordered by class (highest first), start tag of fair queueing, and arrival.
     work: BTreeMap<(Reverse<u8>, u64, u64), Work>,
     n_came: u64,
-    /// Finish tag of each tenant's last work, in bytes of text. Only tags greater than `now` matter (start-time fair queueing).
+    /// Finish tag of each tenant's last work in start-time fair queueing, in bytes of text. Tags of at most `now` have no effect.
     given: HashMap<u32, u64>,
     /// Start tag of the work that was taken last (the virtual time).
     now: u64,
@@ -72,7 +72,7 @@ struct Waiting {
 
 impl Line {
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        // Every change is a single call, so a panic cannot leave the state inconsistent.
+        // A poisoned lock is usable: every change is a single call, so a panic cannot leave the state inconsistent.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -223,7 +223,7 @@ fn dot(x: f64, y: f64, line: usize) -> Circle {
         .set("fill", INKS[line % INKS.len()])
 }
 
-/// Rounds a coordinate to a tenth of a unit, which hides differences between the floating-point results of machines.
+/// Rounds a coordinate to a tenth of a unit. This makes the chart independent of small floating-point differences between machines.
 fn tenth(v: f64) -> f64 {
     (v * 10.0).round() / 10.0
 }

@@ -79,7 +79,7 @@ struct Run {
     members: Vec<(usize, u32)>,
     /// Index in the arrivals and number of steps of each request that joins at the next pass.
     joining: Vec<(usize, u32)>,
-    /// Extents of the first pass of the joining requests.
+    /// Extents of the first pass of the requests in `joining`.
     first: Extents,
     first_pass: Micros,
 }

@@ -73,7 +73,7 @@ impl Summary {
         let n = latencies.len();
         if n > 0 {
             let ms = |at: usize| Micros(latencies[at.min(n - 1)]).millis();
-            // Smallest completed latency `x` such that at least the fraction `share` of the completed requests took at most `x`.
+            // Smallest latency such that at least the fraction `share` of the completed requests took no longer.
             let quantile = |share: f64| ms(((n as f64 * share).ceil() as usize).saturating_sub(1));
             summary.mean = latencies.iter().sum::<u64>() as f64 / n as f64 / 1e3;
             (summary.least, summary.most) = (ms(0), ms(n - 1));

@@ -1,4 +1,4 @@
-//! Starting from an artifact instead of a description.
+//! Building an engine from an artifact instead of a description.
 
 use std::path::Path;
 

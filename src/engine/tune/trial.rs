@@ -1,4 +1,4 @@
-//! In-place trials: whole programs that differ in one kernel, timed alternately on a device.
+//! In-place trials: two whole programs that differ in one kernel are timed alternately on a device.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

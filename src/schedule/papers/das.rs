@@ -67,7 +67,7 @@ fn fill(index: &mut Index, length: u32, dominance: f64) -> Row {
         }
     }
     if p > 0 && !everything {
-        // Maximum length of a request whose utility 1 / l is at least (1 − η) · utility / p.
+        // Maximum length of a request whose utility (1 / length) is at least `1 − η` times the mean utility `utility / p`.
         let longest = (p as f64 / ((1.0 - dominance) * utility)).floor() as u32;
         while let Some(soonest) = index.soonest_to(longest.min(room)) {
             take(index, &mut room, soonest);

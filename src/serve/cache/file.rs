@@ -237,7 +237,7 @@ impl Writer {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!(
-                    "a cache file needs {} bytes or more, and may have {max_bytes}; raise --cache-file-bytes",
+                    "a cache file needs {} bytes or more, but its max size is {max_bytes}; raise --cache-file-bytes",
                     Layout::MIN_BYTES
                 ),
             ));
@@ -261,7 +261,7 @@ impl Writer {
         let existing = found.and_then(|segment_bytes| Layout::existing(segment_bytes, max_bytes));
         if found.is_some() && existing.is_none() {
             tracing::warn!(
-                "the cache file `{}` was made for a size far from {max_bytes} bytes, and begins empty",
+                "the cache file `{}` was made for a size very different from {max_bytes} bytes, so it is emptied",
                 path.display()
             );
             file.set_len(0)?;

@@ -85,8 +85,8 @@ pub struct TokenStream {
 pub(super) struct EarlyEnd {
     /// The [`TokenStream`] was dropped.
     pub(super) is_abandoned: AtomicBool,
-    /// A stop string was found, or decoding failed. The flag is set before the last piece is sent. A reader that leaves after the last
-    /// piece therefore leaves after the flag is set.
+    /// A stop string was found, or decoding failed. The flag is set before the last piece is sent. If a reader drops the stream after the
+    /// last piece, the flag is therefore already set.
     is_complete: AtomicBool,
 }
 

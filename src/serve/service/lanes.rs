@@ -50,7 +50,7 @@ pub(super) struct Launcher {
 pub(super) enum Weights {
     /// One weight for each vocabulary entry.
     OfEntries,
-    /// One weight for each token of a text. The listed tokens are left out.
+    /// One weight for each token of a text. Tokens with these ids are left out.
     OfTokens(Arc<[u32]>),
 }
 
@@ -261,7 +261,7 @@ pub(super) struct Collect {
     pub(super) output: &'static str,
     pub(super) score: Option<crate::text::Score>,
     pub(super) weights: Option<Weights>,
-    /// The mask token, for a model that fills masks. The answers of such a model are the rows of the masks.
+    /// The mask token, for a model that fills masks. An answer of such a model has the output rows of the input's mask tokens.
     pub(super) mask: Option<u32>,
     /// Memory limit of a batch in bytes. After the device has run out of memory, a lower limit applies for some time ([`RECOVERS`]).
     pub(super) bytes: u64,
@@ -271,7 +271,8 @@ pub(super) struct Collect {
 pub(super) const RECOVERS: u64 = 256;
 
 impl Weights {
-    /// Returns the vocabulary entries of a sequence, with their weights.
+    /// Returns the vocabulary entries of a sequence with nonzero weights, and their weights. `weights` is the model's output, and `ids` are
+    /// the sequence's tokens.
     fn of(&self, weights: &[f32], ids: &[u32]) -> (Vec<u32>, Vec<f32>) {
         match self {
             Self::OfEntries => {

@@ -104,7 +104,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change is a single call, so a panic cannot leave the state inconsistent.
+        // A poisoned lock is usable: every change is a single call, so a panic cannot leave the state inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -91,7 +91,7 @@ impl Service {
             Err(ServeError::input(
                 index,
                 format!(
-                    ", token {at}, is {problem}; where ids are of another tokenizer, as OpenAI's, send texts (in LangChain: check_embedding_ctx_length=False)"
+                    ", token {at}, is {problem}; if the ids are from another tokenizer, such as OpenAI's, send texts instead (in LangChain: check_embedding_ctx_length=False)"
                 ),
             ))
         };

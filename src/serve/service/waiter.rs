@@ -22,7 +22,7 @@ pub(super) struct Ticket {
     pub(super) id: AtomicU64,
     pub(super) is_cancelled: AtomicBool,
     class: u8,
-    /// Deadline, as returned by [`Submit::until`].
+    /// Deadline, in the form that [`Submit::until`] returns.
     until: (bool, Option<Instant>),
 }
 
