@@ -454,7 +454,7 @@ impl Service {
             lead.waiter = match (&shared.kept, key) {
                 (Some(kept), Some(key)) => {
                     reply.key = Some(key);
-                    // Join a computation in progress only if its request is scheduled before this request would be.
+                    // Join a computation in progress only if it ends no later than a separate computation for this request would.
                     let serves = |ahead: &Ticket| ahead.goes_before(&lead.ticket);
                     let waiter = match kept.joined.join(key, &lead.ticket, waiter, serves) {
                         Role::Follower(ticket) => {
