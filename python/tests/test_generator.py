@@ -185,5 +185,5 @@ def test_a_cache_in_fp8_is_rounded(writer, translator):
     numbers = Translator(checkpoint("translator"), device="cpu", kv_dtype="fp8")
     assert numbers.kv_dtype == "e4m3" and numbers.translate("7") == "seven"
     for kind in (Generator, Translator):
-        with pytest.raises(InputError, match="`int8` is no format of a KV cache; expected auto .* or fp8"):
+        with pytest.raises(InputError, match="`int8` is not a format of a KV cache; expected auto .* or fp8"):
             kind(checkpoint("writer"), device="cpu", kv_dtype="int8")

@@ -23,7 +23,7 @@ const DIGEST: usize = 32;
 /// Number of bytes that identify an artifact.
 pub(super) const N_FIRST: u64 = FAMILY.len() as u64;
 
-/// Returns whether `bytes` begin like an artifact of any version.
+/// Returns whether `bytes` begin with the magic bytes of an artifact, in any version of the layout.
 pub(super) fn begins(bytes: &[u8]) -> bool {
     bytes.starts_with(FAMILY)
 }
@@ -103,8 +103,8 @@ impl Artifact {
         }
     }
 
-    /// Returns whether a file starts like an artifact of any version. Do not call this for a pipe, because it consumes the first bytes. For
-    /// a pipe, call [`ModelFile::open`](super::ModelFile::open), which reads a file only once.
+    /// Returns whether `file` starts with the magic bytes of an artifact, in any version of the layout. Do not call this for a pipe,
+    /// because it consumes the first bytes of the pipe. [`ModelFile::open`](super::ModelFile::open) accepts pipes.
     pub fn is_one(file: &Path) -> bool {
         Beginning::open(file, N_FIRST).is_ok_and(|beginning| begins(beginning.bytes()))
     }
@@ -117,8 +117,8 @@ impl Artifact {
         targets
     }
 
-    /// Writes the file and returns its size in bytes. If writing fails, an existing file is unchanged. A device or pipe is
-    /// written directly.
+    /// Writes the artifact to `file` and returns its size in bytes. If writing fails, an existing file is unchanged, unless it is a device
+    /// or a pipe: these are written in place.
     pub fn write(&self, file: &Path) -> Result<u64, EngineError> {
         let failed = |source| EngineError::Write {
             file: file.to_owned(),
@@ -144,7 +144,7 @@ impl Artifact {
         })
     }
 
-    /// Parses the contents of a file. If they are invalid, the error is the reason.
+    /// Parses and validates the contents of an artifact file. The error is the reason why they are invalid.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let rest = bytes
             .strip_prefix(MAGIC)
@@ -167,7 +167,7 @@ impl Artifact {
     /// Checks that each cubin was compiled from the source that this version of gemmule generates for its kernel.
     ///
     /// The check detects cubins that were mixed up or belong to another version. It does not detect forged cubins, because a digest can be
-    /// forged, too. An artifact must be trusted like a program.
+    /// forged, too. Like an executable, an artifact must come from a trusted source.
     fn check_code(&self) -> Result<(), String> {
         if self.cubins.is_empty() {
             return Ok(());

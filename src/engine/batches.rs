@@ -1,5 +1,5 @@
-//! Many texts in batches: tokenization on all threads, and batches of similar lengths. The device computes a batch while the caller uses
-//! the results of the previous one.
+//! Tokenizes many texts on all threads, and runs them in batches of similar lengths. The device computes a batch while the caller uses the
+//! results of the previous batch.
 
 use std::borrow::Borrow;
 
@@ -19,7 +19,7 @@ impl Engine {
     /// `between` returns an error, no more inputs are tokenized.
     ///
     /// # Errors
-    /// Returns the error of the first input that is refused, with its index, and the errors of `between`.
+    /// Returns an error if an input cannot be tokenized (the error names the index of the first such input), or if `between` fails.
     #[doc(hidden)]
     pub fn encode_all<I: Sync, E: From<EngineError>>(
         &self,
@@ -39,8 +39,8 @@ impl Engine {
         Ok(all)
     }
 
-    /// Runs texts in batches of up to `max_tokens` tokens. Calls `row` with the outputs of a batch, the position of a text in the batch and
-    /// the index of the text, and returns the results in the order of the texts.
+    /// Runs texts in batches of up to `max_tokens` tokens. Calls `row` once per text with the outputs of the text's batch, the text's
+    /// position in the batch, and its index in `encoded`. Returns the results of `row` in the order of `encoded`.
     ///
     /// # Errors
     /// Returns the errors of [`Session::each_output`] and of `row`.
@@ -75,10 +75,11 @@ impl Engine {
 }
 
 impl Session {
-    /// Calls `run` for each batch of texts, with the indices of its sequences, and then `between`. Batches have up to `max_tokens` tokens.
+    /// Splits texts into batches of up to `max_tokens` tokens. For each batch, calls `run` with the batch and the indices of its texts in
+    /// `encoded`, and then `between`.
     ///
     /// # Errors
-    /// Returns the errors of `run` and of `between`, and an error if the sequences of a batch are not a valid [`Batch`]. The error names a
+    /// Returns an error if `run` or `between` fails, or if the sequences of a batch are not a valid [`Batch`]. The latter error names a
     /// sequence by its index in `encoded`.
     #[doc(hidden)]
     pub fn each_batch<E: From<EngineError>>(
@@ -99,12 +100,12 @@ impl Session {
         Ok(())
     }
 
-    /// Runs texts in batches of up to `max_tokens` tokens. Calls `take` with the outputs of each batch and the indices of its sequences,
-    /// while the device computes the next batch, and `between` after each batch.
+    /// Runs texts in batches of up to `max_tokens` tokens. Calls `take` with the outputs of each batch and the indices of its texts in
+    /// `encoded`, while the device computes the next batch. Calls `between` after each batch is submitted.
     ///
     /// # Errors
-    /// Returns an error if a batch fails or has outputs that are not finite, and the errors of `take` and of `between`. If a sequence is
-    /// refused, the error names it by its index in `encoded`.
+    /// Returns an error if a batch fails, if an output has values that are not finite, or if `take` or `between` fails. An error about an
+    /// invalid sequence names it by its index in `encoded`.
     #[doc(hidden)]
     pub fn each_output<E: From<EngineError>>(
         &mut self,
@@ -130,8 +131,9 @@ impl Session {
     }
 }
 
-/// Splits sequences into batches of up to `max_tokens` tokens, the longest sequences first, so that a batch that needs too much memory
-/// comes early. Returns the indices of the sequences of each batch.
+/// Splits sequences of lengths `lens` into batches of up to `max_tokens` tokens, and returns the indices of the sequences of each batch.
+/// Batches with the longest sequences come first, because they are the most likely to run out of memory, and such an error should come
+/// early. A sequence with more than `max_tokens` tokens is a batch by itself.
 fn batches_of_texts(lens: &[usize], max_tokens: usize) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..lens.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(lens[index]));

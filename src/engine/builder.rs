@@ -49,16 +49,17 @@ struct Loaded {
 /// Properties of a checkpoint that the program depends on.
 #[derive(Default)]
 struct Facts {
-    /// Output heads that config.json ties to another tensor, but for which the checkpoint stores a tensor with other values.
+    /// Names of output heads that config.json ties to another tensor, although the checkpoint stores a separate tensor with different
+    /// values for them.
     own: BTreeSet<String>,
     /// Formats of tensors that keep their published quantized values, by tensor name.
     published: BTreeMap<String, Format>,
     /// Formats of tensors with GPTQ's `desc_act` (columns sorted by quantization group), by tensor name. These tensors keep their published
     /// values if their inputs can be computed in the order of the quantization groups.
     ordered: BTreeMap<String, Format>,
-    /// Whether the checkpoint quantizes only weights.
+    /// Whether the checkpoint quantizes only weights, not the inputs of linear layers.
     keeps_inputs: bool,
-    /// Whether the program has a KV cache in E4M3 whose scales the checkpoint publishes.
+    /// Whether the program has a KV cache in E4M3 and the checkpoint contains scales for it.
     cache_scales: bool,
 }
 
@@ -73,7 +74,7 @@ pub struct LoadTimes {
     pub emit: Duration,
     /// Compiling with NVRTC or reading its cache.
     pub jit: Duration,
-    /// Number of kernels read from the cache.
+    /// Number of kernels read from the disk cache of NVRTC's results.
     pub cached: usize,
     /// Number of kernels compiled by NVRTC.
     pub compiled: usize,
@@ -81,7 +82,7 @@ pub struct LoadTimes {
     pub weights: Duration,
 }
 
-/// Callback that receives the stage, the finished count and the total.
+/// Progress callback. Its arguments are the stage, the number of finished items, and the total number of items (kernels or weights).
 type Progress = Box<dyn Fn(Stage, usize, usize) + Sync>;
 
 /// Builds an [`Engine`].
@@ -165,14 +166,14 @@ impl Builder {
     }
 
     /// Sets the maximum number of tokens of a sequence, up to the number of positions of the model. For a model with separate rotary
-    /// frequencies for long contexts (`longrope`), the default is the original number of positions, and a larger maximum selects these
-    /// frequencies for all sequences.
+    /// frequencies for long contexts (`longrope`), the default is the number of positions before its extension. A larger maximum selects
+    /// the long-context frequencies for all sequences, including short ones.
     pub fn max_context(mut self, tokens: u32) -> Self {
         self.max_context = Some(tokens);
         self
     }
 
-    /// Reads the model's sizes from this `config.json` instead of the checkpoint's.
+    /// Reads the model's sizes from `file` instead of the checkpoint's `config.json`.
     pub fn config(mut self, file: impl Into<PathBuf>) -> Self {
         self.config = Some(file.into());
         self
@@ -184,7 +185,7 @@ impl Builder {
         self
     }
 
-    /// Uses random weights instead of a checkpoint's.
+    /// Uses random weights instead of the weights of a checkpoint.
     pub fn random_weights(mut self, weights: RandomWeights) -> Self {
         self.random = Some(weights);
         self
@@ -221,11 +222,11 @@ impl Builder {
         self
     }
 
-    /// Sets the format that the weights of linear layers are stored in. The default is the storage type. On CUDA, weights of a quantized
-    /// checkpoint keep their published values instead if kernels support their format. CUDA kernels read [`Format::FP8`],
-    /// [`Format::FP8_128`], [`Format::INT8`] and [`Format::INT4`], with activations in f16 or bf16. Except with [`Format::INT4`], they may
-    /// round activations to 8 bits, too. A CPU multiplies in int8 with [`Format::INT8`]. With the other formats, it rounds the weights and
-    /// computes in f32.
+    /// Sets the format that the weights of linear layers are stored in. The default is the storage type ([`Builder::dtype`]), except for a
+    /// quantized checkpoint on CUDA: its weights keep their published values if kernels support their format. CUDA kernels read
+    /// [`Format::FP8`], [`Format::FP8_128`], [`Format::INT8`] and [`Format::INT4`], with activations in f16 or bf16. Except with
+    /// [`Format::INT4`], kernels may round activations to 8 bits, too. On a CPU, [`Format::INT8`] means int8 products. With any other
+    /// format, a CPU rounds the weights to the format and computes in f32.
     pub fn quantize(mut self, format: Format) -> Self {
         self.quantize = Some(format);
         self
@@ -251,9 +252,9 @@ impl Builder {
         self
     }
 
-    /// Corrects the cost model with a file of [`write_timings`](super::write_timings). A file is refused if it is damaged, or if it is from
-    /// another card or for the kernels of another version. If kernels are timed ([`Builder::tune`]), a refused file is ignored with a
-    /// warning. Otherwise, building fails.
+    /// Corrects the cost model with the timings in a file that [`write_timings`](super::write_timings) wrote. A file is invalid if it is
+    /// damaged, was measured on another card, or is for another version of the kernels. If kernels are timed ([`Builder::tune`]), an
+    /// invalid file is ignored with a warning. Otherwise, it is an error of [`Builder::build`].
     pub fn timings(mut self, file: impl Into<PathBuf>) -> Self {
         self.timings = Some(file.into());
         self
@@ -270,8 +271,9 @@ impl Builder {
         self.allocator(AllocatorChoice::Chunk(policy))
     }
 
-    /// Sets whether sequences are packed, or padded to the longest in their batch to measure the gain of packing. Results do not depend on
-    /// this setting. Padding requires that the `fuse_attention` pass is disabled and that no output is a mean over tokens.
+    /// Sets whether sequences are packed or padded to the longest sequence of their batch. Padding only serves to measure the gain of
+    /// packing. Results do not depend on this setting. Padding requires that the `fuse_attention` pass is disabled and that no output is a
+    /// mean over tokens.
     pub fn padding(mut self, padding: Padding) -> Self {
         self.padding = padding;
         self
@@ -330,8 +332,8 @@ impl Builder {
         self.allow_unused_layers(may_be)
     }
 
-    /// Sets whether a checkpoint may have layers that the model does not read, for example because config.json was edited to run only the
-    /// first layers. By default, such layers are an error.
+    /// Sets whether to accept a checkpoint with layers that the model does not read, for example because config.json was edited to run only
+    /// the first layers. By default, unread layers are an error.
     pub fn allow_unused_layers(mut self, may_be: bool) -> Self {
         self.allow_unused_layers = may_be;
         self
@@ -383,7 +385,7 @@ impl Builder {
         facts.cache_scales = self.has_cache_scales(&loaded.artifact.program, &*source);
         let keeps = !(facts.published.is_empty() && facts.ordered.is_empty());
         let is_changed = keeps || facts.cache_scales;
-        // The program that is compiled here is the one that runs, so only this compilation is tuned.
+        // This is the last compilation: its program is the one that runs, so only this call times kernels.
         if is_changed || self.is_tuned() {
             loaded = self.artifact(&device, folder.as_ref(), &facts, true, &mut times)?;
         }
@@ -453,8 +455,8 @@ impl Builder {
         })
     }
 
-    /// Compiles the program, or reads it and its kernels from an artifact file. `is_last` is whether `facts` are complete. Only then is the
-    /// program tuned, if requested.
+    /// Compiles the program, or reads it and its kernels from an artifact file. `is_last` says that `facts` are complete. If tuning was
+    /// requested, the program is tuned only in that case.
     fn artifact(
         &self,
         device: &DeviceName,

@@ -24,7 +24,7 @@ use crate::{
 pub struct CompileOptions {
     /// Outputs to compute; `None` selects the description's defaults.
     pub outputs: Option<Vec<String>>,
-    /// Additional values to return by name: outputs of the description, or values that survive fusion.
+    /// Names of additional values to return: outputs of the description, or intermediate values that were not fused away.
     pub intermediates: Vec<String>,
     /// Names of disabled passes.
     pub without: BTreeSet<String>,
@@ -44,12 +44,12 @@ pub struct CompileOptions {
     pub keeps_inputs: bool,
     /// Format of the KV cache; `None` for the storage type.
     pub kv_cache: Option<Format>,
-    /// Whether the checkpoint publishes scales for a KV cache in E4M3, which the program then reads.
+    /// Whether the checkpoint contains scales for a KV cache in E4M3. If it does, the program reads them.
     pub cache_scales: bool,
     /// Measured kernel times, which correct the cost model.
     pub timings: Option<Timings>,
     pub padding: Padding,
-    /// Kernels for fused attention.
+    /// Choice of the kernels for fused attention.
     pub attention: AttentionChoice,
     /// The card to compile for.
     pub machine: Machine,
@@ -57,8 +57,8 @@ pub struct CompileOptions {
     pub invariant: bool,
     /// Whether every operator has its own launch.
     pub no_fused_launches: bool,
-    /// Whether sequences continue in later batches: the values of `cache` nodes are then kept in a KV cache. Otherwise a batch contains
-    /// whole sequences.
+    /// Whether a sequence may continue in later batches. If so, the values of `cache` nodes are kept in a KV cache. Otherwise, a batch
+    /// contains whole sequences.
     pub cached: bool,
 }
 
@@ -116,8 +116,9 @@ pub struct Compiled {
 }
 
 impl Compiled {
-    /// Returns kernels that may be as fast as the selected ones for batches of `tokens` tokens although their estimates are higher. `more`
-    /// limits the difference, as described for [`SelectionInput::alternatives`](crate::select::SelectionInput::alternatives).
+    /// Returns kernels that were not selected for batches of `tokens` tokens, but whose estimated times are close to those of the selected
+    /// kernels. `more` limits the difference, as described for
+    /// [`SelectionInput::alternatives`](crate::select::SelectionInput::alternatives).
     pub fn alternatives(&self, tokens: u64, more: f64) -> Result<Vec<Alternative>, EngineError> {
         let options = self.options.lowering();
         Ok(program::alternatives(&self.graph, &options, tokens, more)?)
@@ -129,7 +130,7 @@ impl Compiled {
         Ok(program::explain(&self.graph, &options, batch)?)
     }
 
-    /// Lowers the graph again with these timings.
+    /// Lowers the graph again with `timings`.
     pub fn program_with(&self, timings: &Timings) -> Result<Program, EngineError> {
         let options = LowerOptions {
             timings: Some(timings),
@@ -169,7 +170,7 @@ impl Compiled {
         Ok(())
     }
 
-    /// Returns the same model, lowered again with these timings.
+    /// Lowers the graph again with `timings`, and replaces the program.
     pub fn with_timings(mut self, timings: Option<Timings>) -> Result<Self, EngineError> {
         self.options.timings = timings;
         self.program = program::lower(&self.graph, &self.options.lowering())?;
@@ -227,8 +228,8 @@ pub fn compile(
         },
         cache: options.kv_cache.filter(|_| options.cached),
         cache_scales: options.cache_scales,
-        // Rounding inputs to E4M3 makes products faster, except in programs with a KV cache. Their decode steps multiply few rows of
-        // activations, so that most of the time is spent reading the weights.
+        // Rounding inputs to E4M3 makes products faster, except in programs with a KV cache. Decode steps multiply few rows of activations,
+        // so most of their time is spent reading the weights.
         fp8_inputs: options.dtype.has_mma()
             && options.machine.has_e4m3_products()
             && !options.cached,
@@ -298,7 +299,7 @@ fn chosen_outputs<'a>(
     let mut outputs: Vec<&str> = match &options.outputs {
         Some(outputs) => outputs.iter().map(String::as_str).collect(),
         None if !further.is_empty() => Vec::new(),
-        // The graph then has the default outputs. None of the intermediates is an output, but the graph must contain them.
+        // The graph has the default outputs. The intermediates are not outputs of the description, but values within this graph.
         None => return None,
     };
     for name in further {
@@ -309,7 +310,7 @@ fn chosen_outputs<'a>(
     Some(outputs)
 }
 
-/// Returns the CUDA source of each kernel, in order.
+/// Returns the CUDA source of each kernel, in the order of `kernels`.
 pub fn emit(kernels: &[KernelSpec]) -> Result<Vec<Source>, EngineError> {
     let codegen = Codegen::shared()?;
     Ok(kernels

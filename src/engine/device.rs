@@ -1,4 +1,4 @@
-//! Choice of the device, and the basis on which its kernels are chosen.
+//! Choice of the device, and a record of the cost model and timings by which its kernels were chosen.
 
 use std::{fmt, str::FromStr};
 
@@ -56,8 +56,8 @@ impl fmt::Display for DeviceName {
 }
 
 impl DeviceName {
-    /// Returns the card that programs for this device are lowered for, and whether its description is that of the device itself. Programs
-    /// for a CPU are lowered for the default card.
+    /// Returns the card that programs for this device are lowered for, and whether the device has a card description or uses the one of the
+    /// nearest card. Programs for a CPU are lowered for the default card.
     ///
     /// # Errors
     /// Returns an error if no kernel supports the card.
@@ -69,12 +69,12 @@ impl DeviceName {
     }
 }
 
-/// The basis on which an engine's kernels were chosen.
+/// The cost model and timings by which an engine's kernels were chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChosenBy {
     /// Name of the card's description.
     pub card: String,
-    /// Source of the cost model; `None` for an artifact, which was compiled elsewhere.
+    /// Source of the cost model's constants; `None` for an artifact, which does not store it.
     pub fit: Option<Fit>,
     pub served: Served,
     /// Number of timings that corrected the cost model.
@@ -108,7 +108,7 @@ impl fmt::Display for ChosenBy {
 impl DeviceChoice {
     /// Returns the device that this choice selects on this machine.
     pub fn resolve(self) -> Result<DeviceName, EngineError> {
-        // Loading for a CUDA device uses the CPU threads, too.
+        // Threads are also started for a CUDA device, because loading weights uses them.
         let n_threads = Threads::usual()?.count();
         let cpu = || DeviceName::Cpu { n_threads };
         match self {

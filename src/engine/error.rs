@@ -55,7 +55,7 @@ pub enum EngineError {
         "`{model}` {}",
         match (known.is_empty(), is_named) {
             (true, _) => "has no GGUF files; leave the name after the `:` out".to_owned(),
-            (false, true) => format!("is the name of no GGUF file, or of several; expected one of {}, or its quantization, after the `:`", shown_names(known)),
+            (false, true) => format!("matches no GGUF file, or several; expected one of {}, or its quantization, after the `:`", shown_names(known)),
             (false, false) => format!("has several GGUF files; choose one by `{model}:NAME`, where NAME is one of {}, or its quantization, such as Q8_0", shown_names(known)),
         }
     )]
@@ -65,12 +65,12 @@ pub enum EngineError {
         known: Vec<String>,
     },
     #[error(
-        "`{model}` is a model with weights of its own; leave the folder of weights out, or give the description that belongs to it"
+        "`{model}` is a model that includes its weights; omit the folder of weights, or give the description of the model instead"
     )]
     TwoModels { model: String },
     #[cfg(feature = "hub")]
     #[error(
-        "there is no folder `{model}`; expected a folder of weights, which a model on the Hugging Face hub is not"
+        "there is no folder `{model}`; expected the path of a checkpoint folder, not the name of a model on the Hugging Face hub"
     )]
     FolderOnHub { model: String },
     #[error("`{file}` cannot be read")]
@@ -205,7 +205,7 @@ pub enum EngineError {
     ArtifactFolder {
         file: PathBuf,
         folder: PathBuf,
-        /// Differences of sizes and modules, in words.
+        /// Description of the differences of sizes and modules.
         differences: String,
     },
     #[error(
@@ -216,7 +216,7 @@ pub enum EngineError {
         setting: &'static str,
     },
     #[error(
-        "`{folder}` describes the output `{computed}`, and not how a text becomes `{asked}`; expected the output `{computed}`"
+        "`{folder}` specifies the output `{computed}`, not `{asked}`; request the output `{computed}`"
     )]
     OtherOutput {
         folder: String,
@@ -305,7 +305,7 @@ pub enum EngineError {
     )]
     OneDevice { folder: PathBuf },
     #[error(
-        "`{}` generates text, and a default prompt is put before texts that are embedded or scored; leave it out for this model",
+        "`{}` generates text, but default prompts are only for models that embed or score; omit the default prompt for this model",
         folder.display()
     )]
     DefaultPrompt { folder: PathBuf },
@@ -314,12 +314,10 @@ pub enum EngineError {
     )]
     Threads { problem: String },
     #[error(
-        "the weights of linear layers are to be stored in {format}, and the storage type is another; give one of the two, or a format of 8 or 4 bits with f16 or bf16 on CUDA"
+        "the weights of linear layers cannot be stored in {format} with another storage type; give only one of the two, or a format of 8 or 4 bits with f16 or bf16 on CUDA"
     )]
     TwoFormats { format: Format },
-    #[error(
-        "{format} has no scales, so that no weight is stored in it alone; quantize to fp8, which is E4M3 with scales"
-    )]
+    #[error("weights in {format} need scales; quantize to fp8, which is E4M3 with scales")]
     WithoutScales { format: Format },
     #[error(
         "a KV cache in {format} is not supported with activations in {dtype}; the cache is in {dtype} or in e4m3"
@@ -337,7 +335,7 @@ pub enum EngineError {
         "{option} applies only to a CPU, and the engine is for {device}; omit it, or select the device `cpu`"
     )]
     CpuOnly {
-        /// The option, in words.
+        /// Description of the option.
         option: &'static str,
         device: String,
     },
@@ -352,7 +350,7 @@ pub enum EngineError {
         output: String,
         n_bad: usize,
         n_values: usize,
-        /// Position of the first bad value, in words.
+        /// Description of the position of the first bad value.
         first: String,
     },
     #[error("the thread that runs batches ended with a panic, printed above; create a new session")]
@@ -415,7 +413,7 @@ pub enum EngineError {
     PaddedOutputs,
 }
 
-/// Lists the first names.
+/// Lists up to 20 names, and the number of omitted names.
 #[cfg(feature = "hub")]
 fn shown_names(names: &[String]) -> String {
     const SHOWN: usize = 20;
@@ -427,7 +425,7 @@ fn shown_names(names: &[String]) -> String {
 }
 
 impl EngineError {
-    /// Whether a batch failed because memory ran out. A smaller batch may run.
+    /// Returns whether a batch failed because memory ran out. A smaller batch may succeed.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(
             self,
@@ -435,7 +433,7 @@ impl EngineError {
         )
     }
 
-    /// Replaces the index of the sequence that an error of a batch names. Other errors are returned unchanged.
+    /// If this error names a sequence of a batch, replaces the sequence's index `i` by `index(i)`. Other errors are returned unchanged.
     pub(crate) fn of_sequence(self, index: impl FnOnce(usize) -> usize) -> Self {
         match self {
             Self::Batch(error) => Self::Batch(error.of_sequence(index)),
@@ -443,8 +441,8 @@ impl EngineError {
         }
     }
 
-    /// Whether the process can no longer run anything on the device of the batch: CUDA returns the same error for every later
-    /// call, or the thread of the pipeline has ended and takes no more batches.
+    /// Returns whether the process can no longer run anything on the device: CUDA returns the same error for every later call, or the
+    /// thread that runs batches has ended.
     pub fn is_device_lost(&self) -> bool {
         match self {
             Self::Cuda(error) => error.is_sticky(),

@@ -22,8 +22,9 @@ impl Engine {
         self.generation_model().has_source()
     }
 
-    /// Continues each prompt and returns the results in the order of the prompts. As many prompts run at once as fit in
-    /// a KV cache of the size that [`cache_bytes_at_most`](Self::cache_bytes_at_most) returns. See [`Generator::write_all`].
+    /// Continues each prompt and returns the results in the order of the prompts. The KV cache has the size that
+    /// [`cache_bytes_at_most`](Self::cache_bytes_at_most) returns, and limits how many prompts run concurrently. See
+    /// [`Generator::write_all`].
     ///
     /// # Errors
     /// Returns an error if the options are invalid for every prompt, if memory cannot be allocated, or if an entire
@@ -39,8 +40,9 @@ impl Engine {
             .generate(prompts, options, on_event)?)
     }
 
-    /// Returns the memory that a generator with `cache_bytes` of KV cache needs for prompts of these lengths, if as many run at once as
-    /// fit. The generator is not created. For an engine on a device, memory for requests whose tokens the host selects is not counted.
+    /// Returns the memory that a generator with `cache_bytes` of KV cache needs if it runs prompts of lengths `prompts`, with as many
+    /// concurrent prompts as fit in the cache. Does not create the generator. For an engine on a GPU, memory for requests whose tokens the
+    /// host selects is not counted.
     ///
     /// # Errors
     /// Returns [`GenerateError::NotGenerating`](crate::generate::GenerateError::NotGenerating) if the engine was not
@@ -57,9 +59,9 @@ impl Engine {
             .generator_bytes(prompts, options, cache_bytes)?)
     }
 
-    /// Returns the KV cache size, in bytes, for running prompts of these lengths at once. A request without a limit on new tokens is
-    /// counted with all remaining positions, but with no more than 4,096 new tokens or the number of tokens that fit in 1 GiB, whichever is
-    /// more.
+    /// Returns the KV cache size, in bytes, for running prompts of lengths `prompts` concurrently. If `options` do not limit the new
+    /// tokens, each prompt is assumed to fill the model's remaining positions, up to the larger of 4,096 new tokens and the number of
+    /// tokens that fit in 1 GiB.
     ///
     /// # Errors
     /// Returns [`GenerateError::NotGenerating`](crate::generate::GenerateError::NotGenerating) if the engine was not
@@ -74,8 +76,8 @@ impl Engine {
             .cache_bytes_needed(prompts, options)?)
     }
 
-    /// Returns a KV cache size, in bytes, for prompts of these lengths. Only as many of the longest prompts are counted as the device or
-    /// CPU runs concurrently. The size is at most half of the free memory on a device, and at most 4 GiB on a CPU if the options do not
+    /// Returns a KV cache size, in bytes, for prompts of lengths `prompts`. It has room for the longest prompts, up to the number that the
+    /// GPU or CPU runs concurrently. It is at most half of the free memory of a GPU. On a CPU, it is at most 4 GiB if `options` do not
     /// limit the new tokens. It is never less than the longest prompt needs alone.
     ///
     /// # Errors
@@ -90,10 +92,10 @@ impl Engine {
             .cache_bytes_at_most(prompts, options)?)
     }
 
-    /// Returns the default KV cache size, in bytes, for unknown requests. A sequence is counted with the model's max length, but with at
-    /// most 4,096 positions. On a CPU, the cache has room for eight sequences. On a device, it has room for the max number of concurrent
-    /// sequences if this takes at most half of the free memory. Otherwise it takes half of the free memory, or the memory of eight
-    /// sequences if that is more.
+    /// Returns the default KV cache size, in bytes, for requests that are not known in advance. Each sequence is assumed to have the
+    /// model's max length, or 4,096 positions if that is less. On a CPU, the cache has room for eight sequences. On a GPU, it has room for
+    /// the max number of concurrent sequences if they need at most half of the free memory. Otherwise it takes half of the free memory, or
+    /// the memory of eight sequences if that is more.
     ///
     /// # Errors
     /// Returns the errors of [`cache_bytes_needed`](Self::cache_bytes_needed) and errors of the device.

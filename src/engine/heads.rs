@@ -16,7 +16,7 @@ pub(super) const BATCH_TOKENS: usize = 16_384;
 const MASK_BATCH_TOKENS: usize = 1024;
 
 impl Engine {
-    /// Returns the scores of all labels for each text, best first, like the pipeline `text-classification` of the library transformers.
+    /// Returns the scores of all labels for each text, best first, like the `text-classification` pipeline of Hugging Face transformers.
     ///
     /// # Errors
     /// Returns an error if the engine has no checkpoint folder or no output `sequence_logits`, if config.json has an unsupported
@@ -42,7 +42,7 @@ impl Engine {
         scored.collect()
     }
 
-    /// Labels the tokens of texts, or finds entities in them, like the pipeline `token-classification` of the library transformers. The
+    /// Labels the tokens of texts, or finds entities in them, like the `token-classification` pipeline of Hugging Face transformers. The
     /// engine must have the output `token_logits`. A text that is too long is truncated.
     ///
     /// # Errors
@@ -69,12 +69,12 @@ impl Engine {
         done.collect()
     }
 
-    /// Returns the most probable tokens for each mask of each text, like the pipeline `fill-mask` of the library transformers. The engine
+    /// Returns the most probable tokens for each mask of each text, like the `fill-mask` pipeline of Hugging Face transformers. The engine
     /// must have the output `mlm_logits`.
     ///
     /// # Errors
-    /// Returns an error if the engine has no checkpoint folder or no output `mlm_logits`, if a text has no mask, if a target has no token,
-    /// if the tokenizer refuses a text, or if a batch fails.
+    /// Returns an error if the engine has no checkpoint folder or no output `mlm_logits`, if a text has no mask, if a word in
+    /// `options.targets` has no token, if the tokenizer refuses a text, or if a batch fails.
     pub fn fill_masks<S: AsRef<str>>(
         &self,
         texts: &[S],
@@ -100,7 +100,7 @@ impl Engine {
         done.collect()
     }
 
-    /// Scores labels for a text with a model of natural language inference, like the pipeline `zero-shot-classification` of the library
+    /// Scores labels for a text with a model of natural language inference, like the `zero-shot-classification` pipeline of Hugging Face
     /// transformers.
     ///
     /// # Errors
@@ -125,11 +125,11 @@ impl Engine {
         Ok(job.finish(&rows, options))
     }
 
-    /// Finds answers to a question in a text, best first, like the pipeline `question-answering` of version 4 of the library transformers.
-    /// The engine must have the output `token_logits`, with a start label and an end label.
+    /// Finds answers to a question in a text, best first, like the `question-answering` pipeline of Hugging Face transformers 4. The engine
+    /// must have the output `token_logits`, with a start label and an end label.
     ///
     /// # Errors
-    /// Same as [`classify_tokens`](Self::classify_tokens). Also returns an error if an option is out of range, or if the model does not have
+    /// Returns an error if [`classify_tokens`](Self::classify_tokens) would, if an option is out of range, or if the model does not have
     /// two labels.
     pub fn answer(
         &self,
@@ -152,8 +152,8 @@ impl Engine {
         Ok(job.finish(&rows, options)?)
     }
 
-    /// Runs sequences in batches of similar lengths. Calls `row` with the index of each sequence and its rows of the output, and returns
-    /// the results in order.
+    /// Runs sequences in batches of similar lengths. Calls `row` with the index of each sequence in `inputs` and the values of its rows of
+    /// `output`. Returns the results in the order of `inputs`.
     pub(super) fn head<T>(
         &self,
         inputs: &[&Encoded],

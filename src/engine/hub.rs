@@ -1,5 +1,5 @@
-//! Models of the Hugging Face hub: the files of a model that gemmule reads, and [`fetch`], which downloads them into
-//! the cache.
+//! Downloads of models from the Hugging Face hub: selects the files of a model that gemmule reads, and fetches them into the cache
+//! ([`fetch`]).
 //!
 //! A repository may contain the same model in several frameworks' formats. Only the files that [`Folder`](crate::text::Folder) and the
 //! weights need are downloaded.
@@ -20,7 +20,7 @@ pub use gemmule_hub::{ENDPOINT, Event, Hub, HubError, ModelId, Network, Progress
 const MODULES: &str = "modules.json";
 const ROUTER: &str = "router_config.json";
 
-/// Files next to `modules.json`.
+/// Files to fetch from the folder that has `modules.json`.
 const OF_ROOT: [&str; 4] = [
     MODULES,
     ROUTER,
@@ -28,7 +28,7 @@ const OF_ROOT: [&str; 4] = [
     "1_Pooling/config.json",
 ];
 
-/// Files in the folder of the transformer.
+/// Files to fetch from the folder of the transformer.
 const OF_TRUNK: [&str; 9] = [
     "artifact.metadata",
     "config.json",
@@ -41,7 +41,8 @@ const OF_TRUNK: [&str; 9] = [
     "additional_chat_templates/tool_use.jinja",
 ];
 
-/// Tokenizer files to fetch if there is no `tokenizer.json`. Some cannot be read; they are fetched so that an error can name them.
+/// Tokenizer files to fetch if there is no `tokenizer.json`. gemmule cannot read some of them, but fetches them to name them in an error
+/// message.
 const OTHER_TOKENIZERS: [&str; 8] = [
     "source.spm",
     "target.spm",
@@ -64,7 +65,8 @@ const WEIGHTS: [&str; 4] = [
 /// File names, without extension, of heads whose weights are in separate files.
 const HEADS: [&str; 2] = ["sparse_linear", "colbert_linear"];
 
-/// Extensions of weight files of all frameworks, read or not.
+/// Extensions of weight files, including those that gemmule cannot read. If a model has no readable weights, the error lists its files with
+/// these extensions.
 const ENDINGS: [&str; 9] = [
     ".safetensors",
     ".gguf",
@@ -104,10 +106,10 @@ pub fn fetch(
     fetch_checked(hub, id, files, &|_| Ok(()), progress)
 }
 
-/// Like [`fetch`], for a model that is described by its `model_type`.
+/// Like [`fetch`], but also checks that gemmule has a description for the `model_type` in config.json.
 ///
 /// # Errors
-/// Returns the errors of [`fetch`]. A `model_type` without a description is refused before the weights are downloaded.
+/// Returns the errors of [`fetch`], and an error if the `model_type` has no description. The weights are not downloaded in that case.
 pub(crate) fn fetch_described(
     hub: &Hub,
     id: &ModelId,
@@ -166,7 +168,7 @@ fn fetch_checked(
     }
     let has_weights = trunks(&folder).iter().all(|trunk| {
         let is_there = |name: &str| names.contains(&format!("{trunk}{name}").as_str());
-        // A folder with an adapter is accepted here. It is refused when it is opened, by an error that names the adapter's base model.
+        // A folder with an adapter passes, because opening it returns a better error, which names the adapter's base model.
         WEIGHTS.iter().any(|name| is_there(name)) || is_there("adapter_config.json")
     });
     if files == Files::All && !has_weights {
@@ -180,7 +182,8 @@ fn fetch_checked(
     Ok(folder)
 }
 
-/// Checks the config.json and the quantization of a model. A damaged file is reported later, by the code that reads it.
+/// Checks the config.json and the quantization of a model. A file that cannot be parsed is not an error here, because the code that loads
+/// the model reports it.
 fn check_config(
     names: &[&str],
     folder: &Path,
@@ -190,7 +193,7 @@ fn check_config(
     for trunk in &trunks {
         let has = |name: &str| names.contains(&format!("{trunk}{name}").as_str());
         let folder = folder.join(trunk);
-        // An adapter is refused when its folder is opened, by an error that names its base model.
+        // Opening a folder with an adapter returns an error that names the adapter's base model, so it is not checked here.
         if has("config.json")
             && !has("adapter_config.json")
             && let Some(config) = json(&folder.join("config.json"), Kind::Config)
@@ -248,7 +251,8 @@ fn gguf<'n>(names: &[&'n str], file: Option<&str>) -> Gguf<'n> {
     }
 }
 
-/// Returns the names of the files to fetch. Call it again after fetching: `modules.json` and the index of the weights name further files.
+/// Returns the names of the files to fetch. Must be called again after these are fetched, because `modules.json` and the index of the
+/// weights name further files.
 fn wanted(names: &[&str], folder: &Path, files: Files) -> Vec<String> {
     let has = |name: &str| names.contains(&name);
     if has(MODULES) && !folder.join(MODULES).is_file() {
@@ -310,14 +314,16 @@ fn weights(has: &impl Fn(&str) -> bool, folder: &Path, prefix: &str) -> Vec<Stri
     wanted
 }
 
-/// Returns the folders of the transformer modules, as prefixes of names: one folder, or one for each route of a Router.
+/// Returns the folders of the transformer modules, as prefixes of file names such as `0_Transformer/`: one folder, or one for each route of
+/// a Router.
 fn trunks(folder: &Path) -> BTreeSet<String> {
     let first = |modules: Vec<String>| modules.into_iter().next().unwrap_or_default();
     pipelines(folder).into_iter().map(first).collect()
 }
 
-/// Returns the folders of the modules of each pipeline in `modules.json`, as prefixes of names: one pipeline, or one for each route of a
-/// Router. The transformer is the first folder. A malformed file is ignored here, and [`Folder`](crate::text::Folder) reports it.
+/// Returns the folders of the modules of each pipeline in `modules.json`, as prefixes of file names. There is one pipeline, or one for each
+/// route of a Router. Its first folder is that of the transformer. A malformed file is ignored here, because
+/// [`Folder`](crate::text::Folder) reports it.
 fn pipelines(folder: &Path) -> Vec<Vec<String>> {
     let list = json(&folder.join(MODULES), Kind::Config);
     let list = list.as_ref().and_then(Value::as_array);
@@ -347,7 +353,7 @@ fn pipelines(folder: &Path) -> Vec<Vec<String>> {
     routes.values().map(route).collect()
 }
 
-/// Reads a JSON file. Returns `None` if it is damaged, which is reported by the code that parses it later.
+/// Reads a JSON file. Returns `None` if it cannot be parsed, because the code that loads the model reports that.
 fn json(file: &Path, kind: Kind) -> Option<Value> {
     let text = files::text(file, kind).ok()?;
     serde_json::from_str(&text).ok()
@@ -357,7 +363,8 @@ fn json(file: &Path, kind: Kind) -> Option<Value> {
 mod tests {
     use super::*;
 
-    /// Returns the files to fetch from a model with files `names`. `contents` are the files that are already in the folder.
+    /// Returns the files to fetch from a repository with files `names`. `contents` has the names and texts of files that were already
+    /// fetched.
     fn chosen(names: &[&str], contents: &[(&str, &str)], files: Files) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in contents {

@@ -16,7 +16,9 @@ pub enum KvCacheChoice {
 
 /// Error for a name that is not a KV cache format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no format of a KV cache; expected auto (the type of activations) or fp8 (E4M3)")]
+#[error(
+    "`{0}` is not a format of a KV cache; expected auto (the type of activations) or fp8 (E4M3)"
+)]
 pub struct UnknownKvCacheChoice(String);
 
 impl KvCacheChoice {

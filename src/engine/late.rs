@@ -22,15 +22,15 @@ use crate::{
 const PRODUCTS_PER_SECOND: f64 = 15e9;
 /// Bytes per second that a CPU thread copies to pinned memory on the host of an H200.
 const COPIED_PER_SECOND: f64 = 6e9;
-/// Bytes per second that reach an H200 from pageable host memory if all threads copy.
+/// Max bytes per second that reach an H200 from pageable host memory, with any number of copying threads.
 const MOST_COPIED_PER_SECOND: f64 = 27e9;
 
-/// Scores documents by token vectors in host memory.
+/// Scores documents for a query by their token vectors, which are in host memory.
 #[derive(Clone)]
 pub struct LateScorer {
     model: LoadedModel,
     score: LateScore,
-    /// `None` if the model runs on a CPU, or if it has no token vectors of a width that kernels support.
+    /// Scorer on the model's GPU; `None` if the model runs on a CPU, or if no kernel supports the width of its token vectors.
     device: Option<Arc<HostScorer>>,
 }
 
@@ -38,7 +38,7 @@ impl Engine {
     /// Computes the token vectors of queries or documents with a late-interaction model, one matrix per text. Texts are tokenized as the
     /// checkpoint folder specifies (`ColBERT.encode` of PyLate): a prefix token is inserted, queries are padded, and the vectors of skipped
     /// words are removed from documents. Each vector has length 1. The folder's default prompt is put before each text. For BGE-M3, the
-    /// vectors of a text are its rows of the output `colbert` without the first token's row.
+    /// vectors of a text are the rows of the output `colbert`, without the row of the text's first token.
     ///
     /// # Errors
     /// Returns an error if the engine has no checkpoint folder or lacks the output `colbert`, if the tokenizer refuses a text, or if a
@@ -74,7 +74,7 @@ impl Engine {
         self.late_scorer(score).scores(query, documents)
     }
 
-    /// Returns a scorer of token vectors. All scorers of the engine share memory on the device.
+    /// Returns a scorer for token vectors. All scorers of an engine share buffers in GPU and pinned memory.
     pub fn late_scorer(&self, score: LateScore) -> LateScorer {
         let device = self.host_scorer.get_or_init(|| match &self.model {
             LoadedModel::Cpu(_) => None,
@@ -118,12 +118,13 @@ impl Engine {
         )
     }
 
-    /// Scores documents for a query with a late-interaction model, in batches of up to `max_tokens` tokens. On a CUDA device, each batch is
-    /// scored after its run, and only the scores are copied to the host. On a CPU, [`LateScorer`] scores all vectors. Calls `between` after
-    /// each batch. `session` must be a session of this engine, and `encoder` must be opened from the engine's folder.
+    /// Scores documents for a query with a late-interaction model, in batches of up to `max_tokens` tokens. On a CUDA device, the scores of
+    /// each batch are computed on the device after the batch has run, and only scores are copied to the host. On a CPU, [`LateScorer`]
+    /// computes the scores after all batches have run. Calls `between` after each batch. `session` must be a session of this engine, and
+    /// `encoder` must be opened from the engine's folder.
     ///
     /// # Errors
-    /// Returns an error if a batch fails, if vectors are not finite, and the errors of `between`.
+    /// Returns an error if a batch fails, if vectors are not finite, or if `between` fails.
     #[doc(hidden)]
     pub fn late_scores<E: From<EngineError>>(
         &self,
@@ -175,9 +176,9 @@ impl Engine {
 }
 
 impl LateScorer {
-    /// Scores documents for a query, in f32. The model's GPU computes the scores if copying the vectors to it is estimated to take less
-    /// time than the products on the threads of the CPU, which is the case for a query of many vectors or a CPU with few threads.
-    /// Otherwise, the CPU computes them.
+    /// Scores documents for a query, in f32. The model's GPU computes the scores if copying the documents' vectors to it is estimated to
+    /// take less time than computing the products on the CPU's threads. This is the case if the query has many vectors or the CPU few
+    /// threads. Otherwise, the CPU computes the scores.
     ///
     /// # Errors
     /// Returns an error if the vectors have different widths, if threads cannot be started, or if the device fails.
@@ -254,7 +255,7 @@ impl Session {
         Ok(vectors)
     }
 
-    /// Returns whether [`run_scoring`](Self::run_scoring) can run.
+    /// Returns whether this session can score documents on its device with [`run_scoring`](Self::run_scoring).
     fn scores_on_device(&self) -> bool {
         match &self.backend {
             SessionBackend::Cpu(_) => false,
@@ -262,7 +263,8 @@ impl Session {
         }
     }
 
-    /// Runs a batch of documents, and returns the sum of max products of the query and each document.
+    /// Runs a batch of documents. Returns a sum for each document: over the vectors of `query`, the max dot product with a vector of the
+    /// document.
     ///
     /// # Panics
     /// Panics unless the session [scores on its device](Self::scores_on_device).
@@ -283,7 +285,7 @@ impl Session {
     }
 }
 
-/// Checks that all scores are finite, since NaN in the vectors of a document propagates to its score.
+/// Checks that all scores are finite. This also detects NaN in the vectors of a document, because it propagates to the score.
 fn check_finite(scores: &[f32]) -> Result<(), EngineError> {
     let is_bad = |score: &f32| !score.is_finite();
     match scores.iter().position(is_bad) {

@@ -95,8 +95,7 @@ pub struct Engine {
     /// The checkpoint folder of the weights, if there is one.
     folder: Option<Folder>,
     encoders: texts::Encoders,
-    /// Memory on the device for token vectors of the host; `None` on a CPU, or if the model has no token vectors of a width that kernels
-    /// support.
+    /// Scores token vectors from host memory on the GPU; `None` on a CPU, or if no kernel supports the width of the model's token vectors.
     host_scorer: OnceLock<Option<Arc<HostScorer>>>,
     device: DeviceName,
     limits: Limits,
@@ -114,8 +113,8 @@ impl Engine {
         Builder::new(builder::Start::Named(model.into()))
     }
 
-    /// Starts from a published checkpoint folder, or from a GGUF file of llama.cpp. The shipped description for the `model_type` in
-    /// config.json is used. In a sentence-transformers folder, the modules after the transformer are computed, too. [`Folder`] lists the
+    /// Starts from a published checkpoint folder, or from a GGUF file of llama.cpp. The `model_type` in config.json selects a shipped
+    /// description. For a sentence-transformers folder, the engine also computes the modules after the transformer. [`Folder`] lists the
     /// files that are read.
     pub fn from_checkpoint(folder: impl Into<PathBuf>) -> Builder {
         Builder::new(builder::Start::Checkpoint).checkpoint(folder)
@@ -150,12 +149,12 @@ impl Engine {
         })
     }
 
-    /// Starts from a file written by [`Artifact::write`], which contains its kernels.
+    /// Starts from a file written by [`Artifact::write`]. The file contains the compiled kernels.
     pub fn from_artifact(file: impl Into<PathBuf>) -> Builder {
         Builder::new(builder::Start::Artifact(file.into()))
     }
 
-    /// Starts from an opened model file.
+    /// Starts from a description or artifact that was opened with [`ModelFile::open`].
     pub fn from_model(model: ModelFile) -> Builder {
         Builder::new(builder::Start::Opened(model))
     }
@@ -165,7 +164,7 @@ impl Engine {
         self.session_with(&self.allocator)
     }
 
-    /// Creates a session with its own choice of memory planner.
+    /// Creates a session that uses `allocator` instead of the engine's memory planner.
     ///
     /// # Errors
     /// Returns an error if the engine generates tokens, if the chunk policy is invalid, or if the device cannot create a stream.
@@ -173,7 +172,7 @@ impl Engine {
         self.session_of(allocator, self.graphs)
     }
 
-    /// Creates a session with its own choice of CUDA graphs to replay.
+    /// Creates a session that uses `graphs` instead of the engine's choice of launches to replay as CUDA graphs.
     ///
     /// # Errors
     /// Returns an error if the engine generates tokens, or if the device cannot create a stream.
@@ -207,18 +206,19 @@ impl Engine {
         })
     }
 
-    /// Bytes of the weights, which all sessions share. On a CPU, this counts packed weights, and also the unpacked weights that steps other
-    /// than linear layers read.
+    /// Returns the bytes of the weights, which all sessions share. On a CPU, this includes the weights packed for linear layers, and the
+    /// unpacked weights that other steps read.
     pub fn weight_bytes(&self) -> u64 {
         self.model.weight_bytes()
     }
 
-    /// Bytes of intermediate tensors that a new session needs for a batch, computed without running it. [`Engine::weight_bytes`] are not
-    /// included; all sessions share them. Neither number includes the scratch memory of a running CPU step: per thread up to 960 queries
-    /// and 128 keys of one head (0.6 MiB for heads of 64), and in bf16 or int8 the rounded activations of up to 4,096 rows of one layer.
+    /// Returns the bytes of intermediate tensors that a new session needs for a batch, computed without running it. Weights
+    /// ([`Engine::weight_bytes`]) are not included, because all sessions share them. The scratch memory of a running CPU step is not
+    /// included, either: per thread up to 960 queries and 128 keys of one head (0.6 MiB for heads of 64), and in bf16 or int8 the rounded
+    /// activations of up to 4,096 rows of one layer.
     ///
     /// # Errors
-    /// Returns an error if the batch exceeds the declared maximum, if any.
+    /// Returns an error if the batch exceeds the declared maximum of [`AllocatorChoice`], if it has one.
     pub fn bytes_needed(&self, batch: &Batch) -> Result<u64, EngineError> {
         Ok(self.footprint(batch)?.chunks)
     }
@@ -311,7 +311,7 @@ impl Engine {
     /// Checks that sessions of this engine accept a sequence, without running it.
     ///
     /// # Errors
-    /// Returns the error of a batch of the sequence alone.
+    /// Returns the error of running a batch that contains only `sequence`.
     pub fn check(&self, sequence: &Encoded) -> Result<(), BatchError> {
         let batch = Encoded::batch(std::iter::once(sequence))?;
         session::checked(&batch, &self.limits, self.program()).map(drop)
@@ -322,7 +322,7 @@ impl Engine {
         self.limits
     }
 
-    /// Returns the basis on which kernels were chosen; `None` on the CPU, which has one implementation of each step.
+    /// Returns the cost model and timings by which kernels were chosen; `None` on the CPU, which has only one implementation of each step.
     pub fn chosen_by(&self) -> Option<&ChosenBy> {
         match self.device() {
             DeviceName::Cpu { .. } => None,

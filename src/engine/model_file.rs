@@ -8,7 +8,8 @@ use crate::{
     model::Description,
 };
 
-/// A model opened by name or path. The file is read once, so it may be a pipe. Its first bytes determine its kind.
+/// A model opened by name or path. The file is read only once, so it may be a pipe. The first bytes of the file determine whether it is a
+/// description or an artifact.
 #[derive(Clone, Debug)]
 pub enum ModelFile {
     Description(Box<Description>),

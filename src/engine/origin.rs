@@ -13,21 +13,22 @@ use crate::{
     text::limit_context,
 };
 
-/// The description that a program was compiled from, and a digest of the graph that it has with the sizes and modules of a checkpoint
-/// folder. A folder fits the program if the description has the same graph with the sizes and modules of that folder.
+/// The description that a program was compiled from, and a digest of the graph that was built from the description and the sizes and
+/// modules of a checkpoint folder. Another folder fits the program if its sizes and modules give a graph with the same digest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Origin {
     /// File name of the description.
     name: String,
     /// Text of the description.
     source: String,
-    /// Tied head tensors that have values of their own.
+    /// Names of output heads that config.json ties to another tensor, although the checkpoint stores a separate tensor with different
+    /// values for them.
     own: BTreeSet<String>,
     outputs: Vec<String>,
     max_context: Option<u32>,
     /// Sizes that the description reads from config.json.
     sizes: BTreeMap<String, u64>,
-    /// The modules after the transformer, in words.
+    /// Descriptions of the modules after the transformer, for error messages.
     modules: Vec<String>,
     digest: [u8; 32],
 }
@@ -55,10 +56,10 @@ impl Origin {
         }
     }
 
-    /// Checks that the model has the same graph with another config.json and other modules.
+    /// Checks that `config` and `modules` give the graph that the program was compiled from.
     ///
     /// # Errors
-    /// Returns the differences, in words.
+    /// Returns a description of the differences if the graphs differ.
     pub(super) fn check(&self, mut config: Value, modules: &[Module]) -> Result<(), String> {
         limit_context(&mut config, self.max_context);
         let description = Description::parse(&self.name, &self.source);
@@ -107,8 +108,8 @@ fn in_words(modules: &[Module]) -> Vec<String> {
     modules.iter().map(Module::to_string).collect()
 }
 
-/// Returns a digest of a model: its operators with their shapes and operands, the names of its weights and outputs, and its limits. It does
-/// not depend on the names of other values.
+/// Returns a digest of a model: its operators with their shapes and operands, the names of its weights and outputs, and its limits. The
+/// names of other values are not included.
 fn digest(model: &Model) -> [u8; 32] {
     let graph = &model.graph;
     let order = graph.topological();

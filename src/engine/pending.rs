@@ -7,7 +7,7 @@ use crate::runtime::cuda::CudaTicket;
 #[derive(Debug)]
 pub struct Pending(Where);
 
-/// State of a batch.
+/// Current state of a submitted batch.
 #[derive(Debug)]
 enum Where {
     Done(Box<Outputs>),

@@ -1,4 +1,4 @@
-//! Batches in flight: the next batch is enqueued while one runs.
+//! Pipelined execution: the next batch is enqueued while the current one runs.
 
 use std::{
     sync::mpsc::{SyncSender, sync_channel},
@@ -11,9 +11,9 @@ use crate::Batch;
 /// Capacity of the queue of batches that the pipeline's thread has not yet received.
 const QUEUE: usize = 1;
 
-/// Runs batches on a separate thread, in order of submission. While one batch runs, the next one waits on the CUDA stream or in the queue
-/// of the CPU thread, so the executor is never idle between batches. Further calls of [`submit`](Self::submit) block until the queue has
-/// room. The pipeline continues even if the caller takes no results.
+/// Runs batches on a separate thread, in order of submission. While one batch runs, the next one is already enqueued on the CUDA stream, or
+/// for the thread if the model runs on a CPU, so the executor is not idle between batches. Further calls of [`submit`](Self::submit) block
+/// until the queue has room. Batches run even if the caller does not wait for their results.
 pub struct Pipeline {
     /// `None` after shutdown has begun.
     batches: Option<SyncSender<Job>>,

@@ -28,8 +28,8 @@ pub(crate) enum SessionBackend {
 }
 
 impl Session {
-    /// Runs a batch and returns the outputs that the engine was built for. If the model has an end-of-sequence token
-    /// ([`Limits::end`]), tokens after its first occurrence are padding and are left out.
+    /// Runs a batch and returns the outputs that the engine was built for. If the model has an end-of-sequence token ([`Limits::end`]),
+    /// tokens of a sequence after the first such token are padding and are left out.
     ///
     /// # Errors
     /// Returns the errors of [`submit`](Self::submit) and [`Pending::wait`].
@@ -41,8 +41,8 @@ impl Session {
     /// device is never idle between batches. On a CPU, and in an engine that keeps padding, the batch has run when this returns.
     ///
     /// # Errors
-    /// Returns an error if the batch exceeds the model's limits, if a sequence has tokens after its end and an output has values for each
-    /// token or each pair of tokens, or if memory cannot be allocated. Returns
+    /// Returns an error if the batch exceeds the model's limits, or if memory cannot be allocated. Tokens after a sequence's
+    /// end-of-sequence token are an error if an output has values for each token or each pair of tokens. Returns
     /// [`CudaError::InFlight`](crate::runtime::cuda::CudaError::InFlight) if two submitted batches were neither waited for nor dropped.
     ///
     /// ```no_run
@@ -80,8 +80,8 @@ impl Session {
         Ok(Pending::done(Outputs { outputs, lens }))
     }
 
-    /// Runs a batch and leaves its outputs in the memory of the device that computed them: on a CUDA device in the storage type of
-    /// the model, and on the CPU in f32. The values are complete when this returns. They are not checked for NaN values.
+    /// Runs a batch and leaves its outputs in the memory of the device that computed them: on a CUDA device in the storage type of the
+    /// model, and on the CPU in f32. The device has finished the batch when this method returns. The values are not checked for NaN.
     ///
     /// # Errors
     /// Returns the errors of [`submit`](Self::submit), driver errors, and an error if the engine keeps padding
@@ -101,20 +101,22 @@ impl Session {
         }
     }
 
-    /// Does the same as [`checked`].
+    /// Calls [`checked`] with the limits and the program of this session.
     pub(super) fn checked<'b>(&self, batch: &'b Batch) -> Result<Cow<'b, Batch>, BatchError> {
         checked(batch, &self.limits, self.program())
     }
 
-    /// Waits for the first submitted batch if the session cannot accept another. The results are kept for the [`Pending`] of that batch.
+    /// If the session cannot accept another batch, waits for the first submitted batch. The results of that batch are kept for its
+    /// [`Pending`].
     pub(crate) fn make_place(&mut self) {
         if let SessionBackend::Cuda(session) = &mut self.backend {
             session.make_place();
         }
     }
 
-    /// Reserves memory on a CUDA device for batches of up to these extents. Otherwise, a batch that needs more memory waits until the batch
-    /// in flight has ended, because memory is allocated only then. Does nothing on a CPU, which allocates memory when it is needed.
+    /// Reserves memory on a CUDA device for batches of up to `extents`. Without a reservation, a batch that needs more memory than the
+    /// session has waits until the batch in flight has ended, because memory is only allocated when no batch is in flight. Does nothing on
+    /// a CPU, where memory is allocated when it is needed.
     ///
     /// # Errors
     /// Returns an error if memory cannot be allocated, or if the extents exceed the declared maximum.
@@ -144,7 +146,8 @@ impl Session {
         }
     }
 
-    /// Times `runs` runs of a batch in milliseconds, with CUDA events on a device and with the clock on the CPU.
+    /// Runs a batch `warm_up + runs` times, and returns the milliseconds of each of the last `runs` runs. Times are measured with CUDA
+    /// events on a GPU, and with the system clock on the CPU.
     pub fn time(
         &mut self,
         batch: &Batch,
@@ -176,7 +179,7 @@ impl Session {
         }
     }
 
-    /// Returns the bytes that the session and its model hold.
+    /// Returns the number of bytes of memory that the session and its model hold.
     pub fn memory(&self) -> MemoryUse {
         match &self.backend {
             SessionBackend::Cpu(session) => session.memory(),
@@ -192,7 +195,7 @@ impl Session {
         }
     }
 
-    /// Returns the cost of memory management in the last run; zeros before the first.
+    /// Returns the cost of memory management in the last run; zeros before the first run.
     pub fn memory_work(&self) -> MemoryWork {
         match &self.backend {
             SessionBackend::Cpu(session) => session.memory_work(),

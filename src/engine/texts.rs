@@ -34,13 +34,13 @@ impl Engine {
     }
 
     /// Embeds the chunks of a text with late chunking: all chunks are computed as one sequence, so that their tokens attend to each other.
-    /// The vector of a chunk is the mean of the states of its tokens, truncated and normalized as the folder specifies.
-    /// [`TextEncoder::encode_chunks`] describes the tokens, which follow the folder's default prompt. The engine must have the output
+    /// The vector of a chunk is the mean of the states of its tokens, truncated and normalized as the folder specifies. The folder's
+    /// default prompt is put before the first chunk; [`TextEncoder::encode_chunks`] describes the tokens. The engine must have the output
     /// `last_hidden_state`.
     ///
     /// # Errors
-    /// Returns the errors of [`TextEncoder::encode_chunks`], an error if the engine has no checkpoint folder or no output
-    /// `last_hidden_state`, an error if the folder specifies another pooling than the mean of all tokens, and an error if the batch fails.
+    /// Returns the errors of [`TextEncoder::encode_chunks`]. Also returns an error if the engine has no checkpoint folder or no output
+    /// `last_hidden_state`, if the folder's pooling is not the mean of all tokens, or if the batch fails.
     pub fn embed_chunks<S: AsRef<str>>(&self, chunks: &[S]) -> Result<Vec<Vec<f32>>, EngineError> {
         let encoder = self.text_encoder()?;
         let pooling = encoder.folder().chunk_pooling()?;
@@ -84,12 +84,12 @@ impl Engine {
         })
     }
 
-    /// Generates text after a prompt, with the options of the folder's generation_config.json. Returns only the new text. The
-    /// engine must be built with [`Builder::generating`](super::Builder::generating).
+    /// Continues `prompt`, or translates it with a translation model, with the options of the folder's generation_config.json. Returns only
+    /// the new text. The engine must be built with [`Builder::generating`](super::Builder::generating).
     ///
     /// # Errors
-    /// Returns an error if the engine has no checkpoint folder, if its options are unsupported, if the tokenizer
-    /// refuses the prompt, if the prompt does not fit, or if a step fails.
+    /// Returns an error if the engine has no checkpoint folder, if generation_config.json has unsupported options, if the tokenizer refuses
+    /// the prompt, if the prompt exceeds the model's max length or the KV cache, or if a step fails.
     pub fn generate_text(&self, prompt: &str) -> Result<String, EngineError> {
         let encoder = self.encoder(&self.encoders.prompts, TextEncoder::for_prompts)?;
         let prompts = encoder.prompts(&[prompt])?;
@@ -110,8 +110,8 @@ impl Engine {
         Ok(text.text)
     }
 
-    /// Runs inputs in batches of similar lengths. For each input, calls `row` with the outputs of its batch and its index in the batch.
-    /// Returns the results in the order of the inputs.
+    /// Runs inputs in batches of similar lengths. For each input, calls `row` with the outputs of the input's batch and the input's index
+    /// in that batch. Returns the results in the order of `inputs`.
     fn rows<'a, T>(
         &self,
         inputs: impl Iterator<Item = Input<'a>>,
@@ -124,7 +124,7 @@ impl Engine {
         self.in_order(&encoded, BATCH_TOKENS, |outputs, at, _| row(outputs, at))
     }
 
-    /// Returns the tokenizer of texts.
+    /// Returns the tokenizer for texts that the model embeds or scores. The first call loads it.
     pub(super) fn text_encoder(&self) -> Result<&TextEncoder, EngineError> {
         self.encoder(&self.encoders.texts, TextEncoder::of)
     }

@@ -1,7 +1,7 @@
 //! Files of kernel times measured on a card.
 //!
-//! A file is RON, which people can read and compare. It contains only times, not the choices made from them. A file can therefore not make
-//! gemmule use a kernel that it would not generate itself.
+//! A file is RON, which people can read and compare. It contains only times, not the names of kernels to use. A file can therefore not make
+//! gemmule run a kernel that it would not generate itself.
 
 mod store;
 
@@ -55,8 +55,8 @@ impl TimedOn {
         }
     }
 
-    /// Returns the description of the timed card, with the number of SMs of the timed device; `None` if the card has no description of its
-    /// own.
+    /// Returns the description of the timed card, with the number of SMs of the timed device; `None` if no file in `machines/` describes
+    /// the card.
     ///
     /// # Errors
     /// Returns the errors of [`Machine::all`].
@@ -68,8 +68,8 @@ impl TimedOn {
         Ok(found.map(|machine| machine.with_sms(self.sms)))
     }
 
-    /// Whether the timings apply to a card's description. If the timed card has no description, its timings apply to the description of
-    /// every card with the same compute capability.
+    /// Returns whether the timings apply to `machine`. If the timed card has no description, its timings apply to every card with the same
+    /// compute capability.
     fn serves(&self, machine: &Machine) -> Result<bool, MachineError> {
         let own = self.machine()?;
         Ok(self.capability == machine.capability
@@ -240,7 +240,7 @@ pub(super) fn check_on(found: &TimedOn, expected: &TimedOn) -> Result<(), Timing
     }
 }
 
-/// Checks that a name fits on a line of a message.
+/// Checks that a name from a file can be shown in an error message: it is short and has no control characters.
 fn check_name(what: &'static str, name: &str) -> Result<(), TimingsError> {
     match name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
         false => Ok(()),

@@ -1,5 +1,5 @@
-//! The tuner: measures kernels that may be as fast as the selected ones, one at a time, as part of a whole run. The change of the run's
-//! time corrects the cost model.
+//! The tuner: tries kernels whose estimates are close to those of the selected kernels. Each of these kernels replaces the selected kernel
+//! in a whole run, and the change of the run's time corrects the cost model.
 //!
 //! A kernel timed in isolation says little about its share of a run, since kernels overlap (programmatic dependent launch) and the card may
 //! be at its power limit. Whole runs with random weights are therefore timed, alternately with and without the kernel.
@@ -31,7 +31,7 @@ use trial::Trials;
 /// Whether and how thoroughly kernels are timed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TuneMode {
-    /// No timing: the cost model decides, corrected by given timings.
+    /// Kernels are not timed. The cost model selects them, corrected by a file of timings if one is given.
     #[default]
     Off,
     /// One batch size (in tokens) per octave; takes seconds.
@@ -90,7 +90,7 @@ impl FromStr for TuneMode {
     }
 }
 
-/// Callback that receives the stage, the finished count and the total.
+/// Progress callback. Its arguments are the stage, the number of finished items, and the total number of items.
 type Progress<'a> = &'a (dyn Fn(Stage, usize, usize) + Sync);
 
 /// Times kernels on one device.
@@ -104,7 +104,7 @@ pub struct Tuner<'a> {
     progress: Progress<'a>,
 }
 
-/// Default time limit.
+/// Default time limit of [`Tuner::time`].
 const WITHIN: Duration = Duration::from_secs(120);
 /// Maximum length of a sequence in a batch.
 const LONGEST: u64 = 512;
@@ -136,7 +136,7 @@ impl<'a> Tuner<'a> {
         self
     }
 
-    /// Sets the time limit. The cost model decides for batch sizes that are not timed within it.
+    /// Sets the time limit of [`Tuner::time`]. For batch sizes that are not reached within the limit, the cost model remains uncorrected.
     pub fn within(mut self, time: Option<Duration>) -> Self {
         self.within = time.unwrap_or(WITHIN);
         self
@@ -148,7 +148,7 @@ impl<'a> Tuner<'a> {
         self
     }
 
-    /// Returns the card and the compiler of the timings.
+    /// Returns the card and the compiler that this tuner measures timings with.
     pub fn timed_on(&self) -> TimedOn {
         TimedOn::new(self.device.info(), self.jit.nvrtc().version())
     }
@@ -191,8 +191,9 @@ impl<'a> Tuner<'a> {
         Ok(timings)
     }
 
-    /// Returns the timings of the given file. Without a file, or if the file is refused and kernels are timed, returns those of the cache.
-    /// They are empty in mode `Off`, and if all kernels are timed again.
+    /// Returns the timings that are known before any kernel is timed. These are the timings of the given file. Without a file, or if the
+    /// file is refused and kernels are timed, these are the cached timings, except in mode `Off` and with [`Tuner::again`], where there are
+    /// none.
     fn known(&self, on: &TimedOn) -> Result<Timings, EngineError> {
         if let Some(file) = &self.given {
             let read = read_timings(file).and_then(|(timings, found)| {
@@ -217,7 +218,7 @@ impl<'a> Tuner<'a> {
         }
     }
 
-    /// Stores all timings after each batch size, so that an interrupted run loses little.
+    /// Stores all timings in the cache. This is called after each batch size, so an interrupted run loses little.
     fn keep(&self, timings: &Timings, on: &TimedOn) {
         if let Some(store) = self.store(on)
             && let Err(error) = store.put(timings, on)
@@ -232,7 +233,8 @@ impl<'a> Tuner<'a> {
     }
 }
 
-/// Reorders batch sizes so that every prefix is spread over the range. This matters if the time limit is reached.
+/// Reorders batch sizes so that every prefix is spread over the range. If the time limit is reached, the timed sizes then still cover the
+/// range.
 fn spread(tokens: Vec<u64>) -> Vec<u64> {
     let mut order: Vec<usize> = (0..tokens.len()).collect();
     order.sort_by_key(|at| (at % 2 == 1, at / 2 % 2 == 0));

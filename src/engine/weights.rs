@@ -59,11 +59,11 @@ pub fn open_checkpoint(
 
 /// Returns the tensors of a checkpoint that no output of the description reads and that are not known to be irrelevant.
 ///
-/// A checkpoint in which only some layers are read is an error. The cause is a checkpoint with more layers than config.json has, or a
-/// description that names a layer's weights without the layer's index.
+/// A tensor of a layer that is not read, although the same tensor of other layers is read, is an error. Either the checkpoint has more
+/// layers than config.json, or the description names a layer's weights without the layer's index.
 ///
 /// # Errors
-/// Returns [`EngineError::LeftOut`] with the first such tensor.
+/// Returns [`EngineError::LeftOut`] if only some layers are read, with the first unread tensor.
 pub fn unread(
     source: &dyn WeightSource,
     names: &WeightNames,
@@ -102,7 +102,7 @@ pub fn unread(
             n: rest.len() + 1,
         });
     }
-    // Alternative spellings of the names in `all`, and tied heads, are known, too.
+    // The description also accounts for alternative spellings of the names in `all`, and for tied heads.
     let heads = names.ties.keys().map(String::as_str);
     let known = all.iter().map(|&(name, _)| name).chain(heads);
     let known: BTreeSet<String> = known.flat_map(|name| names.spellings(name)).collect();

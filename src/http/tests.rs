@@ -311,7 +311,7 @@ fn a_server_whose_device_is_lost_is_not_ready_and_ends() {
     });
     assert_eq!(ended.unwrap(), Ended::DeviceLost);
     let answers = probes.join().unwrap();
-    let told = "the server is not ready: its device was lost, and it is shutting down; another one may answer";
+    let told = "the server is not ready: its device was lost, and it is shutting down; another server may answer";
     assert!(answers.len() > 1);
     assert!(
         answers.iter().all(|a| a.starts_with("HTTP/1.1 503")),

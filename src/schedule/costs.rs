@@ -138,7 +138,9 @@ pub enum CostTableError {
         at_x: usize,
         at_y: usize,
     },
-    #[error("`{grid}.values` has {found}; expected {expected}, as its axes say")]
+    #[error(
+        "`{grid}.values` has a dimension of {found}; expected {expected}, the length of its axis"
+    )]
     Shape {
         grid: &'static str,
         found: usize,

@@ -1,4 +1,4 @@
-//! Fair sharing of text generation among tenants.
+//! Fair sharing of text generation among tenants. A text is a request to generate text.
 
 use std::{cmp::Reverse, collections::HashMap};
 
@@ -11,7 +11,7 @@ use super::Waiting;
 pub(super) struct FairShares {
     /// Tokens of each tenant so far. A tenant without an entry counts as having `now` tokens.
     tokens: HashMap<u32, u64>,
-    /// Tokens of the tenant of the last started text, before that text was counted. This is the virtual time of the fair queue.
+    /// Token count of the tenant whose text started last, before that text was charged. This is the virtual time of the fair queue.
     now: u64,
 }
 

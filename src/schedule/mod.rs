@@ -15,7 +15,8 @@
 //! | `slotted-das` | hungry | slotted DAS | shared rows, cut into slots | TCB algorithm 2, 4.2 |
 //! | `packed` | a device has fewer than two batches | deadlines, classes, tenants | packed, up to a token budget | gemmule |
 //!
-//! Hungry schedulers decide whenever a device is idle, and lazy ones wait for more requests. DAS selects requests by utility and deadline.
+//! Hungry schedulers decide whenever a device is idle. Lazy schedulers wait for more requests. DAS is TCB's algorithm 1, which selects
+//! requests by utility and deadline. `docs/papers.md` cites the papers TurboTransformers and TCB.
 //!
 //! To add a scheduler, implement the trait and add a line to [`NAMES`] and to [`scheduler`]. The properties in `schedule/tests` check every
 //! scheduler.
@@ -67,7 +68,7 @@ impl Micros {
         Self(self.0.saturating_sub(earlier.0))
     }
 
-    /// Converts a duration in seconds. Negative values and NaN give zero.
+    /// Converts a duration in seconds to microseconds. Negative values and NaN give zero.
     pub fn of_seconds(seconds: f64) -> Self {
         Self((seconds * 1e6).round() as u64)
     }
@@ -89,7 +90,7 @@ pub struct Waiting {
     /// Number of tokens, at least 1.
     pub tokens: u32,
     pub arrived: Micros,
-    /// Time after which the response is useless; `None` without a deadline.
+    /// Time after which the client no longer needs the response; `None` without a deadline.
     pub deadline: Option<Micros>,
     /// Priority class. Higher classes run first.
     pub class: u8,
@@ -114,7 +115,7 @@ impl Waiting {
     }
 }
 
-/// State of one device.
+/// State of one device, which runs batches one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
     /// Number of batches that were submitted and have not finished.
@@ -166,11 +167,11 @@ pub enum Refusal {
 /// Result of [`Scheduler::decide`]. Requests that are run or refused leave the queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
-    /// Batches to run. Batches of the same lane run in the order of the list. A lane accepts all its batches, even if they exceed its
-    /// `depth`.
+    /// Batches to run. Batches of the same lane run in the order of this list. A lane accepts all of them, even if it then has more than
+    /// [`Lane::depth`] batches in flight.
     pub run: Vec<Planned>,
     pub refuse: Vec<(u64, Refusal)>,
-    /// Time at which to decide again if nothing arrives or finishes before.
+    /// Time at which to decide again if no request arrives and no batch finishes before.
     pub wake: Option<Micros>,
 }
 
@@ -184,7 +185,7 @@ pub struct View<'a> {
 }
 
 impl View<'_> {
-    /// Returns the memory of the lane with the most memory.
+    /// Returns the memory of the lane with the most memory, in bytes.
     fn max_bytes(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.bytes).max().unwrap_or(0)
     }
@@ -252,7 +253,7 @@ pub struct Settings {
     pub rows: u32,
     /// Number of tokens in a row (TCB: 100 to 400).
     pub length: u32,
-    /// Fraction η of a row's requests that DAS selects by utility alone, between 0 and 1 (both excluded). TCB's q is `1 − η`.
+    /// Fraction of a row's requests that DAS selects by utility alone (η in TCB), between 0 and 1 (both excluded). TCB's q is `1 − η`.
     pub dominance: f64,
 }
 

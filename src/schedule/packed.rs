@@ -1,5 +1,5 @@
-//! gemmule's own scheduler. It packs batches that are as small as possible while the device stays near its maximum throughput. It serves
-//! near deadlines first and lets tenants take turns.
+//! gemmule's own scheduler. It packs the smallest batches with which the device stays near its maximum throughput. Requests with near
+//! deadlines come first, and tenants take turns.
 
 mod line;
 
@@ -17,11 +17,12 @@ use super::{
 use crate::tensor::Extents;
 use line::Line;
 
-/// Fraction of the maximum throughput that a batch of the token budget (its target number of tokens) must reach.
+/// Fraction of the maximum throughput, in tokens per second, that a batch must reach. It determines the token budget, the target number of
+/// tokens of a batch.
 const RATE: f64 = 0.97;
 /// Replaces [`RATE`] if no request has a deadline and at least two full batches of requests are waiting.
 const FULL_RATE: f64 = 0.995;
-/// A batch is only made smaller for a deadline if its throughput remains at least this multiple of the arrival rate.
+/// A batch is only made smaller for a deadline if its throughput remains at least this multiple of the rate at which tokens arrive.
 const KEEP_UP: f64 = 1.1;
 /// A token budget of at most this many tokens is not halved further.
 const MIN_BUDGET: u64 = 64;
@@ -36,24 +37,24 @@ const LOOK_AHEAD: usize = 64;
 const PASSED_OVER: u8 = 8;
 /// Time before the end of the running batch at which the next batch is submitted.
 const GUARD: Micros = Micros(300);
-/// Multiple of the target latency. A class rises by one each time its oldest request has waited for this multiple.
+/// The requests of a class move up by one class each time the oldest of them has waited for this multiple of the target latency.
 const AGEING: u64 = 4;
 
 /// Packed scheduler. Each decision plans at most one batch per lane, in these steps:
 ///
 /// 1. A request is refused if its deadline has passed, or would pass even if the request ran alone at once. An urgent request (see 3) is
-///    also refused if the planned batch would finish after its deadline. If less than a full batch is waiting, the running time of the
-///    request alone is counted instead of that of the batch.
+///    also refused if the planned batch would finish after its deadline. If less than a full batch is waiting, only the running time of the
+///    request alone is counted.
 /// 2. The token budget is the smallest number of tokens that reaches 97 % of the maximum throughput, or 99.5 % if no request has a deadline
 ///    and at least two full batches are waiting. The costs predict the throughput for the mean sequence length of the first 64 waiting
 ///    requests. The budget is halved until the batch fits the lane's memory. If fewer than two full batches are waiting, it is also halved
 ///    until the batch takes at most half of the time left until the earliest deadline, as long as the throughput stays above the arrival
 ///    rate.
-/// 3. Urgent requests come first, earliest deadline first. A request is urgent if its deadline is less than the time of two batches after
-///    the start of the batch. The other requests follow by class. A class rises by one each time its oldest request has waited for four
-///    times the target latency. Tenants of one class take turns by tokens (deficit round robin); each tenant's requests run in order of
-///    arrival. If a tenant's next request does not fit, one of the tenant's first 64 requests that fits may overtake it. After this
-///    has happened eight times, the request comes before the other classes.
+/// 3. Urgent requests come first, earliest deadline first. A request is urgent if its deadline is less than two batch times after the start
+///    of the planned batch. The other requests follow by class. The requests of a class move up by one class each time the oldest of them
+///    has waited for four times the target latency. Tenants of one class take turns by tokens (deficit round robin); each tenant's requests
+///    run in order of arrival. If a tenant's next request does not fit, one of the tenant's first 64 requests that fits may overtake it.
+///    After this has happened eight times, the request comes before the other classes.
 /// 4. If the device rounds up the number of tokens of a batch, further requests fill the difference at no extra cost.
 /// 5. An idle lane gets its batch at once. A busy lane gets its next batch when the waiting requests have half the token budget, or
 ///    shortly before its current batch ends.
@@ -63,16 +64,16 @@ pub struct Packed {
     slo: Micros,
     /// Id of the newest request that was seen.
     last: Option<u64>,
-    /// Queues by class and tenant, in order of arrival. The queues may still contain requests that have left.
+    /// Queues by class and tenant, in order of arrival. They may contain requests that are no longer waiting.
     lines: BTreeMap<(u8, u32), Line>,
-    /// Requests by deadline. The queue may still contain requests that have left.
+    /// Requests by deadline. The queue may contain requests that are no longer waiting.
     soonest: Soonest,
     /// Tenant that was served last.
     turn: u32,
     /// Memory of the largest lane at the last decision, in bytes.
     bytes: u64,
-    /// The smallest numbers of tokens that reach [`RATE`] and [`FULL_RATE`], by quantized mean length. Multiplying all costs by a factor
-    /// does not change these numbers.
+    /// The smallest numbers of tokens that reach [`RATE`] and [`FULL_RATE`], by quantized mean length. Computed once per mean length. They
+    /// would not change if all costs changed by the same factor.
     budgets: HashMap<i32, (u64, u64)>,
     /// Queue positions of the requests that are already part of the current decision.
     gone: Marks,
@@ -80,8 +81,8 @@ pub struct Packed {
     /// Running time of a request that runs alone, by its number of tokens. Computed on demand for the current decision; 0 if not yet
     /// computed.
     alone: Vec<u64>,
-    /// Tokens of the requests that arrived and were not refused, and the time during which they arrived, in microseconds. Both values decay
-    /// exponentially with the target latency as the time constant.
+    /// Tokens of the requests that arrived and were not refused, and the time during which they arrived, in microseconds. Their ratio is
+    /// the arrival rate. Both values decay exponentially with the target latency as the time constant.
     came: (f64, f64),
     /// Time of the last decision.
     decided: Micros,
@@ -96,7 +97,7 @@ struct Batch {
     /// Target number of tokens.
     budget: u64,
     bytes: u64,
-    /// Number of tokens that fit the memory regardless of how they are divided into sequences; 0 if unknown.
+    /// Number of tokens that fit in the lane's memory however they are divided into sequences; 0 if unknown.
     roomy: u64,
 }
 
@@ -124,7 +125,7 @@ impl Batch {
                 || view.costs.bytes(Layout::Packed, &extents) <= self.bytes)
     }
 
-    /// Returns the maximum number of tokens of the next request.
+    /// Returns the maximum number of tokens that the next request of the batch may have.
     fn room(&self) -> u32 {
         let room = match self.ids.is_empty() {
             true => Extents::MAX_TOKENS,
@@ -163,7 +164,7 @@ impl Packed {
         }
     }
 
-    /// Returns the running time of a request that runs alone.
+    /// Returns the estimated running time of a batch that contains only `waiting`.
     fn alone(&mut self, view: &View<'_>, waiting: &Waiting) -> Micros {
         let time = || {
             let extents = equal(1, u64::from(waiting.tokens));
@@ -256,7 +257,7 @@ impl Packed {
         }
     }
 
-    /// Returns the waiting request with this id, or `None` if it has left or is part of the current decision.
+    /// Returns the waiting request `id`; `None` if it is no longer waiting or is part of the current decision.
     fn live<'v>(&self, view: &View<'v>, id: u64) -> Option<&'v Waiting> {
         let at = view.waiting.place(id).filter(|&at| !self.gone.has(at))?;
         view.waiting.at(at).map(|(waiting, _)| waiting)
@@ -336,7 +337,8 @@ impl Packed {
         batch.add(waiting);
     }
 
-    /// Adds requests with near deadlines to the batch, earliest deadline first. Refuses those that would finish after their deadlines.
+    /// Adds requests with near deadlines to the batch, earliest deadline first. Refuses requests that would finish after their deadlines.
+    /// `start` is the estimated start of the batch, and `time` the estimated running time of a full batch.
     fn urgent(
         &mut self,
         view: &View<'_>,
@@ -383,7 +385,7 @@ impl Packed {
         }
     }
 
-    /// Removes requests that have left from the front of each queue, and then removes the empty queues.
+    /// Removes requests that are no longer waiting from the front of each queue, and then removes the empty queues.
     fn tidy(&mut self, view: &View<'_>) {
         let mut lines = std::mem::take(&mut self.lines);
         lines.retain(|_, line| {
@@ -397,8 +399,9 @@ impl Packed {
         self.lines = lines;
     }
 
-    /// Returns the first request of `line` if it fits the batch, or else the next one that fits, with its position in the line. Removes
-    /// requests that have left from the front of the line.
+    /// Returns the first request of the queue `line` that fits the batch, with its position in the queue. The next [`LOOK_AHEAD`] requests
+    /// after the first one are only considered if it has been overtaken fewer than [`PASSED_OVER`] times. Removes requests that are no
+    /// longer waiting from the front of the queue.
     fn next<'v>(
         &self,
         view: &View<'v>,
@@ -440,8 +443,8 @@ impl Packed {
                 .front()
                 .and_then(|&(id, _)| view.waiting.get(id))
         };
-        // All tenants of a class rise together. Otherwise the tenant with the most requests would overtake the others, because its requests
-        // wait longest.
+        // The oldest request of a class moves up the requests of all its tenants. If each tenant moved up by itself, the tenant with the
+        // most requests would overtake the others, because its requests wait longest.
         let mut oldest: BTreeMap<u8, u64> = BTreeMap::new();
         for (&(class, _), line) in &self.lines {
             if let Some(first) = head(line) {

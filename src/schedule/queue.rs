@@ -49,8 +49,8 @@ fn free(marks: &[u64], place: usize) -> usize {
 
 /// The waiting requests in order of arrival, which is also the order of their ids.
 ///
-/// Requests that have left remain in the array and are only marked. Looking up a request by its id therefore usually takes constant time,
-/// and removing a request does not move others.
+/// Requests that have left the queue remain in the array and are only marked. Looking up a request by its id therefore usually takes
+/// constant time, and removing a request does not move others.
 #[derive(Clone, Copy, Debug)]
 pub struct Queue<'a> {
     all: &'a [Waiting],
@@ -102,12 +102,13 @@ impl<'a> Queue<'a> {
         self.starting_at(id.map_or(self.head, next))
     }
 
-    /// Returns the request with this id, or `None` if it has left.
+    /// Returns the waiting request `id`; `None` if it is no longer waiting.
     pub fn get(&self, id: u64) -> Option<&'a Waiting> {
         self.place(id).map(|at| &self.all[at])
     }
 
-    /// Returns the position of a waiting request; `None` if it has left. The position is valid for the duration of one decision.
+    /// Returns the position of the waiting request `id`; `None` if it is no longer waiting. The position is valid for the duration of one
+    /// decision.
     pub(super) fn place(&self, id: u64) -> Option<usize> {
         let waiting = self.all.get(self.head..)?;
         let (first, last) = (waiting.first()?.id, waiting.last()?.id);
@@ -179,7 +180,7 @@ impl Arrivals {
     /// Removes the requests with these ids. On an error, none is removed.
     ///
     /// # Errors
-    /// Returns the id of a request that is not waiting or that occurs twice.
+    /// Returns an error if a request is not waiting or occurs twice. The error is its id.
     pub fn remove(&mut self, ids: impl Iterator<Item = u64> + Clone) -> Result<(), u64> {
         for (nth, id) in ids.clone().enumerate() {
             let Some(at) = self.queue().place(id) else {
@@ -194,7 +195,7 @@ impl Arrivals {
             self.tokens -= u64::from(self.all[at].tokens);
         }
         self.head = free(&self.gone.0, self.head).min(self.all.len());
-        // Compaction takes amortized constant time: for each request that is moved, at least three have left.
+        // Compaction takes amortized constant time: for each request that is moved, at least three have left the queue.
         if self.all.len() > 4096 && self.n < self.all.len() / 4 {
             let mut at = 0;
             self.all.retain(|_| {
@@ -219,8 +220,9 @@ impl Arrivals {
 }
 
 /// Priority queue of requests by deadline, then by id, optimized for repeatedly taking the earliest request while others arrive. Requests
-/// that arrive in order of deadline, as they do if all have the same time limit, are kept in a FIFO queue, and all others in an 8-ary heap.
-/// The deadlines of a node's eight children are contiguous, and so are their ids, so a step down the heap reads few cache lines.
+/// that arrive in order of deadline are kept in a FIFO queue, and all others in an 8-ary heap. If all requests have the same time limit,
+/// they arrive in order of deadline. The deadlines of a node's eight children are contiguous, and so are their ids, so a step down the heap
+/// reads few cache lines.
 #[derive(Debug, Default)]
 pub(super) struct Soonest {
     in_order: VecDeque<(Micros, u64)>,

@@ -34,8 +34,8 @@ pub enum InvalidDecision {
 }
 
 impl SchedulerState {
-    /// Creates a state with one lane per entry of `bytes`, which is the memory that a batch may use on the lane. Each lane accepts `depth`
-    /// batches.
+    /// Creates a state with one lane per entry of `bytes`. An entry is the number of bytes of memory that a batch may use on the lane. Each
+    /// lane accepts up to `depth` batches in flight.
     pub fn new(bytes: &[u64], depth: u8) -> Self {
         let lane = |&bytes: &u64| Lane {
             in_flight: 0,
@@ -77,12 +77,12 @@ impl SchedulerState {
         &self.lanes
     }
 
-    /// Returns whether any lane accepts another batch.
+    /// Returns whether at least one lane accepts another batch.
     pub fn has_place(&self) -> bool {
         self.lanes.iter().any(|lane| lane.in_flight < lane.depth)
     }
 
-    /// Sets the memory that a batch may use on a lane.
+    /// Sets the number of bytes of memory that a batch may use on a lane.
     pub fn set_bytes(&mut self, lane: usize, bytes: u64) {
         if let Some(lane) = self.lanes.get_mut(lane) {
             lane.bytes = bytes;
@@ -132,7 +132,7 @@ impl SchedulerState {
         Ok(decision)
     }
 
-    /// Reports that requests of a lane's running batch have finished. `is_over` is whether the whole batch has finished.
+    /// Reports that the requests `ids` of a lane's running batch have finished. `is_over` says whether the whole batch has finished.
     pub fn finished(
         &mut self,
         now: Micros,

@@ -128,7 +128,7 @@ fn a_damaged_table_of_costs_is_told_by_the_field_that_is_wrong() {
 
 #[test]
 fn the_state_keeps_the_remaining_requests_in_order() {
-    /// Runs the given requests.
+    /// Scheduler that runs the requests with the given ids in one batch.
     struct These(Vec<u64>);
     impl Scheduler for These {
         fn decide(&mut self, _: &View<'_>) -> Decision {

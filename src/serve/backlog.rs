@@ -1,5 +1,5 @@
-//! Estimates how long the queued work takes, to admit or refuse requests. Tokenizers and devices work in parallel, so the estimate is the
-//! larger of their times, at their recent pace.
+//! Estimates how long queued requests take, to decide whether to admit further requests. Tokenizers and devices work in parallel, so the
+//! estimate is the maximum of the time of the tokenizers and the time of the devices. Both times are based on recent measurements.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,23 +15,25 @@ use crate::{
 const WINDOW: f64 = 0.2;
 /// Seconds per byte that tokenizing is assumed to take until its pace is measured. This is the pace of WordPiece on one core.
 const BYTE: f64 = 0.5e-6;
-/// Time that is reserved for sending the response: the request's time limit divided by the first value, at most the second value.
+/// Determines the time that is reserved for sending a response: the request's time limit divided by the first value, but at most the second
+/// value.
 const RESERVED: (u32, Duration) = (20, Duration::from_millis(50));
 /// Factor by which [`Backlog::late`] shrinks with each batch.
 const DECAY: f64 = 0.98;
 /// Batch size in tokens and mean sequence length, for estimating the time of a long queue.
 const FULL: u64 = 4096;
 const LENGTH: u64 = 128;
-/// Batch sizes in tokens among which a lower estimate takes that with the highest throughput.
+/// Candidate batch sizes, in tokens. [`Backlog::least`] assumes the size with the highest throughput.
 const SIZES: [u64; 6] = [1 << 6, 1 << 8, 1 << 10, 1 << 12, 1 << 14, 1 << 16];
-/// Share of an estimated time that counts in a lower estimate, because estimates vary with the load of the machine.
+/// Factor by which [`Backlog::least`] multiplies an estimated time to get a lower bound, because the actual time varies with the load of
+/// the machine.
 const CERTAIN: f64 = 0.8;
 /// Time after which a measured pace is no longer used to refuse a request because of its deadline.
 const RECENT: Duration = Duration::from_secs(10);
 /// Bytes of text per token that are assumed until texts are tokenized.
 const PER_TOKEN: f64 = 4.0;
 
-/// Amount of work and the seconds that it took. Newer measurements weigh more (see [`WINDOW`]).
+/// Amount of completed work (bytes or estimated seconds) and the seconds that it took. Newer measurements weigh more (see [`WINDOW`]).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     amount: f64,
@@ -79,7 +81,7 @@ impl Pace {
     }
 }
 
-/// Number of bytes of text and of their tokens. Newer texts weigh more.
+/// Number of bytes of tokenized texts, and number of their tokens. Newer texts weigh more.
 #[derive(Clone, Copy, Debug)]
 struct Density {
     bytes: f64,
@@ -137,7 +139,7 @@ impl ByClass {
         self.0.is_empty()
     }
 
-    /// Returns the amount of work of this class and of higher classes, which runs before a new request of this class.
+    /// Returns the amount of work of `class` and of higher classes. This work runs before a new request of `class`.
     pub fn before(&self, class: u8) -> u64 {
         let ahead = self.0.range(class..).map(|(_, &amount)| amount);
         ahead.fold(0, u64::saturating_add)
@@ -147,7 +149,8 @@ impl ByClass {
 /// Number of texts that are always admitted for each second that queued work may take. With the default limit of two seconds, these are
 /// 32 texts.
 ///
-/// A few clients that each wait for a response must not be refused because of a wrong estimate, such as one before the pace is measured.
+/// Estimates can be wrong, for example before any work is measured. A few clients that each wait for their response before sending the next
+/// request must not be refused because of such an estimate.
 pub(super) const PER_SECOND: f64 = 16.0;
 
 /// Returns the number of texts that are admitted even if the queued work takes longer than its limit `queue`.
@@ -164,7 +167,7 @@ pub(super) struct Work {
     pub expected: ByClass,
     /// Tokens that are waiting for a device.
     pub tokens: ByClass,
-    /// Number of texts that have no answer yet. Each text of a list counts.
+    /// Number of texts that have no answer yet. Each text of a request with several texts counts.
     pub texts: u64,
 }
 
@@ -188,7 +191,7 @@ impl Work {
         self.expected.take(class, load.tokens);
     }
 
-    /// Returns the work of this class and of higher classes.
+    /// Returns the work of `class` and of higher classes.
     fn before(&self, class: u8) -> Load {
         Load {
             bytes: self.bytes.before(class),
@@ -246,8 +249,8 @@ impl Tenants {
         &self.all
     }
 
-    /// Returns the queued work of a tenant, or `None` if it has none, and the number of tenants with queued work. The tenant itself is
-    /// counted in any case.
+    /// Returns the queued work of `tenant`, or `None` if it has none, and the number of tenants with queued work. `tenant` is counted even
+    /// if it has no queued work.
     fn sharing(&self, tenant: u32) -> (Option<&Work>, u32) {
         let own = self.each.get(&tenant);
         let n = self.each.len() + usize::from(own.is_none());
@@ -262,8 +265,8 @@ impl Tenants {
         self.all.texts + more <= max || own + more <= max / u64::from(n)
     }
 
-    /// Decides whether to admit a request of a tenant. `time` estimates the time of queued work, and `queue` is the limit for this time. A
-    /// request is admitted in each of these cases:
+    /// Decides whether to admit a request of a tenant. `time` estimates the time that queued work takes, and `queue` is the limit for this
+    /// time. A request is admitted if one of these conditions holds:
     ///
     /// - The queued work of all tenants is within the limit.
     /// - Fewer than [`always_admitted`] texts are queued.
@@ -272,7 +275,7 @@ impl Tenants {
     ///   texts that are always admitted.
     ///
     /// # Errors
-    /// Returns the time of the queued work that runs before the request.
+    /// Returns an error if the request is refused: the estimated time of the queued work that would run before it.
     pub fn admit(
         &self,
         tenant: u32,
@@ -303,7 +306,7 @@ pub(super) struct Backlog {
     pub tenants: Tenants,
     /// Seconds of a tokenizer thread per byte of text.
     pub tokenizing: Pace,
-    /// Measured seconds of a device per estimated second.
+    /// Measured seconds that batches take on a device, per second of their estimates.
     device: Pace,
     density: Density,
     /// Largest recent time by which a batch took longer than estimated. It decays with each batch.
@@ -350,10 +353,10 @@ impl Backlog {
         within - (within / share).min(most) - self.late.min(within / 4)
     }
 
-    /// Decides whether to admit a request.
+    /// Decides whether to admit a request of `tenant` and `class`, as described for [`Tenants::admit`].
     ///
     /// # Errors
-    /// Returns the time of the queued work that runs before the request.
+    /// Returns an error if the request is refused: the estimated time of the queued work that would run before it.
     pub fn admit(
         &self,
         tenant: u32,
@@ -389,8 +392,8 @@ impl Backlog {
         Duration::try_from_secs_f64(slower).unwrap_or(Duration::MAX)
     }
 
-    /// Returns a lower estimate of the time of work: batches have the size with the best throughput, nothing else runs, and the estimate may
-    /// be too long (see [`CERTAIN`]). `mean` is the mean number of tokens per text.
+    /// Returns a lower bound on the time that `load` takes. It assumes that batches have the size with the highest throughput and that
+    /// nothing else runs. [`CERTAIN`] allows for an estimate that is too long. `mean` is the mean number of tokens per text.
     pub fn least(&self, load: Load, mean: u64, costs: &CostTable) -> Duration {
         let Load { bytes, tokens } = load;
         let tokenizing = self.tokenizing.recent_seconds(bytes as f64);
@@ -411,12 +414,12 @@ impl Backlog {
         Duration::try_from_secs_f64(CERTAIN * slower).unwrap_or(Duration::MAX)
     }
 
-    /// Checks whether a request for several texts can be answered within the time limit `within`. Texts of a class run in order of arrival,
-    /// and tenants take turns, so the request runs after the queued work of all tenants, and after at most as much work of each other
-    /// tenant as its own tenant has.
+    /// Checks whether a request with the work `load` can be answered within the time limit `within`. Texts of a class run in order of
+    /// arrival, and tenants take turns. The request therefore runs after the queued work of all tenants, but waits for at most as much work
+    /// of each other tenant as its own tenant has.
     ///
     /// # Errors
-    /// Returns by how much the request would miss its deadline.
+    /// Returns an error if the request would miss its deadline. The error says by how much.
     pub fn meets(
         &self,
         (tenant, class): (u32, u8),

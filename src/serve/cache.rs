@@ -2,7 +2,7 @@
 //! default.
 //!
 //! A key is a digest of everything that determines an answer: the model (see [`digest`]), the input as it was sent, and the options of the
-//! request. A hit therefore also saves tokenizing. Equal requests join a computation in progress ([`Coalescer`]). Errors are never cached.
+//! request. A hit therefore also saves tokenizing. Equal requests share one computation ([`Coalescer`]). Errors are never cached.
 
 mod file;
 #[cfg(feature = "shared-cache")]
@@ -44,7 +44,7 @@ pub struct CacheChoice {
     pub shared: Option<String>,
 }
 
-/// Level of the cache.
+/// Tier of the response cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
     Memory,
@@ -120,8 +120,8 @@ impl Weighter<Key, Arc<Answer>> for Weight {
 }
 
 impl Cache {
-    /// Opens the configured tiers. A file in another format is renamed, with a warning. If the shared server cannot be reached, connecting
-    /// is tried again later.
+    /// Opens the configured tiers. If the file has another format, it is renamed and a warning is logged. If the shared server cannot be
+    /// reached, the cache tries again later.
     ///
     /// # Errors
     /// Returns an error if the file cannot be opened, is locked by another process or has too small a max size, if the URL is not valid, or
@@ -157,7 +157,7 @@ impl Cache {
         self.memory.get(key)
     }
 
-    /// Returns whether there are tiers other than memory, in which a lookup takes longer.
+    /// Returns whether the cache has a slower tier than memory.
     pub(super) fn is_deep(&self) -> bool {
         #[cfg(feature = "shared-cache")]
         if self.shared.is_some() {
@@ -264,8 +264,8 @@ pub(super) fn digest(
     Ok(digest.finalize().into())
 }
 
-/// Adds the contents of files and folders to a digest, ordered by name. Hidden files, such as those of downloads, and the contents of
-/// folders below the fourth level are skipped.
+/// Adds the names and contents of files and folders to a digest, ordered by path. Hidden files, such as download metadata, and the contents
+/// of folders below the fourth level are skipped.
 fn add_files(digest: &mut Sha256, mut paths: Vec<PathBuf>, depth: u8) -> io::Result<()> {
     paths.sort_unstable();
     let mut buffer = vec![0; 1 << 20];
@@ -298,7 +298,7 @@ fn add_files(digest: &mut Sha256, mut paths: Vec<PathBuf>, depth: u8) -> io::Res
     Ok(())
 }
 
-/// Returns the key of a model's input.
+/// Returns the key of the answer to `text` with the options `submit`. `model` is the digest of the model.
 pub(super) fn key(model: &Key, text: &Text, submit: Submit) -> Key {
     let mut digest = Sha256::new();
     digest.update(model);
@@ -365,7 +365,7 @@ fn to_bytes(key: &Key, answer: &Answer) -> Vec<u8> {
     bytes
 }
 
-/// Parses a stored answer. Returns `None` if the bytes do not end with the checksum of this key and of the preceding bytes.
+/// Parses a stored answer. Returns `None` if `bytes` do not end with the checksum of `key` and the preceding bytes.
 fn from_bytes(key: &Key, bytes: &[u8]) -> Option<Answer> {
     let (bytes, found) = bytes.split_at_checked(bytes.len().checked_sub(CHECK)?)?;
     if found != check(key, bytes) {
@@ -381,8 +381,8 @@ fn from_bytes(key: &Key, bytes: &[u8]) -> Option<Answer> {
     })
 }
 
-/// Computations in progress by key, with the followers that have joined each. `L` identifies the leader that computes the value; `F` is a
-/// follower waiting for it.
+/// Coalesces equal requests: the first request for a key, the leader, is computed, and later requests for the key, its followers, wait for
+/// its answer. `L` identifies a leader, and `F` is a follower.
 pub(super) struct Coalescer<L, F> {
     flights: Mutex<HashMap<Key, InFlight<L, F>>>,
 }
@@ -390,7 +390,7 @@ pub(super) struct Coalescer<L, F> {
 /// Role of a request among equal requests.
 #[derive(Debug, PartialEq)]
 pub(super) enum Role<L, F> {
-    /// The request waits for the answer of this leader.
+    /// The request waits for the answer to the request of this leader.
     Follower(Arc<L>),
     /// The request is computed, and others may join it.
     Leader(F),
@@ -476,9 +476,9 @@ impl<L, F> Coalescer<L, F> {
         flights.remove(key).map_or_else(Vec::new, |f| f.joined)
     }
 
-    /// Removes and returns the follower with the highest rank. The caller queues its request instead of that of `lead`, which failed for a
-    /// reason that does not concern the followers. If there are no followers, ends the computation and returns `None`. Also returns `None`
-    /// if `lead` is no longer the leader for `key`.
+    /// Removes and returns the follower with the highest rank, whose request the caller then queues. Called if the request of `lead` failed
+    /// for a reason that does not concern its followers. If there are none, ends the computation and returns `None`. Also returns `None` if
+    /// `lead` is no longer the leader for `key`.
     pub fn promote<R: Ord>(&self, key: &Key, lead: &Arc<L>, rank: impl Fn(&F) -> R) -> Option<F> {
         let mut flights = self.lock();
         let flight = flights.get_mut(key)?;

@@ -12,14 +12,14 @@ use crate::{
 /// Request field that selects late chunking.
 const LATE_CHUNKING: &str = "late_chunking";
 
-/// Texts that are chunks of one text.
+/// Inputs of a request with late chunking: the chunks of one text.
 pub struct JoinedTexts {
     texts: Vec<String>,
     /// Text of the prompt, if the request contains it.
     prompt: Option<Arc<str>>,
 }
 
-/// Token range of each chunk in the sequence of the whole text, and how the vectors of a range are pooled.
+/// Token range of each chunk in the sequence of the whole text, and the pooling that turns the vectors of a range into one vector.
 pub struct JoinedTokens {
     ranges: Vec<Range<usize>>,
     pooling: ChunkPooling,
@@ -62,8 +62,8 @@ impl JoinedTexts {
     /// Tokenizes the texts into one input of the model.
     ///
     /// # Errors
-    /// Returns an error if the model's folder does not pool by the mean of all tokens, if another step than a scaling or a truncation of
-    /// the vector follows, if there are too many tokens, or if the tokenizer refuses a text.
+    /// Returns an error if the model's folder does not specify pooling by the mean of all tokens, if the pooling is followed by a module
+    /// that does more than scale or truncate vectors, if there are too many tokens, or if the tokenizer refuses a text.
     pub fn join(&self, model: &Model, submit: Submit) -> Result<(Text, JoinedTokens), ServeError> {
         let encoder = model.encoder();
         let named = submit
@@ -84,7 +84,7 @@ impl JoinedTexts {
 }
 
 impl JoinedTokens {
-    /// Returns the answer of each chunk. `whole` is the answer of the whole sequence: the states of all tokens.
+    /// Returns the pooled vector of each chunk. `whole` is the answer for the whole sequence, with the states of all tokens.
     pub fn pool(&self, whole: &Answer) -> Vec<Answer> {
         let rows = pool_chunks(&whole.values, whole.tokens, &self.ranges, self.pooling);
         let each = self.ranges.iter().zip(rows);

@@ -11,8 +11,7 @@ use crate::{
     schedule::{self, Settings},
 };
 
-/// A model in `serve.ron`. If its scheduler, its number of tokenizers or one of its limits is missing, the value of the command line
-/// applies.
+/// A model in `serve.ron`. If its scheduler, number of tokenizers or one of its limits is missing, the value from the command line applies.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
@@ -24,7 +23,7 @@ pub struct ModelConfig {
     pub model: Option<String>,
     #[serde(default)]
     pub name: Option<String>,
-    /// Devices to run on. Each holds all of the weights. `auto` by default.
+    /// Devices to run on; `auto` by default. Each device holds all of the weights.
     #[serde(default, deserialize_with = "devices")]
     pub devices: Vec<DeviceChoice>,
     #[serde(default, deserialize_with = "parsed")]
@@ -39,7 +38,7 @@ pub struct ModelConfig {
     pub invariant: bool,
     #[serde(default, deserialize_with = "scheduler")]
     pub scheduler: Option<String>,
-    /// File with the costs of batches.
+    /// Path of a cost table ([`CostTable`](crate::schedule::CostTable)).
     #[serde(default)]
     pub costs: Option<PathBuf>,
     #[serde(default)]
@@ -62,13 +61,13 @@ pub struct ModelConfig {
     /// Task for which the model is loaded. It selects an adapter, or a route of a sentence-transformers Router.
     #[serde(default)]
     pub task: Option<String>,
-    /// Name of the folder's prompt that is put before texts that have no prompt of their own.
+    /// Name of a prompt of the folder, which is put before texts if a request specifies no prompt.
     #[serde(default)]
     pub default_prompt_name: Option<String>,
-    /// Text that is put before texts that have no prompt of their own.
+    /// Text that is put before texts if a request specifies no prompt.
     #[serde(default)]
     pub default_prompt: Option<String>,
-    /// Share of the device's time, relative to other models; 1 by default.
+    /// Share of the device's time, relative to the shares of other models on the device; 1 by default.
     #[serde(default, deserialize_with = "share")]
     pub share: Option<f64>,
 }
@@ -97,7 +96,9 @@ pub enum ServeConfigError {
     Prompts { at: usize },
     #[error("the name of model {at} cannot be used: {problem}")]
     Name { at: usize, problem: &'static str },
-    #[error("models {first} and {second} are both called `{name}`; give one another `name`")]
+    #[error(
+        "models {first} and {second} are both called `{name}`; give one of them another `name`"
+    )]
     Twice {
         name: String,
         first: usize,
@@ -106,7 +107,7 @@ pub enum ServeConfigError {
 }
 
 impl ModelConfig {
-    /// Returns the prompt for texts that have no prompt of their own.
+    /// Returns the prompt that is put before texts if a request specifies none.
     pub fn prompt(&self) -> DefaultPrompt {
         match (&self.default_prompt_name, &self.default_prompt) {
             (Some(name), _) => DefaultPrompt::Named(name.clone()),
@@ -120,8 +121,8 @@ impl ServeConfig {
     /// Parses the text of `serve.ron`.
     ///
     /// # Errors
-    /// Returns an error for invalid syntax (with its position), an empty list of models, a model with both or neither of `weights` and
-    /// `model`, a model with two default prompts, an invalid name, or two models with the same name.
+    /// Returns an error if the syntax is invalid (with its position), if the list of models is empty, if a model has both or neither of
+    /// `weights` and `model`, two default prompts or an invalid name, or if two models have the same name.
     pub fn parse(text: &str) -> Result<Self, ServeConfigError> {
         let options = ron::Options::default()
             .with_default_extension(ron::extensions::Extensions::IMPLICIT_SOME);
@@ -169,7 +170,7 @@ impl ServeConfig {
     }
 }
 
-/// Checks the name of a model, which requests contain in their bodies and paths.
+/// Checks the name of a model. Requests contain this name in their bodies or paths.
 ///
 /// # Errors
 /// Returns an error if the name is empty, begins or ends with white space, or has control characters.
@@ -186,7 +187,7 @@ pub fn check_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
-/// Parses a value that is written as a string. Errors contain the position of the string.
+/// Deserializes a string and parses it. A parse error then has the position of the string in the file.
 fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err: std::fmt::Display>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {

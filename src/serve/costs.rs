@@ -17,14 +17,14 @@ use crate::{
     tensor::Extents,
 };
 
-/// Tokens of the smallest and of the largest batch that is measured.
+/// Sizes in tokens of the smallest and of the largest measured batch.
 const FIRST: u64 = 32;
 const MOST: u64 = 1 << 15;
 /// Sequence lengths of the measured batches.
 const LENGTHS: [u64; 3] = [16, 128, 512];
 
 /// Returns the cost table of an engine. On a GPU, the costs are measured once per card, program and version of gemmule, and kept in the
-/// user's cache folder. On a CPU, they are measured at each start, because other processes affect them.
+/// user's cache folder. On a CPU, the costs are measured each time a model is loaded, because other processes affect them.
 ///
 /// # Errors
 /// Returns an error if a session cannot be opened, and the errors of [`measure`].
@@ -83,7 +83,7 @@ fn kept_in(folder: &Path, engine: &Engine) -> Option<PathBuf> {
     Some(folder.join(format!("{name}.costs.ron")))
 }
 
-/// Reads the table from a file that belongs to the user; `None` if the file does not exist.
+/// Reads a cost table from `file`; `None` if the file does not exist. The file must belong to the user.
 fn kept(file: &Path) -> Result<Option<CostTable>, String> {
     let bytes = match own::read(file, Kind::Costs.limit()).map_err(io::Error::from) {
         Ok(bytes) => bytes,

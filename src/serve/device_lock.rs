@@ -1,5 +1,5 @@
-//! Fair sharing of a device by several models. While several models have batches waiting, each gets its share of the time, regardless of
-//! how many batches the others have.
+//! Fair sharing of a device by several models. While several models have batches waiting, each model gets its share of the device's time,
+//! regardless of how many batches are waiting for the other models.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -8,10 +8,10 @@ use std::{
 
 use crate::schedule::Micros;
 
-/// Max number of batches in a device's queue, for all models together: a running one and a waiting one.
+/// Max number of permits, for all models of a device together: one for the running batch and one for the next batch.
 const PLACES: u32 = 2;
 
-/// Fair lock of a device.
+/// Fair lock of a device. A model acquires a permit for each batch.
 ///
 /// The lock uses start-time fair queueing (Goyal, Vin and Cheng 1996). The virtual time of a model advances by the time of its batches
 /// divided by its share. Among the waiting models, the one with the smallest virtual time comes next. A model that was idle starts at the
@@ -34,7 +34,7 @@ struct State {
 struct Clock {
     at: f64,
     share: f64,
-    /// Number of the model's waiting threads, and number of permits that it holds.
+    /// Number of threads of the model that wait for a permit. `running` is the number of permits that the model holds.
     waiting: u32,
     running: u32,
 }
@@ -45,7 +45,7 @@ pub struct ModelHandle {
     model: u64,
 }
 
-/// Permit to run a batch on the device. Dropping it releases the permit.
+/// Permit to run a batch on the device. It is released when it is dropped.
 pub struct DevicePermit {
     turns: Arc<FairDeviceLock>,
     model: u64,
@@ -76,7 +76,7 @@ impl FairDeviceLock {
 }
 
 impl State {
-    /// Returns the waiting model that comes next.
+    /// Returns the waiting model with the smallest virtual time.
     fn next(&self) -> Option<u64> {
         let waiting = self.models.iter().filter(|(_, clock)| clock.waiting > 0);
         let next = waiting.min_by(|a, b| a.1.at.total_cmp(&b.1.at));
@@ -160,13 +160,14 @@ mod tests {
 
     use super::*;
 
-    /// Returns the number of waiting threads plus the number of permits held.
+    /// Returns the number of threads that wait for a permit, plus the number of permits held.
     fn there(turns: &FairDeviceLock) -> u32 {
         let state = turns.lock();
         state.models.values().map(|c| c.waiting + c.running).sum()
     }
 
-    /// Returns the model of each permit, in order. Each model always has another batch waiting.
+    /// Returns the models that acquired permits, in the order of the permits. While a model holds a permit, it also has another batch
+    /// waiting.
     fn order(shares: &[f64], costs: &[u64], n: usize) -> Vec<usize> {
         let turns = Arc::new(FairDeviceLock::default());
         // Hold all permits until all threads are waiting.
@@ -189,7 +190,7 @@ mod tests {
                     for _ in 0..n {
                         let turn = seat.take(cost);
                         let _ = sender.send(model);
-                        // Hold the permit until every other thread is waiting or holds one, even on a slow machine.
+                        // Hold the permit until every other thread is waiting for a permit or holds one, even on a slow machine.
                         while there(&seat.turns) < alive.load(Ordering::Acquire) {
                             thread::yield_now();
                         }

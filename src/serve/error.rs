@@ -2,8 +2,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{EngineError, generate::AdmitError, schedule::Refusal, search::SamplingError};
 
-/// Error of a request. Its variants distinguish errors that the client can fix from errors that it
-/// cannot fix.
+/// Error of a request. The variant tells whether the client can fix the problem.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ServeError {
     /// The request is not valid. `param` is the field with the problem.
@@ -39,7 +38,7 @@ pub enum ServeError {
     )]
     Overloaded { retry_after: Duration },
     #[error(
-        "the request cannot be answered before its deadline; send it with a later one, or to another server"
+        "the request cannot be answered before its deadline; send it with a later deadline, or to another server"
     )]
     Hopeless { retry_after: Duration },
     /// The request takes longer than its time limit even on an idle server.
@@ -49,10 +48,10 @@ pub enum ServeError {
     )]
     ShortDeadline { takes: Duration, within: Duration },
     #[error(
-        "the request's deadline passed before its response was ready; send it with a later one"
+        "the request's deadline passed before its response was ready; send it with a later deadline"
     )]
     Deadline,
-    #[error("the server is not ready: {why}; another one may answer")]
+    #[error("the server is not ready: {why}; another server may answer")]
     NotReady { why: &'static str },
     #[error("there is no model `{name}`; the models are {}", known.join(", "))]
     NoModel { name: String, known: Vec<String> },
@@ -84,8 +83,8 @@ impl ServeError {
         }
     }
 
-    /// Replaces the field `prompt` in the error with the field that contains the source of the
-    /// generation.
+    /// If the error is about the field `prompt`, replaces the name of that field with `field`, the field in which the request has its
+    /// input.
     pub(crate) fn of_source(self, field: &'static str) -> Self {
         let named = |param| match param {
             "prompt" => field,
@@ -101,7 +100,7 @@ impl ServeError {
         }
     }
 
-    /// Puts the index of a text in front of the message, for a request with several texts. `name` is what the request calls a text.
+    /// Prepends the index of a text to the message, for a request with several texts. `name` is the word for a text in such a request.
     pub(crate) fn of_text(self, name: &str, index: usize) -> Self {
         match self {
             Self::Invalid { param, problem } => {
@@ -115,7 +114,7 @@ impl ServeError {
         }
     }
 
-    /// Returns this error for an equal input of another request, in which the input has the index `index`.
+    /// Returns this error for an equal input of another request. `index` is the index of the input in that request.
     pub(super) fn at(self, index: usize) -> Self {
         match self {
             Self::TooLong { limit, .. } => Self::TooLong { index, limit },

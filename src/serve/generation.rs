@@ -1,4 +1,4 @@
-//! Text generation: one thread steps the generator. Requests join and leave between steps.
+//! Text generation: one thread runs the steps of the generator. Texts start and end between steps.
 
 mod detokenizer;
 mod params;
@@ -35,10 +35,11 @@ use crate::{
     text::{ChatOptions, ChatTemplate, Message, TextEncoder, TextError},
 };
 
-/// Max number of waiting texts of all tenants. Once it is reached, a tenant may still add texts up to its equal share of this number.
+/// Max number of waiting texts of all tenants. Once it is reached, a tenant may still add texts until it has its equal share of this
+/// number.
 const MAX_WAITING: u64 = 1024;
 
-/// Prompts up to this number of tokens are tokenized to their end even if they are too long for the model, so that the error states their
+/// A prompt that is too long for the model is still tokenized to its end if it has at most this many tokens. The error then states its
 /// number of tokens.
 const COUNTED: usize = 1 << 17;
 
@@ -51,7 +52,8 @@ pub struct GenerationService {
     template: Result<ChatTemplate, String>,
     defaults: SamplingParams,
     admission: Admission,
-    /// Max estimated time of the waiting texts. Beyond this time, requests are refused, except those of tenants with less than their share.
+    /// Max estimated time of the waiting texts. Beyond this time, requests are refused, except requests of tenants that have less than
+    /// their share of the waiting texts.
     queue: Duration,
     shared: Arc<Shared>,
 }
@@ -62,7 +64,7 @@ struct Shared {
     is_lost: AtomicBool,
     /// Estimated time that the generator takes per requested token of the waiting texts, in nanoseconds; 0 if no text is waiting.
     token_nanos: AtomicU64,
-    /// Number of waiting texts and of their requested tokens, by tenant.
+    /// Number of waiting texts and number of their requested tokens, by tenant.
     waiting: Mutex<Tenants>,
 }
 
@@ -131,11 +133,12 @@ impl Job {
 
 impl GenerationService {
     /// Starts a model that was built for generation. `cache_bytes` is the size of the KV cache, and `queue` the max estimated time of the
-    /// waiting texts. `scheduler` decides the order in which texts start. `seat` is the handle of the device's fair lock, if other models
-    /// use the device.
+    /// waiting texts. `scheduler` decides the order in which texts start. `seat` is this model's handle of the device's fair lock, if other
+    /// models also use the device.
     ///
     /// # Errors
-    /// Returns an error if the folder's generation settings are not valid, the KV cache does not fit, or the system cannot start a thread.
+    /// Returns an error if the folder's generation settings are not valid, if the KV cache does not fit in memory, or if the system cannot
+    /// start a thread.
     pub fn start(
         engine: &Engine,
         encoder: TextEncoder,
@@ -205,7 +208,7 @@ impl GenerationService {
         self.admission.room(prompt, &self.defaults)
     }
 
-    /// Generation settings of the folder.
+    /// Returns the generation settings of the folder.
     pub(super) fn defaults(&self) -> &SamplingParams {
         &self.defaults
     }
@@ -215,13 +218,13 @@ impl GenerationService {
         self.template.is_ok()
     }
 
-    /// Returns whether the device is lost.
+    /// Returns whether the device is lost, which means that it can run no more batches.
     pub fn is_lost(&self) -> bool {
         self.shared.is_lost.load(Ordering::Acquire)
     }
 
-    /// Returns the max number of tokens of a prompt for which a new token still fits the positions and the KV cache. Returns `None` for a
-    /// model that reads a source, because the source has its own positions.
+    /// Returns the max number of tokens of a prompt that leaves room for one new token in the model's positions and the KV cache. Returns
+    /// `None` for a model that generates from a source text, because the source has its own positions.
     pub fn max_prompt_tokens(&self) -> Option<usize> {
         let room = self.admission.room(0, &self.defaults);
         (!self.admission.has_source()).then(|| room.saturating_sub(1))
@@ -235,8 +238,8 @@ impl GenerationService {
         &self.encoder
     }
 
-    /// Returns the temperature to use for a request that needs sampling but sets no temperature, if the folder selects greedy decoding.
-    /// Returns `None` if the folder selects sampling, so that its temperature applies.
+    /// Returns the temperature for a request that needs sampling but sets no temperature. Returns `None` if the folder selects sampling,
+    /// because the folder's temperature then applies.
     pub fn default_temperature(&self) -> Option<f32> {
         let is_greedy = self.defaults.sampling.is_none();
         let own = self.defaults.default_sampling.temperature;
@@ -253,14 +256,14 @@ impl GenerationService {
             .collect()
     }
 
-    /// Tokenizes a text, but stops with an error after the larger of [`COUNTED`] tokens and the room of the model for a prompt.
+    /// Tokenizes a text. Stops with an error if the text has more than [`COUNTED`] tokens and more tokens than the max prompt of the model.
     fn tokens_within(
         &self,
         text: &str,
         adds_special: bool,
         param: &'static str,
     ) -> Result<Vec<u32>, ServeError> {
-        // The source of an encoder-decoder model has its own positions. Its length is checked later.
+        // The source of an encoder-decoder model does not take up positions of the generated text. Its length is checked later.
         let room = match self.admission.has_source() {
             true => usize::MAX,
             false => self.admission.room(0, &self.defaults),
@@ -313,11 +316,11 @@ impl GenerationService {
         self.tokens_within(&prompt, false, "messages")
     }
 
-    /// Checks whether `texts` texts, which are admitted together, may wait.
+    /// Checks whether the queue has room for the `texts` texts of one request.
     ///
     /// # Errors
-    /// Returns an error if there are too many texts, if the waiting texts take too long and the tenant has its share of them, or if the
-    /// device is lost.
+    /// Returns an error if there are too many texts, if the waiting texts take too long and the tenant already has its share of them, or if
+    /// the device is lost.
     pub fn has_place(&self, texts: u64, submit: Submit) -> Result<(), ServeError> {
         if self.is_lost() {
             return Err(ServeError::NotReady { why: LOST });
@@ -353,8 +356,8 @@ impl GenerationService {
     /// Generates text from token ids. The model's scheduler decides when a waiting text starts.
     ///
     /// # Errors
-    /// Returns an error if the prompt is empty or too long, the sampling parameters are not valid, too many texts are waiting, or the
-    /// service is shutting down.
+    /// Returns an error if the prompt is empty or too long, if the sampling parameters are not valid, if too many texts are waiting, or if
+    /// the service is shutting down.
     pub fn submit(
         &self,
         prompt: Vec<u32>,
@@ -364,7 +367,7 @@ impl GenerationService {
         self.submit_within(prompt, writing, submit, &Share::unlimited())
     }
 
-    /// Does the same as [`submit`](Self::submit), but charges each piece to `share` until the piece is read.
+    /// Like [`submit`](Self::submit), but charges the memory of each piece to `share` until the piece is read.
     ///
     /// # Errors
     /// Returns the errors of `submit`.
@@ -389,7 +392,7 @@ impl GenerationService {
         // Check before queueing, so that refused requests do not count as waiting.
         let checked = self.admission.check(&request).map_err(ServeError::from);
         checked.map_err(|error| error.of_source(source.field()))?;
-        // Set the actual max number of new tokens, with which a waiting text is counted.
+        // Set the actual max number of new tokens, because the estimated time of the queue depends on it.
         request.options.rules.max_new_tokens = self.admission.new_tokens(&request);
         request.options.max_length = None;
         let (sender, pieces) = unbounded_channel();

@@ -1,4 +1,4 @@
-//! Limits the memory that all requests hold together, and returns freed memory to the system.
+//! Limits the total memory of all requests, and returns freed memory to the system.
 //!
 //! A request is charged for its body while the body arrives, then for the values in the body, and then for its answer, until the last byte
 //! of the answer has been sent.
@@ -23,7 +23,8 @@ use super::ServeError;
 const BODIES: u64 = 80 << 20;
 /// Max bytes of the values of all bodies that have been read.
 const VALUES: u64 = 224 << 20;
-/// Max bytes of inputs and answers that are reserved when their requests begin.
+/// Max bytes of the inputs and answers of all requests. A request reserves memory for them when it begins, and more memory while its answer
+/// grows.
 const ANSWERS: u64 = 224 << 20;
 /// Small requests and growing answers may exceed each limit by the limit divided by this number.
 const EXTRA: u64 = 4;
@@ -61,7 +62,7 @@ impl Memory {
         }
     }
 
-    /// Returns a charge for a body of which no byte has arrived.
+    /// Returns an empty charge, for a body of which no byte has arrived yet.
     pub fn body(&self) -> BodyMemory {
         BodyMemory {
             held: Held::new(&self.bodies, 0),
@@ -92,13 +93,13 @@ impl Memory {
 pub struct BodyMemory {
     held: Held,
     turn: Arc<Semaphore>,
-    /// Present if the body may exceed the limit. It is held until the memory is released.
+    /// Present if the body may exceed the limit. The body holds the permit until its memory is released.
     permit: Option<OwnedSemaphorePermit>,
 }
 
 impl BodyMemory {
-    /// Waits until another `bytes` of memory are available, or until it is this body's turn to exceed the limit. If the bodies that have
-    /// begun to arrive fill the memory, they can thus still be read, one after another.
+    /// Waits until another `bytes` bytes of memory are available, or until it is this body's turn to exceed the limit. Even if bodies that
+    /// are still arriving fill all of the memory, they can therefore be read to their ends, one after another.
     pub async fn grow(&mut self, bytes: u64) {
         let ledger = Arc::clone(&self.held.ledger);
         if self.permit.is_none() {
@@ -126,7 +127,7 @@ impl BodyMemory {
         self.held.bytes
     }
 
-    /// Releases the charge. The memory is charged elsewhere from now on.
+    /// Releases the charge, because the caller has charged the memory elsewhere.
     pub fn end(self) {
         self.held.end();
     }
@@ -260,11 +261,12 @@ impl Ledger {
     }
 
     fn lock(&self) -> MutexGuard<'_, Taken> {
-        // Every change of the value is complete, so a panic cannot leave it inconsistent.
+        // A poisoned lock is usable, because no code that holds the lock can panic between two related changes.
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes memory without waiting, even if others are waiting. The limit may be exceeded as described for [`EXTRA`].
+    /// Takes memory without waiting, even if other requests are waiting. The limit may be exceeded as described for [`EXTRA`]. Returns
+    /// whether memory was taken.
     fn try_take(&self, bytes: u64) -> bool {
         let mut taken = self.lock();
         let sum = taken.bytes.saturating_add(bytes);
@@ -275,13 +277,14 @@ impl Ledger {
         fits
     }
 
-    /// Takes memory whatever the limit is.
+    /// Takes memory without checking the limit.
     fn force(&self, bytes: u64) {
         let mut taken = self.lock();
         taken.bytes = taken.bytes.saturating_add(bytes);
     }
 
-    /// Waits for memory within the limit. A small request does not wait if [`try_take`](Self::try_take) succeeds.
+    /// Waits until `bytes` bytes of memory are available within the limit. A small request does not wait if [`try_take`](Self::try_take)
+    /// succeeds.
     async fn take(self: &Arc<Self>, bytes: u64) -> Held {
         if bytes <= SMALL && self.try_take(bytes) {
             return Held::new(self, bytes);
@@ -368,7 +371,7 @@ impl Held {
     }
 }
 
-/// Returns free pages of the heap to the system. glibc itself keeps them while a block above them is in use.
+/// Returns free pages of the heap to the system. By itself, glibc keeps free pages while a block at a higher address is in use.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn trim() {
     // SAFETY: malloc_trim touches only free memory of the allocator, under its locks.
@@ -404,7 +407,7 @@ mod tests {
         let error = first.add(1).unwrap_err();
         assert!(matches!(error, ServeError::LargeRequest { .. }));
         first.free(2 << 20);
-        // A growing answer may use memory that waiting requests cannot take.
+        // A growing answer may exceed the limit, which waiting requests may not.
         first.add(1 << 20).unwrap();
         assert!(waits.as_mut().poll(&mut context).is_ready());
         assert!(after.as_mut().poll(&mut context).is_pending());
@@ -451,7 +454,7 @@ mod tests {
             block_on(body.grow(4 << 20));
             assert_eq!(body.bytes(), 4 << 20);
         }
-        // The bodies cannot all grow to 8 MiB. One of them may exceed the limit, so that it can be read to its end.
+        // The bodies cannot all grow to 8 MiB. One body may exceed the limit, so it can be read to its end.
         let last = BODIES / (4 << 20);
         let (first, second) = held.split_at_mut(last as usize - 11);
         first

@@ -1,4 +1,4 @@
-//! Metrics of a service. Each metric is a field, so serving needs no lookup by name.
+//! Metrics of a model. Each metric is a field, so updating it needs no lookup by name.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,7 +16,7 @@ const TOKENS: [f64; 16] = [
     65536.0, 131_072.0, 262_144.0, 524_288.0,
 ];
 
-/// Histogram of times in seconds, except for [`Metrics::batch_tokens`].
+/// Histogram. The values are times in seconds, except for [`Metrics::batch_tokens`].
 #[derive(Debug)]
 pub struct Histogram {
     ends: &'static [f64; SECONDS.len()],
@@ -69,7 +69,7 @@ impl Histogram {
 pub struct LaneMetrics {
     /// Name of the device.
     pub device: String,
-    /// Times of the batches, without the time for which a batch waits for other batches.
+    /// Times of the batches, without the time that a batch waits for earlier batches.
     pub seconds: Histogram,
     pub weight_bytes: AtomicU64,
     /// Bytes of the KV cache in use.

@@ -4,8 +4,8 @@
 //! from the scheduler, through [`SchedulerState`](crate::schedule::SchedulerState), and submits them to the executor. Collect threads wait
 //! for results and send the answers. A lane is a device with its queue of batches.
 //!
-//! A [`GenerationService`] generates text. Its thread steps the generator. Texts start and end between steps, and the scheduler decides
-//! which text starts next. [`Models`] looks up the services by the name of their model.
+//! A [`GenerationService`] generates text. Its thread runs the steps of the generator. Texts start and end between steps, and the scheduler
+//! decides which text starts next. [`Models`] looks up the services by the name of their model.
 
 mod backlog;
 mod cache;

@@ -30,7 +30,7 @@ use crate::{
 /// Options of a served model.
 pub struct ModelChoice {
     pub folder: PathBuf,
-    /// Name in requests.
+    /// Name of the model in requests.
     pub name: String,
     /// Devices to run on; chosen automatically if empty. A model that embeds or scores may have several devices, each of which holds all of
     /// its weights.
@@ -42,7 +42,7 @@ pub struct ModelChoice {
     pub max_context: Option<u32>,
     pub invariant: bool,
     pub scheduler: Box<dyn Scheduler>,
-    /// Costs of batches. If `None`, they are measured at the start.
+    /// Costs of batches. If `None`, they are measured when the model is loaded.
     pub costs: Option<CostTable>,
     /// Memory for the intermediate tensors of a batch, in bytes.
     pub batch_bytes: u64,
@@ -50,7 +50,7 @@ pub struct ModelChoice {
     pub cache_bytes: Option<u64>,
     pub queue: Duration,
     pub tokenizers: usize,
-    /// Whether an embedding model also returns the vectors of all tokens. They are then copied from the device for every batch.
+    /// Whether an embedding model can also return the vectors of all tokens. If so, the vectors are copied from the device for every batch.
     pub all_tokens: bool,
     /// Whether an embedding model also computes sparse weights of tokens, like BGE-M3.
     pub sparse: bool,
@@ -58,18 +58,17 @@ pub struct ModelChoice {
     pub token_vectors: bool,
     /// Whether a masked language model fills masks instead of embedding texts.
     pub fill_mask: bool,
-    /// Prompt for texts that have no prompt of their own.
+    /// Prompt that is put before texts if a request specifies none.
     pub default_prompt: DefaultPrompt,
-    /// Task for which the model is loaded, if its checkpoint has different adapters, or different routes of a sentence-transformers Router,
-    /// for different tasks.
+    /// Task for which the model is loaded. It selects an adapter of the checkpoint, or a route of a sentence-transformers Router.
     pub task: Option<String>,
-    /// Set for a route of a sentence-transformers Router other than the default route: the name of the model with the default route.
-    /// Requests to that name with the task of this route are answered by this model.
+    /// Name of the model with the default route, if this model is another route of the same sentence-transformers Router. This model
+    /// answers requests to that name with the task of this route.
     pub route_of: Option<String>,
-    /// The devices of all models, and the model's share of their time relative to the other models. `None` if the model has its devices to
-    /// itself.
+    /// The fair locks of the devices, and the model's share of the devices' time relative to other models. `None` if no other model uses
+    /// its devices.
     pub share: Option<(Arc<Devices>, f64)>,
-    /// Model that this model replaces. Its costs are reused if both models have the same config.json, devices and dtype.
+    /// Model that this model replaces in a reload. Its cost table is reused if both models have the same config.json, devices and dtype.
     pub previous: Option<Arc<Model>>,
     /// Recorder of a service's scheduling events. It is not used for a model that generates text.
     pub trace: Option<Recorder>,
@@ -77,7 +76,7 @@ pub struct ModelChoice {
     pub cache: Option<Arc<Cache>>,
 }
 
-/// Prompt that a model puts before a text if the request specifies none.
+/// Prompt that is put before a text if the request specifies none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DefaultPrompt {
     /// The default prompt of the model's folder, if it has one.
@@ -89,7 +88,7 @@ pub enum DefaultPrompt {
     Text(String),
 }
 
-/// Task of a model.
+/// Service of a model, which depends on the model's task.
 pub enum Kind {
     Service(Service),
     Generation(Box<GenerationService>),
@@ -140,16 +139,15 @@ pub enum ReloadError {
 /// Reason for refusing requests while the first models are being loaded.
 pub const LOADING: &str = "its models are being loaded";
 
-/// Max time for which a reload waits for the last requests of replaced models. The time limit of such a request may be as long as a day.
+/// Max time for which a reload waits for the last requests of replaced models. Requests themselves may have a time limit of up to a day.
 const MAX_LEAVING: Duration = Duration::from_secs(60);
 
-/// Time for measuring costs.
+/// Time limit for measuring the costs of batches.
 const MEASURING: Duration = Duration::from_secs(3);
 
 impl Model {
-    /// Loads a checkpoint's folder. If the folder has modules of sentence-transformers, they determine whether the model embeds or scores.
-    /// Without modules, a model with next-token logits generates text, and the outputs of any other model determine whether it embeds or
-    /// scores.
+    /// Loads the model of a checkpoint folder. If the folder has modules of sentence-transformers, they determine whether the model embeds
+    /// or scores. Without modules, a model with next-token logits generates text. The outputs of any other model determine its task.
     ///
     /// # Errors
     /// Returns an error if the model cannot be loaded.
@@ -282,12 +280,12 @@ impl Model {
         })
     }
 
-    /// Returns the outputs of a folder's model that its service reads, so that batches neither compute nor copy other outputs. Empty if the
-    /// service reads the default outputs. If the model embeds, the outputs `also` are included.
+    /// Returns the names of the outputs that the service of a folder's model reads. Batches compute and copy only these outputs. Empty if
+    /// the service reads the default outputs. If the model embeds, the outputs `also` are included.
     ///
     /// # Errors
-    /// Returns an error if config.json cannot be read, no bundled description fits it, or the model has none of the outputs that a service
-    /// reads.
+    /// Returns an error if config.json cannot be read, if no shipped description fits it, or if the model has none of the outputs that a
+    /// service reads.
     pub fn outputs(
         folder: &Folder,
         also: impl IntoIterator<Item = &'static str>,
@@ -362,7 +360,7 @@ impl Model {
         }
     }
 
-    /// Tokenizer of the model.
+    /// Returns the tokenizer of the model.
     pub fn encoder(&self) -> &TextEncoder {
         match &self.kind {
             Kind::Service(service) => service.encoder(),
@@ -379,7 +377,7 @@ impl Model {
         tokens.map_err(|e| e.to_string())
     }
 
-    /// Returns the text of a prompt of the folder, for callers that put it before an input themselves.
+    /// Returns the text of the folder's prompt `name`, for callers that put it before an input themselves.
     ///
     /// # Errors
     /// Returns an error if there is no such prompt, or if the model reads prompts as separate messages. `param` is the field that names the
@@ -410,10 +408,10 @@ impl Model {
         prompt.map_err(|error| ServeError::invalid("model", error.to_string()))
     }
 
-    /// Decodes tokens, with or without special tokens.
+    /// Decodes token ids to text. Special tokens are left out if `skips_special`.
     ///
     /// # Errors
-    /// Returns an error if a token is out of range, or the tokens cannot be decoded.
+    /// Returns an error if a token id is out of range, or if the tokens cannot be decoded.
     pub fn decode(&self, ids: &[u32], skips_special: bool) -> Result<String, String> {
         let encoder = self.encoder();
         if let Some(at) = ids.iter().position(|&id| !encoder.knows(id)) {
@@ -462,7 +460,7 @@ impl Models {
         }
     }
 
-    /// Creates a set of models that `open` can load again. `open` receives the current models.
+    /// Creates a set of models that can be reloaded with `open`. The argument of `open` is the current models.
     pub fn reloadable(
         models: Vec<Model>,
         open: impl Fn(&[Arc<Model>]) -> Result<Vec<Model>, String> + Send + Sync + 'static,
@@ -512,8 +510,8 @@ impl Models {
         let names = models.iter().map(|model| model.name.clone()).collect();
         on_success();
         let old = self.replace(models);
-        // Dropping a model joins its threads. Drop the old models on a separate thread, so that this does not happen in the last request
-        // that uses a model.
+        // Dropping a model joins its threads, which must not happen on the thread of the last request that uses the model. Therefore, drop
+        // the old models on a separate thread.
         let (gone, all_gone) = channel();
         let leaving = std::thread::Builder::new().name("leaving".to_owned());
         let leaving = leaving.spawn(move || {
@@ -533,7 +531,7 @@ impl Models {
         Ok(names)
     }
 
-    /// Current models.
+    /// Returns the current models.
     pub fn all(&self) -> Arc<Vec<Arc<Model>>> {
         Arc::clone(&self.models.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -543,8 +541,8 @@ impl Models {
         self.is_loaded.load(Ordering::Acquire)
     }
 
-    /// Returns the reason why the server is not ready: a lost device, its shutdown, or models that are being loaded. Returns `None` if it
-    /// is ready.
+    /// Returns the reason why the server is not ready: a device is lost, the server is shutting down, or its models are being loaded.
+    /// Returns `None` if the server is ready.
     pub fn not_ready(&self) -> Option<&'static str> {
         let all = [
             (self.is_lost(), LOST),
@@ -567,12 +565,13 @@ impl Models {
         self.is_retired.load(Ordering::Acquire)
     }
 
-    /// Marks the server as shutting down. It still accepts and answers requests.
+    /// Marks the server as shutting down. This only changes the reported state: the server still accepts and answers requests.
     pub fn retire(&self) {
         self.is_retired.store(true, Ordering::Release);
     }
 
-    /// Returns the model with this name. Without a name, returns the first model for which `does` returns true, or else the first model.
+    /// Returns the model called `name`. If `name` is `None`, returns the first model for which `does` returns true, or else the first
+    /// model.
     ///
     /// # Errors
     /// Returns an error if there is no model with this name.

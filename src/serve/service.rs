@@ -1,4 +1,4 @@
-//! Embeddings and scores: the queue between clients and the executor.
+//! Service of a model that computes embeddings or scores: the queue between clients and the executor.
 
 mod admission;
 mod joint;
@@ -63,7 +63,7 @@ const HEADS: [&str; 2] = [TOKEN_LOGITS, MASK_LOGITS];
 /// Reason for refusing requests after a permanent failure of the device.
 pub(super) const LOST: &str = "its device was lost, and it is shutting down";
 
-/// Max number of batches in the executor: a running one and a waiting one.
+/// Max number of batches in the executor of a device: the running batch and the next batch.
 const DEPTH: u8 = 2;
 
 /// Options of a service.
@@ -72,7 +72,8 @@ pub struct ServiceChoice {
     pub costs: CostTable,
     /// Memory for the intermediate tensors of a batch, in bytes.
     pub batch_bytes: u64,
-    /// Max estimated time of the queued work. Beyond this time, requests are refused, except those of tenants with less than their share.
+    /// Max estimated time of the queued work. Beyond this time, requests are refused, except requests of tenants that have less than their
+    /// share of the queued work.
     pub queue: Duration,
     pub tokenizers: usize,
     /// Handles of the fair locks of the devices, in the order of the engines. Empty if no other model uses the devices.
@@ -104,8 +105,8 @@ impl Service {
     /// share one queue.
     ///
     /// # Errors
-    /// Returns an error if the model has none of the outputs that a service returns, one of its files cannot be read, a first batch fails,
-    /// or the system cannot start threads.
+    /// Returns an error if the model has none of the outputs that a service returns, if one of its files cannot be read, if a first small
+    /// batch fails, or if the system cannot start threads.
     pub fn start(
         engine: &Engine,
         others: &[Engine],
@@ -255,7 +256,7 @@ impl Service {
         self.width
     }
 
-    /// Returns the scorer of token vectors, on the device of the first engine.
+    /// Returns the scorer for token vectors, which uses the device of the first engine.
     pub fn late_scorer(&self) -> &LateScorer {
         &self.late_scorer
     }
@@ -270,7 +271,7 @@ impl Service {
         self.class_score
     }
 
-    /// Returns the index of the first of `names` that is a prompt of the model's folder.
+    /// Returns the index of a prompt among the prompts of the model's folder: the prompt with the first of `names` that the folder defines.
     ///
     /// # Errors
     /// Returns an error if there is no such prompt, or if texts with this prompt need a route of a Router that is not loaded. `param` is
@@ -333,13 +334,14 @@ impl Service {
     ///
     /// # Errors
     /// Returns an error if an input is an empty text or has invalid token ids, if the model does not compute the requested output, if the
-    /// queued work takes too long, if the service is shutting down, or if its device is lost. A reply has the other errors of its input.
-    /// With [`Submit::is_joint`], also returns an error if the inputs together cannot be answered before the deadline.
+    /// queued work takes too long, if the service is shutting down, or if its device is lost. With [`Submit::is_joint`], also returns an
+    /// error if the inputs together cannot be answered before the deadline. The reply of an input returns any other error of that input.
     pub fn submit(&self, inputs: Vec<Text>, submit: Submit) -> Result<Vec<Reply>, ServeError> {
         self.submit_within(inputs, submit, &Share::unlimited())
     }
 
-    /// Returns the bytes that inputs take until they are answered. This includes answers whose size is known in advance.
+    /// Returns the number of bytes of memory that `inputs` inputs take until they are answered. This includes answers whose size is known
+    /// in advance.
     pub fn memory(&self, inputs: usize, wanted: OutputKind) -> u64 {
         let answer = match wanted {
             OutputKind::AllTokens
@@ -356,7 +358,7 @@ impl Service {
         (INPUT + answer).saturating_mul(inputs as u64)
     }
 
-    /// Does the same as [`submit`](Self::submit), but charges answers whose size is not known in advance to `share`.
+    /// Like [`submit`](Self::submit), but charges the memory of answers whose size is not known in advance to `share`.
     ///
     /// # Errors
     /// Returns the errors of `submit`.
@@ -452,7 +454,7 @@ impl Service {
             lead.waiter = match (&shared.kept, key) {
                 (Some(kept), Some(key)) => {
                     reply.key = Some(key);
-                    // Only join a computation that will finish no later than this request would.
+                    // Join a computation in progress only if it ends no later than a separate computation for this request would.
                     let serves = |ahead: &Ticket| ahead.goes_before(&lead.ticket);
                     let waiter = match kept.joined.join(key, &lead.ticket, waiter, serves) {
                         Role::Follower(ticket) => {
@@ -549,7 +551,7 @@ impl Service {
         self.shared.lock().is_over = Some(LOST);
     }
 
-    /// Returns whether the device is lost.
+    /// Returns whether a device is lost, which means that it can run no more batches.
     pub fn is_lost(&self) -> bool {
         self.shared.lock().is_over == Some(LOST)
     }

@@ -4,18 +4,18 @@ use std::time::{Duration, Instant};
 
 use crate::text::{CutSide, TextRole};
 
-/// Kind of result that a request selects.
+/// Kind of result that a request asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputKind {
-    /// The first of these that the model has: the embedding, the scores, or the sparse embedding.
+    /// The embedding, or else the scores, or else the sparse embedding, depending on what the model computes.
     #[default]
     Usual,
     /// The vectors of all tokens, concatenated.
     AllTokens,
     /// The sparse embedding: the vocabulary entries with nonzero weights.
     Sparse,
-    /// The rows of a task head that has a row for each token, concatenated. These are the labels of all tokens, or the vocabulary entries
-    /// for masks.
+    /// The rows of a task head that computes a row for each token, concatenated. These are the label logits of all tokens, or the
+    /// vocabulary logits of the masks.
     Tokens,
     /// Scores before the activation function that the model's folder specifies.
     Logits,
@@ -97,7 +97,8 @@ pub struct Submit {
 }
 
 impl Submit {
-    /// Returns the deadline of a request that was sent at `sent`. The first field orders requests without a deadline last.
+    /// Returns the deadline of a request that was sent at `sent`. The `bool` is true if there is no deadline, which orders such requests
+    /// last.
     pub(super) fn until(&self, sent: Instant) -> (bool, Option<Instant>) {
         let until = self.within.and_then(|w| sent.checked_add(w));
         (until.is_none(), until)
@@ -107,7 +108,7 @@ impl Submit {
 /// The result for one input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// The embedding, the scores by label, or another kind of result of [`OutputKind`]. For [`OutputKind::Several`], the embedding is
+    /// The embedding, the scores by label, or another result that [`OutputKind`] describes. For [`OutputKind::Several`], the embedding is
     /// followed by the weights of `entries` and the token vectors.
     pub values: Vec<f32>,
     /// Vocabulary entries of the sparse embedding in ascending order; empty if there is none.
@@ -118,14 +119,14 @@ pub struct Answer {
 
 /// Bytes that an input takes from admission to its answer, in addition to its text.
 pub(super) const INPUT: u64 = 1024;
-/// Bytes that a value takes as f32 and in the JSON response; for a score with its label, [`SCORE`].
+/// Bytes that a value takes as f32 and in the JSON response. A score with its label takes [`SCORE`] bytes.
 pub(super) const VALUE: u64 = 20;
 pub(super) const SCORE: u64 = 1000;
 /// Bytes that an entry of a sparse embedding takes as two numbers and in the JSON response.
 pub(super) const ENTRY: u64 = 64;
 
 impl Answer {
-    /// Returns the bytes of the answer and its JSON; 0 if they were already counted at admission.
+    /// Returns the bytes of memory that the answer and its JSON take; 0 if they were already counted at admission.
     pub(super) fn memory(&self, wanted: OutputKind) -> u64 {
         match wanted {
             OutputKind::Usual | OutputKind::Logits => 0,

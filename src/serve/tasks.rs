@@ -1,11 +1,12 @@
-//! Models by their tasks.
+//! Looks up models by name and task.
 
 use std::sync::Arc;
 
 use super::{Kind, Model, Models, ServeError, Service};
 
 impl Models {
-    /// Returns a model that embeds.
+    /// Returns the model called `name`, which must embed. Without a name, returns the first model that embeds. The following methods do the
+    /// same for other tasks.
     ///
     /// # Errors
     /// Returns an error if there is no model with this name, or if it has another task.
@@ -91,11 +92,11 @@ impl Models {
         })
     }
 
-    /// Returns the model that answers requests for `model` with one of these tasks. If `model` is a route of a sentence-transformers
-    /// Router, this is the Router's route for the first task that has a route. Otherwise, or if no task has a route, it is `model` itself.
+    /// Returns the model that answers requests for `model` with one of `tasks`. If `model` is a route of a sentence-transformers Router,
+    /// returns the Router's route for the first of `tasks` that has a route. Otherwise, or if no task has a route, returns `model` itself.
     ///
     /// # Errors
-    /// Returns an error if that route is not loaded.
+    /// Returns an error if the route is not loaded.
     pub fn routed(&self, model: Arc<Model>, tasks: &[&str]) -> Result<Arc<Model>, ServeError> {
         let folder = model.encoder().folder();
         let mut routes = tasks.iter().filter_map(|task| folder.route_for(task));

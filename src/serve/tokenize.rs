@@ -23,7 +23,7 @@ pub enum Text {
     Pair(String, String),
     /// Token ids, used unchanged.
     Ids(Vec<u32>),
-    /// Tokens from the model's own tokenizer.
+    /// Tokens that the model's tokenizer returned.
     Encoded(Encoded),
 }
 
@@ -41,7 +41,7 @@ impl Text {
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Cost of passing a text to a thread, in bytes of text that take as long to tokenize.
+/// Cost of passing a text to a thread, expressed as the number of bytes of text that a thread could tokenize in that time.
 const PER_WORK: u64 = 64;
 
 /// Pool of threads that tokenize. Higher classes go first. Tenants of a class take turns, and the texts of a tenant are tokenized in order
@@ -49,7 +49,7 @@ const PER_WORK: u64 = 64;
 #[derive(Clone)]
 pub(super) struct Pool(Arc<Handle>);
 
-/// Stops the threads when it is dropped, after they have done all queued work.
+/// When this is dropped, the threads end after they have done all queued work.
 struct Handle(Arc<Line>);
 
 #[derive(Default)]
@@ -63,7 +63,7 @@ struct Waiting {
     /// Queued work, ordered by class (highest first), start tag of fair queueing, and arrival.
     work: BTreeMap<(Reverse<u8>, u64, u64), Work>,
     n_came: u64,
-    /// Finish tag of each tenant's last work, in bytes of text. Only tags greater than `now` matter (start-time fair queueing).
+    /// Finish tag of each tenant's last work in start-time fair queueing, in bytes of text. Tags of at most `now` have no effect.
     given: HashMap<u32, u64>,
     /// Start tag of the work that was taken last (the virtual time).
     now: u64,
@@ -72,7 +72,7 @@ struct Waiting {
 
 impl Line {
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        // Every change is a single call, so a panic cannot leave the state inconsistent.
+        // A poisoned lock is usable: every change is a single call, so a panic cannot leave the state inconsistent.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -121,7 +121,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Queues work for a request. The work costs as much as tokenizing `bytes` of text.
+    /// Queues work for a request. For fair queueing, the work counts as much as tokenizing `bytes` bytes of text.
     pub fn run(&self, submit: Submit, bytes: usize, work: impl FnOnce() + Send + 'static) {
         let line = &self.0.0;
         let mut waiting = line.lock();
@@ -137,7 +137,7 @@ impl Pool {
     }
 }
 
-/// Returns the index and the text of the first of `names` that is a prompt of the folder.
+/// Returns the index and the text of a prompt of the folder: the prompt with the first of `names` that the folder defines.
 ///
 /// # Errors
 /// Returns an error if there is no such prompt, or if texts with this prompt need a route of a Router that is not loaded. `param` is the
@@ -267,7 +267,7 @@ mod tests {
             let done = done.clone();
             pool.run(submit(class, 0), 9, move || done.send(name).unwrap());
         }
-        // The other tenant's work and the urgent work also advance the tags.
+        // Work of another tenant. Urgent work has also advanced the tag of the first tenant, so `c` comes after `3`.
         for name in ['1', '2', '3', '4'] {
             let done = done.clone();
             pool.run(submit(0, 1), 0, move || done.send(name).unwrap());

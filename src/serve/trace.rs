@@ -80,7 +80,7 @@ fn write(file: File, queue: &Receiver<Event>, max_bytes: u64) -> io::Result<()> 
         let event = match queue.try_recv() {
             Ok(event) => event,
             Err(TryRecvError::Disconnected) => return file.flush(),
-            // Flush when there is nothing to write, so that readers see all events.
+            // Flush when no event is waiting, so that readers of the file see all events.
             Err(TryRecvError::Empty) => {
                 file.flush()?;
                 match queue.recv() {
@@ -93,14 +93,14 @@ fn write(file: File, queue: &Receiver<Event>, max_bytes: u64) -> io::Result<()> 
         written += line.len() as u64 + 1;
         if written > max_bytes {
             file.flush()?;
-            let problem = format!("it has the {max_bytes} bytes that it may have");
+            let problem = format!("it has reached its max size of {max_bytes} bytes");
             return Err(io::Error::other(problem));
         }
         writeln!(file, "{line}")?;
     }
 }
 
-/// Returns the first event of a trace.
+/// Returns the `began` event, which is the first event of a trace.
 pub(super) fn began(bytes: Vec<u64>, depth: u8) -> Event {
     Event::Happened(crate::schedule::Micros(0), Happened::Began { bytes, depth })
 }

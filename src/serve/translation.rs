@@ -3,14 +3,14 @@
 use super::{GenerationParams, GenerationService, ServeError, TextSource};
 use crate::text::{LanguagePair, LanguageSide, TargetPrefix, TextError};
 
-/// Parameters for the translations of a request.
+/// Parameters of a request for translations.
 #[derive(Clone, Debug, Default)]
 pub struct TranslationParams {
-    /// Languages, as named by the model's tokenizer. The defaults are those of the model's folder.
+    /// Languages, as named by the model's tokenizer. The defaults are the languages that the model's folder specifies.
     pub source_lang: Option<String>,
     pub target_lang: Option<String>,
-    /// Max number of new tokens. The default is twice the tokens of the text, plus 16, plus the tokens of the prefix. The folder's maximum
-    /// limits the default.
+    /// Max number of new tokens. The default is twice the number of tokens of the text, plus 16, plus the number of tokens of the prefix,
+    /// but at most the folder's maximum.
     pub max_tokens: Option<usize>,
     /// Search parameters as in [`GenerationParams`].
     pub num_beams: Option<usize>,
@@ -44,7 +44,7 @@ impl GenerationService {
         let target = target.map_err(|e| ServeError::invalid("target_prefix", e.to_string()));
         let (forced_first, prefix) = target?;
         let defaults = self.defaults();
-        // Check each text here, before the prefixes of all texts take memory.
+        // Check the prefix of each text as it is tokenized, before the prefixes of many texts take memory.
         let room = self.room(source.len());
         if prefix.len() > room {
             let n = prefix.len();

@@ -26,7 +26,7 @@ pub enum Lengths {
     Fixed(u32),
 }
 
-/// Rates in requests per second, which are simulated one after another.
+/// Arrival rates to simulate, one after another, in requests per second.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rates(pub Vec<f64>);
 
@@ -169,7 +169,7 @@ fn three_digits(value: f64) -> f64 {
     (value / unit).round() * unit
 }
 
-/// Requests of one class and tenant that arrive as a Poisson process.
+/// Parameters of a synthetic load: requests of one class and tenant, whose arrivals are a Poisson process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
     /// Arrival rate, in requests per second.
@@ -186,7 +186,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Returns the arrivals, in order of time.
+    /// Generates the requests, in order of arrival.
     pub fn arrivals(&self) -> Vec<Waiting> {
         // Times, lengths and deadlines have separate streams, so that a change of one does not
         // change the others.

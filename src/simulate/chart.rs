@@ -1,4 +1,4 @@
-//! Charts of the schedulers' results over the load, as SVG.
+//! SVG charts that plot results of schedulers against the arrival rate.
 
 use svg::Document;
 use svg::node::element::{Circle, Group, Line as Stroke, Polyline, Rectangle, Text, Title};
@@ -18,15 +18,15 @@ const INKS: [&str; 13] = [
 ];
 const DASHES: [&str; 3] = ["none", "7 4", "2 4"];
 
-/// A named series of values, one per load.
+/// A named series of values, one per arrival rate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
     pub name: String,
-    /// One value per load; `None` if there is no value or if the value is unbounded.
+    /// One value per arrival rate; `None` if there is no value or if the value is unbounded.
     pub values: Vec<Option<f64>>,
 }
 
-/// One panel of a chart, with its own axis.
+/// One panel of a chart, with its own value axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Panel {
     /// Description of the values, with their unit.
@@ -37,8 +37,8 @@ pub struct Panel {
     pub log: bool,
 }
 
-/// Draws panels side by side over a logarithmic axis of loads, in requests per second. Lines of the
-/// same name have the same style in all panels.
+/// Draws panels side by side. The horizontal axis of each panel is logarithmic and has the arrival rates `loads`, in requests per second.
+/// Lines of the same name have the same style in all panels.
 pub fn chart(title: &str, loads: &[f64], panels: &[Panel]) -> String {
     let names: Vec<&str> = panels
         .first()
@@ -223,7 +223,7 @@ fn dot(x: f64, y: f64, line: usize) -> Circle {
         .set("fill", INKS[line % INKS.len()])
 }
 
-/// Rounds a coordinate to a tenth of a unit, which hides differences between the floating-point results of machines.
+/// Rounds a coordinate to a tenth of a unit. This makes the chart independent of small floating-point differences between machines.
 fn tenth(v: f64) -> f64 {
     (v * 10.0).round() / 10.0
 }

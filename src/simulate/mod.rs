@@ -4,8 +4,8 @@
 //!
 //! Requests with several steps represent text generation. Each pass after the first computes one token for each request of the batch. In
 //! packed batches, and in shared rows that are cut into slots ([`Layout::Rows`] with `slot < length`), a request is done after its own
-//! steps. In padded batches and in shared rows without slots, all requests are done when the last one is, and their memory is freed only
-//! then, as described in the TCB paper (4.2.2; see docs/papers.md).
+//! steps. In padded batches and in shared rows without slots, all requests of a batch complete together, after the last request has
+//! completed its steps. Their memory is freed only then, as described in the TCB paper (4.2.2; see docs/papers.md).
 
 mod arrivals;
 #[cfg(feature = "cli")]
@@ -75,11 +75,11 @@ pub struct Outcome {
 /// A batch that runs on a device or waits for it.
 struct Run {
     layout: Layout,
-    /// Index and remaining steps of each request in the batch.
+    /// Index in the arrivals and number of remaining steps of each request in the batch.
     members: Vec<(usize, u32)>,
-    /// Index and steps of the requests that join at the next pass.
+    /// Index in the arrivals and number of steps of each request that joins at the next pass.
     joining: Vec<(usize, u32)>,
-    /// Extents of the first pass of the joining requests.
+    /// Extents of the first pass of the requests in `joining`.
     first: Extents,
     first_pass: Micros,
 }
@@ -88,7 +88,7 @@ struct Run {
 struct Device {
     /// Queued batches; the first one runs.
     runs: VecDeque<Run>,
-    /// End of the current pass.
+    /// Time at which the current pass ends; `None` if no batch runs.
     ends: Option<Micros>,
 }
 
@@ -96,7 +96,7 @@ struct Device {
 /// order of time.
 ///
 /// # Errors
-/// Returns an error for an invalid decision, which is a bug in the scheduler.
+/// Returns an error if the scheduler makes an invalid decision, which is a bug in the scheduler.
 pub fn simulate(
     arrivals: &[Waiting],
     scheduler: &mut dyn Scheduler,

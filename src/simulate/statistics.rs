@@ -36,7 +36,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Computes the statistics of `arrivals` that ended in `outcome` on `n_devices` devices.
+    /// Computes the statistics of a simulation of `arrivals` on `n_devices` devices with the result `outcome`.
     pub fn of(arrivals: &[Waiting], outcome: &Outcome, n_devices: usize) -> Self {
         let last = arrivals.last().map_or(Micros(0), |w| w.arrived);
         let window = last.seconds().max(1e-6);
@@ -73,7 +73,7 @@ impl Summary {
         let n = latencies.len();
         if n > 0 {
             let ms = |at: usize| Micros(latencies[at.min(n - 1)]).millis();
-            // Smallest latency that at least the fraction `share` of the completed requests did not exceed.
+            // Smallest latency such that at least the fraction `share` of the completed requests took no longer.
             let quantile = |share: f64| ms(((n as f64 * share).ceil() as usize).saturating_sub(1));
             summary.mean = latencies.iter().sum::<u64>() as f64 / n as f64 / 1e3;
             (summary.least, summary.most) = (ms(0), ms(n - 1));

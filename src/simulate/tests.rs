@@ -134,8 +134,8 @@ fn a_batch_takes_its_estimated_time_and_the_next_one_waits() {
 fn the_turbo_papers_order_of_saturation_is_reproduced_and_packed_is_best() {
     let costs = synthetic_costs();
     let arrivals = load(400.0, 12_000).arrivals();
-    // Measure the throughput up to the last response. Measured only up to the last arrival, it would favor schedulers that run short
-    // requests first.
+    // Measure the throughput up to the last response. The throughput up to the last arrival would favor schedulers that run short requests
+    // first.
     let answers = |name| {
         let mut scheduler = scheduler(name, &Settings::default()).unwrap();
         let outcome = simulate(&arrivals, &mut *scheduler, &on(&costs)).unwrap();
@@ -180,8 +180,8 @@ fn the_tcb_papers_order_is_reproduced_and_packed_is_fastest() {
     assert!(concat.answered > ttb.answered && ttb.answered > tnb.answered);
     assert!(concat.utility > ttb.utility && ttb.utility > tnb.utility);
     assert!(slotted.utility > 0.0);
-    // The device sustains 1,500 requests per second. At a load that it cannot sustain, DAS completes more requests than `packed`, because
-    // DAS drops the long ones.
+    // The device sustains 1,500 requests per second. At a higher rate, DAS would complete more requests than `packed`, because DAS drops
+    // long requests.
     load.rate = 1_500.0;
     let arrivals = load.arrivals();
     let [concat, packed] =

@@ -1,5 +1,5 @@
-//! Traces of recorded load: one request per line, as JSON. A server's trace also records its actions, in lines with an `event` field.
-//! [`replay`] repeats the scheduler's decisions.
+//! Traces of recorded load: one request per line, as JSON. A trace of a server also records the server's actions, in lines with an `event`
+//! field. From such a trace, [`replay`] repeats the decisions of the scheduler and compares them.
 
 use std::fmt;
 
@@ -16,7 +16,8 @@ pub enum Event {
     Happened(Micros, Happened),
 }
 
-/// An entry of a trace other than an arrival. Request ids are those of a [`SchedulerState`], which numbers the arrival lines from 0.
+/// An event of a trace other than an arrival. Requests are identified by the ids that a [`SchedulerState`] assigns: the index of their
+/// arrival among all arrivals of the trace, from 0.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Happened {
@@ -86,8 +87,8 @@ pub enum TraceError {
 /// Reads the requests of a trace. Skips empty lines and the server's events.
 ///
 /// # Errors
-/// Returns an error for a line that is neither a request nor an event, for a request with 0 tokens or steps, for a request that arrives
-/// before the one above it, and for a trace without requests. Line numbers in errors start at 1.
+/// Returns an error if a line is neither a request nor an event, if a request has 0 tokens or steps, if a request arrives before the
+/// request above it, or if the trace has no requests. Line numbers in errors start at 1.
 pub fn parse_trace(text: &str) -> Result<Vec<Waiting>, TraceError> {
     let arrivals = parse_events(text)?.into_iter();
     let arrivals: Vec<Waiting> = arrivals
@@ -205,8 +206,8 @@ pub enum ReplayError {
 /// Calls a scheduler at the recorded times of a server's trace, and compares each decision with the recorded decision.
 ///
 /// # Errors
-/// Returns an error if a request or another event precedes the `began` event, if the scheduler's decision is invalid, or if it differs from
-/// the recorded one.
+/// Returns an error if a request or another event precedes the `began` event, or if a decision of the scheduler is invalid or differs from
+/// the recorded decision.
 pub fn replay(
     events: &[Event],
     scheduler: &mut dyn Scheduler,

@@ -362,8 +362,8 @@ fn errors_say_what_to_do() {
     let run = |model: &[&str]| hub.error(&[&["run"], model, &text[..]].concat());
     insta::assert_snapshot!(run(&["--model", "org/other"]), @"× there is no model `org/other` at [hub]; check the name; private repositories need HF_TOKEN");
     insta::assert_snapshot!(run(&["--model", "org/tiny@v9"]), @"× `org/tiny` has no revision `v9`; use a branch, a tag or a commit of [hub]/org/tiny/commits/main");
-    insta::assert_snapshot!(run(&["--weights", MODEL]), @"× there is no folder `org/tiny`; expected a folder of weights, which a model on the Hugging Face hub is not help: `--model org/tiny`, without --weights, fetches it from the hub");
-    insta::assert_snapshot!(run(&["--model", MODEL, "--weights", "."]), @"× `org/tiny` is a model with weights of its own; leave the folder of weights out, or give the description that belongs to it help: leave --weights out");
+    insta::assert_snapshot!(run(&["--weights", MODEL]), @"× there is no folder `org/tiny`; expected the path of a checkpoint folder, not the name of a model on the Hugging Face hub help: `--model org/tiny`, without --weights, fetches it from the hub");
+    insta::assert_snapshot!(run(&["--model", MODEL, "--weights", "."]), @"× `org/tiny` is a model that includes its weights; omit the folder of weights, or give the description of the model instead help: leave --weights out");
     insta::assert_snapshot!(run(&["bert", "--model", MODEL]), @"error: the argument '[MODEL]' cannot be used with '--model <MODEL>' Usage: gemmule run --text <TEXT> --device <DEVICE> <MODEL> For more information, try '--help'.");
     let file = run(&["--model", "org/tiny.ron"]);
     assert!(
@@ -460,9 +460,9 @@ fn a_gguf_file_is_fetched_by_its_name_or_quantization() {
     }
     insta::assert_snapshot!(hub.error(&by(&["--model", MODEL])), @"× `org/tiny` has several GGUF files; choose one by `org/tiny:NAME`, where NAME is one of `tiny-F16.gguf`, `tiny-Q8_0.gguf`, or its quantization, such as Q8_0");
     let other = format!("{MODEL}:Q4_0");
-    insta::assert_snapshot!(hub.error(&by(&["--model", &other])), @"× `org/tiny:Q4_0` is the name of no GGUF file, or of several; expected one of `tiny-F16.gguf`, `tiny-Q8_0.gguf`, or its quantization, after the `:`");
+    insta::assert_snapshot!(hub.error(&by(&["--model", &other])), @"× `org/tiny:Q4_0` matches no GGUF file, or several; expected one of `tiny-F16.gguf`, `tiny-Q8_0.gguf`, or its quantization, after the `:`");
     let local = hub.home.file(stored[0].0);
     let both = [local.to_str().expect("a path"), "--weights", "."];
-    insta::assert_snapshot!(hub.error(&by(&both)), @"× `[dir]/tiny-F16.gguf` is a model with weights of its own; leave the folder of weights out, or give the description that belongs to it help: leave --weights out");
+    insta::assert_snapshot!(hub.error(&by(&both)), @"× `[dir]/tiny-F16.gguf` is a model that includes its weights; omit the folder of weights, or give the description of the model instead help: leave --weights out");
     assert_eq!(hub.fetched(), Vec::<String>::new());
 }

@@ -686,7 +686,7 @@ fn a_cache_in_fp8_is_asked_for_by_an_option() {
 
     let problem = refused(&[&args[..], &["--kv-dtype", "int8"]].concat());
     assert!(
-        problem.contains("`int8` is no format of a KV cache; expected auto (the type of activations) or fp8 (E4M3)"),
+        problem.contains("`int8` is not a format of a KV cache; expected auto (the type of activations) or fp8 (E4M3)"),
         "{problem}"
     );
     let problem = refused(&["run", "--text", "a", "--kv-dtype", "fp8"]);

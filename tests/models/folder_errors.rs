@@ -189,7 +189,7 @@ fn what_vocabularies_and_tokens_weigh_is_read_as_it_is_computed() {
         .device(DeviceChoice::Cpu)
         .outputs(["sentence_embedding"])
         .build();
-    assert_snapshot!(folder.text(&dense.err().expect("it is refused")), @"`[dir]` describes the output `sparse`, and not how a text becomes `sentence_embedding`; expected the output `sparse`");
+    assert_snapshot!(folder.text(&dense.err().expect("it is refused")), @"`[dir]` specifies the output `sparse`, not `sentence_embedding`; request the output `sparse`");
     // An unreadable file only affects the output that needs it.
     let folder = copy("st-m3");
     let file = folder.file("sparse_linear.safetensors");

@@ -1622,7 +1622,7 @@ fn what_outlives_a_drain_is_told_so() {
     let (status, _, text) = client.join().unwrap();
     assert_eq!(status, 503, "{text}");
     assert!(
-        text.contains("the server is not ready: it is shutting down; another one may answer"),
+        text.contains("the server is not ready: it is shutting down; another server may answer"),
         "{text}"
     );
 }
@@ -1656,7 +1656,7 @@ fn while_models_are_loaded_probes_are_answered_and_a_signal_ends_it() {
         }
         assert_eq!(get(to, "/health").0, 200);
         let loading =
-            "the server is not ready: its models are being loaded; another one may answer";
+            "the server is not ready: its models are being loaded; another server may answer";
         let (status, text) = get(to, "/ready");
         assert!(status == 503 && text.contains(loading), "{text}");
         let (status, told) = post(to, "/v1/embeddings", &json!({"input": "x"}));
@@ -1693,7 +1693,7 @@ fn a_stream_has_a_deadline_and_texts_that_would_wait_long_are_refused() {
     assert_eq!(status, 200, "{text}");
     assert!(
         text.contains(
-            "the request's deadline passed before its response was ready; send it with a later one"
+            "the request's deadline passed before its response was ready; send it with a later deadline"
         ),
         "{text}"
     );
@@ -2644,7 +2644,7 @@ fn a_deadline_that_no_batch_meets_and_one_that_passes_are_told_apart_and_writers
         let (status, head, told) = ask_with(to, "POST", path, header, body);
         assert_eq!(status, 429, "{told}");
         assert!(head.contains("retry-after: 1"), "{head}");
-        assert!(told.contains("the request cannot be answered before its deadline; send it with a later one, or to another server"), "{told}");
+        assert!(told.contains("the request cannot be answered before its deadline; send it with a later deadline, or to another server"), "{told}");
         assert!(told.contains(text), "{told}");
     }
     let body = json!({"prompt": "One", "n": 128, "max_tokens": 40, "temperature": 1});
@@ -2658,7 +2658,7 @@ fn a_deadline_that_no_batch_meets_and_one_that_passes_are_told_apart_and_writers
     assert_eq!(status, 504, "{told}");
     assert!(
         told.contains(
-            "the request's deadline passed before its response was ready; send it with a later one"
+            "the request's deadline passed before its response was ready; send it with a later deadline"
         ),
         "{told}"
     );

@@ -1,4 +1,4 @@
-//! Starting from an artifact instead of a description.
+//! Building an engine from an artifact instead of a description.
 
 use std::path::Path;
 
@@ -15,8 +15,8 @@ impl Builder {
     /// Returns the program and the kernels of the artifact `read`. If `read` is `None`, reads the artifact from `file`.
     ///
     /// # Errors
-    /// Returns an error for settings that differ from those that the artifact was compiled with, and for a folder whose sizes or modules
-    /// give another model.
+    /// Returns an error if a setting of the builder differs from the setting that the artifact was compiled with, or if the folder's sizes
+    /// or modules describe another model.
     pub(super) fn of_file(
         &self,
         file: &Path,

@@ -7,8 +7,8 @@ use crate::{
 };
 
 impl Builder {
-    /// Returns the padding with which a program runs. An artifact's program may have been compiled with other options than those of this
-    /// builder, so the inputs of the program determine whether its sequences are expanded.
+    /// Returns the padding with which `program` runs. The inputs of the program determine whether its batches are laid out as
+    /// [`Padding::Expanded`], because the program of an artifact was not compiled with the options of this builder.
     pub(super) fn padding_of(&self, program: &Program) -> Padding {
         match self.padding {
             Padding::Removed if program.reads(BatchInput::ValidLens) => Padding::Expanded,

@@ -13,8 +13,8 @@ use crate::{
 };
 
 impl Builder {
-    /// Opens the checkpoint's folder, so that a caller can choose outputs by the folder's settings before it calls [`build`](Self::build).
-    /// Returns `None` if the builder has no checkpoint.
+    /// Opens the checkpoint's folder. A caller can inspect its settings, for example to choose outputs, before it calls
+    /// [`build`](Self::build). Returns `None` if the builder has no checkpoint.
     ///
     /// # Errors
     /// Returns the errors of [`Folder::open_for`].

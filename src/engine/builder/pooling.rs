@@ -11,8 +11,8 @@ use crate::{
 /// Warns if the model computes sentence embeddings and the folder does not specify their pooling.
 ///
 /// # Errors
-/// Returns an error if the model computes sentence embeddings, and the folder's modules compute another output, such as sparse vectors or
-/// the score of a pair.
+/// Returns an error if the model computes sentence embeddings, but the folder's modules compute a different output, such as sparse vectors
+/// or the score of a pair.
 pub(super) fn check_pooling(
     folder: &Folder,
     modules: &[Module],
@@ -36,7 +36,7 @@ pub(super) fn check_pooling(
     Ok(())
 }
 
-/// Warns that the folder has no modules.json, and says how the embedding `id` is pooled.
+/// Warns that the folder has no modules.json. The warning says how the sentence embedding, which node `id` computes, is pooled.
 fn warn_of_pooling(folder: &Folder, graph: &Graph, mut id: NodeId) {
     let name = folder.root().display();
     if folder.modules().is_some() {

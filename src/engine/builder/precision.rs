@@ -40,8 +40,9 @@ impl Builder {
         }
     }
 
-    /// Returns the formats of two kinds of checkpoint tensors: tensors that keep their published quantized values, and tensors with
-    /// `desc_act`, which keep them if their inputs can be computed in the order of the quantization groups. Both are empty:
+    /// Returns two maps from the names of quantized checkpoint tensors to their formats. Tensors of the first map keep their published
+    /// values. Tensors of the second map have GPTQ's `desc_act` (columns sorted by quantization group), and keep their published values if
+    /// their inputs can be computed in the order of the groups. Both maps are empty:
     ///
     /// - on a CPU, for a program in f32, and with [`Builder::dequantize`], because all tensors are dequantized,
     /// - with [`Builder::quantize`], and
@@ -74,8 +75,8 @@ impl Builder {
         Ok([published, ordered])
     }
 
-    /// Returns whether the program reads the scales that the checkpoint publishes for its KV cache in E4M3. The program of an artifact
-    /// reads no such scales.
+    /// Returns whether the program has a KV cache in E4M3 and reads the checkpoint's scales for it. The program of an artifact reads no
+    /// scales of a KV cache.
     pub(super) fn has_cache_scales(&self, program: &Program, source: &dyn WeightSource) -> bool {
         let is_e4m3 = !program.caches.is_empty() && program.cache_format() == Format::E4m3;
         if !is_e4m3 || !source.has_cache_scales() {
@@ -95,7 +96,7 @@ impl Builder {
         }
     }
 
-    /// Returns the format of the KV cache of a program in `dtype`, if it differs from that type.
+    /// Returns the format of the KV cache of a program with storage type `dtype`; `None` if the cache has this type, too.
     pub(super) fn caches_in(&self, dtype: DType) -> Result<Option<Format>, EngineError> {
         let Some(format) = self.kv_cache else {
             return Ok(None);
@@ -113,7 +114,7 @@ impl Builder {
         }
     }
 
-    /// Returns an error for options that only apply to a CPU.
+    /// Checks that no option is set that applies only to a CPU.
     pub(super) fn check_for_cuda(&self, device: &DeviceName) -> Result<(), EngineError> {
         if self.threads.is_none() {
             return Ok(());
@@ -125,8 +126,8 @@ impl Builder {
     }
 }
 
-/// Logs the number of weights that keep their published values, and the number of dequantized weights with `desc_act`. `n_ordered` is the
-/// number of all weights with `desc_act`.
+/// Logs the number of weights that keep their published values, and the number of weights with `desc_act` that are dequantized. `n_ordered`
+/// is the total number of weights with `desc_act`.
 pub(super) fn log_kept(program: &Program, n_ordered: usize) {
     let n = weights::n_packed(program);
     tracing::info!("{n} matrices of the program keep the published values of the checkpoint");

@@ -4,7 +4,7 @@ use super::super::{Builder, Compiled, DeviceName, EngineError, TuneMode, Tuner};
 use crate::{jit::Jit, runtime::cuda::Device, select::Timings};
 
 impl Builder {
-    /// Whether timings of kernels correct the cost model.
+    /// Returns whether timings of kernels correct the cost model.
     pub(super) fn is_tuned(&self) -> bool {
         self.tune != TuneMode::Off || self.timings.is_some()
     }

@@ -30,11 +30,11 @@ pub fn write_timings(file: &Path, timings: &Timings, on: &TimedOn) -> Result<(),
     })
 }
 
-/// Returns the timings of a file, after checking them against a card's description and, if code is compiled, the version of NVRTC. The
-/// second argument is the result of [`read_timings`] for `file`.
+/// Returns the timings of `file` after checking that they were measured on the card `machine` and, if `nvrtc` is given, with that version
+/// of NVRTC. The second argument is the result of [`read_timings`] for `file`.
 ///
 /// # Errors
-/// Returns an error if the timings are of another card or another NVRTC version.
+/// Returns an error if the timings were measured on another card or with another version of NVRTC.
 pub fn timings_for(
     file: &Path,
     (timings, found): (Timings, TimedOn),

@@ -1,4 +1,4 @@
-//! In-place trials: whole programs that differ in one kernel, timed alternately on a device.
+//! In-place trials: two whole programs that differ in one kernel are timed alternately on a device.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -22,9 +22,9 @@ use crate::{
 const ROUNDS: usize = 8;
 /// Runs of each program per round.
 const RUNS: usize = 4;
-/// Number of rounds after which slow programs are given up.
+/// Number of rounds after which the trial of a slow program ends ([`GIVE_UP_RATIO`]).
 const FIRST_ROUNDS: usize = 2;
-/// Time relative to the current program above which a program is given up.
+/// The trial of a program ends early if its time exceeds the time of the current program by this factor.
 const GIVE_UP_RATIO: f64 = 1.03;
 /// Pause before a trial, since the card's clock falls under sustained load.
 const REST: Duration = Duration::from_millis(10);
@@ -57,7 +57,8 @@ impl<'a> Trials<'a> {
         }
     }
 
-    /// Tries every kernel that may be as fast as the selected one for a batch, and adds the time of each to `timings`.
+    /// Tries every kernel whose estimate for `tokens` tokens is close to that of the selected kernel, and adds its measured time to
+    /// `timings`.
     pub(super) fn run(
         &mut self,
         batch: &Batch,
@@ -115,9 +116,9 @@ impl<'a> Trials<'a> {
         Ok(())
     }
 
-    /// Returns the microseconds of a kernel's launch as part of a run; `None` if the measurement is implausible. `more` is how many
-    /// microseconds longer a run takes with the kernel than without it. The difference between `more` and the cost model's prediction is
-    /// divided by the number of launches of the kernel, and added to the kernel's estimate.
+    /// Returns the microseconds of one launch of `kernel` within a run; `None` if the measurement is implausible. `more` is the number of
+    /// microseconds by which a run with the kernel is longer than a run without it. The error of the cost model is `more` minus the
+    /// predicted difference. The returned time is the kernel's estimate plus this error divided by the number of launches of the kernel.
     fn in_place(
         &self,
         kernel: &KernelSpec,
@@ -203,8 +204,8 @@ fn launched(program: &Program, batch: &Batch) -> Result<Vec<KernelSpec>, EngineE
         .collect())
 }
 
-/// Returns the median time of `first` in milliseconds, and the median ratio of the time of `second` to the time of `first`. The two take
-/// turns to run first. A slow `second` is given up after [`FIRST_ROUNDS`]; the medians are then over these rounds.
+/// Returns the median time of `first` in milliseconds, and the median ratio of the time of `second` to the time of `first`. The sessions
+/// alternate in running first. If `second` is slow ([`GIVE_UP_RATIO`]), only [`FIRST_ROUNDS`] rounds are measured.
 fn time_interleaved(
     first: &mut CudaSession,
     second: &mut CudaSession,
@@ -246,7 +247,7 @@ fn median(of: &[f64]) -> Option<f64> {
     Some((below + above) / 2.0)
 }
 
-/// Returns whether results agree up to rounding that accumulates over layers. The measure is the relative error in the 2-norm.
+/// Returns whether results agree up to rounding errors, which accumulate over layers. The measure is the relative error in the 2-norm.
 fn agree(own: &[Output], reference: &[Output], dtype: DType) -> bool {
     let bound = match dtype {
         DType::BF16 => 0.125,

@@ -12,7 +12,7 @@ use crate::schedule::{
     Decision, Ids, Layout, Micros, Planned, Refusal, Rows, Scheduler, View, Waiting, costs::equal,
 };
 
-/// Trigger of a scheduling decision (TurboTransformers 5).
+/// Policy that determines when to schedule (TurboTransformers 5).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Trigger {
     /// Schedule whenever the device is idle.
@@ -41,8 +41,8 @@ pub enum Order {
         length: u32,
         dominance: f64,
     },
-    /// DAS for the rows of [`BatchLayout::Rows`], which are then cut into slots (TCB, algorithm 2). Other layouts have no slots. For them,
-    /// all requests are selected.
+    /// DAS for the rows of [`BatchLayout::Rows`], which are then cut into slots (TCB, algorithm 2). With other layouts, which have no
+    /// slots, all requests are selected.
     SlottedDas { dominance: f64 },
 }
 
@@ -66,7 +66,7 @@ pub struct Composed {
     which: Order,
     how: BatchLayout,
     index: Index,
-    /// Memory of the largest lane at the last decision. If this memory decreases, waiting requests may no longer fit.
+    /// Memory of the largest lane at the last decision, in bytes. If this memory decreases, waiting requests may no longer fit.
     bytes: u64,
     /// Slots of the running batches, by lane.
     slots: HashMap<usize, Slots>,
@@ -98,7 +98,8 @@ impl Composed {
         }
     }
 
-    /// Returns the maximum number of tokens of a request: the length of a row for a layout with rows and for DAS, or else no limit.
+    /// Returns the maximum number of tokens that a request may have: the length of a row for a layout with rows and for DAS, and no limit
+    /// otherwise.
     fn max_tokens(&self) -> u32 {
         match (self.which, self.how) {
             (_, BatchLayout::Rows { length, .. }) | (Order::Das { length, .. }, _) => length,
@@ -121,7 +122,7 @@ impl Composed {
         view.costs.bytes(layout, &equal(1, u64::from(tokens)))
     }
 
-    /// Registers new requests. Refuses requests that are late or that no lane can run.
+    /// Registers new requests. Refuses requests whose deadline has passed and requests that no lane can run.
     fn admit(&mut self, view: &View<'_>, decision: &mut Decision) {
         self.gone.clear();
         let new = self.index.follow(view);
@@ -152,7 +153,7 @@ impl Composed {
         }
     }
 
-    /// Returns `Ok` if it is time to schedule. Otherwise returns the time to wait for, or `None` if no request is waiting.
+    /// Returns `Ok` if it is time to schedule. The error is the time until which to wait, or `None` if no request is waiting.
     fn is_time(&self, view: &View<'_>) -> Result<(), Option<Micros>> {
         if self.when == Trigger::Hungry && self.which != Order::Fcfs {
             return match self.index.n() {
@@ -179,8 +180,8 @@ impl Composed {
         }
     }
 
-    /// Returns the next request of the order that fits into `bytes` when it runs alone. For [`Order::Fcfs`], `next` is the queue position
-    /// to continue from.
+    /// Returns the next request, in the order of the selection policy, that fits into `bytes` of memory when it runs alone. For
+    /// [`Order::Fcfs`], `next` is the queue position to continue from.
     fn peek(&mut self, next: &mut usize, view: &View<'_>, bytes: u64) -> Option<Chosen> {
         if self.which == Order::Edf {
             let longest = self.longest_that_fits(view, bytes);
@@ -258,8 +259,8 @@ impl Composed {
         fits
     }
 
-    /// Records the requests that the current decision took, if the policies read `gone`. Other policies rely on the index, which no longer
-    /// contains these requests.
+    /// Records the requests that the current decision took in `gone`, if the policies of this scheduler read `gone`. Other policies read
+    /// only the index, from which these requests were already removed.
     fn has_gone(&mut self, ids: impl Iterator<Item = u64>) {
         if self.when != Trigger::Hungry || self.which == Order::Fcfs {
             self.gone.extend(ids);

@@ -11,7 +11,7 @@ pub(in crate::schedule) type Chosen = (u32, (Micros, u64));
 pub(in crate::schedule) struct Row {
     /// Requests in order of selection.
     pub chosen: Vec<Chosen>,
-    /// Number of leading requests that were selected by utility alone (the set Ñᵁ).
+    /// Number of requests at the start of `chosen` that were selected by utility alone (TCB's set Ñᵁ).
     pub dominant: usize,
 }
 
@@ -67,7 +67,7 @@ fn fill(index: &mut Index, length: u32, dominance: f64) -> Row {
         }
     }
     if p > 0 && !everything {
-        // Maximum length of a request whose utility 1 / l is at least (1 − η) · utility / p.
+        // Maximum length of a request whose utility (1 / length) is at least `1 − η` times the mean utility `utility / p`.
         let longest = (p as f64 / ((1.0 - dominance) * utility)).floor() as u32;
         while let Some(soonest) = index.soonest_to(longest.min(room)) {
             take(index, &mut room, soonest);
@@ -83,8 +83,8 @@ fn fill(index: &mut Index, length: u32, dominance: f64) -> Row {
     row
 }
 
-/// Rows that are cut into slots. `slot` is the slot length in tokens, and `rows` the requests of each slot of each row. `left` are selected
-/// requests that fit no slot of their row; they keep waiting.
+/// Rows that are cut into slots. `slot` is the slot length in tokens, and `rows` has the requests of each slot of each row. `left` has the
+/// selected requests that fit no slot of their row. They keep waiting.
 pub(in crate::schedule) struct Slotted {
     pub slot: u32,
     pub rows: Vec<Vec<Vec<Chosen>>>,

@@ -6,10 +6,9 @@ use crate::schedule::{Costs, Layout, Micros, costs::equal};
 /// and `bytes` bytes. Returns the number of requests of each run, or `None` if `most` is 0 or a single request needs more than `bytes`
 /// bytes.
 ///
-/// Let `states[i]` be the minimum time of the first `i` requests. Then
-/// `states[i] = min over k of states[i − k] + time(k sequences of lens[i − 1] tokens)`.
-/// This is equation 2, whose cost table holds the time per request. Backtracking continues at the beginning of each run. The listing in the
-/// paper continues one request earlier and would lose that request.
+/// Let `states[i]` be the minimum time of the first `i` requests. Then `states[i] = min over k of states[i − k] + time(k sequences of
+/// lens[i − 1] tokens)`. This is equation 2 of the paper, except that the paper's cost table holds the time per request. Backtracking
+/// continues with the request before each run. The listing in the paper continues one request earlier and would lose a request.
 pub fn partition(lens: &[u32], most: usize, bytes: u64, costs: &dyn Costs) -> Option<Vec<usize>> {
     let mut states = vec![0_u64; lens.len() + 1];
     let mut taken = vec![0_usize; lens.len() + 1];

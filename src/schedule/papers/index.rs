@@ -28,7 +28,7 @@ pub(in crate::schedule) struct Index {
     long: BTreeMap<u32, Soonest>,
     n: usize,
     tokens: u64,
-    /// Requests by deadline, possibly including requests that have left.
+    /// Requests by deadline. May contain requests that are no longer waiting.
     soonest: Soonest,
     /// Whether the index orders requests by length in addition to ordering them by deadline.
     by_length: bool,
@@ -125,7 +125,8 @@ impl Index {
         }
     }
 
-    /// Adds the requests that arrived since the last call and returns them. Also removes requests that have left without a decision.
+    /// Adds the requests that arrived since the last call and returns them. Also removes requests that left the queue without a decision,
+    /// because their clients disconnected.
     pub fn follow<'v>(&mut self, view: &View<'v>) -> impl Iterator<Item = &'v Waiting> + use<'v> {
         let new = view.waiting.after(self.last);
         for waiting in new.clone() {

@@ -8,7 +8,7 @@ use crate::schedule::{
     papers::{Index, das, first_fit, slotted},
 };
 
-/// Returns the total time of the padded batches.
+/// Returns the total time of padded batches of consecutive requests. `runs` has the number of requests of each batch.
 fn total(lens: &[u32], runs: &[usize], costs: &dyn Costs) -> u64 {
     let mut at = 0;
     runs.iter()

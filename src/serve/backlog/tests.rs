@@ -63,7 +63,7 @@ fn a_tenant_below_its_share_is_admitted_under_overload() {
             work.tokens.add(0, tokens);
         });
     };
-    // 32 texts are admitted however long they take.
+    // The first 32 texts are always admitted, even if they take longer than the limit.
     for _ in 0..32 {
         assert_eq!(ask(&tenants, 1), Ok(()));
         add(&mut tenants, 1, 1000);
@@ -78,7 +78,7 @@ fn a_tenant_below_its_share_is_admitted_under_overload() {
     assert_eq!(ask(&tenants, 2), Err(ahead));
     assert_eq!(ask(&tenants, 1), Err(ahead));
     assert_eq!(ask(&tenants, 3), Ok(()));
-    // Up to the limit, a single tenant may use all of the time.
+    // A single tenant may use all of the time limit.
     let mut tenants = Tenants::default();
     for _ in 0..100 {
         assert_eq!(ask(&tenants, 1), Ok(()));
@@ -142,7 +142,7 @@ fn a_list_that_misses_its_deadline_is_told_by_how_much() {
         }
         other => panic!("{other:?}"),
     }
-    // Another tenant takes turns, so the queued work of the first one delays it by at most its own work.
+    // Tenants take turns. The queued work of tenant 1 therefore delays a request of tenant 2 by at most the time of tenant 2's work.
     let other = |tokens| backlog.meets((2, 0), load(tokens), 16, takes, &costs);
     assert_eq!(other(1 << 18), Ok(()));
     assert!(matches!(other(1 << 20 >> 1), Err(Miss::Queued { .. })));
@@ -172,7 +172,7 @@ fn batches_get_less_time_if_they_take_longer_than_estimated() {
     assert_eq!(backlog.for_batches(ms(60_000)), ms(59_950));
     backlog.ran(Micros(10_000), ms(15));
     assert_eq!(backlog.for_batches(ms(400)), ms(375));
-    // The lateness decays, and it never takes more than a quarter of the time limit.
+    // The time that is reserved for late batches decays, and is at most a quarter of the time limit.
     (0..100).for_each(|_| backlog.ran(Micros(10_000), ms(10)));
     assert!(backlog.for_batches(ms(400)) > ms(379));
     backlog.ran(Micros(10_000), ms(5000));

@@ -1,4 +1,4 @@
-//! Responses in a file of bounded size. When the file is full, its oldest segment is overwritten.
+//! File tier of the response cache. The file has a bounded size. When it is full, its oldest segment is overwritten.
 
 mod layout;
 
@@ -31,7 +31,7 @@ const MAX_WAITING_BYTES: usize = 64 << 20;
 /// Time between a failed write and the next attempt.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Responses in a file. Callers read the file; a single thread writes it.
+/// File tier of the response cache. Callers read the file themselves. A separate thread writes it.
 pub struct FileTier {
     shared: Arc<Shared>,
     answers: Option<SyncSender<(Key, Vec<u8>)>>,
@@ -49,7 +49,7 @@ struct Shared {
     is_damage_told: AtomicBool,
 }
 
-/// Positions of records, by the first 8 bytes of their keys. The records contain the whole keys, which a lookup compares.
+/// Positions of records, by the first 8 bytes of their keys. A lookup also compares the whole key, which the record contains.
 #[derive(Default)]
 struct Index {
     places: HashMap<u64, Place>,
@@ -67,7 +67,7 @@ struct Place {
 struct Writer {
     shared: Arc<Shared>,
     has_header: bool,
-    /// The current segment; `None` if there is none yet.
+    /// Segment that records are appended to; `None` before the first segment has begun.
     segment: Option<u64>,
     generation: u64,
     at: u64,
@@ -80,8 +80,8 @@ impl FileTier {
     /// whose segments are too large or too small for `max_bytes` is emptied.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be opened or is locked by another process, `max_bytes` is too small for a response, or the
-    /// system cannot start a thread.
+    /// Returns an error if the file cannot be opened, if another process has locked it, if `max_bytes` is too small for a response, or if
+    /// the system cannot start a thread.
     pub fn open(path: &Path, max_bytes: u64) -> Result<Self, EngineError> {
         let writer = Writer::open(path, max_bytes).map_err(|source| EngineError::Write {
             file: path.to_owned(),
@@ -101,7 +101,7 @@ impl FileTier {
         })
     }
 
-    /// Returns the bytes of the records that can be read.
+    /// Returns the total size of the records in the index, in bytes.
     pub fn bytes(&self) -> u64 {
         self.shared.index().bytes
     }
@@ -120,8 +120,8 @@ impl FileTier {
             },
             Err(error) => error.to_string(),
         };
-        // If the index no longer has this place, the writer has overwritten the segment in the meantime, or another lookup has removed the
-        // record.
+        // If the index no longer has this place, the file is not damaged: the writer has overwritten the segment in the meantime, or
+        // another lookup has removed the record.
         if !shared.index().forget(key, place) {
             return (None, Lookup::Miss);
         }
@@ -175,7 +175,7 @@ impl Index {
         self.bytes -= before.map_or(0, Place::bytes);
     }
 
-    /// Removes a record if it is still at this place. Returns whether it was removed.
+    /// Removes the record of `key` if it is still at `place`. Returns whether it was removed.
     fn forget(&mut self, key: &Key, place: Place) -> bool {
         let is_there = self.get(key) == Some(place);
         if is_there {
@@ -237,7 +237,7 @@ impl Writer {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!(
-                    "a cache file needs {} bytes or more, and may have {max_bytes}; raise --cache-file-bytes",
+                    "a cache file needs {} bytes or more, but its max size is {max_bytes}; raise --cache-file-bytes",
                     Layout::MIN_BYTES
                 ),
             ));
@@ -261,7 +261,7 @@ impl Writer {
         let existing = found.and_then(|segment_bytes| Layout::existing(segment_bytes, max_bytes));
         if found.is_some() && existing.is_none() {
             tracing::warn!(
-                "the cache file `{}` was made for a size far from {max_bytes} bytes, and begins empty",
+                "the cache file `{}` was made for a size very different from {max_bytes} bytes, so it is emptied",
                 path.display()
             );
             file.set_len(0)?;
@@ -289,7 +289,8 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Finds the records in the file, from its oldest segment to its newest.
+    /// Builds the index from the records in the file. Segments are read from the oldest to the newest, so a newer record replaces an older
+    /// one with the same key.
     fn scan(&mut self) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let mut generations = Vec::new();
@@ -395,7 +396,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Begins the next segment, discarding its records.
+    /// Begins the next segment. Records that it contains are discarded.
     fn begin_segment(&mut self) -> io::Result<()> {
         let (shared, layout) = (&self.shared, self.shared.layout);
         let next = self

@@ -1,4 +1,5 @@
-//! Response cache that several servers share through Redis's protocol. One thread with one connection sends waiting lookups in batches.
+//! Shared tier of the response cache: a cache server with Redis's protocol, which several gemmule servers share. One thread with one
+//! connection sends the waiting lookups in batches.
 
 use std::{
     sync::mpsc::{Receiver, SyncSender, TryRecvError, channel, sync_channel},
@@ -18,7 +19,7 @@ const REST: Duration = Duration::from_secs(1);
 const CONNECT: Duration = Duration::from_secs(1);
 /// Max number of queued lookups and answers. Further lookups count as failed, and further answers are dropped.
 const MAX_QUEUED: usize = 4096;
-/// Max number of jobs in one batch.
+/// Max number of lookups and answers that are sent in one batch.
 const TOGETHER: usize = 256;
 
 type Then = Box<dyn FnOnce(Option<Answer>, Lookup) + Send>;
@@ -28,7 +29,7 @@ enum Job {
     Put(Key, Vec<u8>),
 }
 
-/// Cache in another server. If the server fails or is slow, requests are computed as if there were no cache.
+/// Shared tier of the response cache. If the cache server fails or is slow, requests are computed as if there were no cache.
 pub struct SharedTier {
     jobs: Option<SyncSender<Job>>,
     thread: Option<JoinHandle<()>>,
@@ -100,7 +101,7 @@ impl Job {
 /// State of the connection.
 enum State {
     Connected(Connection),
-    /// Another thread connects, because resolving a name may take long.
+    /// Another thread is connecting, because resolving the server's name may take long.
     Connecting(Receiver<Option<Connection>>),
     Resting(Instant),
 }
@@ -166,7 +167,7 @@ fn connecting(client: &Client) -> State {
     State::Connecting(found)
 }
 
-/// Sends jobs in one batch, and passes the results on.
+/// Sends jobs in one batch, and passes the result of each lookup to its callback.
 fn ask(connection: &mut Connection, jobs: Vec<Job>) -> Result<(), String> {
     let mut pipe = redis::pipe();
     let mut asked = Vec::new();

@@ -1,5 +1,5 @@
-//! Detokenizes on separate threads. On the generator's thread, detokenizing would make a step of a hundred sequences half a millisecond
-//! longer.
+//! Detokenizes generated tokens on separate threads. On the generator's thread, detokenizing would make a step of a hundred sequences half
+//! a millisecond longer.
 
 use std::{
     collections::HashMap,
@@ -32,7 +32,7 @@ pub(super) enum DetokenizerMsg {
     Gone(Ticket),
 }
 
-/// The threads, and the index of the thread that gets the next request.
+/// The detokenizer threads. Requests are assigned to the threads in turn.
 pub(super) struct DetokenizerPool {
     threads: Vec<Thread>,
     next: usize,
@@ -110,7 +110,7 @@ impl Drop for DetokenizerPool {
     }
 }
 
-/// State of a thread.
+/// State of a detokenizer thread.
 struct Detokenizer {
     encoder: Arc<TextEncoder>,
     metrics: Arc<Metrics>,
@@ -269,7 +269,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Sends the part of the text that can no longer change, or the whole text if `is_over`.
+    /// Sends the unsent part of the text that can no longer change, or all of the unsent text if `is_over`.
     ///
     /// # Errors
     /// Returns an error if there is too little memory for pieces that the client has not read.
@@ -313,7 +313,7 @@ impl Sequence {
         self.job.ending.complete();
     }
 
-    /// Stores the texts of the requested hypotheses.
+    /// Decodes the requested number of hypotheses of a beam search, and stores their texts and scores.
     fn keep(&mut self, encoder: &TextEncoder, all: &[Hypothesis]) -> Result<(), EngineError> {
         let n = self.job.hypotheses;
         if n == 0 {

@@ -29,11 +29,11 @@ impl TextSource {
     }
 }
 
-/// Sampling parameters of a text.
+/// Parameters of a request for generated text. They override the settings of the model's folder.
 #[derive(Clone, Debug, Default)]
 pub struct GenerationParams {
-    /// Max number of new tokens. The default is the limit of the model's folder, if there is one, and otherwise the remaining positions and
-    /// KV cache.
+    /// Max number of new tokens. The default is `default_max_tokens`, or else the limit of the model's folder, or else the remaining
+    /// positions and KV cache.
     pub max_tokens: Option<usize>,
     /// Max number of new tokens if `max_tokens` is `None`. It is lowered to the remaining positions and KV cache.
     pub default_max_tokens: Option<usize>,
@@ -60,12 +60,12 @@ pub struct GenerationParams {
     pub decoder_start: Option<u32>,
     /// Token that is forced as the first new token.
     pub forced_first: Option<u32>,
-    /// Tokens that are forced after the first one.
+    /// Tokens that are forced after the first new token.
     pub prefix: Vec<u32>,
 }
 
 impl GenerationParams {
-    /// Returns the settings of a folder, with the changes of these parameters.
+    /// Returns `defaults`, the settings of the model's folder, overridden by these parameters.
     ///
     /// # Errors
     /// Returns an error for the first invalid parameter.

@@ -1,4 +1,4 @@
-//! Texts that are waiting for the generator.
+//! Queue of texts that wait for the generator.
 
 use std::{collections::HashMap, time::Instant};
 
@@ -45,8 +45,8 @@ impl TextQueue {
         self.waiting.push(waiting);
     }
 
-    /// Returns the text to start next while `n_running` others run; `None` if no text may start
-    /// yet.
+    /// Returns the text to start next while `n_running` other texts run; `None` if no text may
+    /// start yet.
     pub fn next(&self, n_running: usize) -> Option<Waiting> {
         let next = self.scheduler.next_text(&self.waiting, n_running)?;
         self.waiting.get(next).copied()

@@ -1,4 +1,4 @@
-//! Thread of a model that generates text. It steps the generator. Requests join and leave between steps.
+//! Thread of a model that generates text. It runs the steps of the generator. Texts start and end between steps.
 
 use std::{
     collections::HashMap,
@@ -22,8 +22,7 @@ use crate::{
     serve::{Metrics, ModelHandle, ServeError, backlog::Pace, service::LOST},
 };
 
-/// Weight of a token in the ratio of generated to requested tokens. With this weight, the ratio covers about the last twenty thousand
-/// generated tokens.
+/// Weight of a token in [`GenerationLoop::written`]. With this weight, the ratio covers about the last twenty thousand generated tokens.
 const TOKEN: f64 = 1e-5;
 
 /// A running text.
@@ -36,21 +35,21 @@ struct Sequence {
     ending: Arc<EarlyEnd>,
 }
 
-/// State of the thread.
+/// State of the thread that runs the generator.
 pub(super) struct GenerationLoop {
     generator: Generator,
     texts: DetokenizerPool,
     shared: Arc<Shared>,
     rows: HashMap<Ticket, Sequence>,
     queue: TextQueue,
-    /// Bytes of the KV cache that were in use when there was no room for the next text.
+    /// Bytes of the KV cache that were in use when the next text last did not fit. Until this number changes, the text is not tried again.
     full_at: Option<u64>,
     seat: Option<ModelHandle>,
     /// Duration of the last step.
     step: Micros,
     /// Seconds per token, in steps during which texts were waiting.
     tokens: Pace,
-    /// Ratio of generated to requested tokens.
+    /// Ratio of generated to requested tokens. Many texts end before their max number of tokens.
     written: Pace,
 }
 
@@ -76,7 +75,7 @@ impl GenerationLoop {
         }
     }
 
-    /// Steps the generator until the service has been dropped and all texts are finished.
+    /// Runs steps of the generator until the service has been dropped and all texts are finished.
     pub(super) fn run(mut self, come: &Receiver<Job>) {
         loop {
             if !self.take_in(come) {
@@ -101,8 +100,8 @@ impl GenerationLoop {
         }
     }
 
-    /// Receives new requests, and admits waiting requests while there is room. Returns `false` when the service has been dropped and all
-    /// texts are finished.
+    /// Receives new requests, and starts waiting texts while the KV cache has room. Returns `false` when the service has been dropped and
+    /// all texts are finished.
     fn take_in(&mut self, come: &Receiver<Job>) -> bool {
         loop {
             let is_idle =
@@ -182,7 +181,7 @@ impl GenerationLoop {
         let _ = job.pieces.send(Err(error));
     }
 
-    /// Ends the texts that the detokenizer has completed, and cancels those whose clients have left or whose deadlines have passed.
+    /// Ends the texts that the detokenizer has completed, and cancels texts whose clients have left or whose deadlines have passed.
     fn give_up(&mut self) {
         let now = Instant::now();
         let metrics = Arc::clone(&self.shared.metrics);
@@ -211,7 +210,7 @@ impl GenerationLoop {
         }
     }
 
-    /// Passes on the events of a step, and updates the paces.
+    /// Passes the events of a step to the detokenizers, and updates the measured paces.
     fn note(&mut self, events: Vec<Event>, took: Duration) {
         let n = events.iter();
         let n = n
@@ -255,7 +254,7 @@ impl GenerationLoop {
         }
     }
 
-    /// Passes on an event of the generator.
+    /// Passes an event of the generator to the detokenizer thread of its text.
     fn tell(&mut self, event: Event) {
         let ticket = event.ticket();
         let ends = matches!(event, Event::Done { .. } | Event::Failed { .. });

@@ -52,7 +52,7 @@ pub enum Piece {
 }
 
 impl Piece {
-    /// Returns the bytes that the piece takes until it is read.
+    /// Returns the number of bytes of memory that the piece takes until it is read.
     pub(super) fn memory(&self) -> u64 {
         let scored = |(bytes, _): &(Vec<u8>, f32)| bytes.len() + 64;
         let token = |token: &Scored| {
@@ -80,13 +80,13 @@ pub struct TokenStream {
     pub(super) share: Arc<Share>,
 }
 
-/// Reasons for which a text ends before the generator ends it.
+/// Flags that tell the generator to end a text early.
 #[derive(Default)]
 pub(super) struct EarlyEnd {
-    /// The reader has left.
+    /// The [`TokenStream`] was dropped.
     pub(super) is_abandoned: AtomicBool,
-    /// A stop string was found, or decoding failed. The flag is set before the last piece is sent. A reader that leaves after the last
-    /// piece therefore leaves after the flag is set.
+    /// A stop string was found, or decoding failed. The flag is set before the last piece is sent. If a reader drops the stream after the
+    /// last piece, the flag is therefore already set.
     is_complete: AtomicBool,
 }
 
@@ -118,7 +118,7 @@ impl TokenStream {
         }
     }
 
-    /// Does the same as [`next`](Self::next), as a poll function for response bodies.
+    /// Like [`next`](Self::next), but as a poll function, for response bodies.
     pub fn poll_next(
         &mut self,
         context: &mut Context<'_>,

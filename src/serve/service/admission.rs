@@ -1,4 +1,4 @@
-//! Admission of requests, and the removal of those that are lost.
+//! Admission of requests, and removal of queued requests that have failed or can no longer meet their deadlines.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{
 impl State {
     /// Removes the queued inputs of requests that have failed or can no longer meet their deadlines. Returns each input with its error.
     pub(super) fn drop_lost(&mut self, now: Micros, costs: &CostTable) -> Vec<(Entry, ServeError)> {
-        // A request whose inputs have all been answered is referenced only from here.
+        // If all inputs of a request have been answered, `joints` has the only reference to the request.
         self.joints.retain(|joint| Arc::strong_count(joint) > 1);
         let mut lost = Vec::new();
         let backlog = &self.backlog;
@@ -50,7 +50,7 @@ impl State {
 }
 
 impl Service {
-    /// Estimates the work of each input.
+    /// Estimates the bytes to tokenize and the tokens to compute of each input.
     pub(super) fn loads<'t>(
         &self,
         backlog: &Backlog,
@@ -72,10 +72,11 @@ impl Service {
         texts.map(load).collect()
     }
 
-    /// Decides whether to admit inputs with the estimated work `loads`. For a joint list, returns its request.
+    /// Decides whether to admit the inputs of a request. `loads` has the estimated work of each input. Returns a [`Joint`] if the inputs
+    /// fail together ([`Submit::is_joint`]).
     ///
     /// # Errors
-    /// Returns an error if the queued work takes too long, or if a joint list would miss its deadline.
+    /// Returns an error if the queued work takes too long, or if inputs that fail together would miss their deadline.
     pub(super) fn admit(
         &self,
         state: &mut State,

@@ -1,4 +1,5 @@
-//! Requests for several inputs that fail as a whole. As soon as such a request is known to fail, its remaining inputs leave the queue.
+//! Requests with several inputs that fail as a whole. As soon as one input fails, or the request can no longer meet its deadline, its
+//! remaining inputs leave the queue.
 
 use std::{
     sync::{
@@ -14,14 +15,15 @@ use crate::{
     serve::{ServeError, backlog::Backlog},
 };
 
-/// A request for several inputs ([`Submit::is_joint`](super::Submit::is_joint)).
+/// A request with several inputs that fails as a whole ([`Submit::is_joint`](super::Submit::is_joint)).
 pub(super) struct Joint {
-    /// Deadline of the batches, if there is one.
+    /// Time by which the batches of the request must have finished; `None` without a deadline.
     deadline: Option<Micros>,
     /// Mean number of tokens per input, as estimated at admission.
     mean: u64,
-    /// Work of the inputs that are not yet tokenized. It changes only under the lock of the state, like `tokens`. With a cache, this work
-    /// is not counted, because some of the inputs need not be computed.
+    /// Bytes of the inputs that are not yet tokenized. `expected` is the estimated number of their tokens. `bytes`, `expected` and `tokens`
+    /// change only under the lock of the service's state. With a cache, `bytes` and `expected` remain 0, because some of the inputs may not
+    /// need to be computed.
     bytes: AtomicU64,
     expected: AtomicU64,
     has_cache: bool,
@@ -32,7 +34,7 @@ pub(super) struct Joint {
 }
 
 impl Joint {
-    /// Creates a request without queued inputs. `mean` is the estimated mean number of tokens per input.
+    /// Creates a request to which no input has been added yet. `mean` is the estimated mean number of tokens per input.
     pub(super) fn new(deadline: Option<Micros>, mean: u64, has_cache: bool) -> Self {
         Self {
             deadline,
@@ -45,7 +47,7 @@ impl Joint {
         }
     }
 
-    /// Records that an input has failed. Returns whether it is the first one.
+    /// Records that an input has failed with `error`. Returns whether it is the first input that failed.
     pub(super) fn fail(&self, error: &ServeError) -> bool {
         self.failed.set(error.clone()).is_ok()
     }

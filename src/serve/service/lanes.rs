@@ -1,5 +1,5 @@
-//! Threads of a service. A launch thread submits the scheduler's batches. For each device, a collect thread waits for results and answers
-//! the requests.
+//! Threads of a service. One launch thread submits the scheduler's batches to all devices. For each device, a collect thread waits for
+//! results and answers the requests.
 
 use std::{
     sync::{
@@ -25,20 +25,20 @@ use crate::{
     text::{Encoded, TextRole},
 };
 
-/// A batch in the executor.
+/// A batch that was submitted to the executor.
 pub(super) struct Launched {
     pending: Result<Pending, EngineError>,
     members: Vec<(u64, Entry)>,
     estimate: Micros,
-    /// Whether the scheduler let the requests join a batch that was already running ([`Planned::joins`]). The executor runs them as a batch
-    /// of their own, but the scheduler state counts the two batches as one.
+    /// Whether the scheduler let the requests join a batch that was already running ([`Planned::joins`]). The executor runs them as a
+    /// separate batch, but the scheduler state counts both batches as one.
     joins: bool,
     launched: Instant,
     /// Permit for the shared device, which is held until the batch is done.
     turn: Option<DevicePermit>,
 }
 
-/// A device as seen by the launch thread.
+/// A device's handles for the launch thread.
 pub(super) struct Launcher {
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) launched: Sender<Launched>,
@@ -50,7 +50,7 @@ pub(super) struct Launcher {
 pub(super) enum Weights {
     /// One weight for each vocabulary entry.
     OfEntries,
-    /// One weight for each token of a text. The listed tokens are left out.
+    /// One weight for each token of a text. Tokens with these ids are left out.
     OfTokens(Arc<[u32]>),
 }
 
@@ -58,8 +58,8 @@ pub(super) enum Weights {
 const MAX_RESERVED_LENGTH: u64 = 512;
 const MEAN_LENGTH: u64 = 64;
 
-/// Opens a session that keeps its memory, and reserves memory for typical batches. Otherwise, allocating and freeing memory on a CUDA
-/// device would wait for the batches in flight.
+/// Opens a session. On a CUDA device, the session never releases memory, and memory for typical batches is reserved at once, because
+/// allocating or freeing memory would wait for the batches in flight.
 pub(super) fn session_of(
     engine: &Engine,
     costs: &CostTable,
@@ -113,7 +113,7 @@ pub(super) fn session_of(
     }
 }
 
-/// Runs the scheduler after each change, and submits its batches to the executor.
+/// Runs the scheduler after each change of the queue or the lanes, and submits its batches to the executor.
 pub(super) fn run_launch(shared: &Shared, lanes: &[Launcher]) {
     let mut state = shared.lock();
     loop {
@@ -190,7 +190,7 @@ pub(super) fn run_launch(shared: &Shared, lanes: &[Launcher]) {
                 let Some(lane) = lanes.get(planned.lane) else {
                     continue;
                 };
-                // Wait for the device's fair lock. Other models that have had less time go first.
+                // Wait for the device's fair lock. Waiting models that have used less of their share go first.
                 let turn = lane.seat.as_ref().map(|seat| seat.take(estimate));
                 let pending = batch_of(&members).and_then(|batch| lane.pipeline.submit(batch));
                 let sent = lane.launched.send(Launched {
@@ -235,7 +235,7 @@ fn take(state: &mut State, planned: &Planned) -> Vec<(u64, Entry)> {
     members.collect()
 }
 
-/// Removes all queued requests. Returns each with the error to answer it with.
+/// Removes all queued requests. Returns each request with a copy of `error`.
 fn fail_all(state: &mut State, error: &ServeError) -> Vec<(Entry, ServeError)> {
     let ids: Vec<u64> = state.scheduling.waiting().iter().map(|w| w.id).collect();
     let mut failed = Vec::new();
@@ -248,12 +248,12 @@ fn fail_all(state: &mut State, error: &ServeError) -> Vec<(Entry, ServeError)> {
     failed
 }
 
-/// Concatenates the sequences of a batch. Whatever layout the scheduler planned, the executor only runs packed batches.
+/// Concatenates the sequences of a batch. The layout that the scheduler planned is ignored, because the executor only runs packed batches.
 fn batch_of(members: &[(u64, Entry)]) -> Result<Batch, EngineError> {
     Ok(Encoded::batch(members.iter().map(|(_, e)| &e.encoded))?)
 }
 
-/// Thread that waits for results and answers requests.
+/// State of a collect thread, which waits for the results of a device and answers requests.
 pub(super) struct Collect {
     pub(super) shared: Arc<Shared>,
     pub(super) pipeline: Arc<Pipeline>,
@@ -261,9 +261,9 @@ pub(super) struct Collect {
     pub(super) output: &'static str,
     pub(super) score: Option<crate::text::Score>,
     pub(super) weights: Option<Weights>,
-    /// The mask token, for a model that fills masks. The answers of such a model are the rows of the masks.
+    /// The mask token, for a model that fills masks. An answer of such a model has the output rows of the input's mask tokens.
     pub(super) mask: Option<u32>,
-    /// Memory limit of a batch in bytes. If the device runs out of memory, a lower limit applies for a while.
+    /// Memory limit of a batch in bytes. After the device has run out of memory, a lower limit applies for some time ([`RECOVERS`]).
     pub(super) bytes: u64,
 }
 
@@ -271,7 +271,8 @@ pub(super) struct Collect {
 pub(super) const RECOVERS: u64 = 256;
 
 impl Weights {
-    /// Returns the vocabulary entries of a sequence, with their weights.
+    /// Returns the vocabulary entries of a sequence with nonzero weights, and their weights. `weights` is the model's output, and `ids` are
+    /// the sequence's tokens.
     fn of(&self, weights: &[f32], ids: &[u32]) -> (Vec<u32>, Vec<f32>) {
         match self {
             Self::OfEntries => {
@@ -313,7 +314,7 @@ impl Collect {
             let outputs = pending.and_then(Pending::wait);
             drop(turn);
             let done = Instant::now();
-            // Exclude the time during which the batch waited for the previous one.
+            // Exclude the time during which the batch waited for the previous batch.
             let took = done - launched.max(std::mem::replace(&mut free, done));
             let seconds = took.as_secs_f64();
             metrics.device.add(seconds);
@@ -340,8 +341,8 @@ impl Collect {
         }
     }
 
-    /// Frees the lane of a batch, unless the batch joined another one. If the batch was successful, its time updates the device's pace. If
-    /// the lane's memory limit was lowered, raises the limit by a step.
+    /// Frees the lane of a batch, unless the batch joined another batch, which still occupies the lane. If the batch was successful, its
+    /// time updates the device's pace. If the lane's memory limit was lowered, raises the limit by a step.
     pub(super) fn finish(&self, ids: Vec<u64>, joined: bool, took: Option<(Micros, Duration)>) {
         let mut state = self.shared.lock();
         let now = self.shared.now();

@@ -1,4 +1,4 @@
-//! State that the threads of a service share: queued requests, and functions to answer them.
+//! State that the threads of a service share: the queued inputs, and functions to answer them.
 
 use std::{
     collections::HashMap,
@@ -22,25 +22,25 @@ use crate::{
     text::{Encoded, TextEncoder},
 };
 
-/// The response cache, with the digest of a model and the model's computations in progress.
+/// The response cache of a service, with the digest of the model and the model's computations in progress.
 pub(super) struct Kept {
     pub(super) cache: Arc<Cache>,
     pub(super) model: Key,
     pub(super) joined: Arc<Joined>,
 }
 
-/// A queued request.
+/// A queued input.
 pub(super) struct Entry {
     pub(super) encoded: Encoded,
     pub(super) lead: Leader,
     pub(super) sent: Instant,
-    /// Tenant and class for which the tokens are counted.
+    /// Tenant and class in whose queued work the tokens are counted.
     pub(super) tenant: u32,
     pub(super) class: u8,
 }
 
 impl Entry {
-    /// Returns the joint request of the input, if it has one.
+    /// Returns the [`Joint`] request that the input belongs to, if any.
     pub(super) fn joint(&self) -> Option<&Arc<Joint>> {
         self.lead.joint()
     }
@@ -50,16 +50,16 @@ pub(super) struct State {
     pub(super) scheduling: SchedulerState,
     pub(super) scheduler: Box<dyn Scheduler>,
     pub(super) entries: HashMap<u64, Entry>,
-    /// Joint requests that may have inputs in the queue.
+    /// [`Joint`] requests that may have inputs in the queue.
     pub(super) joints: Vec<Arc<Joint>>,
     pub(super) backlog: Backlog,
-    /// Reason for refusing requests; `None` while the service accepts requests.
+    /// Reason why new requests are refused; `None` while the service accepts requests.
     pub(super) is_over: Option<&'static str>,
     pub(super) trace: Option<Recorder>,
 }
 
 impl State {
-    /// Adds a request to the queue.
+    /// Adds an input, and counts its tokens as queued work.
     pub(super) fn insert(&mut self, id: u64, entry: Entry) {
         let (class, tokens) = (entry.class, entry.encoded.ids.len() as u64);
         let tenants = &mut self.backlog.tenants;
@@ -70,7 +70,7 @@ impl State {
         self.entries.insert(id, entry);
     }
 
-    /// Removes a request from the queue.
+    /// Removes an input, and its tokens from the queued work.
     pub(super) fn remove(&mut self, id: u64) -> Option<Entry> {
         let entry = self.entries.remove(&id)?;
         let (class, tokens) = (entry.class, entry.encoded.ids.len() as u64);
@@ -104,7 +104,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change is a single call, so a panic cannot leave the state inconsistent.
+        // A poisoned lock is usable: every change is a single call, so a panic cannot leave the state inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -112,9 +112,9 @@ impl Shared {
         Micros(self.began.elapsed().as_micros() as u64)
     }
 
-    /// Enqueues a tokenized input. `tokenized` is the number of bytes that were tokenized and the time that this took, to update the
-    /// tokenizers' pace; `None` if the input was tokenized earlier. If the input belongs to a request that has failed, enqueues the input
-    /// for one of its followers instead.
+    /// Enqueues a tokenized input. `tokenized` has the number of bytes that were tokenized and the time that tokenizing took, to update the
+    /// tokenizers' pace; `None` if the input was tokenized earlier. If the input belongs to a request that has failed, enqueues it for one
+    /// of its followers instead (requests with an equal input).
     pub(super) fn enqueue(
         &self,
         encoded: Encoded,
@@ -175,8 +175,8 @@ impl Shared {
         }
     }
 
-    /// Answers a request and its followers, and caches the answer. If the request was refused because of its deadline, only the request
-    /// gets the error, and the follower with the latest deadline is queued in its place. The caller must not hold the lock of the state.
+    /// Answers an input and its followers, and caches the answer. If the input was refused because of its deadline, its followers do not
+    /// get the error, and the follower with the latest deadline is queued in its place. The caller must not hold the lock of the state.
     pub(super) fn answer(
         &self,
         mut lead: Leader,
@@ -214,7 +214,7 @@ impl Shared {
         }
     }
 
-    /// Answers an input with an error. If the input belongs to a joint request, the other inputs of the request leave the queue.
+    /// Answers an input with an error. If the input belongs to a [`Joint`] request, the other inputs of the request leave the queue.
     fn fail(&self, waiter: Waiter, error: ServeError) {
         let is_first = waiter
             .joint
@@ -227,8 +227,8 @@ impl Shared {
         }
     }
 
-    /// Answers an input of a joint request that has failed. Other requests that wait for the same input (its followers) do not fail: returns
-    /// the one that takes its place.
+    /// Answers an input of a failed [`Joint`] request with an error. The input's followers (requests with an equal input) do not fail.
+    /// Returns the follower that takes its place, if any.
     pub(super) fn give_up(&self, mut lead: Leader, error: ServeError) -> Option<Leader> {
         let waiter = lead.waiter.take()?;
         let counter = match &error {
@@ -241,7 +241,8 @@ impl Shared {
         next
     }
 
-    /// Gives up inputs of joint requests that have failed. Returns the first leader, `lead` or a follower, whose request has not failed.
+    /// Returns `lead` if its request has not failed. Otherwise, answers it with the error, and returns the first follower whose request has
+    /// not failed, if any.
     fn not_failed(&self, mut lead: Leader) -> Option<Leader> {
         while let Some(error) = lead.failed() {
             lead = self.give_up(lead, error)?;
@@ -249,7 +250,7 @@ impl Shared {
         Some(lead)
     }
 
-    /// Answers a request and its followers with a cached answer.
+    /// Answers an input and its followers with a cached answer.
     pub(super) fn answer_kept(&self, mut lead: Leader, answer: &Answer) {
         for waiter in lead.complete().into_iter().chain(lead.waiter.take()) {
             waiter.give(answer);
@@ -284,7 +285,7 @@ impl Shared {
         }
     }
 
-    /// Records that an input of a request no longer waits for a tokenizer.
+    /// Records that an input with the estimated work `load` no longer waits for a tokenizer.
     pub(super) fn is_tokenized(&self, submit: Submit, load: Load, joint: Option<&Joint>) {
         let mut state = self.lock();
         let tenants = &mut state.backlog.tenants;

@@ -23,16 +23,16 @@ use crate::{
 pub struct Reply {
     pub(super) answer: oneshot::Receiver<Result<Answer, ServeError>>,
     pub(super) ticket: Arc<Ticket>,
-    /// Key under which equal inputs share the computation.
+    /// Cache key, under which equal inputs share one computation.
     pub(super) key: Option<Key>,
     pub(super) shared: Arc<Shared>,
     /// Whether the reply was received.
     pub(super) is_answered: bool,
-    /// Keeps the input counted until its reply is dropped. `None` before admission, and for an answer from the cache's memory tier.
+    /// Counts the input as queued until the reply is dropped. `None` before admission, and for an answer from the cache's memory tier.
     pub(super) open: Option<Open>,
 }
 
-/// An admitted input. It is counted for its tenant until this value is dropped.
+/// Guard of an admitted input. The input counts as a text of its tenant until the guard is dropped.
 pub(super) struct Open {
     shared: Arc<Shared>,
     tenant: u32,

@@ -1,4 +1,4 @@
-//! Tasks of a service, which its outputs determine.
+//! Tasks of a service, which the outputs of its model determine.
 
 use super::Service;
 use crate::{
@@ -91,7 +91,7 @@ impl Service {
             Err(ServeError::input(
                 index,
                 format!(
-                    ", token {at}, is {problem}; where ids are of another tokenizer, as OpenAI's, send texts (in LangChain: check_embedding_ctx_length=False)"
+                    ", token {at}, is {problem}; if the ids are from another tokenizer, such as OpenAI's, send texts instead (in LangChain: check_embedding_ctx_length=False)"
                 ),
             ))
         };
@@ -112,7 +112,7 @@ impl Service {
     }
 }
 
-/// Describes the last token if the model requires another end of the sequence.
+/// Describes the problem if the model does not accept the last of `ids` as the end of a sequence; `None` if there is no problem.
 fn wrong_end(end: SequenceEnd, ids: &[u32]) -> Option<String> {
     let last = ids.last().filter(|_| !end.accepts(ids))?;
     match end {

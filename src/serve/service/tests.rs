@@ -47,7 +47,7 @@ fn collect(service: &Service, engine: &Engine, bytes: u64) -> Collect {
     }
 }
 
-/// Returns the requests of a batch, and the receivers for their answers.
+/// Returns the inputs of a batch, and the receivers for their answers.
 #[allow(clippy::type_complexity)]
 fn batch(
     service: &Service,
@@ -99,7 +99,7 @@ fn a_batch_that_joined_another_frees_no_lane() {
             scheduler,
             ..
         } = &mut *state;
-        // The request takes several steps, so that others may join its batch.
+        // The request takes several steps, so other requests may join its batch.
         scheduling.arrive(Waiting {
             steps: 5,
             ..Waiting::new(4, Micros(0))
@@ -198,7 +198,7 @@ fn a_lost_device_refuses_all_requests() {
     let error = waiter.err().unwrap();
     assert_eq!(
         error.to_string(),
-        "the server is not ready: its device was lost, and it is shutting down; another one may answer"
+        "the server is not ready: its device was lost, and it is shutting down; another server may answer"
     );
 }
 
@@ -309,7 +309,7 @@ fn a_list_is_refused_if_the_queued_work_and_the_list_exceed_its_deadline() {
     {
         let mut state = service.shared.lock();
         state.backlog.tenants.change(0, busy);
-        // Another tenant would share the tokenizers.
+        // Another tenant also has queued work, so the tenants share the tokenizers.
         state.backlog.tenants.change(1, |work| work.texts += 1);
     }
     match service.submit(texts(5), submit(true, 2000)).err() {

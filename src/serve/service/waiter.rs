@@ -16,13 +16,13 @@ use crate::serve::{
     cache::{Coalescer, Key},
 };
 
-/// Identifies a request in the queue, so that it can be canceled, and holds its urgency.
+/// Handle of an input in the queue, with which the input can be canceled. Also has the input's class and deadline.
 pub(super) struct Ticket {
-    /// The id in the scheduler state plus one; 0 before the request is queued.
+    /// The id in the scheduler state plus one; 0 before the input is queued.
     pub(super) id: AtomicU64,
     pub(super) is_cancelled: AtomicBool,
     class: u8,
-    /// Deadline. Requests without one are ordered last.
+    /// Deadline, in the form that [`Submit::until`] returns.
     until: (bool, Option<Instant>),
 }
 
@@ -36,7 +36,7 @@ impl Ticket {
         }
     }
 
-    /// Returns whether this request has the class of `other` or a higher one, and no later deadline, so that it is answered no later.
+    /// Returns whether this input has at least the class of `other` and no later deadline. It is then answered no later than `other`.
     pub(super) fn goes_before(&self, other: &Self) -> bool {
         self.class >= other.class && self.until <= other.until
     }
@@ -49,11 +49,11 @@ pub(super) struct Waiter {
     pub(super) index: usize,
     pub(super) submit: Submit,
     pub(super) sent: Instant,
-    /// Memory share that is charged for the request.
+    /// Memory share of the request, to which the answer is charged.
     pub(super) share: Arc<Share>,
     /// Estimated work of the input.
     pub(super) load: Load,
-    /// The joint request of the input, if it has one.
+    /// The [`Joint`] request that the input belongs to, if any.
     pub(super) joint: Option<Arc<Joint>>,
 }
 
@@ -79,17 +79,17 @@ impl Waiter {
         charged
     }
 
-    /// Returns the deadline. Requests without one are ordered last.
+    /// Returns the deadline, as described for [`Submit::until`].
     pub(super) fn until(&self) -> (bool, Option<Instant>) {
         self.submit.until(self.sent)
     }
 }
 
-/// Inputs that are being computed, each with the ticket of its leader and the clients that have joined it.
+/// Inputs that are being computed, each with the ticket of its leader (the first request for the input) and the waiters of its followers.
 pub(super) type Joined = Coalescer<Ticket, Waiter>;
 
-/// An input that is being computed, with the client that waits for it and the key under which
-/// others may join.
+/// An input that is being computed, with the client that waits for it. `coalesced` has the key under which equal inputs may join as
+/// followers.
 pub(super) struct Leader {
     /// `None` after the client has been answered.
     pub(super) waiter: Option<Waiter>,
@@ -106,17 +106,18 @@ impl Leader {
         self.waiter.as_ref().map_or(0, |waiter| waiter.index)
     }
 
-    /// Returns the joint request of the input, if it has one.
+    /// Returns the [`Joint`] request that the input belongs to, if any.
     pub(super) fn joint(&self) -> Option<&Arc<Joint>> {
         self.waiter.as_ref()?.joint.as_ref()
     }
 
-    /// Returns the error of the joint request of the input, if it has failed.
+    /// Returns the error of the input's [`Joint`] request, if that request has failed.
     pub(super) fn failed(&self) -> Option<ServeError> {
         self.joint()?.failed().cloned()
     }
 
-    /// Returns a leader for the follower with the latest deadline; `None` if there are no followers. The computation then ends.
+    /// Makes the follower with the latest deadline the new leader, and returns it. If there are no followers, ends the computation and
+    /// returns `None`.
     pub(super) fn next(&self) -> Option<Self> {
         let (key, joined) = self.coalesced.as_ref()?;
         let next = joined.promote(key, &self.ticket, Waiter::until)?;
@@ -127,7 +128,7 @@ impl Leader {
         })
     }
 
-    /// Takes the followers. Later calls return an empty list.
+    /// Ends the computation and returns its followers. Later calls return an empty list.
     pub(super) fn complete(&self) -> Vec<Waiter> {
         match &self.coalesced {
             Some((key, joined)) => joined.complete(key, &self.ticket),

@@ -328,7 +328,7 @@ fn a_file_never_exceeds_its_size_and_keeps_the_newest_answers() {
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert_eq!(
         cause,
-        "a cache file needs 1344 bytes or more, and may have 1000; raise --cache-file-bytes"
+        "a cache file needs 1344 bytes or more, but its max size is 1000; raise --cache-file-bytes"
     );
 }
 

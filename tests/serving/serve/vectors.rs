@@ -109,7 +109,7 @@ fn a_default_prompt_that_a_model_does_not_have_is_refused_at_the_start() {
     );
     assert_eq!(
         refused("writer", DefaultPrompt::Text("a".to_owned())),
-        "`[dir]` generates text, and a default prompt is put before texts that are embedded or scored; leave it out for this model"
+        "`[dir]` generates text, but default prompts are only for models that embed or score; omit the default prompt for this model"
     );
 }
 

@@ -1,9 +1,9 @@
 //! The format of a cache file.
 //!
 //! The header of the file is followed by segments of equal size. A segment consists of a header with its generation, followed by records.
-//! The generation increases from segment to segment. A record is valid only if it has the generation of its segment, so records of earlier
-//! generations are not read. Every part has a checksum. A record with a damaged payload is skipped. After a damaged record header, the rest
-//! of the segment is skipped.
+//! The generation is incremented each time a segment is begun or overwritten. A record is valid only if it has the generation of its
+//! segment, so records from before the segment was overwritten are not read. Every part has a checksum. A record with a damaged payload is
+//! skipped. After a damaged record header, the rest of the segment is skipped.
 
 use sha2::{Digest, Sha256};
 
@@ -21,12 +21,12 @@ const MIN_RECORD: u64 = 256;
 const MAX_FILE: u64 = UNIT << 32;
 const MAGIC: &[u8; 16] = b"gemmule answers\x01";
 const CHECK: usize = 8;
-/// Number of segments in a file of at least [`LARGE_FILE`] bytes, and in a smaller file.
+/// Number of segments in a file of at least [`LARGE_FILE`] bytes. A smaller file has [`FEW_SEGMENTS`].
 const MANY_SEGMENTS: u64 = 16;
 const FEW_SEGMENTS: u64 = 4;
 const LARGE_FILE: u64 = 16 << 20;
 
-/// Sizes of a file's parts.
+/// Size and number of the segments of a cache file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub segment_bytes: u64,
@@ -102,8 +102,8 @@ fn with_check(kind: u8, bytes: &[u8]) -> [u8; HEADER as usize] {
     all
 }
 
-/// Returns the number that follows `before` in `bytes`. Returns `None` if `bytes` does not start with `before`, or if the checksum that
-/// follows the number is wrong.
+/// Returns the 64-bit number that follows the prefix `before` in `bytes`. Returns `None` if `bytes` does not start with `before`, or if the
+/// checksum that follows the number is wrong.
 fn number(kind: u8, before: &[u8], bytes: &[u8]) -> Option<u64> {
     let end = before.len() + 8;
     let is_sound =
