@@ -20,15 +20,15 @@ macro_rules! operators {
         $(#[$doc:meta])*
         $Op:ident $(($of:ty))? $({ $($(#[$note:meta])* $field:ident: $Type:ty),* $(,)? })? = $($name:literal)|* ($($slot:ident),*);
     )*) => {
-        /// An operator. Descriptions use the operators of the first block; passes create those of the second. Operands are listed in slot
-        /// order.
+        /// An operator. Descriptions of models use the operators up to [`Op::Draw`]; passes create the later ones. The documentation of an
+        /// operator lists its operands in slot order.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         pub enum Op {
             $($(#[$doc])* $Op $(($of))? $({ $($(#[$note])* $field: $Type),* })?,)*
         }
 
         impl Op {
-            /// Names in the rows of all operators.
+            /// Names of all operators, except for names that are derived from attributes.
             const NAMES: &[&str] = &[$($($name,)*)*];
 
             /// Returns the names in the operator's row, and the names of its operands.
