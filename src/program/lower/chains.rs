@@ -49,7 +49,7 @@ pub fn alternatives(
 struct Found {
     /// Nodes of each chain.
     nodes: Vec<Vec<NodeId>>,
-    /// Chain and position of each node.
+    /// For each node, the index of its chain and its position in the chain.
     place_of: HashMap<NodeId, (usize, usize)>,
     /// Distinct chains, with the number of their occurrences.
     different: Vec<(Chain, usize)>,

@@ -290,7 +290,7 @@ impl Lowering<'_> {
             })
     }
 
-    /// Returns the number of elements per row, for rows as counted by [`rows`].
+    /// Returns the number of elements per row of a node's value. Rows are counted as in [`rows`](super::rows).
     fn row_width(&self, id: NodeId) -> Result<u32, String> {
         let shape = self.graph.shape(id);
         match shape.0.as_slice() {
