@@ -22,7 +22,7 @@ pub struct SelectionInput<'a> {
     pub may_fuse: bool,
     /// Whether each site (the problem of one node of the graph) must have one kernel for all numbers of rows.
     pub invariant: bool,
-    /// Whether rows of x may be rounded to E4M3 or int8 for products with a weight of the same type.
+    /// Whether the input rows of linear layers may be rounded to E4M3 or int8, for products with a weight of the same type.
     pub quantizes_rows: bool,
 }
 
@@ -35,7 +35,7 @@ pub struct ChosenLaunch {
     pub sites: usize,
     /// The implementation's first site in the chain; the sites of `bindings` are relative to it.
     pub first: usize,
-    /// The site of the chain where the implementation is launched.
+    /// The site of the chain at whose position the kernel is launched.
     pub site: usize,
     pub bindings: Bindings,
     pub dispatch: Dispatch<KernelSpec>,
@@ -44,9 +44,9 @@ pub struct ChosenLaunch {
 /// A fused implementation that could compute some sites of a chain but is not used, with the reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
-    /// Index of the chain.
+    /// Index in [`SelectionInput::chains`].
     pub chain: usize,
-    /// First site of the pattern.
+    /// Index in the chain of the first site that the implementation could compute.
     pub first: usize,
     /// Name of the implementation.
     pub rule: &'static str,
@@ -203,7 +203,7 @@ impl SelectionInput<'_> {
         refusals
     }
 
-    /// Whether an implementation by this rule would round rows that must stay in 16 bits.
+    /// Returns whether an implementation by this rule would round rows that must stay in 16 bits.
     fn rounds_rows(&self, rule: &str) -> bool {
         !self.quantizes_rows && quantized_rows::NAMES.contains(&rule)
     }

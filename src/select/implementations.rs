@@ -28,7 +28,7 @@ pub enum Unfit {
     Because(String),
 }
 
-/// Returns an error if a condition of a rule does not hold.
+/// Returns [`Unfit::Because`] with the reason `otherwise` unless a condition of a rule holds.
 pub fn require(holds: bool, otherwise: impl Into<String>) -> Result<(), Unfit> {
     match holds {
         true => Ok(()),
@@ -148,7 +148,7 @@ impl Implementation {
 /// One launch of an implementation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch {
-    /// The site where the implementation is launched.
+    /// The site at whose position the kernel is launched, relative to the implementation's first site.
     pub site: usize,
     pub bindings: Bindings,
     /// Kernels for the launch, all with the same parameters.

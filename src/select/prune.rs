@@ -230,8 +230,8 @@ impl<'a> Pruning<'a> {
         }
     }
 
-    /// Returns the mean increase of the loss over all samples if a kernel is removed, or a part of it that is at least [`WORTH_A_KERNEL`]:
-    /// the kernel is kept in either case.
+    /// Returns the increase of the loss, averaged over all samples, if a kernel is removed. Stops summing when the result reaches
+    /// [`WORTH_A_KERNEL`], because the kernel is then kept in any case.
     fn loss_without(&mut self, kernel: usize) -> f64 {
         let (mut lost, n) = (0.0, self.samples.len() as f64);
         for at in 0..self.samples.len() {
@@ -272,7 +272,7 @@ impl<'a> Pruning<'a> {
     }
 }
 
-/// Whether a launch of a cover uses a kernel.
+/// Returns whether a launch of a cover uses a kernel.
 fn has(cover: &Cover, kernel: usize) -> bool {
     cover.iter().any(|(_, kernels)| kernels.contains(&kernel))
 }
