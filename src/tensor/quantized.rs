@@ -22,7 +22,7 @@ use super::{DType, Group, Scaled, Values, e4m3, format::largest, row_scale};
 
 /// Columns of a block of values.
 pub(crate) const BLOCK: usize = 64;
-/// Columns are padded to a multiple of this, rows to a multiple of [`ROWS`].
+/// The columns of a packed matrix are padded to a multiple of this number, the rows to a multiple of [`ROWS`].
 pub(crate) const COLUMNS: u64 = 128;
 const ROWS: u64 = 8;
 /// Largest integer of [`Values::Int4`].
