@@ -52,7 +52,7 @@ impl Graph {
                     self.rewrite(id, Op::CrossCache { name, heads, head }, &operands)?;
                 }
                 Op::SplitHeads { heads } => {
-                    // Rows of a cache are already padded.
+                    // If the operand is a cache, its heads are already padded.
                     let width = self.shape(operands[0]).width().unwrap_or(0);
                     let head = u32::try_from(width / u64::from(heads.max(1))).unwrap_or(0);
                     let x = match padded(head) == head {

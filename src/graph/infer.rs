@@ -14,12 +14,12 @@ use crate::{
 
 /// Maximum elements of a row.
 pub const MAX_WIDTH: u64 = ops::MAX_WIDTH as u64;
-/// Maximum rows of a table.
+/// Maximum number of rows of a table, such as an embedding table.
 const MAX_ROWS: u64 = ops::MAX_ROWS as u64;
 /// Maximum number of values that one operator concatenates.
 pub const MAX_PARTS: usize = 16;
 
-/// Number of elements of a head that fused attention loads with one vector load.
+/// Number of elements of a head that fused attention loads with one vector load. Head sizes must be multiples of this number.
 pub const HEAD_STEP: u32 = 8;
 /// Maximum elements of a head in fused attention, which keeps a row of the result in registers.
 pub const MAX_HEAD: u32 = 256;

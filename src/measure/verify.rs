@@ -50,7 +50,7 @@ pub struct Comparison {
     pub unit_rows: bool,
 }
 
-/// Maximum deviation for a precision.
+/// Maximum deviations from a reference that are accepted for a precision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
     /// Max difference of a value in a row with a Euclidean norm of 1, such as a normalized embedding.

@@ -8,7 +8,7 @@ use crate::{
     tensor::Format,
 };
 
-/// Name in reports.
+/// Name of the pass in reports.
 pub(super) const NAME: &str = "order_inputs";
 
 /// Reorders the inputs of linear layers whose weights have quantization groups of scattered columns (`ordered`). Kernels support only

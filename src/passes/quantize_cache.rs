@@ -6,7 +6,7 @@ use crate::{
     tensor::Format,
 };
 
-/// Name in reports.
+/// Name of the pass in reports.
 pub(super) const NAME: &str = "quantize_cache";
 
 /// Stores every cache in `format`: `attention(q, cache(k), cache(v))` becomes `attention(q, cache(round(k)), cache(round(v)))`. All parts

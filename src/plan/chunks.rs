@@ -15,7 +15,7 @@ const SMALLEST_CHUNK: u64 = 256 << 10;
 /// Policy for allocating and releasing memory in [`ChunkAllocator`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChunkPolicy {
-    /// Max headroom of a new chunk in bytes, in addition to the bytes it is made for; a multiple of [`ALIGNMENT`].
+    /// Max headroom of a new chunk in bytes, in addition to the bytes that the chunk is made for; a multiple of [`ALIGNMENT`].
     pub default_chunk: u64,
     /// Size of a new chunk as a multiple (1 to 16) of the bytes it is made for, so that a slightly longer request fits. `default_chunk`
     /// limits the headroom.

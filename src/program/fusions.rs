@@ -6,7 +6,7 @@ pub type RuleName = (&'static str, &'static str);
 /// The nodes that a launch computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// The rule that chose the launch; `None` for a launch that computes a single operator.
+    /// The rule that chose the launch; `None` if a single operator is lowered without a rule.
     pub rule: Option<RuleName>,
     /// The operator of each node, with the name of the node's value.
     pub nodes: Vec<String>,

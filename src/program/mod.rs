@@ -236,7 +236,7 @@ impl Program {
         of_stream.map(Cache::elements).sum()
     }
 
-    /// Returns the outputs of a part.
+    /// Returns the outputs that a part of the model computes.
     pub fn outputs_of(&self, part: u32) -> impl Iterator<Item = &(String, TensorIndex)> {
         let is_of = move |tensor: TensorIndex| {
             let mut steps = self.steps.iter();

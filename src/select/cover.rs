@@ -18,7 +18,7 @@ pub struct SelectionInput<'a> {
     pub machine: &'a Machine,
     /// Timings that correct the cost model.
     pub timings: Option<&'a Timings>,
-    /// Whether an implementation may cover several sites.
+    /// Whether fused implementations may be used, which compute several sites (the problems of several nodes).
     pub may_fuse: bool,
     /// Whether each site (the problem of one node of the graph) must have one kernel for all numbers of rows.
     pub invariant: bool,
@@ -26,12 +26,12 @@ pub struct SelectionInput<'a> {
     pub quantizes_rows: bool,
 }
 
-/// One launch of a covered chain.
+/// One launch that was chosen for a [`Chain`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChosenLaunch {
     /// Name of the implementation.
     pub rule: &'static str,
-    /// Number of sites that the implementation covers.
+    /// Number of adjacent sites of the chain that the implementation computes.
     pub sites: usize,
     /// The implementation's first site in the chain; the sites of `bindings` are relative to it.
     pub first: usize,
@@ -87,7 +87,7 @@ impl Edges {
 }
 
 impl SelectionInput<'_> {
-    /// Returns the launches of each chain, in order.
+    /// Returns the launches that are chosen for each chain, in launch order.
     pub fn answer(&self) -> Vec<Vec<ChosenLaunch>> {
         let (mut kernels, edges) = self.edges();
         if self.invariant {
@@ -285,7 +285,7 @@ fn covered(edges: &Edges, kernels: &Kernels, grid: &[(u64, Vec<f64>)]) -> Vec<Ch
         let found = edges.cheapest(times);
         best.push(found.as_ref().map_or(f64::INFINITY, |(cycles, _)| *cycles));
         if let Some((_, cover)) = found
-            // Most covers are equal to the previous one.
+            // Most covers are equal to the previous one, so the search starts at the end.
             && !covers.iter().rev().any(|known| *known == cover)
         {
             covers.push(cover);

@@ -213,7 +213,7 @@ impl<T> Dispatch<T> {
         entries.find(|entry| entry.batches.contains(batch))
     }
 
-    /// Returns the ranges of batches that are covered.
+    /// Returns the ranges of batches that have a choice.
     pub fn covered(&self) -> Vec<Batches> {
         self.entries.iter().map(|entry| entry.batches).collect()
     }

@@ -130,7 +130,7 @@ impl Implementation {
         Self::of(sites, vec![launch], 0.0)
     }
 
-    /// Creates an implementation, unless a launch has no candidates.
+    /// Creates an implementation. Returns an error if a launch has no candidate kernels.
     fn of(sites: usize, launches: Vec<Launch>, saved: f64) -> Result<Self, Unfit> {
         let is_served = launches.iter().all(|launch| !launch.candidates.is_empty());
         require(

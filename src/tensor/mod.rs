@@ -23,7 +23,7 @@ pub use quantized::Quantized;
 pub use size::{Shape, Size};
 pub use symbol::Symbol;
 
-/// The end of a sequence, for models that pool at the end token.
+/// Rule that finds the end token of a sequence, for models that pool at this token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SequenceEnd {
     /// The first token with this id.

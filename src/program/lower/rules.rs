@@ -41,7 +41,7 @@ pub(super) struct Preparation {
     pub writes: Writes,
     /// Whether only this launch reads the columns of `x` that it prepares.
     pub is_alone: bool,
-    /// The attention, if it is the only reader of the caches and their rows are appended unchanged.
+    /// The attention node, if it is the only reader of the caches and the launch appends the rows unchanged; otherwise `None`.
     pub attention: Option<NodeId>,
 }
 

@@ -1,5 +1,4 @@
-//! Lowers every operator for every shape that inference accepts, and compares the results with the
-//! interpreter.
+//! Lowers every operator for every shape that shape inference accepts, and compares the results with the interpreter.
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 

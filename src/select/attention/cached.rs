@@ -31,9 +31,9 @@ impl CachedAttention {
     /// key tiles.
     const LONG: u64 = 4;
 
-    /// Dispatches by the longest sequence. Decode steps use a decode kernel, whose CTAs depend on the numbers of sequences and keys.
-    /// Batches with several new tokens per sequence use kernels with tiles of queries. If only one of the two kinds of kernel supports the
-    /// problem, it is used for all batches. If neither does, the plain kernel ([`MhaCached`]) is used.
+    /// Returns a dispatch by the longest sequence. Decode steps use a decode kernel, whose CTAs depend on the numbers of sequences and
+    /// keys. Batches with several new tokens per sequence use kernels with tiles of queries. If only one of the two kinds of kernel
+    /// supports the problem, it is used for all batches. If neither does, the plain kernel ([`MhaCached`]) is used.
     pub fn by_length(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let steps = self.steps(machine);
         let tiles = self.tiles(None);
