@@ -81,7 +81,7 @@ impl HoistPooledToken {
         }
         let n_linear = hoisted.iter().filter(|&&id| is_linear(graph, id)).count();
         let condition = if graph.has_caches() {
-            "a step that writes has one token of each sequence, which is the pooled one"
+            "a decode step has one token of each sequence, which is the pooled one"
         } else if n_linear == 0 {
             "no linear layer is computed for the pooled tokens alone"
         } else {
@@ -356,7 +356,7 @@ mod tests {
         b.graph.add_output("kept", kept);
         insta::assert_snapshot!(refused(b.with_outputs(&["last"])), @r"
         refused `last` by hoist_pooled_token
-            because a step that writes has one token of each sequence, which is the pooled one
+            because a decode step has one token of each sequence, which is the pooled one
         ");
     }
 
