@@ -345,8 +345,8 @@ fn computed(program: Program, lens: &[u32]) -> Vec<Output> {
     session.run(&batch).expect("it runs")
 }
 
-/// Products with quantized rows differ from products with 16-bit rows by the rounding of the rows. With packed int8 weights, a CPU rounds the
-/// rows of all products, so that only products with a weight that is unpacked differ.
+/// Products with quantized rows differ from products with 16-bit rows by the rounding of the rows. With packed int8 weights, the CPU
+/// executor rounds the rows of all products, so only products with an unpacked weight differ.
 #[test]
 fn quantized_rows_change_results_by_their_rounding() {
     // A rounding to E4M3 has a relative error of 2.6 % on average, and a rounding to int8 one of about 1 %.

@@ -282,8 +282,8 @@ mod tests {
     #[test]
     fn steps_split_the_keys_of_few_sequences_and_longer_pieces_use_tiles_of_queries() {
         let hopper = testing::hopper();
-        // With four key heads: `most` is one CTA per SM, `pairs` one CTA per SM in clusters of two, and `few` two CTAs per SM in clusters of
-        // eight.
+        // Limits for four key heads: `most` is one CTA per SM, `pairs` one CTA per SM in clusters of two, `few` two CTAs per SM in clusters
+        // of eight.
         let most = u64::from(hopper.sms) / 4;
         let (pairs, few) = (
             hopper.clusters_at_once(2) / 4,
