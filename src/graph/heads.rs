@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use super::{Graph, GraphError, HEAD_STEP, MAX_HEAD, NodeId, Op, WeightExpr};
 use crate::ops::Epilogue;
 
-/// Matrices that resize heads, by the number of heads and their old and new sizes.
+/// Nodes of the matrices that resize heads. The key is the number of heads, the old and the new head size.
 type Matrices = HashMap<(u32, u32, u32), NodeId>;
 
 impl Graph {
-    /// Pads heads with zeros to a multiple of [`HEAD_STEP`] elements, as attention to a KV cache requires. The zeros change
-    /// no product of queries and keys, and the padded columns of the context are dropped. Heads wider than [`MAX_HEAD`] and
-    /// graphs with relative scores are not changed.
+    /// Pads heads with zeros to a multiple of [`HEAD_STEP`] elements, as attention to a KV cache requires. The zeros do not change the
+    /// products of queries and keys, and the padded columns of the attention result are dropped. Heads wider than [`MAX_HEAD`] and graphs
+    /// with relative scores are not changed.
     ///
     /// # Errors
     /// Returns an error if the graph fails [`verify`](Self::verify).
@@ -52,7 +52,7 @@ impl Graph {
                     self.rewrite(id, Op::CrossCache { name, heads, head }, &operands)?;
                 }
                 Op::SplitHeads { heads } => {
-                    // Rows of a cache are already padded.
+                    // If the operand is a cache, its heads are already padded.
                     let width = self.shape(operands[0]).width().unwrap_or(0);
                     let head = u32::try_from(width / u64::from(heads.max(1))).unwrap_or(0);
                     let x = match padded(head) == head {
@@ -112,7 +112,7 @@ impl Graph {
         Ok(self)
     }
 
-    /// Adds the value `x` with resized heads. The name of the new node begins with the name of `of`.
+    /// Adds a node that resizes the `heads` heads of `x` from `from` to `to` elements. Its name begins with the name of `of`.
     fn resized(
         &mut self,
         of: NodeId,

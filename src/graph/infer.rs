@@ -14,17 +14,16 @@ use crate::{
 
 /// Maximum elements of a row.
 pub const MAX_WIDTH: u64 = ops::MAX_WIDTH as u64;
-/// Maximum rows of a table.
+/// Maximum number of rows of a table, such as an embedding table.
 const MAX_ROWS: u64 = ops::MAX_ROWS as u64;
 /// Maximum number of values that one operator concatenates.
 pub const MAX_PARTS: usize = 16;
 
-/// Number of elements of a head that fused attention loads with one vector load.
+/// Number of elements of a head that fused attention loads with one vector load. Head sizes must be multiples of this number.
 pub const HEAD_STEP: u32 = 8;
 /// Maximum elements of a head in fused attention, which keeps a row of the result in registers.
 pub const MAX_HEAD: u32 = 256;
-/// Maximum number of tables that one operator sums. No encoder has more, and the kernel takes two
-/// pointers for each.
+/// Maximum number of embedding tables that one operator sums. No encoder has more, and the kernel takes two pointers for each.
 pub const MAX_TABLES: usize = 4;
 
 impl Graph {
@@ -354,8 +353,8 @@ fn result(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
     }
 }
 
-/// Returns the shape of the result of an operator that has no rule of its own. The result has the shape of `x`, which is a matrix. Each
-/// other operand is a vector with an element for each column of `x`, or a residual with the shape of `x`.
+/// Returns the shape of the result of an operator for which [`result`] has no rule. The result has the shape of `x`, which is a matrix.
+/// Each other operand is a vector with an element for each column of `x`, or a residual with the shape of `x`.
 fn of_rows(op: &Op, of: &[&Shape]) -> Result<Shape, String> {
     let width = matrix(of[0])?.into();
     for (slot, &shape) in op.slots().iter().zip(of) {
@@ -407,7 +406,7 @@ fn dims<const N: usize>(shape: &Shape, expected: &str) -> Result<[Size; N], Stri
     <[Size; N]>::try_from(shape.0.clone()).map_err(|_| format!("{expected}, found {shape}"))
 }
 
-/// Returns the width of a matrix with rows of tokens, of sequences or of a weight.
+/// Returns the width of a matrix whose rows belong to tokens or sequences, or are rows of a weight.
 fn matrix(shape: &Shape) -> Result<u64, String> {
     match shape.0.as_slice() {
         [rows, width] if is_rows(rows) && width.as_constant().is_some() => constant_width(width),

@@ -1,6 +1,8 @@
-//! Names of values in loops. The names of two iterations differ in one index.
+//! Grouping of the values that loops compute. The names of a value in two iterations, such as `layer.0.query` and `layer.1.query`, differ
+//! only in the index.
 
-/// Returns the prefix of a value that a `Repeat` computes, and its iteration: `layer.` and 3 for `layer.3.query`.
+/// Returns the prefix of the name and the iteration of a value in a loop: `layer.` and 3 for `layer.3.query`. Returns `None` for a name
+/// without an index.
 fn iteration(name: &str) -> Option<(&str, u64)> {
     let mut at = 0;
     for part in name.split_inclusive('.') {
@@ -38,7 +40,7 @@ pub trait Iterated: Clone + PartialEq {
     /// Returns the name of the value.
     fn name(&self) -> &str;
 
-    /// Returns the item with all its texts that contain names replaced by the results of `name`.
+    /// Returns the item with `name` applied to each of its texts that contain names of values.
     fn renamed(&self, name: &dyn Fn(&str) -> String) -> Self;
 }
 

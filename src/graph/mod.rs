@@ -1,6 +1,5 @@
-//! The model as a graph, built on petgraph. There is one node per operator and its single result,
-//! and one edge per operand. Shapes are symbolic and inferred; [`Graph::verify`] infers them again
-//! after every pass.
+//! A model as a petgraph graph. A node is an operator together with its only result, and an edge is an operand. Shapes are symbolic. They
+//! are inferred when a node is added, and [`Graph::verify`] infers them again after every pass.
 
 mod heads;
 mod infer;
@@ -21,7 +20,7 @@ use petgraph::{
 /// Name of the output for text generation: the logits of the token after each sequence.
 pub const NEXT_LOGITS: &str = "next_token_logits";
 
-/// Name of the output with a vector of length 1 for each token, for late interaction, `[tokens, width]`.
+/// Name of the output for late interaction (ColBERT): an L2-normalized vector for each token, `[tokens, width]`.
 pub const TOKEN_VECTORS: &str = "colbert";
 
 pub use infer::{HEAD_STEP, MAX_HEAD, MAX_PARTS, MAX_TABLES, MAX_WIDTH};
@@ -89,7 +88,7 @@ pub enum GraphError {
 pub struct Graph {
     inner: StableDiGraph<Node, u32>,
     outputs: Vec<(String, NodeId)>,
-    /// Parts of the model; empty for a model of one graph.
+    /// Parts of the model that run separately, such as an encoder and a decoder; empty if the model is a single graph.
     parts: Vec<Part>,
 }
 
@@ -97,8 +96,7 @@ pub struct Graph {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     pub name: String,
-    /// Name of the part's stream: the kind of tokens that the part runs on, such as "source". Positions of the part's caches are positions
-    /// of these tokens.
+    /// Name of the token stream that the part processes, such as "source". Positions in the part's caches are positions in this stream.
     pub stream: String,
 }
 
@@ -119,7 +117,7 @@ impl Graph {
     ) -> Result<NodeId, GraphError> {
         let name = name.into();
         let shape = self.infer(&name, &op, operands)?;
-        // A value belongs to the same part as its operands.
+        // A value belongs to the part of its operands. Weights have part 0, so the maximum is the part of the other operands.
         let parts = operands.iter().map(|&o| self.node(o).part);
         let part = parts.max().unwrap_or(0);
         let node = Node {
@@ -195,7 +193,7 @@ impl Graph {
         edges.into_iter().map(|(_, source)| source).collect()
     }
 
-    /// Returns the operand with this name ([`Op::slots`]).
+    /// Returns the operand in the slot named `slot` (see [`Op::slots`]); `None` if the operator has no such operand.
     pub fn operand(&self, id: NodeId, slot: &str) -> Option<NodeId> {
         let place = self.op(id).slots().iter().position(|name| name == slot)?;
         self.operands(id).get(place).copied()
@@ -266,8 +264,8 @@ impl Graph {
         }
     }
 
-    /// Changes the operator that computes `id`. Its name, readers and place among the outputs stay,
-    /// and its shape is inferred again. Values that only `id` needed are removed.
+    /// Replaces the operator and the operands of node `id`. The node keeps its name, its readers and its position among the outputs, and
+    /// its shape is inferred again. Former operands that no node reads anymore are removed.
     ///
     /// # Errors
     /// Returns an error, and changes nothing, if the operands do not suit the operator.
@@ -328,8 +326,7 @@ impl Graph {
         nodes.any(|id| matches!(self.op(id), Op::Cache { .. }))
     }
 
-    /// Returns whether `id` is in the graph. [`add`](Self::add) may reuse a removed id, so check
-    /// before adding.
+    /// Returns whether `id` is in the graph. [`add`](Self::add) may reuse the id of a removed node, so check before adding nodes.
     pub fn contains(&self, id: NodeId) -> bool {
         self.inner.contains_node(id)
     }
@@ -372,10 +369,10 @@ impl Graph {
             .count()
     }
 
-    /// Checks the invariants that other modules rely on.
+    /// Checks that every output exists, that the graph has no cycle, that names are unique, and that stored shapes equal the inferred ones.
     ///
     /// # Errors
-    /// Returns the first violation.
+    /// Returns an error if a check fails: the first violation.
     pub fn verify(&self) -> Result<(), GraphError> {
         let mut names = BTreeMap::new();
         for (output, id) in &self.outputs {

@@ -20,15 +20,15 @@ macro_rules! operators {
         $(#[$doc:meta])*
         $Op:ident $(($of:ty))? $({ $($(#[$note:meta])* $field:ident: $Type:ty),* $(,)? })? = $($name:literal)|* ($($slot:ident),*);
     )*) => {
-        /// An operator. Descriptions use the operators of the first block; passes create those of the second. Operands are listed in slot
-        /// order.
+        /// An operator. Descriptions of models use the operators up to [`Op::Draw`]; passes create the later ones. The documentation of an
+        /// operator lists its operands in slot order.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         pub enum Op {
             $($(#[$doc])* $Op $(($of))? $({ $($(#[$note])* $field: $Type),* })?,)*
         }
 
         impl Op {
-            /// Names in the rows of all operators.
+            /// Names of all operators, except for names that are derived from attributes.
             const NAMES: &[&str] = &[$($($name,)*)*];
 
             /// Returns the names in the operator's row, and the names of its operands.
@@ -48,7 +48,7 @@ operators! {
     Weight(WeightExpr) = "weight"();
     /// `ids, table` → `[tokens, width]`. `offset` is added to the ids.
     Embedding { offset: u32 } = "embedding"(ids, table);
-    /// `x, weight, (bias), (residual)` → `act(x · weightᵀ + bias) + residual`. In descriptions, the epilogue is empty.
+    /// `x, weight, (bias), (residual)` → `act(x · weightᵀ + bias) + residual`. In descriptions of models, the epilogue is empty.
     Linear { epilogue: Epilogue } = "linear" | "bias_linear" | "residual_linear" | "bias_residual_linear"(x, weight, bias, residual);
     /// `x, bias` → `x + bias`, with a bias per column.
     AddBias = "add_bias"(x, bias);
@@ -107,9 +107,9 @@ operators! {
         q: HeadView,
         k: HeadView,
     } = "scores"(q, k);
-    /// `x, table` → `[heads, pairs]`: `x · table[distance]`, with `x` from the query or the key of the pair (`of`). The distance is the
-    /// key's position minus the query's, and the table is `[2·reach + 1, heads·head]`. Distances beyond `reach` use the last row on their
-    /// side.
+    /// `x, table` → `[heads, pairs]`: `x · table[distance]`, where `of` selects the row of `x`: that of the pair's query or that of its
+    /// key. The distance is the key's position minus the query's, and the table is `[2·reach + 1, heads·head]`. Distances beyond `reach`
+    /// use the last row on their side.
     RelativeScores { heads: u32, head: u32, of: Side } = "relative_scores"(x, table);
     /// `scores, (bias), (sinks)` → softmax over the keys of `scale · scores + bias`, or with a cap, of `cap · tanh(scale · scores / cap) +
     /// bias`. A causal softmax is over the keys up to the query, and a softmax with a window is over the keys in the window. The sink of a
@@ -161,7 +161,7 @@ operators! {
     EmbeddingLayerNorm { eps: f32, offsets: Vec<u32> } = "embedding_layer_norm"();
     /// `x, (bias), residual, gamma, beta` → LayerNorm of `x + bias + residual`.
     BiasResidualLayerNorm { eps: f32, bias: bool } = "bias_residual_layer_norm" | "residual_layer_norm"(x, bias, residual, gamma, beta);
-    /// `q, k, v, (bias), (sinks)` → `[tokens, heads·head]`.
+    /// `q, k, v, (bias), (sinks)` → fused scaled dot-product attention, `[tokens, heads·head]`.
     Attention(AttentionProblem) = "attention"(q, k, v, bias, sinks);
     /// `[tokens, width]` → `[batch, width]`: L2-normalized mean over each sequence.
     MeanPoolNormalize { eps: f32 } = "mean_pool_normalize"(x);

@@ -11,7 +11,7 @@ impl Graph {
         self.to_string()
     }
 
-    /// Returns Graphviz source, with weights only if `weights`.
+    /// Returns the graph as Graphviz source. Weights are nodes of the drawing only if `weights` is true.
     pub fn dot(&self, weights: bool) -> String {
         let mut out = String::from(
             "digraph model {\n  rankdir=TB;\n  node [shape=box, fontname=\"Helvetica\"];\n",

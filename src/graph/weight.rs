@@ -13,24 +13,25 @@ pub use tables::{Buckets, Positions, Sinusoid, slope};
 /// Source of a weight: a tensor of the checkpoint, or a value computed at load time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WeightExpr {
-    /// A tensor with its published name, without the checkpoint's prefix.
+    /// A tensor of the checkpoint. `name` is its published name without the checkpoint's prefix, such as `bert.`.
     Stored { name: String, dims: Vec<u64> },
     /// The transpose of a matrix of the checkpoint; `dims` are its stored dimensions.
     Transposed { name: String, dims: Vec<u64> },
-    /// A computed table of positions, `[rows, width]`.
+    /// A computed table of sinusoidal position embeddings, `[rows, width]`.
     Sinusoid {
         style: Sinusoid,
         rows: u64,
         width: u64,
     },
-    /// Biases by distance, `[heads, 2·reach + 1]`, from a table of the checkpoint with dimensions
-    /// `dims` and one row per bucket.
+    /// Biases of attention scores for each distance between query and key, `[heads, 2·reach + 1]`. They are read from a table of the
+    /// checkpoint with dimensions `dims` and one row per bucket of distances.
     RelativeBias {
         name: String,
         dims: [u64; 2],
         buckets: Buckets,
     },
-    /// The row of each distance, `[2·farthest + 1, width]`, from a table of relative positions in the checkpoint with dimensions `dims`.
+    /// The vectors for each distance between query and key, `[2·farthest + 1, width]`. They are rows of a table of relative positions in
+    /// the checkpoint, which has dimensions `dims`.
     Positions {
         name: String,
         dims: [u64; 2],
@@ -51,29 +52,30 @@ pub enum WeightExpr {
         rows: u64,
         interleaved: u64,
     },
-    /// A tensor of the checkpoint plus 1.
+    /// A tensor of the checkpoint plus 1, elementwise.
     PlusOne { name: String, dims: Vec<u64> },
     /// A matrix `[heads·to, heads·from]` of ones and zeros that resizes heads of `from` elements to `to` elements. New elements are 0, and
     /// elements beyond `to` are dropped.
     ResizedHeads { heads: u64, from: u64, to: u64 },
-    /// A vector of zeros, for example the bias of a norm without one.
+    /// A vector of zeros, for example the bias of a norm that has none.
     Zeros { n: u64 },
-    /// A vector of ones: the weight of a norm without one.
+    /// A vector of ones: the weight of a norm that has none.
     Ones { n: u64 },
     /// Tensors stacked along their first dimension.
     ConcatRows(#[serde(deserialize_with = "parts")] Vec<WeightExpr>),
-    /// Scales of the outputs of a product in E4M3, `[n]`. Each is the scale of the weight's row times the scale of the input.
+    /// Scales of the outputs of a matrix product in E4M3, one for each row of the weight: the scale of the row times the scale of the
+    /// input.
     ProductScales {
         #[serde(deserialize_with = "parts")]
         weight: Vec<WeightExpr>,
-        /// The bound of the input.
+        /// Bound on the magnitude of the input, from which its scale is computed.
         input: Bound,
     },
-    /// The scale of a value that is stored in E4M3, `[1]`.
+    /// The scale of a value that is stored in E4M3, `[1]`, computed from a bound on the magnitude of the value.
     Scale(Bound),
     /// The scale that the checkpoint publishes for a cache in E4M3, `[1]`.
     CacheScale {
-        /// Name in the checkpoint of the linear layer that computes the rows.
+        /// Name in the checkpoint of the linear layer that computes the cached rows.
         linear: String,
         rows: CacheRows,
     },
@@ -84,7 +86,7 @@ pub enum WeightExpr {
     OrderedRows {
         name: String,
         dims: Vec<u64>,
-        /// Name and dimensions of the matrix.
+        /// Name of the matrix whose column order is used. `by_dims` are its dimensions.
         by: String,
         by_dims: [u64; 2],
     },
@@ -97,7 +99,7 @@ pub enum WeightExpr {
     },
 }
 
-/// A factor of a computed weight. Factors are compared bitwise.
+/// An f32 factor of a computed weight, stored as bits. Factors are equal if their bits are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Factor(u32);
 
@@ -111,7 +113,7 @@ impl Factor {
     }
 }
 
-/// The rows of a cache.
+/// Kind of the rows of a KV cache: keys or values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum CacheRows {
     Keys,
@@ -158,7 +160,7 @@ impl Bound {
         self.gamma.iter().chain(&self.beta).chain(linear)
     }
 
-    /// Returns the largest magnitude that the value can have, from the values of the weights.
+    /// Returns the bound. The arguments are the elements of the weights that [`Bound`] and [`BoundLinear`] name.
     ///
     /// Rounding to E4M3 increases a magnitude by at most a sixteenth. The bound of a linear layer therefore includes the factor `17 / 16`
     /// twice, for the input and for the weight.
@@ -171,7 +173,7 @@ impl Bound {
         self.of_outputs(gamma, beta, &outputs.collect::<Vec<_>>())
     }
 
-    /// Returns the bound of an output of a linear layer, from a row of its weight.
+    /// Returns the bound of one output of a linear layer after the norm. `row` and `bias` are the output's row of the weight and its bias.
     pub fn of_output(gamma: &[f32], beta: &[f32], row: &[f32], bias: f32) -> f64 {
         const ROUNDING: f64 = 17.0 / 16.0;
         let square = sum(row, gamma, |w, g| (w * g).powi(2));
@@ -179,7 +181,7 @@ impl Bound {
         ROUNDING * ROUNDING * ((gamma.len() as f64 * square).sqrt() + constant.abs())
     }
 
-    /// Returns the largest magnitude that the value can have, from the bounds of all outputs of the linear layer.
+    /// Returns the bound of the value. `outputs` are the bounds of all outputs of the linear layer.
     pub fn of_outputs(&self, gamma: &[f32], beta: &[f32], outputs: &[f64]) -> f64 {
         let largest = |bounds: &mut dyn Iterator<Item = f64>| bounds.fold(0.0, f64::max);
         let Some(linear) = &self.linear else {
@@ -201,7 +203,7 @@ impl Bound {
     }
 }
 
-/// Returns the sum of `term` over pairs.
+/// Returns the sum of `term(a[i], b[i])` over all `i`.
 fn sum(a: &[f32], b: &[f32], term: impl Fn(f64, f64) -> f64) -> f64 {
     // Independent sums, so that the compiler can vectorize the loop.
     let mut sums = [0.0f64; 8];
@@ -416,8 +418,8 @@ impl WeightExpr {
         }
     }
 
-    /// Returns the bound of an activation's magnitude, if the weight is a scale computed from this bound: that of an activation in E4M3, or
-    /// those of a product with such an activation. Returns `None` for other weights.
+    /// Returns the bound from which the scales are computed if the weight is a [`Scale`](Self::Scale) or
+    /// [`ProductScales`](Self::ProductScales); `None` for other weights.
     pub fn bound(&self) -> Option<&Bound> {
         match self {
             WeightExpr::ProductScales { input: bound, .. } | WeightExpr::Scale(bound) => {
@@ -427,7 +429,7 @@ impl WeightExpr {
         }
     }
 
-    /// Returns the tensors of the checkpoint that are used, in order.
+    /// Returns the name and the stored dimensions of each checkpoint tensor from which the weight is computed, in order.
     pub fn stored(&self) -> Vec<(&str, &[u64])> {
         match self {
             WeightExpr::Stored { name, dims }

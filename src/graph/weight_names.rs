@@ -17,7 +17,8 @@ pub struct WeightNames {
     /// Names of tied tensors that are not read, each with the name of the tensor that is read instead.
     #[serde(default)]
     pub ties: BTreeMap<String, String>,
-    /// Names of tensors that the model reads even if their alternative names have other values, because config.json unties them.
+    /// Names of tensors that config.json declares untied. Their alternative names in a checkpoint then belong to other tensors, and are not
+    /// read.
     #[serde(default)]
     pub untied: BTreeSet<String>,
     /// Names of tensors that affect no output of the model. One `*` in a name matches any text.
@@ -68,8 +69,8 @@ impl WeightNames {
         spellings
     }
 
-    /// Returns the spellings of tensors that are not read although they may be alternatives to `name`: tied tensors, and the
-    /// alternatives of an untied one.
+    /// Returns names of tensors that must not be read in place of `name`: all spellings of tied tensors and, if `name` is untied, of its
+    /// alternative names.
     pub fn unread(&self, name: &str) -> BTreeSet<String> {
         let others = self.others.get(name);
         let others = others.filter(|_| self.untied.contains(name));
@@ -110,7 +111,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// Returns the part of a tensor's name after `folder` and the slash.
+/// Returns the part of a tensor's name after `folder` and the slash; `None` if the name does not begin with them.
 pub fn in_folder<'n>(name: &'n str, folder: &str) -> Option<&'n str> {
     name.strip_prefix(folder)?.strip_prefix('/')
 }

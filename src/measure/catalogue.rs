@@ -18,7 +18,7 @@ use crate::{
     text::TextError,
 };
 
-/// Published sizes by name, with their description and config.
+/// Published model sizes by name, each with the name of its model description and the text of its config.json.
 macro_rules! published {
     ($($name:literal: $description:literal),* $(,)?) => {
         &[$((
@@ -45,7 +45,8 @@ const CONFIGS: &[(&str, &str, &str)] = published! {
     "marian-base": "marian",
 };
 
-/// Sizes that contribute only their fused 16-bit programs. Their other kernels differ only in width from kernels of other sizes.
+/// Model sizes that contribute only their fused 16-bit programs to the catalogue. Their other kernels differ only in width from kernels of
+/// other sizes.
 const FUSED_ONLY: [&str; 6] = [
     "bert-large",
     "modernbert-base",
@@ -55,8 +56,8 @@ const FUSED_ONLY: [&str; 6] = [
     "marian-base",
 ];
 
-/// Sizes that also contribute their program with weights and inputs in E4M3: an encoder with norms after sums, and an encoder with norms
-/// before layers, gates and rotary positions. The E4M3 kernels of other sizes differ from those of these two only in width.
+/// Model sizes that also contribute their program with weights and inputs in E4M3: an encoder with norms after sums, and an encoder with
+/// norms before layers, gates and rotary positions. The E4M3 kernels of other sizes differ from those of these two only in width.
 const IN_FP8: [&str; 2] = ["bert-base", "modernbert-base"];
 
 /// Returns the name, description and `config.json` of the shipped models.
@@ -77,7 +78,7 @@ pub fn shipped_configs() -> Result<Vec<(&'static str, &'static str, Value)>, Eng
 #[derive(Clone, Debug)]
 pub struct Emitted {
     pub kernel: KernelSpec,
-    /// Names of shipped sizes whose programs launch the kernel; empty for a representative instance.
+    /// Names of the model sizes whose programs launch the kernel; empty for a representative instance.
     pub models: Vec<String>,
 }
 
@@ -98,7 +99,7 @@ fn attends_in_full(graph: &Graph) -> bool {
     })
 }
 
-/// Returns all kernels by symbol.
+/// Returns all kernels of the catalogue, keyed by symbol.
 pub fn catalogue() -> Result<BTreeMap<String, Emitted>, EngineError> {
     let mut found: BTreeMap<String, Emitted> = BTreeMap::new();
     let mut add = |kernel: KernelSpec, model: Option<&str>| {

@@ -8,11 +8,11 @@ use crate::{
     tensor::Extents,
 };
 
-/// Number of tokens of the smallest batch. Each further batch has √2 times as many tokens.
+/// Number of tokens of the smallest batch in a cost table. Each further batch has √2 times as many tokens.
 const FIRST: f64 = 32.0;
-/// Number of batch sizes.
+/// Number of batch sizes in a cost table.
 const SIZES: i32 = 23;
-/// Lengths of the sequences.
+/// Sequence lengths in a cost table, in tokens.
 const LENGTHS: [u64; 5] = [16, 64, 128, 256, 512];
 /// Utilization of tensor cores by fused attention. This is a guess, as is [`LAUNCH`]; with these values, estimates for BERT-base on an
 /// H200 are close to measurements (README).

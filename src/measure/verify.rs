@@ -46,14 +46,14 @@ pub struct Comparison {
     pub largest: f32,
     /// Number of values per row.
     pub width: usize,
-    /// Whether every row of the reference has length 1.
+    /// Whether every row of the reference has a Euclidean norm of 1.
     pub unit_rows: bool,
 }
 
-/// Maximum deviation for a precision.
+/// Maximum deviations from a reference that are accepted for a precision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
-    /// Max difference of a value in a row of unit length, such as a normalized embedding.
+    /// Max difference of a value in a row with a Euclidean norm of 1, such as a normalized embedding.
     pub unit: f32,
     /// Max difference of a value in any other row, relative to the maximum reference value if that is above 1.
     pub max: f32,
@@ -122,7 +122,7 @@ impl Bound {
         }
     }
 
-    /// Whether a comparison is within the bounds.
+    /// Returns whether a comparison is within the bounds.
     pub fn holds(&self, c: &Comparison) -> bool {
         let max = if c.unit_rows {
             self.unit
@@ -272,7 +272,7 @@ impl ReferenceCase {
         let width = output.shape.last().copied().unwrap_or(1).max(1) as usize;
         let kept = (shape.last().copied().unwrap_or(1) as usize).min(width);
         let n_rows = output.values.len() / width;
-        // In a batch of one token per sequence, values with a row for each sequence have this number of rows, too.
+        // If every sequence has one token, this is also true of values with a row for each sequence.
         let per_token = n_rows as u64 == self.batch.extents().tokens;
         let rows = match &self.rows {
             _ if shape == output.shape => return Some(output.values.clone()),

@@ -32,7 +32,7 @@ impl Activation {
         Activation::Log1pRelu,
     ];
 
-    /// Name in symbols.
+    /// Name in kernel symbols.
     pub const fn name(self) -> &'static str {
         match self {
             Activation::GeluExact => "gelu",

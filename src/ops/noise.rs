@@ -1,4 +1,4 @@
-//! Normal noise that is a function of a seed and a column.
+//! Normally distributed noise that is a function of a seed and a column.
 
 use crate::search::Philox;
 

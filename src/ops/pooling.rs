@@ -1,4 +1,4 @@
-//! Weights of pooling.
+//! Weights of tokens in pooling.
 
 use serde::{Deserialize, Serialize};
 

@@ -21,7 +21,7 @@ impl Rotation {
     /// Checks that a kernel can rotate heads of `head` columns.
     ///
     /// # Errors
-    /// Returns the reason if it cannot.
+    /// Returns an error with the reason if it cannot.
     pub fn check(&self, head: u32) -> Result<(), String> {
         let n = self.frequencies.len();
         if n == 0 || n > Self::MAX_PAIRS || 2 * n > head as usize {

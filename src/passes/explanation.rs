@@ -1,4 +1,4 @@
-//! A readable report with the memory traffic of one batch. Equal entries of different layers are merged.
+//! Formatting of a [`Report`] as text, with the memory traffic of one batch. Equal entries of different layers are merged.
 
 use std::fmt;
 
@@ -101,8 +101,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// Writes an entry without its memory traffic. The last line of a fusion is not terminated, so that the traffic can follow. `n` is the
-/// number of entries that this entry represents.
+/// Writes an entry of the report without its memory traffic. A fusion ends without a newline, because the caller appends the traffic to its
+/// last line. `n` is the number of equal entries that are shown as this entry.
 fn write_entry(f: &mut fmt::Formatter<'_>, entry: &Entry, n: usize) -> fmt::Result {
     let times = match n {
         1 => String::new(),

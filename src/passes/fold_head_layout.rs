@@ -43,7 +43,7 @@ impl Pass for FoldHeadLayout {
 }
 
 impl FoldHeadLayout {
-    /// Removes splits of heads before scores or a context. The operator then reads columns of the unsplit values.
+    /// Removes the `split_heads` before an [`Op::Scores`] or [`Op::Context`]. The operator then reads columns of the unsplit values.
     fn fold_operands(
         &self,
         graph: &mut Graph,
@@ -117,7 +117,7 @@ impl FoldHeadLayout {
         Ok(())
     }
 
-    /// Makes a context write its heads as adjacent columns of a row.
+    /// Folds `merge_heads` into the [`Op::Context`] before it, which then writes its heads as adjacent columns of rows.
     fn fold_result(
         &self,
         graph: &mut Graph,

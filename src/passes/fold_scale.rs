@@ -5,8 +5,8 @@ use super::{
 };
 use crate::graph::{Graph, GraphError, Op};
 
-/// `softmax(t · (s·x)) = softmax((t·s) · x)`, also with a bias that is added to the product, and with sinks,
-/// which are not scaled. The softmax kernel multiplies by a factor anyway.
+/// Folds a scale into the softmax that reads it: `softmax(t · (s·x)) = softmax((t·s) · x)`. The equation also holds with a bias, which is
+/// added after scaling, and with sinks, which are not scaled. The softmax kernel multiplies by a factor in any case.
 pub(super) struct FoldScale;
 
 impl Pass for FoldScale {

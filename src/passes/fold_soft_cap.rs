@@ -8,8 +8,8 @@ use crate::{
     ops::{PositionBias, SoftCap},
 };
 
-/// Folds a soft cap into the softmax that reads it: `softmax(s · cap·tanh(x/cap)) = softmax{s·cap}(s·x)`. Attention with the cap can
-/// then be fused, so that it stores no scores.
+/// Folds a soft cap into the softmax that reads it: `softmax(s · c·tanh(x/c)) = softmax{cap = s·c}(s·x)`. The attention can then be fused
+/// into one kernel, which stores no scores.
 pub(super) struct FoldSoftCap;
 
 impl Pass for FoldSoftCap {

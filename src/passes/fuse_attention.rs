@@ -77,7 +77,7 @@ fn find(graph: &Graph, context: NodeId) -> Option<Result<Match, String>> {
     else {
         let between = graph.op(scores);
         return Some(Err(format!(
-            "{} ({between}) stands between the scores and the softmax",
+            "{} ({between}) is between the scores and the softmax",
             quoted(graph, scores)
         )));
     };
@@ -120,7 +120,7 @@ fn find(graph: &Graph, context: NodeId) -> Option<Result<Match, String>> {
             }
             _ => {
                 return Some(Err(format!(
-                    "{} is needed with its heads apart, and the kernel writes them side by side",
+                    "{} is needed with separate heads, but the kernel writes all heads of a token in one row",
                     quoted(graph, context)
                 )));
             }
@@ -325,7 +325,7 @@ mod tests {
     fn a_context_that_is_read_by_heads_is_stored() {
         insta::assert_snapshot!(refused(attention(2, 8), &["merged", "context"]), @r"
         refused `context` by fuse_attention
-            because `context` is needed with its heads apart, and the kernel writes them side by side
+            because `context` is needed with separate heads, but the kernel writes all heads of a token in one row
         ");
     }
 
@@ -337,7 +337,7 @@ mod tests {
         b.attention("", [x, x, x], 0.5);
         insta::assert_snapshot!(refused(b, &["merged"]), @r"
         refused `context` by fuse_attention
-            because `scaled` (scale(by=0.5)) stands between the scores and the softmax
+            because `scaled` (scale(by=0.5)) is between the scores and the softmax
         ");
     }
 }

@@ -35,7 +35,7 @@ impl Pass for FuseBiasActivation {
 }
 
 impl FuseBiasActivation {
-    /// Extends the epilogue of `linear` by its readers.
+    /// Merges the bias and the activation that follow `linear` into its epilogue.
     fn extend(
         &self,
         graph: &mut Graph,

@@ -79,7 +79,7 @@ struct Halves {
     x: NodeId,
 }
 
-/// Matches `act(x[.. n]) ⊙ x[n ..]` on rows of `2·n`. Nothing else may read the halves.
+/// Matches `act(x[.. n]) ⊙ x[n ..]` on rows of `2·n` columns. No other node may read the halves.
 fn halves(graph: &Graph, product: NodeId) -> Option<Halves> {
     let [a, b] = operands(graph, product)?;
     let sides = [(a, b), (b, a)].into_iter();

@@ -45,8 +45,9 @@ impl Pass for HoistPooledToken {
 }
 
 impl HoistPooledToken {
-    /// Returns the values before which pools can be moved: those that only pools or other returned values read. Returns none if the graph
-    /// has caches. Also returns none if there is no linear layer among them, because the additional pools would then save nothing.
+    /// Returns the values that need to be computed only for pooled tokens, because only pools or other returned values read them. The set
+    /// is empty if the graph has caches. It is also empty if it would contain no linear layer, because the additional pools would then save
+    /// nothing.
     fn hoisted(
         &self,
         graph: &Graph,
@@ -80,7 +81,7 @@ impl HoistPooledToken {
         }
         let n_linear = hoisted.iter().filter(|&&id| is_linear(graph, id)).count();
         let condition = if graph.has_caches() {
-            "a step that writes has one token of each sequence, which is the pooled one"
+            "a decode step has one token of each sequence, which is the pooled one"
         } else if n_linear == 0 {
             "no linear layer is computed for the pooled tokens alone"
         } else {
@@ -127,8 +128,8 @@ impl HoistPooledToken {
                 *operand = match pooled.get(operand) {
                     Some(&known) => known,
                     None => {
-                        // The name starts with the pool's name, so that a description's `expect:` does not count the launch in the value's
-                        // layer.
+                        // The name starts with the pool's name and not with the layer's. Otherwise, `expect:` in a model description would
+                        // count this launch in the layer.
                         let name = format!("{}.{}", pool.name(), graph.node(*operand).name);
                         let row = graph.add(names.fresh(name), pool.clone(), &[*operand])?;
                         added.push(row);
@@ -213,7 +214,7 @@ mod tests {
 
     const PASS: &str = "hoist_pooled_token";
 
-    /// Returns a feed-forward network after attention with one head, whose first tokens are pooled.
+    /// Returns attention with one head and a feed-forward network, whose result is pooled by `pool`.
     fn pooled(pool: Op) -> Builder {
         let mut b = Builder::default();
         let x = b.tokens(16);
@@ -355,7 +356,7 @@ mod tests {
         b.graph.add_output("kept", kept);
         insta::assert_snapshot!(refused(b.with_outputs(&["last"])), @r"
         refused `last` by hoist_pooled_token
-            because a step that writes has one token of each sequence, which is the pooled one
+            because a decode step has one token of each sequence, which is the pooled one
         ");
     }
 

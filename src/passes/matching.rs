@@ -14,7 +14,7 @@ pub(super) fn kept(graph: &Graph, id: NodeId, reader: NodeId) -> Option<String> 
     (!others.is_empty()).then(|| format!("{} is also read by {others}", quoted(graph, id)))
 }
 
-/// Returns the reason why the value `id` must be stored for any reader, if there is one.
+/// Returns the reason why the value `id` must be stored whichever node reads it, if there is one: the value is an output.
 pub(super) fn stored(graph: &Graph, id: NodeId) -> Option<String> {
     let (output, _) = graph.outputs().iter().find(|&&(_, o)| o == id)?;
     let name = &graph.node(id).name;

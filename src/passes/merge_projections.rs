@@ -29,7 +29,7 @@ impl Pass for MergeProjections {
     fn run(&self, graph: &mut Graph, report: &mut Report) -> Result<(), GraphError> {
         let order = graph.topological();
         let mut names = Names::of(graph, &order);
-        // The pass neither adds nor removes contexts, so their ids stay valid.
+        // The pass neither adds nor removes `Op::Context` nodes, so their ids stay valid.
         for context in order {
             for group in self.candidates(graph, report, context) {
                 self.merge(graph, report, &mut names, &group)?;
@@ -144,8 +144,8 @@ impl MergeProjections {
     }
 }
 
-/// Adds a single projection with the concatenated columns of all projections. Returns its value and all compute nodes that were added.
-/// Either all projections must have biases, or none.
+/// Adds a single projection with the concatenated columns of all projections. Returns its value and all compute nodes that were added. All
+/// projections must have biases, or none of them.
 pub(super) fn stack(
     graph: &mut Graph,
     names: &mut Names,
@@ -245,7 +245,8 @@ pub(super) fn projection(graph: &Graph, value: NodeId) -> Option<Result<Projecti
     Some(parts())
 }
 
-/// Returns the first column and the number of columns of each projection in the merged projection.
+/// Returns the first column and the number of columns of each projection in the merged projection; `None` if the merged projection is wider
+/// than [`MAX_WIDTH`].
 pub(super) fn columns(graph: &Graph, group: &[Projection]) -> Option<Vec<(u32, u32)>> {
     let mut start = 0u32;
     group
@@ -263,7 +264,7 @@ fn name_of(graph: &Graph, ids: impl Iterator<Item = NodeId>) -> Vec<&str> {
     ids.map(|id| graph.node(id).name.as_str()).collect()
 }
 
-/// Names in use, and the nodes of stacked weights. Layers with shared weights also share the stack.
+/// Names in use, and the nodes of stacked weights. Layers with shared weights also share the stacked weight.
 pub(super) struct Names {
     used: BTreeSet<String>,
     stacked: HashMap<WeightExpr, NodeId>,

@@ -66,14 +66,14 @@ pub fn all() -> &'static [&'static dyn Pass] {
         // Runs before the head layout is folded: query, key and value are identified by their split heads, and folding removes the slices
         // that this pass adds. Runs before any bias becomes an epilogue: only plain projections can be stacked.
         &merge_projections::MergeProjections,
-        // Runs before attention is fused. This pass turns the operands into columns of the projection and the result into tokens, which is
-        // the layout of the fused kernel.
+        // Runs before attention is fused. This pass makes the operands columns of the projection and the result `[tokens, heads·head]`,
+        // which are the layouts of the fused kernel.
         &fold_head_layout::FoldHeadLayout,
         &fuse_attention::FuseAttention,
         // Runs before sums become residuals, because a sum of two embeddings also looks like a residual.
         &fuse_embedding_layer_norm::FuseEmbeddingLayerNorm,
-        // Runs before epilogues are fused. The bias costs nothing in this kernel, which reads the residual anyway, and the GEMM stays
-        // plain.
+        // Runs before biases are fused into epilogues. Adding the bias costs nothing in the LayerNorm kernel, which reads the residual
+        // anyway, and the GEMM stays plain.
         &fuse_bias_residual_layer_norm::FuseBiasResidualLayerNorm,
         // Runs before any bias or activation becomes an epilogue: only plain projections can be stacked, and the activation belongs to the
         // gate.
@@ -88,7 +88,7 @@ pub fn all() -> &'static [&'static dyn Pass] {
     ]
 }
 
-/// Options of the caller.
+/// Options of [`optimize`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Names of the passes to skip.
@@ -130,7 +130,7 @@ pub enum PassError {
 /// Runs the passes in order, and returns the graph and the report.
 ///
 /// # Errors
-/// Returns an error for an unknown pass name and for an unsound graph.
+/// Returns an error if `options` names an unknown pass, or if the graph is unsound before the first pass or after a pass.
 pub fn optimize(graph: Graph, options: &Options) -> Result<(Graph, Report), PassError> {
     optimize_observed(graph, options, |_, _| {})
 }

@@ -1,4 +1,4 @@
-//! The order of the inputs of quantized linear layers.
+//! Reordering of the inputs of quantized linear layers.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::{
     tensor::Format,
 };
 
-/// Name in reports.
+/// Name of the pass in reports.
 pub(super) const NAME: &str = "order_inputs";
 
 /// Reorders the inputs of linear layers whose weights have quantization groups of scattered columns (`ordered`). Kernels support only
@@ -82,7 +82,7 @@ impl Reordered {
 /// `id` are sorted by the groups of the weight.
 ///
 /// # Errors
-/// Returns the reason if no linear layer can compute the inputs in this order.
+/// Returns an error with the reason if no linear layer can compute the inputs in this order.
 fn reordered(graph: &Graph, id: NodeId, expr: &WeightExpr) -> Result<Reordered, String> {
     let WeightExpr::Stored { name, dims } = expr else {
         return Err("several weights are computed together".to_owned());
@@ -167,7 +167,7 @@ mod tests {
     };
     use super::*;
 
-    /// All weights of the small decoder.
+    /// Returns the names of the stored weights of all linear layers, with the format int4.
     fn ordered(graph: &Graph) -> BTreeMap<String, Format> {
         let nodes = graph.topological().into_iter();
         let weights = nodes.filter_map(|id| match graph.op(id) {

@@ -6,7 +6,7 @@ use crate::{
     tensor::Format,
 };
 
-/// Name in reports.
+/// Name of the pass in reports.
 pub(super) const NAME: &str = "quantize_cache";
 
 /// Stores every cache in `format`: `attention(q, cache(k), cache(v))` becomes `attention(q, cache(round(k)), cache(round(v)))`. All parts
@@ -188,7 +188,7 @@ mod tests {
             let factor = cache_scale(&linear, rows);
             let expr = WeightExpr::CacheScale { linear, rows };
             assert_eq!(*scaled.op(scale), Op::Weight(expr), "{name}");
-            // A row is rounded after its division.
+            // A row is divided by the scale and then rounded.
             for (got, unscaled) in values[name].iter().zip(&plain[name]) {
                 let code = got / factor;
                 assert_eq!(f64::from(e4m3::round(code as f32)), code, "{name}");

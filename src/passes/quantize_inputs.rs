@@ -20,7 +20,7 @@ const STEP: u64 = 16;
 
 /// Rewrites `linear(x, w)` to `scaled_linear(to_e4m3(x), quantize(w), scale)`.
 ///
-/// Returns the reason if the layer's input cannot be converted.
+/// The inner result is the reason if the layer's input cannot be converted.
 pub(super) fn rewrite(
     graph: &mut Graph,
     id: NodeId,
@@ -72,7 +72,7 @@ pub(super) fn rewrite(
     Ok(Ok(()))
 }
 
-/// Returns the node of a value in E4M3, adding it if necessary.
+/// Returns the node that converts `x` to E4M3, adding it if necessary.
 fn converted(graph: &mut Graph, x: NodeId, bound: &Bound) -> Result<NodeId, GraphError> {
     let mut known = graph.consumers(x).into_iter();
     if let Some(known) = known.find(|&reader| *graph.op(reader) == Op::ToE4m3) {
@@ -121,7 +121,7 @@ fn bound(graph: &Graph, id: NodeId) -> Option<Bound> {
                 _ => None,
             }
         }
-        // The result is a weighted mean of the rows of `v`.
+        // The result is a weighted mean of the rows of `v`, so it has the bound of `v`.
         Op::Attention(of) => mean_of(graph, id, of.v, of.kv_heads, of.head),
         &Op::Context {
             kv_heads, head, v, ..

@@ -8,10 +8,10 @@ use crate::{
     tensor::{Format, Values},
 };
 
-/// Name in reports.
+/// Name of the pass in reports.
 pub(super) const NAME: &str = "quantize_linear";
 
-/// Start of the sentence in a report on a layer.
+/// Start of the sentence about a linear layer in a report.
 const WEIGHT: &str = "its weight is";
 
 /// Stores the weight of every linear layer in the format of the options: `linear(x, w)` becomes `linear(x, quantize(w))`.

@@ -113,8 +113,8 @@ impl Report {
     }
 }
 
-/// Merges `reader` with the operator that computes its first operand. `op` replaces both nodes, and its first operand is that of the
-/// earlier one.
+/// Merges `reader` with the operator that computes its first operand. `op` replaces both nodes. It reads the first operand of the earlier
+/// operator, and the other operands of `reader`.
 pub(super) fn absorb(
     pass: &'static str,
     graph: &mut Graph,
@@ -131,14 +131,14 @@ pub(super) fn absorb(
     Ok(())
 }
 
-/// A group of operators before its rewrite.
+/// The operators that a pass is about to rewrite, and their cost before the rewrite.
 pub(super) struct Group {
     parts: Vec<(NodeId, Op, Part)>,
     cost: Cost,
 }
 
 impl Group {
-    /// Records `ids`, in topological order.
+    /// Records the nodes `ids`, which must be in topological order. Repeated nodes count once.
     pub(super) fn of(graph: &Graph, ids: impl IntoIterator<Item = NodeId>) -> Self {
         let mut parts: Vec<(NodeId, Op, Part)> = Vec::new();
         for id in ids {
@@ -155,8 +155,8 @@ impl Group {
         Self { parts, cost }
     }
 
-    /// Records that those nodes of the group that are still in the graph, and `added`, replace the group. No other nodes may have been
-    /// added to the graph since the group was created.
+    /// Adds the fusion to the report. The nodes of the group that are still in the graph, and the nodes `added`, replace the group. No
+    /// other nodes may have been added to the graph since the group was recorded.
     pub(super) fn fused(
         self,
         pass: &'static str,

@@ -72,7 +72,7 @@ impl PlanCache {
     /// In both cases, `allocator` counts the request, and the caller must then free and allocate chunks to match [`held`](Allocator::held).
     ///
     /// # Errors
-    /// Returns the errors of `records` and of [`Allocator::plan`].
+    /// Returns an error if `records` or [`Allocator::plan`] returns one.
     pub fn plan<E: From<PlanError>>(
         &mut self,
         key: impl Into<PlanKey>,

@@ -40,8 +40,8 @@ const FILLS: [&str; 10] = [
 /// the bottom lists the names.
 ///
 /// `names` holds the names of the tensors in the order of `records`; a missing name is replaced by the index. Tensors whose names differ
-/// only in numbers, such as those of different layers, have the same color. A plan that [`Plan::validate`] rejects is drawn as far as it
-/// has placements.
+/// only in numbers, such as those of different layers, have the same color. For a plan that [`Plan::validate`] rejects, only tensors with a
+/// placement are drawn.
 pub fn svg(names: &[String], records: &[UsageRecord], plan: &Plan) -> String {
     let names: Vec<String> = (0..records.len())
         .map(|record| {

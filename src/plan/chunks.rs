@@ -8,19 +8,20 @@ use super::{aligned, append_chunk, lower_bound, release};
 #[cfg(test)]
 mod tests;
 
-/// Min chunk size in bytes, so that memory does not grow in small steps. The paper's minimum of 2 MiB would be mostly empty for a single
-/// short sequence.
+/// Min chunk size in bytes, so that memory does not grow in small steps. With the minimum of TurboTransformers, 2 MiB, a single short
+/// sequence would leave most of a chunk unused.
 const SMALLEST_CHUNK: u64 = 256 << 10;
 
 /// Policy for allocating and releasing memory in [`ChunkAllocator`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChunkPolicy {
-    /// Max headroom of a new chunk, in addition to the bytes it is made for; a multiple of [`ALIGNMENT`].
+    /// Max headroom of a new chunk in bytes, in addition to the bytes that the chunk is made for; a multiple of [`ALIGNMENT`].
     pub default_chunk: u64,
     /// Size of a new chunk as a multiple (1 to 16) of the bytes it is made for, so that a slightly longer request fits. `default_chunk`
     /// limits the headroom.
     pub growth: f64,
-    /// Number of consecutive requests without use after which memory is released. 0 and 1 both mean immediate release, as in the paper.
+    /// Memory is released after this number of consecutive requests that do not use it. 0 and 1 both mean immediate release, as in
+    /// TurboTransformers.
     pub release_after: u32,
     /// Max idle memory in bytes: the bytes held minus the budget of the current request. The budget is the request's bytes plus 10 %, but
     /// at least 256 KiB more than its bytes. Memory above the maximum is released at once.
@@ -28,9 +29,10 @@ pub struct ChunkPolicy {
 }
 
 impl Default for ChunkPolicy {
-    /// Returns the paper's chunk size of 2 MiB, with a [`growth`](Self::growth) of 1.08. The paper's 1.2 would raise the memory of a single
-    /// sequence above 1.10 × its lower bound. Memory is released after 128 requests without use, or at once if more than 1 GiB is idle.
-    /// Each release invalidates the plans and CUDA graphs that use the chunk, so requests of random lengths must not cause releases.
+    /// Returns a policy with the chunk size of TurboTransformers, 2 MiB, and a [`growth`](Self::growth) of 1.08. The paper's growth of 1.2
+    /// would raise the memory of a single sequence above 1.10 × its lower bound. Memory is released after 128 requests without use, or at
+    /// once if more than 1 GiB is idle. Each release invalidates the plans and CUDA graphs that use the chunk, so requests of random
+    /// lengths must not cause releases.
     fn default() -> Self {
         ChunkPolicy {
             default_chunk: 2 << 20,
@@ -175,7 +177,8 @@ impl ChunkAllocator {
         held.saturating_sub(self.policy.budget(arena)) > self.policy.keep_limit
     }
 
-    /// Releases all chunks except one: the smallest that fits `arena`, if it is not too large for it ([`ChunkPolicy::budget`]).
+    /// Releases all chunks except the smallest chunk of at least `arena` bytes. That chunk is also released if it exceeds the
+    /// [`budget`](ChunkPolicy::budget) of `arena`.
     fn keep_only_for(&mut self, arena: u64) {
         let kept = self
             .smallest_for(arena)
@@ -188,7 +191,7 @@ impl ChunkAllocator {
         self.excess = Excess::default();
     }
 
-    /// Returns the smallest chunk of at least `bytes`.
+    /// Returns the id of the smallest chunk of at least `bytes`.
     fn smallest_for(&self, bytes: u64) -> Option<usize> {
         let fitting = self
             .held

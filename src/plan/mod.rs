@@ -1,4 +1,4 @@
-//! Memory planning: a place for each intermediate tensor of a run, based on liveness.
+//! Memory planning: a position in memory for each intermediate tensor of a run, based on the lifetimes of the tensors.
 //!
 //! The input is a list of [`UsageRecord`]s: the size of each tensor and the range of operators that need it. The output is a [`Plan`]: a
 //! chunk and an offset for each tensor. Tensors that are never alive at the same operator may share bytes. A plan contains numbers only.
@@ -89,7 +89,7 @@ impl Plan {
     /// inside its chunk, and tensors that are alive together share no byte.
     ///
     /// # Errors
-    /// Returns the first violation, with the records concerned and their byte ranges.
+    /// Returns an error if the plan violates a condition: the first violation, with the records concerned and their byte ranges.
     pub fn validate(&self, records: &[UsageRecord]) -> Result<(), PlanError> {
         if records.len() != self.placements.len() {
             return Err(PlanError::PlacementCount {
@@ -212,11 +212,11 @@ pub trait Allocator: Send {
     /// Places every record.
     ///
     /// # Errors
-    /// Returns an error for a record whose lifetime is reversed, or for sizes that sum to more than [`MAX_TOTAL_BYTES`]. The chunks are
-    /// then unchanged.
+    /// Returns an error if the lifetime of a record is reversed, or if the sizes sum to more than [`MAX_TOTAL_BYTES`]. The chunks are then
+    /// unchanged.
     fn plan(&mut self, records: &[UsageRecord]) -> Result<Plan, PlanError>;
 
-    /// Returns the required size of every chunk, indexed by chunk id; 0 means no chunk.
+    /// Returns the required size of every chunk in bytes, indexed by chunk id; 0 means no chunk.
     fn held(&self) -> &[u64];
 
     /// Returns the statistics of the last request that was planned; zeros before the first.
@@ -231,9 +231,9 @@ pub trait Allocator: Send {
         None
     }
 
-    /// Counts a request that reuses `plan`. The plan was made for the same records, when [`last_arena`](Self::last_arena) was `arena`.
-    /// Returns false and changes nothing if the request must be planned again, because a chunk of the plan no longer exists or memory must
-    /// shrink. The default always returns false.
+    /// Counts a request that reuses `plan`. The plan was made for the same records, and `arena` is the value of
+    /// [`last_arena`](Self::last_arena) after that planning. Returns false and changes nothing if the request must be planned again,
+    /// because a chunk of the plan no longer exists or memory must shrink. The default always returns false.
     fn reuse(&mut self, plan: &Plan, arena: u64) -> bool {
         let (_, _) = (plan, arena);
         false

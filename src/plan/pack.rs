@@ -65,8 +65,8 @@ impl Bin {
 
     /// Returns the offset of the smallest gap that fits `item`, or else the end of the highest tensor, if `item` fits above it. Only
     /// tensors whose lifetimes overlap with that of `item` are in its way. This is `FindGapFromChunk` (TurboTransformers, algorithm 2) with
-    /// two corrections of the paper's listing: its comparison with the room at the end is reversed, and tensors must be visited in order of
-    /// offset.
+    /// two corrections: the listing reverses the comparison with the space at the end of the chunk, and it does not say that tensors must
+    /// be visited in order of offset.
     pub fn find_gap(&self, item: &Item) -> Option<u64> {
         let mut smallest_gap = u64::MAX;
         let mut best_offset = None;
@@ -222,7 +222,7 @@ pub(super) fn search(items: &[Item], n_records: usize, capacities: &[u64]) -> Pa
 /// has a capacity of `limit` bytes.
 ///
 /// # Errors
-/// Returns the position in `order` of the first item that fits in no bin.
+/// Returns an error if an item fits in no bin: the position in `order` of the first such item.
 fn pack(
     order: &[Item],
     n_records: usize,
@@ -230,7 +230,7 @@ fn pack(
     limit: u64,
     effort: &mut usize,
 ) -> Result<Packing, usize> {
-    // Each attempt costs at least one unit per item, so that even attempts that fail early end the search.
+    // Each attempt costs at least one unit per item, so that a series of attempts that fail early also uses up the effort.
     *effort = effort.saturating_sub(order.len());
     let open = bins.len() - 1;
     for (index, bin) in bins.iter_mut().enumerate() {

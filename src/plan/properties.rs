@@ -141,7 +141,8 @@ proptest! {
     fn a_request_that_allocates_stays_near_its_lower_bound(
         requests in prop::collection::vec(workloads::random_records(), 1..8),
     ) {
-        // Shrinking is disabled, because it allocates memory for the largest of several requests, which may exceed the bound of this one.
+        // Shrinking is disabled, because it allocates memory for the largest of several requests, which may exceed the bound of the current
+        // request.
         let policy = ChunkPolicy { release_after: u32::MAX, keep_limit: u64::MAX, ..Default::default() };
         let mut allocator = ChunkAllocator::new(policy).unwrap();
         for records in &requests {

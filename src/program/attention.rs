@@ -1,4 +1,4 @@
-//! Selection of the kernels for fused attention.
+//! The user's choice of the kernel for fused attention.
 
 use std::{fmt, str::FromStr};
 

@@ -103,7 +103,7 @@ impl Buckets {
             return *batch;
         }
         let tokens = rounded_tokens(batch.tokens).min(next(&self.tokens, batch.tokens));
-        // A kernel may read the row at a sequence's start, so an extra sequence needs an extra token.
+        // A kernel may read the first row even of an empty sequence, so an extra sequence needs an extra token.
         let sequences = match tokens > batch.tokens {
             true => rounded_sequences(batch.batch).min(next(&self.batch, batch.batch)),
             false => batch.batch,

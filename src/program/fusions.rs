@@ -6,7 +6,7 @@ pub type RuleName = (&'static str, &'static str);
 /// The nodes that a launch computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// The rule that chose the launch; `None` for an operator with a launch of its own.
+    /// The rule that chose the launch; `None` if a single operator is lowered without a rule.
     pub rule: Option<RuleName>,
     /// The operator of each node, with the name of the node's value.
     pub nodes: Vec<String>,

@@ -23,13 +23,13 @@ pub struct Launches {
 /// A launch of a kernel.
 #[derive(Clone, Debug, PartialEq)]
 struct Launch {
-    /// Name of the value.
+    /// Name of the value that the launch computes.
     name: String,
     origin: Origin,
     symbol: String,
     /// The batches for which the step launches this kernel. Their sizes are counted in rows of the launch, not in tokens.
     batches: Batches,
-    /// Estimate in microseconds; `None` if the kernel is not selected by cost.
+    /// Estimated time in microseconds; `None` if the kernel is not selected by cost.
     us: Option<f64>,
 }
 
@@ -67,7 +67,7 @@ impl Program {
     /// the lowering that created this program.
     ///
     /// # Errors
-    /// Returns the errors of [`Step::launch`](super::Step::launch).
+    /// Returns an error if [`Step::launch`](super::Step::launch) returns one.
     pub fn explain(
         &self,
         fusions: Fusions,

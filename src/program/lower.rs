@@ -46,7 +46,8 @@ pub struct LowerOptions<'a> {
     pub attention: AttentionChoice,
     /// Whether each operator has one kernel for all batches ([`Program::invariant`]).
     pub invariant: bool,
-    /// Whether rows may be rounded to E4M3 or int8, each with a scale of its own, for products with a packed weight of the same type.
+    /// Whether the rows of activations may be rounded to E4M3 or int8, each with its own scale, for products with a packed weight of the
+    /// same type.
     pub quantizes_rows: bool,
     /// Whether every operator has separate launches, even if a fused launch is faster.
     pub no_fused_launches: bool,
@@ -55,7 +56,7 @@ pub struct LowerOptions<'a> {
 /// Lowers a verified graph to a program. Unless padding is removed, softmax masks padding keys.
 ///
 /// # Errors
-/// Returns an error for an unsupported operator. Unless padding is removed, also returns an error for an operator that would read padding.
+/// Returns an error if an operator is unsupported. Unless padding is removed, also returns an error if an operator would read padding.
 pub fn lower(graph: &Graph, options: &LowerOptions) -> Result<Program, LowerError> {
     match options.padding {
         Padding::Removed => {}
@@ -78,10 +79,10 @@ fn lowered<'a>(graph: &'a Graph, options: &LowerOptions<'a>) -> Result<Lowering<
     Ok(lowering)
 }
 
-/// Returns the nodes that each launch computes, and the rules that do not apply to a batch.
+/// Returns the nodes that each launch computes, and the rules that do not apply to `batch`.
 ///
 /// # Errors
-/// Returns the errors of [`lower`].
+/// Returns an error if the graph cannot be lowered.
 pub fn explain(
     graph: &Graph,
     options: &LowerOptions,

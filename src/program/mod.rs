@@ -87,7 +87,7 @@ fn block_elements(caches: &[Cache]) -> u64 {
 }
 
 impl Cache {
-    /// Returns the number of elements in a block.
+    /// Returns the number of elements of this cache in a block of the KV cache.
     fn elements(&self) -> u64 {
         u64::from(BLOCK) * u64::from(self.heads) * u64::from(self.head)
     }
@@ -236,7 +236,7 @@ impl Program {
         of_stream.map(Cache::elements).sum()
     }
 
-    /// Returns the outputs of a part.
+    /// Returns the outputs that a part of the model computes.
     pub fn outputs_of(&self, part: u32) -> impl Iterator<Item = &(String, TensorIndex)> {
         let is_of = move |tensor: TensorIndex| {
             let mut steps = self.steps.iter();
@@ -275,7 +275,7 @@ impl Program {
     /// Returns the steps that a batch launches, with the indices of their kernels. Steps for other batches are omitted.
     ///
     /// # Errors
-    /// Returns the errors of [`Step::launch`].
+    /// Returns an error if [`Step::launch`] returns one.
     pub fn launched(&self, extents: &Extents) -> Result<Vec<(&Step, usize)>, LaunchError> {
         let of = |step| Ok(Step::launch(step, extents)?.map(|(kernel, _)| (step, kernel)));
         self.steps
@@ -288,8 +288,7 @@ impl Program {
     /// tensor that no launched step uses has zero bytes.
     ///
     /// # Errors
-    /// Returns an error for a size that does not fit 64 bits, and for a sequence that is too long
-    /// for a step.
+    /// Returns an error if a size does not fit 64 bits, or if a sequence is too long for a step.
     pub fn usage(&self, extents: &Extents) -> Result<Vec<UsageRecord>, LaunchError> {
         let mut touched = vec![false; self.tensors.len()];
         for step in &self.steps {
@@ -362,7 +361,7 @@ impl Program {
             })
     }
 
-    /// Returns `first` of each input [`BatchInput::PreviousIds`]: the id that stands for the token before a sequence's first token.
+    /// Returns the field `first` of each input [`BatchInput::PreviousIds`]: the previous id of a sequence's first token.
     pub fn first_ids(&self) -> impl Iterator<Item = u32> {
         let places = self.tensors.iter().map(|tensor| &tensor.place);
         places.filter_map(|place| match place {

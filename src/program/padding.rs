@@ -95,7 +95,7 @@ fn check_node(graph: &Graph, id: NodeId, output: &str) -> Result<(), LowerError>
     }
 }
 
-/// Returns whether a value has the rows of its first operand.
+/// Returns whether a value and its first operand have the same leading dimension.
 fn keeps_rows(graph: &Graph, id: NodeId) -> bool {
     let rows = |id: NodeId| graph.shape(id).0.first();
     let operands = graph.operands(id);

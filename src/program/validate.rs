@@ -29,7 +29,7 @@ impl Program {
     /// - Each weight is read by some step, so that no memory is wasted.
     ///
     /// # Errors
-    /// Returns a description of the first problem.
+    /// Returns an error if a check fails: a description of the first problem.
     pub fn validate(&self) -> Result<(), String> {
         for (i, kernel) in self.kernels.iter().enumerate() {
             check_kernel(kernel.as_kernel(), self.dtype)
@@ -93,7 +93,7 @@ impl Program {
         }
     }
 
-    /// Checks the place of every tensor.
+    /// Checks the storage of every tensor and output.
     fn places(&self) -> Result<(), String> {
         if self.first_ids().count() > 1 {
             return Err("it reads previous ids with several ids before the first token".to_owned());
@@ -222,7 +222,7 @@ impl Program {
                 return Err("has kernels that write different tensors".to_owned());
             }
         }
-        // All kernels of a step have equal parameters, and the written tensors are the last ones.
+        // All kernels of a step have equal parameters, and the written tensors are the last operands.
         let n_reads = step.operands.len().saturating_sub(n_writes.unwrap_or(0));
         let writes = step.operands[n_reads..].iter();
         for out in writes.flat_map(|&out| self.written(step, out)) {

@@ -1,4 +1,4 @@
-//! Dispatch of fused attention by the longest sequence.
+//! Selection of fused attention kernels by the length of the longest sequence.
 
 mod cached;
 
@@ -18,8 +18,8 @@ use crate::{
     ops::AttentionProblem,
 };
 
-/// Max sequence lengths of additional short kernels, besides the one for the largest length that [`MhaShort`] supports. A kernel with a
-/// smaller max length loads and masks fewer keys.
+/// Max sequence lengths of additional [`MhaShort`] kernels, besides the kernel for the largest length that [`MhaShort`] supports. A kernel
+/// with a smaller max length loads and masks fewer keys.
 const SHORT_LENGTHS: [u32; 2] = [64, 128];
 
 /// A fused attention problem, given as the kernel that supports every length and card.
@@ -27,8 +27,8 @@ const SHORT_LENGTHS: [u32; 2] = [64, 128];
 pub struct Attention(pub MhaOnline);
 
 impl Attention {
-    /// Dispatches by the longest sequence. `longest` is the max number of tokens of a sequence, if it is limited. On Hopper, batches of at
-    /// most [`MhaSplitKeys::MAX_LEN`] tokens use [`MhaSplitKeys`], if it supports the problem.
+    /// Returns a dispatch by the length of the longest sequence. `longest` is the max number of tokens of a sequence, if it is limited. On
+    /// Hopper, batches of at most [`MhaSplitKeys::MAX_LEN`] tokens use [`MhaSplitKeys`], if it supports the problem.
     pub fn by_length(&self, machine: &Machine, longest: Option<u64>) -> Dispatch<KernelSpec> {
         let MhaOnline { of, dtype } = self.0;
         if of.by.adjusts()
@@ -115,7 +115,7 @@ impl Attention {
         })
     }
 
-    /// Returns the kernel for the longest sequences, used for every length.
+    /// Returns a dispatch with one kernel for every length: the kernel that [`by_length`](Self::by_length) uses for the longest sequences.
     pub fn invariant(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let all = self.by_length(machine, None);
         let last = all.choices().last().cloned();

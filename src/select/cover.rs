@@ -18,24 +18,24 @@ pub struct SelectionInput<'a> {
     pub machine: &'a Machine,
     /// Timings that correct the cost model.
     pub timings: Option<&'a Timings>,
-    /// Whether an implementation may cover several sites.
+    /// Whether fused implementations may be used, which compute several sites (the problems of several nodes).
     pub may_fuse: bool,
     /// Whether each site (the problem of one node of the graph) must have one kernel for all numbers of rows.
     pub invariant: bool,
-    /// Whether rows of x may be rounded to E4M3 or int8 for products with a weight of the same type.
+    /// Whether the input rows of linear layers may be rounded to E4M3 or int8, for products with a weight of the same type.
     pub quantizes_rows: bool,
 }
 
-/// One launch of a covered chain.
+/// One launch that was chosen for a [`Chain`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChosenLaunch {
     /// Name of the implementation.
     pub rule: &'static str,
-    /// Number of sites that the implementation covers.
+    /// Number of adjacent sites of the chain that the implementation computes.
     pub sites: usize,
     /// The implementation's first site in the chain; the sites of `bindings` are relative to it.
     pub first: usize,
-    /// The site of the chain where the implementation is launched.
+    /// The site of the chain at whose position the kernel is launched.
     pub site: usize,
     pub bindings: Bindings,
     pub dispatch: Dispatch<KernelSpec>,
@@ -44,9 +44,9 @@ pub struct ChosenLaunch {
 /// A fused implementation that could compute some sites of a chain but is not used, with the reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
-    /// Index of the chain.
+    /// Index in [`SelectionInput::chains`].
     pub chain: usize,
-    /// First site of the pattern.
+    /// Index in the chain of the first site that the implementation could compute.
     pub first: usize,
     /// Name of the implementation.
     pub rule: &'static str,
@@ -87,7 +87,7 @@ impl Edges {
 }
 
 impl SelectionInput<'_> {
-    /// Returns the launches of each chain, in order.
+    /// Returns the launches that are chosen for each chain, in launch order.
     pub fn answer(&self) -> Vec<Vec<ChosenLaunch>> {
         let (mut kernels, edges) = self.edges();
         if self.invariant {
@@ -203,7 +203,7 @@ impl SelectionInput<'_> {
         refusals
     }
 
-    /// Whether an implementation by this rule would round rows that must stay in 16 bits.
+    /// Returns whether an implementation by this rule would round rows that must stay in 16 bits.
     fn rounds_rows(&self, rule: &str) -> bool {
         !self.quantizes_rows && quantized_rows::NAMES.contains(&rule)
     }
@@ -285,7 +285,7 @@ fn covered(edges: &Edges, kernels: &Kernels, grid: &[(u64, Vec<f64>)]) -> Vec<Ch
         let found = edges.cheapest(times);
         best.push(found.as_ref().map_or(f64::INFINITY, |(cycles, _)| *cycles));
         if let Some((_, cover)) = found
-            // Most covers are equal to the previous one.
+            // Most covers are equal to the previous one, so the search starts at the end.
             && !covers.iter().rev().any(|known| *known == cover)
         {
             covers.push(cover);

@@ -213,7 +213,7 @@ impl<T> Dispatch<T> {
         entries.find(|entry| entry.batches.contains(batch))
     }
 
-    /// Returns the ranges of batches that are covered.
+    /// Returns the ranges of batches that have a choice.
     pub fn covered(&self) -> Vec<Batches> {
         self.entries.iter().map(|entry| entry.batches).collect()
     }
@@ -244,7 +244,8 @@ impl<T> Dispatch<T> {
 }
 
 impl<T: PartialEq> Dispatch<T> {
-    /// Creates a dispatch by rows: each choice is used up to its bound, inclusive. A range whose choice is `None` is not covered.
+    /// Creates a dispatch by rows. Each range is given by its max number of rows (`None` if unbounded) and its choice, in ascending order.
+    /// A range whose choice is `None` is not covered.
     pub fn by_rows(ranges: impl IntoIterator<Item = (Option<u64>, Option<T>)>) -> Self {
         Self::by(ranges, Batches::by_rows)
     }

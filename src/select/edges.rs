@@ -14,7 +14,7 @@ pub(super) struct Edge {
     pub rule: &'static str,
     pub from: usize,
     pub implementation: Implementation,
-    /// Indices of the implementation's candidates, by launch.
+    /// Indices of the candidate kernels of each launch of the implementation.
     pub kernels: Vec<Vec<usize>>,
 }
 

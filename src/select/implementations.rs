@@ -28,7 +28,7 @@ pub enum Unfit {
     Because(String),
 }
 
-/// Returns an error if a condition of a rule does not hold.
+/// Returns [`Unfit::Because`] with the reason `otherwise` unless a condition of a rule holds.
 pub fn require(holds: bool, otherwise: impl Into<String>) -> Result<(), Unfit> {
     match holds {
         true => Ok(()),
@@ -130,7 +130,7 @@ impl Implementation {
         Self::of(sites, vec![launch], 0.0)
     }
 
-    /// Creates an implementation, unless a launch has no candidates.
+    /// Creates an implementation. Returns an error if a launch has no candidate kernels.
     fn of(sites: usize, launches: Vec<Launch>, saved: f64) -> Result<Self, Unfit> {
         let is_served = launches.iter().all(|launch| !launch.candidates.is_empty());
         require(
@@ -148,7 +148,7 @@ impl Implementation {
 /// One launch of an implementation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch {
-    /// The site where the implementation is launched.
+    /// The site at whose position the kernel is launched, relative to the implementation's first site.
     pub site: usize,
     pub bindings: Bindings,
     /// Kernels for the launch, all with the same parameters.

@@ -59,7 +59,8 @@ impl Timings {
     }
 }
 
-/// Returns the factor for an estimate at a number of rows. `factors` are those at timed numbers of rows, in ascending order.
+/// Returns the factor for an estimate at a number of rows. `factors` are the timed numbers of rows in ascending order, each with its
+/// factor.
 pub(super) fn correction(factors: &[(u64, f64)], rows: u64) -> f64 {
     let position = |rows: u64| (rows.max(1) as f64).log2();
     let at = position(rows);

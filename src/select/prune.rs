@@ -15,7 +15,7 @@ const WORTH_A_KERNEL: f64 = 0.0009;
 /// `NEAR` times as long as the kernel that the cheapest cover uses for the same launch.
 const NEAR: f64 = 1.03;
 
-/// Distinct candidates with their estimates, identified by index.
+/// Distinct candidate kernels with their estimated times, identified by index.
 pub(super) struct Kernels<'a> {
     machine: &'a Machine,
     timings: Option<&'a Timings>,
@@ -120,7 +120,7 @@ fn remove(samples: &mut [(u64, Vec<f64>)], is_kept: &[bool]) {
 /// State of the greedy removal of kernels.
 struct Pruning<'a> {
     edges: &'a [Edges],
-    /// Numbers of rows, each with the cycles of all kernels; infinite for removed kernels.
+    /// The samples: numbers of rows, each with the cycles of all kernels, which are infinite for removed kernels.
     samples: Vec<(u64, Vec<f64>)>,
     best: &'a [f64],
     /// For each kernel, the chains that have an implementation with this kernel.
@@ -211,7 +211,7 @@ impl<'a> Pruning<'a> {
         self.all_uses.iter().map(|&uses| uses > 0).collect()
     }
 
-    /// Updates the cheapest cover of a chain at a sample.
+    /// Updates the cheapest cover of chain `chain` at sample `at`.
     fn cover(&mut self, at: usize, chain: usize) {
         let found = self.edges[chain].cheapest(&self.samples[at].1);
         let new = found.unwrap_or((f64::INFINITY, Vec::new()));
@@ -230,8 +230,8 @@ impl<'a> Pruning<'a> {
         }
     }
 
-    /// Returns the mean increase of the loss over all samples if a kernel is removed, or a part of it that is at least [`WORTH_A_KERNEL`]:
-    /// the kernel is kept in either case.
+    /// Returns the increase of the loss, averaged over all samples, if a kernel is removed. Stops summing when the result reaches
+    /// [`WORTH_A_KERNEL`], because the kernel is then kept in any case.
     fn loss_without(&mut self, kernel: usize) -> f64 {
         let (mut lost, n) = (0.0, self.samples.len() as f64);
         for at in 0..self.samples.len() {
@@ -248,9 +248,10 @@ impl<'a> Pruning<'a> {
         lost / n
     }
 
-    /// Returns the loss of covers at a sample. Covers with the kernel `removed` are replaced by the cheapest ones without it. The loss is
-    /// `part`, the additional time as a fraction of the time of covers with all kernels, plus a quadratic penalty, which equals `part` at
-    /// `MUCH`. Due to the penalty, small gains at many numbers of rows do not compensate for a slow kernel at one number of rows.
+    /// Returns the loss of the covers of all chains at sample `at`. Covers with the kernel `removed` are replaced by the cheapest ones
+    /// without it. The loss is `part`, the additional time as a fraction of the time of covers with all kernels, plus a quadratic penalty,
+    /// which equals `part` at `MUCH`. Due to the penalty, small gains at many numbers of rows do not compensate for a slow kernel at one
+    /// number of rows.
     fn loss(&self, at: usize, removed: Option<usize>) -> f64 {
         const MUCH: f64 = 0.02;
         let changed = removed.map_or(&[][..], |kernel| &self.chains[kernel]);
@@ -272,7 +273,7 @@ impl<'a> Pruning<'a> {
     }
 }
 
-/// Whether a launch of a cover uses a kernel.
+/// Returns whether a launch of a cover uses a kernel.
 fn has(cover: &Cover, kernel: usize) -> bool {
     cover.iter().any(|(_, kernels)| kernels.contains(&kernel))
 }

@@ -30,7 +30,7 @@ pub enum Site {
     Gate(Gate),
     /// LayerNorm of a sum, created by [`BiasResidualLayerNorm::new`].
     SumLayerNorm(BiasResidualLayerNorm),
-    /// Preparation of attention's operands from a linear layer's rows. The two values are either queries and keys, or queries and a cache.
+    /// Preparation of attention's operands from a linear layer's rows. The site has two values: queries and keys, or queries and a cache.
     Prepare {
         kernel: PrepareAttention,
         /// Whether only this launch reads the columns that it prepares, so that they need not be stored.

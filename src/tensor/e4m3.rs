@@ -3,10 +3,10 @@
 
 pub(crate) use gemmule_weights::quantized::e4m3 as decode;
 
-/// Largest magnitude.
+/// Largest magnitude of a value in E4M3.
 pub(crate) const MAX: f32 = 448.0;
 
-/// Rounds to the nearest value. Magnitudes above [`MAX`] become `MAX`, and NaN stays NaN.
+/// Rounds `value` to the nearest value of E4M3. Magnitudes above [`MAX`] become `MAX`, and NaN stays NaN.
 pub(crate) fn round(value: f32) -> f32 {
     match value.is_nan() {
         true => value,
@@ -14,7 +14,8 @@ pub(crate) fn round(value: f32) -> f32 {
     }
 }
 
-/// Returns the code of the nearest value, with ties to even mantissas. Magnitudes above [`MAX`] become `MAX`, and NaN stays NaN.
+/// Returns the 8-bit code of the nearest value of E4M3, with ties to even mantissas. Magnitudes above [`MAX`] become `MAX`, and NaN stays
+/// NaN.
 ///
 /// The codes for a subnormal and for a normal result are both computed and one is selected, so that the compiler can vectorize loops.
 #[inline]

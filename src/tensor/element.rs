@@ -12,7 +12,7 @@ pub enum Element {
     Scaled(Scaled),
     /// E4M3 without scales: an operand of an fp8 product.
     E4m3,
-    /// 8-bit integers from −127 to 127 without scales: the rows of x of an int8 product.
+    /// 8-bit integers from −127 to 127 without scales: the input rows of an int8 product.
     I8,
     I32,
     I64,

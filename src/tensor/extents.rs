@@ -47,7 +47,7 @@ impl Extents {
     /// `tokens`.
     ///
     /// # Errors
-    /// Returns a [`LengthsError`] for an empty batch, an empty sequence, or too many tokens.
+    /// Returns an error if the batch or a sequence is empty, or if there are more than [`MAX_TOKENS`](Self::MAX_TOKENS) tokens.
     pub fn of(lens: &[u32]) -> Result<Self, LengthsError> {
         if lens.is_empty() {
             return Err(LengthsError::Empty);
@@ -81,7 +81,7 @@ impl Extents {
     /// in a pool of `blocks` blocks.
     ///
     /// # Errors
-    /// Returns the errors of [`of`](Self::of).
+    /// Returns an error if [`of`](Self::of) returns one for `lens`.
     pub fn continuing(lens: &[u32], cached: &[u32], blocks: u64) -> Result<Self, LengthsError> {
         let fresh = Self::of(lens)?;
         let keys = || {

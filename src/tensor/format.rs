@@ -136,8 +136,8 @@ pub(super) fn largest(elements: &[f32]) -> f32 {
 }
 
 impl Scaled {
-    /// Whether the CPU executor multiplies these values as integers, and rounds the inputs of a product to integers. Otherwise, it widens
-    /// the values to f32.
+    /// Returns whether the CPU executor multiplies these values as integers, and rounds the inputs of a product to integers. Otherwise, it
+    /// widens the values to f32.
     pub const fn is_multiplied_as_integers(self) -> bool {
         match (self.values, self.group) {
             (Values::Int8, Group::Row) => true,
@@ -162,7 +162,7 @@ impl Scaled {
     /// Checks that kernels support these values with these groups.
     ///
     /// # Errors
-    /// Returns the reason if they do not.
+    /// Returns an error with the reason if they do not.
     pub fn check(self) -> Result<(), String> {
         match (self.values, self.group) {
             (Values::Int8 | Values::E4m3, Group::Row)

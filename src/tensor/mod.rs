@@ -23,7 +23,7 @@ pub use quantized::Quantized;
 pub use size::{Shape, Size};
 pub use symbol::Symbol;
 
-/// The end of a sequence, for models that pool at the end token.
+/// Rule that finds the end token of a sequence, for models that pool at this token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SequenceEnd {
     /// The first token with this id.
@@ -32,9 +32,9 @@ pub enum SequenceEnd {
     Highest,
     /// The last token, which must have this id.
     Required(u32),
-    /// The last token with another id than this one, which is the padding token's. In a sequence of padding tokens, the first one.
+    /// The last token that does not have this id (that of the padding token). In a sequence of padding tokens, the first token.
     BeforePadding(u32),
-    /// The last token, which must have another id than this one, which is the padding token's.
+    /// The last token, which must not have this id (that of the padding token).
     NotPadding(u32),
 }
 
@@ -53,7 +53,8 @@ impl SequenceEnd {
         ids.iter().position(|&other| other == id)
     }
 
-    /// Whether a sequence ends as the model requires. A single padding token may be a whole sequence, as in the library transformers.
+    /// Returns whether a sequence ends as the model requires. A single padding token is accepted as a whole sequence, as in the library
+    /// transformers.
     pub fn accepts(self, ids: &[u32]) -> bool {
         let Some(&last) = ids.last() else {
             return true;

@@ -20,9 +20,9 @@ use rayon::prelude::*;
 
 use super::{DType, Group, Scaled, Values, e4m3, format::largest, row_scale};
 
-/// Columns of a block of values.
+/// Number of columns in a block of packed values.
 pub(crate) const BLOCK: usize = 64;
-/// Columns are padded to a multiple of this, rows to a multiple of [`ROWS`].
+/// The columns of a packed matrix are padded to a multiple of this number, the rows to a multiple of [`ROWS`].
 pub(crate) const COLUMNS: u64 = 128;
 const ROWS: u64 = 8;
 /// Largest integer of [`Values::Int4`].
@@ -30,10 +30,10 @@ const LARGEST: f32 = 15.0;
 
 /// Columns of the bytes of a word of E4M3 values, relative to the first column of the word's lane and MMA.
 pub(crate) const E4M3_WORD: [usize; 4] = [0, 1, 8, 9];
-/// Columns of the bytes of a word of 8-bit integers.
+/// Columns of the bytes of a word of 8-bit integers, like [`E4M3_WORD`].
 pub(crate) const INT8_WORD: [usize; 4] = [0, 8, 1, 9];
 
-/// Returns the column of a block of 8-bit values that a packed row stores at byte `position`.
+/// Returns the column of a block of 8-bit values that a packed row stores at byte `position`. `word` is [`E4M3_WORD`] or [`INT8_WORD`].
 pub(crate) const fn column_at(position: usize, word: [usize; 4]) -> usize {
     let (lane, mma) = (position / 16, position / 4 % 4);
     16 * mma + 2 * lane + word[position % 4]
@@ -148,7 +148,7 @@ impl Scaled {
         }
     }
 
-    /// Returns whether the scale of a group is stored without rounding.
+    /// Returns whether a group can store `scale` without rounding it.
     pub fn holds_scale(self, scale: f32) -> bool {
         match (self.values, self.group) {
             (_, Group::Row) | (Values::E4m3, Group::Columns(_)) => true,
@@ -249,7 +249,7 @@ impl Scaled {
 }
 
 impl Quantized {
-    /// Returns the matrix.
+    /// Returns the dequantized matrix, row by row.
     pub fn values(&self) -> Vec<f32> {
         self.values_rounded(|scale| scale, |value| value)
     }

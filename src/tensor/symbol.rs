@@ -17,7 +17,7 @@ pub enum Symbol {
     KeyTiles,
     /// Total number of keys: the tokens of the batch, and the cached tokens before them.
     Slots,
-    /// Number of blocks in the pool of the cache.
+    /// Number of blocks in the pool of the KV cache; 0 without a KV cache.
     Blocks,
     /// Total length of the sequences' source texts, whose keys another part of the model (the encoder) computed.
     SourceSlots,

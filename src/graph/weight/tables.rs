@@ -52,7 +52,7 @@ impl Buckets {
         }
     }
 
-    /// Returns the problem with these numbers, if any, as (found, expected).
+    /// Checks the fields. If they are invalid, returns the found values and the expected ones as texts.
     pub fn problem(self) -> Option<(String, String)> {
         let exact = self.side_size() / 2;
         if exact == 0 || (self.bidirectional && !self.n.is_multiple_of(2)) {
@@ -109,7 +109,7 @@ pub struct Positions {
 }
 
 impl Positions {
-    /// Returns the problem with these numbers, if any, as (found, expected).
+    /// Checks the fields. If they are invalid, returns the found values and the expected ones as texts.
     pub fn problem(self) -> Option<(String, String)> {
         let Some(reach) = self.reach else {
             return match (1..=PositionBias::FARTHEST).contains(&self.span) {

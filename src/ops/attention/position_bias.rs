@@ -37,7 +37,7 @@ impl SoftCap {
     /// Creates a soft cap.
     ///
     /// # Errors
-    /// Returns an error for a bound outside 1e-30 to 1e30. Within this range, neither the bound nor its inverse is subnormal.
+    /// Returns an error if `cap` is not from 1e-30 to 1e30. Within this range, neither the bound nor its inverse is subnormal.
     pub fn new(cap: f32) -> Result<Self, InvalidSoftCap> {
         match (1e-30..=1e30).contains(&cap) {
             true => Ok(Self(cap)),
@@ -90,7 +90,7 @@ impl Hash for SoftCap {
 pub enum Bias {
     /// `[heads, 2·reach + 1]`: the biases at distances −reach to reach. Keys farther away use the outermost value on their side.
     Table { reach: u32 },
-    /// `[heads]`: a slope that is multiplied by the distance and subtracted (ALiBi: Press et al. 2022, section 3).
+    /// `[heads]`: a slope that is multiplied by the absolute distance and subtracted (ALiBi: Press et al. 2022, section 3).
     Slopes,
 }
 
@@ -174,7 +174,7 @@ impl PositionBias {
     /// Checks that kernels support these distances.
     ///
     /// # Errors
-    /// Returns an error for a window or a reach above [`Self::FARTHEST`].
+    /// Returns an error if the window or the reach exceeds [`Self::FARTHEST`].
     pub fn check(&self) -> Result<(), DistanceTooLarge> {
         let reach = match self.bias {
             Some(Bias::Table { reach }) => reach,

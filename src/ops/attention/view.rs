@@ -73,7 +73,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// Name in symbols and descriptions.
+    /// Name in kernel symbols and in descriptions of models.
     pub const fn name(self) -> &'static str {
         match self {
             Side::Query => "query",

@@ -224,8 +224,8 @@ fn the_maximum_sizes_do_not_overflow() {
     }
 }
 
-/// The keep limit may force a release although no series of small requests is under way: an earlier, larger request of a series needs all
-/// the memory that is held.
+/// The keep limit may force a release even if the allocator's [`Excess`] is empty, because the largest request of the series needs all the
+/// memory that is held.
 #[test]
 fn a_small_request_after_a_release_has_a_chunk_that_is_large_enough() {
     let mut allocator = ChunkAllocator::new(ChunkPolicy {
@@ -239,7 +239,7 @@ fn a_small_request_after_a_release_has_a_chunk_that_is_large_enough() {
         // Adds a second chunk, which the next two requests do not use.
         vec![large, record(0, 1, 17 * MIB / 4)],
         vec![large],
-        // Begins a series. Then the second chunk is released.
+        // Begins a series of requests that need less memory than is held. Then the second chunk is released.
         vec![record(0, 1, 41 * MIB)],
         vec![record(0, 1, MIB)],
     ];

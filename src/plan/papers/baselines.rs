@@ -169,7 +169,7 @@ impl Maximum {
     /// Plans the records of the largest request. The memory exists from the first request on.
     ///
     /// # Errors
-    /// Returns the errors of [`Allocator::plan`].
+    /// Returns an error if [`Allocator::plan`] would return one for these records.
     pub fn new(declared: &[UsageRecord]) -> Result<Self, PlanError> {
         let (places, bytes) = greedy_arena(declared)?;
         let arena = if declared.is_empty() {
@@ -197,7 +197,7 @@ impl Allocator for Maximum {
     }
 
     /// # Errors
-    /// Returns an error for a request of another program, or for a request that needs more memory than was declared.
+    /// Returns an error if the request belongs to another program, or if it needs more memory than was declared.
     fn plan(&mut self, records: &[UsageRecord]) -> Result<Plan, PlanError> {
         check_records(records)?;
         if records.len() != self.declared.len() {

@@ -1,4 +1,4 @@
-//! Allocators for comparison: those of TurboTransformers and its baselines, and the caching allocator of a framework.
+//! Allocators for comparison: the published allocator of TurboTransformers, two baselines, and the caching allocator of PyTorch.
 
 mod baselines;
 mod caching;

@@ -157,7 +157,7 @@ impl Lowering<'_> {
     /// Returns the kernel for keys and values in a cache; `None` if both are rows of the batch.
     ///
     /// # Errors
-    /// Returns an error if only the keys or only the values are in a cache, if another attention kernel was requested, and if attention to
+    /// Returns an error if only the keys or only the values are in a cache, if another attention kernel was requested, or if attention to
     /// the sequence's own cache is not causal.
     fn cached(&self, id: NodeId, of: &AttentionProblem) -> Result<Option<MhaCached>, String> {
         let operands = self.graph.operands(id);
@@ -226,7 +226,7 @@ impl Lowering<'_> {
             }
             (Ok(_), None) => return false,
         };
-        // The scales are operands of attention already.
+        // The scales are omitted, because they are already operands of the attention.
         let params = launch.kernel.as_kernel().params();
         let is_scale =
             |at: usize| matches!(params.get(at), Some(param) if SCALES.contains(&param.name));

@@ -80,7 +80,7 @@ impl Lowering<'_> {
         self.tensor_of.get(&scale).copied()
     }
 
-    /// Returns the node that appends to a cache.
+    /// Returns the node that appends to the cache named `cache`; `None` if no node lowered so far does.
     fn adder(&self, cache: &str) -> Option<NodeId> {
         let mut added = self.tensor_of.keys();
         let is_own = |&&node: &&NodeId| matches!(self.graph.op(node), Op::Cache { name, .. } if name == cache);
@@ -97,7 +97,7 @@ impl Lowering<'_> {
         self.tensor(&node.name, pool.format, shape, Storage::Cached(index))
     }
 
-    /// Returns an error for a cache that is read by an operator other than attention.
+    /// Checks that only attention reads a cache, with heads of a supported size.
     fn only_attended(&self, id: NodeId) -> Result<(), LowerError> {
         let mut consumers = self.graph.consumers(id).into_iter();
         let other = consumers.find(|&c| !matches!(self.graph.op(c), Op::Attention(_)));

@@ -25,15 +25,15 @@ use crate::{
     tensor::{DType, Element, Extents, Format, Shape, Symbol},
 };
 
-/// The chains of a graph, and the launches that cover them.
+/// The chains of a graph, and the launches that compute them.
 pub(super) struct Chains {
     found: Found,
     /// Launches of each distinct chain.
     launches: Vec<Vec<ChosenLaunch>>,
 }
 
-/// Returns kernels that may be as fast as those of the program for batches of `tokens` tokens. [`SelectionInput::alternatives`] defines
-/// `more`.
+/// Returns kernels that lowering does not select for batches of `tokens` tokens but that may be as fast as the selected ones.
+/// [`SelectionInput::alternatives`] defines `more`.
 pub fn alternatives(
     graph: &Graph,
     options: &LowerOptions,
@@ -49,7 +49,7 @@ pub fn alternatives(
 struct Found {
     /// Nodes of each chain.
     nodes: Vec<Vec<NodeId>>,
-    /// Chain and position of each node.
+    /// For each node, the index of its chain and its position in the chain.
     place_of: HashMap<NodeId, (usize, usize)>,
     /// Distinct chains, with the number of their occurrences.
     different: Vec<(Chain, usize)>,
@@ -174,7 +174,7 @@ impl Chains {
         chains.flat_map(of_chain).collect()
     }
 
-    /// Returns whether a node is a site of a chain.
+    /// Returns whether a node belongs to a chain.
     pub(super) fn holds(&self, id: NodeId) -> bool {
         self.found.place_of.contains_key(&id)
     }

@@ -41,7 +41,7 @@ pub enum LowerError {
     ReadsPadding {
         output: String,
         node: String,
-        /// Verb phrase that describes the reads.
+        /// Verb phrase that describes the reads, such as "reads last tokens".
         reads: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! Kernels of operators that are not sites of chains.
+//! Kernels of operators that do not belong to a chain (a series of nodes whose launches `select` chooses together).
 
 use super::{Lowering, constant, width};
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl Lowering<'_> {
-    /// Returns the kernels of an operator that is not a site of a chain.
+    /// Returns the kernels of an operator that does not belong to a chain.
     pub(super) fn kernels(&self, id: NodeId, op: &Op) -> Result<Dispatch<KernelSpec>, String> {
         let dtype = self.dtype;
         let operands = self.graph.operands(id);
@@ -290,7 +290,7 @@ impl Lowering<'_> {
             })
     }
 
-    /// Returns the number of elements per row, for rows as counted by [`rows`].
+    /// Returns the number of elements per row of a node's value. Rows are counted as in [`rows`](super::rows).
     fn row_width(&self, id: NodeId) -> Result<u32, String> {
         let shape = self.graph.shape(id);
         match shape.0.as_slice() {

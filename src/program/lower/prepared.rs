@@ -16,7 +16,7 @@ use crate::{
     select::{Dispatch, Site, Unfit},
 };
 
-/// The launches of a graph that compute several nodes each.
+/// The launches of a graph that prepare operands of attention. Each launch computes several nodes.
 #[derive(Default)]
 pub(super) struct Prepared {
     /// Launches with their rules. The key is the launch's last node in lowering order, because only then do all operands exist.

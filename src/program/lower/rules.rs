@@ -41,7 +41,7 @@ pub(super) struct Preparation {
     pub writes: Writes,
     /// Whether only this launch reads the columns of `x` that it prepares.
     pub is_alone: bool,
-    /// The attention, if it is the only reader of the caches and their rows are appended unchanged.
+    /// The attention node, if it is the only reader of the caches and the launch appends the rows unchanged; otherwise `None`.
     pub attention: Option<NodeId>,
 }
 
@@ -118,7 +118,8 @@ fn cached(
     Ok([key_from, value_from])
 }
 
-/// Returns the scales of two caches, by the name of the parameter.
+/// Returns the nodes of the scales of two caches, each with the name of the kernel parameter that reads it. Caches without a scale are
+/// omitted.
 fn scales(graph: &Graph, caches: [NodeId; 2]) -> impl Iterator<Item = (&'static str, NodeId)> {
     let caches = SCALES.into_iter().zip(caches);
     caches.filter_map(|(name, cache)| Some((name, graph.operand(cache, "scale")?)))

@@ -1,5 +1,4 @@
-//! Lowers every operator for every shape that inference accepts, and compares the results with the
-//! interpreter.
+//! Lowers every operator for every shape that shape inference accepts, and compares the results with the interpreter.
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -346,8 +345,8 @@ fn computed(program: Program, lens: &[u32]) -> Vec<Output> {
     session.run(&batch).expect("it runs")
 }
 
-/// Products with quantized rows differ from products with 16-bit rows by the rounding of the rows. With packed int8 weights, a CPU rounds the
-/// rows of all products, so that only products with a weight that is unpacked differ.
+/// Products with quantized rows differ from products with 16-bit rows by the rounding of the rows. With packed int8 weights, the CPU
+/// executor rounds the rows of all products, so only products with an unpacked weight differ.
 #[test]
 fn quantized_rows_change_results_by_their_rounding() {
     // A rounding to E4M3 has a relative error of 2.6 % on average, and a rounding to int8 one of about 1 %.
@@ -402,7 +401,7 @@ fn quantized_rows_change_results(format: Format, machine: &Machine, bounds: Rang
     let (mut exact, mut rounded) = (program(false, false), program(true, false));
     assert_eq!(conversions(&exact, &lens), 0);
     assert_eq!(conversions(&program(true, true), &lens), 0);
-    // Without a streaming GEMM, products in int8 may be faster for few rows, too.
+    // Only Hopper is checked: without a streaming GEMM, products in int8 may be faster for few rows, too.
     if machine.instructions == Instructions::Hopper {
         assert_eq!(conversions(&rounded, &[5]), 0);
     }

@@ -31,7 +31,7 @@ pub(super) fn check_size(size: &Size) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the dimensions of a weight, or an error if its parts cannot be stacked.
+/// Returns the dimensions of a weight, or an error if its attributes are inconsistent or its parts cannot be stacked.
 pub(super) fn weight_dims(expr: &WeightExpr) -> Result<Vec<u64>, String> {
     let dims = match expr {
         WeightExpr::Stored { dims, .. } | WeightExpr::PlusOne { dims, .. } => dims.clone(),

@@ -1,6 +1,6 @@
 //! Dispatch of attention to a KV cache. Decode steps (one new token per sequence) are dispatched by the number of sequences and, on Hopper,
-//! also by the number of keys. In other batches, a sequence has a piece: several new tokens, for example a prompt or a part of it. These
-//! batches are dispatched by the longest piece and, on Hopper, also by the numbers of tokens and keys.
+//! also by the number of keys. In all other batches, at least one sequence has a piece: several new tokens, for example a prompt or a part
+//! of it. These batches are dispatched by the length of the longest piece and, on Hopper, also by the numbers of tokens and keys.
 
 use super::{Batches, Dispatch, Entry, Interval};
 use crate::{
@@ -22,17 +22,18 @@ const PIECES: Interval = Interval::new(1, None);
 pub struct CachedAttention(pub MhaCached);
 
 impl CachedAttention {
-    /// Max number of new tokens per sequence for which the tiled kernel for any GPU is used on Hopper. So few queries fill its tiles better
-    /// than those of the Hopper kernel.
+    /// Max number of new tokens per sequence for which the tiled kernel for any GPU is used on Hopper. So few queries fill the tiles of
+    /// that kernel better than those of the Hopper kernel.
     const SHORT: u64 = 192;
-    /// Max number of tiles of 64 queries per SM, in quarters.
+    /// Max number of tiles of 64 queries per SM for which `long` uses such tiles, in quarters of a tile.
     const SMALL_QUARTERS: u64 = 9;
-    /// Min length of the longest row of keys, in key tiles of the next larger tile, with which an SM may have several tiles of 64 queries.
+    /// Min number of keys of the longest sequence for which an SM may have several tiles of 64 queries, in units of the next larger tile's
+    /// key tiles.
     const LONG: u64 = 4;
 
-    /// Dispatches by the longest sequence. Decode steps use a decode kernel, whose CTAs depend on the numbers of sequences and keys.
-    /// Batches with several new tokens per sequence use kernels with tiles of queries. If only one of the two kinds of kernel supports the
-    /// problem, it is used for all batches. If neither does, the plain kernel ([`MhaCached`]) is used.
+    /// Returns a dispatch by the longest sequence. Decode steps use a decode kernel, whose CTAs depend on the numbers of sequences and
+    /// keys. Batches with several new tokens per sequence use kernels with tiles of queries. If only one of the two kinds of kernel
+    /// supports the problem, it is used for all batches. If neither does, the plain kernel ([`MhaCached`]) is used.
     pub fn by_length(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let steps = self.steps(machine);
         let tiles = self.tiles(None);
@@ -108,14 +109,14 @@ impl CachedAttention {
         })
     }
 
-    /// Dispatches decode steps; empty if the decode kernel does not support the problem. Cards other than Hopper always use small CTAs.
-    /// Hopper uses:
+    /// Returns the dispatch of decode steps; empty if the decode kernel does not support the problem. Cards other than Hopper always use
+    /// small CTAs. Hopper uses:
     ///
-    /// - for more than one CTA per SM: small CTAs,
-    /// - otherwise, for few keys: medium CTAs,
-    /// - otherwise, for as many tokens as have resident clusters of eight: these clusters, which split the keys,
-    /// - otherwise, for as many tokens as have resident pairs of large CTAs: these pairs, if they have enough keys to split,
-    /// - otherwise: large CTAs.
+    /// - small CTAs if there is more than one CTA per SM,
+    /// - otherwise, medium CTAs if there are few keys,
+    /// - otherwise, clusters of eight CTAs, which split the keys, if the clusters of all tokens are resident at the same time,
+    /// - otherwise, pairs of large CTAs if the pairs of all tokens are resident at the same time and have enough keys to split,
+    /// - otherwise, large CTAs.
     fn steps(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let small = self.step(DecodeCtas::Small);
         if !self.has_steps() {
@@ -127,7 +128,7 @@ impl CachedAttention {
         let cluster = self.step(DecodeCtas::Cluster(MhaDecode::MOST_SPLITS));
         let pair = self.step(DecodeCtas::LargeCluster(2));
         let of_token = u64::from(small.ctas_of_token());
-        // Two CTAs of a cluster fit an SM, and one CTA of a pair.
+        // An SM holds two CTAs of a cluster of eight, but only one CTA of a pair.
         let few = 2 * machine.clusters_at_once(cluster.splits()) / of_token;
         let pairs = few.max(machine.clusters_at_once(pair.splits()) / of_token);
         let most = pairs.max(u64::from(machine.sms) / of_token);
@@ -164,8 +165,8 @@ impl CachedAttention {
         Dispatch::of(parts.filter(|part| !part.batches.is_empty()).collect())
     }
 
-    /// Dispatches pieces of more than [`Self::SHORT`] tokens by the number of tiles per SM; empty on cards other than Hopper, and if the
-    /// Hopper kernel does not support the problem.
+    /// Returns the ranges for pieces of more than [`Self::SHORT`] tokens, by the number of tiles per SM. Returns none on cards other than
+    /// Hopper, or if the Hopper kernel does not support the problem.
     ///
     /// A tile of 64 queries takes less time per key tile than a larger tile, but more time per query. It shortens launches in which the
     /// tile with the most keys determines the time. Tiles of 64 queries are used for up to one tile per SM. They are used for up to
@@ -178,7 +179,7 @@ impl CachedAttention {
         let kernels = MhaTile::gathering(head).iter().copied();
         let kernels = kernels.filter(|&tile| self.tiles(Some(tile)).check().is_ok());
         let kernels: Vec<MhaTile> = match machine.instructions {
-            // A small tile converts each key for few queries.
+            // Each tile converts its keys from E4M3, so tiles of 64 queries would convert the keys more often than larger tiles.
             Instructions::Hopper if pool.is_e4m3() && head < 256 => {
                 kernels.filter(|tile| tile.rows > 64).collect()
             }
@@ -281,8 +282,8 @@ mod tests {
     #[test]
     fn steps_split_the_keys_of_few_sequences_and_longer_pieces_use_tiles_of_queries() {
         let hopper = testing::hopper();
-        // With four key heads: `most` is one CTA per SM, `pairs` one CTA per SM in clusters of two, and `few` two CTAs per SM in clusters of
-        // eight.
+        // Limits for four key heads: `most` is one CTA per SM, `pairs` one CTA per SM in clusters of two, `few` two CTAs per SM in clusters
+        // of eight.
         let most = u64::from(hopper.sms) / 4;
         let (pairs, few) = (
             hopper.clusters_at_once(2) / 4,

@@ -1,5 +1,5 @@
-//! Deferred normalization for small M. Two GEMMs compute a linear layer, the LayerNorm after it, and the first linear layer that reads the
-//! LayerNorm. The first GEMM stores row statistics next to its rows, and the second GEMM normalizes its accumulators with them.
+//! Deferred normalization, for few rows. Two GEMMs compute a linear layer, the LayerNorm after it, and the first linear layer that reads
+//! the LayerNorm. The first GEMM stores row statistics next to its rows, and the second GEMM normalizes its accumulators with them.
 
 use super::{
     Bindings, Candidate, IS_READ, Implementation, Launch, NOT_PLAIN, ONLY_HOPPER, Operand,
@@ -118,7 +118,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementat
         },
         Launch {
             site: 2,
-            // The bias belongs to the second linear layer.
+            // Site 2 comes first, because the parameter `bias` is that of the second linear layer.
             bindings: Bindings::to_operands_of(&[2, 1])
                 .with("scaled", scaled)
                 .with("row_stats", statistics)

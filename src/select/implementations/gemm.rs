@@ -11,7 +11,7 @@ use crate::{
     tensor::Format,
 };
 
-/// If a streaming GEMM supports a packed weight, `mma.sync` tiles with fewer rows than this are no candidates.
+/// If a streaming GEMM supports a packed weight, `mma.sync` tiles with fewer rows than this are not candidates.
 const MMA_ROWS: u32 = 64;
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
@@ -50,7 +50,8 @@ fn plain(
     };
     let split_k = GemmSplitK::kernels(problem, machine.instructions);
     let at_once = |kernel: &GemmSplitK| kernel.tile.max_rows_at_once(n, k, machine);
-    // The ring of the streaming GEMM makes MMAs wait for each other. It is not needed if all operands of a CTA fit in shared memory.
+    // The ring buffer of the streaming GEMM makes MMAs wait for each other. This kernel is not needed if all operands of a CTA fit in
+    // shared memory.
     let has_room = split_k
         .iter()
         .any(|kernel| kernel.tile.splits == 1 && at_once(kernel) > 0);

@@ -14,7 +14,7 @@ use crate::{
     tensor::DType,
 };
 
-/// Implements a linear layer and the norm of a sum, which is a separate node of the graph.
+/// Implements a linear layer and the next node, which adds a residual and normalizes the sum.
 pub(super) fn after_linear(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
     let [linear, norm, ..] = chain else {
         return Err(Unfit::Sites);

@@ -15,7 +15,7 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementat
     Implementation::one_launch(1, bindings, candidates.collect())
 }
 
-/// Returns the kernels of a norm by the number of rows; `None` if the site is not a norm.
+/// Returns the distinct kernels of a norm for all numbers of rows; `None` if the site is not a norm.
 pub(super) fn kernels(site: &Site, machine: &Machine) -> Option<Vec<Norm>> {
     let all: Vec<Norm> = match site {
         Site::LayerNorm(norm) => {

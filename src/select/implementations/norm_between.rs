@@ -1,6 +1,6 @@
-//! For small M, two launches compute three sites: a linear layer that adds to the residual stream, the norm of the sum, and the linear
-//! layer that is the only reader of the norm. The first launch stores the rows times gamma and their statistics. The second launch
-//! normalizes its accumulators with the statistics.
+//! For few rows, two launches compute three sites: a linear layer that adds to the residual stream, the norm of the sum, and the linear
+//! layer that is the only reader of the norm. The first launch stores the sum, the rows of the sum times gamma, and the statistics of these
+//! rows. The second launch normalizes its accumulators with the statistics.
 
 use super::{
     Bindings, Candidate, IS_READ, Implementation, Launch, Operand, ScratchRows, Unfit, gate::gated,

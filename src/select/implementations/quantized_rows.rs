@@ -19,7 +19,7 @@ use crate::{
 /// Names of the rules, without and with a gate.
 pub(in crate::select) const NAMES: [&str; 2] = ["quantize rows+gemm", "quantize rows+gemm+gate"];
 
-/// Implements a linear layer.
+/// Implements a linear layer without a gate.
 pub(super) fn linear(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
     let problem = packed(chain)?;
     quantized(problem, 1, machine)
@@ -42,7 +42,7 @@ fn packed(chain: &[Link]) -> Result<&GemmProblem, Unfit> {
     }
 }
 
-/// The conversion of a problem's x.
+/// The conversion of the input `x` of a [`GemmProblem`] to 8-bit values.
 struct Conversion {
     kernel: KernelSpec,
     /// The problem with the converted x.
@@ -76,7 +76,7 @@ fn conversion(problem: &GemmProblem) -> Option<Conversion> {
     })
 }
 
-/// Implements the first sites of a chain, which compute `problem`.
+/// Implements the first `sites` sites of a chain, which together compute `problem`.
 fn quantized(
     problem: &GemmProblem,
     sites: usize,

@@ -101,7 +101,7 @@ impl Heads {
                 };
                 let sink = sinks.map(|sinks| sinks[h]);
                 let row: Vec<f64> = (0..n).map(biased).chain(sink).collect();
-                // The weight of the sink is dropped.
+                // The probability of the sink is dropped.
                 out.extend_from_slice(&softmax(&row, 1.0)[..n]);
             }
         });

@@ -1,4 +1,4 @@
-//! Meanings of the operators on rows and on single elements, and an instance of each of them.
+//! Reference implementations of the operators on rows and on single elements, and a sample of each of these operators.
 
 use crate::{
     graph::Op,

@@ -1,4 +1,4 @@
-//! The attention of a decode step appends each sequence's new token to the cache itself.
+//! Rule: the attention kernel of a decode step also appends the keys and values of each sequence's new token to the cache.
 
 use super::Preparation;
 use crate::{
@@ -14,8 +14,8 @@ pub(in crate::program::lower) const APPEND_IN_STEP: RuleName = (
 );
 
 /// Kernels of an attention whose decode kernel also appends each sequence's new token to the cache. `steps` are the decode kernels, for
-/// batches with one token per sequence. `pieces` are the attention kernels for batches in which a sequence has several tokens, whose rows a
-/// separate launch appends.
+/// batches with one token per sequence. `pieces` are the attention kernels for batches in which a sequence has several tokens. For these
+/// batches, a separate launch appends the rows.
 pub(in crate::program::lower) struct Appending {
     pub steps: Dispatch<KernelSpec>,
     pub pieces: Dispatch<KernelSpec>,

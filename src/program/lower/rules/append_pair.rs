@@ -1,4 +1,4 @@
-//! Keys and values that are columns of the same rows are appended to their caches in one launch.
+//! Rule: one launch appends keys and values to their caches if they are columns of the same rows.
 
 use super::{Preparation, Writes, cached, prepare_attention::Heads, scales};
 use crate::{

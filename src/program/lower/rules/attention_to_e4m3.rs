@@ -1,4 +1,4 @@
-//! An attention converts its result to E4M3 itself.
+//! Rule: an attention kernel also converts its result to E4M3.
 
 use super::quoted;
 use crate::{

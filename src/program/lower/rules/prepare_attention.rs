@@ -1,4 +1,5 @@
-//! The norms and rotations of queries and keys, and the appends of keys and values, in one launch. All of them read the same rows.
+//! Rule: one launch computes the norms and rotations of queries and keys, and appends keys and values to caches. All of these must read the
+//! same rows.
 
 use super::{Preparation, Writes, cached, quoted, scales};
 use crate::{
@@ -37,7 +38,7 @@ pub(super) fn find(
         heads: of.heads,
         kv_heads: of.kv_heads,
         head: of.head,
-        // Values are not copied.
+        // The third column, that of the values, is a placeholder: values are copied only if there is a cache.
         columns: [queries.from, key.from, key.from],
         row: width(graph.shape(key.x)).map_err(Unfit::Because)?,
         norm: key.norm.map(|(eps, _)| eps),
@@ -83,8 +84,8 @@ pub(super) fn find(
     Ok(launch)
 }
 
-/// Returns whether only the launch and the attention read the rows `x`, each its own columns. The attention reads its values from these
-/// rows.
+/// Returns whether only the launch and the attention read the rows `x`, and whether they read different columns. The attention reads its
+/// values from these rows.
 fn is_alone(
     graph: &Graph,
     kernel: &PrepareAttention,
