@@ -186,7 +186,7 @@ impl ModelError {
         &self.0.problem
     }
 
-    /// Byte range in the description that the problem is about; `None` if it is about another file.
+    /// Byte range in the description that the problem is about; `None` if the problem is about another file.
     pub fn span(&self) -> Option<Range<usize>> {
         self.0.labels.first().map(|label| label.span.clone())
     }
