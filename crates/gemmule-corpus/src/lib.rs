@@ -32,7 +32,7 @@
 //! |---|---|---|
 //! | [`Jsonl`](InputFormat::Jsonl) | every line, including empty ones | typed by the first window, see below |
 //! | [`Csv`](InputFormat::Csv), [`Tsv`](InputFormat::Tsv) | records after the header; empty lines are skipped | strings |
-//! | [`Parquet`](InputFormat::Parquet) | the rows of all row groups | types of Parquet, without Arrow's own types |
+//! | [`Parquet`](InputFormat::Parquet) | the rows of all row groups | types of the Parquet schema; an Arrow schema in the file's metadata is ignored |
 //! | [`Lines`](InputFormat::Lines) | every line; an empty line is an empty text | none |
 //!
 //! Text formats may be compressed with gzip, whatever the name of the file. Parquet may be compressed with Snappy, gzip

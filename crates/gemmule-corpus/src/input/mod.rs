@@ -35,7 +35,7 @@ const LISTED: usize = 50;
 /// Kept columns of JSONL input with their types, which are inferred from the first window.
 pub(crate) type Inferred = Vec<(String, Kind)>;
 
-/// Reads windows one after another.
+/// A reader of an input, which returns windows one after another.
 pub(crate) trait Source: Send {
     /// Returns the next window, or `None` at the end.
     ///
