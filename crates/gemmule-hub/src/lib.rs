@@ -34,13 +34,13 @@ pub use progress::{Event, Progress};
 pub use proxy::Proxies;
 pub use token::Token;
 
-/// The endpoint without `HF_ENDPOINT`.
+/// The endpoint if `HF_ENDPOINT` is not set.
 pub const ENDPOINT: &str = "https://huggingface.co";
 
 /// A hub, and the cache of its files.
 #[derive(Clone, Debug)]
 pub struct Hub {
-    /// URL of the server. Only a mirror may need a path in it.
+    /// URL of the server. It may have a path, which some mirrors need.
     pub endpoint: String,
     /// Folder of the cache.
     pub cache: PathBuf,

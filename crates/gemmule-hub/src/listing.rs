@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::{HubError, hash::Hash, id::is_commit};
 
-/// Max bytes of a list.
+/// Max bytes of a list of files.
 pub(crate) const MAX_BYTES: u64 = 32 << 20;
 
 /// Max length in bytes of a file's name, and of each component of its path.
