@@ -133,8 +133,8 @@ class Embedder:
             truncate_dim: Number of values of each vector to keep. Vectors are truncated before they are normalized.
             to: "numpy" returns a float32 array. "dlpack" returns a `DeviceArray`, which stays on the device in the model's storage
                 type. Its values are not checked for NaN.
-            task: Task that chooses the route of a Router, such as "query" or "document". None selects the Router's default route. Models
-                without a Router have no tasks.
+            task: Task that chooses the route of a Router, such as "query" or "document". None selects the Router's default route. A model
+                without a Router accepts only the task whose adapter was added to its weights.
 
         Returns:
             An array of shape [n, d], or of shape [d] for a single str.
