@@ -192,7 +192,7 @@ impl Description {
         (self.file.name(), self.file.text())
     }
 
-    /// Tied head tensors for which the checkpoint has values of its own ([`with_own`](Self::with_own)).
+    /// Tied head tensors for which the checkpoint has values that differ from the table ([`with_own`](Self::with_own)).
     pub(crate) fn own(&self) -> &BTreeSet<String> {
         &self.own
     }

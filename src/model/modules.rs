@@ -16,9 +16,9 @@ pub const SPARSE: &str = "sparse";
 pub const LOGITS: &str = "sequence_logits";
 /// Output of a description that most modules start from: the state of each token, `[tokens, width]`.
 pub const STATES: &str = "last_hidden_state";
-/// Output that modules for vocabulary weights start from.
+/// Output that the module [`Splade`](Module::Splade) starts from.
 pub(super) const TOKEN_LOGITS: &str = "mlm_logits";
-/// Output that modules start from if they score the next token.
+/// Output that the module [`LogitScore`](Module::LogitScore) starts from.
 pub(super) const NEXT_LOGITS: &str = "next_token_logits";
 
 /// An entry of `modules.json` with the config.json of its folder. `folder` prefixes the names of graph values and of weights.

@@ -1,7 +1,7 @@
 //! Fetches models from the Hugging Face hub into the cache of Python's `huggingface_hub`.
 //!
 //! [`Hub::snapshot`] returns a folder with the selected files of a model at one revision. The cache has the layout of `huggingface_hub`, so
-//! each library finds the files that the other has fetched:
+//! gemmule and `huggingface_hub` each find the files that the other has fetched:
 //!
 //! ```text
 //! models--org--name/blobs/<hash>                 contents; the hash is SHA-256 in Git LFS, else Git's SHA-1

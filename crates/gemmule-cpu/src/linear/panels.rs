@@ -167,8 +167,8 @@ impl Tiles<'_> {
         }
     }
 
-    /// Multiplies many rows. The parts of a panel are long. With fewer than [`MANY`] tiles of rows, they prefetch the next panel. Merged
-    /// with [`few`](Self::few), this function would be slower for many rows.
+    /// Multiplies many rows. The parts of a panel are long. If there are fewer than [`MANY`] tiles of rows, the tiles prefetch the next
+    /// panel. This function and [`few`](Self::few) are separate, because one function for both cases would be slower for many rows.
     #[inline(always)]
     fn many<S: Simd, const M: usize, const N: usize>(&self, simd: S, tiles: usize) {
         let (k, cols) = (self.layer.k, N * S::F32_LANES);

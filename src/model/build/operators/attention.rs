@@ -35,10 +35,11 @@
 //! - `llama3`: `(1 − r) · f[j] / s + r · f[j]`, where `r = (L · f[j] / 2π − low_freq_factor) / (high_freq_factor − low_freq_factor)`,
 //!   clamped to 0 … 1.
 //! - `yarn` (Peng et al. 2023, arXiv:2309.00071): `r · f[j] / s + (1 − r) · f[j]`, where `r = (j − low) / (high − low)`, clamped to 0 … 1.
-//!   The pair that completes `n` rotations within `L` positions has the index `w · ln(L / 2πn) / (2 ln theta)`. `low` is this index for `n
-//!   = beta_fast` (default 32), rounded down and at least 0. `high` is this index for `n = beta_slow` (default 1), rounded up and at most
-//!   `w − 1`. If `truncate` is `false`, they are not rounded. `c` is `attention_factor` if given. Otherwise, if `s > 1`, `c` is `(0.1 ·
-//!   mscale · ln(s) + 1) / (0.1 · mscale_all_dim · ln(s) + 1)` if `mscale` and `mscale_all_dim` are given, and `0.1 · ln(s) + 1` if not.
+//!   The pair that completes `n` rotations within `L` positions has the index `w · ln(L / 2πn) / (2 ln theta)`. `low` is this index for
+//!   `n = beta_fast` (default 32), rounded down and at least 0. `high` is this index for `n = beta_slow` (default 1), rounded up and at
+//!   most `w − 1`. If `truncate` is `false`, they are not rounded. `c` is `attention_factor` if given. Otherwise, if `s > 1`, `c` is
+//!   `(0.1 · mscale · ln(s) + 1) / (0.1 · mscale_all_dim · ln(s) + 1)` if `mscale` and `mscale_all_dim` are given, and `0.1 · ln(s) + 1` if
+//!   not.
 //!
 //! `max_position_embeddings` of config.json also limits the length of sequences in models without a position table, if they use `rotary` or
 //! a position bias. A `position_table` does not limit the length, because larger distances use its last rows. The limit is the value of the

@@ -1,4 +1,4 @@
-//! Fields of operators: how they are written, and the names that they contain.
+//! Fields of operators: their syntax in descriptions, and the names that they contain.
 
 use std::{fmt::Debug, ops::Deref, sync::Arc};
 

@@ -10,9 +10,9 @@
 //!   two. Otherwise the slopes of the next smaller power are followed by every other slope of the next larger power. `alibi(scale: …)`
 //!   multiplies the slopes by a number (Falcon-RW).
 //! - `relative_bias(table: "…", buckets: …, reach: …, bidirectional: …)`: `table[bucket(d)][head]` of a weight `[buckets, heads]` (T5). If
-//!   bidirectional, half of the buckets, from bucket `buckets / 2` on, are for keys after the query; otherwise all such keys share bucket
-//!   0. Let `b` be the number of buckets of one side. The first `b / 2` buckets have one distance each, and a larger `|d|` has bucket `b /
-//!   2 + ⌊log(2 |d| / b) / log(2 reach / b) · (b − b / 2)⌋`, at most `b − 1`.
+//!   bidirectional, half of the buckets, from bucket `buckets / 2` on, are for keys after the query; otherwise all such keys share
+//!   bucket 0. Let `b` be the number of buckets of one side. The first `b / 2` buckets have one distance each, and a larger `|d|` has
+//!   bucket `b / 2 + ⌊log(2 |d| / b) / log(2 reach / b) · (b − b / 2)⌋`, at most `b − 1`.
 //!
 //! With `sinks`, the weights of head `h` are `e^(s[i, j]) / (e^(sinks[h]) + Σ e^(s[i, k]))`: the softmax over the scores and one more
 //! column, the sink, whose weight is dropped (gpt-oss). The sink is not scaled, capped or biased, and every query attends to it, regardless
