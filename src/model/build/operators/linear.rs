@@ -2,7 +2,7 @@
 //!
 //! | operator | fields | result |
 //! |---|---|---|
-//! | `linear` | `x`, `out`, `weight`, `bias` (optional), `stored` (`out_in` or `in_out`, default `out_in`), `of` and `from` (optional), `groups` (default 1), `interleaved` (optional) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the weight and the bias are `out` of the `of` rows of the stored tensors. The stored rows form `groups` equal parts, and from each part, `out / groups` rows are read, from its row `from` on. Of these, the first `interleaved` rows are stored as pairs of adjacent rows. They are reordered: the first rows of all pairs precede the second rows |
+//! | `linear` | `x`, `out`, `weight`, `bias` (optional), `stored` (`out_in` or `in_out`, default `out_in`), `of` and `from` (optional), `groups` (default 1), `interleaved` (optional) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the weight and the bias are `out` of the `of` rows of the stored tensors. The stored rows form `groups` equal parts, and from each part, `out / groups` rows are read, from its row `from` on. The first `interleaved` of these rows are stored as pairs of adjacent rows. They are reordered: the first rows of all pairs precede the second rows |
 //! | `add_bias` | `x`, `bias` | adds a vector to every row |
 //!
 //! The operator `rotary` rotates columns `x[j]` with `x[j + w / 2]` of a head, but some models rotate adjacent columns, `x[2j]` with
