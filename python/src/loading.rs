@@ -98,7 +98,7 @@ impl Loading {
     /// model is dropped.
     ///
     /// # Errors
-    /// Returns errors of the hub, the folder and the device, and the exception of a signal handler.
+    /// Returns an error if the hub, the folder or the device returns one, or if a signal handler raises an exception.
     pub fn load<T: Send + 'static>(
         self,
         py: Python<'_>,

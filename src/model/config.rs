@@ -361,7 +361,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Evaluates an attribute as f32.
+    /// Evaluates a real-valued attribute, such as `eps` of a norm, as f32.
     pub fn real(&self, expr: &At<Expr>) -> Result<f32, ModelError> {
         let value = self.real_of(&expr.value, &expr.span)?;
         let real = value as f32;

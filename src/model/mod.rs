@@ -366,7 +366,7 @@ impl Model {
     /// Checks all `expect:` lines on the graph after the passes.
     ///
     /// # Errors
-    /// Returns the first unmet expectation, with the counts of the graph.
+    /// Returns an error for the first unmet expectation, with the counts of the graph.
     pub fn check_expectations(&self, fused: &Graph) -> Result<(), ModelError> {
         expect::check(&self.expectations, fused)
     }

@@ -36,12 +36,12 @@ pub struct Job {
 /// Limits that bound the memory of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Max number of rows of a window: consecutive rows that are read, computed and written together. A run resumes after its last finished
-    /// window, so a slow model benefits from smaller windows.
+    /// Maximum number of rows of a window: consecutive rows that are read, computed and written together. A run resumes after its last
+    /// finished window, so a slow model benefits from smaller windows.
     pub window_rows: usize,
     /// Number of bytes of texts and kept columns after which a window ends.
     pub window_bytes: usize,
-    /// Max number of bytes of a row. Longer rows are refused.
+    /// Maximum number of bytes of a row. Longer rows are refused.
     pub row_bytes: usize,
 }
 
@@ -307,7 +307,7 @@ fn check_place(path: &Path) -> Result<(), CorpusError> {
     }
 }
 
-/// Returns a name that occurs twice.
+/// Returns a name that occurs twice; `None` if there is none.
 fn twice(names: &[String]) -> Option<&str> {
     let again = |(at, name): &(usize, &String)| names[..*at].contains(name);
     let found = names.iter().enumerate().find(again);

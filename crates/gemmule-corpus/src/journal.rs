@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CorpusError, input::Inferred, output::Placed, window::Position};
 
-/// Max size in bytes of a journal that is read.
+/// Maximum size in bytes of a journal that is read.
 const MAX_BYTES: u64 = 1 << 30;
 
 /// Number of hexadecimal digits of the checksum at the start of a line. A space follows the

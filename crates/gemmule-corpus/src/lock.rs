@@ -8,7 +8,7 @@ use std::{
 
 use crate::CorpusError;
 
-/// Max number of bytes that are read from a lock file to find its holder.
+/// Maximum number of bytes that are read from a lock file to find its holder.
 const MAX_HOLDER: u64 = 64;
 
 /// Number of attempts to take the lock. An attempt fails if another run removes the file after it is opened and before it is locked.

@@ -24,10 +24,10 @@ use crate::{
     window::{Kept, Position, Row, Window},
 };
 
-/// Max number of windows that the model has in progress.
+/// Maximum number of windows that the model has in progress.
 const BEGUN: usize = 2;
 
-/// Max length in bytes of a reason in the list of refused rows.
+/// Maximum length in bytes of a reason in the list of refused rows.
 const MAX_REASON: usize = 1000;
 
 /// The result of a completed run.

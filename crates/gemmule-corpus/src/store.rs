@@ -22,10 +22,10 @@ use crate::{
     output::Tail,
 };
 
-/// Max number of differences that an error lists.
+/// Maximum number of differences that an error lists.
 const LISTED: usize = 8;
 
-/// Max number of bytes that are read at once.
+/// Maximum number of bytes that are read at once.
 const READ: u64 = 1 << 20;
 
 /// An unfinished output.

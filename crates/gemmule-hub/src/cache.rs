@@ -13,7 +13,7 @@ use crate::{
     listing::{self, cached_names, check_name},
 };
 
-/// Max depth of folders in a snapshot.
+/// Maximum depth of folders in a snapshot.
 const MAX_DEPTH: usize = 16;
 
 /// Content of CACHEDIR.TAG, which makes backup programs skip the cache.

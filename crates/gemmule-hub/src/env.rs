@@ -10,7 +10,7 @@ use std::{
 
 use crate::{ENDPOINT, Hub, HubError, Network, Proxies, Token};
 
-/// Max bytes of a token file.
+/// Maximum number of bytes of a token file.
 const MAX_TOKEN: u64 = 64 << 10;
 
 impl Hub {

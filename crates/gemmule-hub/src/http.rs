@@ -10,10 +10,10 @@ use ureq::{
 
 use crate::{Event, Hub, HubError, Network, Progress};
 
-/// Max number of redirects of a request.
+/// Maximum number of redirects of a request.
 const MAX_REDIRECTS: usize = 10;
 
-/// Max bytes of a file of certificates.
+/// Maximum number of bytes of a file of certificates.
 const MAX_CERTIFICATES: u64 = 16 << 20;
 
 /// Sends requests.

@@ -7,13 +7,13 @@ use crate::HubError;
 /// The default revision.
 const MAIN: &str = "main";
 
-/// Max bytes of each part of a name.
+/// Maximum number of bytes of each part of a name.
 const MAX_PART: usize = 96;
 
-/// Max bytes of a revision.
+/// Maximum number of bytes of a revision.
 const MAX_REVISION: usize = 200;
 
-/// Max bytes of a file name.
+/// Maximum number of bytes of a file name.
 const MAX_FILE: usize = 200;
 
 /// The name of a model, `org/name` or `org/name@revision`. If a repository has several models, each in one file, the name of a file after a

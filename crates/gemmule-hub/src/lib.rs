@@ -59,11 +59,11 @@ pub struct Network {
     pub certificates: Option<PathBuf>,
     /// Timeout for connecting, and for each wait for data.
     pub timeout: Duration,
-    /// Max number of consecutive attempts without progress.
+    /// Maximum number of consecutive attempts without progress.
     pub attempts: u32,
     /// Pause before the second attempt. It doubles with each attempt, up to 16 times this value.
     pub pause: Duration,
-    /// Max pause that a server may request with `Retry-After`.
+    /// Maximum pause that a server may request with `Retry-After`.
     pub max_pause: Duration,
     /// Number of files to fetch at the same time.
     pub connections: usize,

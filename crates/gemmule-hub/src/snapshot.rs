@@ -19,7 +19,7 @@ use crate::{
     listing::{self, Listed, Listing},
 };
 
-/// Max number of rounds in which a caller may request more files.
+/// Maximum number of rounds in which a caller may request more files.
 const MAX_ROUNDS: usize = 8;
 
 impl Hub {

@@ -13,7 +13,7 @@ use crate::{
     window::{Kept, Position, Row, Window, bytes},
 };
 
-/// Max number of fields of a record.
+/// Maximum number of fields of a record.
 const MAX_FIELDS: usize = 65_536;
 
 /// Reads records of up to `limit` bytes from a stream.

@@ -20,10 +20,10 @@ use crate::{
 
 const FORMAT: &str = "JSONL";
 
-/// Max number of kept columns that are inferred from the first window.
+/// Maximum number of kept columns that are inferred from the first window.
 const MAX_COLUMNS: usize = 4096;
 
-/// Max number of lines that are examined to explain an error about the first window.
+/// Maximum number of lines that are examined to explain an error about the first window.
 const EXAMINED: usize = 1000;
 
 /// A reader of JSONL files.

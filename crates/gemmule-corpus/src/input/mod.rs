@@ -29,7 +29,7 @@ use crate::{
 /// Number of bytes at the start of an input that are hashed for its identity.
 const HASHED: u64 = 1 << 20;
 
-/// Max number of columns that errors list.
+/// Maximum number of columns that errors list.
 const LISTED: usize = 50;
 
 /// Kept columns of JSONL input with their types, which are inferred from the first window.

@@ -33,7 +33,7 @@ const FORMAT: &str = "Parquet";
 /// size of a row.
 const DECODED: u64 = 4 << 20;
 
-/// Max number of rows that are decoded at once.
+/// Maximum number of rows that are decoded at once.
 const MAX_DECODED: u64 = 1024;
 
 /// A Parquet file.
