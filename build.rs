@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Returns an expression for the names and texts of the files in a folder, sorted by name.
+/// Returns a Rust expression: a slice of pairs with the name and the text of each file in a folder, sorted by name.
 fn list(folder: &Path) -> Result<String, Box<dyn std::error::Error>> {
     let root = env::current_dir()?;
     let mut files = Vec::new();

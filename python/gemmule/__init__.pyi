@@ -96,8 +96,9 @@ class Embedder:
                 published values if kernels support their format. The CPU always dequantizes them.
             threads: Number of CPU threads. None is the number of CPUs that the process may use.
             truncate_dim: Number of values of each vector to keep. None keeps all.
-            task: Task whose adapter is added to the weights, such as "retrieval.query" of jina-embeddings-v3, or whose route of a Router
-                becomes the default route. By default, no adapter is added, and the folder determines the default route.
+            task: Task whose adapter is added to the weights, such as "retrieval.query" of jina-embeddings-v3. In a model with a Router of
+                sentence-transformers, the task whose route becomes the default route. By default, no adapter is added, and the
+                folder determines the default route.
 
         Raises:
             InputError: An argument or the contents of the folder cannot be used.
@@ -132,8 +133,8 @@ class Embedder:
             truncate_dim: Number of values of each vector to keep. Vectors are truncated before they are normalized.
             to: "numpy" returns a float32 array. "dlpack" returns a `DeviceArray`, which stays on the device in the model's storage
                 type. Its values are not checked for NaN.
-            task: Task that chooses the route of a Router, such as "query" or "document"; by default its default route. Other models have
-                no tasks.
+            task: Task that chooses the route of a Router, such as "query" or "document". None selects the Router's default route. A model
+                without a Router accepts only the task whose adapter was added to its weights.
 
         Returns:
             An array of shape [n, d], or of shape [d] for a single str.

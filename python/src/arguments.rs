@@ -28,10 +28,10 @@ fn wrong(name: &str, value: &Bound<'_, PyAny>, expected: &str) -> Error {
     )))
 }
 
-/// Copies a text. `name` is the argument's name.
+/// Copies a text. `name` returns the name of the argument, for errors.
 ///
 /// # Errors
-/// Returns an error for a value that is not a `str`, and for surrogates, which UTF-8 cannot represent.
+/// Returns an error if the value is not a `str`, or if it has lone surrogates, which UTF-8 cannot represent.
 pub fn text(value: &Bound<'_, PyAny>, name: impl Fn() -> String) -> Result<String> {
     let Ok(string) = value.cast::<PyString>() else {
         return Err(wrong(&name(), value, "str"));
@@ -48,7 +48,7 @@ pub fn text(value: &Bound<'_, PyAny>, name: impl Fn() -> String) -> Result<Strin
 /// Copies a text, or each text of a list or another iterable.
 ///
 /// # Errors
-/// Returns an error for an empty list, and the errors of [`text`].
+/// Returns an error if the list is empty, and the errors of [`text`].
 pub fn texts(value: &Bound<'_, PyAny>, name: &str) -> Result<Texts> {
     if value.is_instance_of::<PyString>() {
         return Ok(Texts {
@@ -68,7 +68,7 @@ pub fn texts(value: &Bound<'_, PyAny>, name: &str) -> Result<Texts> {
 /// Converts each item of a list or another iterable.
 ///
 /// # Errors
-/// Returns an error for a value that is empty or not iterable, and the errors of `convert`.
+/// Returns an error if the value is empty or not iterable, and the errors of `convert`.
 pub fn items<T>(
     value: &Bound<'_, PyAny>,
     name: &str,
@@ -97,7 +97,7 @@ pub fn items<T>(
 /// Copies a pair of texts.
 ///
 /// # Errors
-/// Returns an error for a value that is not a tuple or list of two texts.
+/// Returns an error if the value is not a tuple or list of two texts.
 pub fn pair(value: &Bound<'_, PyAny>, name: &str) -> Result<(String, String)> {
     let expected = "a pair of str";
     let both = items(value, name, expected, |item, index| {

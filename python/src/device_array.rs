@@ -22,7 +22,7 @@ pub struct DeviceArray {
     shape: Vec<u64>,
 }
 
-/// Form of a result.
+/// Type of the arrays that a call returns: the argument `to`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// A numpy array in float32.

@@ -83,7 +83,7 @@ struct Owner<M> {
     _output: Arc<DeviceOutput>,
 }
 
-/// A structure of a capsule.
+/// A structure that a capsule holds.
 trait Managed: Sized {
     const NAME: &'static CStr;
 

@@ -18,15 +18,15 @@ use crate::{
 
 /// Embeds texts, as `SentenceTransformer` does.
 ///
-/// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or
-/// "cuda:N". `dtype` is "float32", "float16" or "bfloat16". The default is the first CUDA device with float16, or the CPU with
-/// float32. `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits. `dequantize=True` dequantizes
-/// the weights of a quantized checkpoint. `task` selects an adapter of the weights, such as "retrieval.query" of jina-embeddings-v3, or the
-/// default route of a Router. Several threads may use one object at once.
+/// `model` is a folder, or a name on the Hugging Face hub: "ORG/NAME" or "ORG/NAME@REVISION". `device` is "cpu", "cuda" or "cuda:N".
+/// `dtype` is "float32", "float16" or "bfloat16". The default is the first CUDA device with float16, or the CPU with float32.
+/// `quantize="fp8"`, `"int8"` or `"int4"` stores the weights of linear layers in 8 or 4 bits. `dequantize=True` dequantizes the weights of
+/// a quantized checkpoint. `task` selects an adapter of the weights, such as "retrieval.query" of jina-embeddings-v3, or the default route
+/// of a `Router` of sentence-transformers. Several threads may use one object at once.
 #[pyclass(frozen, module = "gemmule")]
 pub struct Embedder {
     model: TextModel,
-    /// Other routes of a Router than its default route.
+    /// Routes of a Router, except its default route.
     routes: Vec<Route>,
     truncate_dim: Option<usize>,
 }
@@ -37,7 +37,7 @@ struct Route {
     model: std::result::Result<TextModel, String>,
 }
 
-/// How the vectors of a call are returned.
+/// Form in which a call returns vectors.
 struct Form {
     /// Whether vectors are scaled to length 1.
     normalize: bool,
@@ -83,7 +83,7 @@ impl Embedder {
         for (name, task) in others {
             let model = TextModel::load(py, loading.clone().for_task(task), embedded);
             let model = match model {
-                // The exception of a signal handler.
+                // A signal handler raised an exception, such as `KeyboardInterrupt`, which ends the loading.
                 Err(error @ Error::Python(_)) => return Err(error),
                 Err(error) => Err(PyErr::from(error).value(py).to_string()),
                 Ok(model) => Ok(model),
@@ -241,7 +241,7 @@ impl Embedder {
         Err(Error::Input(format!("task is \"{task}\", and {problem}")))
     }
 
-    /// Returns the model of a task: a route of a Router, or the only model.
+    /// Returns the model for a task: that of a route if the folder has a Router, else the only model.
     fn routed(&self, task: Option<&str>) -> Result<&TextModel> {
         let folder = self.model.encoder.folder();
         let (Some(task), Some(loaded)) = (task, folder.route()) else {

@@ -17,7 +17,7 @@ mod exceptions {
     pyo3::import_exception!(gemmule._errors, InputError);
 }
 
-/// An error of a call.
+/// An error of a call from Python.
 #[derive(Debug)]
 pub enum Error {
     Engine(Box<EngineError>),

@@ -228,7 +228,7 @@ impl WritingModel {
         };
         for (index, text) in texts.iter().enumerate() {
             let ids = self.encoder.source(index, text, pair)?;
-            // With an encoder, the generated text does not continue the prompt.
+            // In an encoder-decoder model, the generated text does not continue the prompt.
             prompts.texts.push(match self.engine.has_source() {
                 true => StreamDecoder::default(),
                 false => StreamDecoder::after(&ids, |tokens| self.encoder.decode(tokens))?,

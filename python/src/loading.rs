@@ -1,4 +1,4 @@
-//! Loads the model of a class.
+//! Loads the model of an `Embedder`, a `Generator` or another class.
 
 use std::{
     num::NonZeroUsize,
@@ -35,7 +35,7 @@ pub struct Loading {
     threads: Option<NonZeroUsize>,
 }
 
-/// Arguments that all classes have, with their Python names.
+/// Arguments of constructors, with their Python names. A class uses the defaults for arguments that it does not have.
 #[derive(Default)]
 pub struct Choices<'a> {
     pub device: Option<&'a str>,
@@ -56,10 +56,10 @@ enum Source {
 }
 
 impl Loading {
-    /// Parses the arguments that all classes have.
+    /// Parses the arguments of a constructor.
     ///
     /// # Errors
-    /// Returns an error for unknown devices, types and formats, for contradictory arguments, and for a model that is neither a text nor a
+    /// Returns an error if a device, type or format is unknown, if arguments contradict each other, or if `model` is neither a text nor a
     /// path.
     pub fn new(model: &Bound<'_, PyAny>, choices: &Choices<'_>) -> Result<Self> {
         let threads = match choices.threads.map(NonZeroUsize::new) {
@@ -98,7 +98,7 @@ impl Loading {
     /// model is dropped.
     ///
     /// # Errors
-    /// Returns errors of the hub, the folder and the device, and the exception of a signal handler.
+    /// Returns an error if the hub, the folder or the device returns one, or if a signal handler raises an exception.
     pub fn load<T: Send + 'static>(
         self,
         py: Python<'_>,

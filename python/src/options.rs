@@ -42,7 +42,7 @@ impl Options {
     /// Parses the keyword arguments of a call.
     ///
     /// # Errors
-    /// Returns an error for unknown names, and for values with a wrong type or out of range.
+    /// Returns an error if a name is unknown, or if a value has a wrong type or is out of range.
     pub fn new(keywords: Option<&Bound<'_, PyDict>>) -> Result<Self> {
         let mut options = Self::default();
         for (name, value) in keywords.into_iter().flatten() {
@@ -87,7 +87,7 @@ impl Options {
     /// Returns the generation settings of the folder, with these options applied.
     ///
     /// # Errors
-    /// Returns an error for unsupported settings of the folder, and for contradictory options.
+    /// Returns an error if the folder has unsupported settings, or if options contradict each other.
     pub fn params(&self, encoder: &TextEncoder) -> Result<SamplingParams> {
         let mut params = generation_config_of(encoder.folder().files())?;
         let rules = &mut params.rules;

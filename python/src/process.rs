@@ -4,7 +4,7 @@ use std::{process, sync::OnceLock};
 
 use crate::error::{Error, Result};
 
-/// The process that loaded the first model. The shared thread pools belong to it.
+/// ID of the process that loaded the first model. Only this process has the threads of the shared thread pools.
 static LOADED_BY: OnceLock<u32> = OnceLock::new();
 
 /// Checks that this process has the compute threads.

@@ -30,9 +30,9 @@ pub enum Step {
 }
 
 impl Requests {
-    /// Creates a generator whose KV cache has room for as many of the requests as can run at once. The number in each pair is the index of
-    /// the request in the caller's list. `options` are checked here once for all requests. Their number of new tokens must be the maximum
-    /// over all requests.
+    /// Creates a generator. Its KV cache has room for all requests that can run concurrently. The number in each pair is the index of the
+    /// request in the caller's list. `options` are checked once for all requests, so their number of new tokens must be the maximum over
+    /// all requests.
     ///
     /// # Errors
     /// Returns an error if an option is invalid regardless of the prompt, or if memory cannot be allocated.
@@ -82,7 +82,7 @@ impl Requests {
                     self.running.insert(ticket, *index);
                     self.waiting.pop_front();
                 }
-                // Running requests must end first.
+                // The KV cache is full. The request is admitted after running requests have ended.
                 Err(AdmitError::Full { .. }) => break,
                 Err(refused) => {
                     let index = *index;

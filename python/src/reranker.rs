@@ -208,8 +208,8 @@ impl Reranker {
     }
 }
 
-/// Returns the output from which scores are computed. For late-interaction models and for BGE-M3, it is the token vectors, for which the
-/// folder has a layer. For cross-encoders, it is the logits.
+/// Returns the output from which scores are computed: the token vectors for late-interaction models and BGE-M3, whose folders have a layer
+/// for them, or the logits for cross-encoders.
 fn scored(folder: &Folder) -> Result<&'static str> {
     let layers = ["colbert_linear.safetensors", "colbert_linear.pt"];
     let is_late = folder.late_interaction().is_some()

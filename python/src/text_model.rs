@@ -85,7 +85,7 @@ impl TextModel {
     /// returns the results of a batch, with a row for each sequence. `batch_tokens` limits the tokens of a batch.
     ///
     /// # Errors
-    /// Returns an error for inputs that the tokenizer refuses, unknown prompts and batches that fail, and the exception of a signal
+    /// Returns an error if the tokenizer refuses an input, if the prompt is unknown, or if a batch fails, and the exception of a signal
     /// handler.
     pub fn rows<'a>(
         &self,
@@ -246,7 +246,7 @@ impl TextModel {
         })
     }
 
-    /// Returns the folder's prompt for texts of a role, or else its default.
+    /// Returns the prompt that the folder defines for texts of a role, or else its default prompt.
     ///
     /// # Errors
     /// Returns an error if the role's name selects a route of a Router that is not loaded.

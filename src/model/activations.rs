@@ -1,4 +1,4 @@
-//! Names of activations.
+//! Names of activation functions in config.json files.
 
 use super::error::quoted;
 use crate::ops::Activation;
@@ -11,7 +11,7 @@ pub(super) fn activation(name: &str) -> Option<Activation> {
         .map(|&(_, kind)| kind)
 }
 
-/// Published names of activations.
+/// Names of activation functions in Hugging Face transformers, with the functions that they denote.
 pub(super) const ACTIVATIONS: [(&str, Activation); 10] = [
     ("gelu", Activation::GeluExact),
     ("gelu_python", Activation::GeluExact),

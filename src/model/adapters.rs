@@ -17,7 +17,8 @@ impl Description {
     /// Returns the names of a checkpoint's adapters; `None` if the description has no adapters.
     ///
     /// # Errors
-    /// Returns an error if config.json has no list of names.
+    /// Returns an error if the description has adapters, but config.json has no list of their
+    /// names.
     pub fn adapter_names(&self, config: &Value) -> Result<Option<Vec<String>>, ModelError> {
         let adapters = self.ast.adapters.as_ref();
         adapters

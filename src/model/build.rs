@@ -139,7 +139,7 @@ pub(super) struct Builder<'a> {
     pub(super) file: &'a File,
     values: &'a Values<'a>,
     pub(super) graph: Graph,
-    /// Values by name, innermost body last.
+    /// Visible values by name, with one map for each enclosing body, innermost last.
     scopes: Vec<HashMap<&'a str, NodeId>>,
     /// Prefix of value names, such as `layer.3.` in the fourth iteration.
     prefix: String,
@@ -148,13 +148,13 @@ pub(super) struct Builder<'a> {
     other_names: BTreeMap<String, Vec<String>>,
     /// Adapter that is added to the weights.
     adapter: Option<Adapter>,
-    /// Tied head tensors and their tables.
+    /// Pairs of a head tensor and the table that it is tied to.
     ties: &'a [(String, String)],
     /// Tied tensors for which the checkpoint has values that differ from the table.
     own: &'a BTreeSet<String>,
-    /// Tied head tensors that are not read, with their tables.
+    /// Head tensors that are not read because a linear layer reads the table that they are tied to, each with its table.
     tied: BTreeMap<String, String>,
-    /// Heads that are read although they have a table in `ties`.
+    /// Head tensors of `ties` that a linear layer reads directly, without their table.
     untied: BTreeSet<String>,
     /// Name of every node, with its source position.
     names: HashMap<String, Range<usize>>,
@@ -163,9 +163,9 @@ pub(super) struct Builder<'a> {
     inputs: HashMap<(u32, BatchInput), NodeId>,
     /// Part, number of heads and head size of each cache, by name.
     caches: HashMap<String, (u32, u32, u32)>,
-    /// For each input, the number of ids for which all of its tables have rows.
+    /// Number of valid ids of each input: the minimum, over the tables that the input indexes, of the rows after the offset.
     rows: HashMap<BatchInput, u32>,
-    /// Token id that gets no position.
+    /// Token id that is not counted as a position (`skips` of `embedding`).
     skipped: Option<u32>,
     /// Token that ends a sequence.
     end: Option<SequenceEnd>,
@@ -177,7 +177,7 @@ pub(super) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// Begins a part. If there are several parts, the names of its values start with the name of the part.
+    /// Begins a part. In a description with `parts`, the names of the part's values start with the name of the part.
     fn enter(&mut self, part: &PartOf, names: &mut Vec<Part>) {
         let Some((name, stream)) = &part.named else {
             return;
@@ -286,7 +286,7 @@ impl<'a> Builder<'a> {
         };
         let name = INPUTS.iter().find(|&&(_, m)| m == named);
         let name = name.map_or_else(|| format!("{meta:?}"), |&(n, _)| n.to_owned());
-        // Each part has its own batch.
+        // Each part has its own batch, so inputs of different parts have different names.
         let name = match self.part {
             0 => name,
             part => format!("{name}.{part}"),
@@ -324,7 +324,7 @@ impl<'a> Builder<'a> {
         self.computed(name, expr, &place.span)
     }
 
-    /// Returns an error if a computed table has too many elements.
+    /// Returns an error if a computed table has more than [`MAX_COMPUTED`] elements.
     fn check_computed(&self, what: &str, dims: &[u64], place: &At<Expr>) -> Result<(), ModelError> {
         let elements = dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
         if elements.is_some_and(|n| n <= MAX_COMPUTED) {
@@ -422,7 +422,8 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Returns the maximum sequence length: the number of positions, or `max_context`, which may not exceed it.
+    /// Returns the maximum sequence length: `max_context` of config.json if present, else the number of positions of the model. It is an
+    /// error if `max_context` exceeds the number of positions.
     fn max_positions(&self) -> Result<Option<u32>, ModelError> {
         let positions = self.rows.get(&BatchInput::Positions).copied();
         let Some(asked) = self.values.max_context()? else {
@@ -467,7 +468,7 @@ impl<'a> Builder<'a> {
         let max_positions = self.max_positions()?;
         let positions = self.rows.get(&BatchInput::Positions).copied();
         let extended = self.extended.max(positions);
-        // Iterations that no requested output needs are not in the graph, so their expectations do not apply.
+        // Iterations of a `Repeat` that no requested output needs are not in the graph, so their `expect:` counts do not apply.
         let nodes = self.graph.topological();
         let names = nodes.iter().map(|&id| self.graph.node(id).name.as_str());
         let scopes: HashSet<&str> = names

@@ -1,6 +1,6 @@
 //! Resolves the names of a description from a checkpoint's `config.json`.
 //!
-//! A value is resolved when it is first read, so values that no requested output needs may be missing.
+//! A value is resolved when it is first read, so keys for values that no requested output needs may be missing.
 
 use std::{
     cell::RefCell,
@@ -97,7 +97,7 @@ impl<'a> Values<'a> {
         Ok(values)
     }
 
-    /// Dimensions that were read.
+    /// Returns the dimensions that have been read so far, by name.
     pub fn dims(&self) -> BTreeMap<String, u64> {
         self.dims.borrow().clone()
     }
@@ -148,7 +148,7 @@ impl<'a> Values<'a> {
         Ok(())
     }
 
-    /// Returns the first origin that config.json has. An expression or an activation's name always counts as present.
+    /// Returns the first origin of a definition that is present: a key that config.json has, an expression, or the name of an activation.
     fn chosen(&self, definition: &'a Definition) -> Option<&'a At<Origin>> {
         definition.origins.iter().find(|o| match &o.value {
             Origin::Key(key) | Origin::Length(key) => lookup(self.config, key).is_some(),
@@ -336,12 +336,12 @@ impl<'a> Values<'a> {
         self.whole(&expr.value, &expr.span)
     }
 
-    /// Evaluates the size of a tensor.
+    /// Evaluates a size, which is at least 1.
     pub fn size(&self, expr: &At<Expr>) -> Result<u32, ModelError> {
         self.within(expr, 1)
     }
 
-    /// Evaluates the offset that is added to ids, which may be zero.
+    /// Evaluates a whole number that may be zero, such as an offset or a token id.
     pub fn offset(&self, expr: &At<Expr>) -> Result<u32, ModelError> {
         self.within(expr, 0)
     }
@@ -361,7 +361,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Evaluates an attribute as f32.
+    /// Evaluates a real-valued attribute, such as `eps` of a norm, as f32.
     pub fn real(&self, expr: &At<Expr>) -> Result<f32, ModelError> {
         let value = self.real_of(&expr.value, &expr.span)?;
         let real = value as f32;
@@ -398,7 +398,7 @@ impl<'a> Values<'a> {
         Ok(eps)
     }
 
-    /// Returns the activation `name`; `None` if it is not defined, which the check of names has already excluded.
+    /// Returns the activation `name`; `None` if it is not defined. The check of names in `scope` has already rejected undefined names.
     pub fn activation(&self, name: &str) -> Result<Option<Activation>, ModelError> {
         let mut definitions = self.ast.activations.iter();
         let definition = definitions.find(|d| d.name.value == name);

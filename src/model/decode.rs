@@ -175,7 +175,8 @@ fn constant<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<serde_json::Value> {
         "false" => false.into(),
         "null" => serde_json::Value::Null,
         _ if is_string(piece) => r.string("`is`", piece)?.value.into(),
-        // A list value must be inside a list of alternatives.
+        // `is:` is a list of alternatives. A value that is itself a list is therefore written as a
+        // nested list, `[[1, 2]]`.
         list if list.starts_with('[') && !list[1..].contains('[') => {
             each(r, "`is`", piece, |p| constant(r, p))?.into()
         }

@@ -186,7 +186,7 @@ impl ModelError {
         &self.0.problem
     }
 
-    /// Byte range in the description that the problem is about; `None` if it is about another file.
+    /// Byte range in the description that the problem is about; `None` if the problem is about another file.
     pub fn span(&self) -> Option<Range<usize>> {
         self.0.labels.first().map(|label| label.span.clone())
     }
@@ -354,8 +354,8 @@ pub(super) fn suggest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a s
 
 /// Returns the candidate that a typing error could turn into `name`.
 pub(super) fn nearest<'a>(name: &str, candidates: &[&'a str]) -> Option<&'a str> {
-    // Computing the distance takes time proportional to the product of both lengths, and a wrong name may be arbitrarily long. Longer names
-    // are not compared.
+    // The time to compute the distance is proportional to the product of the lengths of the two names, and a wrong name may be arbitrarily
+    // long. Names above this length are therefore not compared.
     const LONGEST: usize = 96;
     let n = name.chars().count();
     if n > LONGEST {

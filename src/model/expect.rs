@@ -1,4 +1,4 @@
-//! Checks `expect:` lines: counts in the graph after the passes.
+//! Checks the `expect:` fields of a description: numbers of launches, GEMMs or operators in the graph after the passes.
 
 use std::{
     borrow::Cow,
@@ -78,7 +78,7 @@ impl Expectation {
     }
 }
 
-/// Counts of a scope.
+/// Numbers of nodes in a scope.
 #[derive(Default)]
 struct Counts {
     by_operator: BTreeMap<Cow<'static, str>, usize>,

@@ -8,7 +8,8 @@ use std::{fmt, ops::Range};
 
 use super::error::At;
 
-/// Maximum length and depth, above any real expression. They bound the recursion.
+/// Maximum length in bytes and maximum nesting depth of an expression, which bound the recursion of the parser. No real expression reaches
+/// them.
 const MAX_LENGTH: usize = 200;
 const MAX_DEPTH: usize = 16;
 

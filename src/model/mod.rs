@@ -17,7 +17,7 @@
 //! | `prefixes` | prefixes that published weight names may have; `[""]` if omitted |
 //! | `ties` | `{"lm_head.weight": "embed_tokens.weight"}`: a head tensor and the table that it is tied to. A `linear` that reads the table reads the head tensor instead if the checkpoint has one with different values |
 //! | `ignores` | names of tensors that checkpoints have and that affect no output; one `*` matches any text. Loading warns about any other tensor that no output reads |
-//! | `adapters` | `Adapters(names: "lora_adaptations", alpha: "lora_alpha", rank: "lora_rank")`: keys of config.json for low-rank adapters (LoRA), of which a checkpoint has one for each name. The one that the key `adapter` names is added to the weights when they are loaded; without this key, no adapter is added. A weight `w.weight` is stored as `w.parametrizations.weight.original`, with `w.parametrizations.weight.0.lora_A` and `lora_B` of all adapters |
+//! | `adapters` | `Adapters(names: "lora_adaptations", alpha: "lora_alpha", rank: "lora_rank")`: keys of config.json for low-rank adapters (LoRA): the list of the adapters' names, and two numbers. The adapter that the key `adapter` of config.json names is added to the weights when they are loaded, with the factor `alpha / rank`. Without the key `adapter`, no adapter is added. A weight `w.weight` is stored as `w.parametrizations.weight.original`, with `w.parametrizations.weight.0.lora_A` and `lora_B` of all adapters |
 //! | `endings` | `{".weight": ".gamma"}`: an ending of weight names, with the ending that some checkpoints use instead, or a list of such endings |
 //! | `require` | `Must(key: "…", is: …)`: a key of config.json that must have this value, or one of a list, if present. If several shipped descriptions support one `model_type`, the first whose requirements are met is used. `default: …` is the value that the model uses if the key is absent. `where: "…", has: …` restricts the requirement to configs in which the key `where` has the value `has`, or one of a list. `outputs: […]` restricts it to these requested outputs |
 //! | `equal` | lists of keys for the same value; the keys that are present must agree |
@@ -83,15 +83,14 @@
 //! # Supported models
 //!
 //! Transformers with absolute or rotary positions or position biases, LayerNorm or RMSNorm before or after each part (or both), full or
-//! causal attention, optionally with a window, with sinks and with grouped-query heads, gates, the pointwise activations above, and any head.
-//! These include GPT-1 and 2, GPT-Neo, OPT, BLOOM, MPT, GPT-NeoX, GPT-J, Falcon, Cohere, Llama, Mistral, EXAONE, GLM-4, Nemotron, StarCoder,
-//! StableLM, SmolLM3, Granite, OLMo, Phi, Qwen2 and 3, Gemma 1 to 3; the encoder-decoder models Marian, BART, mBART, M2M-100, NLLB, T5 and
-//! Blenderbot; and BERT and its relatives (RoBERTa, XLM-RoBERTa and its XL, CamemBERT, LUKE, DistilBERT, ALBERT, ELECTRA, MPNet, RemBERT,
-//! NomicBERT, GTE, JinaBERT v2, ModernBERT, NeoBERT, RoFormer, DeBERTa 1 to 3, EmbeddingGemma, CLIP's text tower, MiniLM, and checkpoints
-//! of the same architecture such as BGE and E5).
-//! `gemmule models` lists the shipped descriptions. The body of a layer may depend on its number and on its entry in config.json (`When`):
-//! `examples/own_encoder.ron` is a ModernBERT with a different window, layer order and activation, and `examples/sinks_decoder.ron` a dense
-//! decoder with the attention of gpt-oss.
+//! causal attention, optionally with a window, with sinks and with grouped-query heads, gates, the pointwise activations above, and any
+//! head. These include GPT-1 and 2, GPT-Neo, OPT, BLOOM, MPT, GPT-NeoX, GPT-J, Falcon, Cohere, Llama, Mistral, EXAONE, GLM-4, Nemotron,
+//! StarCoder, StableLM, SmolLM3, Granite, OLMo, Phi, Qwen2 and 3, Gemma 1 to 3; the encoder-decoder models Marian, BART, mBART, M2M-100,
+//! NLLB, T5 and Blenderbot; and BERT and its relatives (RoBERTa, XLM-RoBERTa and its XL, CamemBERT, LUKE, DistilBERT, ALBERT, ELECTRA,
+//! MPNet, RemBERT, NomicBERT, GTE, JinaBERT v2, ModernBERT, NeoBERT, RoFormer, DeBERTa 1 to 3, EmbeddingGemma, CLIP's text tower, MiniLM,
+//! and checkpoints of the same architecture such as BGE and E5). `gemmule models` lists the shipped descriptions. The body of a layer may
+//! depend on its number and on its entry in config.json (`When`): `examples/own_encoder.ron` is a ModernBERT with a different window, layer
+//! order and activation, and `examples/sinks_decoder.ron` a dense decoder with the attention of gpt-oss.
 //!
 //! Some outputs have a meaning for other parts of gemmule. `sentence_embedding` has a row for each sequence. `sequence_logits` are the
 //! source of a classifier's or reranker's scores. `token_logits` classify tokens. `sparse` contains sparse weights: `[batch, vocabulary]`
@@ -157,7 +156,7 @@ use error::{File, quoted, suggest};
 pub struct Description {
     file: File,
     ast: syntax::Ast,
-    /// Tied head tensors for which the checkpoint has values of its own.
+    /// Tied head tensors for which the checkpoint has values that differ from the table.
     own: BTreeSet<String>,
 }
 
@@ -193,7 +192,7 @@ impl Description {
         (self.file.name(), self.file.text())
     }
 
-    /// Tied head tensors for which the checkpoint has values of its own ([`with_own`](Self::with_own)).
+    /// Tied head tensors for which the checkpoint has values that differ from the table ([`with_own`](Self::with_own)).
     pub(crate) fn own(&self) -> &BTreeSet<String> {
         &self.own
     }
@@ -204,7 +203,7 @@ impl Description {
         outputs.map(|(name, _)| name.value.as_str()).collect()
     }
 
-    /// Outputs that need no other part: all outputs of a model with a single graph, else those of the first part.
+    /// Outputs that only the first part computes: all outputs of a model with a single graph.
     pub fn outputs_without_source(&self) -> Vec<&str> {
         let first = self.ast.parts.first().into_iter();
         let outputs = first.flat_map(|part| &part.outputs);
@@ -284,7 +283,8 @@ impl Description {
     }
 
     /// Builds like [`build`](Self::build), and adds the output that `modules` [compute](computed), usually [`EMBEDDING`] from the output
-    /// `last_hidden_state`. By default, only that output is built. Without modules, this is the same as `build`.
+    /// `last_hidden_state`. If `outputs` is `None`, only the output of the modules is built. Without modules, this function is the same as
+    /// `build`.
     ///
     /// # Errors
     /// Returns the errors of `build`, and an error if the description lacks the output that the modules start from or a module's
@@ -305,7 +305,7 @@ impl Description {
         build::model(&self.file, &self.ast, config, &outputs, modules, &self.own)
     }
 
-    /// Returns the requested outputs without duplicates, and checks that each is known.
+    /// Returns the requested outputs without duplicates, and checks that each output exists.
     fn choose<'o>(
         &self,
         asked: &[&'o str],
@@ -349,13 +349,14 @@ pub struct Model {
     pub dims: BTreeMap<String, u64>,
     /// Exclusive upper bound of token ids.
     pub vocab: u32,
-    /// Maximum sequence length, from the position table or the rotary positions, or [`MAX_CONTEXT`]; `None` if there is no limit.
+    /// Maximum sequence length in tokens, from the position table, the rotary positions or [`MAX_CONTEXT`]; `None` if there is no limit.
     pub max_positions: Option<u32>,
-    /// Maximum sequence length that a larger [`MAX_CONTEXT`] makes possible by other rotary frequencies; `None` if there are none.
+    /// Maximum sequence length to which a larger [`MAX_CONTEXT`] can raise `max_positions` by selecting the rotary frequencies for long
+    /// contexts; `None` if `max_positions` cannot be raised.
     pub extended_positions: Option<u32>,
     /// Exclusive upper bound of type ids; `None` if the model reads none.
     pub type_rows: Option<u32>,
-    /// Token id that gets no position. No sequence may contain it.
+    /// Token id that is not counted as a position. No sequence may contain it.
     pub skipped: Option<u32>,
     /// Token that ends a sequence. Later tokens are padding.
     pub end: Option<SequenceEnd>,
@@ -365,7 +366,7 @@ impl Model {
     /// Checks all `expect:` lines on the graph after the passes.
     ///
     /// # Errors
-    /// Returns the first unmet expectation, with the counts of the graph.
+    /// Returns an error for the first unmet expectation, with the counts of the graph.
     pub fn check_expectations(&self, fused: &Graph) -> Result<(), ModelError> {
         expect::check(&self.expectations, fused)
     }

@@ -16,21 +16,22 @@ pub const SPARSE: &str = "sparse";
 pub const LOGITS: &str = "sequence_logits";
 /// Output of a description that most modules start from: the state of each token, `[tokens, width]`.
 pub const STATES: &str = "last_hidden_state";
-/// Output that modules for vocabulary weights start from.
+/// Output that the module [`Splade`](Module::Splade) starts from.
 pub(super) const TOKEN_LOGITS: &str = "mlm_logits";
-/// Output that modules start from if they score the next token.
+/// Output that the module [`LogitScore`](Module::LogitScore) starts from.
 pub(super) const NEXT_LOGITS: &str = "next_token_logits";
 
 /// An entry of `modules.json` with the config.json of its folder. `folder` prefixes the names of graph values and of weights.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Module {
-    /// `[tokens, width]` → `[batch, modes · width]`. With `after_prompt`, the tokens of a prompt are left out.
+    /// `[tokens, width]` → `[batch, modes · width]`: the concatenated results of all `modes`. With `after_prompt`, the tokens of a prompt
+    /// are left out.
     Pooling {
         folder: String,
         modes: Vec<Pooling>,
         after_prompt: bool,
     },
-    /// Weighted sum of the states of layers. If `from` is 0, the first state is the embeddings before the first layer.
+    /// Weighted sum of hidden states: `weights[k]` times the state after `from + k` layers. The state after 0 layers is the embeddings.
     WeightedLayers {
         folder: String,
         from: u32,
@@ -51,12 +52,13 @@ pub enum Module {
     LayerNorm { folder: String, width: u32 },
     /// Scales rows to length 1.
     Normalize { folder: String },
-    /// Scales the vector of each token to length 1. This is the last module of a late-interaction model. With `hides_expansion`, sequences
-    /// may end with tokens that no token attends to.
+    /// Scales the vector of each token to length 1. This is the last module of a late-interaction model. With `hides_expansion`, a query
+    /// may end with expansion tokens, to which no token attends (ColBERT).
     NormalizeTokens { hides_expansion: bool },
     /// Keeps the first columns (`truncate_dim`).
     Truncate { width: u32 },
-    /// `ln(1 + max(x, 0))` of the maximum logit of each vocabulary entry; applied a second time if `twice`.
+    /// `ln(1 + max(x, 0))` of the maximum logit of each vocabulary entry over the tokens of a sequence. If `twice`, the function is applied
+    /// a second time to its result.
     Splade { folder: String, twice: bool },
     /// Logit of one token, minus the logit of another token if `no` is given, as the single logit of a sequence.
     LogitScore {
@@ -186,7 +188,8 @@ pub fn computed(modules: &[Module]) -> Option<&'static str> {
     })
 }
 
-/// Returns whether sequences may end with tokens that no token attends to; `None` if the modules are not those of a late-interaction model.
+/// Returns `hides_expansion` of the module [`NormalizeTokens`](Module::NormalizeTokens); `None` if there is no such module, so the model is
+/// not a late-interaction model.
 pub fn normalizes_tokens(modules: &[Module]) -> Option<bool> {
     modules.iter().find_map(|module| match module {
         Module::NormalizeTokens { hides_expansion } => Some(*hides_expansion),

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use super::syntax::{Statement, given};
 
-/// Returns, in order, the statements that the `wanted` values need. If `caches` is set, statements that append to caches, and all that they
-/// need, are included. A `Repeat` or a `When` is included as a whole.
+/// Returns, in order, the statements that the `wanted` values need. If `caches` is set, statements that append to caches are included, with
+/// the statements that these need. A `Repeat` or a `When` is included as a whole.
 pub(super) fn needed<'a>(
     body: &'a [Statement],
     wanted: impl Iterator<Item = &'a str>,

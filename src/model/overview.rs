@@ -76,7 +76,7 @@ impl Description {
     }
 }
 
-/// Calls `see` with each `When` among the statements.
+/// Calls `see` with each `When` among the statements, including nested ones.
 fn choices(statements: &[Statement], see: &mut impl FnMut(&When)) {
     for statement in statements {
         match statement {

@@ -23,8 +23,8 @@ const MAX_BYTES: usize = 1 << 17;
 /// columns per tab.
 const MAX_LINE: usize = 1 << 13;
 
-/// Maximum length of a name, longer than in any real description. Value names inside loops are concatenated once per iteration,
-/// so this bounds the memory to build a graph.
+/// Maximum length of a name, longer than in any real description. A graph has a copy of the names of enclosing loops in each value name, so
+/// the limit bounds the memory to build a graph.
 const MAX_NAME: usize = 64;
 
 /// Returns whether a terminal could interpret the character instead of showing it. This holds for control characters, except tab and line

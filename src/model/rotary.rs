@@ -55,7 +55,7 @@ const STRETCHED: [&str; 6] = [
     "mscale_all_dim",
 ];
 
-/// Key with which `dynamic` stretches the base for sequences of all lengths.
+/// Key of `dynamic` by which the base `theta` is enlarged for sequences of all lengths.
 const ALPHA: &str = "alpha";
 
 /// Keys of `longrope`.
@@ -76,7 +76,7 @@ const MAX_COLUMNS: u32 = 4096;
 pub(super) struct RotaryParams {
     /// Radians per position for each pair of columns.
     pub frequencies: Vec<f32>,
-    /// Factor of the rotated values.
+    /// Factor by which the rotated values are multiplied.
     pub factor: f32,
     /// Maximum number of positions that the model supports with these frequencies; `None` if config.json has no limit.
     pub positions: Option<u32>,
@@ -90,7 +90,7 @@ const POSITIONS: &str = "max_position_embeddings";
 /// Key of config.json with the maximum number of tokens of a sequence that the caller needs.
 pub const MAX_CONTEXT: &str = "max_context";
 
-/// Frequencies, the factor of the rotated values, and the numbers of positions with these frequencies and with those for long contexts.
+/// The fields of [`RotaryParams`] in the same order, with frequencies and factor in f64.
 type Scaled = (Vec<f64>, f64, Option<u32>, Option<u32>);
 
 impl Values<'_> {
@@ -202,7 +202,7 @@ fn scaled_positions(positions: f64, factor: f64) -> u32 {
 struct Published<'a> {
     values: &'a Values<'a>,
     key: &'a At<String>,
-    /// Whether the description says which columns are rotated.
+    /// Whether the description gives the share of the columns that is rotated (`part` of `rotary`).
     has_part: bool,
     object: &'a Map<String, Value>,
 }
@@ -244,7 +244,8 @@ impl Published<'_> {
                 let all = pairs.map(|column| base.powf(-column / width));
                 Ok((all.collect(), 1.0, published, None))
             }
-            // Beyond the original number of positions, frequencies depend on the length of the sequence, so cached keys would change.
+            // Beyond the original number of positions, frequencies depend on the sequence length, so keys in a cache would change as a
+            // sequence grows. Longer sequences are therefore rejected.
             "dynamic" => Ok((plain, 1.0, Some(self.trained_positions()?), None)),
             _ => Ok((plain, 1.0, published, None)),
         }
@@ -309,7 +310,7 @@ impl Published<'_> {
     fn ntk(&self, width: f64, theta: f64) -> Result<Vec<f64>, ModelError> {
         let factor = self.above_zero("factor")?;
         let mixed = self.number("mixed_b")?;
-        // The published code does not scale if the factor is 1 or less.
+        // The published code ignores a factor of 1 or less. Such a factor is an error here.
         if factor <= 1.0 {
             return Err(self.refuse("factor", "a number above 1"));
         }
@@ -327,8 +328,8 @@ impl Published<'_> {
     }
 
     /// Divides each frequency by its own factor (LongRoPE, Ding et al. 2024). There is a list of factors for contexts of up to the original
-    /// number of positions, and one for longer contexts. The maximum context selects one list for all sequences, as in vLLM, because keys in
-    /// a cache cannot be rotated again when a sequence grows. Hugging Face transformers selects a list for each forward pass.
+    /// number of positions, and one for longer contexts. The maximum context selects one list for all sequences, as in vLLM, because keys
+    /// in a cache cannot be rotated again when a sequence grows. Hugging Face transformers selects a list for each forward pass.
     fn longrope(&self, plain: Vec<f64>, published: Option<u32>) -> Result<Scaled, ModelError> {
         let short = self.factors("short_factor", plain.len())?;
         let long = self.factors("long_factor", plain.len())?;

@@ -99,7 +99,8 @@ impl<'a> Names<'a> {
         Ok(())
     }
 
-    /// Checks that a size uses no index, since it is needed before the enclosing loops are unrolled.
+    /// Checks that `times` or `from` of a `Repeat` uses no index. The size of the graph is computed from these numbers before any loop is
+    /// unrolled.
     fn fixed(&self, expr: &Expr) -> Result<(), ModelError> {
         for name in expr.names() {
             if self.indices.contains(&name.value.as_str()) {
@@ -214,7 +215,7 @@ impl<'a> Names<'a> {
         }
         self.body(&when.body)?;
         self.body(&when.otherwise)?;
-        // The bodies have already updated outer names.
+        // Outer names were updated by the calls of `body` above. Names that are new in both bodies are defined here.
         for name in when.given_by_both() {
             let is_outer = |s: &HashMap<&str, _>| s.contains_key(name.value.as_str());
             if !self.scopes.iter().any(is_outer) {
@@ -424,7 +425,7 @@ impl<'a> Names<'a> {
     }
 }
 
-/// Returns the definition of a value in this body.
+/// Returns the definition of the value `wanted` in `body`.
 fn find<'b>(body: &'b [Statement], wanted: &str) -> Option<(&'b At<String>, &'b Operation)> {
     body.iter().find_map(|statement| match statement {
         Statement::Let { name, op } if name.value == wanted => Some((name, op)),

@@ -46,10 +46,11 @@ pub(super) struct Adapters {
     pub rank: At<String>,
 }
 
-/// A graph that runs on its own.
+/// A part of a model, which runs separately on its own batches. A description with a single graph has one part.
 #[derive(Clone, Debug)]
 pub(super) struct PartOf {
-    /// Name and stream, if the description has several parts.
+    /// Name and stream of the part; `None` in a description with a single graph. The stream is the kind of tokens that the part reads, such
+    /// as `source`.
     pub named: Option<(At<String>, At<String>)>,
     pub body: Vec<Statement>,
     /// Output name and value name.
@@ -64,14 +65,14 @@ impl Ast {
     }
 }
 
-/// A key of config.json that must be absent, null or one of `is`.
+/// A key of config.json that must have one of the values `is`. A null value counts as absent.
 #[derive(Clone, Debug)]
 pub(super) struct Requirement {
     pub key: At<String>,
     pub is: Vec<serde_json::Value>,
-    /// Value that the model uses if the key is absent; `None` if any value in `is` is possible.
+    /// Value that the model uses if the key is absent, and which must then be one of `is`. If `None`, the key may be absent.
     pub default: Option<serde_json::Value>,
-    /// Another key of config.json, and some values of it. If given, the requirement applies only if the key has one of the values.
+    /// Another key of config.json, and a list of its values. If given, the requirement applies only if that key has one of these values.
     pub only: Option<(At<String>, Vec<serde_json::Value>)>,
     /// Outputs for which the requirement applies; `None` for all.
     pub outputs: Option<Vec<At<String>>>,

@@ -1,4 +1,4 @@
-//! Embeds the column `text` of a file without a model, and prints the speed. A vector holds the lengths of the words.
+//! Embeds the column `text` of a file without a model, and prints the speed. The vector of a text has the lengths of its words.
 //!
 //! ```sh
 //! cargo run --release -p gemmule-corpus --example lengths -- corpus.jsonl vectors.parquet
@@ -11,7 +11,7 @@ use gemmule_corpus::{Column, Function, Hooks, Job, Keep, Kind, Results, Texts, V
 /// Number of values of a vector.
 const WIDTH: usize = 384;
 
-/// Returns a vector of the lengths of the first words.
+/// Returns the lengths in bytes of the first [`WIDTH`] words, padded with zeros.
 fn vector(text: &str) -> Vec<f32> {
     let mut vector: Vec<f32> = text
         .split(' ')

@@ -5,7 +5,7 @@ use std::{
 
 use crate::ModelError;
 
-/// Errors of a run. Each message says how to fix it.
+/// Errors of [`run`](crate::run). Each message says how to fix the problem.
 #[derive(Debug, thiserror::Error)]
 pub enum CorpusError {
     #[error(
@@ -116,7 +116,8 @@ pub enum CorpusError {
         action: &'static str,
         source: io::Error,
     },
-    /// A run that stopped before its end and can be resumed.
+    /// An error that stopped a run after some windows were finished. The same command resumes the
+    /// run.
     #[error(
         "{error}; {rows} rows are finished and kept in `{partial}`, and the same command goes on after them"
     )]

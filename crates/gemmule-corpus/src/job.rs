@@ -1,4 +1,4 @@
-//! The options of a run.
+//! Options of [`run`](crate::run).
 
 use std::{
     collections::BTreeMap,
@@ -9,13 +9,14 @@ use std::{
 
 use crate::{Column, CorpusError, Kind};
 
-/// The options of a run.
+/// Options of [`run`](crate::run): the files, the columns, the formats and the limits.
 #[derive(Clone, Debug)]
 pub struct Job {
     pub input: PathBuf,
     /// Format of the input. `None` selects it by the file extension.
     pub input_format: Option<InputFormat>,
-    /// Columns or fields with the texts, at least one. In plain lines, there is one text, whose name here is arbitrary.
+    /// Names of the columns, or fields of JSON objects, that contain the texts; at least one. For plain lines, exactly one name, which may
+    /// be any string.
     pub columns: Vec<String>,
     /// File to write. If it is a symbolic link to a file, the target is written, and the other files of the run are next to the target.
     pub output: PathBuf,
@@ -32,14 +33,15 @@ pub struct Job {
     pub limits: Limits,
 }
 
-/// Limits that bound memory.
+/// Limits that bound the memory of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Max number of rows of a window. A run resumes after its last finished window, so a slow model benefits from smaller windows.
+    /// Maximum number of rows of a window: consecutive rows that are read, computed and written together. A run resumes after its last
+    /// finished window, so a slow model benefits from smaller windows.
     pub window_rows: usize,
     /// Number of bytes of texts and kept columns after which a window ends.
     pub window_bytes: usize,
-    /// Max number of bytes of a row. Longer rows are refused.
+    /// Maximum number of bytes of a row. Longer rows are refused.
     pub row_bytes: usize,
 }
 
@@ -97,7 +99,7 @@ pub enum Vectors {
     F32,
     F16,
     /// Integers from -127 to 127, and a scale for each vector in the column `scale`: the vector's largest magnitude divided by 127. A value
-    /// is its integer times the scale.
+    /// is approximately its integer times the scale.
     Int8,
     /// One bit per value, which is 1 if the value is positive. A byte holds 8 values, the first one in its highest bit, like `ubinary` of
     /// sentence-transformers. The last byte is padded with zeros.
@@ -134,8 +136,8 @@ impl Job {
         beside(&self.output, ".errors.jsonl")
     }
 
-    /// Checks the options like [`run`](crate::run), for a model that computes these columns. A program may call this before it loads the
-    /// model. The widths of vectors are not known then, and any width may be given.
+    /// Checks the options as [`run`](crate::run) does, for a model that computes `columns`. A program may call this function before it
+    /// loads the model. The widths of vectors do not affect the result, so any width may be given if they are not known yet.
     ///
     /// # Errors
     /// Returns an error for contradictory options, for an output format that cannot hold the columns, and for an output that is not a
@@ -223,7 +225,8 @@ impl Job {
         })
     }
 
-    /// Returns the job with the target of its output, if the output is a symbolic link. The format remains that of the link's name.
+    /// Returns the job. If its output is a symbolic link, the returned job writes to the target of the link, in the format that the link's
+    /// name selects.
     ///
     /// # Errors
     /// Returns an error if the format is not known, or if the target cannot be found.
@@ -269,7 +272,7 @@ impl Job {
         Err(CorpusError::BadOption { problem })
     }
 
-    /// Returns the names of the output's own columns.
+    /// Returns the names of the output's columns other than kept ones: the row number, the computed columns and their scales.
     fn own_columns(&self, columns: &[Column]) -> Vec<String> {
         let mut names = vec![self.row_column.clone()];
         for column in columns {
@@ -284,7 +287,7 @@ impl Job {
     }
 }
 
-/// Checks that an output can be written to a path: nothing is there, a regular file, or a symbolic link to one.
+/// Checks that an output can be written to a path: the path does not exist, or it is a regular file or a symbolic link to a regular file.
 fn check_place(path: &Path) -> Result<(), CorpusError> {
     let refused = |found| {
         let path = path.to_owned();
@@ -292,7 +295,7 @@ fn check_place(path: &Path) -> Result<(), CorpusError> {
     };
     let is_link = match fs::symlink_metadata(path) {
         Ok(found) => found.is_symlink(),
-        // Any other problem, such as a missing permission, is reported when the file is created.
+        // The file is missing, which is fine. Any other problem, such as a missing permission, is reported when the file is created.
         Err(_) => return Ok(()),
     };
     match fs::metadata(path) {
@@ -304,7 +307,7 @@ fn check_place(path: &Path) -> Result<(), CorpusError> {
     }
 }
 
-/// Returns a name that occurs twice.
+/// Returns a name that occurs twice; `None` if there is none.
 fn twice(names: &[String]) -> Option<&str> {
     let again = |(at, name): &(usize, &String)| names[..*at].contains(name);
     let found = names.iter().enumerate().find(again);
@@ -322,7 +325,7 @@ pub(crate) struct Checked<'j> {
     pub job: &'j Job,
     pub input: InputFormat,
     pub output: OutputFormat,
-    /// Names of the output's own columns.
+    /// Names of the output's columns other than kept ones.
     pub own: Vec<String>,
 }
 

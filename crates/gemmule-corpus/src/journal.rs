@@ -1,4 +1,4 @@
-//! The journal of finished windows. Each line is a record with a checksum.
+//! The journal of a run, which records the finished windows. Each line is a record with a checksum.
 
 use std::{
     collections::BTreeMap,
@@ -12,10 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CorpusError, input::Inferred, output::Placed, window::Position};
 
-/// Max size in bytes of a journal that is read.
+/// Maximum size in bytes of a journal that is read.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// Number of hexadecimal digits of the checksum that starts a line. A space follows it.
+/// Number of hexadecimal digits of the checksum at the start of a line. A space follows the
+/// checksum.
 const DIGITS: usize = 8;
 
 /// A line of a journal.
@@ -41,7 +42,7 @@ pub(crate) struct Entry {
     pub errors: u64,
     pub refused: u64,
     pub tokens: Option<u64>,
-    /// First byte of the window in the output.
+    /// Position of the window's first byte in the output.
     pub at: u64,
     /// CRC-32 of the window's bytes in the output.
     pub data_sum: u32,
@@ -65,7 +66,7 @@ pub(crate) struct Sums {
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub identity: Option<BTreeMap<String, String>>,
-    /// The last window.
+    /// The last finished window.
     pub last: Entry,
     pub parts: Vec<Placed>,
     pub sums: Vec<Sums>,

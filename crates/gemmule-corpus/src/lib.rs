@@ -32,12 +32,13 @@
 //! |---|---|---|
 //! | [`Jsonl`](InputFormat::Jsonl) | every line, including empty ones | typed by the first window, see below |
 //! | [`Csv`](InputFormat::Csv), [`Tsv`](InputFormat::Tsv) | records after the header; empty lines are skipped | strings |
-//! | [`Parquet`](InputFormat::Parquet) | the rows of all row groups | types of Parquet, without Arrow's own types |
+//! | [`Parquet`](InputFormat::Parquet) | the rows of all row groups | types of the Parquet schema; an Arrow schema in the file's metadata is ignored |
 //! | [`Lines`](InputFormat::Lines) | every line; an empty line is an empty text | none |
 //!
-//! Text formats may be compressed with gzip, whatever the name of the file. Parquet may be compressed with Snappy, gzip
-//! or, with the feature `zstd`, Zstandard. Columns of texts contain strings or UTF-8 bytes. A kept string column of Parquet that is not
-//! UTF-8 stops the run. [`Job::columns`] may name several columns, such as the query and the document of a pair; plain lines have one text.
+//! Text formats may be compressed with gzip, which is detected from the content and not from the name of the file. Parquet may be
+//! compressed with Snappy, gzip or, with the feature `zstd`, Zstandard. Columns of texts contain strings or UTF-8 bytes. A kept string
+//! column of Parquet that is not UTF-8 stops the run. [`Job::columns`] may name several columns, such as the query and the document of a
+//! pair; plain lines have one text.
 //!
 //! Kept fields of JSONL are copied to JSONL unchanged. For other outputs, the first window determines the columns of
 //! [`Keep::All`] and the type of each: boolean, 64-bit integer, 64-bit float, string, or else JSON text. Later rows
@@ -50,8 +51,8 @@
 //! is in the metadata of the schema, under the key `gemmule:model`. Refused rows are omitted. [`Vectors`] describes the
 //! types of the values of vectors.
 //!
-//! A NumPy array has a row for each input row. It holds one column, of vectors or of numbers. The values of a refused row
-//! are NaN, or zeros for [`Vectors::Binary`]. The list of refused rows distinguishes such a row from one with these values.
+//! A NumPy array has a row for each input row. It holds one column, of vectors or of numbers. The values of a refused row are NaN, or zeros
+//! for [`Vectors::Binary`]. A row that has these values but is not refused can be told apart by the list of refused rows.
 //!
 //! # Refused rows
 //!

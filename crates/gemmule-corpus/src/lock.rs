@@ -1,4 +1,4 @@
-//! The lock of an unfinished output.
+//! The lock file of an unfinished output, which keeps other runs from writing the same output.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -8,10 +8,10 @@ use std::{
 
 use crate::CorpusError;
 
-/// Max number of bytes of the holder's name.
+/// Maximum number of bytes that are read from a lock file to find its holder.
 const MAX_HOLDER: u64 = 64;
 
-/// Number of attempts to take the lock. Another run may remove the file after it is opened and before it is locked.
+/// Number of attempts to take the lock. An attempt fails if another run removes the file after it is opened and before it is locked.
 const ATTEMPTS: usize = 8;
 
 /// A lock that is held until it is dropped. The file contains the process ID of the holder.
@@ -22,8 +22,7 @@ pub(crate) struct Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Unlock explicitly. A child process that another thread is just starting inherits the file and would keep the lock after it is
-        // closed here.
+        // Unlock explicitly. Otherwise, a child process that another thread is just starting would inherit the open file and keep the lock.
         let _ = self.file.unlock();
     }
 }

@@ -10,7 +10,7 @@ pub type ModelError = Box<dyn Error + Send + Sync>;
 /// The texts of a row, one for each of [`Job::columns`](crate::Job::columns).
 pub type Texts = Vec<String>;
 
-/// Computes values from the texts of rows. [`run`](crate::run) calls it from one thread.
+/// Computes values from the texts of rows. [`run`](crate::run) calls all methods from one thread.
 pub trait Model {
     /// Returns a string that changes whenever a computed value may change: it covers the model, revision, precision, prompt and truncation.
     ///

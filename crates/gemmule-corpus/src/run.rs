@@ -1,4 +1,4 @@
-//! A run. A thread reads windows, the calling thread passes them to the model, and another thread writes the results.
+//! Runs a job. One thread reads windows, the calling thread passes them to the model, and another thread writes the results.
 
 use std::{
     any::Any,
@@ -24,10 +24,10 @@ use crate::{
     window::{Kept, Position, Row, Window},
 };
 
-/// Max number of windows that the model has in progress.
+/// Maximum number of windows that the model has in progress.
 const BEGUN: usize = 2;
 
-/// Max length in bytes of a reason in the list of refused rows.
+/// Maximum length in bytes of a reason in the list of refused rows.
 const MAX_REASON: usize = 1000;
 
 /// The result of a completed run.
@@ -253,7 +253,7 @@ struct Begun {
     end: Position,
 }
 
-/// A computed window, with the counts up to its end.
+/// A computed window, with the numbers of refused rows and of tokens from the start of the input to the end of the window.
 struct Done {
     batch: Batch,
     end: Position,
@@ -321,7 +321,7 @@ impl Computing<'_> {
         });
     }
 
-    /// Waits for the results of the oldest window in progress.
+    /// Waits for the results of `window`, the oldest window in progress, and checks them.
     fn finish(&mut self, window: Begun) -> Result<Done, CorpusError> {
         let Begun {
             first,
@@ -429,7 +429,7 @@ impl Writing<'_> {
     }
 }
 
-/// Returns the lines of refused rows.
+/// Returns the lines for the refused rows of a window in the list of refused rows.
 fn refused(batch: &Batch) -> Vec<u8> {
     let mut lines = Vec::new();
     for (row, number) in batch.rows.iter().zip(batch.first..) {

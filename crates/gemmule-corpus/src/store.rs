@@ -22,10 +22,10 @@ use crate::{
     output::Tail,
 };
 
-/// Max number of differences that an error lists.
+/// Maximum number of differences that an error lists.
 const LISTED: usize = 8;
 
-/// Max number of bytes that are read at once.
+/// Maximum number of bytes that are read at once.
 const READ: u64 = 1 << 20;
 
 /// An unfinished output.
@@ -177,7 +177,7 @@ impl Store {
         Ok(Opened::Unfinished(Box::new(store)))
     }
 
-    /// Empties the folder.
+    /// Removes all files of the folder except the lock, and creates a new journal.
     fn start_over(folder: &Path) -> Result<(Journal, State), CorpusError> {
         remove_file(&folder.join("journal"))?;
         remove_file(&folder.join("data"))?;
@@ -246,7 +246,7 @@ impl Store {
         self.state.last.end.row
     }
 
-    /// Appends a window and syncs it to disk. Sets the position and the sizes in `entry`.
+    /// Appends a window and syncs it to disk. Sets the position, the sizes and the checksums in `entry`.
     pub fn append(
         &mut self,
         head: &[u8],
@@ -278,7 +278,7 @@ impl Store {
         Ok(())
     }
 
-    /// Completes the data.
+    /// Writes the bytes that complete the output, and records in the journal that the output is complete.
     pub fn complete(&mut self, head: &[u8], tail: &Tail) -> Result<(), CorpusError> {
         let mut at = self.state.last.data;
         if at == 0 {

@@ -22,12 +22,12 @@ pub(crate) struct Position {
     pub byte: u64,
 }
 
-/// Rows of the input.
+/// Consecutive rows of the input.
 #[derive(Debug)]
 pub(crate) struct Window {
     /// Number of the first row.
     pub first: u64,
-    /// At least one row.
+    /// The rows; at least one.
     pub rows: Vec<Row>,
     pub kept: Kept,
     pub end: Position,
@@ -37,6 +37,6 @@ pub(crate) struct Window {
 #[derive(Debug)]
 pub(crate) enum Kept {
     Columns(Vec<ArrayRef>),
-    /// The members of a JSON object as text: `"id":1,"title":"a"`. They are copied from JSONL to JSONL unchanged.
+    /// For each row, the kept members of its JSON object as text: `"id":1,"title":"a"`. From JSONL to JSONL, members are copied unchanged.
     Members(Vec<String>),
 }

@@ -1,4 +1,4 @@
-//! Paths of outputs that are not those of regular files.
+//! Output paths that do not refer to regular files.
 #![cfg(unix)]
 
 mod common;

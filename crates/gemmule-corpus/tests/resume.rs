@@ -380,7 +380,7 @@ fn options_that_changed() {
     fs::write(&job.input, lines(101)).expect("written");
     let error = differing(&job, &mut Known::new());
     assert!(error.contains("size of the input"), "{error}");
-    // The size is the same, and the modification time differs.
+    // The file keeps its size, but its modification time changes.
     fs::write(&job.input, lines(100)).expect("written");
     let error = differing(&job, &mut Known::new());
     assert!(error.contains("modification time"), "{error}");
@@ -520,7 +520,7 @@ fn broken_models_and_inputs() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Windows contain every row once and in order, and respect their limits, wherever a run stops.
+    /// Windows contain every row once and in order, and respect their limits, regardless of where a run stops.
     #[test]
     fn windows(
         texts in prop::collection::vec("[a-z]{0,12}", 0..60),

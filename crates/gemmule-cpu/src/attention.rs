@@ -9,15 +9,16 @@ use crate::simd::{self, Capped, Running, Times, Weight};
 
 pub use crate::fused_attention::{Attend, Scratch};
 
-/// Maximum number of queries per task, a multiple of the panel sizes of fused attention on all instruction sets: 48, 16, 12 and 2.
+/// Maximum number of queries per task. It is a multiple of the number of queries that fused attention processes together on any instruction
+/// set: 48, 16, 12 or 2.
 pub const MAX_QUERIES: usize = 240;
 /// Maximum number of keys per tile. The scores of a tile fit the L2 cache for any sequence length.
 pub const MAX_KEYS: usize = 256;
 
 /// Changes to the scores of one head: a soft cap, a mask, and biases, which are added after the cap. The softmax may also have a sink.
 pub trait Positions: Sync {
-    /// Range of keys, out of `n_keys`, that the query at position `query` attends to. For a later query, neither end of the range is
-    /// smaller.
+    /// Returns the range of keys, out of `n_keys`, to which the query at position `query` attends. Neither end of the range may decrease as
+    /// `query` increases.
     fn seen(&self, query: usize, n_keys: usize) -> Range<usize>;
 
     /// Bound of the soft cap `cap · tanh(score / cap)`, if there is one.
@@ -28,8 +29,7 @@ pub trait Positions: Sync {
 
     fn has_biases(&self) -> bool;
 
-    /// Adds `factor` times the biases of `keys` to the scores of a query. `scores` starts with the score of the first key. Consecutive
-    /// scores are `stride` apart.
+    /// Adds `factor` times the biases of `keys` to the scores of a query. The score of the `i`th key in `keys` is `scores[i * stride]`.
     fn add_biases(
         &self,
         query: usize,
@@ -47,7 +47,7 @@ pub struct SoftmaxRows<'a> {
     pub len: usize,
     /// From 1 to `len`.
     pub valid: usize,
-    /// Query index of the first row; `None` if attention is not causal.
+    /// Query index of the first row if attention is causal. Row `i` then has `causal + i + 1` valid elements instead of `valid`.
     pub causal: Option<usize>,
     pub scale: f32,
 }
@@ -68,7 +68,7 @@ impl WithSimd for SoftmaxRows<'_> {
     }
 }
 
-/// Applies one step of the online softmax to each row of scores, which is replaced by its numerators.
+/// Applies one step of the online softmax to each row of scores, and replaces the scores by the numerators of the softmax.
 pub struct OnlineSoftmax<'a> {
     pub rows: &'a mut [f32],
     /// Row length, not 0.
@@ -121,7 +121,7 @@ impl WithSimd for OnlineSoftmax<'_> {
 /// Multiplies each row of a block by its own factor.
 pub struct ScaleRows<'a> {
     pub by: &'a [f32],
-    /// While this runs, only the caller may access the rows of the block.
+    /// While the operation runs, only its caller may access the rows of the block.
     pub out: SharedOut<'a>,
     pub at: usize,
     pub cols: usize,
@@ -145,7 +145,7 @@ impl WithSimd for ScaleRows<'_> {
 /// Computes the maximum and the sum of exponentials for each tile of keys in each row. Sets the padding between `len` and `pitch` to 0.
 pub struct PartialReductions<'a> {
     pub rows: &'a mut [f32],
-    /// Row length. Neither `len` nor `pitch` is 0.
+    /// Row length; rows are `pitch` elements apart. Neither is 0.
     pub len: usize,
     pub pitch: usize,
     /// Scratch memory for one tile. Its length is the tile size.
@@ -207,10 +207,10 @@ impl WithSimd for Probabilities<'_> {
 }
 
 impl ScaleRows<'_> {
-    /// Runs with the widest vectors of this machine.
+    /// Runs the operation with the widest vector instructions of this machine.
     ///
     /// # Safety
-    /// While this runs, nothing else may read or write the rows of the block.
+    /// While this function runs, nothing else may read or write the rows of the block.
     pub unsafe fn run(self) {
         simd::dispatch(self);
     }

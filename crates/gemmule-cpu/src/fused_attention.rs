@@ -1,8 +1,8 @@
 //! Fused attention. A few queries, one per SIMD lane, are processed against one block of keys after another. Scores then stay in the L1
 //! cache, and sums in registers. The loops are those of FlashAttention (Dao et al. 2022, algorithm 1), adapted to CPU caches.
 //!
-//! Scores are transposed, with one row per key, so the softmax needs no sums across lanes. Only queries and results are transposed, once
-//! each.
+//! The matrix of scores has one row per key and one column per query, so the softmax needs no sums across lanes. For this layout, only
+//! queries and results are transposed, once each.
 
 use std::{iter::zip, ops::Range};
 
@@ -22,10 +22,10 @@ const KEYS: usize = 128;
 /// Scratch memory of a task for its queries and one block of keys. Its size does not depend on the sequence length.
 #[derive(Default)]
 pub struct Scratch {
-    /// `[keys, head]`, contiguous. In the input, the rows of a head are far apart.
+    /// Keys of the block, `[keys, head]`, copied to contiguous memory. In the input, the rows of a head are far apart.
     keys: Vec<f32>,
     values: Vec<f32>,
-    /// Scores of a panel, `[keys, queries]`. They are later replaced by the weights of the values.
+    /// Scores of a panel (see [`Step`]), `[keys, queries]`. They are later replaced by the weights of the values.
     scores: Lines,
     /// Scaled and transposed queries of every panel: `[head, queries]`.
     transposed_queries: Lines,
@@ -38,14 +38,14 @@ pub struct Scratch {
 
 /// Attention of some queries of a sequence to its keys, for one head.
 pub struct Attend<'a, 'b> {
-    /// Rows of the sequence.
+    /// Queries, keys and values of the sequence, with one row per token.
     pub q: Operand<'a>,
     pub k: Operand<'a>,
     pub v: Operand<'a>,
     pub scale: f32,
-    /// Elements per row.
+    /// Number of elements of a row.
     pub head: usize,
-    /// Number of rows.
+    /// Number of rows of the sequence.
     pub len: usize,
     pub queries: Range<usize>,
     /// Mask and biases of the scores.
@@ -57,7 +57,7 @@ pub struct Attend<'a, 'b> {
     pub stride: usize,
 }
 
-/// Operation on a panel. A panel has one query per lane of the registers that hold its sums.
+/// Operation on a panel, which is one to three vectors of queries, with one query per lane.
 #[derive(Clone, Copy)]
 enum Step {
     /// Scale and transpose the queries.
@@ -72,7 +72,7 @@ impl Attend<'_, '_> {
     /// Computes and writes the results of the queries.
     ///
     /// # Safety
-    /// While this runs, nothing else may read or write the columns of the head in the rows of the queries.
+    /// While this function runs, nothing else may read or write the columns of the head in the rows of the queries.
     pub unsafe fn run(self) {
         simd::dispatch(self);
     }
@@ -97,7 +97,8 @@ impl WithSimd for Attend<'_, '_> {
 }
 
 impl Attend<'_, '_> {
-    /// Range of keys that at least one of the queries attends to. The range of a later query neither starts nor ends earlier.
+    /// Returns the range of keys to which at least one of the queries attends. The ranges of later queries neither start nor end earlier,
+    /// so only the first and the last query determine it.
     fn seen(&self, queries: &Range<usize>) -> Range<usize> {
         let of = |query| self.positions.seen(query, self.len);
         of(queries.start).start..of(queries.end - 1).end
@@ -321,14 +322,15 @@ impl Seen<'_> {
         }
     }
 
-    /// Returns whether some query does not attend to some key of the block. Only the first and the last query need to be checked.
+    /// Returns whether at least one query does not attend to all keys of the block. Only the first and the last query need to be checked,
+    /// because the ranges of later queries neither start nor end earlier.
     fn is_masked(&self) -> bool {
         let of = |query| self.positions.seen(query, self.n_keys);
         let (first, last) = (of(self.queries.start), of(self.queries.end - 1));
         first.end < self.block.end || last.start > self.block.start
     }
 
-    /// Sets the scores of keys that a query does not attend to.
+    /// Sets the scores of keys to which a query does not attend to `value`.
     fn fill_unseen(&self, cols: usize, scores: &mut [f32], value: f32) {
         let block = self.block;
         for (lane, query) in self.queries.clone().enumerate() {

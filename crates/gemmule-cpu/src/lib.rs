@@ -20,11 +20,11 @@ pub mod rows;
 
 pub use simd::{Activation, Running};
 
-/// Adds a method `run` to operations, which runs them with the widest vectors of this machine.
+/// Adds a method `run` to operations.
 macro_rules! runs {
     ($($name:ident),*) => {$(
         impl $name<'_> {
-            /// Runs with the widest vectors of this machine.
+            /// Runs the operation with the widest vector instructions of this machine.
             pub fn run(self) {
                 crate::simd::dispatch(self);
             }

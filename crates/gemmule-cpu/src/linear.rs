@@ -27,7 +27,7 @@ use crate::{
     simd::{self, Activation, Pointwise, with_activation},
 };
 
-/// A weight `[n, k]`, packed for one of the matrix multiplications.
+/// A weight `[n, k]`, packed for matrix multiplication in one [`MatmulPrecision`].
 pub struct PackedWeight {
     n: usize,
     k: usize,

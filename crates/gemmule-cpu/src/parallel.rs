@@ -1,7 +1,7 @@
 //! Partitioning of work for the caller's thread pool.
 //!
-//! The bodies are trait objects, so that the code of the thread pool is compiled once rather than for every caller. A body is called for
-//! blocks of rows or whole tasks, never for single elements.
+//! Loop bodies are passed as trait objects, so that the code of the thread pool is compiled once rather than for every caller. A body is
+//! called for blocks of rows or whole tasks, never for single elements.
 
 use std::marker::PhantomData;
 use std::ops::Range;

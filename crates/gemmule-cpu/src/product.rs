@@ -50,7 +50,7 @@ pub enum Into {
 ///
 /// # Safety
 ///
-/// While this runs, nothing else may read or write the block.
+/// While this function runs, nothing else may read or write the block.
 #[expect(clippy::too_many_arguments, reason = "a GEMM has this many sizes")]
 pub unsafe fn multiply(
     (m, n, k): (usize, usize, usize),
@@ -187,7 +187,7 @@ pub(crate) fn vectors_mut<S: Simd, const N: usize>(x: &mut [f32]) -> &mut [[S::f
     pulp::as_arrays_mut::<N, _>(S::as_mut_simd_f32s(x).0).0
 }
 
-/// Computes `Σ aᵢbᵢ` in f64, in eight interleaved sums. The references of GEMM kernels use it.
+/// Computes `Σ aᵢbᵢ` in f64, in eight interleaved sums. The reference implementations of GEMM kernels use this function.
 #[must_use]
 pub fn exact_dot(a: &[f32], b: &[f32]) -> f64 {
     let (a_chunks, b_chunks) = (a.chunks_exact(8), b.chunks_exact(8));

@@ -255,7 +255,8 @@ fn unit<S: Simd>(simd: S, row: &mut [f32], eps: f32) {
     simd::map_in_place(simd, Times(1.0 / norm), row);
 }
 
-/// Rotates the heads of a token, each `head` columns wide (RoPE). Columns `c` and `c + frequencies.len()` of a head are a pair.
+/// Rotates the heads of a token, each `head` columns wide (RoPE). Columns `c` and `c + frequencies.len()` of a head are a pair, which is
+/// rotated by `position · frequencies[c]` radians and multiplied by `factor`.
 pub fn rotate(frequencies: &[f32], factor: f32, head: usize, position: i32, heads: &mut [f32]) {
     let position = position as f32;
     for (c, &frequency) in frequencies.iter().enumerate() {

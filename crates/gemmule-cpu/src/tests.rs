@@ -281,7 +281,7 @@ fn normalize_is_its_definition_on_every_instruction_set() {
     }
 }
 
-/// Products of a linear layer, computed with the panels of an instruction set.
+/// The inputs of a linear layer, whose products the tests compute with the panels of an instruction set.
 #[derive(Clone)]
 struct Products<'a> {
     x: &'a [f32],

@@ -13,7 +13,7 @@ use crate::{
     listing::{self, cached_names, check_name},
 };
 
-/// Max depth of folders in a snapshot.
+/// Maximum depth of folders in a snapshot.
 const MAX_DEPTH: usize = 16;
 
 /// Content of CACHEDIR.TAG, which makes backup programs skip the cache.
@@ -76,8 +76,8 @@ impl<'h> Repo<'h> {
         self.root.join("snapshots").join(commit)
     }
 
-    /// Returns the revision itself if it is a full commit, else the commit of the branch or tag at its last fetch. Returns `None` if it was
-    /// never fetched.
+    /// Returns the revision itself if it is a full commit, else the commit of the branch or tag at its last fetch. Returns `None` if the
+    /// branch or tag was never fetched.
     pub(crate) fn commit(&self, id: &ModelId) -> Option<String> {
         if let Some(commit) = id.commit() {
             return Some(commit.to_owned());

@@ -10,7 +10,7 @@ use std::{
 
 use crate::{ENDPOINT, Hub, HubError, Network, Proxies, Token};
 
-/// Max bytes of a token file.
+/// Maximum number of bytes of a token file.
 const MAX_TOKEN: u64 = 64 << 10;
 
 impl Hub {
@@ -20,11 +20,11 @@ impl Hub {
     ///   `XDG_CACHE_HOME/huggingface`, else `~/.cache/huggingface`.
     /// - The token: `HF_TOKEN`, else `HUGGING_FACE_HUB_TOKEN`, else the file `HF_TOKEN_PATH`, else the file `token` in
     ///   `HF_HOME`. There is no token if `HF_HUB_DISABLE_IMPLICIT_TOKEN` is set.
-    /// - `HF_ENDPOINT`; `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`.
-    /// - `https_proxy`, `http_proxy`, `all_proxy`, `no_proxy`; `SSL_CERT_FILE`.
+    /// - The endpoint: `HF_ENDPOINT`. Offline use: `HF_HUB_OFFLINE`, else `TRANSFORMERS_OFFLINE`.
+    /// - Proxies: `https_proxy`, `http_proxy`, `all_proxy`, `no_proxy`. Certificate authorities: `SSL_CERT_FILE`.
     ///
     /// # Errors
-    /// Returns an error for invalid values, if no variable determines the cache, or if the token file cannot be read.
+    /// Returns an error if a value is invalid, if no variable determines the cache, or if the token file cannot be read.
     pub fn from_env() -> Result<Self, HubError> {
         let broken = RefCell::new(None);
         let hub = Self::from_variables(|name| match std::env::var(name) {

@@ -1,6 +1,6 @@
 use std::{io, path::PathBuf};
 
-/// Errors of the hub. Each message says how to fix it.
+/// Errors of fetching models from a hub. Each message says how to fix the problem.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     #[error(
@@ -137,7 +137,8 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// Whether the hub is unavailable: it cannot be reached, limits requests, or fails with a status of 500 or above.
+    /// Returns whether the error means that the hub is unavailable: it cannot be reached, limits requests, or fails with a status of 500 or
+    /// above.
     pub(crate) fn is_network(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::TooManyRequests { .. } => true,

@@ -1,4 +1,4 @@
-//! Fetching one file into the cache.
+//! Fetches single files into the cache.
 
 use std::{
     fs::{self, File},
@@ -18,7 +18,7 @@ use crate::{
     listing::{Contents, Listed},
 };
 
-/// Characters that are not escaped in a URL.
+/// Characters that are escaped in one component of a URL's path, and in a whole path.
 const IN_PART: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'_')
@@ -37,7 +37,7 @@ pub(crate) fn escaped(part: &str) -> String {
     utf8_percent_encode(part, IN_PART).to_string()
 }
 
-/// A file to fetch.
+/// Fetches files of a model at one commit.
 pub(crate) struct Fetch<'a> {
     pub(crate) client: &'a Client<'a>,
     pub(crate) repo: &'a Repo<'a>,
@@ -49,7 +49,7 @@ pub(crate) struct Fetch<'a> {
     pub(crate) progress: Progress<'a>,
 }
 
-/// A file with the first bytes of a blob.
+/// The incomplete file of a blob, which contains the first `have` bytes.
 struct Partial {
     file: File,
     hasher: Hasher,
@@ -164,7 +164,7 @@ impl Fetch<'_> {
         partial: &mut Partial,
         received: &dyn Fn(i64),
     ) -> Result<(), Failure> {
-        // The URL names a commit, so its contents never change and `If-Range` is not needed. The hash is verified at the end.
+        // The URL names a commit, so the file at the URL never changes and `If-Range` is not needed. The hash is verified at the end.
         let response = self.client.get(url, partial.have)?;
         let size = contents.size;
         let continues = response.status() == StatusCode::PARTIAL_CONTENT
@@ -293,7 +293,7 @@ impl Partial {
         Ok(partial)
     }
 
-    /// Removes all bytes.
+    /// Removes all bytes from the file.
     fn restart(&mut self, contents: &Contents) -> io::Result<()> {
         self.file.set_len(0)?;
         self.file.seek(SeekFrom::Start(0))?;
@@ -314,7 +314,7 @@ pub(crate) fn has_size(path: &Path, size: u64) -> bool {
     fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == size)
 }
 
-/// Whether the body starts at byte `from` of a file of `size` bytes, according to `Content-Range`.
+/// Returns whether the body of a response starts at byte `from` of a file of `size` bytes, according to `Content-Range`.
 fn continues(headers: &HeaderMap, from: u64, size: u64) -> bool {
     let range = headers.get(header::CONTENT_RANGE);
     let range = range.and_then(|v| v.to_str().ok()?.strip_prefix("bytes "));

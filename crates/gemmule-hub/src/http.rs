@@ -10,10 +10,10 @@ use ureq::{
 
 use crate::{Event, Hub, HubError, Network, Progress};
 
-/// Max number of redirects of a request.
+/// Maximum number of redirects of a request.
 const MAX_REDIRECTS: usize = 10;
 
-/// Max bytes of a file of certificates.
+/// Maximum number of bytes of a file of certificates.
 const MAX_CERTIFICATES: u64 = 16 << 20;
 
 /// Sends requests.
@@ -140,7 +140,7 @@ impl<'h> Client<'h> {
     }
 }
 
-/// Attempts that are left.
+/// Counts the failed attempts of a request, and waits between attempts.
 pub(crate) struct Retries<'n> {
     network: &'n Network,
     attempts: u32,
@@ -164,7 +164,8 @@ impl<'n> Retries<'n> {
     /// Waits before the next attempt.
     ///
     /// # Errors
-    /// Returns the failure if no attempts are left, or if the server requests a pause that is too long.
+    /// Returns an error if no attempts are left, or if the server requests a pause above [`Network::max_pause`]. The error is `error`, that
+    /// of the last attempt.
     pub(crate) fn wait(
         &mut self,
         what: &str,

@@ -7,17 +7,17 @@ use crate::HubError;
 /// The default revision.
 const MAIN: &str = "main";
 
-/// Max bytes of each part of a name.
+/// Maximum number of bytes of each part of a name.
 const MAX_PART: usize = 96;
 
-/// Max bytes of a revision.
+/// Maximum number of bytes of a revision.
 const MAX_REVISION: usize = 200;
 
-/// Max bytes of a file name.
+/// Maximum number of bytes of a file name.
 const MAX_FILE: usize = 200;
 
-/// The name of a model, `org/name` or `org/name@revision`. In a repository with several models in one file each, a file is selected by its
-/// name after a colon: `org/name:file`.
+/// The name of a model, `org/name` or `org/name@revision`. If a repository has several models, each in one file, the name of a file after a
+/// colon selects one of them: `org/name:file`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelId {
     org: String,
@@ -119,12 +119,12 @@ impl fmt::Display for ModelId {
     }
 }
 
-/// Whether `text` is a full commit.
+/// Returns whether `text` is a full commit hash.
 pub(crate) fn is_commit(text: &str) -> bool {
     is_hex(text, 40)
 }
 
-/// Whether `text` has `n` lowercase hexadecimal digits.
+/// Returns whether `text` consists of `n` lowercase hexadecimal digits.
 pub(crate) fn is_hex(text: &str, n: usize) -> bool {
     text.len() == n && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }

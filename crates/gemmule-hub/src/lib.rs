@@ -1,7 +1,7 @@
 //! Fetches models from the Hugging Face hub into the cache of Python's `huggingface_hub`.
 //!
 //! [`Hub::snapshot`] returns a folder with the selected files of a model at one revision. The cache has the layout of `huggingface_hub`, so
-//! each library finds the files that the other has fetched:
+//! gemmule and `huggingface_hub` each find the files that the other has fetched:
 //!
 //! ```text
 //! models--org--name/blobs/<hash>                 contents; the hash is SHA-256 in Git LFS, else Git's SHA-1
@@ -34,13 +34,13 @@ pub use progress::{Event, Progress};
 pub use proxy::Proxies;
 pub use token::Token;
 
-/// The endpoint without `HF_ENDPOINT`.
+/// The endpoint if `HF_ENDPOINT` is not set.
 pub const ENDPOINT: &str = "https://huggingface.co";
 
 /// A hub, and the cache of its files.
 #[derive(Clone, Debug)]
 pub struct Hub {
-    /// URL of the server. Only a mirror may need a path in it.
+    /// URL of the server. It may have a path, which some mirrors need.
     pub endpoint: String,
     /// Folder of the cache.
     pub cache: PathBuf,
@@ -59,11 +59,11 @@ pub struct Network {
     pub certificates: Option<PathBuf>,
     /// Timeout for connecting, and for each wait for data.
     pub timeout: Duration,
-    /// Max number of consecutive attempts without progress.
+    /// Maximum number of consecutive attempts without progress.
     pub attempts: u32,
     /// Pause before the second attempt. It doubles with each attempt, up to 16 times this value.
     pub pause: Duration,
-    /// Max pause that a server may request with `Retry-After`.
+    /// Maximum pause that a server may request with `Retry-After`.
     pub max_pause: Duration,
     /// Number of files to fetch at the same time.
     pub connections: usize,

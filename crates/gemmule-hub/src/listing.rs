@@ -6,10 +6,10 @@ use serde::Deserialize;
 
 use crate::{HubError, hash::Hash, id::is_commit};
 
-/// Max bytes of a list.
+/// Maximum number of bytes of a list of files.
 pub(crate) const MAX_BYTES: u64 = 32 << 20;
 
-/// Max length in bytes of a file's name, and of each component of its path.
+/// Maximum length in bytes of a file's name, and of each component of its path.
 const MAX_NAME: usize = 1024;
 const MAX_PART: usize = 255;
 

@@ -14,7 +14,7 @@ pub enum Event<'a> {
         files: usize,
         bytes: u64,
     },
-    /// Number of bytes so far. It decreases if a file is started again.
+    /// Number of bytes received so far, and in total. `done` decreases if a file is started again.
     Received { done: u64, total: u64 },
     /// The files are in the cache.
     Fetched,

@@ -55,7 +55,7 @@ impl Proxies {
     }
 }
 
-/// Whether an entry of `no_proxy` matches the host: `*`, the host itself, or a domain that contains it.
+/// Returns whether an entry of `no_proxy` matches the host: `*`, the host itself, or a domain that contains it.
 fn matches(pattern: &str, host: &str) -> bool {
     let domain = pattern.trim_start_matches('*').trim_start_matches('.');
     let is_under = |host: &str| {

@@ -1,4 +1,4 @@
-//! Fetching of selected files of a model.
+//! Fetches selected files of a model.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use crate::{
     listing::{self, Listed, Listing},
 };
 
-/// Max number of rounds in which a caller may request more files.
+/// Maximum number of rounds in which a caller may request more files.
 const MAX_ROUNDS: usize = 8;
 
 impl Hub {
@@ -29,7 +29,7 @@ impl Hub {
     /// complete, and `progress` receives [`Event::Cached`].
     ///
     /// # Errors
-    /// See [`HubError`].
+    /// Returns an error if the model, the revision or a file does not exist or cannot be fetched; see [`HubError`].
     pub fn snapshot(
         &self,
         id: &ModelId,
@@ -49,7 +49,7 @@ impl Hub {
     /// files to fetch. After these are fetched, `wanted` is called again, until it returns no new names, but at most 8 times.
     ///
     /// # Errors
-    /// See [`HubError`].
+    /// Returns an error if the model, the revision or a file does not exist or cannot be fetched; see [`HubError`].
     pub fn snapshot_by(
         &self,
         id: &ModelId,
@@ -313,7 +313,7 @@ impl Refusal {
     }
 }
 
-/// Whether a file of the snapshot exists with the expected size. A different size means that the cache is damaged.
+/// Returns whether a file of the snapshot exists with the expected size. A different size means that the cache is damaged.
 fn is_there(folder: &Path, file: &Listed) -> bool {
     let path = folder.join(&file.name);
     match &file.contents {

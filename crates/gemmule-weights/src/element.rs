@@ -1,4 +1,4 @@
-//! Types of elements.
+//! Types of the elements of stored tensors.
 
 use std::fmt;
 

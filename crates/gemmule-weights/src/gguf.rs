@@ -38,7 +38,7 @@ pub struct Gguf {
     parts: Vec<Part>,
     metadata: BTreeMap<String, Value>,
     tensors: Vec<Tensor>,
-    /// Positions in `tensors`.
+    /// Index of each tensor in `tensors`, by name.
     by_name: HashMap<String, usize>,
 }
 
@@ -286,13 +286,13 @@ fn at_io(path: &Path) -> impl Fn(io::Error) -> GgufError {
     move |error| at(path)(error.into())
 }
 
-/// Fills a buffer from an offset of a file. The file has no shared position, so several threads may read it.
+/// Fills a buffer from byte `offset` of a file. The current position of the file is not used, so several threads may read it.
 #[cfg(unix)]
 fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset)
 }
 
-/// Fills a buffer from an offset of a file.
+/// Fills a buffer from byte `offset` of a file.
 #[cfg(windows)]
 fn read_at(file: &File, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
     use std::os::windows::fs::FileExt;

@@ -27,7 +27,7 @@ const MAX_PICKLE: u64 = 64 << 20;
 const MAX_ENTRIES: usize = 1 << 20;
 /// First bytes of a zip archive.
 const ZIP: [u8; 4] = *b"PK\x03\x04";
-/// First byte of a pickle. The format before PyTorch 1.6 also starts with it, because it is a sequence of pickles.
+/// First byte of a pickle. A file in the format before PyTorch 1.6 also starts with this byte, because the file is a sequence of pickles.
 const PICKLE: u8 = 0x80;
 /// First bytes of a Git LFS pointer file, which takes the place of a file that was not fetched.
 const LFS: &[u8] = b"version https://git-lfs";
@@ -155,7 +155,7 @@ fn state_dict<'p>(pickle: &'p Pickle<'_>) -> Result<&'p [(usize, usize)], TorchE
 struct Archive {
     zip: ZipArchive<rawzip::FileReader>,
     entries: HashMap<String, Listed>,
-    /// Size of the file.
+    /// Size of the file in bytes.
     size: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Adds the modules of a sentence-transformers folder that follow the transformer to the graph.
+//! Adds to the graph the modules of a sentence-transformers folder that follow the transformer.
 
 use std::collections::HashMap;
 
@@ -183,7 +183,8 @@ impl Builder<'_> {
         Ok(x)
     }
 
-    /// Adds the weighted sum of the states of the layers `from` and later. Layer 0 is the embeddings before the first layer.
+    /// Adds the weighted sum of hidden states: `weights[k]` times the state after `from + k` layers. The state after 0 layers is the
+    /// embeddings.
     fn weighted_layers(
         &mut self,
         states: &At<String>,

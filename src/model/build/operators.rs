@@ -69,7 +69,7 @@ impl Entry {
     }
 }
 
-/// An operator whose fields are values, and which adds one node with these operands.
+/// An operator whose fields are all names of values. It adds one node, which computes `op` from these values.
 #[derive(Debug)]
 struct Plain {
     operands: Vec<Value>,
@@ -137,7 +137,7 @@ pub(in crate::model) fn operator<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded
 }
 
 impl Builder<'_> {
-    /// Adds one node, whose value is that of the operator.
+    /// Adds the node that computes the operator's value.
     fn node(&mut self, at: &Target<'_>, op: Op, operands: &[NodeId]) -> Result<NodeId, ModelError> {
         self.add(at.name.to_owned(), op, operands, at.span)
     }

@@ -11,7 +11,7 @@ use crate::{
     ops::BatchInput,
 };
 
-/// Maximum number of values. A model of 24 layers has about 700; the limit bounds the time to build a graph.
+/// Maximum number of values after unrolling, which bounds the time to build a graph. A model of 24 layers has about 700 values.
 const MAX_VALUES: u64 = 20_000;
 
 impl<'a> Builder<'a> {

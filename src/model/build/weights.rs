@@ -19,7 +19,8 @@ const MAX_ELEMENTS: u64 = 1 << 40;
 
 impl Builder<'_> {
     /// Returns the tensor that a linear layer reads. If `pattern` is a table that a head is tied to, and the checkpoint has other values
-    /// for the head, returns the head's own tensor instead. If `pattern` is such a head, its other names may have other values.
+    /// for the head, returns the head's own tensor instead. If `pattern` is itself a tied head, it is recorded as untied: the tensors under
+    /// its alternative names may then have different values.
     pub(super) fn untied<'p>(
         &mut self,
         pattern: &'p At<Pattern>,
@@ -39,7 +40,7 @@ impl Builder<'_> {
         Ok(Cow::Borrowed(pattern))
     }
 
-    /// Returns the node of a tensor. Each tensor of the checkpoint has one node, however often it is read.
+    /// Returns the node of a tensor. Each tensor of the checkpoint has one node, even if several operators read it.
     pub(super) fn weight(
         &mut self,
         pattern: &At<Pattern>,
@@ -63,7 +64,7 @@ impl Builder<'_> {
         })
     }
 
-    /// Returns a weight with `out` rows, which are read from a tensor with dimensions `dims`.
+    /// Returns a weight with `out` rows, which `part` selects from a stored tensor of shape `dims`.
     pub(super) fn rows(
         &mut self,
         pattern: &At<Pattern>,
@@ -116,8 +117,8 @@ impl Builder<'_> {
         )
     }
 
-    /// Evaluates the number of interleaved rows or columns, which is even and at most `n`; 0 if it is not given. `what` is "rows" or
-    /// "columns", for the error.
+    /// Evaluates `given`, the number of interleaved rows or columns; 0 if it is `None`. A number that is odd or exceeds `n` is an error, in
+    /// which `what` is "rows" or "columns".
     fn interleaved(&self, given: Option<&At<Expr>>, n: u64, what: &str) -> Result<u64, ModelError> {
         let Some(expr) = given else { return Ok(0) };
         let found = u64::from(self.values.size(expr)?);

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{build, changed, parse, refused, tiny_config};
 use crate::{graph::Op, model::Description};
 
-/// Returns the error for the small description with one key of config.json changed. A null value counts as absent.
+/// Returns the error of building the test description `TINY` with `value` for the key `key` of config.json. A null value counts as absent.
 fn with(key: &str, value: Value) -> String {
     let mut config = tiny_config();
     config[key] = value;
@@ -71,7 +71,7 @@ refuses! {
         refused(build(&changed("rows: \"vocab\"", "rows: \"vocab\", offset: \"vocab\"")));
 }
 
-/// Returns the error for the shipped description of BERT with these changes to config.json.
+/// Returns the error of building the shipped description of BERT with `changes` to config.json.
 fn bert(changes: Value, outputs: Option<&[&str]>) -> String {
     refused(bert_model(changes, outputs))
 }

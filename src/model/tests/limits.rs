@@ -37,7 +37,7 @@ fn lines_have_a_maximum_length() {
         let comment = format!("/*{}*/", filling.repeat(70_000 / filling.len()));
         let source = changed("dims:", &format!("{comment} dums:"));
         assert!(refused(parse(&source)).contains("line 3 has"), "{filling}");
-        // The marker fits on a line of the maximum length.
+        // A line of the maximum length is shown in the error, with the marker below it.
         let comment = format!("/*{}*/", filling.repeat(8_000 / filling.len()));
         let source = changed("dims:", &format!("{comment} dums:"));
         assert!(refused(parse(&source)).contains("dums"), "{filling}");

@@ -51,7 +51,7 @@ fn build(source: &str) -> Result<Model, ModelError> {
     parse(source)?.build(&tiny_config(), None)
 }
 
-/// The complete error message as shown to a user, without colors.
+/// Returns the complete error message as shown to a user, without colors.
 fn shown(error: &ModelError) -> String {
     let mut text = String::new();
     GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor())
@@ -61,7 +61,7 @@ fn shown(error: &ModelError) -> String {
     text
 }
 
-/// Text of the expected error.
+/// Returns the text of the error of `result`, and panics if `result` is not an error.
 fn refused<T>(result: Result<T, ModelError>) -> String {
     match result {
         Ok(_) => panic!("accepted what is wrong"),

@@ -1,4 +1,4 @@
-//! Damaged descriptions and configs must not cause a panic or an endless run. Any result is accepted.
+//! Damaged descriptions and configs must not cause a panic or an endless loop. Any error or model is accepted as the result.
 
 use proptest::{prelude::*, test_runner::Config};
 use serde_json::{Value, json};
@@ -97,7 +97,7 @@ fn mutation() -> impl Strategy<Value = Mutation> {
     ]
 }
 
-/// Parses and, if that succeeds, builds. An error must render.
+/// Parses `source` and, if parsing succeeds, builds the model. If either returns an error, checks that the error can be formatted.
 fn survives(source: &str, config: &Value) {
     survive(Description::parse("damaged.ron", source), config);
 }

@@ -19,12 +19,12 @@ macro_rules! refuses {
     )*};
 }
 
-/// Returns the small description with the second statement of its loop replaced.
+/// Returns the test description `TINY` with the second statement of its loop replaced by `op`.
 fn last(op: &str) -> String {
     changed(r#"add(a: "x", b: "y")"#, op)
 }
 
-/// Returns the small description with attention, and with additional fields of its softmax.
+/// Returns the test description `TINY` with attention. `fields` are additional fields of its `softmax`.
 fn attending(fields: &str) -> String {
     let statements = format!(
         r#"        Let("h", split_heads(x: "x", heads: 2)),

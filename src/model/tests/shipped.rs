@@ -101,7 +101,7 @@ const PREFIXES: [(&str, &[&str]); 19] = [
     ("clip_text", &["", "text_model."]),
 ];
 
-/// Descriptions with an unusual number of launches per layer, with the numbers for the first two layers.
+/// Descriptions in which the number of launches per layer is unusual, with the numbers of the first two layers.
 const OTHER_LAYERS: [(&str, [usize; 2]); 10] = [
     ("modernbert_decoder", [9, 10]),
     ("roformer", [9, 9]),
@@ -127,7 +127,7 @@ const WITHOUT_COUNTS: [&str; 5] = [
 /// Descriptions of models without a maximum sequence length.
 const WITHOUT_POSITIONS: [&str; 2] = ["static_embedding", "sparse_static_embedding"];
 
-/// Keys that a description requires to have an unusual value, with this value.
+/// Name of a description, a key for which it requires an unusual value, and this value.
 const OWN_VALUES: [(&str, &str, &str); 6] = [
     ("gpt_neo", "attention_layers", r#"["global", "local"]"#),
     ("seed_oss", "head_dim", "8"),

@@ -11,13 +11,13 @@ use flate2::bufread::MultiGzDecoder;
 /// Size of the read buffer in bytes.
 const BUFFER: usize = 256 << 10;
 
-/// First bytes of gzip.
+/// First bytes of a gzip file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// Byte order mark of UTF-8, which some programs put at the start of a file.
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// A stream with its position.
+/// A stream of decompressed bytes, with its position.
 pub(super) struct Stream {
     reader: Box<dyn BufRead + Send>,
     /// Number of decompressed bytes that have been read.
@@ -26,7 +26,7 @@ pub(super) struct Stream {
     size: Option<u64>,
 }
 
-/// A line of a stream.
+/// The result of reading a line of a stream.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Line {
     End,
@@ -83,7 +83,7 @@ impl Stream {
         self.at += n as u64;
     }
 
-    /// Reads a line into `line`, without its line ending (`\n` or `\r\n`).
+    /// Reads a line into `line`, without its line ending (`\n` or `\r\n`). A line of more than `limit` bytes is skipped.
     pub fn line(&mut self, limit: usize, line: &mut Vec<u8>) -> io::Result<Line> {
         line.clear();
         let began = self.at;

@@ -13,10 +13,10 @@ use crate::{
     window::{Kept, Position, Row, Window, bytes},
 };
 
-/// Max number of fields of a record.
+/// Maximum number of fields of a record.
 const MAX_FIELDS: usize = 65_536;
 
-/// Records of limited size.
+/// Reads records of up to `limit` bytes from a stream.
 struct Records {
     stream: Stream,
     reader: Reader,
@@ -60,7 +60,7 @@ impl Records {
             return Ok(Record::End);
         }
         loop {
-            // At the end of the file, pass a line feed to the parser. It completes the last record unless a quote is open.
+            // At the end of the file, pass a line feed to the parser, which completes the last record unless a quote is open.
             let input = self.stream.fill()?;
             let is_end = input.is_empty();
             let input = if is_end { b"\n" } else { input };

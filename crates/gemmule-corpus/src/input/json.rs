@@ -1,4 +1,4 @@
-//! Reading of the requested members of a JSON object.
+//! Reads the requested members of a JSON object.
 
 use std::{collections::HashMap, fmt};
 
@@ -13,13 +13,13 @@ use crate::Keep;
 /// The requested members of an object.
 #[derive(Debug, Default)]
 pub(super) struct Members<'l> {
-    /// The member of each column of texts.
+    /// For each column of texts, the value of the member with the column's name, if the object has it.
     pub texts: Vec<Option<&'l RawValue>>,
     /// Kept members in the order of the object. If a name occurs several times, its last value is used, at the position of the first.
     pub kept: Vec<(String, &'l RawValue)>,
 }
 
-/// Chooses members.
+/// Chooses the members of an object that are texts or are kept.
 pub(super) struct Chooser<'k> {
     pub columns: &'k [String],
     pub keep: &'k Keep,

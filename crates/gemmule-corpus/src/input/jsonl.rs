@@ -20,13 +20,13 @@ use crate::{
 
 const FORMAT: &str = "JSONL";
 
-/// Max number of kept columns that are inferred from the first window.
+/// Maximum number of kept columns that are inferred from the first window.
 const MAX_COLUMNS: usize = 4096;
 
-/// Max number of lines that are examined to explain an error about the first window.
+/// Maximum number of lines that are examined to explain an error about the first window.
 const EXAMINED: usize = 1000;
 
-/// Objects on lines.
+/// A reader of JSONL files.
 pub(super) struct Jsonl {
     path: PathBuf,
     stream: Stream,
@@ -34,7 +34,7 @@ pub(super) struct Jsonl {
     columns: Vec<String>,
     keep: Keep,
     row: u64,
-    /// Names of the output's own columns, which kept members may not have.
+    /// Names of the output's columns other than kept ones. Kept members must not have these names.
     taken: Vec<String>,
     /// Whether members are copied to the output unchanged.
     is_verbatim: bool,
@@ -147,7 +147,7 @@ impl Jsonl {
         Ok(rows)
     }
 
-    /// Checks that some row of the first window has texts.
+    /// Checks that at least one row of the first window has texts.
     fn check_first(&self, rows: &[Object]) -> Result<(), CorpusError> {
         if rows.is_empty() || rows.iter().any(|row| row.texts.is_ok()) {
             return Ok(());

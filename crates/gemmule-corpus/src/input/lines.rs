@@ -1,4 +1,4 @@
-//! Plain lines.
+//! Text files with one text on each line.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ use crate::{
 
 const FORMAT: &str = "lines";
 
-/// A text on each line.
+/// A reader of text files with one text on each line.
 pub(super) struct Lines {
     path: PathBuf,
     stream: Stream,

@@ -29,13 +29,13 @@ use crate::{
 /// Number of bytes at the start of an input that are hashed for its identity.
 const HASHED: u64 = 1 << 20;
 
-/// Max number of columns that errors list.
+/// Maximum number of columns that errors list.
 const LISTED: usize = 50;
 
 /// Kept columns of JSONL input with their types, which are inferred from the first window.
 pub(crate) type Inferred = Vec<(String, Kind)>;
 
-/// Reads windows one after another.
+/// A reader of an input, which returns windows one after another.
 pub(crate) trait Source: Send {
     /// Returns the next window, or `None` at the end.
     ///

@@ -1,4 +1,4 @@
-//! Parquet.
+//! Parquet files.
 
 use std::{collections::VecDeque, fs::File, path::PathBuf, sync::Arc};
 
@@ -29,10 +29,11 @@ use crate::{
 
 const FORMAT: &str = "Parquet";
 
-/// Approximate number of bytes of texts and kept columns that are decoded at once, based on the average row.
+/// Approximate number of bytes of texts and kept columns that are decoded at once. It is converted to a number of rows with the average
+/// size of a row.
 const DECODED: u64 = 4 << 20;
 
-/// Max number of rows that are decoded at once.
+/// Maximum number of rows that are decoded at once.
 const MAX_DECODED: u64 = 1024;
 
 /// A Parquet file.
@@ -315,7 +316,7 @@ impl Texts {
 }
 
 impl Columns {
-    /// Decodes the next rows.
+    /// Decodes the next batch of rows.
     fn advance(&mut self) -> Result<(), String> {
         match self.reader.next() {
             Some(Ok(batch)) if batch.num_rows() > 0 => {
@@ -357,7 +358,7 @@ fn text(value: Option<ByteArray>, limit: usize, what: &str) -> Result<String, St
     }
 }
 
-/// Checks the compression and the positions of columns, because the Parquet reader panics on invalid ones.
+/// Checks the compression and the positions of columns, because the Parquet reader panics if they are invalid.
 fn check_columns(metadata: &ParquetMetaData, roots: &[usize]) -> Result<(), String> {
     let descriptor = metadata.file_metadata().schema_descr();
     for group in metadata.row_groups() {
@@ -417,7 +418,7 @@ fn batch_rows(metadata: &ParquetMetaData, roots: &[usize], total: u64) -> usize 
     (DECODED / average.max(1)).clamp(1, MAX_DECODED) as usize
 }
 
-/// Returns the leaf column of a top-level column of byte strings.
+/// Returns the index of the leaf column of the top-level column `root`; `None` if `root` is not a flat column of byte strings.
 fn leaf(descriptor: &SchemaDescriptor, root: usize) -> Option<usize> {
     let is_of_root = |leaf: &usize| descriptor.get_column_root_idx(*leaf) == root;
     let leaf = (0..descriptor.num_columns()).find(is_of_root)?;

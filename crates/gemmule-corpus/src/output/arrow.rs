@@ -16,7 +16,7 @@ const END: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
 /// Number of bytes of a message's marker and length.
 const PREFIX: usize = 8;
 
-/// Encodes a batch of rows as a message.
+/// Encodes a window as a record batch message.
 pub(super) struct Encoder {
     layout: Layout,
     schema: SchemaRef,

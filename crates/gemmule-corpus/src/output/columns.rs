@@ -16,7 +16,7 @@ use crate::{Column, Kind, Value, Vectors, job::SCALE, window::Kept};
 /// Metadata key of the model's identity in the schema.
 const MODEL: &str = "gemmule:model";
 
-/// Returns a vector as integers, with their scale.
+/// Returns the integers and the scale of a vector in [`Vectors::Int8`].
 pub(super) fn int8(vector: &[f32]) -> (impl Iterator<Item = i8>, f32) {
     let max = vector.iter().fold(0f32, |max, value| max.max(value.abs()));
     let scale = max / 127.0;
@@ -77,7 +77,7 @@ fn record(fields: &[Column]) -> Fields {
     fields.iter().map(field).collect()
 }
 
-/// Returns the type of the scales of a column.
+/// Returns the type of the scales of a column; `None` if the column has no vectors.
 fn scale_type(kind: &Kind) -> Option<DataType> {
     match kind {
         Kind::Vector(_) => Some(DataType::Float32),
@@ -86,7 +86,7 @@ fn scale_type(kind: &Kind) -> Option<DataType> {
     }
 }
 
-/// Returns the vectors of a value, each of this width.
+/// Returns the vectors of a value, each with `width` elements.
 fn vectors_of(value: &Value, width: usize) -> impl Iterator<Item = &[f32]> {
     let values: &[f32] = match value {
         Value::Vector(values) | Value::Vectors(values) => values,
@@ -124,7 +124,7 @@ fn stored<'v>(
     Ok(Arc::new(list))
 }
 
-/// Returns lists of the given lengths over `values`.
+/// Returns an array of lists with the given lengths. `values` are the elements of all lists, one list after another.
 fn lists(lengths: impl Iterator<Item = usize>, values: ArrayRef) -> Result<ArrayRef, ArrowError> {
     let field = element(values.data_type().clone());
     let mut offsets = vec![0i32];

@@ -25,7 +25,7 @@ pub(super) struct Encoder {
     layout: Layout,
 }
 
-/// Checks whether values of an Arrow type can be written.
+/// Checks whether values of an Arrow type can be written as JSON.
 pub(super) fn holds(data: &DataType) -> bool {
     use DataType::*;
     matches!(

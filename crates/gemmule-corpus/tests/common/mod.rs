@@ -122,7 +122,7 @@ impl Place {
         Job::new(self.path(input), self.path(output))
     }
 
-    /// Lists the names of files.
+    /// Lists the names of the files in the folder.
     pub fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.folder.path()).expect("a folder");
         let name = |entry: std::io::Result<fs::DirEntry>| {

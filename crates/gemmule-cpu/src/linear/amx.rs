@@ -26,7 +26,7 @@ fn has_instructions() -> bool {
     __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & all == all
 }
 
-/// Requests permission for the tile registers, which the kernel saves only for processes that have requested it.
+/// Requests permission to use the tile registers. Linux saves these registers only for processes with this permission.
 #[cfg(target_os = "linux")]
 fn is_permitted() -> bool {
     const REQUEST_PERMISSION: libc::c_int = 0x1023;

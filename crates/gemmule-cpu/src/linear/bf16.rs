@@ -18,12 +18,12 @@ use crate::simd;
 /// Number of rows in a block, whose activations stay in cache.
 const ROWS: usize = 256;
 
-/// A weight in pairs.
+/// A weight in bf16, packed in pairs of adjacent elements along k.
 pub(super) struct Bf16 {
     panels: Panels,
 }
 
-/// Returns whether this CPU has the instructions.
+/// Returns whether this CPU has AVX-512 BF16.
 pub(super) fn is_supported() -> bool {
     is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16")
 }
@@ -85,7 +85,7 @@ fn packed(weight: &[f32], n: usize, k: usize) -> Panels {
     Panels::new(n, k.div_ceil(2), pack)
 }
 
-/// Rounds rows of activations to pairs.
+/// Rounds rows of activations to bf16, and packs them in pairs of adjacent elements.
 fn rounded(x: &[f32], k: usize) -> Vec<Group> {
     let mut pairs = vec![0; x.len() / k * k.div_ceil(2)];
     simd::dispatch(Round {

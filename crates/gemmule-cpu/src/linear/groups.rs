@@ -16,7 +16,7 @@ pub(super) const TILE_ROWS: usize = 16;
 /// Number of columns of a panel.
 pub(super) const COLS: usize = VECTORS * LANES;
 
-/// Adjacent elements along k, the first in the lowest bits.
+/// Two bf16 or four 8-bit integers that are adjacent along k, the first in the lowest bits.
 pub(super) type Group = u32;
 
 /// A weight `[n, k]` as panels `[groups, 48]`. The last panel is padded with zeros.

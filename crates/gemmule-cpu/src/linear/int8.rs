@@ -29,7 +29,7 @@ const ROWS: usize = 64;
 /// Rows and columns of a block for instructions that multiply quads (four 8-bit integers).
 #[cfg(target_arch = "x86_64")]
 const QUADS: [usize; 2] = [256, 48];
-/// Offset that makes activations unsigned, because the instructions multiply unsigned by signed integers.
+/// Offset that is added to quantized activations to make them unsigned, because the instructions multiply unsigned by signed integers.
 const ZERO: i32 = 128;
 
 type Executor = GemmExecutor<u8, i8, i32>;
@@ -74,7 +74,7 @@ impl Alloc for Counted {
     }
 }
 
-/// Parameters that convert the integer sum of a column to a number.
+/// Parameters that convert the integer sums of a column to f32.
 #[derive(Clone, Copy)]
 struct Column {
     scale: f32,
@@ -206,7 +206,7 @@ impl Int8 {
         });
     }
 
-    /// Converts the sums of a block to numbers. `rows` contains the scales of the block's rows.
+    /// Converts the integer sums of a block to f32, and writes them to `out`. `rows` contains the scales of the block's rows.
     fn scale(
         &self,
         layer: &Linear<'_>,
@@ -302,7 +302,7 @@ impl<T, F: Fn(i32) -> T> WithSimd for Round<'_, T, F> {
     }
 }
 
-/// Converts sums to numbers, which are a block of the result before the epilogue.
+/// Converts integer sums to f32. The result is a block of the layer's result before the epilogue.
 struct Scale<'a> {
     /// Rows of sums. Their stride is at least the number of columns.
     sums: &'a [i32],

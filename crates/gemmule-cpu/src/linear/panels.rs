@@ -22,7 +22,7 @@ const DEPTH: usize = 1024;
 /// Like [`DEPTH`], for fewer than [`FEW`] tiles of rows. These values and [`MANY`] were measured on a Xeon (docs/history, entry 58).
 const SHORT: usize = 192;
 const FEW: usize = 4;
-/// From this number of tiles of rows on, a panel prefetches nothing, because only one of its tiles waits for memory.
+/// Number of tiles of rows from which on nothing is prefetched, because only one of the many tiles that use a panel waits for memory.
 const MANY: usize = 32;
 
 /// A weight `[n, k]` as consecutive panels `[k, columns]`. The last panel is padded with zeros.
@@ -167,8 +167,8 @@ impl Tiles<'_> {
         }
     }
 
-    /// Multiplies many rows. The parts of a panel are long. With fewer than [`MANY`] tiles of rows, they prefetch the next panel. Merged
-    /// with [`few`](Self::few), this function would be slower for many rows.
+    /// Multiplies many rows. The parts of a panel are long. If there are fewer than [`MANY`] tiles of rows, the tiles prefetch the next
+    /// panel. This function and [`few`](Self::few) are separate, because one function for both cases would be slower for many rows.
     #[inline(always)]
     fn many<S: Simd, const M: usize, const N: usize>(&self, simd: S, tiles: usize) {
         let (k, cols) = (self.layer.k, N * S::F32_LANES);
@@ -195,7 +195,7 @@ impl Tiles<'_> {
     }
 
     /// Multiplies up to `M` rows by a part of a panel that starts at position `from` in k, and adds the results to the sums of the earlier
-    /// parts. If there are fewer rows, the last row of the block is repeated. Prefetches `AHEAD` lines of `ahead` per element of k.
+    /// parts. If there are fewer rows, the last row of the block is repeated. Prefetches `AHEAD` cache lines of `ahead` per element of k.
     #[inline(always)]
     fn tile<S: Simd, const M: usize, const N: usize, const AHEAD: usize>(
         &self,
@@ -259,7 +259,7 @@ impl<'a> Ahead<'a> {
     }
 }
 
-/// Divides k into as few parts of at most `most` as possible, and returns their length. The last part may be shorter.
+/// Divides k into the minimum number of parts of at most `most` elements, and returns the length of a part. The last part may be shorter.
 fn part_of(k: usize, most: usize) -> usize {
     k.div_ceil(k.div_ceil(most).max(1)).max(1)
 }

@@ -9,12 +9,12 @@ use super::{
 };
 use crate::lines::Lines;
 
-/// Returns whether this CPU has the instruction.
+/// Returns whether this CPU has AVX-512 VNNI.
 pub(super) fn is_supported() -> bool {
     is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni")
 }
 
-/// A quantized weight in quads.
+/// A quantized weight, packed in quads of integers that are adjacent along k.
 pub(super) struct Quads {
     panels: Panels,
 }

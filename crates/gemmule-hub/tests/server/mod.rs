@@ -22,9 +22,9 @@ pub type Files = BTreeMap<String, Vec<u8>>;
 #[derive(Clone, Debug)]
 pub struct Request {
     pub method: String,
-    /// Path and query.
+    /// Path and query of the URL.
     pub target: String,
-    /// Names in lowercase.
+    /// Headers by their names in lower case.
     pub headers: BTreeMap<String, String>,
 }
 
@@ -224,7 +224,7 @@ pub fn git_sha1(bytes: &[u8]) -> String {
     hex(&hasher.finalize())
 }
 
-/// Whether a file is in Git LFS.
+/// Returns whether a file is in Git LFS.
 pub fn is_lfs(name: &str) -> bool {
     [".safetensors", ".bin", ".pt", ".onnx", ".h5"]
         .iter()
@@ -310,7 +310,7 @@ pub fn stored(files: &Files, request: &Request) -> Response {
         .values()
         .find(|bytes| path == format!("/blob/{}", sha256(bytes)));
     match found {
-        // The store uses ETags of its own.
+        // The store's ETags differ from the hub's.
         Some(bytes) => Response::ranged(request, bytes).with("ETag", "\"multipart-7\""),
         None => Response::error(404, "", "not found"),
     }

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use super::{Format, folder::Integers};
 
-/// Number of elements of the larger blocks.
+/// Number of elements of a block in the types with large blocks (`Q2_K` to `Q6_K` and `IQ4_XS`).
 const K: usize = 256;
 /// Values of the 16 codes of IQ4_NL and IQ4_XS.
 const IQ4: [i8; 16] = [
@@ -130,7 +130,8 @@ fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     }
 }
 
-/// Returns the two bits of element `i` of 256, from 64 bytes. Each half of the bytes holds four runs of 32 elements.
+/// Returns the two bits of element `i` of 256, from 64 bytes. In each half of the bytes, byte `j` has two bits of each of the elements `j`,
+/// `j + 32`, `j + 64` and `j + 96` of that half.
 fn pair(bytes: &[u8], i: usize) -> u8 {
     (bytes[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3
 }
@@ -168,8 +169,8 @@ fn scale_min(scales: &[u8], i: usize) -> (u8, u8) {
     }
 }
 
-/// Returns the four bits of element `i` of 256, from 128 bytes. In each run of 64 elements, the low nibbles hold the first 32, and the high
-/// nibbles the others.
+/// Returns the four bits of element `i` of 256, from 128 bytes. Every 64 consecutive elements take 32 bytes. The low nibbles hold the first
+/// 32 elements, and the high nibbles the others.
 fn nibble_of_64(bytes: &[u8], i: usize) -> u8 {
     (bytes[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4)) & 15
 }

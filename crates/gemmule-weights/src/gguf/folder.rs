@@ -2,7 +2,7 @@
 //! tokenizer_config.json, generation_config.json, and tensors under their published names.
 //!
 //! For some architectures, llama.cpp's converter permutes rows, transposes weights or adds 1 to the weights of norms. [`Folder::read`]
-//! undoes this.
+//! undoes these changes.
 
 mod arrange;
 mod config;
@@ -61,8 +61,9 @@ impl Weight {
         }
     }
 
-    /// Returns the type of the integers that [`Folder::read_integers`] reads. Each element of the matrix is such an integer times the scale
-    /// of its run. Returns `None` unless the tensor is a matrix in Q4_0 or Q8_0 that is stored neither transposed nor plus one.
+    /// Returns the type of the integers that [`Folder::read_integers`] reads. Each element of the matrix is an integer times the scale that
+    /// it shares with its neighbors ([`RUN`](Self::RUN)). Returns `None` if the tensor is not a matrix in Q4_0 or Q8_0, or if it is stored
+    /// transposed or plus one.
     pub fn integers(&self) -> Option<Integers> {
         let are_rows = match self.arrangement {
             Arrangement::None | Arrangement::Halves { .. } => self.dims.len() == 2,
@@ -102,12 +103,12 @@ impl Weight {
         Some(parts.collect())
     }
 
-    /// Number of neighboring elements of a row that share a scale; see [`Self::integers`].
+    /// Number of adjacent elements of a row that share a scale; see [`Self::integers`].
     pub const RUN: u64 = 32;
 }
 
-/// Type of the integers of a matrix. [`Folder::read_integers`] returns them as unsigned bytes (codes). Each run of [`Weight::RUN`] elements
-/// has a scale in f16.
+/// Type of the integers of a matrix. [`Folder::read_integers`] returns them as unsigned bytes (codes). Every [`Weight::RUN`] adjacent
+/// elements share a scale in f16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Integers {
     /// The integer is a code from 0 to 15, minus 8.
@@ -120,7 +121,7 @@ impl Folder {
     /// Converts the metadata and the names of a file. Does not read weights.
     ///
     /// # Errors
-    /// Returns an error for an unsupported architecture or tensor, and for metadata that is missing or contradicts the tensors.
+    /// Returns an error if the architecture or a tensor is not supported, or if metadata is missing or contradicts the tensors.
     pub fn new(gguf: Gguf) -> Result<Self, GgufError> {
         let known = Self::translate(&gguf);
         let (architecture, config, weights) = known.map_err(|problem| gguf.error(problem))?;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use super::{Array, Format, Gguf, GgufError, Value, format};
 
-/// Returns the path of a file that the script wrote.
+/// Returns the path of a file that `scripts/gguf_files.py` wrote.
 pub(super) fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("tests/gguf")

@@ -28,7 +28,7 @@ impl Global {
             ("collections", "OrderedDict") => Self::OrderedDict,
             ("torch._utils", "_rebuild_tensor_v2") => Self::RebuildTensor,
             ("torch._utils", "_rebuild_tensor_v3") => Self::RebuildTypedTensor,
-            // The state of a parameter holds attributes that a program has set on it.
+            // The state of a parameter has attributes that a program has set on it. They are ignored.
             ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => {
                 Self::RebuildParameter
             }
@@ -70,10 +70,10 @@ pub(crate) enum Value {
     Tensor(Box<View>),
 }
 
-/// Elements, stored under a key of the archive.
+/// A storage: the elements that the archive has under one key.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Storage {
-    /// `None` for a storage of bytes.
+    /// Type of the elements; `None` for a storage of bytes.
     pub(crate) element: Option<Element>,
     /// A [`Value::Text`].
     pub(crate) key: Id,
@@ -86,7 +86,7 @@ pub(crate) struct Storage {
 pub(crate) struct View {
     pub(crate) element: Element,
     pub(crate) storage: Storage,
-    /// First element of the view.
+    /// Index of the view's first element in the storage.
     pub(crate) offset: i64,
     pub(crate) dims: Vec<i64>,
     pub(crate) strides: Vec<i64>,

@@ -1,7 +1,7 @@
 //! Scales of a KV cache in E4M3: the names of their tensors, and their values.
 //!
-//! The writers of checkpoints have several names for the same tensor. A scale belongs to the attention, or to the linear layer that
-//! computes the keys or the values.
+//! Programs that write checkpoints give these tensors different names. The name of a scale begins with the name of the attention module, or
+//! of the linear layer that computes the keys or the values.
 
 use half::{bf16, f16};
 
@@ -37,7 +37,7 @@ impl CacheRows {
                 own.to_owned(),
                 format!("attn.{own}"),
                 format!("qkv_proj.{own}"),
-                // One scale of keys and values.
+                // A scale that keys and values share.
                 "kv_scale".to_owned(),
                 "attn.kv_scale".to_owned(),
             ];
@@ -63,8 +63,8 @@ pub fn is_cache_scale(name: &str) -> bool {
 /// Returns the value of a scale.
 ///
 /// # Errors
-/// Returns [`QuantizedError::Tensor`] unless the tensor is one positive number in f32, f16 or bf16 that is normal in f32, and whose
-/// reciprocal is normal, too.
+/// Returns an error if the tensor is not one positive number in f32, f16 or bf16, or if the number or its reciprocal is subnormal or not
+/// finite in f32.
 pub fn cache_scale(name: &str, info: &Info, bytes: &[u8]) -> Result<f32> {
     if info.dims.iter().any(|&n| n != 1) {
         let problem = format!(

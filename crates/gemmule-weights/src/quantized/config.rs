@@ -24,7 +24,7 @@ pub struct Config {
     /// Name and settings of the method, for the log.
     summary: String,
     unknown: Vec<String>,
-    /// Reason why the scales of the KV cache do not apply to a cache in E4M3; `None` if they do.
+    /// Reason why the scales of the KV cache do not apply to a cache in E4M3; `None` if the scales apply.
     other_cache: Option<OtherCache>,
 }
 

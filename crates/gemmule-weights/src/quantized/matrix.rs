@@ -68,14 +68,14 @@ pub(super) enum Codes {
 /// Assignment of columns to groups.
 #[derive(Clone, Debug)]
 pub(super) enum Order {
-    /// Each group is a run of columns.
+    /// Each group consists of adjacent columns.
     None,
-    /// Each group is a run of columns, and a tensor redundantly lists the group of each column.
+    /// Each group consists of adjacent columns, and a tensor redundantly lists the group of each column.
     Runs(String),
     /// A tensor lists the group of each column.
     Listed {
         name: String,
-        /// Whether -1 for all columns means that groups are runs of columns.
+        /// Whether -1 for all columns means that each group consists of adjacent columns.
         may_be_unset: bool,
     },
 }
@@ -108,8 +108,8 @@ impl Matrix {
         self.dims
     }
 
-    /// Returns the runs of elements that share a scale. Returns `None` if a tensor assigns a group to each column (`Order::Listed`), and
-    /// for 8-bit integers with zero points.
+    /// Describes the runs: the adjacent elements of a row that share a scale. Returns `None` if a tensor assigns a group to each column
+    /// (`Order::Listed`), and for 8-bit integers with zero points.
     pub fn runs_of_rows(&self) -> Option<Runs> {
         match self.order {
             Order::None | Order::Runs(_) => self.runs_of_groups(),
@@ -117,8 +117,8 @@ impl Matrix {
         }
     }
 
-    /// Returns the runs of elements that share a scale once the columns are sorted by group; see [`column_order`](Self::column_order).
-    /// Returns `None` if the groups are runs of columns by definition, as in [`runs_of_rows`](Self::runs_of_rows), and for 8-bit integers
+    /// Like [`runs_of_rows`](Self::runs_of_rows), for a matrix in which a tensor assigns a group to each column. The runs are those after
+    /// the columns are sorted by group; see [`column_order`](Self::column_order). Returns `None` for other matrices, and for 8-bit integers
     /// with zero points.
     pub fn ordered_runs_of_rows(&self) -> Option<Runs> {
         match self.order {
@@ -191,8 +191,8 @@ impl Matrix {
         })
     }
 
-    /// Returns the columns in the order of their groups. Each group then has neighboring columns. Returns `None` if a group other than the
-    /// last has a number of columns that differs from the group size.
+    /// Returns the columns in the order of their groups. In this order, the columns of a group are adjacent. Returns `None` if a group
+    /// other than the last has a number of columns that differs from the group size.
     ///
     /// # Errors
     /// Returns the errors of `read`, and an error if groups are out of range.
@@ -218,7 +218,7 @@ impl Matrix {
     /// those of the columns in the order of [`column_order`](Self::column_order).
     ///
     /// # Errors
-    /// Returns [`QuantizedError::Memory`].
+    /// Returns an error if memory runs out.
     pub fn groups_of(
         &self,
         quantized: &Quantized,

@@ -26,7 +26,7 @@ const QZEROS: &str = "qzeros";
 const SCALES: &str = "scales";
 const G_IDX: &str = "g_idx";
 
-/// Suffixes of the names of tensors with quantized weights. The last line is for unsupported layouts.
+/// Suffixes of the names of tensors with quantized weights. The last five are for unsupported layouts.
 const PARTS: [&str; 16] = [
     WEIGHT,
     SCALE,
@@ -91,7 +91,7 @@ fn by_module<'t>(tensors: &'t BTreeMap<String, Info>) -> BTreeMap<&'t str, Parts
     modules
 }
 
-/// Returns whether elements of this type cannot be used as weights directly.
+/// Returns whether elements of this type are quantized or packed values, which cannot be used as weights directly.
 fn is_packed(element: Element) -> bool {
     match element {
         Element::F8E4M3
@@ -117,10 +117,10 @@ fn is_packed(element: Element) -> bool {
     }
 }
 
-/// Returns an error if a checkpoint without a `quantization_config` has quantized tensors.
+/// Checks that a checkpoint without a `quantization_config` has no quantized tensors.
 ///
 /// # Errors
-/// Returns [`QuantizedError::Tensor`] with the first such tensor.
+/// Returns an error if there is a quantized tensor. The error names the first one.
 pub fn check_plain(tensors: &BTreeMap<String, Info>) -> Result<()> {
     for parts in by_module(tensors).values() {
         let weight = parts.get(WEIGHT).copied();
@@ -145,8 +145,8 @@ pub fn check_plain(tensors: &BTreeMap<String, Info>) -> Result<()> {
 }
 
 impl Config {
-    /// Finds the matrices of a checkpoint by the names, types and shapes of its tensors. `read` returns the bytes of a tensor. It is called
-    /// only for tensors that contain shapes.
+    /// Finds the matrices of a checkpoint by the names, types and shapes of its tensors. `read` returns the bytes of a tensor, and is
+    /// called only for tensors that contain shapes.
     ///
     /// # Errors
     /// Returns the errors of `read`. Returns an error if a tensor is missing, superfluous, or contradicts the configuration in type or

@@ -7,7 +7,7 @@ use fancy_regex::Regex;
 use super::error::{Result, wrong_key};
 use crate::pickle::shown;
 
-/// Maximum number of list entries that are not plain module names.
+/// Maximum number of regular expressions in a list.
 const MAX_PATTERNS: usize = 1024;
 /// Maximum size of a regular expression in bytes.
 const MAX_PATTERN: usize = 1024;
@@ -21,7 +21,7 @@ pub(super) struct Modules {
     patterns: Vec<Regex>,
     /// Whether the class `Linear` is listed.
     linear: bool,
-    /// Whether an entry of `exact` also matches a run of whole components of a module's name, such as `mlp` in `layers.0.mlp.up_proj`.
+    /// Whether an entry of `exact` also matches consecutive components of a module's name, such as `mlp` in `layers.0.mlp.up_proj`.
     parts: bool,
 }
 
@@ -34,7 +34,7 @@ pub(super) enum Match {
 }
 
 impl Modules {
-    /// Parses a list of compressed-tensors.
+    /// Parses a list in the format of compressed-tensors.
     pub fn compressed(key: String, texts: Vec<String>) -> Result<Self> {
         let mut modules = Self::default();
         for text in texts {
@@ -78,7 +78,7 @@ impl Modules {
         names.find(|name| name.starts_with(|c: char| c.is_ascii_uppercase()) && !name.contains('.'))
     }
 
-    /// Returns how the list matches the module; `None` if it does not.
+    /// Returns how the list matches `module`; `None` if the list does not match it.
     pub fn find(&self, module: &str) -> Result<Option<Match>> {
         if self.exact.contains(module) || (self.parts && self.has_part(module)) {
             return Ok(Some(Match::Exact));
@@ -99,7 +99,7 @@ impl Modules {
         Ok(self.linear.then_some(Match::Class))
     }
 
-    /// Returns whether a run of whole components of the module's name is listed.
+    /// Returns whether consecutive components of the module's name are listed as one entry.
     fn has_part(&self, module: &str) -> bool {
         let starts = std::iter::once(0).chain(module.match_indices('.').map(|(at, _)| at + 1));
         let starts: Vec<usize> = starts.take(32).collect();

@@ -129,7 +129,7 @@ mod tests {
         }
     }
 
-    /// Packs by definition: computes the word of each integer from its position.
+    /// Packs a matrix by definition, computing the word of each integer from its position, and checks that `unpack` restores the matrix.
     fn check(packing: Packing, [rows, columns]: [usize; 2]) {
         let n = packing.bits.per_word() as usize;
         let width = packing.bits.count() as usize;

@@ -34,7 +34,7 @@ pub enum Zeros {
 }
 
 impl Zeros {
-    /// Returns the zero point of a scale.
+    /// Returns the zero point of the group with the scale of index `scale`.
     pub(super) fn at(&self, scale: usize) -> u16 {
         match self {
             Self::One(zero) => *zero,
@@ -46,7 +46,7 @@ impl Zeros {
 /// Assignment of columns to groups, which are the columns of the scales.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Groups {
-    /// Runs of this many columns.
+    /// Each group has this many adjacent columns.
     Runs(usize),
     /// The group of each column.
     Listed(Vec<u32>),
@@ -112,7 +112,7 @@ impl Quantized {
     /// Returns all dequantized values in row-major order. `name` is the name of the matrix in messages.
     ///
     /// # Errors
-    /// Returns [`QuantizedError::Memory`].
+    /// Returns an error if memory runs out.
     pub fn dequantize(&self, name: &str) -> Result<Vec<f32>> {
         let n = self.rows * self.columns;
         let mut out: Vec<f32> = room(name, n)?;

@@ -392,7 +392,7 @@ fn entries_that_are_not_stored_as_they_are_are_refused() {
         changed(8, 1),
         "its entry `a/data/0` is encrypted; save the file again"
     );
-    // This changes the size of the entry.
+    // Byte 23 is the highest byte of the entry's compressed size.
     let large = changed(23, 0x7f);
     assert!(large.starts_with("its zip archive is damaged: "), "{large}");
     let mut bytes = written(&entries);

@@ -1,15 +1,15 @@
 //! Heads, rotations, caches and products of attention.
 //!
-//! | operator | fields (defaults) | result |
+//! | operator | fields | result |
 //! |---|---|---|
-//! | `rotary` | `x`, `heads`, `width`, `part` (1), `theta`, `scaling` (none), `longest` (none) | rotates each head's first `width` columns, or the share `part` of these columns, rounded down (below). `scaling` is a key of config.json or a list of keys, of which the first one present specifies the frequency scaling: `default`, `linear`, `llama3`, `yarn`, `ntk` (GTE: the base times the factor), `longrope` (`su`) or `dynamic`. With `dynamic`, and with `longrope` by default, sequences of up to the trained number of positions are computed, and longer ones are rejected. Sequences of more than `longest` positions are rejected too |
-//! | `cache` | `x`, `heads`, `name` | the rows of a sequence so far: those of this batch, preceded by those in the KV cache. Keys and values of causal attention are cached. If `x` has one row per sequence, the cache holds one position, which only another part reads |
-//! | `cache` without `x` | `heads`, `width`, `name` | the rows that an earlier part appended to the cache of this name, which are the rows of a sequence's source. Attention to them is not causal |
+//! | `rotary` | `x`, `heads`, `width`, `part` (default 1), `theta`, `scaling` (optional), `longest` (optional) | rotates each head's first `width` columns, or the share `part` of these columns, rounded down (formulas below). `scaling` is a key of config.json, or a list of keys of which the first one present applies. The key specifies how frequencies are scaled: `default`, `linear`, `llama3`, `yarn`, `ntk` (GTE: the base times the factor), `longrope` (`su`) or `dynamic`. With `dynamic`, and with `longrope` by default, sequences with more positions than the model was trained for are rejected. Sequences of more than `longest` positions are rejected too |
+//! | `cache` | `x`, `heads`, `name` | appends `x` to the KV cache. The result is, for each sequence, the cached rows followed by the rows of this batch. Keys and values of causal attention are cached. If `x` has one row per sequence, the cache holds one position, and only another part reads the cache |
+//! | `cache` without `x` | `heads`, `width`, `name` | the rows that an earlier part appended to the cache `name`: keys or values of the source of each sequence. Attention to these rows is not causal |
 //! | `split_heads` | `x`, `heads` | `[tokens, heads·head]` → `[heads, tokens, head]` |
 //! | `merge_heads` | `x` | the inverse of `split_heads` |
-//! | `matmul` | `a`, `b`, `transpose_b` (`false`) | scores `a · bᵀ`, or sums of `b` weighted by `a`, separately for each sequence. The number of heads of `a` is a multiple of that of `b`; each head of `b` serves a group of adjacent heads |
-//! | `position_table` | `table`, `width`, `span`, `reach` (none) | rows of a table `[2·span, width]` of the checkpoint by distance: `[2·R + 1, width]` for distances −R to R, where R is the first distance after which rows repeat. Looked up once when weights are loaded. Norms and `linear` may follow, then `relative_scores` |
-//! | `relative_scores` | `x`, `table`, `heads`, `of` (`query`, `key`) | `[heads, pairs]`: `x[i] · table[j − i]` of each head for query `i` and key `j` of a sequence, or `x[j] · table[j − i]` with `key` (disentangled attention). Distances outside the table use its first or last row |
+//! | `matmul` | `a`, `b`, `transpose_b` (default `false`) | with `transpose_b`, scores `a · bᵀ`; otherwise sums of the rows of `b` weighted by `a`; separately for each sequence. The number of heads of `a` is a multiple of that of `b`: each head of `b` is shared by a group of adjacent heads of `a` |
+//! | `position_table` | `table`, `width`, `span`, `reach` (optional) | `[2·R + 1, width]`: the rows of a checkpoint's table `[2·span, width]` for the distances −R to R, where R is the first distance after which rows repeat. The rows are looked up once, when weights are loaded. Norms and `linear` may follow, then `relative_scores` |
+//! | `relative_scores` | `x`, `table`, `heads`, `of` (`query` or `key`) | `[heads, pairs]`: `x[i] · table[j − i]` of each head for query `i` and key `j` of a sequence, or `x[j] · table[j − i]` with `key` (disentangled attention). Distances outside the table use its first or last row |
 //!
 //! A `position_table` uses row `span + r` for distance `d`, with `r = −d` clamped to `−span ..= span − 1`. With a `reach`, this holds up to
 //! half of the span, `m = ⌊span / 2⌋`; a larger `|d|` has `r = ±(m + ⌈(m − 1) · log(|d| / m) / log((reach − 1) / m)⌉)` (DeBERTa).
@@ -22,31 +22,33 @@
 //! y[j + w / 2] = c · (x[j + w / 2] · cos(p · f[j]) + x[j] · sin(p · f[j]))
 //! ```
 //!
-//! A `scaling` replaces `f` and `c`. With `s` as its `factor` and `L` as its `original_max_position_embeddings`:
+//! A `scaling` replaces `f` and `c`. Let `s` be the `factor` and `L` the `original_max_position_embeddings` of the `scaling`:
 //!
 //! - `default`: no change.
 //! - `linear`: `f[j] / s`.
 //! - `dynamic`: no change, for sequences of at most `L` tokens, or `max_position_embeddings` if `L` is not given. With a number `alpha`
-//!   (Hunyuan), it is `(theta · alpha^(w / (w − 2)))^(−2j / w)` for all sequences.
-//! - `longrope`: `f[j] / short_factor[j]`, for sequences of at most `L` tokens. If the key `max_context` of config.json is more than `L`, it
-//!   is `f[j] / long_factor[j]` for all sequences, which may have up to `max_position_embeddings` tokens. In both cases, `c` is
-//!   `attention_factor`, or `√(1 + ln s / ln L)` if `s > 1`. `s` is `factor`, or `max_position_embeddings` divided by `L`.
+//!   (Hunyuan), `f[j]` is `(theta · alpha^(w / (w − 2)))^(−2j / w)` for all sequences.
+//! - `longrope`: `f[j] / short_factor[j]`, for sequences of at most `L` tokens. If the key `max_context` of config.json is more than `L`,
+//!   `f[j]` is replaced by `f[j] / long_factor[j]` for all sequences, which may have up to `max_position_embeddings` tokens. In both cases,
+//!   `c` is `attention_factor`, or `√(1 + ln s / ln L)` if `s > 1`. `s` is `factor`, or `max_position_embeddings` divided by `L`.
 //! - `ntk`: `(s · theta)^(−2j / w) / s^(2 / w)`; with `mixed_b = b`, `f[j] / exp(a · (j + 1)^b)` where `a = ln(s) / (w / 2)^b`.
 //! - `llama3`: `(1 − r) · f[j] / s + r · f[j]`, where `r = (L · f[j] / 2π − low_freq_factor) / (high_freq_factor − low_freq_factor)`,
 //!   clamped to 0 … 1.
-//! - `yarn` (Peng et al. 2023, arXiv:2309.00071): `r · f[j] / s + (1 − r) · f[j]`, where `r = (j − low) / (high − low)`, clamped to 0 … 1. The
-//!   pair that completes `n` rotations within `L` positions is `w · ln(L / 2πn) / (2 ln theta)`. `low` is that pair for `beta_fast` (32),
-//!   rounded down and at least 0. `high` is that pair for `beta_slow` (1), rounded up and at most `w − 1`. Neither is rounded if
-//!   `truncate` is `false`. `c` is `attention_factor` if given. Otherwise, if `s > 1`, it is
-//!   `(0.1 · mscale · ln(s) + 1) / (0.1 · mscale_all_dim · ln(s) + 1)` if both keys are given, and `0.1 · ln(s) + 1` if not.
+//! - `yarn` (Peng et al. 2023, arXiv:2309.00071): `r · f[j] / s + (1 − r) · f[j]`, where `r = (j − low) / (high − low)`, clamped to 0 … 1.
+//!   The pair that completes `n` rotations within `L` positions has the index `w · ln(L / 2πn) / (2 ln theta)`. `low` is this index for
+//!   `n = beta_fast` (default 32), rounded down and at least 0. `high` is this index for `n = beta_slow` (default 1), rounded up and at
+//!   most `w − 1`. If `truncate` is `false`, they are not rounded. `c` is `attention_factor` if given. Otherwise, if `s > 1`, `c` is
+//!   `(0.1 · mscale · ln(s) + 1) / (0.1 · mscale_all_dim · ln(s) + 1)` if `mscale` and `mscale_all_dim` are given, and `0.1 · ln(s) + 1` if
+//!   not.
 //!
 //! `max_position_embeddings` of config.json also limits the length of sequences in models without a position table, if they use `rotary` or
-//! a position bias. A `position_table` has no limit, because larger distances use its last rows. The limit is the value of the key; for
-//! `linear` it is `s` times that value, for `yarn` `s · L`, rounded down, and for `dynamic` and by default for `longrope` it is `L`. The
-//! lowest of several limits applies, including `longest` and position tables. Without the key there is no limit.
+//! a position bias. A `position_table` does not limit the length, because larger distances use its last rows. The limit is the value of the
+//! key. For `linear`, it is `s` times the value, and for `yarn` `s · L`, both rounded down. For `dynamic`, and by default for `longrope`,
+//! it is `L`. If there are several limits, including `longest` and the rows of position embeddings, the lowest applies. Without the key
+//! there is no limit.
 //!
-//! The key `max_context` of config.json, which the setting of the same name writes, lowers the limit of any model. It is an error if it
-//! exceeds the limit.
+//! The key `max_context` of config.json, which `Builder::max_context` and `--max-context` set, lowers the limit of any model. It is an
+//! error if `max_context` exceeds the limit.
 
 use super::*;
 
@@ -203,7 +205,7 @@ impl Operator for Cache {
         let width = to.width(at.name, "cache", x, at.span)?;
         let mut names = values.names_of(&self.name)?.into_iter();
         let (name, rest) = (names.next().unwrap_or_default(), names.next());
-        // Shape inference rejects widths that do not divide evenly.
+        // Shape inference rejects a width that is not a multiple of `heads`.
         let head = (width / u64::from(heads.max(1))) as u32;
         let own = (to.part, heads, head);
         if rest.is_some() || to.caches.insert(name.clone(), own).is_some() {
@@ -280,7 +282,7 @@ impl Operator for RelativeScores {
 }
 
 impl Builder<'_> {
-    /// Reads a cache that an earlier part appended to.
+    /// Returns the operator that reads a cache to which an earlier part appends.
     fn cross_cache(&self, pattern: &At<Pattern>, heads: u32, width: u32) -> Result<Op, ModelError> {
         let name = self.values.names_of(pattern)?.into_iter().next();
         let name = name.unwrap_or_default();
@@ -315,7 +317,8 @@ impl Builder<'_> {
         })
     }
 
-    /// Selects the matrix product of attention: `q · kᵀ`, or probabilities times `v`.
+    /// Selects the matrix product of attention: `q · kᵀ`, or probabilities times `v`. Returns `None` if the shapes of the operands fit
+    /// neither product.
     fn matmul(&self, operands: &[NodeId], transpose_b: bool) -> Option<Op> {
         let &[a, b] = operands else { return None };
         let (a, b) = (self.graph.shape(a), self.graph.shape(b));

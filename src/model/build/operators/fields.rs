@@ -1,4 +1,4 @@
-//! Fields of operators: how they are written, and the names that they contain.
+//! Fields of operators: their syntax in descriptions, and the names that they contain.
 
 use std::{fmt::Debug, ops::Deref, sync::Arc};
 
@@ -26,7 +26,7 @@ pub(in crate::model) struct Names<'a> {
     pub sizes: Vec<&'a At<Expr>>,
     /// Real numbers.
     pub reals: Vec<&'a At<Expr>>,
-    /// Kinds that are defined under `activations`.
+    /// Names of activations that the description defines under `activations`.
     pub activations: Vec<&'a At<String>>,
     /// Names of weights and of a cache. They may contain indices.
     pub weights: Vec<&'a At<Pattern>>,
@@ -38,7 +38,7 @@ pub(in crate::model) struct Names<'a> {
 
 /// The fields of an operator.
 pub(in crate::model) trait Fields: Debug + Send + Sync {
-    /// Adds the names in the fields.
+    /// Adds the names in the fields to `to`.
     fn names<'s>(&'s self, to: &mut Names<'s>);
 
     /// Returns the names in the fields.
@@ -92,18 +92,19 @@ pub(super) use fields;
 
 /// A field of an operator.
 pub(super) trait Field: Sized {
-    /// Adds the keys that the field is written with.
+    /// Adds the keys under which a description gives the field.
     fn keys(name: &'static str, to: &mut Vec<&'static str>) {
         to.push(name);
     }
 
     fn decode<'a>(r: Reader<'a>, args: &Args<'a>, name: &'static str) -> Decoded<Self>;
 
-    /// Adds the names in the field.
+    /// Adds the names in the field to `to`.
     fn names<'s>(&'s self, _: &mut Names<'s>) {}
 }
 
-/// A field with one key. It is required, unless it is an `Option`.
+/// A type of fields that a description gives under one key. A field of type `T: Term` is required,
+/// and one of type `Option<T>` is not.
 pub(super) trait Term: Sized {
     fn read<'a>(r: Reader<'a>, piece: Piece<'a>) -> Decoded<Self>;
 
@@ -140,7 +141,8 @@ impl Field for bool {
     }
 }
 
-/// Defines a term as a wrapper of another type, with the list of [`Names`] that it belongs to.
+/// Defines terms that wrap another type. `in` gives the list of [`Names`] to which a term adds its
+/// value, and `=` the function that decodes the value.
 macro_rules! terms {
     ($($(#[$doc:meta])* $Term:ident($Of:ty) in $list:ident = $read:expr;)*) => {$(
         $(#[$doc])*
@@ -181,7 +183,7 @@ terms! {
     Kind(At<String>) in activations = |r, piece| r.string("`kind`", piece);
 }
 
-/// Decodes one of several words.
+/// Decodes one of `words` to its value.
 pub(super) fn choice<'a, T: Copy>(
     r: Reader<'a>,
     what: &str,

@@ -1,8 +1,8 @@
 //! Embeddings, which read the inputs of the model.
 //!
-//! | operator | fields (defaults) | result |
+//! | operator | fields | result |
 //! |---|---|---|
-//! | `embedding` | `ids` (`token_ids`, `previous_ids`, `type_ids`, `positions`), `first` (none), `table` or `sinusoid` (`over_width`, `over_half`), `rows`, `width`, `offset` (0), `skips` (none) | rows of the table. `skips` is the padding token of models that count only the positions of other tokens. Batches have no padding, so a sequence that contains it is rejected. `previous_ids` are the ids of the tokens before each token, and `first` is the id before a sequence's first token. A `sinusoid` table is computed: sines in the first half of the columns and cosines in the second, with frequencies `10000^(−2j / width)` or `10000^(−j / (width / 2 − 1))` |
+//! | `embedding` | `ids` (`token_ids`, `previous_ids`, `type_ids` or `positions`), `first` (only with `previous_ids`), `table` or `sinusoid` (`over_width` or `over_half`), `rows`, `width`, `offset` (default 0), `skips` (optional) | row `id + offset` of a table `[rows, width]` for each id. `skips` is the id of the padding token of models that do not count padding as positions. Batches have no padding, so a sequence that contains this id is rejected. `previous_ids` has the id of the token before each token, and `first` for the first token of a sequence. A `sinusoid` table is computed: sines in the first half of the columns and cosines in the second, with frequencies `10000^(−2j / width)` (`over_width`) or `10000^(−j / (width / 2 − 1))` (`over_half`) |
 
 use super::*;
 
@@ -17,7 +17,7 @@ fields! {
         rows: Whole,
         width: Whole,
         offset: Option<Whole>,
-        /// Token id that gets no position.
+        /// Token id that is not counted as a position. Sequences that contain it are rejected.
         skips: Option<Whole>,
     }
 }
@@ -67,7 +67,7 @@ impl Field for First {
     }
 }
 
-/// `table`, or `sinusoid` for a computed table.
+/// The field `table`, a table of the checkpoint, or the field `sinusoid`, a computed table.
 #[derive(Debug)]
 enum Table {
     Stored(Weight),
@@ -131,7 +131,8 @@ impl Operator for Embedding {
 }
 
 impl Builder<'_> {
-    /// Returns the input of previous ids. `first` is the id before the first token of a sequence, and must have a row in the table.
+    /// Returns the input that has the id of the token before each token, and `first` for the first token of a sequence. `first` must have a
+    /// row in the table.
     fn previous_ids(
         &mut self,
         first: &At<Expr>,

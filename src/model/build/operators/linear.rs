@@ -1,13 +1,14 @@
 //! Linear layers.
 //!
-//! | operator | fields (defaults) | result |
+//! | operator | fields | result |
 //! |---|---|---|
-//! | `linear` | `x`, `out`, `weight`, `bias` (none), `stored` (`out_in`, `in_out`), `of` and `from` (none), `groups` (1), `interleaved` (none) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the stored matrix and bias have `of` rows in `groups` equal parts, and each part is read from its row `from` on. The first `interleaved` rows that are read of each part are pairs of neighbors, which are reordered: the first rows of all pairs precede the second rows |
+//! | `linear` | `x`, `out`, `weight`, `bias` (optional), `stored` (`out_in` or `in_out`, default `out_in`), `of` and `from` (optional), `groups` (default 1), `interleaved` (optional) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the weight and the bias are `out` of the `of` rows of the stored tensors. The stored rows form `groups` equal parts, and from each part, `out / groups` rows are read, from its row `from` on. The first `interleaved` of these rows are stored as pairs of adjacent rows. They are reordered: the first rows of all pairs precede the second rows |
 //! | `add_bias` | `x`, `bias` | adds a vector to every row |
 //!
-//! Some checkpoints rotate neighbors of a head in `rotary`, `x[2j]` with `x[2j + 1]` (GPT-J, Cohere). The scores of attention do not depend
-//! on the order of the columns of a head, if queries and keys have the same order. The projections of queries and keys are therefore read
-//! with `interleaved: w`, which reorders the columns for the rotation of `x[j]` with `x[j + w / 2]`.
+//! The operator `rotary` rotates columns `x[j]` with `x[j + w / 2]` of a head, but some models rotate adjacent columns, `x[2j]` with
+//! `x[2j + 1]` (GPT-J, Cohere). The scores of attention do not depend on the order of the columns of a head, if queries and keys have the
+//! same order. Descriptions of these models therefore read the projections of queries and keys with `interleaved: w`, which reorders the
+//! columns for `rotary`.
 
 use super::*;
 
@@ -32,7 +33,7 @@ fields! {
     }
 }
 
-/// Rows of a stored matrix.
+/// Selects the rows of a stored matrix that a weight consists of.
 #[derive(Debug)]
 pub(in crate::model::build) struct RowsOf {
     /// Number of rows of the stored matrix.
@@ -41,8 +42,8 @@ pub(in crate::model::build) struct RowsOf {
     pub groups: Option<Whole>,
     /// First row to read in each part.
     pub from: Whole,
-    /// Number of rows that are stored in pairs of neighbors, counted from the first row that is read of each part. The first rows of all
-    /// pairs are put before the second rows. If not given, no rows are reordered.
+    /// Number of rows, at the start of the rows that are read from each part, that are stored as pairs of adjacent rows. These rows are
+    /// reordered: the first rows of all pairs precede the second rows. If not given, no rows are reordered.
     pub interleaved: Option<Whole>,
 }
 
@@ -59,7 +60,7 @@ impl Field for Stored {
     }
 }
 
-/// The rows that are read, if the weight is a part of a matrix.
+/// Rows that are read if the weight is a part of a stored matrix; `None` if it is the whole matrix.
 #[derive(Debug)]
 struct Part(Option<RowsOf>);
 

@@ -1,14 +1,14 @@
 //! Norms of rows.
 //!
-//! | operator | fields (defaults) | result |
+//! | operator | fields | result |
 //! |---|---|---|
-//! | `layer_norm` | `x`, `weight` (none), `bias` (none), `eps`, `plus_one` (`false`), `heads` (none), `interleaved` (none) | over the width: `(x − mean) / √(variance + eps) · weight + bias`, or `· (1 + weight) + bias` with `plus_one` (Nemotron), or without the weight. With `heads`, over each of `heads` equal parts of the width, without a bias. The weight then has a row for each part, of which the first `interleaved` columns are pairs of neighbors, which are reordered like the rows of [`linear`](super::linear) |
-//! | `rms_norm` | `x`, `weight`, `eps`, `heads` (1), `plus_one` (`false`) | over the width, or over each of `heads` equal parts of it: `x / √(mean of x² + eps) · weight`, or `· (1 + weight)` (Gemma), where `1 + weight` is computed once when weights are loaded |
+//! | `layer_norm` | `x`, `weight` (optional), `bias` (optional), `eps`, `plus_one` (default `false`), `heads` (optional), `interleaved` (optional) | over the width: `(x − mean) / √(variance + eps) · weight + bias`. With `plus_one`, the factor is `1 + weight` (Nemotron); without `weight`, it is 1. With `heads`, each of `heads` equal parts of the width is normalized separately, without a bias, and the weight has a row for each part. The first `interleaved` columns of these rows are stored as pairs of adjacent columns, which are reordered like the rows of [`linear`](super::linear) |
+//! | `rms_norm` | `x`, `weight`, `eps`, `heads` (default 1), `plus_one` (default `false`) | over the width, or over each of `heads` equal parts of it: `x / √(mean of x² + eps) · weight`, or `· (1 + weight)` (Gemma), where `1 + weight` is computed once when weights are loaded |
 //! | `l2_normalize` | `x`, `eps` | rows scaled to length 1 |
 
 use super::*;
 
-/// All norms. The result of each has the shape of `x`, and each weight is as long as a row of `x` if no optional field is given.
+/// All norms. The result of a norm has the shape of `x`. Without `heads`, its weight and bias have one element for each column of `x`.
 pub const ALL: &[Entry] = &[
     Entry::new::<LayerNorm>("layer_norm"),
     Entry::new::<RmsNorm>("rms_norm"),
@@ -82,14 +82,14 @@ impl Field for NormWeight {
     }
 }
 
-/// Equal parts of a row that `layer_norm` normalizes separately, if they are given.
+/// Field `heads` of `layer_norm`: equal parts of a row that are normalized separately; `None` if it is not given.
 #[derive(Debug)]
 struct NormedHeads(Option<Heads>);
 
 #[derive(Debug)]
 struct Heads {
     n: Whole,
-    /// Number of leading columns of a head whose weights are stored in pairs of neighbors, as the rows of `linear`.
+    /// Number of leading columns of each head whose weights are stored as pairs of adjacent columns (see `interleaved` of `linear`).
     interleaved: Option<Whole>,
 }
 

@@ -1,11 +1,11 @@
 //! Functions of single elements, and of columns.
 //!
-//! | operator | fields (defaults) | result |
+//! | operator | fields | result |
 //! |---|---|---|
 //! | `add`, `multiply` | `a`, `b` | sum or product of two values of the same shape, element by element |
 //! | `scale` | `x`, `by` | `by · x` |
 //! | `soft_cap` | `x`, `cap` | `cap · tanh(x / cap)`; `x` may be rows, or scores before their softmax |
-//! | `gelu` | `x`, `form` (`exact`, `tanh`) | pointwise: `x / 2 · (1 + erf(x / √2))`, or `x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 x³)))` |
+//! | `gelu` | `x`, `form` (`exact` or `tanh`) | pointwise: `x / 2 · (1 + erf(x / √2))`, or `x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 x³)))` |
 //! | `relu`, `tanh`, `silu`, `quick_gelu`, `log1p_relu` | `x` | pointwise: `max(x, 0)`, `tanh x`, `x / (1 + e^(−x))`, `x / (1 + e^(−1.702 x))` (CLIP), `ln(1 + max(x, 0))` (SPLADE) |
 //! | `activation` | `x`, `kind` (a name of `activations`) | pointwise |
 //! | `columns` | `x`, `from`, `width` | a range of columns of every row |
@@ -160,7 +160,7 @@ impl Operator for Concat {
 }
 
 impl Operator for Same {
-    /// Adds no node, so the node keeps the name of the original value.
+    /// Returns the node of `x` and adds none. In the graph, the value therefore keeps the name that it had before.
     fn build(&self, to: &mut Builder<'_>, _: &Target<'_>) -> Result<NodeId, ModelError> {
         to.value(&self.x)
     }

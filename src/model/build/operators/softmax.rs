@@ -1,8 +1,8 @@
 //! The softmax of attention's scores.
 //!
-//! | operator | fields (defaults) | result |
+//! | operator | fields | result |
 //! |---|---|---|
-//! | `softmax` | `x`, `causal` (`false`), `window` (none), `bias` (none), `sinks` (none) | of scores, over the keys `j` of query `i`: `e^(s[i, j]) / Σ e^(s[i, k])`. Causal: over keys `j ≤ i`. With a window: over keys with `abs(j − i) ≤ window`. Both restrictions can be combined. `sinks` is a weight `[heads]` (below) |
+//! | `softmax` | `x`, `causal` (default `false`), `window` (optional), `bias` (optional), `sinks` (optional) | of scores, over the keys `j` of query `i`: `e^(s[i, j]) / Σ e^(s[i, k])`. Causal: over keys `j ≤ i`. With a window: over keys with `abs(j − i) ≤ window`. Both restrictions can be combined. `sinks` is a weight `[heads]` (below) |
 //!
 //! A `bias` of `softmax` is added to its scores. It depends on the distance `d`, the position of the key minus that of the query:
 //!
@@ -11,12 +11,12 @@
 //!   multiplies the slopes by a number (Falcon-RW).
 //! - `relative_bias(table: "…", buckets: …, reach: …, bidirectional: …)`: `table[bucket(d)][head]` of a weight `[buckets, heads]` (T5). If
 //!   bidirectional, half of the buckets, from bucket `buckets / 2` on, are for keys after the query; otherwise all such keys share
-//!   bucket 0. Let `b` be the number of buckets of one side. The first `b / 2` buckets have one distance each, and a larger `|d|` has bucket
-//!   `b / 2 + ⌊log(2 |d| / b) / log(2 reach / b) · (b − b / 2)⌋`, at most `b − 1`.
+//!   bucket 0. Let `b` be the number of buckets of one side. The first `b / 2` buckets have one distance each, and a larger `|d|` has
+//!   bucket `b / 2 + ⌊log(2 |d| / b) / log(2 reach / b) · (b − b / 2)⌋`, at most `b − 1`.
 //!
 //! With `sinks`, the weights of head `h` are `e^(s[i, j]) / (e^(sinks[h]) + Σ e^(s[i, k]))`: the softmax over the scores and one more
-//! column, the sink, whose weight is dropped (gpt-oss). The sink is neither scaled nor capped nor biased, and every query attends to it,
-//! whatever the window. Weights of a query therefore add up to less than 1.
+//! column, the sink, whose weight is dropped (gpt-oss). The sink is not scaled, capped or biased, and every query attends to it, regardless
+//! of the window. Weights of a query therefore add up to less than 1.
 
 use super::*;
 
@@ -115,7 +115,8 @@ impl Operator for Softmax {
 }
 
 impl Builder<'_> {
-    /// Limits sequences to `max_position_embeddings` of config.json. A position bias has no table that would limit them.
+    /// Limits sequences to `max_position_embeddings` of config.json. In a model with a position bias, no position table limits their
+    /// length.
     fn limit_positions(&mut self, place: &Range<usize>) -> Result<(), ModelError> {
         match self.values.positions(place)? {
             Some(positions) => self.ids_below(BatchInput::Positions, positions, 0, place),
@@ -123,13 +124,14 @@ impl Builder<'_> {
         }
     }
 
-    /// Returns the number of heads of scores. If the value is not scores, shape inference reports this, so the number does not matter.
+    /// Returns the number of heads of `scores`, or 1 if the value has no heads. In the latter case, shape inference reports an error, so
+    /// the number does not matter.
     fn heads_of(&self, scores: NodeId) -> u64 {
         let heads = self.graph.shape(scores).0.first();
         heads.and_then(Size::as_constant).unwrap_or(1)
     }
 
-    /// Returns the bias of these scores, and the weight that it is computed from.
+    /// Returns the kind of the bias of `scores`, and the node of the weight that the bias is computed from.
     fn bias(
         &mut self,
         bias: &ByDistance,

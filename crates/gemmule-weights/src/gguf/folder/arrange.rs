@@ -77,7 +77,7 @@ pub(super) struct Placed<'o, T> {
 }
 
 impl<T: Copy> Placed<'_, T> {
-    /// Returns the position of the next row; `None` if its elements must be placed separately.
+    /// Returns the place of the next row in `out`; `None` if the elements of the row must be placed separately.
     pub(super) fn next_row(&mut self) -> Option<&mut [T]> {
         let at = match self.arrangement {
             Arrangement::None | Arrangement::MinusOne => self.next,

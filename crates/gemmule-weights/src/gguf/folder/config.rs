@@ -161,7 +161,8 @@ fn rotary(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
     if let Some(scaling) = rope::scaling(settings, theta, rotated, sizes.positions)? {
         config["rope_scaling"] = scaling;
     }
-    // No key expresses biases in only some parts of a model. Check that architectures other than these have biases in all parts or in none.
+    // The key `attention_bias` applies to all four layers of attention, so check that all or none of them have biases. The config.json
+    // files of Qwen2 and Phi-3 do not have this key.
     if !["qwen2", "phi3"].contains(&settings.architecture.name) {
         let attention = ["attn_q", "attn_k", "attn_v", "attn_output"];
         config["attention_bias"] = biases(settings, &attention)?.into();
@@ -260,7 +261,7 @@ fn gemma3(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
     let is_encoder = settings.architecture.name == "gemma-embedding";
     config["use_bidirectional_attention"] = is_encoder.into();
     if is_encoder {
-        // `use_bidirectional_attention` already has this information.
+        // `is_causal` would repeat the information of `use_bidirectional_attention`.
         if let Some(config) = config.as_object_mut() {
             config.remove("is_causal");
         }

@@ -16,7 +16,7 @@ impl Folder {
     /// Returns the contents of a JSON file; `None` if the folder has no file of this name.
     ///
     /// The folder has config.json, generation_config.json, tokenizer.json and tokenizer_config.json. If the metadata names a kind of
-    /// pooling, it also has the files of sentence-transformers, which normalize embeddings like llama.cpp.
+    /// pooling, the folder also has the files of sentence-transformers. Their last module normalizes embeddings, as llama.cpp does.
     ///
     /// # Errors
     /// Returns an error if metadata is missing, unsupported or damaged.

@@ -9,7 +9,7 @@ use super::{
     shown, wrong_key, wrong_tensor,
 };
 
-/// Architectures whose config.json files have the same keys.
+/// A group of architectures whose config.json files have the same keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     /// Llama and its relatives.
@@ -363,7 +363,7 @@ fn published<'n>(
     Some(Published { name, part, ending })
 }
 
-/// Checks that the number of layers is plausible.
+/// Checks that the number of layers does not exceed the number of tensors of the file.
 pub(super) fn check_layers(settings: &Settings<'_>, layers: u64) -> Result<()> {
     let tensors = settings.gguf.tensors().len();
     match layers <= tensors as u64 {

@@ -39,7 +39,7 @@ impl Writer {
         self.u32(kind).u64(offset)
     }
 
-    /// Pads to the alignment, and appends the tensor data.
+    /// Pads the header to the alignment, appends `tensors` bytes of tensor data, and returns the error of opening the file.
     fn error(&mut self, tensors: usize) -> String {
         let len = self.0.len().next_multiple_of(32) + tensors;
         self.0.resize(len, 0);

@@ -42,7 +42,7 @@ fn tokens_are_those_of_the_original_tokenizers() {
         let tokenizer = tokenizer(&folder);
         let mut compared = 0;
         for (text, ids) in &expected {
-            // The original returned no ids for some texts.
+            // For some texts, the original tokenizer returned no ids.
             if ids.is_empty() && !text.is_empty() {
                 continue;
             }

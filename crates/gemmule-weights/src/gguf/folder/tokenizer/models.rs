@@ -175,7 +175,7 @@ fn merges_by_score(vocabulary: &Vocabulary<'_>) -> Result<Vec<Json>> {
 }
 
 /// Returns the WordPiece model of BERT. In a GGUF file, tokens that begin a word are marked; in a published vocabulary, all other tokens
-/// are.
+/// are marked (`##`).
 pub(super) fn wordpiece(vocabulary: &Vocabulary<'_>) -> Result<Json> {
     let unknown = vocabulary.first_unknown()?;
     let (cls, sep) = (vocabulary.cls()?, vocabulary.sep()?);

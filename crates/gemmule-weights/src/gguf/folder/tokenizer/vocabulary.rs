@@ -33,7 +33,7 @@ pub(super) struct Vocabulary<'g> {
     pub settings: Settings<'g>,
     pub tokens: &'g [String],
     pub kinds: Vec<Kind>,
-    /// Tokens by text.
+    /// Ids of the tokens by text.
     pub ids: HashMap<&'g str, usize>,
 }
 
@@ -83,7 +83,7 @@ impl<'g> Vocabulary<'g> {
         })
     }
 
-    /// Returns the id of a special token. `key` is the suffix of its metadata key.
+    /// Returns the id of a special token. `key` is its metadata key without the prefix `tokenizer.ggml.`.
     pub(super) fn special(&self, key: &str) -> Result<Option<usize>> {
         let key = format!("tokenizer.ggml.{key}");
         let value = self
