@@ -29,7 +29,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Returns the SHA-256 of the [`canonical`] text in hexadecimal. Changes to comments and
+    /// Returns the SHA-256 of the [`canonical`](canonical()) text in hexadecimal. Changes to comments and
     /// formatting do not affect it.
     pub fn digest(&self) -> String {
         let digest = Sha256::digest(canonical(&self.text));

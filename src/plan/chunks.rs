@@ -117,7 +117,7 @@ impl ChunkAllocator {
     /// Creates an allocator without chunks.
     ///
     /// # Errors
-    /// Returns an error if `default_chunk` is zero, not aligned or above [`MAX_TOTAL_BYTES`](super::MAX_TOTAL_BYTES), or if `growth` is not
+    /// Returns an error if `default_chunk` is zero, not aligned or above [`MAX_TOTAL_BYTES`], or if `growth` is not
     /// between 1 and 16.
     pub fn new(policy: ChunkPolicy) -> Result<Self, PlanError> {
         policy.check()?;

@@ -13,7 +13,7 @@ pub(super) const SINGLE: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 pub(super) const TORCH_SINGLE: &str = "pytorch_model.bin";
 pub(super) const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
-/// Files that [`Checkpoint::open`] reads, in order of preference.
+/// Files that [`Checkpoint::open`](super::Checkpoint::open) reads, in order of preference.
 pub(super) const WEIGHTS: [&str; 4] = [SINGLE, INDEX, TORCH_SINGLE, TORCH_INDEX];
 
 /// Contents of a folder that has no readable weights.
