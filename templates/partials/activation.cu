@@ -86,7 +86,7 @@ __device__ __forceinline__ float quick_gelu(float x) {
     }
 }
 
-{% elif activation == "log1p_relu" %}// Uses the built-in function for all types: near 0, where most weights are, an approximate logarithm has a large error.
+{% elif activation == "log1p_relu" %}// Uses the built-in function for all types: near 0, where most results are, an approximate logarithm has a large relative error.
 __device__ __forceinline__ float log1p_relu(float x) { return log1pf(relu(x)); }
 
 {% endif %}__device__ __forceinline__ float identity(float x) { return x; }

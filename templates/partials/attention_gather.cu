@@ -7,7 +7,8 @@ constexpr unsigned int PASS = 32 / ROW_CHUNKS;                     // rows that 
 {% endif %}constexpr unsigned int WARP_ROWS = KEYS / GATHER_WARPS;            // consecutive rows of a tile that a warp copies
 static_assert(KEYS % GATHER_WARPS == 0 && WARP_ROWS % PASS == 0 && WARP_ROWS <= 32, "a lane for each row's slot");
 constexpr unsigned int STEPS = WARP_ROWS / PASS;
-// Rows of each lane whose addresses are computed before the first of their copies, so that the latencies of these computations overlap.
+// Number of rows per lane whose addresses are computed before the first of these rows is copied, so that the latencies of the computations
+// overlap.
 constexpr unsigned int BATCH = STEPS % 8 == 0 ? 8 : STEPS % 4 == 0 ? 4 : STEPS % 3 == 0 ? 3 : STEPS % 5 == 0 ? 5 : 1;
 static_assert(STRIDE % HEAD == 0, "rows of a cache have numbers");
 static_assert(STAGES > 2, "a consumer needs the next stage's keys before it empties a stage, while one is on its way");
@@ -18,8 +19,8 @@ __device__ __forceinline__ void barrier_expect(unsigned int barrier, unsigned in
 }
 
 {% if e4m3 %}{% include "partials/cache_decode.cu" %}
-// Converts the chunks of a tile's rows that this thread has copied. A chunk in E4M3 becomes two chunks, and was copied to the place of the
-// first of these. Only this thread accesses the places of both chunks.
+// Converts the chunks of a tile's rows that this thread has copied. A 16-byte chunk in E4M3 becomes two chunks of 16-bit
+// elements, and was copied to the address of the first of the two. No other thread accesses these two addresses.
 __device__ __forceinline__ void convert_copies(unsigned int tile) {
     const unsigned int lane = threadIdx.x % 32, chunk = lane % ROW_CHUNKS * 2, pass_row = lane / ROW_CHUNKS;
     if (PASS * ROW_CHUNKS < 32 && pass_row >= PASS) return;
@@ -54,8 +55,8 @@ template <int PENDING> __device__ __forceinline__ void arrive_full(const SharedS
     barrier_arrive(smem.full_values(at));
 }
 
-// Code of the producer warps of a pipeline. The warps load Q with TMA, and gather rows of K and V by slot from the cache. Rows past the
-// last key become zeros.
+// Code of the producer warps of a pipeline. The warps load Q with TMA, and gather rows of K and V from the cache. A table of slots gives
+// the place of each key in the cache. Rows past the last key become zeros.
 __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorMap& q, const {% if e4m3 %}unsigned char{% else %}Element{% endif %}* keys,
                                         const {% if e4m3 %}unsigned char{% else %}Element{% endif %}* values, const int* slots, const int* slot_starts,
                                         const int* key_lens, TileScheduler& scheduler, PersistentSchedule& schedule) {
@@ -71,7 +72,7 @@ __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorM
         const int* own = slots + (tile.length == 0 ? 0 : __ldg(slot_starts + tile.sequence)) + warp_row;
         const unsigned int n_keys = tile.keys_of(ROWS);
 {% if skips_keys %}        const unsigned int first_key = tile.first_key_of(tile.first);
-{% endif %}        // In lane l, the slot of the warp's l-th row of the tile.
+{% endif %}        // Returns, in lane l, the slot of the l-th row that this warp copies, for the key tile that begins at `key`.
         const auto slot_from = [&](unsigned int key) {
             return lane >= WARP_ROWS || key + warp_row + lane >= n_keys ? NONE : static_cast<unsigned int>(__ldg(own + key + lane));
         };
@@ -99,7 +100,7 @@ __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorM
             // Slots are loaded one tile ahead. The empty statement keeps the compiler from using them in the iteration that loads them,
             // where the warp would wait for the load.
             asm volatile("" : "+r"(slots_ahead));
-            // In lane l, the index of the cache row in the warp's l-th slot. Indices count rows of HEAD elements.
+            // In lane l: index of the cache row, in units of HEAD elements, for the warp's l-th slot.
             const unsigned int rows = slots_ahead == NONE ? NONE : slots_ahead / BLOCK * static_cast<unsigned int>(STRIDE / HEAD) +
                 tile.head / GROUP * BLOCK + slots_ahead % BLOCK;
             slots_ahead = slot_from(key + KEYS);

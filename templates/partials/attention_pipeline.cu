@@ -4,7 +4,7 @@ constexpr unsigned int RECORD = {{ record }};  // bytes of the tile record that 
 constexpr unsigned int ONES_BYTES = ONES ? 16 * ROW_BYTES : 0;
 
 // Shared memory and barriers of a pipeline. A K/V stage has a full barrier for its keys, a full barrier for its values, and an empty
-// barrier. A Q stage has an empty barrier and the scheduler's tile record. The full barrier of the first keys also counts the queries.
+// barrier. A Q stage has an empty barrier and the scheduler's tile record. The full barrier of a tile's first keys also counts the queries.
 struct SharedStorage {
     static constexpr unsigned int TENSOR_BYTES = Q_STAGES * CONSUMERS * Q_BYTES + STAGES * 2 * TILE_BYTES;
     static constexpr unsigned int BARRIER_BYTES = (Q_STAGES * (RECORD + 8) + STAGES * 24 + 15) / 16 * 16;

@@ -7,10 +7,10 @@ struct Tile {
     unsigned int first;   // first query of the tile, relative to the sequence
 };
 
-// Query tile blockIdx.x. The tiles of sequence b have the indices from start(b) / ROWS + b on, where start(b) is the sequence's first
-// token. The indices of the next sequence begin at least ceil(length / ROWS) later. Sequences therefore never overlap, each sequence leaves
-// at most one index unused, and no prefix sum over tiles is needed. Every warp searches separately, 32 sequences at once (ByteTransformer,
-// figure 7).
+// Returns query tile blockIdx.x. The tiles of sequence b have the indices from start(b) / ROWS + b on, where start(b) is the sequence's
+// first token. The indices of the next sequence begin at least ceil(length / ROWS) later. The indices of sequences therefore never overlap,
+// each sequence leaves at most one index unused, and no prefix sum over tiles is needed. Every warp searches separately, 32 sequences at
+// once (ByteTransformer, figure 7).
 __device__ __forceinline__ Tile find_tile(const int* __restrict__ cu_lens, unsigned int batch) {
     const unsigned int lane = threadIdx.x % 32;
     unsigned int sequence = 0;

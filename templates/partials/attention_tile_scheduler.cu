@@ -47,7 +47,7 @@ public:
         if (batch > 32) return at(index);
         constexpr unsigned int ALL = 0xffffffff;
         const unsigned int tile_index = index / HEADS;
-        // Numbers of keys of this lane's tiles, in units of ROWS: consecutive numbers from `least` on.
+        // The numbers of keys of this lane's tiles, in units of ROWS, are consecutive: from `least` to end - 1.
         const unsigned int least = past / ROWS, tiles = tiles_of(length), end = least + tiles;
         const auto with_at_least = [&](unsigned int steps) {
             return __reduce_add_sync(ALL, min(tiles, end - min(end, steps)));
@@ -121,7 +121,7 @@ public:
         tile.start = __shfl_sync(0xffffffff, start, owner_lane);
         tile.length = owners == 0 ? 0 : __shfl_sync(0xffffffff, length, owner_lane);
         const unsigned int rank = tile_index - __shfl_sync(0xffffffff, before, owner_lane);
-        tile.first = (CAUSAL ? tiles_of(tile.length) - 1 - rank : rank) * ROWS;  // tiles with the most keys first
+        tile.first = (CAUSAL ? tiles_of(tile.length) - 1 - rank : rank) * ROWS;  // if causal, tiles with more keys come first
         tile.head = index % HEADS;
 {% if cached %}        tile.sequence = first_sequence + owner_lane;
 {% endif %}        return tile;

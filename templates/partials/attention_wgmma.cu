@@ -8,7 +8,7 @@ __device__ __forceinline__ unsigned long long smem_descriptor(unsigned int addre
     return SWIZZLE << 62 | EIGHT_ROWS << 32 | (next_box >> 4 << 16 | address >> 4);  // shared addresses have 18 bits
 }
 
-// Offset of 16-byte chunk `chunk` of a row, in a tile of N rows.
+// Byte offset of 16-byte chunk `chunk` of a row, in a tile of N rows.
 template <unsigned int N>
 __device__ __forceinline__ unsigned int swizzled(unsigned int row, unsigned int chunk) {
     constexpr unsigned int PER_ROW = ROW_BYTES / 16;

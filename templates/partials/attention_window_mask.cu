@@ -1,6 +1,6 @@
         const unsigned int position = tile.keys_before(row);
-        // Hides the keys of a tile that are outside the window of a query. Returns whether the tile has keys before the window of a query of
-        // the warp. The first key of this query is then in this tile or in a later one.
+        // Masks the scores of keys that are outside a query's window. Returns whether the window of any query of the warp begins after the
+        // tile's first key. The first key that such a query attends to is in this tile or in a later tile.
         auto mask = [&](unsigned int key) {
             constexpr unsigned int AFTER = CAUSAL ? 0 : WINDOW;  // max distance of a query from later keys
             const bool precedes = __any_sync(0xffffffff, key + WINDOW < position + 8);

@@ -7,8 +7,8 @@
             int n_taken = 0;
             for (int other = 0; other < first; ++other) n_taken += state[other / of_group * of_group] != DONE && token[other] == id;
             if (n_taken > 0 && !is_forced) {
-                // transformers applies the diversity penalty before the rules, so the repetition penalty also scales the diversity penalty.
-                // Here, the rules have already been applied, so the diversity penalty is scaled by the repetition penalty.
+                // Hugging Face transformers applies the diversity penalty before the rules, so its repetition penalty also scales the
+                // diversity penalty. Here, the rules have already been applied, so the diversity penalty is scaled explicitly.
                 bool is_there = false;
                 const int* there = tokens_before + start_of[beam];
                 for (int j = 0; request.repetition_penalty != 1.0f && j < n_known; ++j) is_there |= there[j] == id;

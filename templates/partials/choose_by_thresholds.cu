@@ -1,4 +1,4 @@
-    // Finds thresholds in passes over the row.
+    // If there are too many candidates, or the nucleus has other tokens, too, finds thresholds of the logits in passes over the row.
     unsigned int least = KEY_OF_NOTHING + 1;
     if (top_k > 0) least = max(least, threshold_of(from, ruled, [](unsigned int, float) { return Mass(1); }, top_k, parts));
     Mass n_ties = ~Mass(0);  // max number of tokens to keep whose key is `least`, lowest ids first
@@ -22,7 +22,7 @@
         const Mass each_tie = max(mass_of(probability(of_key(least))), Mass(1));
         n_ties = above < needed ? (needed - above + each_tie - 1) / each_tie : 0;
     }
-    // Each warp has a range of consecutive tokens, so that the mass before its range is known.
+    // Each warp sums up the masses of a range of consecutive tokens. The sums show which warp's range contains the sampled token.
     constexpr unsigned int RANGE = (VOCABULARY + WARPS - 1) / WARPS;
     const unsigned int begin = warp * RANGE, end = min(begin + RANGE, VOCABULARY);
     const Mass tie = mass_of(probability(of_key(least)));

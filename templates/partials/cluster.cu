@@ -1,14 +1,14 @@
 // CTAs of a cluster and distributed shared memory (PTX ISA 8: mapa, st.async, barrier.cluster).
 
 {% include "partials/cluster_barrier.cu" %}
-// Stores 16 bytes in the shared memory of a CTA of the cluster. A barrier of the receiving CTA counts the bytes as transaction bytes.
+// Stores 16 bytes in the shared memory of a CTA of the cluster. `barrier` is in the same CTA and counts them as transaction bytes.
 __device__ __forceinline__ void store_remote(unsigned int to, float a, float b, float c, float d, unsigned int barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], { %1, %2, %3, %4 }, [%5];" ::"r"(to),
                  "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
                  : "memory");
 }
 
-// Stores 8 bytes in the same way.
+// Like the overload above, but stores 8 bytes.
 __device__ __forceinline__ void store_remote(unsigned int to, float a, float b, unsigned int barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], { %1, %2 }, [%3];" ::"r"(to),
                  "f"(a), "f"(b), "r"(barrier)

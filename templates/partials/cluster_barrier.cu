@@ -9,7 +9,7 @@ __device__ __forceinline__ unsigned int cluster_rank() {
     return rank;
 }
 
-// Returns the same address in the shared memory of the CTA `rank` of the cluster.
+// Maps a shared-memory address of this CTA to the corresponding address of CTA `rank` of the cluster.
 __device__ __forceinline__ unsigned int address_in(unsigned int address, unsigned int rank) {
     unsigned int remote;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));

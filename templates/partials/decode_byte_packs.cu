@@ -4,7 +4,7 @@
 constexpr unsigned int PACK = 8;
 constexpr unsigned int PACKS = HEAD / PACK;
 constexpr unsigned int KEY_PACKS = (PACKS + 3) / 4, VALUE_PACKS = (PACKS + 7) / 8;
-constexpr unsigned int PACK_BYTES = 32 * 8;                        // per warp
+constexpr unsigned int PACK_BYTES = 32 * 8;                        // bytes of one pack per lane of a warp
 constexpr unsigned int COPY = HEAD % 16 == 0 ? 16 : 8;             // bytes that a lane copies at a time
 constexpr unsigned int LANES_PER_ROW = KEY_PACKS * 4 * PACK / COPY;  // lanes that copy a row; packs beyond the end of a key's row become zeros
 constexpr unsigned int VALUES_AT = 2 * KEY_PACKS * PACK_BYTES;

@@ -10,7 +10,8 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
 
-// Query heads of a warp, in f32. Each of the four lanes of a key has a part of the key's packs. The lanes add up their products.
+// State of online softmax for the query heads of a warp, in f32. Four lanes share a key. Each lane multiplies a part of the key's packs,
+// and the lanes add up their products.
 class Heads {
 public:
 {% if bias != "none" %}    __device__ __forceinline__ Heads(const T* from, unsigned int rows, const T* biases, unsigned int first_head)
@@ -34,8 +35,8 @@ public:
         }
     }
 
-    // Adds the tile at `stage`, of which only the first n > 0 keys exist{% if adjusts %}. `distance` is the distance of the first key from
-    // the query{% endif %}.
+    // Updates the state with the tile at `stage`, of which only the first n > 0 keys exist{% if adjusts %}. `distance` is the distance of
+    // the first key from the query{% endif %}.
     __device__ __forceinline__ void add(unsigned int stage, unsigned int n{% if adjusts %}, int distance{% endif %}) {
         const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, values = stage + VALUES_AT + value_place(g, c);
         float s[ROWS][2] = {};

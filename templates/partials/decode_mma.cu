@@ -18,9 +18,10 @@ __device__ __forceinline__ void load_shared(unsigned int (&to)[4], unsigned int 
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
 {% endif %}
-// Up to eight query heads per warp. The columns of the MMAs are heads. The rows of the MMAs are keys in the first product, and columns of
-// the values in the second product. With c = lane % 4, the 8 elements of a lane's pack are used as elements 2c, 2c + 1, 2c + 8 and 2c + 9
-// of two products, both for queries and for keys. This is valid because a dot product's terms may be added in any order.
+// State of online softmax for up to eight query heads per warp. The columns of the MMAs are heads. The rows of the MMAs are keys in the
+// first product, and columns of the values in the second product. With c = lane % 4, the 8 elements of a lane's pack are used as elements
+// 2c, 2c + 1, 2c + 8 and 2c + 9 of two products, both for queries and for keys. This is valid because a dot product's terms may be added in
+// any order.
 class Heads {
 public:
 {% if bias != "none" %}    __device__ __forceinline__ Heads(const T* queries, unsigned int rows, const T* biases, unsigned int first_head)
@@ -48,8 +49,8 @@ public:
         for (unsigned int i = 0; i < VALUE_PACKS * 16; ++i) o[i / 4][i % 4] = 0.0f;
     }
 
-    // Adds the tile at `stage`, of which only the first n > 0 keys exist{% if adjusts %}. `distance` is the distance of the first key from
-    // the query{% endif %}.
+    // Updates the state with the tile at `stage`, of which only the first n > 0 keys exist{% if adjusts %}. `distance` is the distance of
+    // the first key from the query{% endif %}.
     __device__ __forceinline__ void add(unsigned int stage, unsigned int n{% if adjusts %}, int distance{% endif %}{% if scaled %}, float key_scale{% endif %}) {
 {% if e4m3 %}        const unsigned int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
         const unsigned int values[2] = {stage + VALUES_AT + value_place(g, c, 0), stage + VALUES_AT + value_place(g, c, 1)};
@@ -85,7 +86,7 @@ public:
             s[2 + r] = exp2_approximate(fmaf(s[2 + r], SCALE_LOG2, -new_max));
             row_sum[r] = fmaf(row_sum[r], rescale[r], s[r] + s[2 + r]);
         }
-        // The maxima grow in the first tiles, and rarely later.
+        // The row maxima rarely grow after the first tiles, so rescaling is skipped if none of the warp's maxima has grown.
         if (__any_sync(ALL_LANES, grows)) {
 #pragma unroll
             for (unsigned int i = 0; i < VALUE_PACKS * 16; ++i) o[i / 4][i % 4] *= rescale[i % 2];

@@ -4,7 +4,7 @@
 constexpr unsigned int PACK = 16 / sizeof(T);
 constexpr unsigned int PACKS = HEAD / PACK;
 constexpr unsigned int KEY_PACKS = (PACKS + 3) / 4, VALUE_PACKS = (PACKS + 7) / 8;
-constexpr unsigned int PACK_BYTES = 32 * 16;  // per warp
+constexpr unsigned int PACK_BYTES = 32 * 16;  // bytes of one pack per lane of a warp
 constexpr unsigned int VALUES_AT = 2 * KEY_PACKS * PACK_BYTES;
 constexpr unsigned int STAGE_BYTES = VALUES_AT + 4 * VALUE_PACKS * PACK_BYTES;
 constexpr unsigned int LANES_PER_ROW = 8;     // lanes that copy a row, one pack each at a time

@@ -2,7 +2,7 @@
 {% else %}constexpr unsigned int PACKS_AT_ONCE = 1;  // packs that a lane copies at once
 {% endif %}constexpr bool HAS_RUNS = 32 % LANES_PER_ROW == 0;           // whether the same lanes copy the same part of each row
 constexpr unsigned int KEYS_AT_ONCE = 32 / LANES_PER_ROW;    // keys that a warp copies at once
-constexpr unsigned int PERIOD = KEYS_AT_ONCE < 8 ? 8 / KEYS_AT_ONCE : 1;  // number of copies after which the places of packs repeat
+constexpr unsigned int PERIOD = KEYS_AT_ONCE < 8 ? 8 / KEYS_AT_ONCE : 1;  // number of copies after which the offsets of packs repeat
 
 // The tiles of a warp: every WARPS-th pair of tiles of the CTA's keys, from key `first` up to key `end`.
 class Tiles {
@@ -36,7 +36,7 @@ public:
             slots = next_slots;
             load_slots(tile / 2 + 1);
         }
-        // The keys of most tiles are consecutive in one block of the cache. Copying them takes few instructions.
+        // Fast path: in most tiles, the keys are in consecutive slots of one cache block, and copying takes few instructions.
         const unsigned int first_slot = __shfl_sync(ALL_LANES, slots, tile % 2 * TILE), left = end - key(tile);
         const bool is_next = slots - first_slot == threadIdx.x % TILE || threadIdx.x % 32 / TILE != tile % 2;
         const bool are_adjacent = __all_sync(ALL_LANES, is_next) && first_slot % BLOCK <= BLOCK - TILE;
@@ -55,8 +55,8 @@ public:
 private:
     const int* own;
     unsigned int kv_head, first, end, shared;
-    unsigned int slots, next_slots;  // slot of the lane's key in a pair of tiles
-    unsigned int offset;             // of the lane's part of a run, in elements
+    unsigned int slots, next_slots;  // slots of the lane's key in the current and the next pair of tiles
+    unsigned int offset;             // offset of the lane's part of a tile with consecutive slots, in elements
     unsigned int key_at[PERIOD], value_at[PERIOD];  // offsets in a stage of the lane's packs of the first keys
 {% if appends %}    unsigned int newest;    // index of the token's own key
     const T* newest_key;    // the token's own key in the projection; its value has a fixed offset from the key
@@ -67,18 +67,18 @@ private:
         next_slots = key < end ? __ldg(own + key) : 0;
     }
 
-    // Offset of the key's row in a slot.
+    // Returns the offset of a slot's key in the cache, in elements.
     __device__ __forceinline__ unsigned long long row_of(unsigned int slot) const {
         return slot / BLOCK * STRIDE + (kv_head * BLOCK + slot % BLOCK) * HEAD;
     }
 
-    // Hides from the compiler how x was computed. Otherwise, it computes x again in each tile.
+    // Hides from the compiler how x was computed. Otherwise, the compiler would recompute x in each tile.
     static __device__ __forceinline__ unsigned int opaque(unsigned int x) {
         asm volatile("" : "+r"(x));
         return x;
     }
 
-    // Starts copying the keys and values of a whole tile, which are contiguous.
+    // Starts copying the keys and values of a whole tile, whose rows are contiguous in the cache.
     __device__ __forceinline__ void copy_run(unsigned int to, const Cached* keys, const Cached* values) const {
         const unsigned int first_pack = threadIdx.x % LANES_PER_ROW * PACKS_AT_ONCE;
         keys += offset;
@@ -99,7 +99,7 @@ private:
         }
     }
 
-    // Starts copying a tile of `left` keys. The key and the value of each position are in the slot of the position.
+    // Starts copying a tile of which only the first `left` keys exist. The slot of each key gives the place of its key and value.
     __device__ __forceinline__ void copy_each(unsigned int tile, unsigned int left, const Cached* keys, const Cached* values) const {
         const unsigned int to = stage(tile);
 {% if e4m3 %}#pragma unroll
@@ -138,7 +138,7 @@ private:
         }
 {% endif %}    }
 
-    // Slot of a key of the pair of tiles that is being copied.
+    // Returns the slot of a key of `tile`, which is in the pair of tiles that is being copied.
     __device__ __forceinline__ unsigned int slot_of(unsigned int tile, unsigned int key) const {
         return __shfl_sync(ALL_LANES, slots, tile % 2 * TILE + key);
     }

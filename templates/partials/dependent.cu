@@ -15,7 +15,7 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    // Max number of CTAs for which most SMs are idle, so that the dependent kernel can prefetch its weights there.
+    // With at most this number of CTAs, most SMs are idle, and the dependent kernel can prefetch its weights there.
     constexpr unsigned int FEW_CTAS = 32;
     if (gridDim.x * gridDim.y <= FEW_CTAS) griddepcontrol_launch_dependents();
 #endif

@@ -4,7 +4,7 @@
 #pragma unroll
     for (int j = 0; j < N_TILES; j += 2) {
         const int column = block_n + warp_n + j * 8;
-        const int mine = column + lane % 4 * 2;  // the other columns are mine + 1, mine + 8, mine + 9
+        const int mine = column + lane % 4 * 2;  // this lane has columns mine, mine + 1, mine + 8 and mine + 9
         float lane_bias[4] = {};
 {% if bias %}
 #pragma unroll
@@ -21,7 +21,7 @@
                 T* to = out + static_cast<size_t>(row) * N;
                 unsigned int pair[2];
 {%- if residual %}
-                float more[4] = {};  // residual of the columns of lane_bias
+                float more[4] = {};  // residual of this lane's four columns
                 const T* add = residual + static_cast<size_t>(row) * N;
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {

@@ -29,6 +29,7 @@ __device__ __forceinline__ void warp_load_box(unsigned int to, const TensorMap& 
 {%- if gated and not packed %}
 
 // Like warp_load_box, but alternates eight rows of the first half of a matrix with the corresponding eight rows of the second half.
+// `eight_rows` is the index of the first group of eight rows.
 __device__ __forceinline__ void warp_load_halves(unsigned int to, const TensorMap& from, int column, int eight_rows, unsigned int barrier) {
     asm volatile("{\n"
                  ".reg .pred elected;\n"

@@ -1,4 +1,4 @@
-        // Bias, activation, rounding.
+        // Applies bias, activation and rounding to the accumulators of an octet (8 tokens), and stores the results.
 {%- if residual %}
         auto epilogue = [&](int octet, const float (&sum)[4], const unsigned int (&add)[2]) {
 {%- else %}
@@ -28,7 +28,7 @@
             if (token < n_tokens) store_two(out + at, my_column, pair);
 {%- else %}
 {%- if emits %}
-            float lane_stats[4] = {};  // Σ s of this lane's two tokens, then Σ s² of these tokens
+            float lane_stats[4] = {};  // Σ s of this lane's two tokens, then Σ s² of the two tokens
 {%- endif %}
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
@@ -57,7 +57,7 @@
             }
 {%- if emits %}
             // Butterfly reduction over the eight lanes with the same lane % 4, which hold one column each. In each of the first two steps,
-            // a lane sends half of its four sums, so that one sum remains.
+            // a lane sends half of its sums to its partner, so one of the four sums remains per lane.
             const bool square_sum = lane & 16, second = lane & 8;
             float partial[2];
 #pragma unroll

@@ -1,5 +1,5 @@
-    // All tiles of a CTA have the same rows: either the CTA computes one tile, or the number of CTAs is a multiple of the number of row
-    // tiles.
+    // These warps compute the normals of the CTA's rows once, because all tiles of a CTA have the same rows: either the CTA computes one
+    // tile, or the number of CTAs is a multiple of the number of row tiles.
     if (warp > CONSUMERS / 32) {
         __syncthreads();
         if (SPLITS > 1 && !ALIASED) cluster_arrive_relaxed();
@@ -25,7 +25,7 @@
                 square_sum += __shfl_xor_sync(0xffffffff, square_sum, offset);
             }
 {%- if centered %}
-            // mean(s²) − mean² loses fewer digits to cancellation than the rows have lost to rounding to 16 bits.
+            // The cancellation in mean(s²) − mean² costs less precision than the rounding of the rows to 16 bits.
 {%- endif %}
             const float mean = {% if centered %}sum * (1.0f / K){% else %}0.0f{% endif %};
             const float variance = fmaxf(fmaf(square_sum, 1.0f / K, -mean * mean), 0.0f);

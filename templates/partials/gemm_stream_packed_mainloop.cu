@@ -1,4 +1,4 @@
-        // The fragments of one block are converted while the MMAs of the previous block run.
+        // The weight's fragments of one block (64 columns) are converted while the MMAs of the previous block run.
         unsigned int fragments[2][4][4];
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {

@@ -1,4 +1,4 @@
-        // For few rows of x, a warp converts and multiplies without waiting for its warpgroup.
+        // For few rows of x, each warp converts its weight rows and issues warp-level MMAs, without waiting for other warps.
 #pragma unroll
         for (int i = 0; i < ACCUMULATORS; ++i) acc[i] = 0.0f;
 #pragma unroll 1
@@ -9,14 +9,14 @@
             if (refills && step >= LAG) barrier_arrive(empty + (stage >= LAG ? stage - LAG : stage - LAG + STAGES) * 8);
             const unsigned int x_rows = ring + stage * STAGE_BYTES, values = x_rows + X_BYTES;
 {%- if gated %}
-            const int first_row = warp * 8 + lane / 4, half_rows = BLOCK_N / 2;  // weight row in the first half, and rows per half
+            const int first_row = warp * 8 + lane / 4, half_rows = BLOCK_N / 2;  // this lane's first row, and the distance to its second
 {%- else %}
             const int first_row = warp * 16 + lane / 4, half_rows = 8;
 {%- endif %}
 {%- if group > 0 %}
             const unsigned int scales = values + VALUE_BYTES;
             Scale scale[2];
-            float sums[ACCUMULATORS];  // of a group
+            float sums[ACCUMULATORS];  // over the columns of one group
 {%- endif %}
 #pragma unroll
             for (int block = 0; block < 2; ++block) {

@@ -1,5 +1,5 @@
     if (warp == CONSUMERS / 32) {
-        // Next tile and step to load of the weight (`at`) and of x (`of_x`). x is loaded after the weight.
+        // Next tile and step to load: `at` for the weight, and `of_x` for x. x is loaded later, because it depends on the previous kernel.
         struct Place { int tile, step; };
         Place at = {first_tile, 0}, of_x = at;
         const auto advance = [&](Place& place) {
@@ -41,7 +41,7 @@
             }
         }
         __syncwarp();
-        // The first weights of the ring do not depend on the previous kernel.
+        // Weights do not depend on the previous kernel, so the ring is filled with weights before griddepcontrol.wait.
 #pragma unroll 1
         for (int stage = 0; stage < STAGES; ++stage)
             if (at.tile < tiles) load_weight(stage);

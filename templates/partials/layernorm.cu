@@ -20,7 +20,7 @@ __device__ __forceinline__ void subtract_and_sum(
     }
 }
 
-// Row statistics. Subtracts an origin from each row. `mean` is the mean of the differences. It is 0 if the origin is the mean.
+// Subtracts an origin from each row, and computes mean and variance of the differences. `mean` is 0 if the origin is the row's mean.
 __device__ __forceinline__ void row_statistics(
     float (&value)[X][PACKS_PER_THREAD][N], const float (&first_element)[X], float (&mean)[X], float (&variance)[X]) {
     float sums[X], squares[X];
@@ -40,7 +40,7 @@ __device__ __forceinline__ void row_statistics(
         for (int i = 0; i < X; ++i) variance[i] = squares[i] * (1.0f / WIDTH);
     } else {
         // A single reduction of x − s and (x − s)², where s is the first element of the row. The variance does not depend on s. Unlike
-        // E(x²) − E(x)², this avoids cancellation if the mean is large. In a team of one warp, lane 0 holds s.
+        // E(x²) − E(x)², this form avoids cancellation if the mean is large. In a team of one warp, lane 0 holds s.
         float origin[X];
 #pragma unroll
         for (int i = 0; i < X; ++i) {

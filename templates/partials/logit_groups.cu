@@ -1,4 +1,5 @@
-    // Finds the best token of each group of a row's logits. All CTAs of the row take part, and the CTA that arrives last continues.
+    // Finds the best token of each group of a row's logits (see PIECE for groups). All CTAs of the row take part. The CTA that arrives last
+    // continues with the code after this partial, and the other CTAs exit.
     const unsigned int row = blockIdx.y, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const float infinite = __int_as_float(0x7f800000);
     const Request& request = reinterpret_cast<const Request*>(requests)[row];
@@ -9,7 +10,7 @@
     const int *forced_first = suppressed_first + request.n_suppressed_first, *forced_last = forced_first + request.n_forced_first;
     const bool is_first = n_known == request.n_prompt, is_last = n_known + 1 == request.most;
 
-    // Builds the bitmaps from data that is available before the logits are computed.
+    // Builds the bitmaps `seen` and `forbidden` before griddepcontrol.wait: they depend on the request and the known tokens, not on logits.
     const bool penalises = n_known > 0 && request.repetition_penalty != 1.0f;
     const bool no_end = n_known < request.least && request.n_end > 0;
     const bool forbids = n_known > 0 && (request.ngram > 0 || no_end || request.n_suppressed > 0 || (is_first && request.n_suppressed_first > 0));
@@ -64,19 +65,19 @@
         return forbids && forbidden[id / 32] >> id % 32 & 1u ? -infinite : x;
     };
 {% if beams %}
-    const bool weighs = request.flags & RENORMALIZES;  // whether the mass of all tokens is needed
+    const bool weighs = request.flags & RENORMALIZES;  // whether the sum of the exponentials of all tokens is needed
     constexpr bool logs = true;
     constexpr float temperature = 1.0f;
 {% else %}
     const bool logs = request.flags & LOG_PROBABILITY, samples = request.flags & SAMPLES;
     const unsigned int top_k = request.top_k;
-    const bool weighs = samples && top_k == 0;  // whether the mass of all tokens is needed
+    const bool weighs = samples && top_k == 0;  // whether the sum of the exponentials of all tokens is needed
     const float temperature = request.temperature;
 {% endif %}
 
     // Finds the best token of each group of this CTA. Sums of exponentials are relative to the largest logit so far. If the CTA has more
     // warps than pieces, several warps share a piece, and the first of these warps merges the results.
-    constexpr unsigned int AT_ONCE = N > 1 ? 16 / N : {% if beams %}6{% else %}8{% endif %};  // accesses in flight, as many as registers allow
+    constexpr unsigned int AT_ONCE = N > 1 ? 16 / N : {% if beams %}6{% else %}8{% endif %};  // accesses in flight, limited by the number of registers
     const unsigned int n_pieces = (PIECES - blockIdx.x + gridDim.x - 1) / gridDim.x;
     const unsigned int sharers = max(1u, WARPS / n_pieces), share = warp % sharers;
     const unsigned int accesses = (PACKS + sharers - 1) / sharers;
@@ -97,7 +98,7 @@
         unsigned int best_id = begin + first_access * 32 * N, wrong_id = VOCABULARY;
         // A group without tokens ranks below all others.
         const bool is_empty = first_access >= end || best_id >= VOCABULARY;
-        float2 raw = {-infinite, 0.0f};  // the maximum, and the sum
+        float2 raw = {-infinite, 0.0f};  // max logit without the rules, and sum of exponentials relative to it
         float top = -infinite, sum = 0.0f;
         for (unsigned int k = first_access; k < end && begin + k * 32 * N < VOCABULARY; k += AT_ONCE) {
             auto first_of = [&](unsigned int i) { return k + i < end ? begin + (k + i) * 32 * N : VOCABULARY; };
@@ -114,7 +115,7 @@
                 is_wrong |= !(x[i] < infinite);
             }
             if (is_wrong) {
-                // Invalid values stay in `x`. The row is reported as invalid, so results computed from them are not used.
+                // Invalid values stay in `x`. The row is reported as invalid, so results that depend on these values are not used.
 #pragma unroll
                 for (unsigned int i = 0; i < AT_ONCE * N; ++i) {
                     if (!(x[i] < infinite)) wrong_id = min(wrong_id, first_of(i / N) + i % N);

@@ -5,14 +5,14 @@ constexpr unsigned int THREADS = {{ threads }};
 constexpr unsigned int WARPS = THREADS / 32;
 constexpr unsigned int VOCABULARY = {{ vocabulary }};
 constexpr unsigned int N = {{ vector }};                            // logits per access
-constexpr unsigned int WORDS = (VOCABULARY + 31) / 32;              // words of a bitmap of the vocabulary
+constexpr unsigned int WORDS = (VOCABULARY + 31) / 32;              // 32-bit words of a bitmap of the vocabulary
 constexpr unsigned int MOST_GROUPS = {{ most_groups }};
-constexpr unsigned int PACKS = {{ packs }};                          // accesses of a lane to its group
-// A warp reads one piece of the row at a time. Each lane has a group of tokens in the piece. A group consists of every 32nd access of the
-// piece.
+constexpr unsigned int PACKS = {{ packs }};                          // accesses per group
+// A warp reads one piece of the row of logits at a time. The tokens of a piece form 32 groups, one per lane. A group consists of the tokens
+// of every 32nd access of the piece.
 constexpr unsigned int PIECE = 32 * N * PACKS, PIECES = (VOCABULARY + PIECE - 1) / PIECE, GROUPS = 32 * PIECES;
 constexpr unsigned int MOST_CANDIDATES = {{ most_candidates }};
-constexpr unsigned int MOST_K = MOST_GROUPS / 2;                    // max k for which the group maxima give a bound
+constexpr unsigned int MOST_K = MOST_GROUPS / 2;                    // max k of top-k for which the group maxima are used
 constexpr unsigned int ALL_LANES = 0xffffffffu;
 
 // Maps floats to integers in the same order. -0 is mapped like 0.
@@ -63,8 +63,8 @@ template <typename Visit> __device__ __forceinline__ void each(const T* row, Vis
     }
 }
 
-// Returns the largest key for which all tokens with this key or a larger key together have a weight of at least `needed`. `weigh(key,
-// logit)` is the weight of a token.
+// Returns the largest key such that the tokens with this key or a larger key have a total weight of at least `needed`. `ruled(id, logit)`
+// applies the request's rules to a logit, and `weigh(key, logit)` returns the weight of a token. Each pass over the row finds two bits.
 template <typename Ruled, typename Weigh>
 __device__ unsigned int threshold_of(const T* row, Ruled ruled, Weigh weigh, Mass needed, Mass* parts) {
     unsigned int threshold = 0;
@@ -80,7 +80,7 @@ __device__ unsigned int threshold_of(const T* row, Ruled ruled, Weigh weigh, Mas
         });
 #pragma unroll
         for (int i = 0; i < 3; ++i) sums[i] = all_reduce<Added>(sums[i], parts);
-        // The sums decrease as the thresholds increase.
+        // Larger thresholds have smaller sums, so the number of sums that suffice is the next two bits of the key.
         threshold |= static_cast<unsigned int>((sums[0] >= needed) + (sums[1] >= needed) + (sums[2] >= needed)) << shift;
     }
     return threshold;
@@ -100,9 +100,9 @@ template <typename Value> __device__ __forceinline__ Value sum_of_lookers(Value 
     return value;
 }
 
-// Merges the groups into at least 2k sets. Returns the k-th largest of the sets' maxima, or 0 if fewer than k sets contain tokens. The
-// result is a lower bound of the k-th largest logit. Every thread receives the result. `merged` has room for 4k elements, and `found` must
-// be 0.
+// Merges the groups, whose max keys are `bests`, into at least 2k sets. Returns the k-th largest of the sets' maxima, or 0 if fewer than k
+// sets contain tokens. The result is a lower bound of the k-th largest key of the row. Every thread receives it. `merged` has room for
+// max(64, 4k) elements, and `found` must be 0.
 __device__ __forceinline__ unsigned int kth_of_maxima(const unsigned int* bests, unsigned int k, unsigned int* merged, unsigned int* found) {
     unsigned int n = 64;
     while (n < 2 * k) n *= 2;
@@ -124,7 +124,7 @@ __device__ __forceinline__ unsigned int kth_of_maxima(const unsigned int* bests,
     return *found;
 }
 
-// Calls `visit(id, logit)` for each token of the given groups. Each thread handles one access to a group at a time.
+// Calls `visit(id, logit)` for each token of the n groups in `groups`. A thread handles up to AT_ONCE accesses at a time.
 template <typename Group, typename Visit>
 __device__ __forceinline__ void each_of_groups(const T* row, const Group* groups, unsigned int n, Visit visit) {
     constexpr unsigned int AT_ONCE = N > 1 ? 2 : 8;  // accesses in flight

@@ -1,5 +1,5 @@
-    // Subtracts 128 times the sum of a row of x, because the weight's codes are its integers plus 128. Multiplies by the scales of the row of x
-    // and of the row of the weight.
+    // The weight is stored as codes, which are its integers plus 128. A product therefore contains 128 times the sum of the row of x, which
+    // is subtracted here. The difference is multiplied by the scales of the row of x and of the row of the weight.
     const float* const scales = reinterpret_cast<const float*>(weight + ALL_VALUES);
     float of_column[N_TILES][2];
 #pragma unroll
@@ -16,7 +16,7 @@
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const unsigned int row = block_m + warp_m + i * 16 + half * 8 + lane / 4;
-            float2 of_row = {};  // scale and sum
+            float2 of_row = {};  // scale of the row of x, and sum of its integers
             if (row < rows) of_row = reinterpret_cast<const float2*>(x_scale)[row];
             const int offset = static_cast<int>(of_row.y) * 128;
 #pragma unroll

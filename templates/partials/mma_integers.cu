@@ -1,5 +1,5 @@
-// Two 8-bit integers that are adjacent in k. Fragments have the layout of those of 16-bit elements, with a pair in place of each element, and
-// an MMA multiplies 32 columns (PTX ISA: mma.m16n8k32).
+// Two 8-bit integers that are adjacent along k. Fragments are laid out as for 16-bit elements, with a pair in place of each element. An MMA
+// covers 32 columns along k (PTX ISA: mma.m16n8k32).
 struct alignas(2) Int8Pair { unsigned short bits; };
 
 // c += a · bᵀ. Elements of a are signed, and those of b are unsigned.

@@ -1,12 +1,12 @@
 
-// The packed weight. Its values are stored in blocks of 64 columns, with 64 bytes for each row of the weight, and the scales of rows follow.
-// Values are codes, which are the integers plus 128. Rows of x have the column order of a block.
-constexpr int PADDED_ROWS = (N + 7) / 8 * 8;  // of the packed weight
+// The packed weight is stored in blocks of 64 columns, with 64 bytes for each row of the weight. A byte is a code, which is the integer
+// plus 128. The scales of the weight's rows follow the last block. The columns of x have the same order within a block.
+constexpr int PADDED_ROWS = (N + 7) / 8 * 8;  // rows of the packed weight
 constexpr size_t ALL_VALUES = static_cast<size_t>(K / 32) * PADDED_ROWS * 64;  // bytes before the scales
 constexpr size_t TILE_BYTES = static_cast<size_t>(BLOCK_K / 32) * PADDED_ROWS * 64;
 static_assert(K % BLOCK_K == 0 && BLOCK_K % 32 == 0, "a tile has whole blocks");
 
-// The address of a row of the first tile. `column` is a pair.
+// Returns the address of pair `column` of a row of the weight, in the first k tile.
 __device__ __forceinline__ const unsigned char* weight_of(const unsigned char* weight, int row, int column) {
     return weight + (static_cast<size_t>(column / 32) * PADDED_ROWS + row) * 64 + column % 32 * 2;
 }

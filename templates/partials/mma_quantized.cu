@@ -1,5 +1,5 @@
-// Two E4M3 elements that are adjacent in k. Fragments have the layout of those of 16-bit elements, with a pair in place of each element, and
-// an MMA multiplies 32 columns (PTX ISA 8.4: mma.m16n8k32, sm_89 and later).
+// Two E4M3 elements that are adjacent along k. Fragments are laid out as for 16-bit elements, with a pair in place of each element. An MMA
+// covers 32 columns along k (PTX ISA 8.4: mma.m16n8k32, sm_89 and later).
 struct alignas(2) E4m3Pair { unsigned short bits; };
 
 template <>

@@ -7,11 +7,11 @@ constexpr int GROUP = {{ group }};  // columns that share a scale
 {%- endif %}
 {%- if packed == "int4" %}
 
-// Scale of a group, and the negative sum of the zero point and the base of the integers, each in both halves of a register.
-{%- if warp_mma %} The scale is applied to sums.{% endif %}
+// Scale of a group, and −(base + zero point). An unsigned int has a value in both halves. The base is the unpacked value of integer 0.
+{%- if warp_mma %} The scale is applied to sums of products.{% endif %}
 struct Scale { {% if warp_mma %}float factor; unsigned int{% else %}unsigned int factor,{% endif %} minus_zero{% if storage == "f16" %}, minus_high{% endif %}; };
 
-// `word` contains the scale as an f16, and the zero point as an integer.
+// `word` contains the scale as an f16 in its lower half, and the zero point as an integer in its upper half.
 __device__ __forceinline__ Scale scale_of(unsigned int word) {
     const unsigned int zero = __byte_perm(word, 0, 0x3232);
 {%- if warp_mma or storage == "bf16" %}
@@ -72,7 +72,7 @@ __device__ __forceinline__ unsigned int word_of(const unsigned int (&words)[LANE
 {%- if packed == "e4m3" %}
 {%- if group > 0 %}
 
-// Scale of a group{% if warp_mma %}, which is applied to sums{% else %}, in both halves of a register{% endif %}.
+// Scale of a group{% if warp_mma %}, which is applied to sums of products{% else %}, in both halves of a register{% endif %}.
 struct Scale { {% if warp_mma %}float{% else %}unsigned int{% endif %} factor; };
 
 // `word` contains the scale as an f32.
@@ -115,7 +115,7 @@ __device__ __forceinline__ void unpack_weight(unsigned int word, {% if group > 0
 {%- if group > 0 %}
 {%- set scaled_pairs = storage == "f16" and not warp_mma %}
 
-// Scale of a group{% if warp_mma %}, which is applied to sums{% elif scaled_pairs %}, in both halves of a register{% endif %}.
+// Scale of a group{% if warp_mma %}, which is applied to sums of products{% elif scaled_pairs %}, in both halves of a register{% endif %}.
 struct Scale { {% if scaled_pairs %}unsigned int{% else %}float{% endif %} factor; };
 
 // `word` contains the scale as an f16.
@@ -152,7 +152,7 @@ __device__ __forceinline__ void unpack_weight(unsigned int word, {% if group > 0
 {%- endif %}
 {%- if group == 0 %}
 
-// The factor by which the sums of a row are multiplied.
+// Returns the factor for the sums of a row, given the row's scale.
 __device__ __forceinline__ float row_factor(float scale) { return scale{% if packed == "e4m3" and storage == "f16" and not hopper %} * 256.0f{% endif %}; }
 {%- endif %}
 

@@ -1,5 +1,5 @@
-    // Each group sums every GROUPS-th row from `begin` to `end`{% if by_position %}, times its position, which counts from 1{% endif %}.
-    // The first group adds up the partial sums.
+    // Each group sums every GROUPS-th row from `begin` to `end`{% if by_position %}, weighted by the row's position (counted from 1){% endif %}.
+    // The first group then adds up the partial sums of all groups.
     if (group < GROUPS) {
 #pragma unroll 4
         for (int t = begin + group; t < end; t += GROUPS) {

@@ -1,4 +1,4 @@
-// Transposes the 4 × 4 units of 16 bits of four neighboring lanes. Each lane has two words of two units.
+// Transposes a 4 × 4 matrix of 16-bit units over four neighboring lanes. Each lane holds a row, as two words of two units.
 __device__ __forceinline__ uint2 transpose(unsigned int low, unsigned int high, int lane) {
     const bool is_upper = lane & 2, is_odd = lane & 1;
     unsigned int other = __shfl_xor_sync(ALL_LANES, is_upper ? low : high, 2);

@@ -11,8 +11,8 @@ struct Max {
     static __device__ __forceinline__ float of(float a, float b) { return fmaxf(a, b); }
 };
 
-// Every lane receives all X results over the LANES lanes (a power of two) of its team. The X shuffles of a step are issued back to back,
-// which hides their latency.
+// Reduces each of X values over the LANES lanes (a power of two) of a team. Every lane receives all X results. The X shuffles of a step are
+// issued back to back, which hides their latency.
 template <typename Op, int LANES = 32, int X> __device__ __forceinline__ void warp_all_reduce_xelem(float (&value)[X]) {
 #pragma unroll
     for (int offset = LANES / 2; offset > 0; offset /= 2) {

@@ -20,7 +20,8 @@
         warpgroup_commit();
     }
     warpgroup_wait<0>();
-    // Each warpgroup finishes half of the octets. It sends the accumulators of the other half through the shared memory of its own weights.
+    // Each warpgroup finishes half of the octets. It sends its accumulators of the other octets to the other warpgroup, through the shared
+    // memory that held its own weights.
     warpgroup_sync(is_first ? 1 : 2);
     const unsigned int send_to = weights + begin * WEIGHT_BYTES + thread * 16;
     const unsigned int receive_from = weights + (is_first ? first_steps : 0) * WEIGHT_BYTES + thread * 16;

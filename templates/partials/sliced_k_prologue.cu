@@ -24,8 +24,8 @@
         }
     }
     __syncwarp();
-    // Tokens are distributed evenly over the tiles, in octets. Loading out-of-bounds rows is slow, so a partial tile loads rows of the next
-    // tile instead, and does not store the accumulators of these rows.
+    // Octets (groups of 8 tokens) are distributed evenly over the tiles. Loading out-of-bounds rows is slow, so a partial tile loads rows
+    // of the next tile instead, and does not store the accumulators of these rows.
     const int tiles = gridDim.x / (TILES_N * SPLITS), tokens_per_tile = ((static_cast<int>(rows) + tiles - 1) / tiles + 7) / 8 * 8;
     const int first_token = blockIdx.x / (TILES_N * SPLITS) * tokens_per_tile;
     const int n_tokens = min(static_cast<int>(rows) - first_token, tokens_per_tile);

@@ -5,11 +5,11 @@ constexpr int WARPGROUP_STEPS = (STEPS + 1) / 2;  // max steps of a warpgroup
 constexpr int RESIDENT = WARPGROUP_STEPS < {{ max_resident }} ? WARPGROUP_STEPS : {{ max_resident }};  // last steps, with weights in registers
 constexpr int FROM_SHARED = WARPGROUP_STEPS - RESIDENT;  // first steps, whose weights remain in shared memory
 constexpr bool EVEN = K_STEPS % (2 * SPLITS) == 0;       // all warpgroups have the same number of steps
-constexpr int ROW_OCTETS = ROWS / 8, HALF = (ROW_OCTETS + 1) / 2;  // octets of tokens, and octets that a warpgroup finishes
-constexpr int EXCHANGED = HALF + (TOKENS - ROWS) / 8;              // octets whose accumulators a warpgroup sends to the other one
+constexpr int ROW_OCTETS = ROWS / 8, HALF = (ROW_OCTETS + 1) / 2;  // octets (8 tokens) per tile, and octets that a warpgroup finishes
+constexpr int EXCHANGED = HALF + (TOKENS - ROWS) / 8;              // octets that a warpgroup sends to the other warpgroup
 constexpr int PRODUCER_WARP = 8;
-// Number of steps whose weights x does not overwrite. The weights of later steps are in the second warpgroup's registers before x is
-// loaded.
+// Number of steps whose weights stay in shared memory. x overwrites the weights of later steps, which the second warpgroup has moved to
+// registers before x is loaded.
 constexpr int UNALIASED_STEPS = {{ unaliased_steps }};
 static_assert(K_STEPS / SPLITS / 2 * WEIGHT_BYTES >= EXCHANGED * PARTIAL_BYTES, "accumulators are exchanged where weights were");
 static_assert(UNALIASED_STEPS == STEPS || (UNALIASED_STEPS - WARPGROUP_STEPS >= FROM_SHARED && (UNALIASED_STEPS - WARPGROUP_STEPS) * WEIGHT_BYTES >= EXCHANGED * PARTIAL_BYTES),

@@ -78,7 +78,7 @@ __device__ __forceinline__ void store_keys(T* out, const float (&value)[N], cons
     }
 }
 
-// 2^x with an error of at most 2 ulp. Results below 2^−126 become 0. This is far below any probability that the storage type can hold.
+// 2^x with an error of at most 2 ulp. Results below 2^−126 become 0. They are negligible, because a row sum is at least 1.
 __device__ __forceinline__ float exp2_approximate(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -3,8 +3,8 @@
     const unsigned int weights = (shared_address(shared) + 1023) / 1024 * 1024;
     const unsigned int tokens = weights + STEPS * WEIGHT_BYTES;
     const unsigned int partials = tokens + STEPS * X_BYTES;  // accumulators [OWNED][SPLITS] of the octets that this CTA finishes
-    const unsigned int full = shared_address(barriers);      // one barrier per step, filled once
-    const unsigned int arrived = full + STEPS * 8;           // for the partials of the cluster
+    const unsigned int full = shared_address(barriers);      // one barrier per step; each step is loaded once
+    const unsigned int arrived = full + STEPS * 8;           // barrier for the partials that the cluster sends
 
     const unsigned int rank = blockIdx.x % SPLITS, tile = blockIdx.x / SPLITS;
     const int row = tile % TILES_N * BLOCK_N, first_token = tile / TILES_N * TOKENS;  // first rows of weight and x
@@ -30,13 +30,13 @@
         barrier_arrive_expecting(arrived, owned * SPLITS * PARTIAL_BYTES);
     }
     float lane_bias[2] = {};
-    const int my_row = row + warp * 16 + lane / 4;  // and my_row + 8
+    const int my_row = row + warp * 16 + lane / 4;  // this lane has weight rows my_row and my_row + 8
 {% if bias %}
 #pragma unroll
     for (int e = 0; e < 2; ++e) lane_bias[e] = my_row + e * 8 < N ? to_float(bias[my_row + e * 8]) : 0.0f;
 {% endif %}
-    // The dependent kernel can now prefetch its weights. Clusters trigger after the wait: in measurements, a cluster was slower if CTAs of
-    // two other kernels ran at the same time.
+    // The dependent kernel can now prefetch its weights. With split-K, trigger after griddepcontrol.wait: in measurements, clusters were
+    // slower if CTAs of two other kernels ran at the same time.
     if (SPLITS == 1) griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     if (SPLITS > 1) griddepcontrol_launch_dependents();

@@ -1,4 +1,5 @@
-    // The code uses acc, epilogue(octet, acc) and the variables of split_k_prologue.
+    // Adds the accumulators of each octet over the CTAs of the cluster, and calls `epilogue` with the sums. The code uses variables of
+    // split_k_prologue.
     if constexpr (SPLITS == 1) {
 #pragma unroll
         for (int octet = 0; octet < OCTETS; ++octet) {

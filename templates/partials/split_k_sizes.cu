@@ -7,7 +7,7 @@ constexpr int STEPS = (K_STEPS + SPLITS - 1) / SPLITS;  // max steps of a CTA
 constexpr unsigned int TILES_N = (N + BLOCK_N - 1) / BLOCK_N;
 constexpr unsigned int WEIGHT_BYTES = BLOCK_N * 128, X_BYTES = TOKENS * 128;
 constexpr int ACCUMULATORS = TOKENS / 2;          // registers per thread
-constexpr int OCTETS = TOKENS / 8;                // groups of eight tokens; a CTA finishes every SPLITS-th group
+constexpr int OCTETS = TOKENS / 8;                // octets are groups of 8 tokens; a CTA of a cluster finishes every SPLITS-th octet
 constexpr int OWNED = (OCTETS + SPLITS - 1) / SPLITS;
 constexpr unsigned int PARTIAL_BYTES = 128 * 16;  // a CTA's accumulators of an octet, four per thread
 static_assert(TOKENS % 8 == 0 && TOKENS <= 256 && SPLITS <= 8 && SPLITS <= K_STEPS, "whole MMAs, and at least one step for each CTA");

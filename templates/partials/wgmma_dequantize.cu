@@ -1,8 +1,9 @@
-// Scale of a row, and the product of the row's integers with the offset of the weight's codes, which is 128.
+// Scale of a row of x, and 128 times the sum of the row's integers. The weight's codes are its integers plus 128, so each product exceeds
+// the product of the integers by this offset.
 struct ScaleAndOffset { float scale; int offset; };
 
 __device__ __forceinline__ ScaleAndOffset load_scale_and_offset(const float* x_scale, unsigned int row, unsigned int rows) {
-    // The scale, and the sum of the integers.
+    // The scale of the row, and the sum of its integers.
     float2 of = {};
     if (row < rows) of = reinterpret_cast<const float2*>(x_scale)[row];
     return {of.x, static_cast<int>(of.y) * 128};
@@ -12,8 +13,8 @@ __device__ __forceinline__ float dequantized(int product, const ScaleAndOffset& 
     return static_cast<float>(product - by.offset) * by.scale;
 }
 
-{% if swap_ab %}// Subtracts the offsets from the products, and multiplies by the scales of the rows of x. A lane has rows j · 8 + lane % 4 · 2 and the rows
-// after them.
+{% if swap_ab %}// Subtracts the offsets from the products, and multiplies by the scales of the rows of x. `row` is the first row of the tile. For each j, a
+// lane has the tile's rows j · 8 + lane % 4 · 2 + e, with e = 0 and 1.
 __device__ __forceinline__ void dequantize_rows(float (&acc)[M_TILES][ACCUMULATORS], const int (&products)[M_TILES][ACCUMULATORS],
                                                 const float* x_scale, unsigned int row, unsigned int rows) {
     row += threadIdx.x % 4 * 2;

@@ -1,8 +1,8 @@
 // Operands with a scale for each group of 128 columns. A stage has the columns of one group. Its MMAs compute the sums of the group. Each
 // sum is multiplied by the scales of its row and column, and added to the sum of all groups. The scales of x are [K_TILES, rows]. The
 // scales of the weight are [K_TILES, WEIGHT_ROWS], after its values.
-constexpr unsigned int SCALES = (2 * STAGES + 2) * 8 + 2 * BLOCK_N * 4;  // offset of the stages' scales from the barriers
-// Whether registers can hold the products of scales, so that they are computed while the MMAs of the group run.
+constexpr unsigned int SCALES = (2 * STAGES + 2) * 8 + 2 * BLOCK_N * 4;  // byte offset of the stages' scales from the first barrier
+// Whether registers can hold the products of scales. If so, the products are computed while the MMAs of the group run.
 constexpr bool EARLY_SCALES = ACCUMULATORS <= 64;
 static_assert(COOPERATIVE && M_TILES == 1 && BLOCK_K == 128, "both warpgroups use the tensor cores by turns");
 
@@ -65,7 +65,7 @@ __device__ __forceinline__ void pin(float (&registers)[ACCUMULATORS]) {
     for (int j = 0; j < ACCUMULATORS; ++j) asm volatile("" : "+f"(registers[j])::"memory");
 }
 
-// Adds the sums of a group.
+// Adds the sums of a group (`part`), multiplied by their scales, to `sum`.
 __device__ __forceinline__ void add_group(float (&sum)[M_TILES][ACCUMULATORS], const float (&part)[M_TILES][ACCUMULATORS],
                                           const SumScale& by) {
 #pragma unroll

@@ -1,6 +1,6 @@
-// A packed weight in 8 bits, and rows of x in 8 bits, whose columns have the order of the weight's. In device memory, a block of the weight
-// has 64 columns of all rows. A stage has 128 columns, so it is loaded as two blocks. In shared memory, two adjacent rows of a block (a
-// pair) are one row of 128 bytes with the 128-byte swizzle.
+// A packed weight and x, both with 8-bit values. Their columns have the same order. In device memory, a block of the weight has 64 columns
+// of all rows. A stage has 128 columns, so it is loaded as two blocks. In shared memory, two adjacent rows of a block (a pair) are one row
+// of 128 bytes with the 128-byte swizzle.
 constexpr unsigned int WEIGHT_ROWS = {{ weight_rows }};
 constexpr unsigned int BLOCK_BYTES = BLOCK_N * 64;
 constexpr size_t ALL_VALUES = static_cast<size_t>(K_TILES) * 2 * WEIGHT_ROWS * 64;  // bytes before the scales
@@ -14,7 +14,8 @@ __device__ __forceinline__ void load_blocks(unsigned int to, const TensorMap& we
     }
 }
 
-{% if int8 %}{% include "partials/wgmma_dequantize.cu" %}{% else %}{% if swap_ab %}// Multiplies the accumulators by the scales of their rows. A lane has rows j · 8 + lane % 4 · 2 and the rows after them.
+{% if int8 %}{% include "partials/wgmma_dequantize.cu" %}{% else %}{% if swap_ab %}// Multiplies the accumulators by the scales of their rows. `row` is the first row of the tile. For each j, a lane has the tile's rows
+// j · 8 + lane % 4 · 2 + e, with e = 0 and 1.
 __device__ __forceinline__ void scale_rows(float (&acc)[M_TILES][ACCUMULATORS], const float* x_scale, unsigned int row, unsigned int rows) {
     row += threadIdx.x % 4 * 2;
 #pragma unroll

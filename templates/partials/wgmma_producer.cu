@@ -1,8 +1,8 @@
             // One thread loads the stages of all tiles of the CTA.
-            // Weights do not depend on earlier kernels, so the first stages' weights are loaded before the wait. Loading more stages now would
-            // only delay the first stage of x.
+            // Weights do not depend on earlier kernels, so the weights of the first stages are loaded before griddepcontrol.wait. Loading
+            // more stages now would only delay the first stage of x.
             // TMA takes about twice as long to fill a row with zeros as to copy it, so the copies of the last row tile end at the last row of x.
-            // The rows after it hold old data, and their products are not stored.
+            // The remaining rows in shared memory hold old data, and their products are not stored.
             const unsigned int absent_bytes = (tiles_m * BLOCK_M - rows) * 128;
             auto expect_stage = [&](TileIndex tile, unsigned int barrier) {
                 const unsigned int bytes = STAGE_BYTES{% if of_groups %} + scale_bytes(tile.n * TILE_N){% endif %};
@@ -20,7 +20,7 @@
 {% endif %}            }
             griddepcontrol_wait();
             int stage = 0, prefetched = PREFETCHED;
-            unsigned int parity = 1;  // empty barriers start with the preceding phase complete
+            unsigned int parity = 1;  // a wait for parity 1 on a new barrier returns at once
             for (unsigned int index = blockIdx.x; index < tiles; index += gridDim.x) {
                 const TileIndex tile = tile_of(index, tiles_m);
 #pragma unroll 1

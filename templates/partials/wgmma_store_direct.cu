@@ -1,6 +1,6 @@
-// Epilogue that stores from registers directly to global memory, without staging, fence or TMA. The weight's rows are in shared memory in
-// the order RowOrder::Quads, or RowOrder::PairsOfQuads if the weight is packed. A lane l therefore holds 8 neighboring columns (16 bytes)
-// of each 32, in rows l / 4 and l / 4 + 8 of its warp's 16 rows, and four lanes write 64 bytes of a row.
+// Epilogue that stores from registers directly to global memory, without staging, fence or TMA. The tensor map permutes the weight's rows
+// in shared memory (RowOrder::Quads, or RowOrder::PairsOfQuads for a packed weight), so that lane l holds 8 neighboring columns (16 bytes)
+// of each 32 columns, in rows l / 4 and l / 4 + 8 of its warp's 16 rows. Four lanes write 64 bytes of a row.
 constexpr unsigned int EPILOGUE_BYTES = 0;
 
 {% if gated %}__device__ __forceinline__ void load_rows(unsigned int to, const TensorMap& weight, int column, int row,

@@ -1,6 +1,6 @@
 constexpr unsigned int HEADS = {{ heads }}, KV_HEADS = {{ kv_heads }};
 constexpr int HEAD = {{ head }}, PAIRS = {{ pairs }};  // columns per head, and rotated pairs of columns per head
-constexpr unsigned int Q_FROM = {{ q_from }}, K_FROM = {{ k_from }};  // first columns
+constexpr unsigned int Q_FROM = {{ q_from }}, K_FROM = {{ k_from }};  // first columns of the queries and of the keys
 __constant__ float FREQUENCIES[PAIRS] = { {{ frequencies }} };
 
 // Sine and cosine of an angle in radians. The angle's f32 value is treated as exact. Whole turns, of which there are fewer than 2^22, are
@@ -43,7 +43,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULAT
     for (int i = 0; i < M_TILES * 2; ++i) {
         const unsigned int at = row + i / 2 * 64 + i % 2 * 8;
         const unsigned long long token = at;
-        // Columns mine … mine + 7 of 32, with the bias.
+        // Reads columns mine … mine + 7 of group `group` of 32 columns of head h, and adds the bias.
         const auto load = [&](int h, int group, float (&value)[8]) {
             const int of_tile = h * (HEAD / 32) + group;
 #pragma unroll

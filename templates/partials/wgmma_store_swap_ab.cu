@@ -1,6 +1,6 @@
-// Epilogue of swap-AB that stores from registers directly to global memory. The weight's rows are in shared memory in the order
-// RowOrder::Fours, or RowOrder::PairsOfFours if the weight is packed. A warp has 32 columns of out. A lane holds 4 neighboring columns (8
-// bytes) in two of each 8 rows, so eight lanes write 64 bytes of a row.
+// Epilogue of swap-AB that stores from registers directly to global memory. A warp has 32 columns of out. The tensor map permutes the
+// weight's rows in shared memory (RowOrder::Fours, or RowOrder::PairsOfFours for a packed weight), so that a lane holds 4 neighboring
+// columns (8 bytes) in two of each 8 rows. Eight lanes write 64 bytes of a row.
 constexpr unsigned int EPILOGUE_BYTES = 0;
 static_assert(!COOPERATIVE && BLOCK_N == 128, "one consumer warpgroup has four warps of 32 columns");
 

@@ -3,7 +3,7 @@
 constexpr int SUBTILE_N = {{ subtile }}, BOXES = {{ boxes }}, BOX = SUBTILE_N / BOXES;  // columns
 constexpr int SUBTILES = BLOCK_N / SUBTILE_N;
 constexpr unsigned int SUBTILE_BYTES = 16 * SUBTILE_N * 2, BOX_BYTES = SUBTILE_BYTES / BOXES;
-constexpr int BUFFERS = {{ buffers }};  // subtiles in flight to global memory per warp
+constexpr int BUFFERS = {{ buffers }};  // staging buffers per warp, each for one subtile
 constexpr unsigned int EPILOGUE_BYTES = 8 * BUFFERS * SUBTILE_BYTES;
 static_assert(BLOCK_N % SUBTILE_N == 0 && SUBTILE_N % 16 == 0, "a tile is a whole number of subtiles");
 
