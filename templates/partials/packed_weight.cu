@@ -7,7 +7,7 @@ constexpr int GROUP = {{ group }};  // columns that share a scale
 {%- endif %}
 {%- if packed == "int4" %}
 
-// Scale of a group, and −(base + zero point). An unsigned int has a value in both halves. The base is the unpacked value of integer 0.
+// Scale of a group, and −(base + zero point). Each unsigned int holds a 16-bit value twice. The base is the unpacked value of integer 0.
 {%- if warp_mma %} The scale is applied to sums of products.{% endif %}
 struct Scale { {% if warp_mma %}float factor; unsigned int{% else %}unsigned int factor,{% endif %} minus_zero{% if storage == "f16" %}, minus_high{% endif %}; };
 
@@ -92,7 +92,7 @@ __device__ __forceinline__ void unpack_weight(unsigned int word, {% if group > 0
         "cvt.rn.f16x2.e4m3x2 %1, b;\n"
         "}" : "=r"(low), "=r"(high) : "r"(word));
 {%- else %}
-    // Move each value to the upper byte of a half.
+    // Move each value to the upper byte of a 16-bit half.
     const unsigned int bits[2] = { __byte_perm(word, 0, 0x1404), __byte_perm(word, 0, 0x3424) };
 {%- if storage == "f16" %}
     // The bits of an E4M3 value, read as an f16, are the value times 2⁻⁸. The scale includes the factor 2⁸.
