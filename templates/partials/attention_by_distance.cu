@@ -1,13 +1,13 @@
 {% if windowed %}constexpr int WINDOW = {{ window }};  // max distance of a query from the keys it attends to
 
-{% endif %}// Effect of a key's distance from its query (key position minus query position) on the score of a head{% if capped %}, after its soft cap{% endif %}.
+{% endif %}// Adjusts scores of a head by the distance between key and query (key position minus query position){% if capped %}, after soft capping{% endif %}.
 class ByDistance {
 public:
-{% if bias == "table" %}    // Receives the biases of all heads.
+{% if bias == "table" %}    // `biases` has 2 · REACH + 1 biases for each head.
     __device__ __forceinline__ ByDistance(const {{ storage }}* biases, unsigned int head)
         : of_head(biases + static_cast<unsigned long long>(head) * (2 * REACH + 1) + REACH) {}
 
-{% elif bias == "slopes" %}    // Receives the slopes of all heads.
+{% elif bias == "slopes" %}    // `slopes` has one slope for each head.
     __device__ __forceinline__ ByDistance(const {{ storage }}* slopes, unsigned int head) : slope(-LOG2_E * to_float(slopes[head])) {}
 
 {% endif %}    // Returns the score of a key{% if adjusts %}, scaled and adjusted by its distance, times log2(e){% endif %}; −∞ for keys that are not attended to.

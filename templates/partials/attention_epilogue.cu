@@ -1,6 +1,6 @@
 {% include "partials/attention_mma.cu" %}
-// Divides 16 rows by their row sums, and writes the first `rows` of these rows. The rows are staged in shared memory that only this warp
-// uses, so that stores are 16 bytes wide.
+// Divides 16 rows of the output by their row sums, and writes the first `rows` of them. The rows are staged in shared memory that only
+// this warp uses, so that stores are 16 bytes wide.
 __device__ __forceinline__ void write_rows(const float (&o)[HEAD / 8][4], const float (&row_sum)[2],
                                            unsigned char* stage, Element* out, unsigned int rows) {
     const unsigned int lane = threadIdx.x % 32;

@@ -7,8 +7,8 @@ __device__ __forceinline__ unsigned int round_to_e4m3(unsigned int low, unsigned
     return static_cast<unsigned int>(pairs[1]) << 16 | pairs[0];
 }
 
-// Divides 16 rows by their row sums and by `scale`, and writes the first `rows` of them in E4M3. The rows are staged in f16, in shared memory
-// that only this warp uses, so that stores are 8 bytes wide.
+// Divides 16 rows of the output by their row sums and by `scale`, and writes the first `rows` of them in E4M3. The rows are staged in f16,
+// in shared memory that only this warp uses, so that stores are 8 bytes wide.
 __device__ __forceinline__ void write_rows(const float (&o)[HEAD / 8][4], const float (&row_sum)[2],
                                            unsigned char* stage, unsigned char* out, unsigned int rows, float scale) {
     const unsigned int lane = threadIdx.x % 32;

@@ -10,7 +10,7 @@ __device__ __forceinline__ unsigned long long score_start(unsigned long long pai
     return pairs / 8 * 8 + tokens * 8;
 }
 
-// A row has one partial (row maximum and row sum) per key tile.
+// Returns the start of a sequence's partials. A row has one partial (row maximum and row sum) per key tile.
 __device__ __forceinline__ unsigned long long partial_start(unsigned long long pairs, unsigned long long tokens) {
     return pairs / KEY_TILE + tokens;
 }

@@ -25,17 +25,17 @@ __device__ __forceinline__ void mma(float (&c)[4], const unsigned int (&a)[4], u
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Offset, within a tile, of the row that a lane passes to ldmatrix, for 16 × 16 queries: matrices (rows 0-7, k 0-7), (8-15, 0-7), (0-7,
-// 8-15), (8-15, 8-15).
+// Byte offset, within a tile, of the row that a lane passes to ldmatrix for 16 queries × 16 columns. The four matrices are (queries 0-7,
+// columns 0-7), (8-15, 0-7), (0-7, 8-15) and (8-15, 8-15).
 __device__ __forceinline__ unsigned int query_row(unsigned int lane) {
     return lane % 16 * PITCH + lane / 16 * 16;
 }
-// Like query_row, for two tiles of 8 keys: matrices (keys 0-7, k 0-7), (0-7, 8-15), (8-15, 0-7), (8-15, 8-15).
+// Like query_row, but for 16 keys × 16 columns. The four matrices are (keys 0-7, columns 0-7), (0-7, 8-15), (8-15, 0-7) and (8-15, 8-15).
 __device__ __forceinline__ unsigned int key_row(unsigned int lane) {
     return (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 16;
 }
-// Like query_row, for two tiles of 8 columns of the transposed values: matrices (keys 0-7, columns 0-7), (8-15, 0-7), (0-7, 8-15), (8-15,
-// 8-15).
+// Like query_row, but for the values of 16 keys × 16 columns, which ldmatrix transposes. The four matrices are (keys 0-7, columns 0-7),
+// (8-15, 0-7), (0-7, 8-15) and (8-15, 8-15).
 __device__ __forceinline__ unsigned int value_row(unsigned int lane) {
     return lane % 16 * PITCH + lane / 16 * 16;
 }

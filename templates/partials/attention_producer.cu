@@ -32,7 +32,7 @@ __device__ __forceinline__ void store_word(unsigned int address, unsigned int x)
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
-{% endif %}// Lane 0 loads the tile and broadcasts it. When lane 0 later arrives at the empty barrier, the whole warp's read is therefore complete.
+{% endif %}// Lane 0 loads the tile and broadcasts it. When lane 0 later arrives at the empty barrier, the whole warp has therefore read the tile.
 __device__ __forceinline__ Tile load_tile(unsigned int address) {
     Tile x;
     x.start = x.length = x.first = x.head = 0;

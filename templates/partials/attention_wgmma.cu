@@ -1,8 +1,8 @@
 // WGMMAs of attention for 64 queries: q · kᵀ with KEYS columns, and p · v with HEAD columns. In lane l of warp w of the warpgroup,
 // acc[4j + e] (e from 0 to 3) is in row 16w + l / 4 + e / 2 · 8 and column 8j + l % 4 · 2 + e % 2.
 
-// Descriptor of rows of COLUMNS elements in shared memory. The swizzle depends on the length of a row in bytes. `next_box` is the stride in
-// bytes to the next COLUMNS columns, for an operand whose columns are the N dimension of the MMA.
+// wgmma descriptor of rows of COLUMNS elements in shared memory. The swizzle depends on the length of a row in bytes. `next_box` is the
+// stride in bytes to the next COLUMNS columns, for an operand whose columns are the N dimension of the MMA.
 __device__ __forceinline__ unsigned long long smem_descriptor(unsigned int address, unsigned int next_box) {
     constexpr unsigned long long SWIZZLE = COLUMNS == 64 ? 1 : 2, EIGHT_ROWS = 8 * ROW_BYTES >> 4;
     return SWIZZLE << 62 | EIGHT_ROWS << 32 | (next_box >> 4 << 16 | address >> 4);  // shared addresses have 18 bits
@@ -17,7 +17,7 @@ __device__ __forceinline__ unsigned int swizzled(unsigned int row, unsigned int 
 }
 
 // Loads all columns of a head, for rows from `row` on, with one TMA copy. The third dimension of the map counts boxes, which are groups of
-// COLUMNS columns. The first box of the head is `box`. Its boxes are stored one after another in shared memory.
+// COLUMNS columns. The first box of the head is `box`. The boxes are stored one after another in shared memory.
 __device__ __forceinline__ void load_boxes(unsigned int to, const TensorMap& from, int box, int row,
                                            unsigned int barrier) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"

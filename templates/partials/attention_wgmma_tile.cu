@@ -1,4 +1,4 @@
-constexpr int BOXES = HEAD / COLUMNS;  // boxes side by side in a head
+constexpr int BOXES = HEAD / COLUMNS;  // boxes of COLUMNS columns per head
 constexpr unsigned int ROW_BYTES = COLUMNS * 2;
 constexpr unsigned int Q_BYTES = BOXES * 64 * ROW_BYTES;  // 64 queries
 constexpr unsigned int TILE_BYTES = BOXES * KEYS * ROW_BYTES;

@@ -1,4 +1,4 @@
-// Packs 32 columns of a row of results, and transposes them within the quad.
+// Packs 32 columns of a row of results, and transposes them within the quad, so that each lane has 8 neighboring columns.
             unsigned int words[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {

@@ -24,12 +24,12 @@ __device__ __forceinline__ unsigned int value_place(unsigned int g, unsigned int
     return ((c ^ row % 2) * 8 + (g ^ c / 2 * 4)) * 8;
 }
 
-// Offset in a stage of a pack of a key.
+// Byte offset, within a stage, of a pack of a key.
 __device__ __forceinline__ unsigned int key_offset(unsigned int key, unsigned int pack) {
     return (key / 8 * KEY_PACKS + pack / 4) * PACK_BYTES + key_place(key % 8, pack % 4, pack / 4);
 }
 
-// Offset in a stage of a pack of a value.
+// Byte offset, within a stage, of a pack of the value of `key`.
 __device__ __forceinline__ unsigned int value_offset(unsigned int key, unsigned int pack) {
     const unsigned int row = (key % 2 + key / 8 * 2) * VALUE_PACKS + pack / 8;
     return VALUES_AT + row * PACK_BYTES + value_place(pack % 8, key % 8 / 2, row);

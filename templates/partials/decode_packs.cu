@@ -1,6 +1,7 @@
-// A lane reads 16 bytes at a time. Let g = lane / 4 and c = lane % 4. The lane holds every fourth pack of keys g and g + 8 of a tile, and
-// every eighth pack of values 2c, 2c + 1, 2c + 8 and 2c + 9. The hardware serves 16-byte accesses of eight lanes at once. These lanes copy
-// 128 contiguous bytes, which are an L2 line. Requests for parts of several lines would halve the DRAM throughput.
+// A pack has 16 bytes, and a lane reads one pack at a time. Let g = lane / 4 and c = lane % 4. The lane reads every fourth pack of keys g
+// and g + 8 of a tile, and every eighth pack of values 2c, 2c + 1, 2c + 8 and 2c + 9. The hardware serves 16-byte accesses of eight lanes
+// at once. These eight lanes copy 128 contiguous bytes, which are an L2 line. Requests for parts of several lines would halve the DRAM
+// throughput.
 constexpr unsigned int PACK = 16 / sizeof(T);
 constexpr unsigned int PACKS = HEAD / PACK;
 constexpr unsigned int KEY_PACKS = (PACKS + 3) / 4, VALUE_PACKS = (PACKS + 7) / 8;
@@ -20,12 +21,12 @@ __device__ __forceinline__ unsigned int key_place(unsigned int g, unsigned int c
 // Shared-memory offset of a pack of a value, for lane 4g + c. The offsets avoid bank conflicts, as in key_place.
 __device__ __forceinline__ unsigned int value_place(unsigned int g, unsigned int c) { return (c * 8 + (g ^ c * 2)) * 16; }
 
-// Offset in a stage of a pack of a key.
+// Byte offset, within a stage, of a pack of a key.
 __device__ __forceinline__ unsigned int key_offset(unsigned int key, unsigned int pack) {
     return (key / 8 * KEY_PACKS + pack / 4) * PACK_BYTES + key_place(key % 8, pack % 4, pack / 4);
 }
 
-// Offset in a stage of a pack of a value.
+// Byte offset, within a stage, of a pack of the value of `key`.
 __device__ __forceinline__ unsigned int value_offset(unsigned int key, unsigned int pack) {
     const unsigned int row = (key % 2 + key / 8 * 2) * VALUE_PACKS + pack / 8;
     return VALUES_AT + row * PACK_BYTES + value_place(pack % 8, key % 8 / 2);

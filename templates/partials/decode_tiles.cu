@@ -57,7 +57,7 @@ private:
     unsigned int kv_head, first, end, shared;
     unsigned int slots, next_slots;  // slots of the lane's key in the current and the next pair of tiles
     unsigned int offset;             // offset of the lane's part of a tile with consecutive slots, in elements
-    unsigned int key_at[PERIOD], value_at[PERIOD];  // offsets in a stage of the lane's packs of the first keys
+    unsigned int key_at[PERIOD], value_at[PERIOD];  // byte offsets, within a stage, of the lane's packs in the first PERIOD copies
 {% if appends %}    unsigned int newest;    // index of the token's own key
     const T* newest_key;    // the token's own key in the projection; its value has a fixed offset from the key
 {% if scaled %}    float key_scale, value_scale;

@@ -62,8 +62,8 @@ __device__ __forceinline__ void row_statistics(
     }
 }
 
-// Writes LayerNorm of the X rows from `first` on{% if to_e4m3 %}, and `factor` times the result in E4M3{% endif %}. If not `kept`, the
-// results are the first data to be evicted from L2.
+// Writes LayerNorm of the X rows from `first` on{% if to_e4m3 %}, and `factor` times the result in E4M3{% endif %}. If `kept` is
+// false, the results are the first data to be evicted from L2.
 __device__ __forceinline__ void store_layernorm(
     float (&value)[X][PACKS_PER_THREAD][N], const float (&first_element)[X], const T* gamma, const T* beta, float eps, {% if to_e4m3 %}unsigned char* converted, float factor, {% endif %}{% if keeps %}T* out,{% endif %}
     unsigned int first, unsigned int rows, bool kept = true) {

@@ -43,9 +43,9 @@
     }
     griddepcontrol_wait();
 {% if beams %}
-    if (n_known == 0 || request.n_beams == 0) return;  // uniform over the row
+    if (n_known == 0 || request.n_beams == 0) return;  // the same for all CTAs of the row
 {% else %}
-    if (n_known == 0) {  // uniform over the row
+    if (n_known == 0) {  // the same for all CTAs of the row
         if (blockIdx.x == 0 && thread == 0) chosen[row] = IDLE;
         return;
     }

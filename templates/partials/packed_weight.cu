@@ -7,7 +7,7 @@ constexpr int GROUP = {{ group }};  // columns that share a scale
 {%- endif %}
 {%- if packed == "int4" %}
 
-// Scale of a group, and −(base + zero point). An unsigned int has a value in both halves. The base is the unpacked value of integer 0.
+// Scale of a group, and −(base + zero point). Each unsigned int holds a 16-bit value twice. The base is the unpacked value of integer 0.
 {%- if warp_mma %} The scale is applied to sums of products.{% endif %}
 struct Scale { {% if warp_mma %}float factor; unsigned int{% else %}unsigned int factor,{% endif %} minus_zero{% if storage == "f16" %}, minus_high{% endif %}; };
 
@@ -49,11 +49,11 @@ __device__ __forceinline__ unsigned int masked_or(unsigned int a, unsigned int m
 __device__ __forceinline__ void unpack_weight(unsigned int word, const Scale& scale, unsigned int& low, unsigned int& high) {
     constexpr unsigned int ONE = {% if storage == "f16" %}0x3c003c00{% else %}0x3f803f80{% endif %};
 {%- if storage == "f16" %}
-    // In the mantissa of 1024, the lowest nibble counts units of 1, and the next nibble counts units of 16.
+    // Places nibbles in the mantissa of the f16 value 1024, where the lowest nibble counts units of 1, and the next nibble units of 16.
     low = fma_pair(masked_or(word, 0x000f000f, 0x64006400), ONE, scale.minus_zero);
     high = fma_pair(masked_or(word, 0x00f000f0, 0x64006400), 0x2c002c00, scale.minus_high);
 {%- else %}
-    // In the mantissa of 128, the lowest nibble counts units of 1.
+    // Places nibbles in the mantissa of the bf16 value 128, where the lowest nibble counts units of 1.
     low = fma_pair(masked_or(word, 0x000f000f, 0x43004300), ONE, scale.minus_zero);
     high = fma_pair(masked_or(word >> 4, 0x000f000f, 0x43004300), ONE, scale.minus_zero);
 {%- endif %}
@@ -92,7 +92,7 @@ __device__ __forceinline__ void unpack_weight(unsigned int word, {% if group > 0
         "cvt.rn.f16x2.e4m3x2 %1, b;\n"
         "}" : "=r"(low), "=r"(high) : "r"(word));
 {%- else %}
-    // Move each value to the upper byte of a half.
+    // Move each value to the upper byte of a 16-bit half.
     const unsigned int bits[2] = { __byte_perm(word, 0, 0x1404), __byte_perm(word, 0, 0x3424) };
 {%- if storage == "f16" %}
     // The bits of an E4M3 value, read as an f16, are the value times 2⁻⁸. The scale includes the factor 2⁸.
@@ -134,7 +134,7 @@ __device__ __forceinline__ Scale scale_of(unsigned int word) {
 // 0 and 2, and `high` has bytes 1 and 3.
 __device__ __forceinline__ void unpack_weight(unsigned int word, {% if group > 0 %}const Scale& scale, {% endif %}unsigned int& low, unsigned int& high) {
 {%- if storage == "f16" %}
-    // A byte in the mantissa of 1024 represents 1024 plus 128 plus the integer.
+    // Places bytes in the mantissa of the f16 value 1024, which gives 1024 + 128 + the integer.
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(low) : "r"(__byte_perm(word, 0x64646464, 0x4240)), "r"(0xe480e480));
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(high) : "r"(__byte_perm(word, 0x64646464, 0x4341)), "r"(0xe480e480));
 {%- if group > 0 and not warp_mma %}
@@ -142,7 +142,7 @@ __device__ __forceinline__ void unpack_weight(unsigned int word, {% if group > 0
     asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(high) : "r"(scale.factor), "r"(0x80008000));
 {%- endif %}
 {%- else %}
-    // A byte in the mantissa of 2²³ represents 2²³ plus 128 plus the integer.
+    // Places bytes in the mantissa of the f32 value 2²³, which gives 2²³ + 128 + the integer.
 {%- set difference = "__uint_as_float(__byte_perm(word, 0x4b000000, 0x7440 + byte)) - 8388736.0f" %}
     const auto integer = [&](int byte) { return {% if group > 0 and not warp_mma %}({{ difference }}) * scale.factor{% else %}{{ difference }}{% endif %}; };
     low = pack_pair<bf16>(integer(0), integer(2));

@@ -1,5 +1,5 @@
-// The magnitude of a value; infinite for NaN.
 constexpr float LARGEST_FINITE = 3.4028235e38f;
+// Returns the magnitude of a value, or infinity for NaN.
 __device__ __forceinline__ float magnitude(float value) {
     const float positive = fabsf(value);
     return positive <= LARGEST_FINITE ? positive : __int_as_float(0x7f800000);

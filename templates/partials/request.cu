@@ -5,7 +5,7 @@ struct Request {
     int least;  // min number of tokens before the sequence may end
     int flags;
     float temperature;
-    unsigned int top_k;  // 0 for all
+    unsigned int top_k;  // 0 for no limit
     float top_p, min_p;
     unsigned int seed[2];
     float repetition_penalty;
@@ -19,8 +19,9 @@ struct Request {
     int n_end, n_suppressed, n_suppressed_first, n_forced_first, n_forced_last;
     int ids[{{ width }} - 24];
 };
-constexpr int SAMPLES = 1, LOG_PROBABILITY = 2, RENORMALIZES = 4;  // flags
-constexpr int STOP_WHEN_FULL = 1, STOP_WHEN_BEATEN = 2;  // early stopping of a beam search; 0 selects a heuristic
+constexpr int SAMPLES = 1, LOG_PROBABILITY = 2, RENORMALIZES = 4;  // bits of `flags`
+constexpr int STOP_WHEN_FULL = 1, STOP_WHEN_BEATEN = 2;  // values of `stopping` (of a beam search); 0 selects a heuristic
 
-// Outcomes other than a token: the row holds no sequence, a logit is NaN or +∞, the rules exclude every token, the beam search is done.
+// Outcomes other than a token, in this order: the row holds no sequence, a logit is NaN or +∞, the rules exclude every token, or the beam
+// search is done.
 constexpr int IDLE = -1, NOT_A_NUMBER = -2, NO_TOKEN = -3, FOUND = -4;

@@ -15,7 +15,7 @@ static_assert(K_STEPS / SPLITS / 2 * WEIGHT_BYTES >= EXCHANGED * PARTIAL_BYTES, 
 static_assert(UNALIASED_STEPS == STEPS || (UNALIASED_STEPS - WARPGROUP_STEPS >= FROM_SHARED && (UNALIASED_STEPS - WARPGROUP_STEPS) * WEIGHT_BYTES >= EXCHANGED * PARTIAL_BYTES),
               "x overwrites only weights that are in registers, and not where accumulators are exchanged");
 
-// Like warpgroup_mma in split_k_sizes, but with the weights as A fragments in registers.
+// Like the other overload of warpgroup_mma, but with the weights as A fragments in registers.
 __device__ __forceinline__ void warpgroup_mma(float (&acc)[ACCUMULATORS], const unsigned int (&weight)[4],
                                              unsigned long long x, int accumulate) {
     asm volatile("{\n"

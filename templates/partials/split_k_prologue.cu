@@ -7,7 +7,7 @@
     const unsigned int arrived = full + STEPS * 8;           // barrier for the partials that the cluster sends
 
     const unsigned int rank = blockIdx.x % SPLITS, tile = blockIdx.x / SPLITS;
-    const int row = tile % TILES_N * BLOCK_N, first_token = tile / TILES_N * TOKENS;  // first rows of weight and x
+    const int row = tile % TILES_N * BLOCK_N, first_token = tile / TILES_N * TOKENS;  // first rows of the tile in the weight and in x
     const int n_tokens = min(static_cast<int>(rows) - first_token, TOKENS);
     const int octets = (n_tokens + 7) / 8;
     const int first = rank * K_STEPS / SPLITS, steps = (rank + 1) * K_STEPS / SPLITS - first;
