@@ -41,8 +41,8 @@ fn halves() -> [Tensors; 2] {
     [first, second]
 }
 
-/// Returns the text of a model.safetensors.index.json. It assigns each tensor to its shard, and contains the entries of `more` (a tensor and
-/// a shard).
+/// Returns the text of a model.safetensors.index.json. It assigns each tensor to its shard, and also contains the entries of `more`: a
+/// tensor and its shard.
 fn index_of(more: &[(&str, &str)]) -> String {
     let mut map = serde_json::Map::new();
     for (tensors, shard) in halves().iter().zip(SHARDS) {

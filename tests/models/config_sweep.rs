@@ -163,8 +163,8 @@ impl Family {
         Ok(found)
     }
 
-    /// Returns a text of the graphs that `description` builds with `config`, or `None` if it cannot be built. Models with equal texts compute
-    /// equal values.
+    /// Returns a text of the graphs that `description` builds with `config`, or `None` if they cannot be built. Models with equal texts
+    /// compute equal values.
     fn graphs(&self, description: &Description, config: &Value) -> Option<String> {
         let mut text = String::new();
         let mut names = self.plain();

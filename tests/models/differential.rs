@@ -106,7 +106,7 @@ fn words(source: &str) -> Vec<&'static str> {
     WORDS.into_iter().filter(|word| has(word)).collect()
 }
 
-/// Number of occurrences of each entry of [`OPERATORS`] and [`WORDS`].
+/// Number of occurrences of each operator, pass and entry of [`WORDS`], by its name.
 type Counts = BTreeMap<String, usize>;
 
 fn config() -> Value {

@@ -1,5 +1,5 @@
-//! Tests of folders with missing or unsupported parts, of descriptions that do not fit a folder, and of damaged or hostile folders. In each
-//! case, the full text of the error is checked; wrong results are never accepted.
+//! Tests of checkpoint folders that cannot be loaded: folders with missing or unsupported parts, damaged and hostile folders, and folders
+//! that do not fit a description. The tests check the full texts of the errors.
 
 mod late;
 
@@ -20,7 +20,7 @@ fn published(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Returns a copy of a published folder, to be modified.
+/// Returns a copy of a folder of `tests/checkpoints`, which a test can modify.
 fn copy(name: &str) -> Folder {
     fn into(from: &Path, to: &Path) {
         std::fs::create_dir_all(to).expect("room for a folder");
@@ -83,7 +83,7 @@ fn layers_that_would_be_left_out_are_an_error() {
     assert_snapshot!(refused(&folder), @"the model leaves out `bert.encoder.layer.1.attention.output.LayerNorm.beta` and 15 more tensors of the checkpoint, although it reads the same tensor of other layers; check the number of layers in config.json and their index in the description. To leave them out, allow unused layers");
     let cut = Engine::from_checkpoint(folder.path()).allow_unused_layers(true);
     assert!(cut.device(DeviceChoice::Cpu).build().is_ok());
-    // A description that uses the first layer's weights for all layers.
+    // A wrong description that reads one weight of layer 0 in all layers.
     let folder = copy("hf-gamma");
     let bert = Description::shipped_source("bert").expect("it is shipped");
     let named = "encoder.layer.{i}.output.dense.bias";
@@ -96,8 +96,8 @@ fn layers_that_would_be_left_out_are_an_error() {
 
 #[test]
 fn layers_of_outputs_that_are_not_asked_for_are_not_left_out() {
-    // The output `early` reads only the first of two layers. Other outputs read the second layer, so the second layer is not reported as
-    // left out.
+    // The output `early` reads only the first of two layers. The second layer is not reported as unused, because other outputs of the
+    // description read it.
     let bert = Description::shipped_source("bert").expect("it is shipped");
     let early = bert
         .replacen("        Repeat(times: \"layers\",", "        Repeat(times: 1, index: \"i\", name: \"first\", body: [Let(\"hidden\", linear(x: \"hidden\", out: \"hidden\", weight: \"encoder.layer.{i}.attention.self.query.weight\"))]),\n        Let(\"early\", relu(x: \"hidden\")),\n        Repeat(times: \"layers\",", 1)
@@ -190,7 +190,7 @@ fn what_vocabularies_and_tokens_weigh_is_read_as_it_is_computed() {
         .outputs(["sentence_embedding"])
         .build();
     assert_snapshot!(folder.text(&dense.err().expect("it is refused")), @"`[dir]` describes the output `sparse`, and not how a text becomes `sentence_embedding`; expected the output `sparse`");
-    // An unreadable file only affects the output that needs it.
+    // If a file cannot be read, only the outputs that need it are refused.
     let folder = copy("st-m3");
     let file = folder.file("sparse_linear.safetensors");
     std::fs::rename(&file, file.with_extension("pt")).expect("it is there");
@@ -252,7 +252,7 @@ fn what_a_ranker_that_reads_conversations_lacks_is_named() {
         json!({"modality_config": {"message": {"method": "forward"}}}),
     );
     assert_snapshot!(error(&folder), @r#"`[dir]/sentence_bert_config.json`: `modality_config` is {"message":{"method":"forward"}}; expected a `format` of `message` that is flat or structured"#);
-    // With structured contents, a template that reads lists of parts results in the same text.
+    // With the format `structured`, a message's content is a list of parts. A template that reads this list gives the same text.
     let written = copy("ce-qwen");
     let folder = copy("ce-qwen");
     let config = json!({"modality_config": {"message": {"format": "structured"}}});
@@ -486,7 +486,7 @@ fn tokens_behind_the_end_of_a_sequence_have_no_rows() {
     assert_eq!(pooled(&padded), pooled(&[&[0, 40, 30, 7], &[0, 9, 7]]));
     let error = run(&["last_hidden_state", "text_embeds"], &padded).expect_err("refused");
     assert_snapshot!(error.to_string(), @"sequence 0 ends with its token 3, and 2 more tokens follow, for which the requested outputs would have rows; remove them, or request only outputs with one row per sequence");
-    // Without the pooled output, every token has a row, also those after the end token.
+    // Without the pooled output, tokens after the end token are accepted, and have rows in the output like all other tokens.
     let all = run(&["last_hidden_state"], &padded).expect("it runs");
     assert_eq!(
         all.get("last_hidden_state").expect("it is there").shape,
@@ -669,7 +669,7 @@ fn the_length_of_texts_is_said_once() {
 
 #[test]
 fn a_padding_token_in_a_text_is_refused_where_positions_leave_it_out() {
-    // transformers gives a padding token the position before that of the first other token, and numbers only the other tokens.
+    // transformers numbers the positions of all tokens except padding tokens. All padding tokens have the position before the first number.
     let folder = published("st-xlmr");
     let engine = Engine::from_checkpoint(&folder)
         .device(DeviceChoice::Cpu)

@@ -1,4 +1,4 @@
-//! Tests of late-interaction settings that are not supported.
+//! Tests of settings of late-interaction models (ColBERT) that are wrong or not supported.
 
 use gemmule::text::{TextEncoder, TextRole};
 use insta::assert_snapshot;
@@ -102,7 +102,7 @@ fn a_text_without_a_side_is_refused() {
     assert_snapshot!(folder.text(&engine.embed(&["bread"]).expect_err("refused")), @"`[dir]/config_sentence_transformers.json`: a late-interaction model reads queries and documents differently, and the text is neither; in Rust, use `Engine::token_vectors` or `TextEncoder::encode_as`, and in Python `MultiVectorEncoder`, or give token ids");
 }
 
-/// PyLate truncates documents to the document length, and pads queries to the query length. A null value selects the default.
+/// PyLate truncates documents to the document length, and pads queries to the query length. If a setting is null, PyLate uses its default.
 #[test]
 fn lengths_without_a_value_have_the_defaults_of_pylate() {
     let folder = copy("late-bert");
