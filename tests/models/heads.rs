@@ -338,7 +338,7 @@ fn heads_that_a_description_lacks_are_named() {
         let (description, config) = for_architecture(model_type, architecture);
         assert!(!description.writes(&config), "{architecture}");
         let trunk = description.output_names()[0].to_owned();
-        // The checkpoint lacks a head, but the output of the trunk can be requested by its name.
+        // The description lacks this head. The output of the trunk can still be requested by its name.
         description
             .build(&config, Some(&[&trunk]))
             .expect("it has the output");

@@ -133,7 +133,8 @@ fn settings_change_tokens_as_in_transformers_or_are_refused_by_name() {
             if pair.ids != right.pair {
                 wrong.push(format!("{what}: pair {:?}, not {:?}", pair.ids, right.pair));
             }
-            // If transformers returns no segment ids, which depends on the class, compare them only if the folder's settings omit them.
+            // Many classes of transformers return no segment ids. Missing ids are only checked (as zeros) if the changed key decides about
+            // them, because gemmule does not depend on the class.
             let types = match (&right.types, key) {
                 (Some(types), _) => types.clone(),
                 (None, "model_input_names") => vec![0; pair.ids.len()],

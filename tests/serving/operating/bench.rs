@@ -1,4 +1,4 @@
-//! Tests of the measuring commands through the command line.
+//! Tests of the `gemmule bench` commands that measure a server, a text generator or costs.
 
 use std::{fs, process::Command, time::Duration};
 
@@ -100,7 +100,7 @@ fn a_server_is_asked_by_plan_and_in_turns_and_what_it_did_is_replayed() {
         "fixed:3",
     ];
     let written = asked(&[&texts[..], &["--model", "writer"]].concat());
-    // The model's tokenizer knows only the words of a few stories, so some of the sent texts are refused.
+    // The tokenizer of `writer` knows only the characters of its stories, so the server refuses some of the texts.
     let statuses = written["statuses"].as_object().unwrap();
     assert!(
         statuses.keys().all(|code| code == "200" || code == "400"),
@@ -206,7 +206,7 @@ fn a_load_is_told_where_it_cannot_be_compared_with_the_engine_alone() {
         let report = serde_json::from_str(&fs::read_to_string(&report).unwrap()).unwrap();
         (text, report)
     };
-    // For prompts of the mean length, the new tokens exceed the model's positions. Shorter prompts fit.
+    // Prompts of the mean length and 200 new tokens together exceed the model's positions. Shorter prompts fit.
     let long = asked(&[
         "--closed",
         "4",
