@@ -297,8 +297,8 @@ fn a_translation_has_a_deadline_and_models_with_a_source_complete_prompts() {
     server.shut_down(Duration::ZERO);
 }
 
-/// The folder of `translator` forces an end token at the max length (`forced_eos_token_id`). A translation that is shortened by `max_tokens`
-/// also ends with this token, but its finish reason must be `length`.
+/// The folder of `translator` forces an end token at the max length (`forced_eos_token_id`). A translation that `max_tokens` shortens also
+/// ends with this token, but its finish reason must be `length`.
 #[test]
 fn a_shortened_translation_has_reached_its_length() {
     let server = serving(&["translator"], quick());
