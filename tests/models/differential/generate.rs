@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use crate::common::mates::Numbers;
 use gemmule::model::operators;
 
-/// What a row of a value belongs to: a token, or a sequence of the batch.
+/// The item to which a row of a value belongs: a token, or a sequence of the batch.
 #[derive(Clone, Copy, PartialEq)]
 enum Of {
     Tokens,
