@@ -126,7 +126,7 @@ fn hostile() -> Vec<(String, &'static [&'static str])> {
         (on_long_text("{% set n = namespace(a=1) %}"), either),
         (on_long_text("{% set n = joiner() %}"), either),
     ];
-    // Trees with shared nodes take exponential time, but little memory.
+    // Trees whose nodes share their children take little memory, but processing them takes exponential time.
     for use_of in [
         "ns.x == ns.y",
         "ns.x | string",

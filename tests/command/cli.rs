@@ -503,7 +503,7 @@ fn an_encoder_is_timed_on_the_sets_that_it_serves() {
     );
     assert!(rows[0]["ms"].as_f64().is_some_and(|ms| ms > 0.0));
     assert_snapshot!(cli.error(&[&encoder[..], &["--sets", "raged"]].concat()), @"× there is no set `raged` (did you mean `ragged`?); there are ragged, long");
-    // Comparisons with peers and figures belong to `gemmule-bench`.
+    // `gemmule bench` has no comparisons with other libraries and no figures. `gemmule-bench` has them.
     assert!(
         cli.error(&[&encoder[..], &["--peers"]].concat())
             .contains("unexpected argument '--peers'")
@@ -750,7 +750,7 @@ fn nothing_of_the_current_folder_is_run() {
     VIRTUAL_ENV, .gemmule/venv: not searched, because a relative path depends on the current folder; make it absolute
     ");
     assert!(!out.contains("[dir]"), "{out}");
-    // The search for the driver also refuses this library path.
+    // The search for the CUDA driver also refuses this `LD_LIBRARY_PATH`.
     cli.0.write("ids.json", "[[1, 2]]");
     let run = ["run", "bert", "--weights", ".", "--device", "cuda"];
     let run = [&run[..], &["--ids", "ids.json"]].concat();
@@ -972,7 +972,7 @@ fn a_card_that_is_named_need_not_be_there_and_must_be_one() {
     }
     assert_snapshot!(emit(&["--card", "h20"]).1, @"× `h20` is not a card that gemmule describes; the nearest is `h200`; expected one of a10, a100, b200, h100_pcie, h100_sxm, h200, l4, l40s, rtx4090, rtx5090");
     assert_snapshot!(emit(&["--card", "h200", "--arch", "sm_80"]).1, @"× the card h200 has compute capability 9.0, and its code does not run on sm_80; omit one of the two help: leave --card or --arch out");
-    // Code with Hopper's instructions supports only one target.
+    // Code with Hopper's instructions runs only on one target.
     let compile = [
         "compile",
         "bert",
@@ -1223,7 +1223,7 @@ fn a_folder_runs_without_model_and_pairs_are_scored() {
         prompted["lens"],
         run("st-mean", &["--text", "Rain", "--prompt", "find: "])["lens"]
     );
-    // The scores are those of `CrossEncoder.predict`, for one pair and for a file.
+    // The scores of a file of pairs and of a single pair are those of `CrossEncoder.predict`.
     let text = std::fs::read_to_string(Path::new(&published("ce-one")).join("expected.json"));
     let expected: serde_json::Value =
         serde_json::from_str(&text.expect("it is there")).expect("JSON");

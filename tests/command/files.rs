@@ -89,7 +89,7 @@ fn pairs() -> tempfile::TempDir {
     folder
 }
 
-/// Creates a folder with `texts.jsonl`.
+/// Creates a folder with `texts.jsonl`, which has a row for each text.
 fn texts(texts: &[&str]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("room for a folder");
     let rows = texts.iter().map(|text| json!({"text": text}));
@@ -147,7 +147,7 @@ fn a_score_is_a_number_of_an_array_and_columns_have_names() {
     let first = f32::from_le_bytes(bytes[128..132].try_into().expect("4 bytes"));
     let expected = engine("ce-one", None).rerank("the cat", &["a cat sat on the mat"]);
     assert!((first - expected.expect("it is scored")[0]).abs() < 1e-5);
-    // An existing output is not replaced.
+    // An existing output file is not replaced.
     let said = refusal(folder.path(), "rerank", "ce-one", &args);
     assert!(said.contains("`s.npy` exists"), "{said}");
     let args = ["--input", "p.csv", "--output", "t.npy"];

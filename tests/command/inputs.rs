@@ -125,7 +125,7 @@ fn weights_that_no_memory_holds_are_an_error() {
     shell.0.write("large.json", config.to_string());
     let run = "gemmule run bert --config large.json --random-weights 1 --device cpu --ids ids.json";
     assert_snapshot!(shell.error(&format!("ulimit -v 1000000; {run}")), @"× out of memory for the tensor `embeddings.word_embeddings.weight`, which takes 1280000000 bytes; are its sizes right? Free memory, or use a smaller model");
-    // A tensor of 2⁴⁰ elements, the max in a description.
+    // A tensor of 2⁴⁰ elements, the max that a description allows.
     config["vocab_size"] = json!(1 << 20);
     config["hidden_size"] = json!(1 << 20);
     shell.0.write("large.json", config.to_string());
@@ -157,7 +157,7 @@ fn a_closed_or_full_standard_error_changes_no_exit_code() {
                 .contains("sentence_embedding")
         );
     }
-    // A warning is also written to standard error.
+    // A warning about NaN values is also written to standard error.
     let mut tensors = tiny_tensors(DType::F32);
     let table = "embeddings.word_embeddings.weight";
     let tensor = tensors.get_mut(table).expect("it is there");

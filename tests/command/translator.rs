@@ -199,7 +199,7 @@ fn what_cannot_be_is_said() {
     assert!(!no_beams.contains("num-hypotheses"), "{no_beams}");
     let writer = of("tests/checkpoints/writer", &[]);
     assert!(writer.contains("gemmule generate"), "{writer}");
-    // SentencePiece files without any pieces.
+    // A folder whose SentencePiece files are empty.
     for file in ["config.json", "generation_config.json", "model.safetensors"] {
         std::fs::copy(Path::new(FOLDER).join(file), folder.path().join(file)).expect("a copy");
     }
@@ -344,7 +344,8 @@ fn a_text_has_as_many_tokens_as_its_folder_allows() {
         let n = text["tokens"].as_array().expect("a list").len();
         (n, text["reason"].as_str().expect("a reason").to_owned())
     };
-    // `min_new_tokens` prevents the end of a text. The start token counts toward `max_length`, and the model's positions limit the text.
+    // `min_new_tokens` prevents the end of a text, so the text ends at `max_length`, which also counts the start token, or at the model's
+    // number of positions, 64.
     let of = |more: &str| format!(r#"{{"eos_token_id": 1, "min_new_tokens": 99{more}}}"#);
     assert_eq!(tokens(&of("")), (63, "length".to_owned()));
     assert_eq!(

@@ -138,7 +138,7 @@ fn scores_are_those_of_transformers() {
             let all = value.as_array().expect("a list").iter();
             all.map(|x| x.as_f64().expect("a number")).collect()
         };
-        // The first token has no score.
+        // The first token has no log-probability. transformers' stored value is 0.
         let mut got = got["log_probabilities"].clone();
         assert_eq!(got[0], Value::Null);
         got[0] = 0.0.into();
@@ -654,7 +654,7 @@ fn every_setting_of_a_folder_gives_the_tokens_of_transformers_or_is_refused_by_n
                 }
                 (Ok(got), Some(want), _) => assert_eq!(got, want, "{name}, {settings}"),
                 (Ok(_), None, Some(without)) => assert_eq!(got, without, "{name}, {settings}"),
-                // Random draws are not compared.
+                // Randomly sampled tokens are not compared.
                 (Ok(_), None, None) => {}
             }
         }

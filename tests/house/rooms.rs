@@ -177,7 +177,7 @@ fn rooms_use_only_rooms_above_them() {
             continue;
         };
         let text = fs::read_to_string(&file).expect("a source file");
-        // Test modules may use any room.
+        // Leave out unit tests, which may use any room.
         let text = text.split("#[cfg(test)]").next().unwrap_or_default();
         if inside.iter().any(|p| p == "tests" || p == "tests.rs") {
             continue;
@@ -368,7 +368,7 @@ fn every_match_over_storage_types_names_each_of_them() {
     assert!(wrong.is_empty(), "wildcard arms: {}", wrong.join(", "));
 }
 
-/// Phrases that are hard to understand. CONTRIBUTING.md describes how to write instead.
+/// Phrases that are not allowed in comments and texts, because they are hard to understand. CONTRIBUTING.md describes how to write.
 const PHRASES: [&str; 9] = [
     "// What ",
     "// Of ",

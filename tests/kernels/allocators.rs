@@ -50,7 +50,7 @@ fn bits(session: &mut Session, lens: &[u32]) -> Vec<u32> {
         .collect()
 }
 
-/// Returns a model whose batches need several chunks of the default size.
+/// Returns the config of a model whose batches need several chunks of memory of the default size.
 fn wide() -> Value {
     let mut config = tiny_config();
     config["hidden_size"] = json!(64);

@@ -53,7 +53,7 @@ macro_rules! kernel {
     };
 }
 
-/// Returns an artifact of the tiny model with code for these targets, and the sources of its kernels.
+/// Returns an artifact of the tiny model with cubins for `targets`, and the sources of its kernels.
 fn with_code(targets: &[Target]) -> (Artifact, Vec<Source>) {
     let compiled = tiny_compiled(DType::F32);
     let sources = emit(&CudaModel::kernels(&compiled.program)).expect("every kernel has source");
@@ -157,7 +157,7 @@ fn code_that_is_not_of_its_kernels_source_is_refused() {
         source.text.push(' ');
         c[3] = Sealed::new(c[3].cubin.clone(), &source, c[3].nvrtc);
     }), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 3] for sm_80 was not compiled from the kernel's current source; compile the model again");
-    // The parameters of a kernel change, but its code does not.
+    // A constant of a kernel changes in the program, but its cubin does not change.
     let mut changed = artifact.clone();
     kernel!(&mut changed, BiasResidualLayerNorm).eps *= 2.0;
     changed.write(&file).expect("it is written");
@@ -291,7 +291,7 @@ fn a_file_that_cannot_be_written_is_named() {
     let folder = Folder::new();
     let error = without_code(DType::F32).write(&folder.file("absent/tiny"));
     let text = folder.text(&error.expect_err("there is no such folder"));
-    // The name of the temporary file is random.
+    // Compare only the beginning, because the rest contains the random name of a temporary file.
     assert!(
         text.starts_with(
             "`[dir]/absent/tiny` cannot be written\ncaused by: No such file or directory"
@@ -490,7 +490,7 @@ fn parts_of_batches_that_are_no_partition_are_refused() {
         let kernel = step.kernels()[0];
         step.dispatch = Dispatch::of(vec![part(rows(0, Some(64)), kernel)]);
     }), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `sentence_embedding` has no kernel for some numbers of batch; compile the model again");
-    // The range includes lengths that its kernel does not support.
+    // The range of the short kernel includes sequences that are longer than the kernel supports.
     assert_snapshot!(refused(|a| {
         let is_short = |k: &usize| matches!(a.program.kernels[*k], KernelSpec::MhaShort(_));
         let at = a.program.steps.iter().position(|s| s.dispatch.choices().any(is_short));

@@ -16,7 +16,7 @@ use gemmule::{
     tensor::Extents,
 };
 
-/// The result of [`programs`], which two tests use.
+/// The result of [`programs`], which is computed once, because two tests use it.
 static PROGRAMS: LazyLock<Vec<(String, Program)>> = LazyLock::new(programs);
 
 /// Returns labeled programs of all shipped models, for cards with and without Hopper's instructions. Attention is default, grouped, short
@@ -153,7 +153,7 @@ fn a_bucket_takes_at_most_a_tenth_more_than_its_batch_must() {
             let ratio = plan.footprint() as f64 / bound;
             // For few tokens, one default chunk may be larger than all tensors together.
             let chunk = ChunkPolicy::default().default_chunk as f64;
-            // If scores are stored, three large tensors are alive at the same time, each in a chunk with spare room.
+            // If scores are stored, three large tensors are alive at the same time, each in a separate chunk with headroom.
             let most = match stores_scores(name) {
                 true => 1.20,
                 false => 1.10,

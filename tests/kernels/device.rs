@@ -620,7 +620,7 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 #[ignore = "needs a CUDA device"]
 fn sixteen_bits_keep_the_direction_of_every_row_whatever_the_lengths() {
     let _memory = some_memory();
-    // Uses the sizes of BERT-base, because the choice of kernels depends on the sizes and on the lengths.
+    // Use the sizes of BERT-base, because the choice of kernels depends on the model's sizes and on the lengths of sequences.
     let mut config = config(768, 3072, 12, 512);
     config["num_attention_heads"] = json!(12);
     let of = |dtype: DType| {
@@ -808,7 +808,7 @@ fn a_batch_without_memory_leaves_those_in_flight_whole() {
     }
 }
 
-/// Returns the median and the 90th percentile.
+/// Returns the median and the 90th percentile of some values.
 fn spread(mut of: Vec<f32>) -> (f32, f32) {
     of.sort_by(f32::total_cmp);
     (of[of.len() / 2], of[of.len() * 9 / 10])

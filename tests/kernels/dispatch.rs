@@ -115,7 +115,7 @@ const IN_FP8: [&str; 2] = ["bert-base", "modernbert-base"];
 const PACKED: &str = "llama-3.2-1b";
 
 impl Tables {
-    /// Compiles the programs, checks them, and writes down their tables.
+    /// Compiles and checks the programs of a model for a card, and formats their tables.
     fn of(
         machine: &'static Machine,
         model: &'static str,

@@ -215,7 +215,7 @@ fn an_artifact_says_whether_it_is_invariant() {
     let read = Artifact::read(&file).expect("it is sound");
     assert!(read.program.invariant && read == artifact);
 
-    // An artifact that claims to be invariant, but is not.
+    // An artifact whose program claims to be invariant, but has steps with several kernels.
     let mut hostile = Artifact::of(tiny_compiled(DType::F32), Vec::new());
     hostile.program.invariant = true;
     hostile.write(&file).expect("it is written");

@@ -27,7 +27,7 @@ fn sources() -> Vec<Source> {
         .collect()
 }
 
-/// Returns a key and a cubin that are derived from a number, without NVRTC.
+/// Returns a cache key and a cubin with arbitrary contents that depend on `number`. NVRTC is not needed.
 fn made_up(number: usize) -> (CacheKey, Cubin) {
     let key = CacheKey::new(&number.to_string(), &[], (0, 0), Target::Sm80);
     let bytes = vec![number as u8; LARGE];
@@ -306,7 +306,8 @@ fn a_cache_in_a_folder_that_nobody_may_write_to_is_told_and_gone_without() {
     );
 }
 
-/// A cache folder that everyone can write to is not used, because another user may have written its entries. A warning says so.
+/// A cache folder that everyone can write to is not used, because another user may have written its entries. The notes
+/// of the cache report this as `CacheFault::Foreign`.
 #[cfg(unix)]
 #[test]
 fn a_cache_that_others_may_write_to_is_told_and_gone_without() {

@@ -149,7 +149,7 @@ fn batches_of_many_rows_convert_whole_weights_in_memory_that_layers_share() {
             let (n, bytes) = converted(8192);
             let largest = 2 * 2 * inner * hidden;
             assert!(bytes <= largest, "{format} on {}", machine.name);
-            // On other cards, the cost model may prefer kernels that convert in registers for every number of rows.
+            // On other cards, the cost model may prefer GEMMs that convert weights in registers, for any number of rows.
             if machine.instructions == Instructions::Hopper {
                 assert!(n >= 2 && bytes == largest, "{format}: {n}, {bytes}");
             }

@@ -89,7 +89,7 @@ fn every_source_is_cuda_without_headers_or_directives() {
             let is_word = |&(at, name): &(usize, &str)| {
                 !kernel[..at].ends_with(in_word) && !kernel[at + name.len()..].starts_with(in_word)
             };
-            // The first occurrence of the name is in the kernel's signature.
+            // The first occurrence of the name is in the kernel's signature, so a used parameter has a second one.
             let mut words = kernel.match_indices(param.name).filter(is_word);
             assert!(
                 words.nth(1).is_some(),
@@ -242,7 +242,7 @@ fn every_source_compiles_for_every_target_without_spills() {
     };
     let missing = record.missing(&now);
     if !is_recording() && !missing.is_empty() {
-        // Printed even if the test passes, because it explains why the test takes long.
+        // Print this even if the test passes, because it explains why the test takes long.
         let _ = writeln!(
             std::io::stderr(),
             "{} sources are not in snapshots/compiled.ron as they are; every run compiles them until \

@@ -101,7 +101,7 @@ fn a_kernel_that_was_slower_than_its_estimate_gives_way_near_the_timed_rows_and_
                 "{tokens} tokens"
             );
         }
-        // For at most half or at least twice the timed number of tokens, launches are as fast as without timings.
+        // With at most half or at least twice the timed number of tokens, the estimated time is the same as without timings.
         for tokens in (8..=AT / 2)
             .step_by(56)
             .chain((2 * AT..16_384).step_by(192))

@@ -354,7 +354,7 @@ fn sizes_of_folders_have_a_range() {
     assert_snapshot!(with("st-mean", transformer, json!({"processing_kwargs": {"text": {"max_length": 0}}})), @"`[dir]/sentence_bert_config.json`: `max_length` is 0; expected a whole number from 1 to 16777216");
 }
 
-/// Returns the sentence embeddings of two texts.
+/// Returns the sentence embeddings that the model of a folder computes for two fixed texts.
 fn embeddings(folder: &Folder) -> Vec<f32> {
     let built = Engine::from_checkpoint(folder.path())
         .device(DeviceChoice::Cpu)
@@ -397,7 +397,7 @@ fn the_pooling_of_a_folder_counts_without_a_list_of_modules() {
             assert!((right / length - got).abs() < 1e-5, "{right} {got}");
         }
     }
-    // The length limit of the folder also applies to texts.
+    // The folder also limits the length of texts, to 32 tokens.
     let encoder = TextEncoder::open(folder.path()).expect("a tokenizer");
     let batch = encoder.encode(&["rain ".repeat(60)]).expect("a text");
     assert_eq!(batch.lens(), [32]);
@@ -433,7 +433,7 @@ fn what_a_folder_has_in_place_of_weights_is_named_with_the_way_out() {
     assert_snapshot!(with(&[("consolidated.safetensors", "")]), @"`[dir]/` contains none of `model.safetensors`, `model.safetensors.index.json`, `pytorch_model.bin` and `pytorch_model.bin.index.json`; expected a checkpoint folder as published on the Hugging Face hub. It has `consolidated.safetensors`, a file name that is not recognized; if its tensors have transformers' names, rename it to `model.safetensors`, else use the file of that name from the same model");
     assert_snapshot!(with(&[("model-00001-of-00002.safetensors", "")]), @"`[dir]/` contains none of `model.safetensors`, `model.safetensors.index.json`, `pytorch_model.bin` and `pytorch_model.bin.index.json`; expected a checkpoint folder as published on the Hugging Face hub. It has `model-00001-of-00002.safetensors` without `model.safetensors.index.json`, which lists the tensors of each shard; download it too");
     assert_snapshot!(with(&[("0_Transformer/model.safetensors", "")]), @"`[dir]/` contains none of `model.safetensors`, `model.safetensors.index.json`, `pytorch_model.bin` and `pytorch_model.bin.index.json`; expected a checkpoint folder as published on the Hugging Face hub. It has weights in `[dir]/0_Transformer`; give that folder: `[dir]/0_Transformer`");
-    // Folders without a config.json also lack a tokenizer.json.
+    // These folders have neither a config.json nor a tokenizer.json. Opening the tokenizer gives the same error as loading the model.
     let alone = |file: &str| {
         let folder = Folder::new();
         folder.write(file, r#"{"base_model_name_or_path": "org/base"}"#);

@@ -15,7 +15,7 @@ use gemmule::{
 use insta::assert_snapshot;
 use serde_json::{Value, json};
 
-/// Weights that are large enough to give different results for different tokens.
+/// Random weights that are large enough to give different results for different tokens.
 const WIDE: RandomWeights = RandomWeights {
     seed: 3,
     deviation: 0.5,
@@ -366,7 +366,7 @@ fn heads_that_a_description_lacks_are_named() {
     }
 }
 
-/// Returns the error of an engine for text generation, for a folder with the tensors of these outputs.
+/// Returns the error of building an engine for text generation from a folder that contains only the tensors of `outputs`.
 #[track_caller]
 fn refused_generation(description: &str, config: &Value, outputs: &[&str]) -> String {
     let folder = folder(config, &tensors(description, config, outputs));

@@ -100,7 +100,7 @@ fn a_tokenizer_that_is_missing_or_not_read_is_said_with_how_to_mend_it() {
     }
 }
 
-/// Returns the files of a valid folder.
+/// Returns the names and the contents of the files of a valid folder.
 fn files(name: &str) -> Vec<(String, Vec<u8>)> {
     let entries = fs::read_dir(folder(name)).expect("the folder is there");
     let paths = entries.map(|entry| entry.expect("an entry").path());

@@ -373,7 +373,7 @@ fn quantized_tensors_without_a_configuration_are_refused_by_their_name() {
         error.contains("query.qweight` is stored as I32, a part of"),
         "{error}"
     );
-    // A plain storage type together with a scale.
+    // A weight in bf16, which needs no scale, together with a scale.
     let error = refused(&[
         ("weight", BF16, &[16, 16]),
         ("weight_scale", BF16, &[16, 1]),

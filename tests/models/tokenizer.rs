@@ -87,7 +87,7 @@ fn a_text_that_is_cut_is_said_to_be() {
     }
 }
 
-/// Returns the number of values nested in a value, including itself.
+/// Returns the number of JSON values that are nested in `value`, including `value` itself.
 fn count(value: &Value) -> usize {
     1 + match value {
         Value::Array(items) => items.iter().map(count).sum(),
@@ -166,6 +166,6 @@ fn no_panic_escapes_from_damaged_tokenizers() {
         n_errors += usize::from(!texts.is_empty());
         n_panics += usize::from(texts.iter().any(|text| text.contains("panic")));
     }
-    // Some damaged files cause panics in the tokenizers crate, which are caught.
+    // Some damaged files cause panics in the `tokenizers` crate. gemmule catches them and returns errors.
     assert!(n_errors > 100 && n_panics > 5, "{n_errors}, {n_panics}");
 }

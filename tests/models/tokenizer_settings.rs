@@ -283,8 +283,8 @@ fn refused(folder: &Folder) -> String {
     folder.text(&opened.err().expect("it is refused"))
 }
 
-/// A source text has the ids that transformers computes with the text's language as `src_lang`. The target language is the first token, or
-/// the decoder's start token in mBART.
+/// With the language of a source text as an argument, the ids must be those that transformers computes with this language as `src_lang`.
+/// The token of the target language is the first token of the translation. In mBART, it is the start token of the decoder.
 #[test]
 fn languages_of_a_call_are_those_of_the_setting() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer_settings");

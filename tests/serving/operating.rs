@@ -103,7 +103,7 @@ struct Serving {
 }
 
 impl Serving {
-    /// Starts `gemmule serve` with a small model, after shell commands such as `ulimit`.
+    /// Starts `gemmule serve` with a small model in a shell that first runs the commands `before`, such as `ulimit`.
     fn start(before: &str, args: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let table = folder.path().join("costs.ron");

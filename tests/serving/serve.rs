@@ -41,7 +41,7 @@ fn checkpoint(name: &str) -> PathBuf {
 fn costs() -> CostTable {
     let text = include_str!("../../examples/costs.ron");
     let mut table = CostTable::parse(text).expect("the example is sound");
-    // These costs are similar to those of the small models, so deadlines are estimated realistically.
+    // Make the costs similar to those of the small models, so that the server estimates realistic times.
     table.overhead = 100.0;
     for value in table.packed.values.iter_mut().flatten() {
         *value /= 100.0;

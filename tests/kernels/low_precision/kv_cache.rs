@@ -147,7 +147,7 @@ fn beams_share_and_reorder_rounded_blocks() {
             options: SamplingParams {
                 logits: false,
                 beams: Some(Beams::of(4)),
-                // The sequence takes more than one block of 32 positions.
+                // With 40 new tokens, a sequence takes more than one cache block of 32 positions.
                 ..options(40)
             },
         };

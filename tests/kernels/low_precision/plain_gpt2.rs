@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// A trained GPT-2 in f16.
+/// Checkpoint folder of a small trained GPT-2 in f16.
 pub const FOLDER: &str = "tests/checkpoints/writer";
 
 pub struct PlainGpt2 {

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// Sources that compiled without spills for every target that has their instructions.
+/// The kernels whose sources have compiled without spills for every target that has their instructions.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Version of NVRTC. Another version may refuse a source that this version compiles.

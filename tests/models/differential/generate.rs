@@ -158,7 +158,7 @@ impl Writer {
         name
     }
 
-    /// Adds a sum of embeddings in any order, with or without normalization.
+    /// Adds up to five embeddings and their sum, optionally normalized.
     fn embedded(&mut self) {
         let width = self.one_of(&WIDTHS);
         let n = 1 + self.numbers.below(5);
@@ -215,7 +215,7 @@ impl Writer {
         self.tamed(sum)
     }
 
-    /// Multiplies an activated projection of `x` by another projection of `x`.
+    /// Multiplies `gate`, an activated projection of `x`, by another projection of `x`.
     fn gated(&mut self, x: &Value, gate: &Value, bias: bool) -> Value {
         let up = self.linear(x, gate.width(), bias);
         let (a, b) = match self.chance(50) {
@@ -463,7 +463,7 @@ impl Writer {
         };
         let bias = self.chance(60);
         let same = self.chance(85);
-        // Like in most models, queries and keys have the same norms and rotations. All projections come from one matrix.
+        // Sometimes project queries, keys and values with one matrix.
         let stacked = self.chance(20).then(|| {
             let width = (heads + 2 * kv_heads) * head;
             self.linear(x, width, bias)
@@ -504,7 +504,7 @@ impl Writer {
             };
             column += own * head;
             if role < 2 {
-                // Sometimes, only queries or only keys are normalized.
+                // Normally, queries and keys have the same norms and rotations. Sometimes, only one of them has.
                 if normed && self.chance(95) {
                     y = self.norm_heads(&y, own);
                 }
@@ -651,7 +651,7 @@ impl Writer {
         }
     }
 
-    /// Returns a value to be added to `x`, with the same width.
+    /// Returns the result of a branch on `x` (attention or a feed-forward network), which has the width of `x` and is to be added to `x`.
     fn branch(&mut self, x: &Value) -> Value {
         let bias = self.chance(70);
         let inner = match self.chance(60) {

@@ -135,7 +135,7 @@ fn queries_that_are_not_expanded() {
     assert_eq!(matches("late-plain"), 0);
 }
 
-/// Folders of `MultiVectorEncoder` of sentence-transformers, made by `scripts/folders.py`.
+/// Tests a folder that sentence-transformers' `MultiVectorEncoder` saves. `scripts/folders.py` creates it.
 #[test]
 fn prompts_and_lengths_of_a_multi_vector_encoder() {
     assert_eq!(matches("late-multi"), 2);

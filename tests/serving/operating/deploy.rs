@@ -18,7 +18,7 @@ fn packages_are_installed_by_version_and_hash_only() {
         .lines()
         .filter(|line| line.contains("pip") || line.contains("$(PIP)"))
         .filter(|line| !line.starts_with("PIP := "))
-        // These lines install the built wheel without a registry.
+        // Skip lines that install the built wheel without a registry.
         .filter(|line| !line.contains("--no-index"))
         .collect();
     assert_eq!(installs.len(), 4, "{installs:#?}");

@@ -1,4 +1,4 @@
-//! Tests of error messages: texts that are too long, long values, and models without the task of a route.
+//! Tests of error messages: for texts that are too long, for long values, and for models that do not support a route.
 
 use gemmule::serve::DefaultPrompt;
 

@@ -345,7 +345,7 @@ fn vectors_come_in_the_types_and_dimensions_that_are_asked_for() {
     let byte = bits.fold(0, |byte, (at, &v)| byte | (i64::from(v > 0.0) << (7 - at)));
     assert_eq!(all["ubinary"][0], json!([byte]));
     assert_eq!(all["binary"][0], json!([byte - 128]));
-    // Jina and Voyage have a field for a single type. Base64 encodes the bytes of any type.
+    // The APIs of Jina and Voyage have a field for a single element type. Base64 encodes the bytes of any element type.
     for of in ["int8", "uint8", "binary", "ubinary", "base64"] {
         for field in ["embedding_type", "output_dtype"] {
             let body = json!({"input": "rain", "dimensions": 5, field: of});
