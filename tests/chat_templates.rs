@@ -63,7 +63,7 @@ fn growing(first: &str, next: &str) -> String {
     )
 }
 
-/// Returns hostile templates, each with the errors of which rendering must return one.
+/// Returns hostile templates, each with the errors that its rendering may return.
 fn hostile() -> Vec<(String, &'static [&'static str])> {
     let either: &[&str] = &[MEMORY, STEPS];
     let mut all = vec![

@@ -56,7 +56,7 @@ fn families() -> &'static BTreeMap<String, Family> {
 }
 
 impl Family {
-    /// Reads the description from its file. At run time, so that tests need not be compiled again after the description changes.
+    /// Reads the description from its file at run time, so that tests need not be compiled again after the description changes.
     fn source(&self) -> String {
         let file = format!("models/{}.ron", self.description);
         std::fs::read_to_string(file).expect("the description is there")

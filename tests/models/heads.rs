@@ -34,7 +34,7 @@ fn config(more: Value) -> Value {
     config
 }
 
-/// Returns random tensors: all tensors that the outputs of a model read from a checkpoint.
+/// Returns all tensors that the outputs of a model read from a checkpoint, with random values.
 fn tensors(model: &str, config: &Value, outputs: &[&str]) -> Tensors {
     let mut options = options(DType::F32);
     options.outputs = Some(outputs.iter().map(|&o| o.to_owned()).collect());

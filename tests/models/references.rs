@@ -232,8 +232,8 @@ fn values_of_another_shape_are_refused() {
     );
 }
 
-/// The sequence classifiers of decoders in transformers use the last token that is not the padding token. Some models use the end token as
-/// their padding token.
+/// The sequence classifiers of decoders in transformers use the last token that is not the padding token. The padding token may be an
+/// ordinary token of texts, such as the end token.
 #[test]
 fn decoders_classify_by_the_last_token_before_padding() {
     let config = |padding: Value, is_causal: bool| {

@@ -2169,7 +2169,7 @@ fn clients_of_a_byte_now_and_then_and_lists_of_any_length_are_answered() {
     let models = vec![model("st-mean", false, Duration::from_secs(60))];
     let server = serving_models(models, choice);
     let to = server.address();
-    // Two clients send one byte at a time, so their requests take far longer than the time limits of the server.
+    // A client that sends one byte at a time, so that its request takes far longer than the time limits of the server.
     let slow = |head: &'static str, rest: &'static str| {
         let mut stream = connect(to);
         stream.write_all(head.as_bytes()).unwrap();
