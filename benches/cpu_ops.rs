@@ -19,7 +19,7 @@ const INNER: u32 = 1536;
 const HEADS: u32 = 12;
 const HEAD: u32 = 32;
 
-/// Returns deterministic values in (−0.5, 0.5), without special values.
+/// Returns `n` deterministic values in (−0.5, 0.5).
 fn values(n: usize) -> Vec<f32> {
     (0..n)
         .map(|i| ((i * 7919 + 13) % 1009) as f32 / 1009.0 - 0.5)
@@ -35,7 +35,7 @@ fn extents(lens: &[u32]) -> Extents {
     Extents::of(lens).expect("the lengths above are valid")
 }
 
-/// Runs a kernel with valid arguments.
+/// Runs a kernel. [`black_box`] keeps the compiler from removing the computation of the unused result.
 fn launch(spec: &KernelSpec, extents: &Extents, reads: &[Read<'_>], out: &mut [f32]) {
     run(spec, extents, reads, &mut [out]).expect("the arguments fit the kernel");
     black_box(out);
@@ -58,11 +58,11 @@ fn gemm(c: &mut Criterion) {
             let weight = PackedWeight::new(&weight, n as usize, k as usize, MatmulPrecision::F32);
             let bias = values(n as usize);
             let mut out = vec![0.0; rows * n as usize];
-            // The tile is ignored on the CPU.
+            // `Gemm::of` also chooses a tile, which the CPU ignores.
             let epilogue = Epilogue::new(true, activation);
             let spec = KernelSpec::from(Gemm::of(n, k, DType::F32, epilogue));
             let reads = [Read::Real(&x), Read::Packed(&weight), Read::Real(&bias)];
-            // Multiplications and additions.
+            // Throughput is in floating-point operations: one multiplication and one addition per product.
             group.throughput(Throughput::Elements(
                 2 * extents.tokens * u64::from(n) * u64::from(k),
             ));

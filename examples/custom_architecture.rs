@@ -1,6 +1,8 @@
-//! A custom architecture. Its description is a string in the program, and the rest of the program is the same as for shipped descriptions.
-//! Layers normalize their input (pre-LN), the feed-forward network uses ReLU, positions come from a table, and the model has two sentence
-//! vectors as outputs. Weights are random.
+//! Runs a custom architecture with random weights. Its description is a string in this program. The rest of the program is the same as for
+//! shipped descriptions.
+//!
+//! The model is an encoder whose layers normalize their input (pre-LN). The feed-forward network uses ReLU, positions come from a table,
+//! and the outputs are two sentence vectors.
 //!
 //!     cargo run --release --example custom_architecture
 
@@ -31,7 +33,7 @@ Model(
         Let("places", embedding(ids: "positions", rows: "positions", width: "width", table: "places.weight")),
         Let("x", add(a: "words", b: "places")),
         Repeat(times: "layers", index: "i", name: "layer",
-            // This expects one GEMM for Q, K and V together, and one kernel for attention.
+            // Expected launches of each layer after fusion: four GEMMs (one for Q, K and V together) and one attention kernel.
             expect: {"gemms": 4, "attention": 1},
             body: [
                 Let("normed", layer_norm(x: "x", eps: "eps",

@@ -1,4 +1,4 @@
-//! Embeds sentences with a published checkpoint and prints the cosine of each with the first.
+//! Embeds sentences with a published checkpoint, and prints the cosine similarity of each sentence to the first sentence.
 //!
 //!     cargo run --release --example embed_sentences -- CHECKPOINT_DIR "a sentence" "another one"
 
@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .build()?;
     let vectors = engine.embed(&sentences)?;
     for (sentence, vector) in sentences.iter().zip(&vectors) {
-        // The checkpoint normalizes its vectors, so their dot product is the cosine.
+        // The checkpoint normalizes its vectors to length 1, so their dot product is the cosine similarity.
         let cosine: f32 = vector.iter().zip(&vectors[0]).map(|(a, b)| a * b).sum();
         println!("{cosine:6.3}  {sentence}");
     }

@@ -1,4 +1,4 @@
-//! Translates a file line by line, with the settings of the model's folder.
+//! Translates a file line by line, with the generation settings in the checkpoint folder.
 //!
 //!     cargo run --release --example translate -- CHECKPOINT_DIR FILE
 
@@ -14,7 +14,7 @@ use gemmule::{
     text::{Folder, TextEncoder},
 };
 
-/// Number of lines that are in memory at once.
+/// Max number of lines that are read and translated together.
 const CHUNK: usize = 256;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

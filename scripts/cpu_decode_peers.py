@@ -1,10 +1,12 @@
-"""Measures greedy decoding of GPT-2 124M on a CPU, one sequence, in tokens per second: gemmule, ONNX Runtime, CTranslate2 and PyTorch.
+"""Compares greedy decoding of GPT-2 124M on a CPU, in tokens per second for one sequence: gemmule, ONNX Runtime, CTranslate2 and PyTorch.
 
-Weights are random with a fixed seed, because the time does not depend on them. Prompts have 32 tokens, and 48 new tokens follow. The time
+Weights are random with a fixed seed, because the time does not depend on them. The prompt has 32 tokens, and 48 new tokens follow. The time
 of a step is the time of all new tokens except the first, divided by their number. Each contender runs in a separate process. The processes
-alternate round by round, and the median over the rounds is shown. The time to the first result and the peak memory are those of a process
-that loads the model and twice generates two tokens, the minimum of `bench generate`. ONNX Runtime's graph is built with the `onnx` package
-from its own fused operators (Attention with a past, SkipLayerNormalization, FastGelu), like the graphs of its GPT-2 optimizer.
+alternate round by round, and the script shows the median of the rounds.
+
+The time to the first result and the peak memory are those of a process that loads the model and generates two tokens twice, the minimum of
+`gemmule bench generate`. ONNX Runtime's graph is built with the `onnx` package from ONNX Runtime's fused operators (Attention with a past,
+SkipLayerNormalization, FastGelu), like the graphs of its GPT-2 optimizer.
 
     pip install onnx==1.23.2 onnxruntime==1.32.0 ctranslate2==4.8.5 torch transformers
     taskset -c 0,1 python3 scripts/cpu_decode_peers.py target/release/gemmule [--rounds 10]
@@ -20,8 +22,8 @@ PROMPT, NEW = 32, 48
 
 
 def graph(weights, file):
-    """Writes a graph for a step of GPT-2 with a past. Its inputs are ids [1, n] and the previous keys and values. Its outputs are the last
-    token's logits, and all keys and values."""
+    """Writes an ONNX graph of a decode step of GPT-2. Its inputs are ids [1, n], and the keys and values of earlier tokens. Its outputs are
+    the logits of the last token, and all keys and values."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
@@ -184,7 +186,7 @@ def main():
         out, hf = os.path.join(folder, "out.json"), os.path.join(folder, "hf")
         again = [sys.executable, __file__, a.gemmule, "--threads", str(a.threads), "--folder", folder, "--out", out, "--child"]
         ours = lambda name, new: [a.gemmule, "bench", "generate", "--weights", hf, "--device", "cpu", "--threads", str(a.threads), "--batch", "1", "--prompt-tokens", str(PROMPT), "--new", str(new), "--greedy", "--json", out, *OURS[name]]
-        # Use a separate process, because the peak memory of a process is at least that of its parent.
+        # Prepare the files in a separate process, because the reported peak memory of a child process is at least that of its parent.
         spawned([*again, "prepare"])
         able_ours = able([n for n in only if n in OURS], lambda name: ours(name, 2))
         only = [n for n in only if n not in OURS or n in able_ours]

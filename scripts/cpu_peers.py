@@ -1,13 +1,16 @@
-"""Measures CPU time from token ids to normalized embeddings: gemmule, ONNX Runtime, OpenVINO, CTranslate2 and PyTorch.
+"""Compares the time from token ids to normalized embeddings on a CPU: gemmule, ONNX Runtime, OpenVINO, CTranslate2 and PyTorch.
 
 Each contender runs in a separate process, so that its thread pool does not spin while another contender is measured. The processes
-alternate round by round, and each measures every workload in turn, after a pause. A workload's time is the median of the rounds' medians.
+alternate round by round. In each round, a process measures all workloads in turn, after a pause. The time of a workload is the median over
+the rounds of each round's median.
+
 In a first round, each peer determines its best setting for each workload: two threads, or two workers with one thread each, and the number
-of sentences, sorted by length, per batch. gemmule receives the list in its original order. All receive token ids and return unit vectors.
+of sentences per batch. Peers receive the sentences sorted by length, and gemmule in their original order. All contenders receive token ids
+and return unit vectors.
 
 ONNX Runtime's graph is built from the safetensors with the `onnx` package, and fused by ONNX Runtime's own optimizer. OpenVINO receives
-the graph before fusion. CTranslate2 converts the folder. PyTorch runs transformers. For int8, each uses its own method: ONNX Runtime's
-dynamic quantization per channel, CTranslate2's `int8`, gemmule's `--quantize int8`.
+the graph before fusion. CTranslate2 converts the checkpoint folder. PyTorch runs transformers. For int8, ONNX Runtime uses dynamic
+quantization per channel, CTranslate2 `int8`, and gemmule `--quantize int8`.
 
     pip install onnx==1.23.2 onnxruntime==1.32.0 openvino==2026.4.1 ctranslate2==4.8.5 torch transformers
     taskset -c 0,1 python3 scripts/cpu_peers.py target/release/gemmule CHECKPOINT_DIR [--rounds 10] [--json FILE]
@@ -39,7 +42,8 @@ def unit(x):
 
 
 def graph(checkpoint, file):
-    """BERT, mean pooling and normalization as a plain graph, in the pattern that exporters write and optimizers recognize."""
+    """Writes BERT, mean pooling and normalization as an ONNX graph without fused operators, in the pattern that exporters write and
+    optimizers recognize."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
     from safetensors.numpy import load_file
@@ -101,7 +105,7 @@ def graph(checkpoint, file):
 
 
 def prepare(checkpoint, folder):
-    """Files of the peers. They are created once."""
+    """Writes the files from which the peers load the model."""
     plain = os.path.join(folder, "plain.onnx")
     graph(checkpoint, plain)
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -196,7 +200,8 @@ def timed(run, seconds=0.5):
 
 
 def run_of(peer, rows, setting):
-    """Returns a function that embeds all rows with the setting, in the order of the rows."""
+    """Returns a function that embeds all rows with a setting (the number of workers and the batch size), and returns vectors in the order
+    of the rows."""
     workers, size = setting
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     batches = [order[i:i + size] for i in range(0, len(rows), size)]
@@ -219,8 +224,8 @@ def run_of(peer, rows, setting):
 
 
 def child(a):
-    """Runs one contender in one process: measures all workloads, or the time to its first result. Files are created in
-    another process, because the peak memory of a process is at least that of its parent."""
+    """Runs in a child process: prepares the files, or measures all workloads of one contender or the time to its first result. The files
+    are prepared in a separate process, because the reported peak memory of a child process is at least that of its parent."""
     if a.child == "prepare":
         return prepare(a.checkpoint, a.folder)
     peers = {1: [PEERS[a.child](a, a.threads)]}
@@ -248,7 +253,7 @@ def child(a):
 
 
 def spawned(command):
-    """Returns the seconds and the peak memory of the process."""
+    """Runs a command. Returns the seconds that it takes, and its peak memory in bytes."""
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     error = process.stderr.read()
@@ -259,7 +264,7 @@ def spawned(command):
 
 
 def able(names, command):
-    """Returns the names of the contenders whose instructions this CPU has."""
+    """Returns the contenders in `names` that can run on this CPU, which may lack their instructions."""
     lacking = []
     for name in names:
         tried = subprocess.run(command(name), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -270,7 +275,7 @@ def able(names, command):
 
 
 def keep(file, **found):
-    """Writes the results after each round, so that an interrupted run keeps its completed rounds."""
+    """Writes the results to `file`. It is called after each round, so that an interrupted run keeps its completed rounds."""
     if file:
         with open(file, "w") as out:
             json.dump(found, out, indent=1)

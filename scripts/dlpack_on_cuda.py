@@ -1,4 +1,4 @@
-"""Checks on a GPU that torch reads the arrays of the Python package without a copy.
+"""Checks on a GPU that PyTorch reads the arrays of gemmule's Python package through DLPack, without a copy.
 
     pip install torch target/wheels/gemmule-*.whl
     python scripts/dlpack_on_cuda.py tests/checkpoints/st-cls
@@ -20,7 +20,7 @@ TEXTS = [f"Letter {n} was about {'bread ' * (n % 40)}and rain." for n in range(5
 def close(found, expected, what):
     found = found.float().cpu().numpy()
     far = np.abs(found - expected).max()
-    # Batches with other shapes are rounded differently. In bf16, the difference is up to 2⁻⁸ of a value in each layer.
+    # Results of batches with different shapes are rounded differently. In bf16, each layer adds a difference of up to 2⁻⁸ of a value.
     assert found.shape == expected.shape and far < 2e-2 * max(1, np.abs(expected).max()), f"{what}: {far}"
     print(f"{what}: ok, {found.shape}, at most {far:.1e} from numpy")
 
@@ -38,7 +38,7 @@ def main(folder):
         assert tensor.data_ptr() == again.data_ptr(), "the memory is copied"
         close(tensor, expected, f"vectors in {dtype}")
         np.testing.assert_array_equal(array.numpy(), tensor.float().cpu().numpy())
-        # Rows of several batches are put in order and truncated.
+        # With several batches, the rows are put back in the order of the texts. They are also truncated to 7 dimensions.
         small = torch.from_dlpack(embedder.encode(TEXTS, to="dlpack", batch_tokens=200, truncate_dim=7))
         close(small, expected[:, :7], f"vectors of many batches in {dtype}")
         one = torch.from_dlpack(embedder.encode(TEXTS[3], to="dlpack"))
@@ -46,7 +46,7 @@ def main(folder):
         normal = torch.nn.functional.normalize(tensor.float(), dim=-1)
         close(normal, embedder.encode(TEXTS, normalize_embeddings=True), f"normalized in {dtype}")
 
-    # The tensor must outlive the array, the embedder and later runs.
+    # The tensor must stay valid after the array and the embedder are deleted, and after later runs.
     before = tensor.clone()
     del array, again
     for _ in range(20):
@@ -56,7 +56,7 @@ def main(folder):
     assert torch.equal(tensor, before)
     print("the memory lives as long as the tensor: ok")
 
-    # Use a stream other than the default one, and several threads.
+    # Read outputs on streams other than the default stream, and from several threads.
     engine = Engine(folder, device="cuda")
     names = engine.output_names
     expected = engine.run(TEXTS[:64])
@@ -68,7 +68,7 @@ def main(folder):
                 outputs = engine.run(TEXTS[:64], to="dlpack")
                 for name in names:
                     tensor = torch.from_dlpack(outputs[name])
-                    # Work is still running when the memory is released.
+                    # The GPU is still running this work when the memory is released.
                     doubled = tensor.float() * 2
                     del tensor, outputs[name]
                     if np.abs(doubled.cpu().numpy() / 2 - expected[name]).max() > 5e-2:
@@ -81,7 +81,7 @@ def main(folder):
     assert not failures, failures
     print(f"outputs {', '.join(names)} of an engine on four streams: ok")
 
-    # Freed memory can be allocated again.
+    # The memory of deleted arrays must be freed.
     free = None
     for nth in range(200):
         outputs = engine.run(TEXTS, to="dlpack")

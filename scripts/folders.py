@@ -1,4 +1,4 @@
-"""Writes small checkpoint folders as they are published, with the results of Python libraries on them.
+"""Writes small checkpoint folders in the form in which models are published, with the results of Python libraries for them.
 
 Each folder under the output directory contains a model with random weights in the form in which transformers
 or sentence-transformers publishes models, and an `expected.json` of runs: inputs, token ids, and the results
@@ -18,15 +18,15 @@ How sentence-transformers reads a folder (6.2.0, unless stated otherwise):
   config.json's `max_position_embeddings`. Truncation and padding saved inside tokenizer.json have no
   effect, because both are set for each call.
 * A prompt is put before the text, and both are tokenized together. An explicit prompt, even "", takes
-  precedence over a prompt name, and a name over `default_prompt_name`. "query" and "document" are
-  always valid names; their prompts are empty if the folder does not define them. Any other unknown name is an error.
+  precedence over a prompt name, and a prompt name takes precedence over `default_prompt_name`. "query" and
+  "document" are always valid names; their prompts are empty if the folder does not define them. Any other unknown name is an error.
 * `include_prompt: false` removes the first n positions from the pooling mask (not from attention),
   where n is the number of tokens of the prompt tokenized alone, without its last special token. As a result,
   [CLS] is excluded with the prompt, and the final [SEP] stays. Without a prompt nothing is excluded, not even
   [CLS]. CLS pooling then selects the first token after the prompt (up to 5.4, always the first token).
-* The results of several pooling booleans are concatenated in the order cls, max, mean, mean_sqrt_len, weightedmean,
-  lasttoken, whatever the order of the keys. In new folders `pooling_mode` may be a list, whose own order is used.
-* `lasttoken` is the last token that is not padding, hence [SEP]. `weightedmean` weights position i
+* If several pooling booleans are true, the results are concatenated in the order cls, max, mean, mean_sqrt_len, weightedmean,
+  lasttoken, whatever the order of the keys. In new folders, `pooling_mode` may be a list. Its order is used.
+* `lasttoken` selects the last token that is not padding, which is [SEP]. `weightedmean` weights position i
   (from 0, including [CLS]) by i + 1.
 * A pair is truncated with "longest_first" to the same limit (a cross encoder without modules.json has no
   sentence_bert_config.json): tokens are removed one at a time from the end of the longer text.
@@ -73,7 +73,7 @@ The doctor said that rest, water and warm food would be enough.
 find: a text about bread. text: one can find bread at the market. about: letters.
 """.strip().split("\n")
 TEXTS = ["The train to the coast leaves at eight.", "Who found the letter?", "Rain closed the road by the river, so bread was late."]
-SHORT = ["The train leaves at eight.", "Who found the letter?", "Rain"]  # For outputs of every token.
+SHORT = ["The train leaves at eight.", "Who found the letter?", "Rain"]  # For outputs with a row for every token.
 LONG = [
     "The museum by the harbour keeps maps, coins and bells, and in summer the boats carry people from the town "
     "along the river to the sea and back before the evening train leaves for the hills, unless snow or rain has "
@@ -85,18 +85,19 @@ PAIRS = [
     ["How many people live in the town?", "The train leaves at eight."],
     ["Who wrote the letter?", "It was found in a box under the floor of an old house."],
 ]
-LONG_PAIR = [LONG[1], LONG[0]]  # Both texts lose tokens.
-LONG_SECOND = ["Where is the deep water?", LONG[0]]  # Only the second text loses tokens.
+LONG_PAIR = [LONG[1], LONG[0]]  # Truncation removes tokens of both texts.
+LONG_SECOND = ["Where is the deep water?", LONG[0]]  # Truncation removes tokens of the second text only.
 HUGE = int(1e30)  # The value that transformers writes for a tokenizer without a limit.
 HIDDEN, POSITIONS = 32, 64
 MADE_WITH = {"torch": torch.__version__.split("+")[0], "transformers": tf.__version__, "sentence_transformers": st.__version__}
 
 
-# Tokenizers. The trainers of `tokenizers` produce a different vocabulary on each run, so pieces are computed here.
+# Tokenizers. The trainers of the library `tokenizers` produce a different vocabulary on each run, so vocabularies are computed here.
 
 
 def merged(words, count, join=lambda a, b: a + b):
-    """Returns the first `count` merges of byte pair encoding: the most frequent pair, and the first by name of equally frequent pairs."""
+    """Returns the first `count` merges of byte pair encoding. Each merges the most frequent pair; ties go to the pair that is first by
+    name."""
     words = [(list(w), n) for w, n in sorted(Counter(words).items())]
     merges = []
     while len(merges) < count:
@@ -135,7 +136,7 @@ def t5_tokenizer():
 
 
 def unigram(lower=False):
-    """Returns pieces with their scores, without special tokens."""
+    """Returns the pieces of a unigram tokenizer with their scores, without special tokens."""
     words = ["▁" + w for line in CORPUS for w in (line.lower() if lower else line).split()]
     pieces = sorted({c for w in words for c in w}) + ["".join(m) for m in merged(words, 140)]
     counts = {piece: sum(w.count(piece) for w in words) for piece in pieces}
@@ -154,7 +155,8 @@ def camembert_tokenizer():
 
 def albert_tokenizer():
     first = [(t, 0.0) for t in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")]
-    # transformers 5 returns types for pairs only on request. Earlier versions always returned them, and the models were trained with them.
+    # transformers 5 returns segment ids of pairs only if `model_input_names` has them. Earlier versions always returned them, and published
+    # models were trained with them.
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     return tf.AlbertTokenizer(vocab=first + unigram(lower=True), model_max_length=POSITIONS, model_input_names=inputs)
 
@@ -191,14 +193,14 @@ def distilbert(tok, **more):
 
 
 def robertas(config, tok, **more):
-    """RoBERTa and models of the same form, which have two more positions than tokens, and one type."""
+    """Returns the config of a RoBERTa-like model, which has two more positions than the max number of tokens, and one segment type."""
     return config(**sizes(tok, max_position_embeddings=POSITIONS + 2, type_vocab_size=1, layer_norm_eps=1e-5, pad_token_id=1,
                           bos_token_id=tok.bos_token_id, eos_token_id=tok.eos_token_id, **more))
 
 
 def draw(model, name):
     """Fills a model with random values that are exact in f16, and converts it to f16."""
-    # In a deep model, larger values would make all tokens the same.
+    # Use smaller values in deep models. Otherwise the states of all tokens would become the same.
     deviation = 0.3 if sum("query.weight" in k for k, _ in model.named_parameters()) < 4 else 0.15
     random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     for key, p in model.named_parameters():
@@ -212,7 +214,7 @@ def save(folder, tok, model):
     tok.save_pretrained(folder)
 
 
-# Helpers for files that are changed after saving.
+# Helpers that change saved files.
 
 
 def read(*path):
@@ -247,7 +249,7 @@ def check(values):
 
 
 def record(folder, runs):
-    """Writes the numbers of an array on one line, so that the file is readable."""
+    """Writes expected.json, with the numbers of each array on one line, so that the file is readable."""
     dump = lambda v: json.dumps(v, ensure_ascii=False)
     array = lambda v: "[" + ",".join(f"{x:.9g}" for x in v.ravel().tolist()) + "]" if isinstance(v, np.ndarray) else dump(v)
     lines = ["{", f'"made_with": {dump(MADE_WITH)},', '"runs": [']
@@ -266,7 +268,7 @@ def ids_and_types(features):
 
 
 def check_ids(folder, limit, inputs, ids, types=None):
-    """Checks that tokenizer.json alone, truncated to `limit`, gives Python's ids."""
+    """Checks that tokenizer.json alone, with truncation to `limit`, gives the same ids as Python's tokenizer."""
     tok = Tokenizer.from_file(os.path.join(folder, "tokenizer.json"))
     tok.no_padding()
     tok.enable_truncation(limit, strategy="longest_first")
@@ -276,7 +278,7 @@ def check_ids(folder, limit, inputs, ids, types=None):
 
 
 def encode(folder, runs):
-    """Runs SentenceTransformer.encode with a list of (texts, keyword arguments)."""
+    """Runs SentenceTransformer.encode for a list of (texts, keyword arguments), and records the results."""
     model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": torch.float32})
     assert all(p.dtype == torch.float32 for p in model.parameters())
     out = []
@@ -293,7 +295,7 @@ def encode(folder, runs):
 
 
 def predict(folder, runs=(({}, PAIRS), ({}, [LONG_PAIR, LONG_SECOND]))):
-    """Runs CrossEncoder.predict with its defaults. Also stores the logits before the activation."""
+    """Runs CrossEncoder.predict, and records the scores and the logits before the activation."""
     model = CrossEncoder(folder, device="cpu", model_kwargs={"dtype": torch.float32})
     assert all(p.dtype == torch.float32 for p in model.parameters())
     out = []
@@ -315,7 +317,8 @@ LATER = [("attention.output.LayerNorm", "layer_norm_1"), ("mlp.wo", "mlp.down_la
 
 
 def jina(folder, later):
-    """JinaBERT as published, in one of its two versions. Its states are computed by the equations in `reference.py`."""
+    """Writes a folder like the published JinaBERT, in one of its two versions. The results are computed by the equations in
+    `reference.py`."""
     import reference
 
     tok = bert_tokenizer()
@@ -350,9 +353,9 @@ ADAPTERS = {"retrieval.query": "find: ", "retrieval.passage": "text: ", "separat
 
 
 def st_adapters(folder):
-    """A folder like the published jina-embeddings-v3: XLM-RoBERTa with rotary positions, an adapter of every weight for each task, and a
-    class whose code is on the hub. The model is computed by hand after its published description: `B A` is added to the weight of a linear
-    layer, and `A B` to a table."""
+    """Writes a folder like the published jina-embeddings-v3: XLM-RoBERTa with rotary embeddings, for each task an adapter of every weight,
+    and a class whose code is on the hub. The results are computed here from the model's published description: an adapter adds `B A` to the
+    weight of a linear layer, and `A B` to an embedding table."""
     tok, rank, alpha, n_layers, inner, heads = xlmr_tokenizer(), 4, 2, 2, 48, 2
     random = torch.Generator().manual_seed(zlib.crc32(os.path.basename(folder).encode()))
     draw_values = lambda *dims, deviation=0.3: (deviation * torch.randn(dims, generator=random)).half()
@@ -453,14 +456,14 @@ OUTPUTS = {
 
 
 def run(folder, *runs):
-    """Runs a model without sentence-transformers, once for each pair of a class and an output. The first class also runs on a pair of
-    texts. Every sequence runs separately, so there is no padding."""
+    """Runs a model with transformers, once for each pair (class, output) of `runs`, and records the results. The first class also runs on a
+    pair of texts. Every sequence runs separately, so there is no padding."""
     tok = tf.AutoTokenizer.from_pretrained(folder)
     out = []
     for cls, output in runs:
         model, info = cls.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-        # If a trunk is read from the folder of a head without a pooler, transformers creates a pooler with random weights, which is not
-        # used.
+        # The folder of a model with a head may lack a pooler. If only the trunk is loaded from the folder, transformers creates a pooler
+        # with random weights, which no result uses.
         missing = [k for k in info["missing_keys"] if output == "pooler_output" or not k.startswith("pooler.")]
         assert not missing, (folder, info)
         assert all(p.dtype == torch.float32 for p in model.parameters())
@@ -469,7 +472,7 @@ def run(folder, *runs):
             ids, types = zip(*((i[0], t[0]) for i, t in map(ids_and_types, features)))
             values = np.concatenate([plain(OUTPUTS[output](model.eval()(**f))) for f in features])
             check(values)
-            # DistilBERT and DeBERTa use no types, although the template in their tokenizer.json produces some.
+            # Do not compare segment ids of DistilBERT and DeBERTa. They use none, although the template in tokenizer.json produces some.
             check_ids(folder, POSITIONS, inputs, list(ids), None if model.config.model_type in ("distilbert", "deberta-v2") else list(types))
             more = {"columns": 64} if output == "mlm_logits" else {}
             out.append({key: inputs, "ids": ids, "types": types, "output": output} | more | {"shape": list(values.shape), "values": values})
@@ -480,7 +483,8 @@ def run(folder, *runs):
 
 
 def sentence(folder, tok, model, *modules, limit=24, **more):
-    """Saves a folder like the installed version: the limit is tokenizer_config.json's `model_max_length`."""
+    """Saves a folder in the form of the installed version of sentence-transformers, in which `model_max_length` of tokenizer_config.json
+    limits the tokens."""
     with tempfile.TemporaryDirectory() as temporary:
         path = os.path.join(temporary, os.path.basename(folder))
         save(path, tok, model)
@@ -494,7 +498,7 @@ def sentence(folder, tok, model, *modules, limit=24, **more):
 
 
 def older(folder, limit=16, version="2.2.2", **config):
-    """Converts a folder to the form of versions before 5.4, which most published folders have."""
+    """Converts a folder to the form of sentence-transformers before 5.4, which most published folders have."""
     tokenizer = read(folder, "tokenizer_config.json")
     write(tokenizer | {"model_max_length": POSITIONS}, folder, "tokenizer_config.json")
     write({"max_seq_length": limit, "do_lower_case": False}, folder, "sentence_bert_config.json")
@@ -525,7 +529,7 @@ def st_mean(folder):
     tok = bert_tokenizer()
     sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "mean"), Normalize())
     older(folder, version="3.0.1", prompts=PROMPTS, default_prompt_name=None, similarity_fn_name=None)
-    # Older transformers versions also saved this buffer.
+    # Add a buffer that older versions of transformers saved.
     retensor(folder, lambda t: t | {"embeddings.position_ids": torch.arange(POSITIONS)[None]})
     encode(folder, SIMPLE + [(TEXTS, {"prompt_name": "query"}), (TEXTS[:2] + LONG[:1], {"prompt_name": "document"}), (TEXTS, {"prompt": "about: "})])
     chunked(folder)
@@ -535,7 +539,8 @@ CHUNKS = ["The train.", "It rained.", "Who?"]
 
 
 def chunked(folder):
-    """Vectors of chunks that one run computes: the mean of their tokens, with the special tokens at both ends."""
+    """Writes chunks.json, the vectors of late chunking. One run computes the states of all chunks. A vector is the mean over a chunk's
+    tokens, to which the special tokens at the start and the end of the sequence belong."""
     model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": torch.float32})
     tok, parts = model.tokenizer, [model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in CHUNKS]
     ids = [tok.cls_token_id] + sum(parts, []) + [tok.sep_token_id]
@@ -557,7 +562,7 @@ def st_default_prompt(folder):
     sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "mean", include_prompt=False), Normalize())
     older(folder, version="3.0.1", prompts=PROMPTS, default_prompt_name="query", similarity_fn_name="cosine")
     model = encode(folder, SIMPLE + [(TEXTS, {"prompt_name": "document"}), (TEXTS, {"prompt": ""}), (TEXTS + LONG, {"prompt": "letters about bread: "})])
-    # The reference excludes the prompt and [CLS] from the mean. Compute the same here for the first text.
+    # Check that sentence-transformers excludes the prompt and [CLS] from the mean, by computing the mean here for the first text.
     features = model.preprocess(TEXTS[:1], prompt="find: ")
     skip = len(model.tokenizer("find: ")["input_ids"]) - 1
     assert features["prompt_length"] == skip, features
@@ -567,7 +572,7 @@ def st_default_prompt(folder):
 
 
 def st_instructor(folder):
-    """Several concatenated poolings that exclude the prompt. If a text has no prompt, nothing is excluded."""
+    """Writes a folder with several concatenated poolings that exclude the prompt. If a text has no prompt, nothing is excluded."""
     tok = roberta_tokenizer()
     pooling = Pooling(HIDDEN, ["cls", "max", "mean_sqrt_len_tokens", "lasttoken"], include_prompt=False)
     sentence(folder, tok, tf.RobertaModel(robertas(tf.RobertaConfig, tok)), pooling, Normalize(), prompts=PROMPTS)
@@ -578,12 +583,12 @@ def st_cls(folder):
     tok = bert_tokenizer()
     sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "cls"))
     older(folder, limit=32)  # The oldest form: no prompts, and four pooling keys.
-    # Many published tokenizer.json files contain the settings of the last call, which have no effect.
+    # Add settings of truncation and padding. Many published tokenizer.json files contain those of the last call, which have no effect.
     tokenizer = read(folder, "tokenizer.json")
     tokenizer["truncation"] = {"direction": "Right", "max_length": 20, "strategy": "LongestFirst", "stride": 0}
     tokenizer["padding"] = {"strategy": {"Fixed": 20}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
     write(tokenizer, folder, "tokenizer.json")
-    # "query" is always a valid name. Its prompt is empty here.
+    # "query" is always a valid name of a prompt. Its prompt is empty in this folder.
     encode(folder, SIMPLE + [(TEXTS, {"prompt_name": "query"})])
 
 
@@ -620,14 +625,14 @@ def st_dense(folder):
     second = Dense(24, 16, bias=False, activation_function=torch.nn.Identity())
     sentence(folder, tok, tf.BertModel(bert(tok)), Pooling(HIDDEN, "mean"), first, second, Normalize())
     older(folder)
-    # The first module has the form before 5.4, the second the current form.
+    # Convert the first Dense module to the form before version 5.4. The second module keeps the current form.
     config = read(folder, "2_Dense", "config.json")
     write({k: config[k] for k in ("in_features", "out_features", "bias", "activation_function")}, folder, "2_Dense", "config.json")
     encode(folder, SIMPLE)
 
 
 def st_residual(folder):
-    """The input of each Dense module is added to the module's result. In the second module, the input is first multiplied by a separate
+    """Writes a folder whose Dense modules add their input to their result. The second module first multiplies the input by a separate
     matrix."""
     tok = bert_tokenizer()
     first = Dense(HIDDEN, HIDDEN, bias=True, activation_function=torch.nn.Tanh(), use_residual=True)
@@ -639,7 +644,7 @@ def st_residual(folder):
 
 
 def st_layers(folder):
-    """The mean of the states of the first and the second layer."""
+    """Writes a folder that pools the mean of the states of the first and the second layer."""
     tok = bert_tokenizer()
     layers = WeightedLayerPooling(HIDDEN, num_hidden_layers=2, layer_start=1)
     sentence(folder, tok, tf.BertModel(bert(tok, output_hidden_states=True)), layers, Pooling(HIDDEN, "mean"), Normalize())
@@ -691,7 +696,7 @@ def st_electra(folder):
 
 
 def st_mpnet(folder):
-    """A folder like the published all-mpnet-base-v2."""
+    """Writes a folder like the published all-mpnet-base-v2."""
     tok = mpnet_tokenizer()
     config = tf.MPNetConfig(**sizes(tok, max_position_embeddings=POSITIONS + 2, pad_token_id=1, bos_token_id=0, eos_token_id=2))
     sentence(folder, tok, tf.MPNetModel(config), Pooling(HIDDEN, "mean"), Normalize())
@@ -700,7 +705,8 @@ def st_mpnet(folder):
 
 
 def st_nomic(folder):
-    """A NomicBERT as saved after training: config.json has the keys of transformers, and the weights have their published names."""
+    """Writes a NomicBERT in the form in which transformers saves it: config.json has transformers' keys, and the weights have their
+    published names."""
     tok = bert_tokenizer()
     config = tf.NomicBertConfig(**sizes(tok, rope_parameters={"rope_type": "default", "rope_theta": 500.0}))
     sentence(folder, tok, tf.NomicBertModel(config, add_pooling_layer=False), Pooling(HIDDEN, "mean"), Normalize(), prompts=PROMPTS)
@@ -717,7 +723,7 @@ def st_modernbert(folder):
 
 
 def st_t5(folder):
-    """Like the published sentence-t5 and GTR: an encoder, and a projection after the mean."""
+    """Writes a folder like the published sentence-t5 and GTR: an encoder, and a projection after the mean."""
     tok = t5_tokenizer()
     config = tf.T5Config(vocab_size=len(tok), d_model=HIDDEN, d_kv=16, num_heads=2, num_layers=2, d_ff=48, relative_attention_num_buckets=8, relative_attention_max_distance=20)
     dense = Dense(HIDDEN, 48, bias=False, activation_function=torch.nn.Identity())
@@ -727,7 +733,8 @@ def st_t5(folder):
 
 
 def st_qwen(folder):
-    """Like the published Qwen3-Embedding: pooling of the last token, which the tokenizer adds, and instructions for queries."""
+    """Writes a folder like the published Qwen3-Embedding: pooling of the last token, which the tokenizer adds, and instructions for
+    queries."""
     tok = roberta_tokenizer()
     config = tf.Qwen3Config(**sizes(tok, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}))
     sentence(folder, tok, tf.Qwen3Model(config), Pooling(HIDDEN, "lasttoken"), Normalize(), prompts=PROMPTS)
@@ -735,7 +742,7 @@ def st_qwen(folder):
 
 
 def st_gemma(folder):
-    """Like the published EmbeddingGemma: two projections after the mean."""
+    """Writes a folder like the published EmbeddingGemma: two projections after the mean."""
     tok = roberta_tokenizer()
     config = tf.Gemma3TextConfig(**sizes(tok, num_hidden_layers=3, num_key_value_heads=1, head_dim=16, sliding_window=12, use_bidirectional_attention=True,
                                          query_pre_attn_scalar=16, layer_types=["sliding_attention", "full_attention", "sliding_attention"]))
@@ -746,7 +753,8 @@ def st_gemma(folder):
 
 
 def st_m3(folder):
-    """Like the published BGE-M3, with the layers of its other outputs converted to safetensors."""
+    """Writes a folder like the published BGE-M3. The weights of its sparse and ColBERT outputs, which are published as PyTorch files, are
+    in safetensors files here."""
     tok = xlmr_tokenizer()
     sentence(folder, tok, tf.XLMRobertaModel(robertas(tf.XLMRobertaConfig, tok)), Pooling(HIDDEN, "cls"), Normalize())
     older(folder, limit=POSITIONS)
@@ -789,7 +797,7 @@ def st_splade(folder):
 
 
 def static_runs(folder, runs):
-    """Runs a table of static embeddings. It tokenizes with tokenizer.json alone and adds no special tokens."""
+    """Runs a model of static embeddings, and records the results. It tokenizes with tokenizer.json alone and adds no special tokens."""
     model = SentenceTransformer(folder, device="cpu").float()
     out = []
     for texts, how in runs:
@@ -806,7 +814,7 @@ STATIC = [(TEXTS + ["Café by the SEA: 1824?"], {}), (["Rain"], {}), (LONG, {})]
 
 
 def st_static(folder):
-    """A table as saved by sentence-transformers before 5.4, with prompts. Texts are not truncated."""
+    """Writes a model of static embeddings as saved by sentence-transformers before 5.4, with prompts. Texts are not truncated."""
     tok = bert_tokenizer()
     module = StaticEmbedding(tok._tokenizer, embedding_dim=HIDDEN)
     draw(module, os.path.basename(folder))
@@ -821,7 +829,8 @@ def st_static(folder):
 
 
 def st_potion(folder):
-    """A vocabulary as quantized by model2vec: fewer rows than tokens, a factor per token, and texts that tokenizer.json truncates."""
+    """Writes a model of static embeddings as quantized by model2vec: the table has fewer rows than there are tokens, each token has a
+    factor, and tokenizer.json truncates texts."""
     tok = bert_tokenizer()
     n, random = len(tok), np.random.default_rng(zlib.crc32(os.path.basename(folder).encode()))
     rows = random.normal(size=(90, 20)).astype(np.float16)
@@ -835,7 +844,8 @@ def st_potion(folder):
 
 
 def st_router(folder):
-    """Like published inference-free SPLADE models: a route for documents, which is the default, and a table of weights for queries."""
+    """Writes a folder like published inference-free SPLADE models. Its Router has a SPLADE model for documents, the default route, and a
+    table of token weights for queries."""
     tok = bert_tokenizer()
     with tempfile.TemporaryDirectory() as temporary:
         queries = SparseStaticEmbedding(tokenizer=tok, weight=torch.linspace(0, 2, len(tok)))
@@ -860,7 +870,7 @@ QUERIES = ["the letter, the river and the letter", "rain"]
 
 
 def routed_runs(folder, tasks):
-    """Runs the routes of a Router. Each entry of `tasks` is a task, its texts, and the name of a prompt."""
+    """Runs the routes of a Router, and records the results. Each entry of `tasks` is a task, its texts, and the name of a prompt."""
     model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": torch.float32}).float()
     runs = []
     for task, texts, name in tasks:
@@ -876,7 +886,8 @@ def routed_runs(folder, tasks):
 
 
 def st_asym(folder):
-    """A table for queries and a transformer for documents, which share the last module."""
+    """Writes a folder whose Router has a table of static embeddings for queries and a transformer for documents. Both share the last
+    module."""
     tok = bert_tokenizer()
     with tempfile.TemporaryDirectory() as temporary:
         path = os.path.join(temporary, os.path.basename(folder))
@@ -890,7 +901,7 @@ def st_asym(folder):
 
 
 def st_routes(folder):
-    """A Router after a transformer that its routes share, with rules for tasks and kinds of inputs."""
+    """Writes a folder with a Router after a transformer, which all routes share. The Router has rules for tasks and kinds of inputs."""
     tok = bert_tokenizer()
     with tempfile.TemporaryDirectory() as temporary:
         path = os.path.join(temporary, os.path.basename(folder))
@@ -905,7 +916,7 @@ def st_routes(folder):
     routed_runs(folder, [(None, TEXTS, None), ("document", LONG, None), ("query", TEXTS, None)])
 
 
-# Late interaction. scripts/late_interaction.py has folders of PyLate.
+# Late interaction with sentence-transformers. scripts/late_interaction.py writes folders of PyLate.
 
 
 ASKED = ["Who found the letter?", "bread", "How many people live in the town, and how many work at the harbour?"]
@@ -913,7 +924,8 @@ READ = ["The letter was found in a box, under the floor of an old house.", " Rai
 
 
 def multi_vector(folder, modules, **settings):
-    """A folder as `MultiVectorEncoder` saves it, with the vectors of each text by itself, and the scores of all pairs."""
+    """Saves a folder with `MultiVectorEncoder`, and records the vectors of each text, run separately, and the scores of all pairs of a
+    query and a document."""
     MultiVectorEncoder(modules=modules, device="cpu", **settings).save(folder, create_model_card=False)
     model = MultiVectorEncoder(folder, device="cpu", model_kwargs={"dtype": torch.float32}).float()
     lines, rows = ["{", f'"made_with": {json.dumps(MADE_WITH)},'], []
@@ -931,7 +943,7 @@ def multi_vector(folder, modules, **settings):
             lines.append(f'{run},\n  "values": [{numbers}]}}' + ("," if i + 1 < len(texts) else ""))
         lines.append("],")
         rows.append(vectors)
-    # One document at a time, without padding.
+    # Score one document at a time, so there is no padding.
     scores = [[round(float(model.similarity([q], [d])[0][0]), 6) for d in rows[1]] for q in rows[0]]
     with open(os.path.join(folder, "expected.json"), "w") as f:
         f.write("\n".join(lines + [f'"scores": {json.dumps(scores)}', "}"]) + "\n")
@@ -947,7 +959,7 @@ def multi_vector_modules(temporary, folder, width, **settings):
 
 
 def late_multi(folder):
-    """A folder like ColBERT: queries are padded to a fixed length, and nothing attends to the padding."""
+    """Writes a folder like ColBERT: queries are padded to a fixed length, and no token attends to the padding."""
     with tempfile.TemporaryDirectory() as temporary:
         settings = dict(query_expansion={"strategy": "fixed", "attend": False, "length": 20}, document_length=30)
         modules = multi_vector_modules(temporary, folder, 16, **settings)
@@ -955,7 +967,7 @@ def late_multi(folder):
 
 
 def late_min(folder):
-    """Queries are padded if they are short, words are skipped on both sides, and a score is a mean."""
+    """Writes a folder in which only short queries are padded, words are skipped in queries and documents, and a score is a mean."""
     with tempfile.TemporaryDirectory() as temporary:
         settings = dict(query_expansion={"strategy": "min", "attend": True, "length": 12, "token": "[SEP]"})
         modules = multi_vector_modules(temporary, folder, 12, **settings)
@@ -975,7 +987,8 @@ about: {{ ending }}
 
 
 def ce_qwen(folder):
-    """Like Qwen3-Reranker as published for sentence-transformers: the logits of two tokens after a pair formatted with a chat template."""
+    """Writes a folder like Qwen3-Reranker in its form for sentence-transformers: a chat template formats a pair, and the score is computed
+    from the logits of two tokens after it."""
     tok = roberta_tokenizer()
     tok.model_max_length = 120
     config = tf.Qwen3Config(**sizes(tok, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}))
@@ -990,7 +1003,8 @@ def ce_qwen(folder):
 
 
 def rank_by_template(folder, limit, ending, inputs_of_runs):
-    """Records runs of a cross encoder whose pairs are formatted with a chat template. A run has the name of a prompt, and pairs or texts."""
+    """Runs a cross encoder whose pairs are formatted with a chat template, and records the results. A run has the name of a prompt, and
+    pairs or texts."""
     model = CrossEncoder(folder, device="cpu", model_kwargs={"dtype": torch.float32})
     assert all(p.dtype == torch.float32 for p in model.parameters()) and model.max_seq_length == limit
     runs = []
@@ -1011,7 +1025,8 @@ def rank_by_template(folder, limit, ending, inputs_of_runs):
 
 
 def ce_mxbai(folder):
-    """Like mxbai-rerank-v2, which is published as a Qwen2 that generates text, with the files of `examples/mxbai_rerank` added."""
+    """Writes a folder like mxbai-rerank-v2, which is published as a Qwen2 that generates text. The files of `examples/mxbai_rerank` are
+    added."""
     tok = roberta_tokenizer()
     tok.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tok.model_max_length = 480
@@ -1031,7 +1046,8 @@ def ce_one(folder):
 
 
 def ce_jina(folder):
-    """Like the published jina-reranker-v2: XLM-RoBERTa with the tensor names of Jina AI's code, and a config.json without `model_type`."""
+    """Writes a folder like the published jina-reranker-v2: XLM-RoBERTa with the tensor names of Jina AI's code, and a config.json without
+    `model_type`."""
     tok = xlmr_tokenizer()
     save(folder, tok, tf.XLMRobertaForSequenceClassification(robertas(tf.XLMRobertaConfig, tok, num_labels=1)))
     predict(folder)
@@ -1061,7 +1077,7 @@ JINA = [("embeddings.LayerNorm", "emb_ln"), ("encoder.layer.", "encoder.layers."
 
 
 def ce_identity(folder):
-    # The tokenizer has no limit. The number of positions is the limit.
+    # The tokenizer has no limit of tokens, so the model's number of positions is the limit.
     tok = bert_tokenizer(model_max_length=HUGE)
     save(folder, tok, tf.BertForSequenceClassification(bert(tok, num_labels=1)))
     config = read(folder, "config.json")
@@ -1079,7 +1095,7 @@ def ce_nli(folder):
 
 
 def ce_new(folder):
-    """Saves a folder like versions 4.0 to 5.3."""
+    """Saves a cross encoder in the form of sentence-transformers 4.0 to 5.3."""
     tok = bert_tokenizer(model_max_length=40)
     save(folder, tok, tf.BertForSequenceClassification(bert(tok, num_labels=1)))
     config = read(folder, "config.json")
@@ -1089,7 +1105,7 @@ def ce_new(folder):
 
 
 def ce_modules(folder):
-    """Saves a folder like the installed version: with a modules.json, like a sentence encoder."""
+    """Saves a cross encoder in the form of the installed version of sentence-transformers, with a modules.json like a sentence encoder."""
     tok = bert_tokenizer()
     with tempfile.TemporaryDirectory() as temporary:
         path = os.path.join(temporary, os.path.basename(folder))
@@ -1106,7 +1122,7 @@ def ce_electra(folder):
     predict(folder)
 
 
-# Folders of transformers.
+# Folders in the form that transformers saves.
 
 
 def hf_gamma(folder):
@@ -1126,8 +1142,8 @@ def hf_gamma(folder):
 def hf_untied(folder):
     tok = bert_tokenizer()
     save(folder, tok, tf.BertForMaskedLM(bert(tok, tie_word_embeddings=False)))
-    # The model adds decoder.bias. Older transformers versions saved one value under both names; the installed version would not read
-    # cls.predictions.bias.
+    # The model adds decoder.bias to the logits. Older versions of transformers also saved its value as cls.predictions.bias, which the
+    # installed version does not read. Add this tensor.
     retensor(folder, lambda t: t | {"cls.predictions.bias": t["cls.predictions.decoder.bias"].clone()})
     run(folder, (tf.BertForMaskedLM, "mlm_logits"))
 
@@ -1211,7 +1227,7 @@ def hf_deberta(folder):
 
 
 def hf_deberta_first(folder):
-    """The first DeBERTa, with the tokenizer of GPT-2 and types for pairs."""
+    """Writes a DeBERTa of version 1, with the tokenizer of GPT-2 and segment ids for pairs."""
     split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
     merges = merged([w for line in CORPUS for w, _ in split(line)], 80)
     pieces = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"] + sorted(pre_tokenizers.ByteLevel.alphabet()) + ["".join(m) for m in merges] + ["[MASK]"]
@@ -1222,7 +1238,7 @@ def hf_deberta_first(folder):
 
 
 def hf_clip(folder):
-    """A complete CLIP model, whose image tower is not read."""
+    """Writes a complete CLIP model. gemmule does not read its image tower."""
     tok = roberta_tokenizer()
     text = sizes(tok, eos_token_id=tok.eos_token_id, bos_token_id=tok.bos_token_id, pad_token_id=1)
     image = dict(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, intermediate_size=16, image_size=8, patch_size=4)
@@ -1230,13 +1246,13 @@ def hf_clip(folder):
     model = tf.CLIPModel.from_pretrained(folder, dtype=torch.float32).eval()
     ids = [tok(text)["input_ids"] for text in SHORT]
     states = [model.text_model(torch.tensor([i])) for i in ids]
-    # If the end token has the id 2, transformers uses the state of the largest id, as in old checkpoints, in which the end token has the
-    # largest id.
+    # transformers pools the state of the end token. If config.json gives it the id 2, as in old checkpoints, transformers uses the token
+    # with the largest id instead, which is the actual end token of these checkpoints.
     embeds = lambda states: model.text_projection(torch.cat([o.pooler_output for o in states]))
     runs = [("text_embeds", embeds(states)), ("last_hidden_state", torch.cat([o.last_hidden_state[0] for o in states]))]
-    check(plain(runs[0][1]))  # First tokens are equal, because they attend to nothing else.
+    check(plain(runs[0][1]))  # Not checked for `last_hidden_state`: first tokens are equal, because they attend only to themselves.
     out = [{"texts": SHORT, "output": o, "shape": list(v.shape), "values": plain(v), "ids": ids} for o, v in runs]
-    # Ids in which the largest id occurs several times, as if texts were padded with the end token.
+    # Add sequences of ids that contain the largest id several times, as if texts were padded with the end token.
     highest = len(tok) - 1
     padded = [[0, 17, 30, highest, highest, highest], [0, 40, highest], [highest, 9, 30, highest]]
     values = embeds([model.text_model(torch.tensor([i])) for i in padded])

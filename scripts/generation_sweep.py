@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Changes each key of generation_config.json in copies of small checkpoints, and stores the tokens that transformers then generates.
 
-`tests/references/generation_sweep.json` contains for each folder its prompts as token ids and a list of cases. A case has the settings that
-change the folder's file (`null` removes a key), the key that it tests, and the new tokens after each prompt. A case without tokens is one
-that transformers refuses, and has its error. For sampling settings, only acceptance is stored, because sampled tokens are not compared.
+`tests/references/generation_sweep.json` contains prompts (as token ids) and a list of cases for each checkpoint folder. A case has the key
+that it tests, the settings that it changes in generation_config.json (`null` removes a key), and the new tokens after each prompt. If
+transformers refuses the settings, the case has its error instead of tokens. For sampling settings, the case only says that transformers
+accepts them, because sampled tokens are not compared.
 
     pip install torch==2.15.0 transformers==5.24.0
     python3 scripts/generation_sweep.py tests/checkpoints tests/references/generation_sweep.json
@@ -23,7 +24,7 @@ TRANSLATOR = {"prompts": ["4217", "90"], "base": {"max_new_tokens": 24, "num_bea
 
 
 def cases(ids, seq2seq):
-    """Returns the values of each key, and whether beam search also runs with them. `ids` are ordinary tokens."""
+    """Yields each key with changed settings: each value of the key, without and with beam search. `ids` are ordinary tokens, for rules."""
     a, b, c, d = ids
     both = {
         "max_length": [12, 30, 40], "max_new_tokens": [1, 7], "min_length": [0, 20, 40], "min_new_tokens": [0, 10, 24],

@@ -1,4 +1,4 @@
-"""Writes the GGUF files of crates/gemmule-weights/tests/gguf, and the values that other programs read from them.
+"""Writes the GGUF files of crates/gemmule-weights/tests/gguf, and the values that Python libraries read from them.
 
     pip install gguf numpy sentencepiece tokenizers torch transformers==5.24.0
     python3 scripts/gguf_files.py
@@ -20,7 +20,7 @@ from gguf import GGMLQuantizationType as Type
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "crates/gemmule-weights/tests/gguf"
 
-# Positions of the f16 numbers in a block. All other bytes may have any value.
+# Byte positions of the f16 numbers in a block of each format. All other bytes may have any value.
 HALVES = {
     Type.Q4_0: [0],
     Type.Q4_1: [0, 2],
@@ -45,7 +45,7 @@ def write(writer: gguf.GGUFWriter) -> None:
 
 
 def quants() -> None:
-    """Random blocks of each type as the tensor `TYPE`, and their values as `TYPE.f32`."""
+    """Writes a file with random blocks of each quantized type as the tensor `TYPE`, and their dequantized values as `TYPE.f32`."""
     rng = np.random.default_rng(1)
     writer = gguf.GGUFWriter(OUT / "quants.gguf", "test")
     for kind, halves in HALVES.items():
@@ -69,7 +69,7 @@ def quants() -> None:
 
 
 def values() -> None:
-    """A value of each type of the metadata, and tensors of several shapes."""
+    """Writes a file with a metadata value of each type, and tensors of several shapes."""
     writer = gguf.GGUFWriter(OUT / "values.gguf", "test")
     writer.add_uint8("u8", 200)
     writer.add_int8("i8", -100)
@@ -96,7 +96,7 @@ def values() -> None:
 
 
 def split() -> None:
-    """A model in three files."""
+    """Writes a model that is split into three files."""
     writer = gguf.GGUFWriter(OUT / "split.gguf", "test", split_max_tensors=1)
     writer.add_string("text", "only in the first file")
     for i in range(3):
@@ -105,14 +105,14 @@ def split() -> None:
 
 
 def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
-    """Returns the rows of Llama's queries or keys in the order of llama.cpp, in which the two halves of a head alternate."""
+    """Returns the rows of Llama's query or key weights in the order of llama.cpp, in which rows of the two halves of a head alternate."""
     rest = weights.shape[1:]
     halves = weights.reshape(heads, 2, weights.shape[0] // heads // 2, *rest)
     return halves.swapaxes(1, 2).reshape(weights.shape)
 
 
 def stored(arch: str, config, name: str, weights: np.ndarray) -> np.ndarray:
-    """A published tensor as llama.cpp stores it."""
+    """Converts a published tensor to the form in which llama.cpp stores it."""
     if arch == "llama" and "q_proj" in name:
         return permuted(weights, config.num_attention_heads)
     if arch == "llama" and "k_proj" in name:
@@ -157,7 +157,7 @@ def common(writer: gguf.GGUFWriter, config) -> None:
 
 
 def llama3_factors(rope: dict, head: int) -> np.ndarray:
-    """Returns the factors for the wavelengths that `llama3` scales, computed from transformers' inverse frequencies."""
+    """Returns the frequency factors of the scaling `llama3` that llama.cpp stores, computed from transformers' inverse frequencies."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = transformers.LlamaConfig(head_dim=head, rope_parameters=rope)
@@ -178,7 +178,7 @@ layer_norm_epsilon activation_function bos_token_id eos_token_id pad_token_id
 
 
 def expected_config(model) -> dict:
-    """Returns the values of config.json that a reader of the file must find."""
+    """Returns the keys and values of config.json that a reader of the GGUF file must derive from it."""
     values = model.config.to_dict()
     found = {key: values[key] for key in KEYS if values.get(key) is not None}
     found["architectures"] = [type(model).__name__]
@@ -200,7 +200,7 @@ def expected_config(model) -> dict:
 
 
 def model(arch: str, kind, config, add=lambda writer, config: None, quantized=(), name=None) -> None:
-    """A model of transformers with random weights."""
+    """Writes a model of transformers with random weights as a GGUF file."""
     published = kind(config)
     tied = config.tie_word_embeddings
     shapes = {
@@ -222,7 +222,7 @@ def write_model(arch: str, config, shapes: dict, settings: dict, add, quantized,
     common(writer, config)
     add(writer, config)
     for key, shape in shapes.items():
-        # Exact in f16. The values plus one are exact in f32.
+        # These values are exact in f16, and the values plus 1 are exact in f32.
         values = (torch.randint(-64, 64, shape) / 64).numpy()
         path, ending = key.rsplit(".", 1)
         new = names.get_name(path)
@@ -231,7 +231,7 @@ def write_model(arch: str, config, shapes: dict, settings: dict, add, quantized,
         if any(part in key for part in quantized):
             blocks = gguf.quants.quantize(data, Type.Q8_0)
             writer.add_tensor(f"{new}.{ending}", blocks, raw_dtype=Type.Q8_0)
-            # Undo the order of the rows: permute the row numbers, and invert the permutation.
+            # Store the published tensor in its original order of rows: find the permutation by permuting the row numbers, and invert it.
             order = stored(arch, config, key, np.arange(len(values)).reshape(-1, 1))[:, 0]
             values = np.empty_like(values)
             values[order] = gguf.quants.dequantize(blocks, Type.Q8_0)
@@ -353,7 +353,7 @@ def models() -> None:
 
 
 def nomic_bert() -> None:
-    """nomic-embed-text, whose published code is not part of transformers."""
+    """Writes a model like nomic-embed-text. The shapes are listed here, because its published code is not part of transformers."""
     config = types.SimpleNamespace(
         max_position_embeddings=32, hidden_size=16, num_hidden_layers=2, intermediate_size=24, num_attention_heads=4,
         layer_norm_epsilon=1e-12, rope_parameters=dict(rope_theta=1000.0),
@@ -397,7 +397,7 @@ SENTENCES = [
 
 
 def tokenizer_file(name: str, tokens: list, types: list, encode, add, arch="llama") -> None:
-    """Writes a file whose model is only an embedding table, with the ids of sentences."""
+    """Writes a file with a tokenizer and only an embedding table as its model, and the ids that `encode` returns for sentences."""
     writer = gguf.GGUFWriter(OUT / f"{name}.gguf", arch)
     writer.add_context_length(8)
     writer.add_embedding_length(2)
@@ -434,8 +434,8 @@ def byte_pair_files() -> None:
     gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
     llama3 = signature(TikTokenConverter.__init__).parameters["pattern"].default
-    # For each case: name, pre-tokenizer, whether characters are composed (NFC), whether merges are ignored for whole tokens, and whether a
-    # text begins with the BOS token.
+    # Each case has a name, a pre-tokenizer, and three flags: whether characters are composed (NFC), whether merges are ignored for words
+    # that are tokens, and whether a text begins with the BOS token.
     cases = [
         ("gpt-2", gpt2, False, False, False),
         ("llama-bpe", split(llama3), False, True, True),
@@ -514,7 +514,7 @@ def sentencepiece_files() -> None:
             writer.add_chat_template("{{ messages }}")
 
         def encode(text):
-            # SentencePiece does not recognize control tokens in texts, and treats ▁ as a space.
+            # Skip these texts: SentencePiece does not recognize control tokens in texts, and treats ▁ as a space.
             if "<s>" in text or "▁" in text:
                 return []
             return [1] + pieces.encode(text)
@@ -560,7 +560,7 @@ def wordpiece_files() -> None:
 
 
 def templates() -> None:
-    """Several chat templates, and several tokens that end a text."""
+    """Writes a file with several chat templates, and several tokens that end a text."""
 
     def add(writer):
         writer.add_tokenizer_model("gpt2")
@@ -571,7 +571,7 @@ def templates() -> None:
         writer.add_pad_token_id(2)
         writer.add_eot_token_id(3)
         writer.add_chat_template("D")
-        # The package's own method writes the names in random order.
+        # Write the list of names here, because the method of the package `gguf` writes it in random order.
         writer.add_array("tokenizer.chat_templates", ["rag", "tool_use"])
         writer.add_string("tokenizer.chat_template.rag", "R")
         writer.add_string("tokenizer.chat_template.tool_use", "T")

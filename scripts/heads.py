@@ -1,16 +1,16 @@
-"""Writes small checkpoints with heads, and the results of transformers' pipelines on them.
+"""Writes small checkpoints with task heads, and the results of transformers' pipelines for them.
 
     pip install torch transformers==5.24.0
     python3 scripts/heads.py tests/pipelines
 
-Version 5 has no pipeline for question answering. Its answers are computed by version 4 in a separate environment, and replace the ones in
-the same file:
+transformers 5 has no pipeline for question answering. Compute the answers with version 4 in a separate environment. They replace those in
+`expected.json`:
 
     pip install torch transformers==4.57.3
     python3 scripts/heads.py tests/pipelines answers
 
-Nothing is downloaded. Weights are exact in f16 and stored in f16; results are computed in f32. Two runs with the same versions write the
-same bytes. `expected.json` has the results for folders here and in `tests/checkpoints`.
+Nothing is downloaded. Weights are exact in f16 and stored in f16. Results are computed in f32. Two runs with the same versions write the
+same bytes. `expected.json` has the results for folders in `tests/pipelines` and in `tests/checkpoints`.
 """
 import json, os, shutil, sys, warnings
 
@@ -42,7 +42,7 @@ QUESTIONS = ["Where was the letter found?", "How many people live there?", "Who 
 
 
 def saved(out, name, model, tokenizer):
-    """Saves a model with random weights. Their size is chosen so that tokens differ."""
+    """Saves a model with random weights, which are large enough to give different results for different tokens."""
     generator = torch.Generator().manual_seed(len(name))
     for own, parameter in model.named_parameters():
         values = torch.randn(parameter.shape, generator=generator)
@@ -124,7 +124,7 @@ def zero_shot(folder):
         ]:
             template = options.get("hypothesis_template")
             if template and template.count("{}") > 1:
-                # Python's format requires an argument for each placeholder.
+                # Number the placeholders, because Python's `format` would require an argument for each `{}`.
                 options = options | {"hypothesis_template": template.replace("{}", "{0}")}
             found = run(text, labels, **options)
             runs.append({"text": text, "labels": labels, "template": template, "multi_label": options.get("multi_label", False),

@@ -1,4 +1,4 @@
-"""Writes small checkpoint folders of late-interaction models (ColBERT), with the results of PyLate on them.
+"""Writes small checkpoint folders of late-interaction models (ColBERT), with the results of PyLate for them.
 
 Each folder has random weights that are exact in f16, and an `expected.json`: token ids, which of them are attended to, the vectors of
 `ColBERT.encode`, and MaxSim scores of `colbert_scores` for each query with each document.
@@ -13,13 +13,13 @@ How PyLate reads a folder (1.6.0):
 * `modules.json` has a Transformer and Dense modules, which are applied to the token vectors. Rows are then scaled to length 1.
 * Surrounding white space of texts is removed. Texts are truncated to `query_length` or `document_length`, minus one for the prefix,
   which is then inserted as the second token. An empty prefix is not inserted. The defaults are `[Q] `, `[D] `, 32 and 180.
-* With `do_query_expansion` (the default), a query is padded to that length with the mask token, or else with the end-of-sequence
-  token. The padding has vectors. Tokens attend to the padding only with `attend_to_expansion_tokens`; otherwise the padding does not
-  even attend to itself.
+* With `do_query_expansion` (the default), a query is padded to `query_length` with the mask token, or with the end-of-sequence token if
+  there is no mask token. The padding has vectors. Tokens attend to the padding only with `attend_to_expansion_tokens`. Without it, the
+  padding does not attend to itself, either.
 * Tokens of `skiplist_words` (by default ASCII punctuation) are removed from documents after encoding. For a word that is not a token, the
   unknown token is removed.
-* A checkpoint of stanford-nlp (`HF_ColBERT`) has `linear.weight` in addition to the weights of BERT, and its settings in
-  `artifact.metadata`. These name the tokens of its prefixes, by default `[unused0]` and `[unused1]`.
+* A checkpoint of stanford-nlp (`HF_ColBERT`) has `linear.weight` in addition to the weights of BERT, and its settings are in
+  `artifact.metadata`. They name the tokens of the prefixes, by default `[unused0]` and `[unused1]`.
 """
 import json, os, sys, tempfile, zlib
 
@@ -67,7 +67,7 @@ def sizes(tok, **more):
 
 
 def draw(model, name):
-    """Random values that f16 holds."""
+    """Fills a model with random values that are exact in f16."""
     random = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     for key, p in model.named_parameters():
         norm = p.dim() == 1 and key.endswith("weight")
@@ -130,7 +130,7 @@ def record(folder, **how):
             run = {"text": text, "ids": ids, "attended": n, "rows": rows.shape[0], "width": rows.shape[1]}
             runs.append((run, rows))
         sides[side] = runs, vectors
-    # Score one document at a time. PyLate pads several documents, and products with its padding are 0.
+    # Score one document at a time. PyLate pads several documents to one length, and the padding has products of 0, which may be the max.
     scores = [[float(colbert_scores(q[None], d[None])[0, 0]) for d in sides["documents"][1]] for q in sides["queries"][1]]
     lines = ["{", f'"made_with": {json.dumps(MADE_WITH)},']
     for side, (runs, _) in sides.items():
@@ -147,14 +147,16 @@ def record(folder, **how):
 
 
 def late_bert(folder):
-    """The defaults of PyLate except for the lengths: queries are expanded, and nothing attends to the expansion."""
+    """Writes a folder with the default settings of PyLate, except for lengths. Queries are expanded, and no token attends to the
+    expansion."""
     tok = bert_tokenizer()
     saved(folder, tok, tf.BertModel(tf.BertConfig(**sizes(tok)), add_pooling_layer=False), dense(HIDDEN, WIDTH), query_length=14, document_length=24)
     record(folder)
 
 
 def late_modernbert(folder):
-    """Like GTE-ModernColBERT, but with several Dense modules, one with a residual. Attention windows are shorter than queries."""
+    """Writes a folder like GTE-ModernColBERT, but with several Dense modules, one of which has a residual. Attention windows are shorter
+    than queries."""
     tok = byte_tokenizer()
     config = tf.ModernBertConfig(**sizes(tok, num_hidden_layers=3, max_position_embeddings=128, local_attention=8, global_attn_every_n_layers=3,
                                          pad_token_id=1, bos_token_id=0, eos_token_id=2, cls_token_id=0, sep_token_id=2))
@@ -164,7 +166,7 @@ def late_modernbert(folder):
 
 
 def late_attend(folder):
-    """Tokens attend to the expansion, queries have no prefix, and texts have a prompt."""
+    """Writes a folder in which tokens attend to the expansion, queries have no prefix, and texts have a prompt."""
     tok = bert_tokenizer()
     config = tf.DistilBertConfig(vocab_size=len(tok), dim=HIDDEN, n_heads=2, n_layers=2, hidden_dim=48, max_position_embeddings=POSITIONS)
     saved(folder, tok, tf.DistilBertModel(config), dense(HIDDEN, WIDTH), query_prefix="", document_prefix="about", query_length=16, document_length=20,
@@ -173,7 +175,7 @@ def late_attend(folder):
 
 
 def late_plain(folder):
-    """Queries are not expanded."""
+    """Writes a folder in which queries are not expanded."""
     tok = bert_tokenizer()
     saved(folder, tok, tf.BertModel(tf.BertConfig(**sizes(tok)), add_pooling_layer=False), dense(HIDDEN, WIDTH), query_length=12, document_length=64,
           do_query_expansion=False, skiplist_words=[])
@@ -181,7 +183,7 @@ def late_plain(folder):
 
 
 def late_stanford(folder):
-    """A folder like the published ColBERTv2."""
+    """Writes a folder like the published ColBERTv2."""
     tok = bert_tokenizer("[unused0]", "[unused1]")
     model = draw(tf.BertModel(tf.BertConfig(**sizes(tok)), add_pooling_layer=False), "late-stanford")
     model.save_pretrained(folder)

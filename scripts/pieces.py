@@ -1,14 +1,14 @@
-"""Writes small tokenizers like those of published translation models: SentencePiece models with a vocab.json, and Python's ids.
+"""Writes small tokenizers like those of published translation models (SentencePiece models with a vocab.json), and the ids of transformers.
 
 Each folder under the output directory has the files of a transformers tokenizer that has no tokenizer.json, and an `expected.json`
-of texts, their ids, and the decoded texts. Models are trained here on a few lines. Some pieces are then marked as unused, which
-training never does.
+of texts, their ids, and the decoded texts. The SentencePiece models are trained here on a few lines. Some pieces are then marked as
+unused, which training never does.
 
     pip install transformers==5.23.0 sentencepiece==0.2.3 protobuf
     python3 scripts/pieces.py tests/tokenizers
     python3 scripts/pieces.py /tmp/more 3000 nmt_nfkc 7     # number of texts, normalization rules, seed
 
-The rules in tests are a few of NFKC's, so that the files stay small. Nothing is downloaded.
+The tests use only a few of NFKC's normalization rules, so that the files stay small. Nothing is downloaded.
 """
 import io, json, os, random, shutil, sys
 
@@ -76,7 +76,7 @@ def write(value, *path):
 
 
 def texts(n, seed):
-    """Returns the fixed texts, and random texts of words, marks and characters of many scripts."""
+    """Returns the fixed texts, and `n` random texts of words, marks and characters of many scripts."""
     choose = random.Random(seed)
     words = " ".join(LINES).split() + TEXTS + [">>fra<<", "[URL]", "<ab>", "<abc>", "</s>", "<unk>", "__en__", "__de__", "\u2581", " ", "  "]
     ranges = [(0, 0x20), (0x20, 0x7f), (0x7f, 0x250), (0x300, 0x370), (0x370, 0x530), (0x590, 0x700), (0x900, 0xe80), (0x1100, 0x1200),
@@ -125,7 +125,8 @@ def main(root, n="60", rule="few", seed="3"):
         path = folder(name)
         source = train(f"{path}/source.spm", kind, 240, rule, seed, **more)
         target = train(f"{path}/target.spm", kind, 200, "identity", seed + 1)
-        # One vocabulary for both languages. It lacks a few pieces, which are then unknown, and has a piece that is not in the source model.
+        # Source and target share one vocabulary. It lacks a few pieces, which then become the unknown token, and has a piece that the
+        # source model lacks.
         names = dict.fromkeys(["</s>", "<unk>", ">>fra<<", "한국어", *target, *source])
         for gone in ("<s>", "\u2581and", "er"):
             names.pop(gone, None)
@@ -133,7 +134,7 @@ def main(root, n="60", rule="few", seed="3"):
         write({"source_lang": "en", "target_lang": "fra", "tokenizer_class": "MarianTokenizer"}, path, "tokenizer_config.json")
         expected(path, tf.MarianTokenizer.from_pretrained(path), given)
 
-    # The form that the library itself saves, with tokens added by a user.
+    # A tokenizer in the form that transformers saves, with tokens that a user added.
     path, first = folder("pair-saved"), os.path.join(root, "pair")
     tokenizer = tf.MarianTokenizer.from_pretrained(first, additional_special_tokens=[">>fra<<", "<mask>"])
     tokenizer.add_tokens(["<tag>"])
@@ -143,7 +144,7 @@ def main(root, n="60", rule="few", seed="3"):
     for name, kind, more in [("many", "bpe", own), ("many-unigram", "unigram", {})]:
         path = folder(name)
         pieces = train(f"{path}/sentencepiece.bpe.model", kind, 240, rule, seed, **more)
-        # The vocabulary is not in the order of the pieces.
+        # The ids of the vocabulary are not in the order of the pieces in the SentencePiece model.
         names = ["<s>", "<pad>", "</s>", "<unk>"] + pieces[3:][::-1]
         write({piece: i for i, piece in enumerate(names)}, path, "vocab.json")
         languages = list(tf.models.m2m_100.tokenization_m2m_100.FAIRSEQ_LANGUAGE_CODES["m2m100"])

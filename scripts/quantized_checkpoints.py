@@ -3,13 +3,16 @@
     pip install torch==2.15.0 transformers==5.24.0 compressed-tensors==0.20.0 safetensors numpy
     python3 scripts/quantized_checkpoints.py
 
-The results are in tests/quantized. `matrices` has a folder for each layout, and `matrices.safetensors` has their dequantized matrices.
-`models` has whole models with random weights, each with the logits of transformers for the dequantized weights. `cached` has models with
-scales for a KV cache in E4M3, each with the tokens and logits of transformers for a cache whose rows are rounded with these scales. Nothing
-is downloaded. With arguments, only the results whose names contain one of them are written.
+The script writes to tests/quantized:
+- `matrices` has a folder for each layout, and `matrices.safetensors` has the dequantized matrices of all folders.
+- `models` has whole models with random weights, each with the logits that transformers computes from the dequantized weights.
+- `cached` has models with scales for a KV cache in E4M3. Each has tokens and logits that transformers computes with a cache whose rows are
+  rounded with these scales.
+
+With arguments, it only writes results whose names contain one of the arguments. Nothing is downloaded.
 
 compressed-tensors writes and dequantizes its own formats. GPTQ layouts are packed here according to their definition. AWQ layouts are
-checked with the converter of compressed-tensors, and fp8 blocks whose size divides the matrix with transformers.
+checked with the converter of compressed-tensors. fp8 blocks are checked with transformers if the block size divides the matrix.
 """
 
 import json
@@ -34,7 +37,7 @@ E4M3 = torch.float8_e4m3fn
 
 
 def pack(codes, bits, axis, order=None):
-    """Packs a matrix of unsigned integers into words along an axis."""
+    """Packs a matrix of unsigned integers of `bits` bits into 32-bit words along an axis."""
     codes = codes.astype(np.uint32)
     if axis == 1:
         codes = codes.T
@@ -48,7 +51,7 @@ def pack(codes, bits, axis, order=None):
 
 
 def grouped(weight, groups, bits, symmetric):
-    """Returns codes, scales `[out, groups]` and zero points of a matrix whose columns have the given groups."""
+    """Quantizes a matrix. `groups` has the group of each column. Returns codes, scales `[out, groups]` and zero points."""
     n, top = int(groups.max()) + 1, 2**bits - 1
     codes = np.zeros(weight.shape, np.int64)
     scales = np.zeros((weight.shape[0], n), np.float16)
@@ -123,7 +126,7 @@ def awq(weight, group_size=128):
 
 
 def read_back(tensors, values, group_size):
-    """Checks that compressed-tensors reads an AWQ matrix as intended."""
+    """Checks that compressed-tensors dequantizes an AWQ matrix to `values`."""
     converter = AutoAWQConverter(group_size=group_size)
     converted = converter.process({f"m.{name}": tensor for name, tensor in tensors.items()})
     converted = {name.removeprefix("m."): tensor for name, tensor in converted.items()}
@@ -158,7 +161,7 @@ def fp8(weight, strategy="tensor", block=None, name="weight_scale", ue8m0=False)
 
 
 def compressed(weight, format, scale_dtype=torch.float32, activations=None, **weights):
-    """Lets compressed-tensors store a matrix and read it back."""
+    """Quantizes a matrix with compressed-tensors. Returns the stored tensors and the dequantized values."""
     scheme = QuantizationScheme(targets=["Linear"], weights=weights, input_activations=activations)
     args = scheme.weights
     rows, columns = weight.shape
@@ -196,7 +199,7 @@ def compressed(weight, format, scale_dtype=torch.float32, activations=None, **we
 
 
 def ordered(weight, group_size, seed):
-    """Packed integers with the group of each column, as stored by compressed-tensors before version 0.19."""
+    """Quantizes a matrix to packed integers with a stored group for each column, in the form of compressed-tensors before version 0.19."""
     rows, columns = weight.shape
     groups = np.random.default_rng(seed).permutation(np.arange(columns) // group_size)
     codes, scales, zeros = grouped(weight.numpy(), groups, 4, True)
@@ -229,7 +232,7 @@ def matrix(rows, columns, seed):
 
 
 class Matrices:
-    """Folders with single matrices."""
+    """Writes checkpoint folders that contain single matrices."""
 
     def __init__(self):
         self.expected = {}
@@ -268,7 +271,7 @@ def matrices():
     for seed, (case, rows, columns, options) in enumerate(settings):
         tensors, values, config = gptq(matrix(rows, columns, seed), seed=seed, **options)
         if case == "gptq-large-group":
-            # Without `desc_act`, the groups do not have to be stored.
+            # Without `desc_act`, a checkpoint need not store the groups of columns.
             del tensors["g_idx"]
         config["dynamic"] = {r"-:.*\.gate$": {}}
         cases.add(case, config, {"model.layers.0.up": (tensors, values)}, ["model.layers.0.gate.weight"])
@@ -310,7 +313,7 @@ def matrices():
         tensors, values, group = compressed(matrix(7, 12, 5), "int-quantized", activations=a8, **options)
         config = groups_config("int-quantized", [group], ignore=["lm_head", r"re:.*\.gate$"])
         plain = ["lm_head.weight", "mlp.gate.weight"]
-        # Earlier versions use another name for the key.
+        # Earlier versions of compressed-tensors use another name for this key of config.json.
         key = "compression_config" if case == "ct-int8" else "quantization_config"
         cases.add(case, config, {"mlp.gate_proj": (tensors, values)}, plain, key)
 
@@ -326,7 +329,7 @@ def matrices():
     tensors, values, group = ordered(matrix(6, 40, 7), 8, 7)
     cases.add("ct-w4-order", groups_config("pack-quantized", [group]), {"up": (tensors, values)})
 
-    # Several groups with separate formats. Their targets are names, patterns and classes.
+    # A configuration with several groups of layers, each with a different format. Their targets are names, patterns and classes.
     up = compressed(matrix(5, 24, 1), "pack-quantized", num_bits=4, strategy="group", group_size=8)
     down = compressed(matrix(5, 24, 2), "pack-quantized", num_bits=8, strategy="channel")
     gate = compressed(matrix(5, 24, 3), "float-quantized", type="float", strategy="channel", activations=None)
@@ -363,17 +366,17 @@ def models():
         *fp8(weight, "block", (128, 128), "weight_scale_inv"),
         {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     )
-    # Use group sizes that kernels support, so that a GPU keeps the published values.
+    # Models with group sizes that gemmule's kernels support, so that a GPU keeps the published values.
     wide = small | dict(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2)
     w4_32 = dict(num_bits=4, strategy="group", group_size=32, symmetric=True)
     rows = [
         # The head is tied to the embedding table, which is not quantized.
         ("qwen3-fp8", "qwen3", True, block, []),
-        # Projections that the checkpoint stores in one matrix, with an order of the inputs.
+        # Q, K and V are one matrix in the checkpoint, whose columns are sorted (`desc_act`).
         ("phi3-gptq", "phi3", False, lambda w: gptq(w, group_size=16, desc_act=True, sym=False, checkpoint_format="gptq_v2"), ["lm_head"]),
         ("qwen2-awq", "qwen2", True, lambda w: awq(w, 24), []),
         ("llama-w4", "llama", False, lambda w: compressed(w, "pack-quantized", **w4), ["lm_head", r"re:.*layers\.1\.mlp\.down_proj$"]),
-        # The head has separate quantized values, although the configuration ties it.
+        # The head has separate quantized values, although config.json ties it to the embedding table.
         ("llama-int8-head", "llama", True, lambda w: compressed(w, "int-quantized", strategy="channel", activations=a8), ["embed_tokens"]),
         ("llama-gptq-32", "llama", False, lambda w: gptq(w, group_size=32), ["lm_head"]),
         ("llama-gptq-order-32", "llama", False, lambda w: gptq(w, group_size=32, desc_act=True), ["lm_head"]),
@@ -423,18 +426,19 @@ def models():
         expected = {"ids": ids, "next_logits": [[round(v, 5) for v in row.tolist()] for row in logits]}
         (folder / "expected.json").write_text(json.dumps(expected) + "\n")
         if own_head:
-            # Check that transformers reads the same weights from the folder. It would tie the head, so a copy of the folder disables that.
+            # Check that transformers reads the same weights from the folder. Use a copy whose config.json does not tie the head.
             with tempfile.TemporaryDirectory() as copy:
                 save(pathlib.Path(copy), written | {"tie_word_embeddings": False}, tensors)
                 read = AutoModelForCausalLM.from_pretrained(copy, dtype=torch.float32)
-                # The first pass decompresses the weights. Its logits differ, because transformers also quantizes activations.
+                # The first forward pass decompresses the weights. Ignore its logits, because transformers also quantizes activations.
                 read(torch.tensor([ids[0]]))
                 read = dict(read.named_parameters())
                 assert all(torch.equal(read[name], values) for name, values in model.named_parameters())
 
 
 class RoundedCache(DynamicCache):
-    """Keys and values that are divided by the scales of their layer, rounded to E4M3, and multiplied by the scales again."""
+    """A KV cache in which keys and values are divided by the scales of their layer, rounded to E4M3, and multiplied by the scales again.
+    Also records the largest magnitude of the keys and of the values of each layer."""
 
     def __init__(self, scales):
         super().__init__()
@@ -452,7 +456,7 @@ class RoundedCache(DynamicCache):
 
 
 def cached():
-    """Models with scales of keys and values, under the names that different programs write."""
+    """Writes models with scales of keys and values, whose tensors have the names that different programs write."""
     small = dict(
         vocab_size=40,
         hidden_size=48,
@@ -471,11 +475,11 @@ def cached():
     fp8_config = {"quant_method": "fp8", "activation_scheme": "dynamic"}
     modelopt = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "kv_cache_scheme": scheme}
     rows = [
-        # compressed-tensors.
+        # Names of compressed-tensors.
         ("qwen3-compressed", "qwen3", {}, ["self_attn.k_scale", "self_attn.v_scale"], None),
-        # ModelOpt.
+        # Names of ModelOpt.
         ("llama-modelopt", "llama", {}, ["self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale"], modelopt),
-        # AutoFP8. Queries, keys and values come from one matrix.
+        # Names of AutoFP8. Queries, keys and values are computed with one matrix.
         ("phi3-fp8", "phi3", {}, ["self_attn.attn.k_scale", "self_attn.attn.v_scale"], fp8_config),
         # One scale for keys and values, a soft cap of scores, and a window.
         ("gemma2-fp8", "gemma2", gemma2, ["self_attn.kv_scale"] * 2, fp8_config),
@@ -508,7 +512,7 @@ def cached():
             model(torch.tensor(prompts[2:]), past_key_values=exact, use_cache=True)
         scales = []
         for layer, largest in enumerate(exact.largest):
-            # A factor below 1 makes the largest values exceed 448.
+            # With a factor below 1, the largest scaled values exceed 448, the max of E4M3, and are clamped.
             both = [torch.tensor(x / 448 * f) for x, f in zip(largest, [0.6, 1.3])]
             if names[0] == names[1]:
                 both = [max(both)] * 2

@@ -1,8 +1,8 @@
-"""Writes the references that the tests use, computed by PyTorch and Hugging Face transformers.
+"""Writes the expected results (references) of the tests, computed by PyTorch and Hugging Face transformers.
 
 Weights are not stored. They are generated from a seed and each tensor's name, by the same generator as
 in `src/runtime/weights/random.rs`, so that a test creates the same model without PyTorch. Only small
-data is stored: token ids, lengths, and the outputs at selected rows.
+data are stored: token ids, lengths, and some rows of the outputs.
 
     pip install torch transformers safetensors numpy
     python3 scripts/reference.py tests/references                # random weights, every family
@@ -19,9 +19,10 @@ SEED, DEVIATION, TRANSLATOR_DEVIATION = 20, 0.1, 0.3
 LENS = {"one_token": [1], "tiny": [5, 1, 17], "mixed": [512, 1, 100, 33, 64, 65, 129], "long": [4500, 1, 700]}
 PREFIXES = ("deberta.", "bert.", "roberta.", "roformer.", "mpnet.", "distilbert.", "albert.", "model.", "text_model.", "gpt_neox.", "biogpt.",
             "roberta_prelayernorm.", "data2vec_text.", "rembert.", "luke.")
-# Decoders whose trunk is called `transformer`.
+# Decoders in which `transformer` is the name of the trunk (the model without its head).
 WITH_TRANSFORMER = ("gpt2", "bloom", "gptj", "falcon", "mpt", "gpt_bigcode", "gpt_neo", "openai-gpt")
-# Models whose weights have other names in transformers than in published files. Names with a leading dot may be anywhere, others are prefixes.
+# Models whose weights have different names in transformers than in published files: pairs of transformers' name and the published name.
+# Names with a leading dot may be anywhere in a tensor's name. Other names are prefixes.
 RENAMED = {"exaone": (("norm.", "ln_f."), ("embed_tokens.", "wte."), ("layers.", "h."), (".self_attn.", ".attn.attention."), (".o_proj.", ".out_proj."),
                       (".input_layernorm.", ".ln_1."), (".post_attention_layernorm.", ".ln_2."), (".gate_proj.", ".c_fc_0."), (".up_proj.", ".c_fc_1."),
                       (".down_proj.", ".c_proj."))}
@@ -41,7 +42,7 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def normal(name, n):
-    """Returns the values of `RandomWeights` for the tensor `name`, bit for bit."""
+    """Returns `n` values of the tensor `name`, with the same bits as gemmule's `RandomWeights`."""
     with np.errstate(over="ignore"):
         state = np.uint64(SEED) ^ np.uint64(0xCBF29CE484222325)
         for b in name.encode():
@@ -55,7 +56,7 @@ def normal(name, n):
 
 
 def published(model, name):
-    """Returns the published name of a parameter, without the prefix of the trunk if the name differs from that of transformers."""
+    """Returns the published name of a parameter. If it differs from the name in transformers, the prefix of the trunk is removed."""
     for own, other in RENAMED.get(model.config.model_type, ()):
         name = name.removeprefix("model.")
         name = name.replace(own, other) if own.startswith(".") or name.startswith(own) else name
@@ -63,21 +64,23 @@ def published(model, name):
 
 
 def fill(model, deviation=DEVIATION):
-    """Generates every parameter under its published name, without the prefix of the trunk."""
+    """Fills a model with random weights. The published name of a parameter, without the prefix of the trunk, selects its values."""
     tied = getattr(model.config, "tie_word_embeddings", False)
     shared = any(name.endswith("shared.weight") for name in model.state_dict())
     for name, p in model.state_dict().items():
         if tied and name in ("lm_head.weight", "output_projection.weight"):
             continue
-        # The decoder of a masked-LM head is tied to other tensors, whose values it keeps.
+        # Skip the decoder of a masked-LM head, because it is tied to other tensors.
         decoder = ("decoder.weight", "decoder.bias", "vocab_projector.weight") if model.config.model_type != "rembert" else ()
         if not p.is_floating_point() or name != "decoder.bias" and name.endswith(decoder):
             continue
-        # The encoder, the decoder and the head share one table. Position tables of sines and cosines are computed.
+        # Skip further names of a table that encoder, decoder and head share. Skip position tables of sines and cosines, which are not
+        # random.
         if shared and name.endswith("embed_tokens.weight") or (name.endswith("embed_positions.weight") and "Sinus" in type(model.get_submodule(name.removesuffix(".weight"))).__name__):
             continue
         bare = published(model, name)
-        # `transformer.` is the prefix of the trunk in GPT-2 and similar models, but the name of the layers in DistilBERT.
+        # Remove `transformer.` only in GPT-2 and similar models, in which it is the prefix of the trunk. In DistilBERT, it is the name of
+        # the layers.
         for prefix in PREFIXES + (("transformer.",) if model.config.model_type in WITH_TRANSFORMER else ()):
             bare = bare.removeprefix(prefix)
         mean = np.float32(1.0 if p.dim() == 1 and bare.endswith("weight") else 0.0)
@@ -87,7 +90,7 @@ def fill(model, deviation=DEVIATION):
 
 
 def rows_of(lens):
-    """Returns a few tokens of every sequence: the first, the last, and some between."""
+    """Returns the rows of a few tokens of every sequence: the first, the last, and some between."""
     rows, start = [], 0
     for n in lens:
         rows += [start + i for i in sorted({0, 1, n // 2, n - 2, n - 1}) if 0 <= i < n]
@@ -96,7 +99,7 @@ def rows_of(lens):
 
 
 def run(model, ids, lens):
-    """Runs a padded batch. Returns the model's output and the mask."""
+    """Runs sequences as a padded batch. `ids` has the ids of all sequences, one after another. Returns the model's output and the mask."""
     width = max(lens)
     padded = torch.zeros(len(lens), width, dtype=torch.long)
     mask = torch.zeros_like(padded)
@@ -126,7 +129,7 @@ FAMILIES = {
 }
 
 
-# Families whose references are small.
+# Families for which few results are stored.
 SMALL = ("roberta_prelayernorm", "data2vec_text", "luke", "megatron_bert", "rembert")
 
 
@@ -175,7 +178,7 @@ def random_model(out, name, family, lens_names, **sizes):
     with open(os.path.join(out, f"{name}.json"), "w") as f:
         keep = {k: v for k, v in cfg.to_dict().items() if isinstance(v, (int, float, str, bool)) and k not in ("transformers_version", "dtype", "_attn_implementation")}
         if family == "modernbert":
-            # transformers 5 moves these keys of published files to other keys.
+            # Store these keys of published files, because transformers 5 replaces them by other keys.
             keep |= {k: v for k, v in sizes.items() if k.startswith("global_") or k.startswith("local_")}
         f.write(compact_json.dumps(dict(sorted((keep | {"id2label": {str(i): f"LABEL_{i}" for i in range(3)}}).items()))))
     print(name, {k: v.shape for k, v in tensors.items() if k.startswith("tiny")})
@@ -186,31 +189,33 @@ def small_encoder(out, family):
     random_model(out, f"{family}_head20", family, ["tiny"], hidden=60, heads=3, inner=100, layers=2, vocab=203, **more)
 
 
-# Settings of greedy search.
+# Settings of greedy search, by the name of the results.
 RULES = {"greedy": {}, "rules": dict(repetition_penalty=1.3, no_repeat_ngram_size=2)}
-# Settings of beam search.
+# Settings of beam search, by the name of the results.
 BEAMS = {
     "beams": dict(num_beams=4),
     "early": dict(num_beams=3, length_penalty=2.0, early_stopping=True),
     "never": dict(num_beams=5, length_penalty=0.6, early_stopping="never", no_repeat_ngram_size=2),
 }
-# Settings of beam search with groups, which transformers 5 no longer has.
+# Settings of diverse beam search (beams in groups), which transformers 5 no longer supports. `search_groups` implements it.
 GROUPS = {
     "groups": dict(num_beams=4, num_beam_groups=2, diversity_penalty=0.5),
     "ruled": dict(num_beams=6, num_beam_groups=3, diversity_penalty=0.8, repetition_penalty=1.3, no_repeat_ngram_size=2),
     "full": dict(num_beams=4, num_beam_groups=2, diversity_penalty=1.0, early_stopping=True, length_penalty=2.0, repetition_penalty=0.8),
     "summed": dict(num_beams=6, num_beam_groups=3, diversity_penalty=2.0, early_stopping="never", length_penalty=0.6, repetition_penalty=1.3, renormalize_logits=True),
 }
-# Settings of texts with a min length.
+# Settings of searches with a min length of the text.
 LEAST = {"least": dict(min_new_tokens=9), "least_beams": dict(num_beams=4, min_length=14)}
 
 
 def search_groups(logits_of, start, ends, most, num_beams, num_beam_groups, diversity_penalty, length_penalty=1.0, early_stopping=False,
                   repetition_penalty=1.0, no_repeat_ngram_size=0, renormalize_logits=False, suppress_tokens=(), forced_bos_token_id=None):
-    """Returns the results of diverse beam search after `start` (Vijayakumar et al. 2016), best first, with scores, for one sequence.
-    Follows `_group_beam_search` and `BeamSearchScorer` of transformers 4, with one difference. There, a group that is done continues with
-    padding tokens, which count as chosen by an earlier group. Here, such a group takes no token. `logits_of` returns the next logits after
-    sequences of equal lengths."""
+    """Runs diverse beam search (Vijayakumar et al. 2016) after the tokens `start`. Returns the hypotheses, best first, and their scores.
+
+    Follows `_group_beam_search` and `BeamSearchScorer` of transformers 4, with one difference. In transformers 4, a group that is done
+    continues with padding tokens, which the diversity penalty counts as tokens of an earlier group. Here, a group that is done chooses no
+    tokens. `logits_of` returns the logits of the next token for several sequences of equal lengths. `most` is the max number of new tokens.
+    """
     rules = tf.LogitsProcessorList()
     if repetition_penalty != 1.0:
         rules.append(tf.RepetitionPenaltyLogitsProcessor(repetition_penalty))
@@ -250,7 +255,7 @@ def search_groups(logits_of, start, ends, most, num_beams, num_beam_groups, dive
                 behind = running[group][at // vocab][1] + [at % vocab]
                 if at % vocab not in ends and len(going) < n:
                     going.append((score, behind))
-                # Only the first n candidates may end.
+                # Only the best n candidates may end a hypothesis, where n is the number of beams of a group.
                 if at % vocab in ends and rank < n:
                     add(group, score, behind)
             running[group] = going
@@ -268,7 +273,8 @@ def search_groups(logits_of, start, ends, most, num_beams, num_beam_groups, dive
 
 
 def store_groups(written, kind, i, prompt, ends, found):
-    """Stores the results of a search: all sequences one after another, their lengths and scores."""
+    """Stores the results of a diverse beam search: the tokens of all hypotheses one after another, and the hypotheses' lengths and
+    scores."""
     tokens, scores = found
     for key, value in (("prompt", prompt), ("ends", ends), ("tokens", sum(tokens, [])), ("lens", [len(t) for t in tokens])):
         written[f"{kind}.{i}.{key}"] = np.array(value, dtype=np.int64)
@@ -276,7 +282,7 @@ def store_groups(written, kind, i, prompt, ends, found):
 
 
 class Feeding(torch.nn.Module):
-    """The gated feed-forward network of Llama, called like the mixture of experts of gpt-oss."""
+    """The gated feed-forward network of Llama, with the interface of gpt-oss's mixture of experts, which it replaces."""
 
     def __init__(self, cfg):
         super().__init__()
@@ -288,7 +294,7 @@ class Feeding(torch.nn.Module):
 
 
 def dense_gpt_oss(cfg):
-    """gpt-oss without experts, the model of `examples/sinks_decoder.ron`."""
+    """Returns gpt-oss with a dense feed-forward network instead of experts: the model of `examples/sinks_decoder.ron`."""
     model = tf.GptOssForCausalLM(cfg)
     for layer in model.model.layers:
         layer.mlp = Feeding(cfg)
@@ -320,7 +326,8 @@ DECODERS = {
     "cohere": (tf.CohereForCausalLM, lambda s: tf.CohereConfig(**common(s))),
     "falcon": (tf.FalconForCausalLM, lambda s: tf.FalconConfig(num_kv_heads=s["kv_heads"], ffn_hidden_size=s["inner"], **{
         key: value for key, value in common(s).items() if key not in ("head_dim", "num_key_value_heads", "intermediate_size")}
-        # The eager attention of transformers 5.24 adds the biases of ALiBi twice. Its default attention adds them once, as earlier versions do.
+        # The eager attention of transformers 5.24 adds ALiBi's biases twice. Use its default attention, which adds them once, like earlier
+        # versions.
         | ({"attn_implementation": "sdpa"} if s["more"].get("alibi") else {}))),
     "gptj": (tf.GPTJForCausalLM, lambda s: tf.GPTJConfig(
         vocab_size=s["vocab"], n_positions=512, n_embd=s["hidden"], n_layer=s["layers"], n_head=s["heads"], n_inner=s["inner"],
@@ -369,7 +376,7 @@ def common(s):
 
 @contextlib.contextmanager
 def exact_slopes():
-    """Computes the biases of Falcon in f32. transformers rounds slopes, positions and their products to bf16."""
+    """Makes transformers compute Falcon's ALiBi biases in f32 instead of rounding slopes, positions and their products to bf16."""
     falcon, rounded = tf.models.falcon.modeling_falcon, torch.Tensor.bfloat16
     build = falcon.build_alibi_tensor
 
@@ -396,13 +403,14 @@ def write_config(out, name, cfg, **more):
     with open(os.path.join(out, f"{name}.json"), "w") as f:
         dropped = ("transformers_version", "dtype", "_attn_implementation", "task_specific_params", "id2label", "label2id")
         keep = {k: v for k, v in cfg.to_dict().items() if isinstance(v, (int, float, str, bool, dict)) and k not in dropped}
-        # Keys of MPT's attention.
+        # Also filter the keys of MPT's nested attention settings.
         keep |= {k: {key: value for key, value in v.items() if key not in dropped} for k, v in keep.items() if k == "attn_config"}
         f.write(compact_json.dumps(dict(sorted((keep | more).items()))))
 
 
 def store_least(written, kind, i, prompt, ends, o, tokens):
-    """Stores tokens up to the first end token, and the min margin to the second best token, or the score of beams."""
+    """Stores the result of a search with a min length: the tokens up to the first end token, and the score of the best beam. For greedy
+    search, stores the min difference between the best and the second best logit instead of a score."""
     tokens = tokens.numpy().astype(np.int64)
     at = [j for j, t in enumerate(tokens) if t in ends]
     written[f"{kind}.{i}.prompt"] = prompt.numpy().astype(np.int64)
@@ -416,8 +424,8 @@ def store_least(written, kind, i, prompt, ends, o, tokens):
 
 
 def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, searches=True, **sizes):
-    """Stores states, logits and log-probabilities of a generative model, each sequence separately, and the tokens that it generates: with
-    greedy search, and with all other searches unless `searches` is false."""
+    """Stores states, logits and log-probabilities of a generative model, which runs each sequence separately. Also stores the tokens that
+    it generates with greedy search, and with all other searches unless `searches` is false."""
     head, make = DECODERS[family]
     cfg = make(dict(vocab=vocab, layers=layers, more=more, **sizes))
     model = fill(head(cfg))
@@ -459,7 +467,7 @@ def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, search
             top = torch.stack(o.scores).squeeze(1).topk(2, -1).values
             written[f"{rules_name}.{i}.prompt"] = prompt.numpy().astype(np.int64)
             written[f"{rules_name}.{i}.tokens"] = o.sequences[0, len(prompt):].numpy().astype(np.int64)
-            # Min distance of the second best token.
+            # Store the min difference between the best and the second best logit of a step.
             written[f"{rules_name}.{i}.margin"] = (top[:, 0] - top[:, 1]).min().reshape(1).numpy()
     if not searches:
         save_file(written, os.path.join(out, f"{name}.written.safetensors"))
@@ -489,7 +497,7 @@ def decoder(out, name, family, lens_names, vocab=1003, layers=3, more={}, search
 
 
 def small_decoders():
-    """Returns decoders whose references are small: name, family and sizes."""
+    """Yields decoders for which few results are stored: name, family and sizes."""
     usual = dict(hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2)
     narrow = dict(usual, head=20)
     yield "cohere2_head24", "cohere2", dict(usual, layers=4, more=dict(sliding_window=5, logit_scale=0.5))
@@ -521,10 +529,10 @@ def small_decoders():
 
 
 def long_context(out, name, scaling, original=128, **sizes):
-    """Stores results of Phi-3 with the long factors of LongRoPE for all sequences.
+    """Stores results of Phi-3 in which all sequences use the long factors of LongRoPE.
 
-    transformers applies these factors to forward passes of more than the original number of positions. For shorter ones, the model has one
-    original position, and the factor of the rotated values is that of the published number.
+    transformers applies the long factors only to forward passes with more than the original number of positions, `original`. To apply them
+    to shorter sequences, the model is created with one original position. The attention factor is still computed from `original`.
     """
     attention = float(np.sqrt(1 + np.log(512 / original) / np.log(original)))
     short = dict(original_max_position_embeddings=1, rope_parameters=dict(scaling, attention_factor=attention))
@@ -551,8 +559,8 @@ TRANSLATORS = {
 
 
 def translator(out, name, family, lens_names, vocab=503, hidden=64, heads=4, inner=100, layers=2, decoder_layers=2, searches=True, **more):
-    """Stores encoder states, and the tokens of an encoder-decoder model, each sequence separately: those of greedy search and of plain beam
-    search, and those of all other searches unless `searches` is false."""
+    """Stores encoder states and generated tokens of an encoder-decoder model, which runs each sequence separately. The tokens are those of
+    greedy search and of plain beam search, and of all other searches unless `searches` is false."""
     head, config = TRANSLATORS[family]
     if family == "t5":
         sizes = dict(num_layers=layers, num_decoder_layers=decoder_layers, num_heads=heads, d_ff=inner)
@@ -562,9 +570,10 @@ def translator(out, name, family, lens_names, vocab=503, hidden=64, heads=4, inn
     cfg = config(vocab_size=vocab, d_model=hidden, pad_token_id=1, eos_token_id=2, decoder_start_token_id=2, attn_implementation="eager", **sizes, **more)
     model = head(cfg)
     if more.get("tie_word_embeddings") is False:
-        # transformers 5 ties weights that checkpoints store separately.
+        # transformers 5 ties the head even if the config says otherwise. Untie it, as in checkpoints that store it separately.
         cfg.tie_word_embeddings, model.lm_head.weight = False, torch.nn.Parameter(model.lm_head.weight.clone())
-    # Use larger weights than elsewhere. Otherwise a head that is tied to the embedding table would repeat the last token.
+    # Use larger weights than for other models. Otherwise, a model whose head is tied to the embedding table would only repeat the last
+    # token.
     model = fill(model, TRANSLATOR_DEVIATION)
     tensors, written = {}, {}
     for lens_name in lens_names:
@@ -617,7 +626,8 @@ def translator(out, name, family, lens_names, vocab=503, hidden=64, heads=4, inn
 
 
 def bart_classifier(out, name, lens_names, hidden, heads, inner, layers=2, decoder_layers=3, vocab=503, **more):
-    """States and logits of BART's decoder on the encoder's own tokens. Each sequence is computed separately and ends with token 2."""
+    """Stores states and logits of BART as a classifier, whose decoder reads the same tokens as its encoder. Each sequence is computed
+    separately, and ends with token 2."""
     cfg = tf.BartConfig(vocab_size=vocab, d_model=hidden, max_position_embeddings=512, encoder_layers=layers, decoder_layers=decoder_layers, encoder_attention_heads=heads,
                         decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner + 24, num_labels=3, attn_implementation="eager", **more)
     heads_of = {"last_hidden_state": tf.BartModel, "sequence_logits": tf.BartForSequenceClassification, "token_logits": tf.BartForQuestionAnswering}
@@ -645,7 +655,7 @@ def bart_classifier(out, name, lens_names, hidden, heads, inner, layers=2, decod
 
 
 def nomic(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503, theta=1000.0):
-    """States of NomicBERT, whose weights have different names in transformers than in published files."""
+    """Stores states of NomicBERT, whose weights have different names in transformers than in published files."""
     cfg = tf.NomicBertConfig(vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner,
                              rope_parameters=dict(rope_type="default", rope_theta=theta), attn_implementation="eager")
     model = tf.NomicBertModel(cfg, add_pooling_layer=False).eval()
@@ -698,8 +708,8 @@ def drawn(published, *dims):
 
 
 def gte(out, name, lens_names, hidden, heads, inner, types=2, layers=2, vocab=503, theta=20000.0, scaling=None):
-    """States of GTE, whose weights have different names in transformers than in published files. transformers does not scale the
-    frequencies, unlike the published code."""
+    """Stores states of GTE, whose weights have different names in transformers than in published files. The scaled rotary frequencies of
+    the published code are computed here, because transformers does not scale them."""
     cfg = tf.GteConfig(vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner, num_labels=3,
                        type_vocab_size=types, rope_parameters=dict(rope_type="default", rope_theta=theta), attn_implementation="eager")
     models = {"trunk": tf.GteModel(cfg, add_pooling_layer=True), "sequence_logits": tf.GteForSequenceClassification(cfg), "token_logits": tf.GteForTokenClassification(cfg)}
@@ -726,7 +736,7 @@ def gte(out, name, lens_names, hidden, heads, inner, types=2, layers=2, vocab=50
         if trunk.pooler is not None:
             both("pooler.dense", trunk.pooler.dense)
         if scaling:
-            # NTKScalingRotaryEmbedding of Alibaba-NLP/new-impl.
+            # Compute the frequencies like NTKScalingRotaryEmbedding of Alibaba-NLP/new-impl.
             pairs, dim, factor, b = torch.arange(0, hidden // heads, 2).double(), hidden // heads, scaling["factor"], scaling.get("mixed_b")
             f = 1 / (theta * (factor if b is None else 1)) ** (pairs / dim)
             f = f / factor ** (2 / dim) if b is None else f / torch.exp(np.log(factor) / (dim / 2) ** b * (pairs / 2 + 1) ** b)
@@ -749,8 +759,8 @@ def gte(out, name, lens_names, hidden, heads, inner, types=2, layers=2, vocab=50
 
 
 def jina_states(ids, drawn, hidden, heads, inner, feed_forward, later, layers, vocab):
-    """States of JinaBERT v2, which transformers does not have. They are computed by the equations of the code that is published with it.
-    `drawn` returns tensors by the names of the first version."""
+    """Returns states of JinaBERT v2, which transformers does not support. They are computed by the equations of the code that is published
+    with the model. `drawn` returns a tensor by its name in the first version of that code."""
     eps, f = 1e-12, torch.nn.functional
     both = lambda name, *dims: (drawn(f"{name}.weight", *dims), drawn(f"{name}.bias", dims[0]))
     linear = lambda x, name, n: f.linear(x, *both(name, n, x.shape[-1]))
@@ -798,7 +808,8 @@ def jina(out, name, lens_names, hidden, heads, inner, feed_forward="geglu", late
 
 
 def neobert(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503):
-    """States and logits of NeoBERT, which transformers does not have. They are computed by the equations of its published code."""
+    """Stores states and logits of NeoBERT, which transformers does not support. They are computed by the equations of its published
+    code."""
     eps, f, head = 1e-5, torch.nn.functional, hidden // heads
     width = -(-(2 * inner // 3) // 8) * 8
     norm = lambda x, name: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * drawn(f"{name}.weight", hidden)
@@ -859,7 +870,7 @@ def gemma(out, name, lens_names, hidden, heads, kv_heads, head, inner, layers, v
     model = fill(tf.Gemma3TextModel(cfg))
     tensors = {}
     for lens_name in lens_names:
-        # One sequence at a time: the padding mask would be combined with the window's mask by OR.
+        # Run one sequence at a time. In a padded batch, transformers would combine the padding mask with the mask of the window by OR.
         one_by_one(tensors, lens_name, lambda own: model(input_ids=own[None]).last_hidden_state[0], hidden, vocab)
     save_file(tensors, os.path.join(out, f"{name}.safetensors"))
     keep = {k: v for k, v in cfg.to_dict().items() if isinstance(v, (int, float, str, bool, list, dict)) and k not in ("transformers_version", "dtype", "_attn_implementation", "id2label", "label2id", "architectures")}
@@ -867,7 +878,7 @@ def gemma(out, name, lens_names, hidden, heads, kv_heads, head, inner, layers, v
 
 
 def bge_m3(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503):
-    """Dense, sparse and ColBERT outputs, as computed by BAAI's FlagEmbedding."""
+    """Stores dense, sparse and ColBERT outputs of BGE-M3, computed like in BAAI's FlagEmbedding."""
     cfg = tf.XLMRobertaConfig(vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_hidden_layers=layers, intermediate_size=inner,
                               max_position_embeddings=514, type_vocab_size=1, attn_implementation="eager")
     model = fill(tf.XLMRobertaModel(cfg, add_pooling_layer=False))
@@ -887,7 +898,7 @@ def bge_m3(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503):
 
 
 def deberta(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503, first=False, **more):
-    """States and logits of DeBERTa, version 1 or 2."""
+    """Stores states and logits of DeBERTa, of version 1 if `first` is true and of version 2 otherwise."""
     more |= {} if first else dict(share_att_key=True, norm_rel_ebd="layer_norm")
     cfg = (tf.DebertaConfig if first else tf.DebertaV2Config)(vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_hidden_layers=layers,
                                                               intermediate_size=inner, num_labels=3, relative_attention=True, attn_implementation="eager", **more)
@@ -908,7 +919,7 @@ def deberta(out, name, lens_names, hidden, heads, inner, layers=2, vocab=503, fi
 
 
 def own_encoder(out, name, lens_names):
-    """The model of `examples/own_encoder.ron` with its config.json, as a ModernBERT."""
+    """Stores results of the model of `examples/own_encoder.ron` with its config.json. transformers computes it as a ModernBERT."""
     kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
     rope = lambda theta: dict(rope_type="default", rope_theta=theta)
     cfg = tf.ModernBertConfig(vocab_size=503, hidden_size=48, num_attention_heads=3, num_hidden_layers=6, intermediate_size=100, layer_types=kinds, local_attention=48,
@@ -925,7 +936,7 @@ def own_encoder(out, name, lens_names):
 
 
 def ranker(out, name, lens_names, hidden, heads, kv_heads, head, inner, layers=2, vocab=503, labels=1):
-    """A decoder used as an encoder: the normalized state of the last token, and logits computed from it."""
+    """Stores results of a decoder that is used as an encoder: the normalized state of the last token, and logits computed from it."""
     cfg = tf.Qwen3Config(vocab_size=vocab, hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head, num_hidden_layers=layers,
                          intermediate_size=inner, max_position_embeddings=2048, num_labels=labels, pad_token_id=0, tie_word_embeddings=True, attn_implementation="eager")
     trunk, head_of, writer = (fill(m(cfg)) for m in (tf.Qwen3Model, tf.Qwen3ForSequenceClassification, tf.Qwen3ForCausalLM))
@@ -944,7 +955,7 @@ def ranker(out, name, lens_names, hidden, heads, kv_heads, head, inner, layers=2
 
 
 def t5_encoder(out, name, lens_names, vocab=503, **sizes):
-    """States of an encoder alone."""
+    """Stores states of T5's encoder without its decoder."""
     cfg = tf.T5Config(vocab_size=vocab, attn_implementation="eager", **sizes)
     model = fill(tf.T5EncoderModel(cfg))
     tensors = {}
@@ -958,7 +969,7 @@ def t5_encoder(out, name, lens_names, vocab=503, **sizes):
 
 
 def long_texts(out, name, model, pool, **published):
-    """States of a narrow model for texts that are longer than in all other cases. Each text is computed separately."""
+    """Stores states of a narrow model for texts that are longer than in all other references. Each text is computed separately."""
     fill(model)
     tensors = {}
     for lens_name in ("tiny", "long"):
@@ -974,7 +985,7 @@ def long_texts(out, name, model, pool, **published):
 
 
 def states(tensors, lens_name, ids, lens, h, mask):
-    """Last states at selected rows, and their normalized mean."""
+    """Adds the last states of some tokens, and the normalized mean of each sequence, to `tensors`."""
     rows = rows_of(lens)
     w = mask[..., None].float()
     embedding = torch.nn.functional.normalize((h * w).sum(1) / w.sum(1), dim=1)
@@ -984,7 +995,7 @@ def states(tensors, lens_name, ids, lens, h, mask):
 
 
 def one_by_one(tensors, lens_name, model, hidden, vocab):
-    """Adds the states of sequences that are computed one by one, and returns the padded states with their mask."""
+    """Computes the states of sequences one by one, and adds them to `tensors`. Returns the states as a padded batch, and its mask."""
     lens = LENS[lens_name]
     ids = np.random.default_rng(SEED).integers(5, vocab, sum(lens))
     mask = torch.arange(max(lens))[None] < torch.tensor(lens)[:, None]
@@ -995,7 +1006,7 @@ def one_by_one(tensors, lens_name, model, hidden, vocab):
 
 
 def noise(seed, n):
-    """Returns the standard normal numbers of `kernels::draw::noise`."""
+    """Returns the `n` standard normal numbers that gemmule's `kernels::draw::noise` returns for a seed."""
     out = []
     for column in range(n):
         key, x = [seed & 0xFFFFFFFF, seed >> 32], [column // 2, 0, 0, 1 << 31]
@@ -1009,7 +1020,7 @@ def noise(seed, n):
 
 
 def vae(out, name, vocab=503, hidden=64, heads=4, inner=100, layers=2, latent=7, seed=(3 << 32) + 5):
-    """Latents and tokens of a VAE with BART's encoder and decoder."""
+    """Stores latent variables and generated tokens of a VAE with BART's encoder and decoder."""
     cfg = tf.BartConfig(vocab_size=vocab, max_position_embeddings=160, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
                         decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner + 24, d_model=hidden, pad_token_id=1, eos_token_id=2,
                         decoder_start_token_id=2, forced_eos_token_id=None, attn_implementation="eager")
@@ -1116,7 +1127,7 @@ if __name__ == "__main__":
     random_model(a.out, "bert_tanh_gelu", "bert", ["tiny"], hidden=64, heads=1, inner=96, layers=1, hidden_act="gelu_new")
     decoder(a.out, "gpt2_h320a5", "gpt2", ["one_token", "tiny", "mixed"], hidden=320, heads=5, inner=1000)
     untied = dict(activation_function="relu", tie_word_embeddings=False)
-    # Head sizes that a cache pads to multiples of 8, and head sizes that it does not pad.
+    # Head size 20, which a KV cache pads to a multiple of 8, and head size 24, which it does not pad.
     decoder(a.out, "gpt2_head20", "gpt2", ["tiny"], hidden=60, heads=3, inner=None, layers=2, more=untied)
     decoder(a.out, "gpt2_head24", "gpt2", [], hidden=72, heads=3, inner=None, layers=2, more=untied)
     decoder(a.out, "llama_h320a5", "llama", ["one_token", "tiny", "mixed"], hidden=320, heads=10, kv_heads=2, head=32, inner=1000)
@@ -1127,7 +1138,7 @@ if __name__ == "__main__":
     decoder(a.out, "gemma_head24", "gemma", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2, more=dict(hidden_act="gelu"))
     decoder(a.out, "gemma3_writer", "gemma3_text", ["tiny", "mixed"], hidden=60, heads=3, kv_heads=1, head=24, inner=100,
             more=dict(sliding_window=5, sliding_window_pattern=2, query_pre_attn_scalar=20))
-    # Caps that change the scores and logits of random weights.
+    # Soft caps that are small enough to change the scores and logits of random weights.
     decoder(a.out, "gemma2_head24", "gemma2", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=3,
             more=dict(sliding_window=5, query_pre_attn_scalar=20, attn_logit_softcapping=0.7, final_logit_softcapping=1.5))
     decoder(a.out, "sinks_head24", "dense_gpt_oss", ["one_token", "tiny", "mixed"], hidden=72, heads=6, kv_heads=2, head=24, inner=100, layers=4,
@@ -1141,7 +1152,7 @@ if __name__ == "__main__":
     decoder(a.out, "phi_head24", "phi", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2)
     decoder(a.out, "phi3_part", "phi3", ["tiny"], hidden=96, heads=3, kv_heads=1, head=32, inner=100, layers=2,
             more=dict(rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.75)))
-    # A context that was extended from 128 to 512 tokens. It includes sequences that are not longer than the original context.
+    # Models with a context that was extended from 128 to 512 tokens. Some sequences are not longer than the original context.
     longrope = dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1 + i / 8 for i in range(12)], long_factor=[2.0 + i for i in range(12)])
     decoder(a.out, "phi3_longrope", "phi3", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2,
             more=dict(original_max_position_embeddings=128, rope_parameters=longrope))
@@ -1156,14 +1167,14 @@ if __name__ == "__main__":
             more=dict(do_layer_norm_before=False, word_embed_proj_dim=40))
     decoder(a.out, "cohere_head24", "cohere", ["tiny"], hidden=72, heads=3, kv_heads=1, head=24, inner=100, layers=2,
             more=dict(attention_bias=True, logit_scale=0.5))
-    # Command R+, whose norms of heads have a row of weights for each head. The mean of these weights is 0, as of all matrices.
+    # Command R+, whose head norms have a row of weights for each head. These weights are generated with mean 0, like all matrices.
     decoder(a.out, "cohere_norms", "cohere", ["tiny", "mixed"], hidden=60, heads=6, kv_heads=2, head=20, inner=100, layers=2,
             more=dict(use_qk_norm=True))
     decoder(a.out, "gptj_head24", "gptj", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2, more=dict(rotary_dim=10))
     decoder(a.out, "falcon_head24", "falcon", ["tiny"], hidden=72, heads=3, kv_heads=3, head=24, inner=100, layers=2)
     decoder(a.out, "falcon_groups", "falcon", ["tiny"], hidden=96, heads=6, kv_heads=2, head=16, inner=100, layers=2,
             more=dict(new_decoder_architecture=True, bias=True))
-    # Falcon-RW. transformers rounds slopes and positions to bf16. Slopes of four heads and positions of up to 256 are exact in bf16.
+    # Falcon-RW. transformers rounds slopes and positions to bf16, but the slopes of four heads and positions up to 256 are exact in bf16.
     falcon_rw = dict(alibi=True, multi_query=False, parallel_attn=False, bias=True)
     decoder(a.out, "falcon_rw", "falcon", ["tiny"], hidden=96, heads=4, kv_heads=4, head=24, inner=100, layers=2, more=falcon_rw)
     with exact_slopes():

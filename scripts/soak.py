@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs a mixed load on a server for minutes. Checks that every request has the right answer, and that memory does not grow.
+"""Runs a mixed load on a server for several minutes. Checks that every request has the right answer, and that memory does not grow.
 
     python3 scripts/soak.py target/release/gemmule tests/checkpoints/st-mean tests/checkpoints/writer --minutes 5
 
-The script starts the server itself, with both models and a cache. Clients request embeddings one at a time and in lists, for repeated
-and for new texts. They generate texts with and without streaming, send a request for each error status, disconnect before the answer,
-send one byte at a time, and close half of a connection. The script needs only Python's standard library. It exits with status 1 if an answer is
-missing or wrong, or if memory grows.
+The script starts the server itself, with both models and a response cache. Clients request embeddings one at a time and in lists, for
+repeated and for new texts. They generate texts with and without streaming, send a request for each error status, disconnect before the
+answer, send one byte at a time, and close half of a connection. The script needs only Python's standard library. It exits with status 1 if
+an answer is missing or wrong, or if memory grows.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Server:
         threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True).start()
 
     def memory(self):
-        """Resident bytes."""
+        """Returns the resident memory of the server in bytes."""
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as status:
             for line in status:
                 if line.startswith("VmRSS:"):
@@ -78,7 +78,7 @@ class Soak:
             self.problem(f"{what}: {str(found)[:300]}")
 
     def same(self, text, vector):
-        """Checks that an invariant model returns the same vector for a text, whatever else runs, and whether it was cached or computed."""
+        """Checks that the vector of a text has the same bits in all responses, with any other requests and with or without the cache."""
         vector = tuple(vector)
         with self.lock:
             known = self.known.setdefault(text, vector) if len(self.known) < 5000 else self.known.get(text, vector)
@@ -231,7 +231,7 @@ def main():
             break
     for thread in threads:
         thread.join()
-    # Requests whose clients disconnected must leave nothing behind.
+    # Wait for requests whose clients disconnected. They must leave no open files.
     time.sleep(1)
     files = server.files() if server.process.poll() is None else 0
     server.process.terminate()

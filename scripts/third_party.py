@@ -1,6 +1,6 @@
 """Writes the licences of the crates in a binary: third_party.py FEATURES FILE
 
-Build and dev dependencies are left out. The sources of the crates must have been downloaded, as after a build.
+Build and dev dependencies are left out. The sources of the crates must already be downloaded, as they are after a build.
 """
 
 import collections
@@ -22,7 +22,7 @@ def metadata(features: str) -> dict:
 
 
 def linked(data: dict) -> list[dict]:
-    """The packages of other authors that the binary contains, sorted by name."""
+    """Returns the third-party packages that the binary contains, sorted by name."""
     nodes = {node["id"]: node for node in data["resolve"]["nodes"]}
     waiting = [next(id for id in data["workspace_members"] if re.search(r"[#/]gemmule[@#]", id))]
     seen = set(waiting)

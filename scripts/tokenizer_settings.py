@@ -1,10 +1,12 @@
 """Writes small tokenizers, and the results of transformers' AutoTokenizer with different settings in tokenizer_config.json.
 
-Each folder under the output directory has a tokenizer of one class. Its `expected.json` contains, for each key and value of
-tokenizer_config.json, the token ids of texts and of a pair, the segment ids of the pair, and the decoded texts; they are null if
-transformers raises an error. The first case of a folder sets no key. `tests/models/tokenizer_settings.rs` compares gemmule with them: a key
-that changes a result must be applied or refused, and no other key may change a result. `foreign` contains the results with other parts in
-tokenizer.json, which most classes replace by their own.
+Each folder under the output directory has a tokenizer of one class. Its `expected.json` has a case for each key and value of
+tokenizer_config.json, with the token ids of texts and of a pair, the segment ids of the pair, and the decoded texts. The results are null
+if transformers raises an error. The first case of a folder sets no key. `foreign` contains the results after parts of tokenizer.json are
+replaced, which shows whether the class uses these parts or its own.
+
+`tests/models/tokenizer_settings.rs` compares gemmule with these results: gemmule must apply or refuse a key that changes a result, and no
+other key may change a result.
 
 `arguments.json` has the token ids of SentenceTransformer with different settings in sentence_bert_config.json.
 
@@ -22,7 +24,7 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 LANGUAGES = {"mbart": ["en_XX", "de_DE"], "nllb": ["eng_Latn", "deu_Latn"]}
 TEXTS = ["The Coast leaves", " Café, Ü 文 a", "Rain</s>of[SEP]snow <s>a", "it 's new .", "\n a  b"]
 PAIR = ("Who wrote", "The river")
-# The keys that tokenizer classes read, and other keys in published files.
+# The keys that tokenizer classes read, and other keys that occur in published files, with the values to test.
 KEYS = {
     "do_lower_case": [True, False], "strip_accents": [True, False], "tokenize_chinese_chars": [True, False], "keep_accents": [True, False],
     "add_prefix_space": [True, False], "split_special_tokens": [True], "add_bos_token": [True, False], "add_eos_token": [True, False],
@@ -109,7 +111,7 @@ def tokenizers():
     yield "clip", "clip", tf.CLIPTokenizer(vocab={t: i for i, t in enumerate(vocab)}, merges=[])
 
 
-# Parts that no class has. They replace those of tokenizer.json.
+# Parts of tokenizer.json that no tokenizer class creates. Each entry replaces the parts of the same name.
 FOREIGN = [
     {"normalizer": {"type": "Replace", "pattern": {"String": "o"}, "content": "a"}},
     {"pre_tokenizer": {"type": "Split", "pattern": {"String": "e"}, "behavior": "Removed", "invert": False}},
@@ -122,7 +124,7 @@ FOREIGN = [
 
 
 def with_foreign_parts(folder):
-    """Returns the results with each of `FOREIGN`."""
+    """Returns the results of a folder with each entry of `FOREIGN`."""
     own, found = base.read(folder, "tokenizer.json"), []
     for parts in FOREIGN:
         base.write(own | parts, folder, "tokenizer.json")
@@ -132,7 +134,7 @@ def with_foreign_parts(folder):
 
 
 def prepended(folder):
-    """The form in which Llama tokenizers were published: normalizers instead of Metaspace."""
+    """Changes tokenizer.json to the form in which Llama tokenizers were published: normalizers instead of the pre-tokenizer Metaspace."""
     tokenizer = base.read(folder, "tokenizer.json")
     space = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
     tokenizer |= {"normalizer": {"type": "Sequence", "normalizers": space}, "pre_tokenizer": None}
@@ -140,7 +142,7 @@ def prepended(folder):
 
 
 def ended(folder):
-    """A template that adds an end token, as in OLMo's tokenizer.json. The class GPTNeoXTokenizer does not apply it."""
+    """Adds a template that appends an end token to tokenizer.json, as in OLMo. The class GPTNeoXTokenizer does not apply it."""
     tokenizer = base.read(folder, "tokenizer.json")
     end = "<|endoftext|>"
     parts = lambda name: [{"Sequence": {"id": name, "type_id": 0}}, {"SpecialToken": {"id": end, "type_id": 0}}]
@@ -154,7 +156,7 @@ def results(folder):
         tok = tf.AutoTokenizer.from_pretrained(folder)
         ids = [tok(text)["input_ids"] for text in TEXTS]
         pair = tok(*PAIR)
-        # Only embedding models have CLIP's tokenizer, whose decoding transformers implements itself.
+        # Do not compare decoded texts of CLIP. Its decoding is special code in transformers, and only embedding models use this tokenizer.
         decoded = None if isinstance(tok, tf.CLIPTokenizer) else [tok.decode(row) for row in ids]
         types = pair.get("token_type_ids")
         return {"ids": ids, "pair": pair["input_ids"], "types": types, "decoded": decoded}
@@ -162,7 +164,7 @@ def results(folder):
         return None
 
 
-# Settings of sentence_bert_config.json that affect tokens. The first one changes nothing.
+# Settings of sentence_bert_config.json that may affect tokens. The first entry changes nothing.
 ARGUMENTS = [
     {}, {"max_seq_length": 8}, {"do_lower_case": True},
     {"tokenizer_args": {"model_max_length": 9}}, {"processor_kwargs": {"model_max_length": 9}}, {"tokenizer_args": {"do_lower_case": False}},
@@ -180,12 +182,12 @@ LONG = ["Über the SEA, and boats carry grain along it in summer, where the trai
 
 
 def arguments(file, folder):
-    """Returns the result of SentenceTransformer for texts with settings of a folder's sentence_bert_config.json."""
+    """Stores in `file` the token ids of SentenceTransformer for copies of a folder with different settings in sentence_bert_config.json."""
     cases = []
     for changes in ARGUMENTS:
         with base.tempfile.TemporaryDirectory() as copy:
             shutil.copytree(folder, copy, dirs_exist_ok=True)
-            # Use a small max_seq_length. Without it, the default limit of versions before 5.4 would hide the effects of the other settings.
+            # Set a small `max_seq_length`. Without it, the default limit of versions before 5.4 would hide the effects of other settings.
             base.write({"max_seq_length": 16} | changes, copy, "sentence_bert_config.json")
             try:
                 model = base.SentenceTransformer(copy, device="cpu")
@@ -217,7 +219,7 @@ def main(out):
         for key, value in [(None, None)] + [(k, v) for k, values in KEYS.items() for v in values]:
             if tok is None and key not in (None, "add_prefix_space", "legacy"):
                 continue
-            if key == "added_tokens_decoder":  # Keep the tokens that tokenizer.json has, as in published files.
+            if key == "added_tokens_decoder":  # Also include the added tokens of tokenizer.json, as in published files.
                 saved = base.read(folder, "tokenizer.json")["added_tokens"]
                 value = {str(t.pop("id")): t for t in saved} | {str(900 + i): t for i, t in enumerate(value)}
             changes = {} if key is None else {key: value}
@@ -225,7 +227,7 @@ def main(out):
             cases.append({"changes": changes} | {"results": results(folder)})
         base.write(kept, folder, "tokenizer_config.json")
         foreign = with_foreign_parts(folder)
-        # Settings without an effect are written only once.
+        # Replace results that equal those of the first case by a word, to keep the file small.
         for case in cases[1:] + foreign:
             if case["results"] == cases[0]["results"]:
                 case["results"] = "unchanged"

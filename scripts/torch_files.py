@@ -1,4 +1,4 @@
-"""Writes PyTorch files for tests/models/torch.rs: checkpoints of tests/checkpoints stored with torch.save, and small state dicts.
+"""Writes PyTorch files for tests/models/torch.rs: some checkpoints of tests/checkpoints, saved with torch.save, and small state dicts.
 
     pip install torch==2.15.0 safetensors
     python3 scripts/torch_files.py
@@ -18,7 +18,7 @@ OUT = TESTS / "torch"
 
 
 class Command:
-    """An object whose pickle runs a command when Python loads it."""
+    """A malicious object, whose pickle runs a command when Python loads it."""
 
     def __reduce__(self):
         import os
@@ -34,7 +34,7 @@ def main() -> None:
     for head in ["sparse_linear", "colbert_linear"]:
         save(load_file(checkpoints / f"st-m3/{head}.safetensors"), f"{head}.pt")
 
-    # One storage with several views, as with tied weights, and every form in which a state dict stores a tensor.
+    # A state dict with every form in which a tensor is stored, among them several views of one storage, as with tied weights.
     base = torch.arange(12, dtype=torch.float32) / 8
     kinds = OrderedDict(
         table=base.view(3, 4),

@@ -62,7 +62,7 @@ def train(tok):
         vocab_size=len(tok), d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
         encoder_ffn_dim=128, decoder_ffn_dim=128, max_position_embeddings=POSITIONS, activation_function="swish", scale_embedding=True,
         dropout=0.0, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0, forced_eos_token_id=1, architectures=["MarianMTModel"])
-    # Published Marian configs have both keys, which describe the architecture.
+    # Add these two keys, which published Marian configs have.
     config.static_position_embeddings, config.normalize_before = True, False
     model = MarianMTModel(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)

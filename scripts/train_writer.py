@@ -2,8 +2,8 @@
 """Trains a tiny GPT-2 that writes very short stories, and saves it in the form of published checkpoints.
 
 The stories come from the tables below: somebody goes somewhere, meets an animal, helps it or plays with it, and
-goes home. A reader can judge a continuation: the name, "he" or "she", and the animal must stay the same to
-the end. A token is a character; `<|end|>` separates stories.
+goes home. A reader can judge a continuation: the name, the pronoun and the animal must stay the same to the end.
+A token is a character; `<|end|>` separates stories.
 
 The folder contains the weights in f16, the tokenizer, and `written.json`. For each of PROMPTS, this file has the tokens (`ids`), the
 continuation by `generate` (`greedy`: up to 60 tokens, including `<|end|>` if generated; `text`: the same without `<|end|>`), the min
@@ -64,7 +64,7 @@ ENDINGS = ("Then {he} went home and told {his} {kin} about the {animal}./When it
 
 def story(rng):
     def pick(items, fall=0.5):
-        """Returns an item. The first one is the most frequent, so that greedy search has a clear choice."""
+        """Returns a random item. The first item is the most frequent, so that greedy search has a clear choice."""
         items = items.split("/")
         return rng.choices(items, [fall**i for i in range(len(items))])[0]
 
@@ -88,7 +88,7 @@ def character_tokenizer(texts):
 
 
 def batch(rng, tokenizer, n):
-    """Returns rows that start with a story, or with the end of one."""
+    """Returns token ids of `n` texts of three stories. About half of the texts start with `<|end|>`, like after an earlier story."""
     texts = [END * rng.randrange(2) + END.join(story(rng) for _ in range(3)) for _ in range(n)]
     return torch.tensor(tokenizer(texts, truncation=True)["input_ids"])
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes translations by transformers with languages, prefixes and several hypotheses, using the folders of `translators.py`.
+"""Writes translations that transformers computes with languages, prefixes and several hypotheses, with the folders of `translators.py`.
 
 Each case in a folder's `translations.json` has the arguments of a request, the ids of its source, and the translations found by beam search
-with their scores, best first. A case with a `prefix` uses greedy search. The prefix contains the first tokens of the translation, after the
+with their scores, best first. A case with a `prefix` uses greedy search. The prefix contains the first tokens of the translation after the
 language token.
 
     pip install torch==2.15.0 transformers==5.23.0 sentencepiece==0.2.3 protobuf
@@ -46,10 +46,11 @@ def main(root):
                 case = {"text": source, "source_lang": source_lang, "target_lang": target_lang, "ids": ids[0].tolist()}
                 out = translate(model, ids, max_new_tokens=12, num_beams=4, num_return_sequences=N + 1, **forced)
                 scores = out.sequences_scores
-                # Summing in another order changes the last digits.
+                # Skip cases with nearly equal scores. gemmule sums in another order, so the last digits differ, and with them the order
+                # of the translations could differ.
                 if (scores[:-1] - scores[1:]).min() > 1e-4:
                     cases.append(case | {"texts": texts(own, out)[:N], "scores": scores[:N].tolist()})
-                # The start token, the language and a prefix precede the tokens that are selected.
+                # Force the first tokens of the decoder: the start token, the language token, and a prefix.
                 prefix = own(text_target="El niño", add_special_tokens=False)["input_ids"]
                 prefix = [i for i in prefix if own.convert_ids_to_tokens(i) not in own.all_special_tokens]
                 start = [model.generation_config.decoder_start_token_id]

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Saves small translators with random weights in the form in which transformers publishes them, and the texts that it generates.
+"""Saves small translation models with random weights in the form of published models, and the texts that transformers generates.
 
 `hf-marian` and `hf-m2m` have SentencePiece models and a vocab.json, but no tokenizer.json. Their generation_config.json is like those of
 published models: beams, a word that is never generated, and forced tokens. `hf-t5` has the tokenizer.json that transformers converts
-from `spiece.model`. `written.json` is like that of `train_translator.py`, but without margins: seeds were chosen so that no
-two tokens have similar scores.
+from `spiece.model`. `written.json` is like that of `train_translator.py`, but without margins. Instead, the seeds of the weights are
+chosen so that the best and the second best token never have similar scores.
 
     pip install torch==2.15.0 transformers==5.23.0 sentencepiece==0.2.3 protobuf
     python3 scripts/translators.py tests/checkpoints
@@ -34,7 +34,7 @@ def filled(model, seed):
 def save(path, model, **settings):
     model.generation_config = tf.GenerationConfig(**settings)
     model.save_pretrained(path)
-    # Load the saved files again, like published ones.
+    # Load the saved files again, as a user loads published files.
     own, model = tf.AutoTokenizer.from_pretrained(path), type(model).from_pretrained(path, attn_implementation="eager")
     results = []
     for source in SOURCES:

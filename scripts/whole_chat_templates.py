@@ -1,7 +1,7 @@
 """Writes `tests/references/whole_chat_templates.json`: conversations rendered by transformers with published chat templates.
 
-Each template of `tests/references/chat_templates` renders each conversation of `CONVERSATIONS` with each of its options. A case
-without text is one that transformers or the template refuses.
+Each template of `tests/references/chat_templates` renders each conversation of `CONVERSATIONS` with each of its options. If a case
+has no text, transformers or the template refuses the conversation.
 
     python3 scripts/whole_chat_templates.py
 """

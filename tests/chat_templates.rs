@@ -1,4 +1,6 @@
 //! Checks that rendering a hostile chat template stays within limits of memory and time.
+//!
+//! The tests are in a separate binary, because they need an allocator that counts bytes.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -9,11 +11,11 @@ use std::{
 use gemmule::text::{ChatTemplate, Message};
 use rayon::prelude::*;
 
-/// Allocator that counts the live bytes of each thread and their max.
+/// The system allocator. Also counts the live bytes of each thread, and the max since the count was last reset.
 struct Counting;
 
 thread_local! {
-    /// Bytes that this thread allocated, minus the bytes that it freed. Negative if it frees memory of other threads.
+    /// Bytes that this thread allocated, minus the bytes that it freed. Negative if it frees memory that other threads allocated.
     static LIVE: Cell<isize> = const { Cell::new(0) };
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
@@ -38,30 +40,30 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Max bytes during a rendering: the limit of 96 MiB, plus a margin for other allocations of the process.
+/// Max live bytes during a rendering: gemmule's limit of 96 MiB, plus a margin for allocations that the limit does not count.
 const MAX_PEAK: isize = 160 << 20;
-/// Max time of a rendering on a slow and busy machine. It takes about a second on an idle machine.
+/// Max time of a rendering on a slow and busy machine. On an idle machine, a rendering takes about a second.
 const MAX_TIME: Duration = Duration::from_secs(30);
 
 const MEMORY: &str = "takes more than 96 MiB of memory";
 const STEPS: &str = "takes more than 8388608 steps";
 const DEPTH: &str = "deeper than";
 
-/// Returns a template that runs `body` in a loop until a limit stops it. `a` is a text of 10 MB.
+/// Returns a template that runs `body` in a loop until a limit stops it. The variable `a` is a text of 10 MB, which `body` can use.
 fn on_long_text(body: &str) -> String {
     format!(
         "{{% set a = 'x' * 10000000 %}}{{% for i in range(99999) %}}{{% for j in range(99999) %}}{body}{{% endfor %}}{{% endfor %}}"
     )
 }
 
-/// Returns a template that replaces `ns.x` with `next` in a loop until a limit stops it.
+/// Returns a template that sets `ns.x` to `first`, and then to the expression `next` in a loop until a limit stops it.
 fn growing(first: &str, next: &str) -> String {
     format!(
         "{{% set ns = namespace(x={first}) %}}{{% for i in range(1000) %}}{{% set ns.x = {next} %}}{{% endfor %}}{{{{ ns.x | length }}}}"
     )
 }
 
-/// Returns templates, each with the limits that it may exceed.
+/// Returns hostile templates, each with the errors that its rendering may return.
 fn hostile() -> Vec<(String, &'static [&'static str])> {
     let either: &[&str] = &[MEMORY, STEPS];
     let mut all = vec![
@@ -124,7 +126,7 @@ fn hostile() -> Vec<(String, &'static [&'static str])> {
         (on_long_text("{% set n = namespace(a=1) %}"), either),
         (on_long_text("{% set n = joiner() %}"), either),
     ];
-    // Trees with shared nodes take exponential time, but little memory.
+    // Trees whose nodes share their children take little memory, but processing them takes exponential time.
     for use_of in [
         "ns.x == ns.y",
         "ns.x | string",
@@ -137,7 +139,7 @@ fn hostile() -> Vec<(String, &'static [&'static str])> {
         );
         all.push((source, either));
     }
-    // Expressions that process a long text and have a small result.
+    // Expressions that take long to compute, because they process a long text, but have a small result.
     for expression in [
         "'y' in a",
         "a.count('xy')",
@@ -217,7 +219,7 @@ fn hostile_templates_end_within_a_bound_of_memory_and_time_with_its_name() {
     hostile()
         .into_par_iter()
         .for_each(|(source, limits)| check(&source, limits));
-    // A conversation as large as the largest request body is rendered.
+    // A conversation of the max size of a request body is below the limits.
     let folder = tempfile::tempdir().expect("a folder");
     let template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}{% endfor %}";
     std::fs::write(folder.path().join("chat_template.jinja"), template).expect("written");

@@ -1,5 +1,5 @@
-//! Checks that idle threads of the CPU executor use no CPU time. This is the only test in its process, because it reads the time of the
-//! process.
+//! Checks that idle threads of the CPU executor use no CPU time. This test is in a separate binary, because it reads the CPU time of the
+//! whole process.
 
 #![cfg(target_os = "linux")]
 
@@ -52,8 +52,8 @@ fn threads_sleep_between_runs_and_engines_of_a_number_share_them() {
         .map(|s| s.run(&batch).expect("it runs"))
         .collect();
     assert_eq!(outputs[0], outputs[1]);
-    // These are the eight threads of the pool, the threads of the test, and the threads of the process's global pool, which the search for
-    // a device starts.
+    // The process has the eight threads of the pool that all engines share, two threads of the test harness, and the threads of the global
+    // pool, which the search for a device starts.
     let own = std::thread::available_parallelism().map_or(1, usize::from);
     assert!(threads() <= 8 + 2 + own, "{} threads", threads());
     std::thread::sleep(Duration::from_millis(50));

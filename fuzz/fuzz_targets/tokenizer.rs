@@ -4,7 +4,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(
     init: {
-        // libFuzzer's panic hook ends the process at any panic, even one that the library catches.
+        // libFuzzer's panic hook aborts the process at any panic. Skip this hook for panics that gemmule catches.
         gemmule::cli::silence_contained_panics();
     },
     |text: &str| gemmule_fuzz::tokenizer::run(text)

@@ -1,5 +1,5 @@
-//! Reads any bytes as the body of an artifact, with a valid checksum. The result is an error, or an artifact that can be planned and
-//! launched for any batch.
+//! Reads arbitrary bytes as the body of an artifact (a compiled model), with a valid checksum. The result must be an error, or an artifact
+//! whose memory plans and launch geometries can be computed for any batch.
 
 use std::sync::LazyLock;
 
@@ -21,7 +21,7 @@ const DIGEST: usize = 32;
 static MACHINE: LazyLock<Machine> =
     LazyLock::new(|| Machine::usual().expect("cards are described"));
 
-/// Programs of small models.
+/// Returns artifact bodies of small models: one for each shipped description that a common config fits, in f32 and in f16.
 pub fn seeds() -> Vec<Vec<u8>> {
     let config = json!({
         "vocab_size": 11, "max_position_embeddings": 8, "type_vocab_size": 2, "hidden_size": 8,
@@ -42,7 +42,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             Artifact::of(compiled, Vec::new())
                 .write(&file)
                 .expect("room for a seed");
-            // A seed is the body of an artifact. The target adds the checksum in front of it.
+            // A seed is the body of an artifact. `run` adds the magic number and the checksum before it.
             let bytes = std::fs::read(&file).expect("it was written");
             Artifact::from_bytes(&bytes).expect("a compiled program is sound");
             seeds.push(bytes[MAGIC.len() + DIGEST..].to_vec());

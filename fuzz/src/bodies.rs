@@ -1,5 +1,5 @@
-//! Sends any bytes as a request body to each route of a server with three small models, and reads them as a file of models. Each result is
-//! a response or an error that the OpenAPI document contains.
+//! Sends arbitrary bytes as a request body to a route of a server with three small models, or reads them as the configuration file of a
+//! server. The first byte selects the route or the file. Each response must be one that the OpenAPI document contains.
 
 use std::{sync::LazyLock, time::Duration};
 

@@ -1,9 +1,13 @@
-//! Reads any bytes as a checkpoint. Either it opens and its tensors can be read, or an error states the reason.
+//! Reads arbitrary bytes as a checkpoint. Either the checkpoint opens and its tensors can be read, or an error states the reason.
 //!
-//! The first byte selects the form of the other bytes: a whole safetensors file; the header of such a file, to which a valid length and
-//! data are added; a whole file of PyTorch; a `quantization_config` and, after a line break, the header of a safetensors file; or an index
-//! next to a valid shard.
-//! The files are written to the folder for temporary files. Set `TMPDIR` to a file system in memory.
+//! The first byte selects the meaning of the other bytes:
+//! - `0`: a whole safetensors file.
+//! - `1`: the header of a safetensors file. The target adds a valid length and data.
+//! - `2`: a whole PyTorch file.
+//! - `3`: a `quantization_config` and, after a line break, the header of a safetensors file.
+//! - Any other byte: an index of shards, next to a valid shard.
+//!
+//! The target writes files to the system's folder for temporary files. Set `TMPDIR` to a file system in memory.
 
 use std::{fs, path::PathBuf, sync::LazyLock};
 
@@ -13,12 +17,12 @@ use gemmule::{
     runtime::weights::{Checkpoint, CheckpointError, WeightSource},
 };
 
-/// Size in bytes of the data after a header that the fuzzer wrote.
+/// Size in bytes of the tensor data that the target adds after a header of kind `1`.
 const DATA: usize = 64;
-/// Size in bytes of the data after a header of quantized tensors.
+/// Size in bytes of the tensor data that the target adds after a header of kind `3`.
 const QUANTIZED_DATA: usize = 256;
 
-/// `single/model.safetensors`, and `sharded/` with an index and `a.safetensors`.
+/// A temporary folder with a subfolder for each form of checkpoint. `sharded/` contains a valid shard, `a.safetensors`.
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = std::env::temp_dir().join(format!("gemmule-fuzz-{}", std::process::id()));
     fs::create_dir_all(folder.join("single")).expect("the folder can be made");
@@ -36,7 +40,8 @@ fn with_header(header: &[u8], n_data: usize) -> Vec<u8> {
     [&length, header, &vec![0x3f; n_data]].concat()
 }
 
-/// Writes a config.json that contains only the given `quantization_config`, and returns the header after it.
+/// Writes the first line of `bytes` to config.json as its `quantization_config`, and returns the bytes after this line: the header of a
+/// safetensors file.
 fn configured(bytes: &[u8]) -> &[u8] {
     let end = bytes.iter().position(|&byte| byte == b'\n');
     let (config, header) = bytes.split_at(end.unwrap_or(bytes.len()));
@@ -81,7 +86,7 @@ pub fn run(bytes: &[u8]) {
     };
     assert!(checkpoint.check(&[("no such tensor", &[1])]).is_err());
     for name in checkpoint.surplus(&[]) {
-        // The error contains the actual shape. With this shape the tensor can be read, unless its type is not supported for weights.
+        // Get the actual shape from the error of a wrong shape. A tensor whose type is supported can be read with this shape.
         let Err(CheckpointError::Shape { found, .. }) = checkpoint.read(&name, &[u64::MAX]) else {
             continue;
         };

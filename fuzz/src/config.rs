@@ -1,11 +1,12 @@
-//! Builds the shipped descriptions with any JSON as config.json. The result is a model or an error.
+//! Builds the shipped descriptions with arbitrary JSON as config.json. The result must be a model or an error.
 
 use std::sync::LazyLock;
 
 use gemmule::model::Description;
 use serde_json::Value;
 
-/// More layers cover no further code and take up to hundreds of times as long. The tests include a model with many layers.
+/// Max number of layers of an input. More layers reach no additional code, but may take hundreds of times as long. Other tests
+/// include a model with many layers.
 const MAX_LAYERS: f64 = 16.0;
 
 static SHIPPED: LazyLock<Vec<Description>> = LazyLock::new(|| {
@@ -25,7 +26,7 @@ pub fn run(text: &[u8]) -> bool {
     if layers.into_iter().flatten().any(|n| n > MAX_LAYERS) {
         return false;
     }
-    // Build one description per input: this allows four times as many inputs in the same time.
+    // Build only one description per input, chosen by the input. The fuzzer then tries four times as many inputs in the same time.
     let which = text
         .iter()
         .fold(0, |sum: usize, &b| sum.wrapping_add(b.into()));

@@ -1,4 +1,4 @@
-//! Reads any text as a description. The result is a model, or an error that can be rendered.
+//! Reads arbitrary text as the description of a model. The result must be a model, or an error that can be rendered.
 
 use gemmule::model::Description;
 use miette::{GraphicalReportHandler, GraphicalTheme};

@@ -1,5 +1,5 @@
-//! Reads any text as the generation_config.json, the tokenizer_config.json or the chat template of a checkpoint folder. The result is valid
-//! settings of a request, a formatted conversation, or an error.
+//! Reads arbitrary text as the generation_config.json, the tokenizer_config.json or the chat template of a checkpoint folder. The result
+//! must be valid settings of a request, a formatted conversation, or an error. The first byte selects the file.
 
 use std::{fs, path::Path, sync::LazyLock};
 

@@ -1,4 +1,4 @@
-//! Reads any text as a file of token ids. The result is a consistent batch or an error.
+//! Reads arbitrary text as a file of token ids. The result must be a consistent batch or an error.
 
 use std::path::Path;
 

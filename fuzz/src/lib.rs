@@ -12,7 +12,8 @@ pub mod ids;
 pub mod timings;
 pub mod tokenizer;
 
-/// Returns the root of the repository. These files are compiled for the tests of the root package, too.
+/// Returns the root of the repository. The manifest folder is `fuzz/` for the fuzz targets, and the root itself for the integration tests,
+/// which also compile these files.
 fn root() -> PathBuf {
     let package = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     match package.ends_with("fuzz") {

@@ -1,6 +1,8 @@
-//! Reads any text as a file of timings. The result is an error, or valid timings that are unchanged after writing and reading them again. A
-//! model that is compiled with these timings still has a kernel for every batch. Nearly all inputs have a wrong checksum, so the bytes are
-//! also used as timings without a checksum.
+//! Reads arbitrary bytes as a file of kernel timings. The result must be an error, or valid timings that are unchanged after writing and
+//! reading them again.
+//!
+//! Nearly all inputs have a wrong checksum. The target therefore also converts the bytes to timings directly, and checks that a model
+//! compiled with these timings has a kernel for every batch.
 
 use std::sync::LazyLock;
 
@@ -34,7 +36,7 @@ pub fn run(bytes: &[u8]) {
         }
         Err(error) => assert!(error.to_string().len() < 4096),
     }
-    // Use the bytes as rows and microseconds for each kernel that the model launches, in turn.
+    // Each four bytes define one timing, a number of rows and a time in microseconds. The timings go to the model's kernels in turn.
     let mut timings = Timings::default();
     let kernels = &COMPILED.program.kernels;
     for (at, piece) in bytes.chunks_exact(4).take(64).enumerate() {

@@ -1,7 +1,7 @@
-//! Reads any text as a tokenizer.json. Either it loads and encodes texts, or an error states the reason. The tokenizers crate panics on
-//! some inputs, which must result in errors.
+//! Reads arbitrary text as a tokenizer.json. Either the tokenizer loads and encodes texts, or an error states the reason. The `tokenizers`
+//! crate panics on some inputs. gemmule must return these panics as errors.
 //!
-//! The file is written to the folder for temporary files. Set `TMPDIR` to a file system in memory.
+//! The target writes the file to the system's folder for temporary files. Set `TMPDIR` to a file system in memory.
 
 use std::{fs, path::PathBuf, sync::LazyLock};
 

@@ -13,7 +13,7 @@ use crate::common::{
 use gemmule::DType;
 use insta::assert_snapshot;
 
-/// A folder with a tiny checkpoint, its config.json and other files.
+/// A temporary folder with a tiny checkpoint, in which `gemmule` commands run.
 struct Cli(Folder);
 
 impl Cli {
@@ -168,7 +168,8 @@ fn a_description_is_checked() {
     assert_snapshot!(cli.ok(&["check", "bert"]), @"`bert` is valid as far as can be checked without sizes; give --config or --weights to check shapes and fusion");
 }
 
-/// Counts that a built-in description expects are those of usual sizes. A model with other sizes can be computed, with more launches.
+/// A shipped description states how many launches it expects for common sizes. For a model with unusual sizes, more launches are only a
+/// note. For a description in a file, they are an error.
 #[test]
 fn only_a_description_in_a_file_must_meet_its_expectations() {
     let cli = Cli::new();
@@ -337,7 +338,7 @@ fn the_stages_are_shown() {
             "--output",
             "pooler_output",
         ]);
-    // Models that use the passes for text generation and for soft caps of scores.
+    // Add models that use the remaining passes: those for text generation and for soft caps of scores.
     for (name, config) in [("qwen3", "qwen3_h192a6"), ("gemma2", "gemma2_head24")] {
         let references = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/references");
         let config = format!("{references}/{config}.json");
@@ -369,7 +370,7 @@ fn a_plan_is_shown_and_drawn() {
         "plan.svg",
     ];
     assert_snapshot!("plan", cli.ok(&args));
-    // A plan for the exact lengths, as on the CPU.
+    // With `--exact`, the plan is for the exact lengths instead of their bucket, as on the CPU.
     let exact = cli.ok(&[&args[..], &["--exact"]].concat());
     assert!(exact.contains("87 tokens in 3 sequences, f16\nchunks:"));
     let svg = std::fs::read_to_string(cli.0.file("plan.svg")).expect("it was drawn");
@@ -502,7 +503,7 @@ fn an_encoder_is_timed_on_the_sets_that_it_serves() {
     );
     assert!(rows[0]["ms"].as_f64().is_some_and(|ms| ms > 0.0));
     assert_snapshot!(cli.error(&[&encoder[..], &["--sets", "raged"]].concat()), @"× there is no set `raged` (did you mean `ragged`?); there are ragged, long");
-    // Comparisons with peers and figures belong to `gemmule-bench`.
+    // `gemmule bench` has no comparisons with other libraries and no figures. `gemmule-bench` has them.
     assert!(
         cli.error(&[&encoder[..], &["--peers"]].concat())
             .contains("unexpected argument '--peers'")
@@ -630,7 +631,7 @@ fn results_are_compared_with_stored_ones() {
         shown.contains(" ok ") && !shown.contains("OUT OF BOUNDS"),
         "{shown}"
     );
-    // Other weights give other results.
+    // With the weights of another seed, the results differ from the reference.
     let (success, shown, _) = cli.output(&args("21").each_ref().map(String::as_str));
     assert!(!success && shown.contains("OUT OF BOUNDS"), "{shown}");
 }
@@ -712,8 +713,8 @@ fn shells_and_man_know_all_commands() {
     );
 }
 
-/// Checks that gemmule runs no libraries or interpreters that may come with an archive or a repository: a library in `.gemmule`, or an
-/// interpreter in the current folder.
+/// Checks that gemmule loads no library from `.gemmule` and runs no interpreter in the current folder, because these files may come with an
+/// untrusted archive or repository.
 #[cfg(unix)]
 #[test]
 fn nothing_of_the_current_folder_is_run() {
@@ -749,7 +750,7 @@ fn nothing_of_the_current_folder_is_run() {
     VIRTUAL_ENV, .gemmule/venv: not searched, because a relative path depends on the current folder; make it absolute
     ");
     assert!(!out.contains("[dir]"), "{out}");
-    // The search for the driver also refuses this library path.
+    // The search for the CUDA driver also refuses this `LD_LIBRARY_PATH`.
     cli.0.write("ids.json", "[[1, 2]]");
     let run = ["run", "bert", "--weights", ".", "--device", "cuda"];
     let run = [&run[..], &["--ids", "ids.json"]].concat();
@@ -769,7 +770,7 @@ fn the_doctor_names_a_cache_that_others_may_write_to() {
     std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o1777)).expect("ours");
     let cache = cli.0.file("cache").display().to_string();
     let (_, out, _) = cli.output_with(&["doctor"], &[("GEMMULE_CACHE", &cache)]);
-    // Text of the third column of the table's row, which spans several lines.
+    // Join the lines of the third column in the row `cache` of the table.
     let rows = out.lines().skip_while(|line| !line.starts_with("│ cache"));
     let rows = rows.take_while(|line| !line.starts_with("│ CPU"));
     let advice: Vec<&str> = rows
@@ -877,7 +878,7 @@ fn a_bad_checkpoint_is_refused_before_anything_else() {
     assert_snapshot!(cli.ids_error("[[1]]"), @r#"× shapes do not match: `layer.0.query_heads` (split_heads): a width of 15 does not divide into 2 heads; operands are `layer.0.query` [tokens, 15] ╭─[bert.ron:83:21] 82 bias: "encoder.layer.{i}.attention.self.value.bias")), 83 Let("query_heads", split_heads(x: "query", heads: "heads")), · ──────┬────── · ╰── computed here 84 Let("key_heads", split_heads(x: "key", heads: "heads")), ╰──── help: `layer.0.query` holds 15 values for each token"#);
 }
 
-/// Writes a file of timings in which one kernel takes far longer than all others.
+/// Writes a file of timings in which `kernel` takes one second, far longer than estimated.
 fn write_timings(cli: &Cli, file: &str, on: &gemmule::engine::TimedOn, kernel: &str) {
     let mut timings = gemmule::select::Timings::default();
     timings.add(kernel, 64, 1e6);
@@ -935,7 +936,7 @@ fn kernels_are_timed_on_a_card_only_and_timings_of_another_are_refused() {
         text.contains("they were measured with NVRTC 1.2, and this is"),
         "{text}"
     );
-    // The kernels of an artifact were selected when it was compiled.
+    // Timings are refused for an artifact, because its kernels were already selected when it was compiled.
     let artifact =
         gemmule::engine::Artifact::of(crate::common::tiny_compiled(DType::F32), Vec::new());
     artifact.write(&cli.0.file("tiny")).expect("it is written");
@@ -971,7 +972,7 @@ fn a_card_that_is_named_need_not_be_there_and_must_be_one() {
     }
     assert_snapshot!(emit(&["--card", "h20"]).1, @"× `h20` is not a card that gemmule describes; the nearest is `h200`; expected one of a10, a100, b200, h100_pcie, h100_sxm, h200, l4, l40s, rtx4090, rtx5090");
     assert_snapshot!(emit(&["--card", "h200", "--arch", "sm_80"]).1, @"× the card h200 has compute capability 9.0, and its code does not run on sm_80; omit one of the two help: leave --card or --arch out");
-    // Code with Hopper's instructions supports only one target.
+    // Code with Hopper's instructions runs only on one target.
     let compile = [
         "compile",
         "bert",
@@ -989,7 +990,7 @@ fn a_card_that_is_named_need_not_be_there_and_must_be_one() {
 #[test]
 fn launches_are_those_of_each_operator_where_that_is_asked_for() {
     let cli = Cli::new();
-    // These widths are large enough for kernels that cover several operators.
+    // With these widths, some kernels fuse several operators.
     let config = tiny_config().to_string();
     let wide = config.replace("\"hidden_size\":16", "\"hidden_size\":768");
     let wide = wide.replace("\"intermediate_size\":32", "\"intermediate_size\":3072");
@@ -1039,7 +1040,7 @@ fn source_is_written_of_the_kernels_that_timings_choose() {
         .iter()
         .map(|kernel| kernel.as_kernel().symbol())
         .collect();
-    // Select a kernel that is used only for few rows. Any other kernel would still be used for larger batches.
+    // Time a kernel that the program uses only for few rows. The program would still use any other kernel for larger batches.
     let few = gemmule::tensor::Extents::of(&[1; 64]).expect("a batch");
     let launched = compiled.program.steps.iter().find_map(|step| {
         let name = &names[*step.dispatch.at(&few)?];
@@ -1137,7 +1138,7 @@ fn every_folder_that_runs_is_sound() {
     for folder in std::fs::read_dir(&folders).expect("it is there") {
         let folder = folder.expect("it is read").path();
         let name = folder.file_name().and_then(|name| name.to_str());
-        // Folders whose pooling is refused.
+        // gemmule refuses the poolings of these two folders.
         if !folder.is_dir() || matches!(name, Some("st-sqrt" | "st-weighted")) {
             continue;
         }
@@ -1222,7 +1223,7 @@ fn a_folder_runs_without_model_and_pairs_are_scored() {
         prompted["lens"],
         run("st-mean", &["--text", "Rain", "--prompt", "find: "])["lens"]
     );
-    // The scores are those of `CrossEncoder.predict`, for one pair and for a file.
+    // The scores of a file of pairs and of a single pair are those of `CrossEncoder.predict`.
     let text = std::fs::read_to_string(Path::new(&published("ce-one")).join("expected.json"));
     let expected: serde_json::Value =
         serde_json::from_str(&text.expect("it is there")).expect("JSON");
@@ -1391,7 +1392,7 @@ fn a_check_with_a_folder_looks_at_its_weights_and_at_every_output() {
         error.contains("leaves out `bert.encoder.layer.1."),
         "{error}"
     );
-    // A shape in the changed description does not fit. The error blames the description, even if the output is not the default.
+    // The changed description has a wrong shape in an output that is not computed by default. `check` reports it nevertheless.
     let bert = gemmule::model::Description::shipped_source("bert").expect("it is shipped");
     let broken = bert.replace(
         "tanh(x: \"pooler_dense\")",

@@ -19,7 +19,7 @@ fn checkpoint() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/checkpoints/st-mean")
 }
 
-/// Runs `gemmule embed` in a folder, with windows of two rows.
+/// Runs `gemmule embed` in a folder. It reads and embeds two rows of the input file at a time (a window).
 fn embed(folder: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_gemmule"))
         .arg("embed")
@@ -69,7 +69,7 @@ fn vectors_are_those_of_the_library_and_bad_rows_are_listed() {
             "id",
         ],
     );
-    // The exit code reports that a row has no vector.
+    // The exit code is 1, because a row has no vector.
     assert_eq!(out.status.code(), Some(1), "{out:?}");
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(said.contains("1 rows have no vector"), "{said}");

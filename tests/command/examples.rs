@@ -1,11 +1,11 @@
-//! Checks that the programs in `examples/` run and print the expected output. `cargo test` builds the examples.
+//! Checks that the programs in `examples/` run and print the expected output. `cargo test` builds these programs.
 
 use std::{
     path::{Path, PathBuf},
     process::Command,
 };
 
-/// Returns the folder of all-MiniLM-L6-v2, which `make setup` installs.
+/// Returns the checkpoint folder of all-MiniLM-L6-v2, which `make setup` installs.
 fn minilm() -> PathBuf {
     if let Ok(folder) = std::env::var("GEMMULE_CHECKPOINT_MINILM") {
         return folder.into();
@@ -58,7 +58,7 @@ fn a_description_of_ones_own_runs_and_is_explained_once_for_all_layers_that_are_
         String::from_utf8(output.stdout).expect("text")
     };
     let explained = run("explain", &[]);
-    // Attention is fused in all six layers, with and without a window.
+    // Attention is fused in all six layers. The report has one line for layers with and without a window together.
     let attention: Vec<&str> = explained
         .lines()
         .filter(|line| line.contains("by fuse_attention"))
@@ -198,7 +198,7 @@ fn prompts_that_wait_for_room_are_written_like_the_others() {
 fn a_file_is_translated() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("lines.txt");
-    // The file has more lines than are read at once.
+    // The file has 280 lines, more than the example reads at once.
     std::fs::write(&file, "42\n300\n".repeat(140)).expect("it is written");
     let file = file.to_str().expect("a plain path");
     let text = example("translate", &["tests/checkpoints/translator", file]);

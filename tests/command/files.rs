@@ -35,7 +35,7 @@ fn engine(name: &str, output: Option<&str>) -> Engine {
     engine.build().expect("the checkpoint is valid")
 }
 
-/// Returns a command that runs on a file in a folder, with windows of two rows.
+/// Returns a command that runs in a folder, and reads two rows of its input file at a time (a window).
 fn command(folder: &Path, name: &str, model: &str, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gemmule"));
     command
@@ -89,7 +89,7 @@ fn pairs() -> tempfile::TempDir {
     folder
 }
 
-/// Creates a folder with `texts.jsonl`.
+/// Creates a folder with `texts.jsonl`, which has a row for each text.
 fn texts(texts: &[&str]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("room for a folder");
     let rows = texts.iter().map(|text| json!({"text": text}));
@@ -147,7 +147,7 @@ fn a_score_is_a_number_of_an_array_and_columns_have_names() {
     let first = f32::from_le_bytes(bytes[128..132].try_into().expect("4 bytes"));
     let expected = engine("ce-one", None).rerank("the cat", &["a cat sat on the mat"]);
     assert!((first - expected.expect("it is scored")[0]).abs() < 1e-5);
-    // An existing output is not replaced.
+    // An existing output file is not replaced.
     let said = refusal(folder.path(), "rerank", "ce-one", &args);
     assert!(said.contains("`s.npy` exists"), "{said}");
     let args = ["--input", "p.csv", "--output", "t.npy"];
@@ -219,7 +219,7 @@ fn labels_are_those_of_the_library() {
         said.contains("cannot hold several columns (`label`, `score`)"),
         "{said}"
     );
-    // Options for files are an error without a file.
+    // An option that is only for files is an error without `--input`.
     let args = ["--text", "a", "--keep-all"];
     let said = refusal(folder.path(), "classify", "hf-distil-seq", &args);
     assert!(said.contains("--input"), "{said}");
@@ -258,7 +258,7 @@ fn entities_and_any_labels_are_those_of_the_library() {
         "--label",
         "rain",
     ];
-    // With batches of one sequence, each label is in a batch of its own.
+    // With this limit, a batch has only one sequence, so the labels of a text are in different batches.
     let args = [&args[..], &["--batch-tokens", "8"]].concat();
     let out = run(folder.path(), "classify", "ce-nli", &args);
     assert!(out.status.success(), "{out:?}");
@@ -325,7 +325,7 @@ fn vectors_of_tokens_are_those_of_the_library() {
     ];
     let said = refusal(folder.path(), "embed", "st-mean", &args);
     assert!(said.contains("--role is for models"), "{said}");
-    // BGE-M3 computes token vectors in addition to other outputs.
+    // BGE-M3 is not only a late-interaction model: it computes token vectors in addition to other outputs.
     let args = [
         "--input",
         "texts.jsonl",
@@ -338,7 +338,7 @@ fn vectors_of_tokens_are_those_of_the_library() {
     assert!(out.status.success(), "{out:?}");
 }
 
-/// Writes texts of several lengths, enough for several windows. Some of them are refused.
+/// Writes a file with `n` rows of texts of several lengths. Some rows have no text, and are refused.
 fn many(folder: &Path, n: usize) {
     let words = "the cat sat on a mat and the dog ran into the rain";
     let row = |at: usize| match at % 11 {
@@ -370,7 +370,7 @@ fn several_devices_write_what_one_writes() {
         "--keep",
         "id",
     ];
-    // The helper `command` sets `--window-rows`, which may be given only once.
+    // Build the command here instead of with `command`, which already sets `--window-rows`.
     let start = |devices: &str, output: &str| {
         let out = Command::new(env!("CARGO_BIN_EXE_gemmule"))
             .args(["embed", "--weights"])
@@ -434,7 +434,8 @@ fn texts_that_are_too_long_are_cut_or_refused() {
     assert_eq!(lines(&folder.path().join("v.jsonl")).len(), 1);
 }
 
-/// Kills runs after some windows until one run finishes, and compares the output with that of an uninterrupted run.
+/// Starts a command again and again, and kills it after some windows, until a run finishes. Compares the output with that of an
+/// uninterrupted run.
 #[test]
 fn killed_runs_of_scores_and_labels_resume() {
     let folder = tempfile::tempdir().expect("room for a folder");
@@ -480,7 +481,7 @@ fn killed_runs_of_scores_and_labels_resume() {
     }
 }
 
-/// Returns the row and the reason of the only refused row.
+/// Returns the number and the reason of the only refused row.
 fn only_refused(folder: &Path, output: &str) -> (Value, String) {
     let refused = lines(&folder.join(format!("{output}.errors.jsonl")));
     assert_eq!(refused.len(), 1, "{refused:?}");
@@ -512,7 +513,7 @@ fn a_text_that_the_model_does_not_accept_is_listed_with_its_reason() {
             insta::assert_snapshot!(reason, @"sequence 0, token 2: the id 1 is the model's padding token, which has no position; remove it from the sequence");
         }
     }
-    // The sequences of a row are counted. A cross-encoder has one for each row.
+    // The row of a refused sequence is found by counting the sequences of the rows before it. A cross-encoder has one sequence per row.
     let pairs = [("a", "b"), ("a", "b <pad>"), ("c", "d")];
     let pair = |(query, document)| json!({"query": query, "document": document});
     write(folder.path(), "pairs.jsonl", pairs.map(pair));
@@ -531,7 +532,7 @@ fn a_text_that_the_model_does_not_accept_is_listed_with_its_reason() {
     assert!(reason.contains("has no tokens"), "{reason}");
 }
 
-/// The identity of a run, which Parquet files contain, depends neither on threads nor on the form of a path.
+/// Checks that a run has the same identity, which Parquet files contain, with any number of threads and any form of a path.
 #[test]
 fn threads_and_the_form_of_a_path_make_no_other_run() {
     let folder = texts(&["the cat sat on a mat", "a dog"]);

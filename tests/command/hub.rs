@@ -1,4 +1,4 @@
-//! Tests of models by name on the hub, which is a local server of the test.
+//! Tests of models that are named by their id on the Hugging Face hub. A local server of the test takes the place of the hub.
 
 #[path = "../../crates/gemmule-hub/tests/server/mod.rs"]
 mod server;
@@ -24,7 +24,7 @@ fn checkpoint(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// A hub with one model, and a user's home folder.
+/// A local hub with one model, its server for file contents, and a user's home folder.
 struct Hub {
     hub: Server,
     cdn: Server,
@@ -52,7 +52,7 @@ impl Hub {
         command
     }
 
-    /// Makes a program use this hub and the user's cache, whatever the environment of the tests.
+    /// Makes a program use this hub and the cache in the user's home folder. Removes environment variables that would change this.
     fn configured(&self, mut command: Command) -> Command {
         for name in [
             "HF_HUB_CACHE",
@@ -109,8 +109,8 @@ impl Hub {
     }
 }
 
-/// Returns a Python with huggingface_hub, which `make test` installs together with the clients of the server. In CI, its absence is an
-/// error.
+/// Returns the Python of an environment with huggingface_hub, or `None` if there is none. `make test` installs this environment, which also
+/// has the clients of the server. In CI, its absence is an error.
 fn python() -> Option<PathBuf> {
     let set = std::env::var_os("GEMMULE_CLIENTS").map(PathBuf::from);
     let own = || Path::new(env!("CARGO_MANIFEST_DIR")).join(".gemmule/clients");
@@ -185,7 +185,7 @@ fn a_model_is_fetched_once_and_then_runs_offline() {
     let folder = checkpoint("st-dense");
     let local = hub.ok(&by(&["--weights", folder.to_str().unwrap()]));
     assert_eq!(outputs(&found), outputs(&local));
-    // A second run only requests the list of files. An offline run requests nothing.
+    // A second run only requests the list of the model's files. An offline run requests nothing.
     assert_eq!(outputs(&hub.ok(&by(&[MODEL]))), outputs(&local));
     assert_eq!(hub.hub.requests().len(), 1);
     assert_eq!(hub.fetched(), [""; 0]);
@@ -310,7 +310,7 @@ fn the_library_fetches_a_model() {
         builder.build().unwrap().embed(&["a quick test"]).unwrap()
     };
     assert_eq!(embed(&folder), embed(&checkpoint("st-mean")));
-    // A name in another form is refused before any request.
+    // A name without an owner is refused before any request.
     let error = Engine::from_hub("all-MiniLM-L6-v2").err().unwrap();
     assert!(
         matches!(error, EngineError::Hub(hub::HubError::BadId { .. })),

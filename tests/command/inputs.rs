@@ -1,5 +1,5 @@
-//! Tests of hostile or unusual inputs through the command line: pipes, endless devices, names with terminal escapes, system limits, and a
-//! standard error that nobody reads.
+//! Tests of hostile or unusual inputs through the command line: pipes, endless devices, names with terminal escapes, limits of the system,
+//! and a standard error that is closed or full.
 
 use std::{os::unix::process::ExitStatusExt, process::Command};
 
@@ -8,14 +8,14 @@ use gemmule::DType;
 use insta::assert_snapshot;
 use serde_json::json;
 
-/// Result of a command line in a shell.
+/// Result of a shell command: its exit code, standard output and standard error.
 struct Ended {
     code: i32,
     out: String,
     errors: String,
 }
 
-/// A folder with a tiny checkpoint and its ids, in which a shell runs.
+/// A temporary folder with a tiny checkpoint and a file of token ids, in which shell commands run.
 struct Shell(Folder);
 
 impl Shell {
@@ -110,7 +110,7 @@ fn files_without_an_end_are_errors() {
     assert_snapshot!(shell.error("gemmule check /dev/zero"), @"× `/dev/zero` is larger than 128 KiB, the size limit of a description; check that it is the right file");
     assert_snapshot!(shell.error("gemmule check bert --config /dev/zero"), @"× `/dev/zero` is larger than 16 MiB, the size limit of a config.json; check that it is the right file");
     assert_snapshot!(shell.error("gemmule emit bert --weights . --timings /dev/zero"), @"× `/dev/zero` is larger than 16 MiB, the size limit of a timings file; check that it is the right file");
-    // Memory runs out before the size limit is reached.
+    // With little memory, these commands run out of memory before they reach the size limit of a file.
     let limited = |line: &str| shell.error(&format!("ulimit -v 700000; {line}"));
     assert_snapshot!(limited(&format!("{RUN} --ids /dev/zero")), @"× `/dev/zero` cannot be read ╰─▶ out of memory");
     assert_snapshot!(limited(&format!("{RUN} --texts-file /dev/zero")), @"× `/dev/zero` cannot be read ╰─▶ out of memory");
@@ -125,7 +125,7 @@ fn weights_that_no_memory_holds_are_an_error() {
     shell.0.write("large.json", config.to_string());
     let run = "gemmule run bert --config large.json --random-weights 1 --device cpu --ids ids.json";
     assert_snapshot!(shell.error(&format!("ulimit -v 1000000; {run}")), @"× out of memory for the tensor `embeddings.word_embeddings.weight`, which takes 1280000000 bytes; are its sizes right? Free memory, or use a smaller model");
-    // A tensor of 2⁴⁰ elements, the max in a description.
+    // A tensor of 2⁴⁰ elements, the max that a description allows.
     config["vocab_size"] = json!(1 << 20);
     config["hidden_size"] = json!(1 << 20);
     shell.0.write("large.json", config.to_string());
@@ -135,7 +135,7 @@ fn weights_that_no_memory_holds_are_an_error() {
 #[test]
 fn threads_that_cannot_start_are_an_error() {
     let shell = Shell::new();
-    // The stack of the first thread does not fit in memory, which rayon reports like too many processes.
+    // The stack of a thread does not fit in memory. The system reports this with the same error as too many processes.
     let limits = "ulimit -v 1000000; RUST_MIN_STACK=100000000000 RAYON_NUM_THREADS=2";
     let line = format!("{limits} {RUN} --ids ids.json");
     assert_snapshot!(shell.error(&line), @"× the threads of the pool cannot be started: Resource temporarily unavailable (os error 11); use fewer (RAYON_NUM_THREADS), or raise the limit on processes (`ulimit -u`) or on memory help: --threads sets their number");
@@ -157,7 +157,7 @@ fn a_closed_or_full_standard_error_changes_no_exit_code() {
                 .contains("sentence_embedding")
         );
     }
-    // A warning is also written to standard error.
+    // A warning about NaN values is also written to standard error.
     let mut tensors = tiny_tensors(DType::F32);
     let table = "embeddings.word_embeddings.weight";
     let tensor = tensors.get_mut(table).expect("it is there");
@@ -203,7 +203,7 @@ fn what_is_missing_is_said_before_kernels_are_compiled() {
     assert_snapshot!(shell.error(RUN), @"× there is no input; give --text, --texts-file, --pair, --pairs-file or --ids");
     shell.0.write("texts", "\n \n");
     assert_snapshot!(shell.error(&format!("{RUN} --texts-file texts")), @"× `texts` has no text; expected one per line");
-    // The missing tokenizer is reported before the missing weights.
+    // Tokenizer and weights are both missing. The error reports the tokenizer.
     std::fs::remove_file(shell.0.file("model.safetensors")).expect("it was there");
     assert_snapshot!(shell.error(&format!("{RUN} --text a")), @"× `.` has no tokenizer.json; expected one, or a SentencePiece model with the vocab.json of its ids: source.spm, or sentencepiece.bpe.model");
     shell.0.write(

@@ -1,4 +1,4 @@
-//! Tests of the command line, run as a separate process.
+//! Tests of the command line, which run `gemmule` as a separate process.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,5 @@
-//! Tests of commands for the tasks of heads: the keys of `--json`, refused texts, and models of another kind.
+//! Tests of commands for models with task heads (`classify`, `fill-mask` and others): the keys of `--json`, refused texts, and models
+//! without the head.
 
 use std::{
     path::{Path, PathBuf},
@@ -159,7 +160,7 @@ fn an_error_of_another_kind_of_model_names_its_outputs_and_commands() {
     );
     let said = refused("hf-roberta-mlm", &["score", "missing", "--text", "a"]);
     assert!(said.contains("`missing`"), "{said}");
-    // The cause is shown, too.
+    // The error also shows its cause.
     let said = refused("st-mean", &with(&["classify"]));
     assert!(said.contains("`classifier.weight`"), "{said}");
 }

@@ -1,5 +1,5 @@
-//! Tests of the command line with a small trained Marian model that spells out numbers (`scripts/train_translator.py`). The results are
-//! those of transformers.
+//! Tests of the command line with encoder-decoder models, most of them with a small trained Marian model that spells out numbers
+//! (`scripts/train_translator.py`). The results must be those of transformers.
 
 use std::{
     path::Path,
@@ -51,7 +51,7 @@ fn tokens_and_scores_are_those_of_transformers() {
     assert_eq!(asked.decoder_start, Some(0));
 }
 
-/// Checks folders as they are published, with random weights (`scripts/translators.py`).
+/// Checks a folder with random weights that has the form of published folders (`scripts/translators.py`).
 #[test]
 fn a_folder_with_sentence_pieces_and_forced_and_bad_words_writes_as_transformers() {
     let asked = writes_as_transformers("tests/checkpoints/hf-marian");
@@ -75,7 +75,7 @@ fn a_folder_with_biases_by_distance_writes_as_transformers() {
     assert_eq!(asked.rules.no_repeat_ngram, 3);
 }
 
-/// Compares generated tokens and scores with the stored ones. Returns the generation settings of the folder.
+/// Compares generated tokens and scores with those stored in the folder `name`. Returns the generation settings of the folder.
 #[track_caller]
 fn writes_as_transformers(name: &str) -> SamplingParams {
     let engine = Engine::from_checkpoint(name).device(DeviceChoice::Cpu);
@@ -122,7 +122,7 @@ fn a_file_is_translated_line_by_line_in_its_order() {
         .iter()
         .filter_map(|w| w["source"].as_str())
         .collect();
-    // Each line without text results in an empty line.
+    // Put an empty line between the texts. Each empty line results in an empty line.
     std::fs::write(&source, texts.join("\n\n") + "\n").expect("it is written");
     let wanted: Vec<&str> = written.iter().filter_map(|w| w["text"].as_str()).collect();
     let wanted = wanted.join("\n\n") + "\n";
@@ -137,7 +137,7 @@ fn a_file_is_translated_line_by_line_in_its_order() {
         std::fs::read_to_string(&output).expect("it is there"),
         wanted
     );
-    // Other models force a language token. Here, any token can be forced.
+    // `--forced-bos` usually names a language token. This model has no languages, so force an ordinary token.
     let forced = done(&[&translate[..], &["--forced-bos", "nine"]].concat());
     assert!(
         forced
@@ -199,7 +199,7 @@ fn what_cannot_be_is_said() {
     assert!(!no_beams.contains("num-hypotheses"), "{no_beams}");
     let writer = of("tests/checkpoints/writer", &[]);
     assert!(writer.contains("gemmule generate"), "{writer}");
-    // SentencePiece files without any pieces.
+    // A folder whose SentencePiece files are empty.
     for file in ["config.json", "generation_config.json", "model.safetensors"] {
         std::fs::copy(Path::new(FOLDER).join(file), folder.path().join(file)).expect("a copy");
     }
@@ -225,7 +225,7 @@ fn a_line_that_is_too_long_fails_alone() {
     assert_eq!(text, "seven\n\nfour thousand two hundred seventeen\n");
     let errors = String::from_utf8(output.stderr).expect("text");
     assert!(errors.contains("line 2 failed: "), "{errors}");
-    // A limit of new tokens that is too large is an error of the request, not of a single line.
+    // A limit of new tokens that is too large fails the whole command, not only a line.
     let long = ["--max-new", "64"];
     let translate = ["translate", "--weights", FOLDER, "--source-file", source];
     let output = gemmule(&[&translate[..], &long].concat());
@@ -267,8 +267,8 @@ fn options_that_say_nothing_without_another_are_refused() {
 
 #[test]
 fn a_search_stops_as_early_as_it_is_asked_to() {
-    // This length penalty favors long hypotheses. The best one is found only if the search continues after shorter hypotheses are
-    // finished.
+    // With this length penalty, long hypotheses have better scores. The search finds the best hypothesis only if it continues after shorter
+    // ones are finished.
     let asked = ["--prompt", "9", "--beams", "3", "--length-penalty", "8"];
     let of = |early: &[&str]| {
         let args = ["generate", "--weights", FOLDER];
@@ -344,7 +344,8 @@ fn a_text_has_as_many_tokens_as_its_folder_allows() {
         let n = text["tokens"].as_array().expect("a list").len();
         (n, text["reason"].as_str().expect("a reason").to_owned())
     };
-    // `min_new_tokens` prevents the end of a text. The start token counts toward `max_length`, and the model's positions limit the text.
+    // `min_new_tokens` prevents the end of a text, so the text ends at `max_length`, which also counts the start token, or at the model's
+    // number of positions, 64.
     let of = |more: &str| format!(r#"{{"eos_token_id": 1, "min_new_tokens": 99{more}}}"#);
     assert_eq!(tokens(&of("")), (63, "length".to_owned()));
     assert_eq!(

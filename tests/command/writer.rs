@@ -1,4 +1,5 @@
-//! Tests of the command line with a small trained GPT-2 (`scripts/train_writer.py`). The texts are those of transformers.
+//! Tests of text generation through the command line, with a small trained GPT-2 (`scripts/train_writer.py`). The texts must be those of
+//! transformers.
 
 use std::{
     ops::ControlFlow,
@@ -137,7 +138,7 @@ fn scores_are_those_of_transformers() {
             let all = value.as_array().expect("a list").iter();
             all.map(|x| x.as_f64().expect("a number")).collect()
         };
-        // The first token has no score.
+        // The first token has no log-probability. transformers' stored value is 0.
         let mut got = got["log_probabilities"].clone();
         assert_eq!(got[0], Value::Null);
         got[0] = 0.0.into();
@@ -209,7 +210,7 @@ fn draws_are_instead_of_the_beams_of_a_folder() {
     }
 }
 
-/// Returns the tokens of a text.
+/// Returns the token ids of a text as a prompt.
 fn tokens_of(text: &str) -> Vec<u32> {
     let folder = Folder::open(Path::new(FOLDER)).expect("a folder");
     let encoder = TextEncoder::for_prompts(folder).expect("a tokenizer");
@@ -228,7 +229,7 @@ fn tokens_by(prompt: &str, change: impl FnOnce(&mut SamplingParams)) -> Vec<u32>
     written.expect("it writes").remove(0).tokens
 }
 
-/// Checks that each option of the command line has the effect of the same setting in the Rust API, and changes the tokens.
+/// Checks that each option of the command line has the same effect as its setting in the Rust API, and that it changes the tokens.
 #[test]
 fn each_option_is_the_setting_of_its_name() {
     let prompt = "It";
@@ -502,7 +503,7 @@ fn a_chat_template_writes_the_question_and_the_answer_alone_is_printed() {
         let name = file.file_name().expect("a name");
         std::fs::copy(&file, folder.path().join(name)).expect("it is copied");
     }
-    // This template formats a conversation as the plain prompt.
+    // This chat template returns the contents of the messages without markup, so a chat gives the same text as the plain prompt.
     let template = "{% for message in messages %}{{ message.content }}{% endfor %}";
     let file = folder.path().join("chat_template.jinja");
     std::fs::write(file, template).expect("it is written");
@@ -524,7 +525,7 @@ fn a_chat_template_writes_the_question_and_the_answer_alone_is_printed() {
     assert_eq!(format!("{prompt}{asked}"), plain);
     let streamed = answer(&["generate", "--chat", "--stream", "--prompt", prompt]);
     assert_eq!(streamed, asked);
-    // A template that reads a value from `--chat-template-kwargs`, and refuses the conversation without it.
+    // This template reads the variable `plain`, which `--chat-template-kwargs` sets, and refuses the conversation without it.
     let template = "{% if plain %}{{ messages[0].content }}{% else %}{{ raise_exception('not plain') }}{% endif %}";
     let file = folder.path().join("chat_template.jinja");
     std::fs::write(file, template).expect("it is written");
@@ -553,7 +554,7 @@ fn a_chat_template_writes_the_question_and_the_answer_alone_is_printed() {
     }
 }
 
-/// Creates a folder with the config.json of a checkpoint and the changed settings of a case.
+/// Creates a folder with the config.json of a checkpoint, and its generation_config.json with the changes of a case.
 fn changed(folder: &Path, settings: &Value) -> tempfile::TempDir {
     let changed = tempfile::tempdir().expect("a folder");
     let file = "generation_config.json";
@@ -571,8 +572,8 @@ fn changed(folder: &Path, settings: &Value) -> tempfile::TempDir {
     changed
 }
 
-/// Returns the new tokens of each prompt for each of the settings, or the first error. All requests run together, and equal settings run
-/// only once.
+/// Returns, for each of `settings`, the new tokens of all prompts, or the first error. All requests run at the same time. Equal settings
+/// run only once.
 fn tokens_with(
     engine: &Engine,
     prompts: &[Vec<u32>],
@@ -611,7 +612,7 @@ fn tokens_with(
     places.into_iter().map(|place| of_place(place?)).collect()
 }
 
-/// Changes the keys of generation_config.json one by one (`scripts/generation_sweep.py`).
+/// Changes each key of generation_config.json, one at a time. `scripts/generation_sweep.py` stored the expected tokens.
 #[test]
 fn every_setting_of_a_folder_gives_the_tokens_of_transformers_or_is_refused_by_name() {
     let file = std::fs::read_to_string("tests/references/generation_sweep.json");
@@ -631,7 +632,8 @@ fn every_setting_of_a_folder_gives_the_tokens_of_transformers_or_is_refused_by_n
         };
         let settings = cases.iter().map(|case| read(&case["settings"]));
         let mut settings: Vec<Result<SamplingParams, String>> = settings.collect();
-        // transformers refuses some values that have no effect. The expected tokens are then those without the key.
+        // transformers refuses some values that gemmule accepts because they have no effect. The expected tokens are then those without the
+        // key.
         let is_odd = |case: &&Value| case.get("tokens").is_none() && case["draws"] != true;
         settings.extend(cases.iter().filter(is_odd).map(|case| {
             let mut without = case["settings"].clone();
@@ -652,7 +654,7 @@ fn every_setting_of_a_folder_gives_the_tokens_of_transformers_or_is_refused_by_n
                 }
                 (Ok(got), Some(want), _) => assert_eq!(got, want, "{name}, {settings}"),
                 (Ok(_), None, Some(without)) => assert_eq!(got, without, "{name}, {settings}"),
-                // Random draws are not compared.
+                // Randomly sampled tokens are not compared.
                 (Ok(_), None, None) => {}
             }
         }

@@ -1,4 +1,4 @@
-//! Writes GGUF files for published folders, like the converter of llama.cpp.
+//! Writes the checkpoints of `tests/checkpoints` as GGUF files, like llama.cpp's converter.
 #![allow(
     dead_code,
     reason = "each test file is a crate of its own and uses a part"
@@ -10,15 +10,15 @@ use half::f16;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value as Json;
 
-/// Format of matrices. Other tensors are F32.
+/// Storage format of the matrices of a GGUF file. All other tensors are F32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
     F32,
     F16,
-    /// Blocks of 32 elements. Matrices whose row length is not a multiple of 32 are F32.
+    /// Q8_0: blocks of 32 elements. Matrices whose row length is not a multiple of 32 are F32.
     Q8,
-    /// Blocks of Q4_0. Like with `Q8`, they have 32 elements. The element of the largest magnitude becomes -8, so that some scales are
-    /// negative.
+    /// Q4_0: blocks of 32 elements, with the same exception as `Q8`. The element with the largest magnitude is stored as -8, so a block in
+    /// which this element is positive has a negative scale.
     Q4,
 }
 
@@ -83,7 +83,7 @@ impl Gguf {
         self.tensors.push(Tensor { name, dims, values });
     }
 
-    /// Returns the bytes of the file, in version 3.
+    /// Returns the bytes of the file, in version 3 of the GGUF format, with all matrices in `stored`.
     pub fn bytes(&self, stored: Stored) -> Vec<u8> {
         self.mixed(|_| stored)
     }
@@ -164,7 +164,7 @@ fn json(folder: &Path, name: &str) -> Json {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// Adds the tensors of a safetensors file. `stored` maps published names to names in the GGUF file.
+/// Adds the tensors of a safetensors file. `stored` maps a tensor's name in `file` to its name in the GGUF file, or to `None` to omit it.
 fn add_tensors(gguf: &mut Gguf, file: &Path, stored: impl Fn(&str) -> Option<String>) {
     let bytes = std::fs::read(file).expect("it is there");
     let tensors = SafeTensors::deserialize(&bytes).expect("it is whole");
@@ -182,14 +182,14 @@ fn add_tensors(gguf: &mut Gguf, file: &Path, stored: impl Fn(&str) -> Option<Str
     }
 }
 
-/// Replaces parts of a published name with those of llama.cpp.
+/// Replaces each first text of `parts` in a tensor's published name with the second text, llama.cpp's name for the same part.
 fn renamed(name: &str, parts: &[(&str, &str)]) -> String {
     parts
         .iter()
         .fold(name.to_owned(), |name, (from, to)| name.replace(from, to))
 }
 
-/// Returns the file of `tests/checkpoints/st-mean`: BERT with WordPiece and mean pooling.
+/// Converts `tests/checkpoints/st-mean`: BERT with WordPiece and mean pooling.
 pub fn bert() -> Gguf {
     const NAMES: [(&str, &str); 11] = [
         ("embeddings.word_embeddings", "token_embd"),
@@ -252,7 +252,7 @@ pub fn bert() -> Gguf {
     add_tensors(&mut gguf, &folder.join("model.safetensors"), |name| {
         let is_read = !name.contains("position_ids") && !name.starts_with("pooler");
         let name = renamed(name, &NAMES);
-        // Replaces the remaining parts of a layer's names.
+        // Replace these parts last, because names that `NAMES` replaces also end with them (`attention.output.dense`).
         let rest = [
             (".output.LayerNorm", ".layer_output_norm"),
             (".output.dense", ".ffn_down"),
@@ -262,7 +262,7 @@ pub fn bert() -> Gguf {
     gguf
 }
 
-/// Returns the file of `tests/checkpoints/writer`: GPT-2 with letters as tokens. Its tokenizer is a BPE without merges.
+/// Converts `tests/checkpoints/writer`: GPT-2 with single characters as tokens. The tokenizer of the GGUF file is a BPE without merges.
 pub fn writer() -> Gguf {
     const NAMES: [(&str, &str); 10] = [
         ("transformer.h.", "blk."),
@@ -327,7 +327,7 @@ pub fn writer() -> Gguf {
     gguf
 }
 
-/// Returns the file of `tests/checkpoints/st-gemma`: Gemma 3 as an encoder, with two linear layers after the pooling. It has no tokenizer.
+/// Converts `tests/checkpoints/st-gemma`: Gemma 3 as an encoder, with two linear layers after the pooling. The GGUF file has no tokenizer.
 pub fn gemma() -> Gguf {
     const NAMES: [(&str, &str); 15] = [
         ("embed_tokens", "token_embd"),
@@ -359,7 +359,7 @@ pub fn gemma() -> Gguf {
         ("attention.key_length", 16),
         ("attention.value_length", 16),
         ("attention.sliding_window", 12),
-        // The second of the three layers attends to all tokens.
+        // Every second layer attends to all tokens: here, the second of the three layers.
         ("attention.sliding_window_pattern", 2),
         ("pooling_type", 1),
     ] {

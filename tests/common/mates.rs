@@ -1,8 +1,8 @@
-//! Checks whether a sequence's results depend on the rest of the batch.
+//! Checks whether the results of a sequence depend on the other sequences of its batch.
 
 use gemmule::{Batch, Engine, Session};
 
-/// Generates numbers below a bound, the same in every run.
+/// A pseudorandom generator with a fixed seed.
 pub struct Numbers(pub u64);
 
 impl Numbers {
@@ -17,7 +17,7 @@ impl Numbers {
     }
 }
 
-/// Returns the bits of all outputs for sequence `at` of the batch. An output has rows of tokens or of sequences.
+/// Returns the bits of all outputs for sequence `at` of the batch. An output has one row per token or one row per sequence.
 fn bits(session: &mut Session, sequences: &[Vec<u32>], at: usize) -> Vec<u32> {
     let batch = Batch::from_sequences(sequences).expect("a batch");
     let outputs = session.run(&batch).expect("it runs");
@@ -37,8 +37,9 @@ fn bits(session: &mut Session, sequences: &[Vec<u32>], at: usize) -> Vec<u32> {
     bits
 }
 
-/// Returns the number of batches in which the result of a sequence differs bitwise from its result alone. The sequence has one of the given
-/// lengths, and is the first, the last or another one of its batch. The other sequences vary in number and in length, up to `longest`.
+/// Runs a sequence of each length in `lens` alone and in several batches, and returns the number of batches in which its result differs
+/// bitwise from its result alone. The sequence is at the start, at the end or at a random position of its batch. The other sequences vary
+/// in number and length, up to `longest` tokens. `longest` must be at least 90.
 pub fn n_changed(engine: &Engine, lens: &[u32], longest: u32) -> usize {
     let vocabulary = engine.limits().vocabulary;
     let mut session = engine.session().expect("a session");

@@ -22,8 +22,8 @@ use gemmule::{
 
 pub use tiny::{Folder, tiny_config};
 
-/// Returns the name of the variable that selects NVRTC, and its value in tests. If it is not set, the value is the project's environment,
-/// which `make setup` installs.
+/// Returns the name of the environment variable that selects NVRTC, and its value in tests. If the variable is not set, the value is the
+/// Python environment in `.gemmule/venv` if it exists. `make setup` installs it.
 pub fn chosen_nvrtc() -> (&'static str, Option<PathBuf>) {
     const NAME: &str = "GEMMULE_NVRTC";
     let set = std::env::var_os(NAME).filter(|value| !value.is_empty());
@@ -32,7 +32,7 @@ pub fn chosen_nvrtc() -> (&'static str, Option<PathBuf>) {
     (NAME, value)
 }
 
-/// Returns the NVRTC that [`chosen_nvrtc`] names. If it names none, returns the NVRTC that the search finds.
+/// Loads NVRTC from the path that [`chosen_nvrtc`] returns, or from the default search path if there is none.
 pub fn nvrtc() -> Nvrtc {
     let surroundings = Surroundings {
         choice: chosen_nvrtc().1,
@@ -41,7 +41,7 @@ pub fn nvrtc() -> Nvrtc {
     Nvrtc::find_in(&surroundings).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Makes a child process use the same NVRTC.
+/// Makes a child process use the same NVRTC as [`nvrtc`].
 pub fn with_nvrtc(command: &mut Command) -> &mut Command {
     match chosen_nvrtc() {
         (name, Some(value)) => command.env(name, value),
@@ -49,12 +49,12 @@ pub fn with_nvrtc(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Returns the default card, which lacks Hopper's instructions. It is used if no card is named and none is present.
+/// Returns the default card, for which gemmule compiles if the user names no card and the machine has none. It lacks Hopper's instructions.
 pub fn usual() -> Machine {
     Machine::usual().expect("the cards are described")
 }
 
-/// Returns a card that multiplies in E4M3, without Hopper's instructions.
+/// Returns a card of compute capability 8.9, which has E4M3 MMAs but not Hopper's instructions.
 pub fn ada() -> Machine {
     let found = Machine::of_capability((8, 9)).expect("the cards are described");
     found.expect("one has the instructions of Ada")
@@ -66,7 +66,7 @@ pub fn hopper() -> Machine {
     found.expect("one has Hopper's instructions")
 }
 
-/// Returns options for the card of [`usual`].
+/// Returns compile options for the default card ([`usual`]).
 pub fn options(dtype: DType) -> CompileOptions {
     CompileOptions::new(dtype, usual())
 }
@@ -110,12 +110,12 @@ pub const WEIGHTS: RandomWeights = RandomWeights {
     deviation: 0.1,
 };
 
-/// Returns all tensors that the tiny model needs, with random values from [`WEIGHTS`].
+/// Returns all tensors that a checkpoint of the tiny model contains, with random values from [`WEIGHTS`].
 pub fn tiny_tensors(dtype: DType) -> Tensors {
     tensors_of(&tiny_compiled(DType::F32), dtype)
 }
 
-/// Returns all tensors that a program reads, with random values from [`WEIGHTS`].
+/// Returns all tensors that a program reads from a checkpoint, with random values from [`WEIGHTS`], stored in `dtype`.
 pub fn tensors_of(compiled: &Compiled, dtype: DType) -> Tensors {
     let stored_as = match dtype {
         DType::F16 => safetensors::Dtype::F16,
@@ -157,7 +157,7 @@ impl Folder {
         folder
     }
 
-    /// Returns the text of an error and its causes, without the name of the folder.
+    /// Returns the text of an error and its causes, with `[dir]` for the path of this folder.
     pub fn text(&self, error: &dyn std::error::Error) -> String {
         let chain = std::iter::successors(Some(error), |e| e.source());
         let lines: Vec<String> = chain.map(ToString::to_string).collect();
@@ -182,14 +182,14 @@ impl Folder {
     }
 }
 
-/// Runs the tiny model on a fixed batch.
+/// Runs an engine of the tiny model on a fixed batch.
 pub fn run(engine: &Engine) -> Outputs {
     let batch = Batch::from_sequences(&[vec![1, 2, 3], vec![19, 0]]).expect("a batch");
     let mut session = engine.session().expect("a session");
     session.run(&batch).expect("it runs")
 }
 
-/// Returns the max difference between the sentence embeddings of two runs.
+/// Returns the max absolute difference between the sentence embeddings of two runs.
 pub fn difference(a: &Outputs, b: &Outputs) -> f32 {
     let values = |o: &Outputs| {
         o.get("sentence_embedding")

@@ -1,4 +1,4 @@
-//! A tiny model and a folder to run it in, which the tests of all packages share.
+//! A tiny model and a temporary folder, which the tests of all packages share.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,7 +16,7 @@ pub fn tiny_config() -> Value {
     })
 }
 
-/// A checkpoint folder that is deleted at the end of the test.
+/// A temporary folder that is deleted when it is dropped.
 pub struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -38,13 +38,13 @@ impl Folder {
         file
     }
 
-    /// Returns `text` without the name of this folder.
+    /// Returns `text` with `[dir]` for the path of this folder.
     pub fn redact(&self, text: &str) -> String {
         text.replace(&self.path().display().to_string(), "[dir]")
     }
 }
 
-/// Runs a program in a folder. Returns whether it succeeded, its output and its errors, without the name of the folder.
+/// Runs a program in a folder. Returns whether it succeeded, and its standard output and standard error with `[dir]` for the folder's path.
 pub fn said(folder: &Folder, command: &mut Command) -> (bool, String, String) {
     let output = command
         .current_dir(folder.path())
@@ -61,7 +61,7 @@ pub fn said(folder: &Folder, command: &mut Command) -> (bool, String, String) {
     (output.status.success(), out, errors)
 }
 
-/// Joins the lines of an error: miette breaks lines at the width of the terminal, and puts a bar in front of them.
+/// Joins the lines of an error message. miette wraps messages at the width of the terminal, and starts each line with a bar.
 pub fn on_one_line(errors: &str) -> String {
     let words = errors.split_whitespace().filter(|w| *w != "│");
     words.collect::<Vec<_>>().join(" ")

@@ -1,7 +1,7 @@
 //! Checks that the files of a room have no cyclic dependencies.
 //!
-//! A file depends on the files that define the names that it uses; re-exports are followed. A file may use its parent modules, because Rust
-//! code places shared items of a folder in the file above it.
+//! A file depends on the files that define the names that it uses. A re-exported name counts for the file that defines it. Uses of parent
+//! modules are allowed, because Rust code defines the shared items of a folder in its parent module.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,16 +15,16 @@ use syn::{
     visit::{self, Visit},
 };
 
-/// Path of a module or of a name, without `crate`.
+/// Path of a module or of an item, without `crate`.
 type Name = Vec<String>;
 
-/// A file of a room.
+/// The names that a source file defines and uses.
 #[derive(Default)]
 struct Source {
     defined: BTreeSet<String>,
-    /// Paths of `use` items as written, with the names that they bind.
+    /// The name that each `use` item binds (`*` for a glob), and its path as written.
     bound: Vec<(String, Name)>,
-    /// Paths as written in code and in `use` items, except for re-exports of child modules.
+    /// Paths of used items, as written in code and in `use` items. Re-exports of items of child modules are left out.
     used: Vec<Name>,
 }
 
@@ -143,7 +143,8 @@ impl Crate {
         }
     }
 
-    /// Returns a path from the root of the crate, or `None` for other crates and for names that `use` binds.
+    /// Converts a path in `module` to a path from the root of the crate. Returns `None` if the path starts with another crate or with a
+    /// name that a `use` item binds.
     fn absolute(&self, module: &Name, path: &[String]) -> Option<Name> {
         let mut base = module.clone();
         let mut rest = path;
@@ -167,7 +168,7 @@ impl Crate {
         Some(base)
     }
 
-    /// Returns the file that defines a name. Follows re-exports.
+    /// Returns the module that defines an item. Follows at most `depth` re-exports.
     fn defining(&self, path: &Name, depth: usize) -> Option<Name> {
         if self.0.contains_key(path) {
             return Some(path.clone());

@@ -1,5 +1,5 @@
-//! Runs the functions of the fuzz targets on their seeds, and on seeds with random changes. `docs/fuzzing.md` describes longer runs of the
-//! targets.
+//! Runs the functions of the fuzz targets briefly, on their seeds and on seeds with random changes. `docs/fuzzing.md` describes long runs
+//! with libFuzzer.
 
 #[path = "../../fuzz/src/lib.rs"]
 mod targets;
@@ -8,10 +8,10 @@ use std::{fs, path::Path};
 
 use gemmule::kernels::trial::uniform;
 
-/// Number of changed inputs per target.
+/// Number of randomly changed seeds per target.
 const CHANGED: u64 = 600;
 
-/// Returns the initial inputs of a target.
+/// Reads the initial inputs of a target from `fuzz/seeds`.
 fn seeds(target: &str) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds");
     let files = fs::read_dir(folder.join(target)).expect("the target has seeds");
@@ -21,7 +21,7 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
     files.iter().map(read).collect()
 }
 
-/// Flips a bit, or removes, repeats or replaces some bytes, several times.
+/// Applies one to four random changes: flips a bit, or removes, appends again or replaces some bytes.
 fn change(bytes: &mut Vec<u8>, state: &mut u64) {
     let mut below = |n: usize| (uniform(state) % n.max(1) as u64) as usize;
     for _ in 0..=below(4) {

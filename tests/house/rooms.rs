@@ -1,4 +1,5 @@
-//! Checks that each room of the crate uses only rooms above it. `bench/` is a separate crate, which uses only public items.
+//! Checks the rules for sources that ARCHITECTURE.md states: each room (a folder of `src/`) uses only rooms above it, files are short, and
+//! sources name no model families or cards.
 
 use std::{
     fs,
@@ -14,7 +15,7 @@ const ORDER: [&str; 26] = [
     "heads", "generate", "engine", "measure", "serve", "http", "cli",
 ];
 
-/// Exceptions to the order: a room, and the rooms above it that it must not use.
+/// Exceptions to [`ORDER`]: a room, and the rooms above it that it must not use.
 const FORBIDDEN: [(&str, &[&str]); 19] = [
     ("search", &["names", "files"]),
     ("ops", &["names", "files"]),
@@ -89,7 +90,7 @@ fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns the rooms that a source uses through `crate::`.
+/// Returns the first segment of every `crate::` path in a source.
 fn named(text: &str) -> Vec<String> {
     let mut rooms = Vec::new();
     for (at, _) in text.match_indices("crate::") {
@@ -132,7 +133,7 @@ fn every_folder_is_a_room() {
         .filter_map(|path| Some(path.file_name()?.to_str()?.to_owned()))
         .collect();
     folders.sort_unstable();
-    // `names` is a file.
+    // `names` is a single file, not a folder.
     let mut rooms: Vec<&str> = ORDER.into_iter().filter(|room| *room != "names").collect();
     rooms.sort_unstable();
     assert_eq!(folders, rooms);
@@ -176,7 +177,7 @@ fn rooms_use_only_rooms_above_them() {
             continue;
         };
         let text = fs::read_to_string(&file).expect("a source file");
-        // Test modules may use any room.
+        // Leave out unit tests, which may use any room.
         let text = text.split("#[cfg(test)]").next().unwrap_or_default();
         if inside.iter().any(|p| p == "tests" || p == "tests.rs") {
             continue;
@@ -320,7 +321,7 @@ fn no_source_branches_on_a_family_of_models() {
     }
 }
 
-/// Returns the lines of the arms of every `match` in a source, with the line number of the `match`. Lines inside nested braces are left
+/// Returns, for every `match` in a source, its line number and the lines directly inside its braces. Lines inside nested braces are left
 /// out.
 fn arms(text: &str) -> Vec<(usize, Vec<&str>)> {
     let mut open: Vec<Option<(usize, Vec<&str>)>> = Vec::new();
@@ -342,7 +343,7 @@ fn arms(text: &str) -> Vec<(usize, Vec<&str>)> {
     closed
 }
 
-/// Ensures that a new storage type does not fall into an arm that was written for others.
+/// Ensures that a match handles a new storage type explicitly. With a wildcard arm, the compiler would not report the missing case.
 #[test]
 fn every_match_over_storage_types_names_each_of_them() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -367,7 +368,7 @@ fn every_match_over_storage_types_names_each_of_them() {
     assert!(wrong.is_empty(), "wildcard arms: {}", wrong.join(", "));
 }
 
-/// Phrases that are hard to understand. CONTRIBUTING.md describes how to write instead.
+/// Phrases that are not allowed in comments and texts, because they are hard to understand. CONTRIBUTING.md describes how to write.
 const PHRASES: [&str; 9] = [
     "// What ",
     "// Of ",
@@ -393,7 +394,7 @@ fn comments_and_texts_are_plain_english() {
         let text = fs::read_to_string(&file).expect("a source file");
         for (n, line) in text.lines().enumerate() {
             n_lines += 1;
-            // Doc comments begin like other comments.
+            // Normalize the markers of doc comments, so that the phrases match them, too.
             let line = line.replace("///", "//").replace("//!", "//");
             if let Some(phrase) = PHRASES.iter().find(|phrase| line.contains(*phrase)) {
                 wrong.push(format!("{}:{}: `{phrase}`", file.display(), n + 1));
@@ -404,7 +405,7 @@ fn comments_and_texts_are_plain_english() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Returns whether the text contains a name or a number as a whole word.
+/// Returns whether `text` contains `word` as a whole word.
 fn has_word(text: &str, word: &str) -> bool {
     let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '.');
     text.match_indices(word).any(|(at, _)| {
@@ -417,8 +418,8 @@ fn no_card_and_no_number_of_sms_stands_outside_of_the_descriptions_of_cards() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let machines = Machine::all().expect("the descriptions are sound");
     let usual = Machine::usual().expect("it is described");
-    // The default card is allowed, because it is used if no card is known. The numbers 128 and 72 are left out, because other sizes have
-    // these values, too.
+    // The default card may be named, because code uses it if no card is known. The SM counts 72 and 128 are not searched for, because
+    // sources contain these numbers with other meanings.
     let names: Vec<String> = machines
         .iter()
         .filter(|machine| machine.name != usual.name)
@@ -434,7 +435,7 @@ fn no_card_and_no_number_of_sms_stands_outside_of_the_descriptions_of_cards() {
     for (file, text) in code(root) {
         for (n, line) in text.lines().enumerate() {
             n_lines += 1;
-            // A list of lengths may contain any number.
+            // Skip lines with long lists of numbers, such as lengths.
             if line.matches(',').count() > 8 {
                 continue;
             }
@@ -448,7 +449,8 @@ fn no_card_and_no_number_of_sms_stands_outside_of_the_descriptions_of_cards() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Returns sources and templates without comments, except for tests and the room of cards.
+/// Returns the files of `src` and `templates` with their texts, without comments. Leaves out tests and the room `machine`, which describes
+/// cards.
 fn code(root: &Path) -> Vec<(PathBuf, String)> {
     let mut files = Vec::new();
     sources(&root.join("src"), &mut files);

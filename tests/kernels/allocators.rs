@@ -1,4 +1,4 @@
-//! Tests of all allocators with the CPU executor: they give the same values, and their costs are measured.
+//! Tests of all memory allocators with the CPU executor: results are the same with every allocator, and sessions report memory and time.
 
 use crate::common::tiny_config;
 use gemmule::{
@@ -50,7 +50,7 @@ fn bits(session: &mut Session, lens: &[u32]) -> Vec<u32> {
         .collect()
 }
 
-/// Returns a model whose batches need several chunks of the default size.
+/// Returns the config of a model whose batches need several chunks of memory of the default size.
 fn wide() -> Value {
     let mut config = tiny_config();
     config["hidden_size"] = json!(64);
@@ -165,7 +165,7 @@ fn a_batch_beyond_the_declared_maximum_is_an_error_and_the_next_one_runs() {
     assert_eq!(bits(&mut session, &[6, 5]), before);
 }
 
-/// The scores of 8 heads over 2²¹ tokens take 2⁴⁷ bytes, which is the size of the whole address space.
+/// In f32, the attention scores of 8 heads for a sequence of 2²¹ tokens take 2⁴⁷ bytes, the size of a process's whole address space.
 #[test]
 fn a_batch_that_no_memory_holds_leaves_the_session_usable_under_every_allocator() {
     let mut config = tiny_config();

@@ -1,5 +1,5 @@
-//! Tests of compiled models in files: an artifact runs like the model that it was written from, and reading any file returns a valid
-//! artifact or an error.
+//! Tests of artifacts (compiled models in files): an artifact runs like the model that it was written from, and reading any file returns a
+//! valid artifact or an error.
 
 use std::path::Path;
 
@@ -53,7 +53,7 @@ macro_rules! kernel {
     };
 }
 
-/// Returns an artifact of the tiny model with code for these targets, and the sources of its kernels.
+/// Returns an artifact of the tiny model with cubins for `targets`, and the sources of its kernels.
 fn with_code(targets: &[Target]) -> (Artifact, Vec<Source>) {
     let compiled = tiny_compiled(DType::F32);
     let sources = emit(&CudaModel::kernels(&compiled.program)).expect("every kernel has source");
@@ -138,10 +138,10 @@ fn code_that_is_not_of_its_kernels_source_is_refused() {
     assert!(Artifact::read(&file).expect("it is sound") == artifact);
     let n = sources.len();
 
-    // Code of another kernel, and code of the same kernel for another target.
+    // A cubin has the bytes of another kernel's cubin, or of the same kernel's cubin for another target.
     assert_snapshot!(refused(&|c| c[1].cubin.bytes = c[2].cubin.bytes.clone()), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 1] for sm_80 was not compiled from the kernel's current source; compile the model again");
     assert_snapshot!(refused(&|c| c[1].cubin.bytes = c[1 + n].cubin.bytes.clone()), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 1] for sm_80 was not compiled from the kernel's current source; compile the model again");
-    // Two cubins are exchanged, including their digests, but not their symbols.
+    // Two cubins and their digests are exchanged, but each position keeps its symbol.
     assert_snapshot!(refused(&|c| {
         c.swap(1, 2);
         let (a, b) = (c[1].cubin.symbol.clone(), c[2].cubin.symbol.clone());
@@ -151,13 +151,13 @@ fn code_that_is_not_of_its_kernels_source_is_refused() {
     assert_snapshot!(refused(&|c| c[0].cubin.target = Target::Sm90a), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 0] for sm_90a was not compiled from the kernel's current source; compile the model again");
     assert_snapshot!(refused(&|c| c[0].nvrtc = (12, 8)), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 0] for sm_80 was not compiled from the kernel's current source; compile the model again");
     assert_snapshot!(refused(&|c| c[0].cubin.symbol = "other\n".to_owned()), @r"`[dir]/tiny` is not an artifact of this version of gemmule: it has code for `other\n`, which is not one of its kernels; compile the model again");
-    // The digest is valid, but it is that of another source.
+    // The digest is valid, but it was computed from a changed source.
     assert_snapshot!(refused(&|c| {
         let mut source = sources[3].clone();
         source.text.push(' ');
         c[3] = Sealed::new(c[3].cubin.clone(), &source, c[3].nvrtc);
     }), @"`[dir]/tiny` is not an artifact of this version of gemmule: its code of [kernel 3] for sm_80 was not compiled from the kernel's current source; compile the model again");
-    // The parameters of a kernel change, but its code does not.
+    // A constant of a kernel changes in the program, but its cubin does not change.
     let mut changed = artifact.clone();
     kernel!(&mut changed, BiasResidualLayerNorm).eps *= 2.0;
     changed.write(&file).expect("it is written");
@@ -233,7 +233,7 @@ fn outputs_and_settings_that_an_artifact_lacks_are_refused() {
     with(|of| of.outputs(["last_hidden_state"])).expect("it has this output");
 }
 
-/// Compiles the tiny model with linear layers in 8-bit integers, without code.
+/// Compiles the tiny model with the weights of linear layers in 8-bit integers.
 fn quantized() -> gemmule::engine::Compiled {
     let mut options = crate::common::options(DType::F32);
     options.quantize = Some(Format::INT8);
@@ -291,7 +291,7 @@ fn a_file_that_cannot_be_written_is_named() {
     let folder = Folder::new();
     let error = without_code(DType::F32).write(&folder.file("absent/tiny"));
     let text = folder.text(&error.expect_err("there is no such folder"));
-    // The name of the temporary file is random.
+    // Compare only the beginning, because the rest contains the random name of a temporary file.
     assert!(
         text.starts_with(
             "`[dir]/absent/tiny` cannot be written\ncaused by: No such file or directory"
@@ -338,7 +338,7 @@ fn a_damaged_file_is_refused() {
     assert_eq!(text(), damaged);
 }
 
-/// Returns a file with this body and its digest.
+/// Returns the bytes of an artifact file with this body and a valid digest.
 fn sealed(body: &[u8]) -> Vec<u8> {
     [b"GEMMULEI".as_slice(), &Sha256::digest(body), body].concat()
 }
@@ -359,13 +359,13 @@ fn a_body_that_is_no_artifact_is_refused() {
 
 #[test]
 fn stacks_of_weights_do_not_nest() {
-    // Stacks are nested 2²⁰ times. Each level takes two bytes in the file, and a recursive reader would need a stack frame for each.
+    // Each of the 2²⁰ levels takes only two bytes in the file, but a recursive reader would need a stack frame for each level.
     let depth = 1 << 20;
     let mut body = postcard::to_stdvec(&("name", DType::F32, [0u8; 0])).expect("plain data");
     body.extend([0]); // No kernels.
     body.extend([1, 1, b't']); // One tensor, its name,
     body.extend(postcard::to_stdvec(&(DType::F32, Shape::fixed(&[1]))).expect("plain data"));
-    body.extend([1]); // and its place, a weight.
+    body.extend([1]); // and its storage, a weight.
     for _ in 0..depth {
         body.extend([1, 1]);
     }
@@ -377,7 +377,7 @@ fn stacks_of_weights_do_not_nest() {
     assert!(postcard::from_bytes::<WeightExpr>(&bytes).is_err());
 }
 
-/// Returns the error of an artifact after a manual change.
+/// Returns the error of reading an artifact that `change` has modified.
 fn refused(change: impl FnOnce(&mut Artifact)) -> String {
     let mut artifact = without_code(DType::F32);
     change(&mut artifact);
@@ -385,7 +385,7 @@ fn refused(change: impl FnOnce(&mut Artifact)) -> String {
     let file = folder.file("tiny");
     artifact.write(&file).expect("it is written");
     let text = folder.text(&Artifact::read(&file).expect_err("it is unsound"));
-    // This test does not depend on the number of kernels or the choice of tiles.
+    // Redact the symbols of GEMMs, which name tiles, and the numbers of kernels. The texts then do not depend on the choice of kernels.
     let gemms = artifact.program.kernels.iter().map(KernelSpec::as_kernel);
     let text = gemms
         .filter(|kernel| kernel.template().starts_with("gemm_"))
@@ -455,7 +455,7 @@ fn parts_of_batches_that_are_no_partition_are_refused() {
     let rows = |above, up_to| Batches::by_rows(Interval::new(above, up_to));
     let longest = |above, up_to| Batches::by_longest(Interval::new(above, up_to));
     let part = |batches, choice| Entry { batches, choice };
-    // The first linear layer uses kernel number 1.
+    // Step 1 is the first linear layer, and its kernel has index 1.
     let of_step = |at: usize, parts: Vec<Entry<usize>>| {
         refused(|a| a.program.steps[at].dispatch = Dispatch::of(parts))
     };
@@ -464,7 +464,7 @@ fn parts_of_batches_that_are_no_partition_are_refused() {
     assert_snapshot!(refused_with(Vec::new()), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` has kernels for 0 ranges of batches; 1 to 1024 are possible; compile the model again");
     let many = |n: u64| (0..n).map(|i| part(rows(i, Some(i + 1)), 1));
     assert_snapshot!(refused_with(many(1025).collect()), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` has kernels for 1025 ranges of batches; 1 to 1024 are possible; compile the model again");
-    // The number of ranges is the maximum, but no range covers larger batches.
+    // The table has the max number of ranges, but no range covers batches of more than 1024 rows.
     assert_snapshot!(refused_with(many(1024).collect()), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.context` reads `layer.0.query+key+value`, which is not computed for all its batches; compile the model again");
     assert_snapshot!(refused_with(vec![all(), part(rows(64, Some(64)), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` has a kernel for an empty range of batches (rows 65 to 64); compile the model again");
     assert_snapshot!(refused_with(vec![all(), part(rows(64, Some(8)), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` has a kernel for an empty range of batches (rows 65 to 8); compile the model again");
@@ -474,9 +474,9 @@ fn parts_of_batches_that_are_no_partition_are_refused() {
     assert_snapshot!(refused_with(vec![all(), all()]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` has two kernels for the same batch (any batch; any batch); compile the model again");
     assert_snapshot!(refused_with(vec![part(rows(0, Some(64)), 1), part(rows(65, None), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.context` reads `layer.0.query+key+value`, which is not computed for all its batches; compile the model again");
     assert_snapshot!(refused_with(vec![part(longest(1, None), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.context` reads `layer.0.query+key+value`, which is not computed for all its batches; compile the model again");
-    // The kernel has other parameters than the step.
+    // Small batches use kernel 0, whose parameters do not match the operands of the step.
     assert_snapshot!(refused_with(vec![part(rows(0, Some(64)), 0), part(rows(64, None), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` binds 4 tensors to `embedding_layernorm_f32_w16_token20_type2_position12_eps1em12`, which takes 9; compile the model again");
-    // The step that computes an output has a row for each sequence.
+    // A step that computes a model output has kernels only for batches of at most 64 rows. The rows of the second such step are sequences.
     assert_snapshot!(refused(|a| {
         let out = a.program.outputs[0].1;
         let step = a.program.steps.iter_mut().find(|s| s.operands.last() == Some(&out));
@@ -490,7 +490,7 @@ fn parts_of_batches_that_are_no_partition_are_refused() {
         let kernel = step.kernels()[0];
         step.dispatch = Dispatch::of(vec![part(rows(0, Some(64)), kernel)]);
     }), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `sentence_embedding` has no kernel for some numbers of batch; compile the model again");
-    // The range includes lengths that its kernel does not support.
+    // The range of the short kernel includes sequences that are longer than the kernel supports.
     assert_snapshot!(refused(|a| {
         let is_short = |k: &usize| matches!(a.program.kernels[*k], KernelSpec::MhaShort(_));
         let at = a.program.steps.iter().position(|s| s.dispatch.choices().any(is_short));
@@ -509,7 +509,8 @@ fn limits_that_let_ids_past_a_table_are_refused() {
     assert_snapshot!(refused(|a| a.limits.longest = None), @"`[dir]/tiny` is not an artifact of this version of gemmule: ids of Positions are not limited to the 12 rows of their table; compile the model again");
 }
 
-/// A source of random weights for any tensor that an artifact requests, unless it takes too much memory for a test.
+/// A source of random weights for any tensor that an artifact requests. Refuses artifacts whose weights have more than 2²⁰ elements, which
+/// take too much memory for a test.
 struct Any;
 
 impl WeightSource for Any {
@@ -548,7 +549,7 @@ fn two_thousand_mutations_under_a_fitting_digest_give_an_artifact_that_runs_or_a
     let batch = gemmule::Batch::from_sequences(&[vec![1, 2, 3], vec![19, 0]]).expect("a batch");
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut random = |below: usize| {
-        // xorshift64.
+        // The generator xorshift64 (Marsaglia, 2003).
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
@@ -565,7 +566,7 @@ fn two_thousand_mutations_under_a_fitting_digest_give_an_artifact_that_runs_or_a
                 2 => drop(body.remove(at)),
                 3 => body.insert(at, random(256) as u8),
                 _ => {
-                    // Copies a random piece of the body to another place, so that indices and names are replaced by others.
+                    // Copy up to 8 random bytes of the body to another position, so that an index or a name may become another valid one.
                     let (from, n) = (random(body.len() - 8), 1 + random(8));
                     let at = at.min(body.len() - 8);
                     body.copy_within(from..from + n, at);
@@ -577,18 +578,18 @@ fn two_thousand_mutations_under_a_fitting_digest_give_an_artifact_that_runs_or_a
             continue;
         };
         n_read += 1;
-        // An artifact that was read has source for its kernels, and runs with random weights.
+        // If the artifact can be read, its kernels have source, and it runs with random weights or returns an error.
         emit(&CudaModel::kernels(&artifact.program)).expect("a sound kernel has source");
         n_run += usize::from(ran(artifact, &batch));
     }
-    // Some mutated names and lengths leave an artifact valid.
+    // Some mutations leave an artifact valid, for example those of names.
     assert!(
         n_read >= 20 && n_run >= 20,
         "{n_read} were read, {n_run} ran"
     );
 }
 
-/// Runs an artifact on the CPU, and returns whether it ran. An error is accepted, too.
+/// Runs an artifact on the CPU. Returns whether it ran without an error.
 fn ran(artifact: Artifact, batch: &gemmule::Batch) -> bool {
     use gemmule::runtime::cpu::{CpuModel, CpuSession};
     let program = artifact.program;

@@ -1,4 +1,5 @@
-//! Tests of the selection of attention kernels through the API: by name, by ranges of lengths, and errors if a kernel cannot be used.
+//! Tests of the selection of attention kernels through the API: the user names a kernel, a program chooses a kernel by the longest sequence
+//! of a batch, and a kernel that cannot be used is an error.
 
 use std::sync::Arc;
 
@@ -120,7 +121,7 @@ fn what_cannot_be_had_is_refused_and_not_replaced() {
     options.attention = AttentionChoice::Grouped;
     options.without.insert("fuse_attention".to_owned());
     assert_snapshot!(compiled(&options).err().unwrap(), @"grouped attention was requested, but `layer.0.probabilities` belongs to attention that was not fused; enable the pass `fuse_attention` (`gemmule explain` shows why it refuses), or choose auto");
-    // Attention with heads of width 12 is not fused at all.
+    // The pass `fuse_attention` does not support heads of width 12.
     options.without.clear();
     let mut odd = config();
     (odd["hidden_size"], odd["intermediate_size"]) = (json!(24), json!(48));
@@ -181,7 +182,7 @@ fn few_tokens_have_a_kernel_of_their_own_on_hopper() {
     let asked = |lens: &[u32]| launched(&|_| (), lens);
     assert_eq!(asked(&[64]), "mha_split_keys");
     assert_eq!(asked(&[1, 40, 23]), "mha_split_keys");
-    // Batches with more tokens, of any lengths.
+    // Batches with more than 64 tokens.
     for lens in [&[65][..], &[33, 32]] {
         assert_eq!(asked(lens), "mha_wgmma_64x64x5");
     }
@@ -212,7 +213,7 @@ fn an_artifact_has_its_attention_already() {
     assert_snapshot!(text.replace(&file.display().to_string(), "grouped"), @"the artifact `grouped` already contains its kernels, so online attention cannot be selected; compile the model with it");
 }
 
-/// Returns the operands of a step as indices of the tensors with the same names in another program.
+/// Returns the operands of a step in the program `from` as indices of the tensors with the same names in the program `to`.
 fn bound(from: &Program, step: &Step, to: &Program) -> Vec<TensorIndex> {
     let index = |&operand: &TensorIndex| {
         let name = &from.tensors[operand].name;
@@ -223,7 +224,7 @@ fn bound(from: &Program, step: &Step, to: &Program) -> Vec<TensorIndex> {
 }
 
 /// Returns a program with three attention kernels: the short kernel for lengths up to 64, grouped attention for 65 to 256, and the online
-/// kernel for longer sequences. No selection creates such a program, but executors have to run it.
+/// kernel for longer sequences. `select` never creates such a program, but an artifact may contain one, so executors must support it.
 fn by_length(dtype: DType) -> Program {
     let of = |attention| {
         let mut options = options(dtype);
@@ -278,7 +279,7 @@ fn by_length(dtype: DType) -> Program {
             };
             program.steps.insert(at + 1, step);
         }
-        // Extends the lifetimes of the operands to the two new steps, and shifts all later lifetimes by two steps.
+        // Extend the lifetimes of the operands to the two new steps, and shift all later lifetimes by two steps.
         for (index, tensor) in program.tensors.iter_mut().enumerate() {
             if let Storage::Planned { first, last } = &mut tensor.place {
                 let is_read = operands.contains(&index);
@@ -348,7 +349,8 @@ fn ranges_of_lengths_are_steps_that_run_only_then() {
     let maximum = AllocatorChoice::Maximum(Extents::of(&[400, 400]).unwrap());
     for lens in [[20, 3], [64, 1], [65, 9], [256, 256], [257, 2]] {
         let want = run(&online, &lens, &AllocatorChoice::default());
-        // The declared maximum was computed for online attention, but suffices for grouped attention.
+        // `maximum` reserves memory for two sequences of 400 tokens, which use online attention. The memory also suffices for the batches
+        // that use grouped attention, although it stores scores.
         for allocator in [AllocatorChoice::default(), maximum] {
             let got = run(&program, &lens, &allocator);
             for (got, want) in got.iter().zip(&want) {
@@ -380,8 +382,8 @@ fn tensors_of_steps_that_do_not_run_have_no_bytes() {
     }
     for longest in [65u64, 256] {
         let (pairs, tokens) = (longest * longest + 25, longest + 5);
-        // Bytes of one head in one layer: scores in f16, two f32 values for each tile of a row, and two f32 values for each row. There are
-        // two heads and two layers.
+        // Bytes of one head in one layer: scores in f16, two f32 values for each tile of a row of scores, and two f32 values for each row.
+        // The model has two heads and two layers.
         let each = 2 * (pairs + 8 * tokens) + 8 * (pairs / 128 + tokens) + 8 * tokens;
         assert_eq!(scores(longest as u32), 4 * each, "{longest}");
     }

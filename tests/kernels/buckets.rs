@@ -16,11 +16,11 @@ use gemmule::{
     tensor::Extents,
 };
 
-/// The result of [`programs`], which two tests use.
+/// The result of [`programs`], which is computed once, because two tests use it.
 static PROGRAMS: LazyLock<Vec<(String, Program)>> = LazyLock::new(programs);
 
-/// Returns programs of all shipped models, for cards with and without Hopper's instructions, and with default, grouped, short and
-/// unfused attention. Models that grouped and short attention do not support have only default and unfused attention.
+/// Returns labeled programs of all shipped models, for cards with and without Hopper's instructions. Attention is default, grouped, short
+/// or unfused. Grouped and short attention are left out for models that these kernels do not support.
 fn programs() -> Vec<(String, Program)> {
     let all: Vec<String> = passes::all().iter().map(|p| p.name().to_owned()).collect();
     let mut programs = Vec::new();
@@ -63,7 +63,7 @@ fn programs() -> Vec<(String, Program)> {
     programs
 }
 
-/// Returns whether a program stores the scores of attention in tensors.
+/// Returns whether the program with this label stores attention scores in tensors.
 fn stores_scores(name: &str) -> bool {
     name.ends_with("unfused") || name.contains("grouped")
 }
@@ -83,7 +83,7 @@ fn batches() -> Vec<Extents> {
     batches
 }
 
-/// Returns the kernels that a batch launches, or an error for each step without one.
+/// Returns, for each step of a program, the kernel that it launches for a batch, `None` if it launches none, or an error.
 fn kernels(program: &Program, batch: &Extents) -> Vec<Result<Option<usize>, String>> {
     let steps = program.steps.iter();
     let launched = steps.map(|step| step.launch(batch).map_err(|e| e.to_string()));
@@ -117,7 +117,7 @@ fn a_bucket_has_the_kernels_of_its_batches_and_is_its_own() {
                 bucket.longest >= batch.longest && bucket.pairs >= batch.pairs,
                 "{name}: {batch:?}"
             );
-            // An added sequence must start at an added token.
+            // If the bucket has more sequences than the batch, it also has more tokens, because an added sequence needs a token.
             assert!(
                 bucket.batch == batch.batch || bucket.tokens > batch.tokens,
                 "{name}: {batch:?}"
@@ -151,9 +151,9 @@ fn a_bucket_takes_at_most_a_tenth_more_than_its_batch_must() {
                 .expect("as the batch's");
             let plan = ChunkAllocator::default().plan(&usage).expect("a plan");
             let ratio = plan.footprint() as f64 / bound;
-            // For few tokens, the smallest chunk is larger than all tensors together.
+            // For few tokens, one default chunk may be larger than all tensors together.
             let chunk = ChunkPolicy::default().default_chunk as f64;
-            // If scores are stored, three large tensors are alive at the same time, each in a chunk with spare room.
+            // If scores are stored, three large tensors are alive at the same time, each in a separate chunk with headroom.
             let most = match stores_scores(name) {
                 true => 1.20,
                 false => 1.10,

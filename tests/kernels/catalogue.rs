@@ -1,4 +1,4 @@
-//! The catalogue of kernels with their sources, which all tests share.
+//! The catalogue of kernels (all kernels that the project tests) and their sources, which all tests share.
 
 use std::sync::LazyLock;
 
@@ -15,7 +15,7 @@ pub static EMITTED: LazyLock<Vec<Emitted>> = LazyLock::new(|| {
     kernels.into_values().collect()
 });
 
-/// Sources of [`EMITTED`], in its order.
+/// Sources of the kernels in [`EMITTED`], in the same order.
 pub static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(render);
 
 pub fn render() -> Vec<Source> {

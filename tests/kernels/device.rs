@@ -1,4 +1,5 @@
-//! Tests of sessions on a CUDA device: out of memory, concurrent sessions, allocators, CUDA graphs and buckets, invariant programs.
+//! Tests of sessions on a CUDA device: errors of memory, concurrent sessions, allocators, CUDA graphs, buckets (batch shapes rounded up to
+//! share a graph) and invariant programs.
 //!
 //! Run them with `cargo test --test kernels device:: -- --ignored` on a machine with a device and NVRTC.
 
@@ -24,7 +25,7 @@ use serde_json::{Value, json};
 
 const VOCABULARY: u32 = 1000;
 
-/// Lock of the device's memory. Tests that need little memory share it; tests that fill the memory hold it exclusively.
+/// Lock of the device's memory. Tests that need little memory take it for reading; tests that fill the memory take it for writing.
 static MEMORY: RwLock<()> = RwLock::new(());
 
 fn some_memory() -> RwLockReadGuard<'static, ()> {
@@ -35,7 +36,7 @@ fn all_memory() -> RwLockWriteGuard<'static, ()> {
     MEMORY.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the config of an encoder with these sizes.
+/// Returns the config of a BERT encoder with heads of width 32. `inner` is the width of the feed-forward network.
 fn config(hidden: u32, inner: u32, layers: u32, positions: u32) -> Value {
     json!({
         "hidden_size": hidden, "num_attention_heads": hidden / 32, "num_hidden_layers": layers,
@@ -118,7 +119,8 @@ fn choices(maximum: &[u32]) -> [(&'static str, AllocatorChoice); 6] {
     ]
 }
 
-/// Some shapes occur repeatedly, so graphs are captured and replayed while memory moves.
+/// Batches, as lengths of sequences. Some batches occur repeatedly, so their graphs are captured and replayed, and the memory plan changes
+/// in between.
 const STREAM: [&[u32]; 12] = [
     &[7],
     &[300, 2, 80],
@@ -134,7 +136,7 @@ const STREAM: [&[u32]; 12] = [
     &[7],
 ];
 
-/// Returns the bits of the outputs for each batch of [`STREAM`]. Each batch runs in a session of its own.
+/// Returns the bits of the outputs for each batch of [`STREAM`]. Each batch runs in a new session.
 fn alone(engine: &Engine) -> Vec<Vec<u32>> {
     STREAM
         .iter()
@@ -145,7 +147,7 @@ fn alone(engine: &Engine) -> Vec<Vec<u32>> {
 const LENGTH: u32 = 4096;
 const INNER: u32 = 65_536;
 
-/// Returns the text and the numbers of the error for a batch that does not fit in the device's memory.
+/// Returns the out-of-memory error of a batch: its text, and the requested, free and total bytes.
 #[track_caller]
 fn out_of_memory(result: Result<gemmule::Outputs, EngineError>) -> (String, u64, u64, u64) {
     let error = result.expect_err("it does not fit");
@@ -166,7 +168,7 @@ fn a_batch_larger_than_the_device_says_what_fits_and_leaves_the_session_usable()
     let DeviceName::Cuda(info) = engine.device().clone() else {
         panic!("the engine is on a CUDA device");
     };
-    // The largest tensor alone takes twice the device's memory.
+    // The batch has so many sequences that its largest tensor alone takes twice the device's memory.
     let bytes_a_sequence = 2 * u64::from(LENGTH) * u64::from(INNER);
     let n_sequences = (2 * info.memory / bytes_a_sequence) as usize + 1;
     let huge = vec![LENGTH; n_sequences];
@@ -266,7 +268,7 @@ fn a_replayed_graph_gives_the_bits_of_the_first_launch() {
         for run in 1..5 {
             assert!(bits(&mut session, lens) == first, "run {run} of {lens:?}");
         }
-        // Replaying the same graph with other ids gives other values.
+        // With other ids, the replayed graph computes the same values as a new session.
         let n_tokens: u32 = lens.iter().sum();
         let other = Batch::from_packed(vec![3; n_tokens as usize], lens).expect("a batch");
         let values = |session: &mut Session| {
@@ -283,7 +285,8 @@ fn a_replayed_graph_gives_the_bits_of_the_first_launch() {
 #[ignore = "needs a CUDA device"]
 fn batch_mates_do_not_change_a_bit_of_an_invariant_program() {
     let _memory = some_memory();
-    // With these sizes, programs that are not invariant use several kernels, and each storage type has an attention kernel of its own.
+    // With these sizes, a program that is not invariant would use different kernels for different batches. Each storage type uses another
+    // attention kernel.
     for (dtype, hidden, inner) in [
         (DType::F16, 768, 3072),
         (DType::BF16, 768, 3072),
@@ -302,8 +305,8 @@ fn batch_mates_do_not_change_a_bit_of_an_invariant_program() {
     }
 }
 
-/// Compares early starts of kernels with plain launches. If a kernel did not wait for the previous kernels, it would read values of an
-/// earlier batch from reused memory.
+/// Compares programmatic dependent launches, which start before the previous launch ends, with plain launches. A kernel that did not wait
+/// for the previous kernels would read values of an earlier batch from reused memory, and give other results.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn kernels_that_begin_early_give_the_bits_of_plain_launches() {
@@ -324,7 +327,8 @@ fn kernels_that_begin_early_give_the_bits_of_plain_launches() {
             .iter()
             .map(|batch| bits_of(&mut plain.session().expect("a session"), batch))
             .collect();
-        // Each shape is first launched, then captured, and then replayed, with other shapes in between.
+        // In the first round, each shape is launched kernel by kernel. Its graph is captured and replayed in later rounds. Other shapes run
+        // in between.
         for round in 0..4 {
             for (batch, expected) in batches.iter().zip(&expected) {
                 let found = bits_of(&mut session, batch);
@@ -335,7 +339,7 @@ fn kernels_that_begin_early_give_the_bits_of_plain_launches() {
                 );
             }
         }
-        // Each shape runs alone in a session, so nothing runs between its replays.
+        // Run each shape several times in a new session, so that no other shape runs between its replays.
         for (batch, expected) in batches.iter().zip(&expected) {
             let mut session = early.session().expect("a session");
             for run in 0..6 {
@@ -353,8 +357,7 @@ fn more_shapes_than_graphs_are_kept_give_the_same_bits_every_time() {
     let _memory = some_memory();
     let engine = small_engine();
     let mut session = engine.session().expect("a session");
-    // At most 128 graphs are kept, and there are more shapes. Each shape is the largest of its bucket. Some graphs are evicted and captured
-    // again.
+    // A session keeps at most 128 graphs. There are 152 shapes, each in a different bucket, so some graphs are evicted and captured again.
     let shapes: Vec<Vec<u32>> = (2..=20u32)
         .flat_map(|eights| (1..=8u32).map(move |n| (8 * eights, n)))
         .map(|(n_tokens, n)| {
@@ -386,7 +389,7 @@ fn models_are_loaded_and_generators_grow_while_graphs_are_captured() {
     let _memory = some_memory();
     let exact = builder(config(128, 512, 3, 512)).graphs(GraphChoice::Exact);
     let engine = exact.build().expect("a device and NVRTC are there");
-    /// Sets the flag when it is dropped, also by a panic. Otherwise, the other thread would never end.
+    /// Sets its flag when it is dropped, even by a panic. The other thread runs until the flag is set.
     struct Ends<'a>(&'a AtomicBool);
     impl Drop for Ends<'_> {
         fn drop(&mut self) {
@@ -397,7 +400,7 @@ fn models_are_loaded_and_generators_grow_while_graphs_are_captured() {
     std::thread::scope(|scope| {
         let (engine, ended) = (&engine, &ended);
         let ends = Ends(ended);
-        // Nearly every shape is new, and is captured at its second run.
+        // This thread captures many graphs: nearly every shape is new, and a shape is captured when it runs for the second time.
         let captures = scope.spawn(move || {
             let mut session = engine.session().expect("a session");
             let mut n = 0;
@@ -422,7 +425,7 @@ fn models_are_loaded_and_generators_grow_while_graphs_are_captured() {
         for _ in 0..20 {
             small_engine();
             let mut generator = writes.generator(64 << 20).expect("a generator");
-            // Each request needs a larger table than the previous one.
+            // Each request needs a larger table of cache blocks than the previous request.
             for max_new_tokens in [8, 500, 1000, 2000] {
                 let options = SamplingParams {
                     rules: Rules {
@@ -448,7 +451,7 @@ fn models_are_loaded_and_generators_grow_while_graphs_are_captured() {
     });
 }
 
-/// Returns a pseudorandom integer.
+/// Returns a pseudorandom integer between `from` and `to`, both inclusive.
 fn draw(state: &mut u64, from: u32, to: u32) -> u32 {
     *state = state
         .wrapping_mul(6364136223846793005)
@@ -456,7 +459,8 @@ fn draw(state: &mut u64, from: u32, to: u32) -> u32 {
     from + ((*state >> 33) % u64::from(to - from + 1)) as u32
 }
 
-/// Runs batches twice in a session with buckets, and compares the bits with those of exact shapes without graphs.
+/// Runs all batches twice in a session with buckets, and compares the bits of the outputs with those of a session without graphs, which
+/// runs the exact shapes. Returns how often the first session used graphs.
 fn compare_with_exact_shapes(engine: &Engine, batches: &[Batch]) -> gemmule::runtime::GraphUse {
     let mut plain = engine
         .session_replaying(GraphChoice::Off)
@@ -510,7 +514,7 @@ fn batches_of_random_lengths_share_graphs_and_have_the_bits_of_their_exact_shape
         assert!(used.replayed > 40, "{dtype}, {hidden} wide: {used:?}");
         compare_with_exact_shapes(&engine, &wide);
     }
-    // The size of stored scores depends on the exact shape, so batches share no graphs. The results must be the same.
+    // Grouped attention stores scores, whose size depends on the exact shape. Batches therefore share no graphs.
     let engine = builder(config(128, 512, 2, 512))
         .attention(AttentionChoice::Grouped)
         .build()
@@ -523,7 +527,8 @@ fn batches_of_random_lengths_share_graphs_and_have_the_bits_of_their_exact_shape
 #[ignore = "needs a CUDA device"]
 fn buckets_end_where_the_model_does_and_serve_batches_at_their_edges() {
     let _memory = some_memory();
-    // The position table ends at the longest sequence, and the batches use the last id of the vocabulary.
+    // The longest sequence uses the last row of the position table, and all tokens use the last row of the word table. The tokens that a
+    // bucket adds must not read beyond these tables.
     let engine = engine(config(128, 512, 2, 509));
     let last = |lens: &[u32]| {
         let n_tokens: u32 = lens.iter().sum();
@@ -553,7 +558,7 @@ fn buckets_end_where_the_model_does_and_serve_batches_at_their_edges() {
 #[ignore = "needs a CUDA device"]
 fn a_batch_that_fits_where_its_bucket_does_not_runs() {
     let _memory = all_memory();
-    // This allocator plans exactly the memory of the tensors. The bucket has 127 more tokens than the batch, whose tensors take 16 MiB.
+    // Gsoc plans memory without headroom. The bucket has 127 more tokens than the batch, and the tensors of these tokens take 16 MiB.
     let with = |graphs| {
         let builder = builder(config(64, INNER, 1, LENGTH)).graphs(graphs);
         let builder = builder.allocator(AllocatorChoice::Gsoc);
@@ -570,8 +575,8 @@ fn a_batch_that_fits_where_its_bucket_does_not_runs() {
     let (alone, bucket) = (needed(&exact, TOKENS), needed(&buckets, TOKENS));
     assert!(alone + (14 << 20) < bucket, "{alone} and {bucket}");
     let expected = bits_of(&mut exact.session().expect("a session"), &of(TOKENS));
-    // Another session takes all memory except for 8 MiB and the memory that the batch needs with exact shapes. The number of tokens that
-    // the other session runs is first estimated, and then corrected after each run according to the memory that is still free.
+    // Another session leaves free only the memory that the batch needs with its exact shape, and 8 MiB. Its number of tokens is first
+    // estimated, and then corrected after each run by the memory that is still free.
     let huge = batch(&vec![LENGTH; 1 << 10]);
     let free = || out_of_memory(exact.session().expect("a session").run(&huge)).2;
     let left = alone + (8 << 20);
@@ -589,14 +594,14 @@ fn a_batch_that_fits_where_its_bucket_does_not_runs() {
         assert!(bits_of(&mut session, &of(TOKENS)) == expected);
         assert_eq!(session.memory().activations, alone);
     }
-    // After the memory is freed, the bucket fits again.
+    // After the other session has freed its memory, the bucket fits again.
     drop(other);
     let mut session = buckets.session().expect("a session");
     assert!(bits_of(&mut session, &of(TOKENS)) == expected);
     assert_eq!(session.memory().activations, bucket);
 }
 
-/// Returns the rows of the hidden states, and their width.
+/// Returns the hidden states of a batch, `[tokens, width]`, and `width`.
 fn rows_of(session: &mut Session, batch: &Batch) -> (Vec<f32>, usize) {
     let outputs = session.run(batch).expect("it runs");
     let hidden = outputs.get("last_hidden_state").expect("it was asked for");
@@ -615,7 +620,7 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 #[ignore = "needs a CUDA device"]
 fn sixteen_bits_keep_the_direction_of_every_row_whatever_the_lengths() {
     let _memory = some_memory();
-    // Uses the sizes of BERT-base, because the choice of kernels depends on the sizes and on the lengths.
+    // Use the sizes of BERT-base, because the choice of kernels depends on the model's sizes and on the lengths of sequences.
     let mut config = config(768, 3072, 12, 512);
     config["num_attention_heads"] = json!(12);
     let of = |dtype: DType| {
@@ -663,7 +668,8 @@ fn all_bits(outputs: &gemmule::Outputs) -> Vec<u32> {
     values.map(|value| value.to_bits()).collect()
 }
 
-/// Returns small and large batches of random lengths, so that memory grows while other batches are in flight.
+/// Returns `n` small and large batches with sequences of random lengths, so that the session allocates memory while other batches are in
+/// flight. One in ten batches is padded.
 fn random_batches(n: usize) -> Vec<Batch> {
     let mut state = 11;
     let of = |_| {
@@ -692,11 +698,11 @@ fn batches_that_are_submitted_behind_one_another_have_the_bits_of_runs() {
         if name == "chunk" {
             session.reserve(&batches[0].extents()).expect("room");
         }
-        // In two rounds, graphs are captured in both slots and then replayed.
+        // A session runs up to two batches at a time, one in each slot. In two rounds, graphs are captured in both slots and then replayed.
         for round in 0..2 {
             let mut in_flight: VecDeque<(usize, Pending)> = VecDeque::new();
             let check = |(at, pending): (usize, Pending)| {
-                // Another thread waits for some of the results. It needs the device's context to read them.
+                // A new thread waits for every third result. It must first make the device's context current.
                 let outputs = match at % 3 {
                     0 => std::thread::spawn(move || pending.wait()).join(),
                     _ => Ok(pending.wait()),
@@ -714,7 +720,7 @@ fn batches_that_are_submitted_behind_one_another_have_the_bits_of_runs() {
                     5 => drop(pending),
                     _ => in_flight.push_back((at, pending)),
                 }
-                // Wait for the later batch first.
+                // Sometimes wait for the later of the two batches first.
                 if at % 11 == 3
                     && let Some(last) = in_flight.pop_back()
                 {
@@ -746,7 +752,7 @@ fn a_third_batch_in_flight_is_refused_and_tickets_outlive_their_session() {
         error.to_string(),
         "the session already has two batches in flight; wait for the ticket of one of them first"
     );
-    // A batch that the model refuses takes no slot, and has no effect.
+    // A batch that the model refuses takes no slot, and does not change the results of other batches.
     assert!(session.submit(&batch(&[513])).is_err());
     drop(first);
     let third = session.submit(&batch(lens[2])).expect("a place");
@@ -802,7 +808,7 @@ fn a_batch_without_memory_leaves_those_in_flight_whole() {
     }
 }
 
-/// Returns the median and the 90th percentile.
+/// Returns the median and the 90th percentile of some values.
 fn spread(mut of: Vec<f32>) -> (f32, f32) {
     of.sort_by(f32::total_cmp);
     (of[of.len() / 2], of[of.len() * 9 / 10])
@@ -840,7 +846,8 @@ fn the_device_goes_on_with_the_next_batch_at_once() {
             lens.len(),
             lens[0]
         );
-        // The host's work for a batch is hidden by the batch that runs, unless that batch is about as short as the work.
+        // The host prepares a batch while the device runs the previous one. If the previous batch is as short as this preparation, the
+        // device may have to wait for the host.
         assert!(median < 20.0 || lens.len() == 1, "{median} µs");
     }
 }

@@ -1,7 +1,9 @@
-//! Tests of the dispatch tables, which list the kernel of each batch. There is a table for each described card and shipped model. A change
-//! of the kernel selection therefore appears as a diff. The tables of the cards in the catalogue, and one table of each other card, are
-//! snapshots. All other tables are written to `target/tmp/dispatch`, and their digests are snapshots. `INSTA_UPDATE=always cargo test
-//! --test kernels dispatch::` updates the snapshots.
+//! Tests of the dispatch tables, which list the kernels that each launch of a program uses for which batches. There is a table for each
+//! card with a description file and each shipped model.
+//!
+//! Snapshots show changes of the kernel selection as diffs. They contain the tables of the cards of the catalogue, one table of each other
+//! card, and the digests of all other tables, which are written to `target/tmp/dispatch`. `INSTA_UPDATE=always cargo test --test kernels
+//! dispatch::` updates the snapshots.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -23,7 +25,8 @@ use gemmule::{
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
-/// Returns the launches of a program, each with its ranges of batches. Equal launches of several layers are listed once.
+/// Returns the launches of a program as text, each with its kernels and the ranges of batches that use them. Equal launches of several
+/// layers are listed once.
 fn table(program: &Program) -> String {
     let mut text = String::new();
     let mut order: Vec<(String, String)> = Vec::new();
@@ -66,7 +69,8 @@ fn programs(machine: &Machine, model: &str, config: &serde_json::Value) -> [Prog
     })
 }
 
-/// Returns the program that generates text with a KV cache and weights in a format, or `None` for models that do not generate text.
+/// Returns the f16 program of a model that generates text, with a KV cache. `quantize` is the format of its weights, `None` for f16.
+/// Returns `None` for models that do not generate text.
 fn decoding_program(
     machine: &Machine,
     model: &str,
@@ -88,28 +92,30 @@ fn decoding_program(
     })
 }
 
-/// The tables of a model on a card.
+/// The dispatch tables of a model on a card.
 struct Tables {
     machine: &'static Machine,
     model: &'static str,
-    /// Programs in f16 and f32. `None` for models with several parts, because their tables are long and contain the same kernels.
+    /// Programs in f16 and f32. `None` for models of several graphs, such as an encoder and a decoder: their tables are long,
+    /// and contain the same kernels as other tables.
     plain: Option<String>,
     /// The program that generates text, on cards whose tables are snapshots.
     decode: Option<String>,
     /// The program that generates text with packed weights, by format, for [`PACKED`] on cards whose tables are snapshots.
     packed: Vec<(Format, String)>,
-    /// The program with weights in fp8, for the first of [`IN_FP8`] on one card that multiplies in E4M3 with `mma.sync`.
+    /// The program with weights in fp8, only for the first model of [`IN_FP8`] on one card with E4M3 products by `mma.sync`.
     fp8: Option<String>,
 }
 
-/// Models whose programs with weights in fp8 are checked on all cards: one with norms after sums, and one with gates.
+/// Models whose programs with weights in fp8 are checked on all cards: one with norms after the residual sums, and one with gated
+/// feed-forward networks.
 const IN_FP8: [&str; 2] = ["bert-base", "modernbert-base"];
 
-/// The model whose tables with packed weights are snapshots.
+/// The model whose tables with packed (quantized) weights are snapshots.
 const PACKED: &str = "llama-3.2-1b";
 
 impl Tables {
-    /// Compiles the programs, checks them, and writes down their tables.
+    /// Compiles and checks the programs of a model for a card, and formats their tables.
     fn of(
         machine: &'static Machine,
         model: &'static str,
@@ -175,7 +181,7 @@ impl Tables {
     }
 }
 
-/// Returns whether a kernel multiplies two factors in E4M3.
+/// Returns whether a kernel multiplies inputs in E4M3 by weights in E4M3.
 fn multiplies_in_e4m3(kernel: &KernelSpec) -> bool {
     match kernel {
         KernelSpec::Gemm(kernel) => kernel.problem.is_fp8(),
@@ -185,7 +191,7 @@ fn multiplies_in_e4m3(kernel: &KernelSpec) -> bool {
     }
 }
 
-/// Returns whether all tables of a card are snapshots.
+/// Returns whether all tables of a card are snapshots: the default card, and cards whose cost model is fitted to timings.
 fn is_read(machine: &Machine) -> bool {
     machine.fit == Fit::Timings || machine.name == crate::common::usual().name
 }
@@ -252,7 +258,8 @@ fn every_card_runs_its_reviewed_kernels_for_every_batch() {
     }
 }
 
-/// Checks properties of a program that hold for any card. `validate` checks that each value is computed for each batch.
+/// Checks a program for a card. `validate` checks that each value is computed for every batch. For several batches, launches must fit the
+/// card's limits.
 fn check(machine: &Machine, program: &Program, what: &str) {
     program
         .validate()
@@ -268,7 +275,7 @@ fn check(machine: &Machine, program: &Program, what: &str) {
             kernel.symbol()
         );
     }
-    // Numbers of rows to check: a few, the max number of tokens of a batch, and the bounds of all ranges.
+    // Numbers of tokens to check: a few fixed ones, the max number of tokens of a batch, and the bounds of all ranges of rows.
     let mut rows = vec![1, 63, 4097, Extents::MAX_TOKENS];
     for step in &program.steps {
         let ends = step
@@ -316,12 +323,12 @@ fn check(machine: &Machine, program: &Program, what: &str) {
     }
 }
 
-/// Returns whether CTAs of the kernel stay on their SM and process one tile after another.
+/// Returns whether the kernels of a template are persistent: at most one CTA per SM, which processes one tile after another.
 fn is_persistent(template: &str) -> bool {
     ["gemm_wgmma", "gemm_residual_norm", "mha_wgmma_persistent"].contains(&template)
 }
 
-/// Checks programs for cards that do not exist, because nothing may depend on the numbers of real cards.
+/// Checks programs for cards with SM counts that do not exist, because compilation must work for any number of SMs.
 #[test]
 fn cards_of_one_sm_and_of_ten_thousand_have_programs_too() {
     let (_, description, config) = shipped_configs().expect("they are shipped").remove(0);

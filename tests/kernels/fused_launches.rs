@@ -1,5 +1,5 @@
-//! Tests of launches that fuse linear layers with neighboring LayerNorms: for which cards and batches they are used, that each value is
-//! computed once for every batch, and that the results are the same.
+//! Tests of launches that fuse linear layers with neighboring LayerNorms or with the preparation of attention: which cards and batches use
+//! them, that each value is computed once for every batch, and that results are the same as without them.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +34,7 @@ fn program_of(model: &str, config: &Value, change: impl Fn(&mut CompileOptions))
     let model = description(model).expect("it is shipped");
     let compiled = compile(&model, config, &options).expect("it compiles");
     compiled.program.validate().expect("it is sound");
-    // The expectations of a description are for whole sequences with all passes.
+    // The counts of `expect:` in a description hold for programs without a KV cache and with all passes.
     if !options.cached && options.without.is_empty() {
         let expected = compiled.model.check_expectations(&compiled.graph);
         expected.expect("the graph is as expected");
@@ -42,7 +42,7 @@ fn program_of(model: &str, config: &Value, change: impl Fn(&mut CompileOptions))
     compiled.program
 }
 
-/// Models that generate text, each with the number of launches of a layer for few tokens: with Hopper's instructions and without.
+/// Models that generate text, each with the number of launches per layer for few tokens: with Hopper's instructions, and without them.
 const WRITERS: [(&str, [usize; 2]); 3] = [("gpt2", [5, 7]), ("llama", [6, 9]), ("qwen3", [6, 9])];
 
 fn writer(model: &str, layers: u32) -> Value {
@@ -71,7 +71,8 @@ fn fused(kernels: &[&KernelSpec]) -> usize {
     kernels.iter().filter(is_fused).count()
 }
 
-/// Returns the number of deferred LayerNorms. Each consists of a GEMM that writes row statistics and a GEMM that uses them to normalize.
+/// Returns the number of deferred LayerNorms. Each is computed by two GEMMs: the first writes the statistics of its output rows, and the
+/// second uses them to normalize its input.
 fn deferred(kernels: &[&KernelSpec]) -> usize {
     let leaves = |k: &&&KernelSpec| matches!(k, KernelSpec::GemmResidualRowStats(_));
     let reads = |k: &&&KernelSpec| matches!(k, KernelSpec::DeferredLayerNormGemm(_));
@@ -92,7 +93,7 @@ fn a_launch_is_saved_wherever_a_pair_is_fused() {
         assert_eq!(kernels.len() + saved, unfused.len(), "{tokens} tokens");
         most = most.max(fused(&kernels));
     }
-    // The fused launches of a layer are after attention and at the end of the layer.
+    // Each of the two layers has two fused launches: after attention and at the end of the layer.
     assert_eq!(most, 4);
 }
 
@@ -107,7 +108,7 @@ fn what_one_of_many_layers_launches_is_compiled_for_fewer_sizes() {
         compiled.program.validate().expect("it is sound");
         compiled.program
     };
-    // The QKV projection of the first layer follows the LayerNorm of the embeddings, which no launch fuses with it.
+    // The QKV projection of the first layer is never fused with a LayerNorm, because the kernel of the embeddings normalizes its input.
     let first = |program: &Program| {
         let of_tokens = |tokens| {
             let kernels = launched(program, tokens).into_iter();
@@ -115,7 +116,7 @@ fn what_one_of_many_layers_launches_is_compiled_for_fewer_sizes() {
             let found = symbols.find(|symbol| symbol.starts_with("gemm_bias_f16_n2304_"));
             found.expect("every batch has one")
         };
-        // For these batches, the QKV projections of the other layers are fused with LayerNorm.
+        // For these numbers of tokens, the QKV projections of the other layers are fused with the LayerNorm before them.
         (1..128).map(of_tokens).collect::<BTreeSet<_>>().len()
     };
     let (few, many) = (with_layers(2), with_layers(12));
@@ -126,7 +127,7 @@ fn what_one_of_many_layers_launches_is_compiled_for_fewer_sizes() {
         first(&few)
     );
     assert!(many.kernels.len() < few.kernels.len());
-    // NVRTC takes 0.1 to 0.4 seconds for each kernel.
+    // NVRTC takes 0.1 to 0.4 seconds to compile each kernel.
     assert!(many.kernels.len() <= 52, "{}", many.kernels.len());
 }
 
@@ -141,7 +142,8 @@ fn what_is_not_computed_for_a_batch_takes_no_memory() {
         .filter(|(_, record)| record.bytes == 0)
         .map(|((_, tensor), _)| tensor.name.clone())
         .collect();
-    // This batch fuses all products that other batch sizes store, so they take no memory. A product that is always fused has no tensor.
+    // Tensors named `.product` are outputs of GEMMs that some batches store, and others fuse into the next launch. This batch fuses all of
+    // them, so they take no memory.
     let is_product = |name: &&String| name.ends_with(".product");
     let products = program
         .planned()
@@ -149,7 +151,7 @@ fn what_is_not_computed_for_a_batch_takes_no_memory() {
     let n_products = products.count();
     assert_eq!(empty.iter().filter(is_product).count(), n_products);
     assert!(n_products >= 2, "{n_products}");
-    // Batches of few tokens use two more tensors for each of the three LayerNorms that a linear layer reads.
+    // Only batches of few tokens use these two tensors, which exist for each of the three LayerNorms whose output a linear layer reads.
     let of_few = |name: &&String| name.ends_with(".scaled") || name.ends_with(".row_stats");
     assert_eq!(empty.iter().filter(of_few).count(), 6);
     assert_eq!(empty.len(), n_products + 6);
@@ -160,7 +162,7 @@ fn pairs_are_unfused_where_no_kernel_fuses_them_or_batches_must_not_differ() {
     let all = [
         program(|o| o.machine = usual()),
         program(|o| o.invariant = true),
-        // Without these two passes, a sum has a separate launch.
+        // Without these two passes, a residual sum has a separate launch, so its GEMM cannot be fused with the LayerNorm.
         program(|o| {
             let passes = ["fuse_bias_residual_layer_norm", "fuse_residual"];
             o.without = passes.map(str::to_owned).into();
@@ -238,7 +240,7 @@ fn norms_are_unfused_where_that_is_asked_for() {
     }
 }
 
-/// Converts a program to f32, because kernels of fused launches are for f16 and bf16, and the CPU computes in f32.
+/// Converts a program to f32, in which the CPU computes. Fused launches are compiled only in f16 and bf16.
 fn in_f32(program: &Program) -> Program {
     let text = ron::to_string(program).expect("plain data");
     ron::from_str(&text.replace("F16", "F32")).expect("a program")
@@ -318,7 +320,7 @@ fn joint_launches_give_the_results_of_launches_for_each_operator() {
 
 /// Compares the results of two sessions for a batch with this number of tokens.
 fn assert_same(with: &mut CpuSession, without: &mut CpuSession, tokens: u32) {
-    // The batch has two sequences, or one if there are few tokens.
+    // Sequences have at most 500 tokens.
     let ids: Vec<u32> = (0..tokens).map(|i| (i * 7 + 3) % 20).collect();
     let lens: Vec<u32> = [tokens % 500]
         .into_iter()
@@ -336,7 +338,8 @@ fn assert_same(with: &mut CpuSession, without: &mut CpuSession, tokens: u32) {
     }
 }
 
-/// Returns the number of launches that only append `tokens` tokens to a cache, and the number of launches that also prepare attention.
+/// Returns, for a batch of `tokens` tokens, the number of launches that only append keys and values to a cache, and the number of launches
+/// that also prepare the operands of attention.
 fn appends(program: &Program, tokens: u32) -> [usize; 2] {
     let kernels = launched(program, tokens);
     let count = |is_one: fn(&KernelSpec) -> bool| kernels.iter().filter(|k| is_one(k)).count();
@@ -364,7 +367,7 @@ fn keys_and_values_are_appended_by_one_launch_where_they_come_of_one_projection(
         assert_eq!(appends(&apart, 1), [4, 0], "{model}");
         let invariant = program(&|options| options.invariant = true);
         assert_eq!(appends(&invariant, 1), appends(&invariant, 2), "{model}");
-        // GPT-2 stores a single projection matrix.
+        // Without the pass `merge_projections`, Q, K and V have separate projections. GPT-2 stores them as one matrix anyway.
         let stacked = if model == "gpt2" { together } else { [4, 0] };
         let apart = program(&|o| o.without = ["merge_projections".to_owned()].into());
         assert_eq!(appends(&apart, 2), stacked, "{model}");
@@ -422,7 +425,8 @@ fn queries_that_are_the_keys_are_computed_once() {
 #[test]
 fn a_launch_that_appends_to_other_heads_than_the_caches_have_is_refused() {
     let mut program = program_of("qwen3", &writer("qwen3", 2), |o| o.cached = true);
-    // The first launch appends four heads, but the caches now end after two, three and six heads.
+    // The first launch appends four heads: two of keys and two of values. The damaged caches have two, one and three heads, so no cache
+    // ends after four heads.
     program.caches[1].heads = 1;
     program.caches[2].heads = 3;
     let problem = program.validate().expect_err("refused");

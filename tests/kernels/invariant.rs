@@ -1,4 +1,4 @@
-//! Tests of invariant programs: a sequence has the same bits whether it is alone, first, last, or among other sequences.
+//! Tests of invariant programs: the results of a sequence have the same bits for every position in a batch and for every rest of the batch.
 
 use crate::common::{
     Folder, hopper,
@@ -18,7 +18,8 @@ use serde_json::{Value, json};
 const VOCABULARY: u32 = 500;
 const LONGEST: u32 = 700;
 
-/// Widths that are not multiples of a block or tile. One of them exceeds the depth of a GEMM's blocks.
+/// Returns a config whose widths are not multiples of a block or tile. The inner width, 2000, exceeds the depth of a GEMM's blocks, so a
+/// GEMM splits its sums.
 fn config() -> Value {
     json!({
         "hidden_size": 72, "num_attention_heads": 3, "num_hidden_layers": 2,
@@ -38,8 +39,8 @@ fn builder() -> Builder {
         .device(DeviceChoice::Cpu)
 }
 
-/// Returns the number of batches that change the bits of a sequence. Sequences have one token, about as many tokens as tiles and blocks
-/// have rows, or more tokens than a block of queries or keys.
+/// Returns the number of batches that change the bits of a sequence's results. The lengths of the sequence are one token, lengths near
+/// the numbers of rows of tiles and blocks, and lengths above a block of queries or keys.
 fn n_changed(engine: &Engine) -> usize {
     mates::n_changed(engine, &[1, 7, 63, 64, 65, 130, 600], LONGEST)
 }
@@ -58,7 +59,8 @@ fn on_a_cpu_they_do_not_without_the_mode_either() {
     assert_eq!(n_changed(&builder().build().expect("it builds")), 0);
 }
 
-/// Shows that the tests above can fail. If padding is kept, sums over the values include the padding up to the longest sequence.
+/// Shows that this comparison can fail. With kept padding, attention sums also include padding, up to the length of the longest sequence
+/// of the batch.
 #[test]
 fn where_padding_is_kept_they_do() {
     let builder = builder().padding(Padding::Kept).without(["fuse_attention"]);
@@ -123,14 +125,15 @@ fn every_step_has_one_kernel_for_all_batches() {
     }
 }
 
-/// The rounding of a sequence's softmax weights depends only on the sequence's own rows. `tests/kernels/device.rs` compares the bits.
+/// An invariant program may use wgmma attention, because the rounding of a sequence's softmax weights depends only on the sequence's own
+/// rows. `tests/kernels/device.rs` compares the bits.
 #[test]
 fn attention_by_warpgroup_products_is_one_kernel_of_an_invariant_program() {
     let bert = description("bert").expect("it is shipped");
     // The config has two heads of width 32.
     let mut config = tiny_config();
     (config["hidden_size"], config["num_attention_heads"]) = (json!(64), json!(2));
-    config["max_position_embeddings"] = json!(512); // short sequences have other kernels than long ones
+    config["max_position_embeddings"] = json!(512); // A program that is not invariant uses another kernel for short sequences.
     let attention = |invariant, attention| -> Vec<String> {
         let options = CompileOptions {
             invariant,
@@ -212,14 +215,14 @@ fn an_artifact_says_whether_it_is_invariant() {
     let read = Artifact::read(&file).expect("it is sound");
     assert!(read.program.invariant && read == artifact);
 
-    // An artifact that claims to be invariant, but is not.
+    // An artifact whose program claims to be invariant, but has steps with several kernels.
     let mut hostile = Artifact::of(tiny_compiled(DType::F32), Vec::new());
     hostile.program.invariant = true;
     hostile.write(&file).expect("it is written");
     let error = Artifact::read(&file).expect_err("its steps have several kernels");
     assert_snapshot!(folder.text(&error), @"`[dir]/tiny` is not an artifact of this version of gemmule: it is invariant, but which kernel computes `layer.0.query+key+value` depends on the batch; compile the model again");
 
-    // The artifact does not keep results independent of the batch, but the engine is built with this requirement.
+    // The artifact is not invariant, but `Builder::invariant` requires this.
     Artifact::of(tiny_compiled(DType::F32), Vec::new())
         .write(&file)
         .expect("it is written");

@@ -1,4 +1,4 @@
-//! Tests of NVRTC's results for sources, on every target. They need NVRTC, but no GPU.
+//! Tests of compilation by NVRTC for every target: cubins, errors and spills. They need NVRTC, but no GPU.
 
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ fn axpy() -> Source {
     )
 }
 
-/// Returns a kernel with many live values and few registers.
+/// Returns a kernel that spills: it keeps more values alive than its registers can hold.
 fn spilling() -> Source {
     source(
         "spilling",
@@ -207,7 +207,8 @@ fn a_symbol_that_is_no_name_is_an_error() {
     }
 }
 
-/// Run manually: `cargo test --release --test kernels jit_compile:: -- --ignored --nocapture times`.
+/// Prints the times of loading NVRTC, compiling, and reading the cache. Run it with `cargo test --release --test kernels jit_compile::
+/// -- --ignored --nocapture times`.
 #[test]
 #[ignore = "prints times"]
 fn times() {

@@ -1,6 +1,7 @@
-//! Tests of the disk cache with several processes: concurrent starts, killed processes, and unusable folders.
+//! Tests of the disk cache of cubins with several processes: concurrent starts, killed processes, and unusable folders.
 //!
-//! A test starts its own executable again, with a role in an environment variable. The new process runs only the test `child`.
+//! A test starts its own executable again, and names the child's task (its role) in an environment variable. The child process runs only
+//! the test `child`.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +15,7 @@ const ROLE: &str = "GEMMULE_TEST_ROLE";
 const ROOT: &str = "GEMMULE_TEST_ROOT";
 const N_KERNELS: usize = 8;
 const N_PROCESSES: usize = 6;
-/// Size of an entry in bytes. It is large enough that a process is likely to be killed while it writes.
+/// Size of a cache entry in bytes. Writing an entry of this size takes long enough to kill a process in the middle.
 const LARGE: usize = 16 << 20;
 
 fn sources() -> Vec<Source> {
@@ -26,7 +27,7 @@ fn sources() -> Vec<Source> {
         .collect()
 }
 
-/// Returns a key and a cubin that are derived from a number, without NVRTC.
+/// Returns a cache key and a cubin with arbitrary contents that depend on `number`. NVRTC is not needed.
 fn made_up(number: usize) -> (CacheKey, Cubin) {
     let key = CacheKey::new(&number.to_string(), &[], (0, 0), Target::Sm80);
     let bytes = vec![number as u8; LARGE];
@@ -41,7 +42,7 @@ fn made_up(number: usize) -> (CacheKey, Cubin) {
     )
 }
 
-/// Returns a command that starts this executable in a role.
+/// Returns a command that starts this executable as a child process in `role`, with its cache in `root`.
 fn again(role: &str, root: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     with_nvrtc(&mut command)
@@ -68,7 +69,7 @@ fn said(output: &Output) -> Vec<String> {
         "{}\n{stdout}\n{stderr}",
         output.status
     );
-    // The test harness writes `test child ...` at the beginning of the child's first line.
+    // Drop the other output of the child, such as `test child ...`, which the test harness prints before the child's text on the same line.
     stdout
         .lines()
         .filter_map(|line| Some(line.split_once("said: ")?.1.to_owned()))
@@ -109,7 +110,7 @@ fn child() {
     }
 }
 
-/// Compiles all sources, and prints a digest of the result and the statistics of the cache.
+/// Compiles all sources, and prints a digest of the cubins and the counts of the cache.
 fn compile(jit: &Jit) {
     let cubins = jit
         .compile_all(&sources(), Target::Sm80, &|_, _| ())
@@ -190,7 +191,8 @@ fn a_process_killed_while_it_writes_leaves_whole_entries_only() {
     let root = tempfile::tempdir().unwrap();
     let cache = DiskCache::at(root.path());
     let start = Instant::now();
-    // Repeat until a process was killed between creating a file and renaming it. The process spends most of its time between the two.
+    // Repeat until a process is killed after it creates a temporary file and before it renames this file to an entry. A process spends most
+    // of its time between these operations.
     loop {
         let writer = Killed(again("write forever", root.path()).spawn().unwrap());
         wait_until("an entry, and another being written", || {
@@ -217,7 +219,7 @@ fn a_process_killed_while_it_writes_leaves_whole_entries_only() {
         assert!(cubin == expected, "entry {} differs", cubin.symbol);
     }
 
-    // Another process can continue to write, and abandoned files are removed once they are old.
+    // Another process can write to the cache. It leaves unfinished files alone until they are old enough to be abandoned.
     let (key, cubin) = made_up(5);
     cache.put(&key, &cubin).unwrap();
     assert_eq!(
@@ -285,7 +287,7 @@ fn without_any_folder_for_a_cache_kernels_are_compiled_and_it_is_told() {
     );
 }
 
-/// A file system on which even root cannot create folders.
+/// The cache is in `/sys`, where even root cannot create folders.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_cache_in_a_folder_that_nobody_may_write_to_is_told_and_gone_without() {
@@ -304,7 +306,8 @@ fn a_cache_in_a_folder_that_nobody_may_write_to_is_told_and_gone_without() {
     );
 }
 
-/// A cache folder that everyone can write to is not used, because another user may have filled it. A message says so.
+/// A cache folder that everyone can write to is not used, because another user may have written its entries. The notes
+/// of the cache report this as `CacheFault::Foreign`.
 #[cfg(unix)]
 #[test]
 fn a_cache_that_others_may_write_to_is_told_and_gone_without() {

@@ -1,4 +1,5 @@
-//! Tests of the ledger, which lists the kernels that ran on a GPU: a kernel whose source has changed must run again.
+//! Tests of the ledger `snapshots/gpu.ron`, which lists the kernels that ran on a GPU, with digests of their sources. If a source changes,
+//! the tests fail until the kernel runs on a GPU again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,6 +1,6 @@
 //! Tests of weights of 8 and 4 bits, and of KV caches of 8 bits: errors relative to f32 on a CPU, and agreement of the device with the CPU.
 //!
-//! Run them with `cargo test --test kernels low_precision:: -- --ignored` on a machine with a device and NVRTC.
+//! Run the tests that need a device with `cargo test --test kernels low_precision:: -- --ignored` on a machine with a device and NVRTC.
 
 mod kv_cache;
 mod plain_gpt2;
@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 const VOCABULARY: u32 = 1000;
 const FORMATS: [Format; 4] = [Format::FP8, Format::INT8, Format::INT8_32, Format::INT4];
 
-/// Widths that are not multiples of a tile or of a group of 128 columns.
+/// Returns the description, the config and the outputs of an encoder whose widths are not multiples of a tile or of a group of 128 columns.
 fn encoder() -> (&'static str, Value, &'static [&'static str]) {
     let config = json!({
         "hidden_size": 168, "num_attention_heads": 7, "num_hidden_layers": 3, "intermediate_size": 456,
@@ -67,7 +67,7 @@ fn values(engine: &Engine, lens: &[u32]) -> Vec<f32> {
     outputs.iter().flat_map(|o| o.values.clone()).collect()
 }
 
-/// Returns the root mean square of the deviation from `want`, relative to the root mean square of `want`.
+/// Returns the relative error of `got`: the root mean square of `got - want`, divided by the root mean square of `want`.
 fn error(got: &[f32], want: &[f32]) -> f64 {
     assert_eq!(got.len(), want.len());
     let square = |v: f32| f64::from(v) * f64::from(v);
@@ -102,7 +102,8 @@ fn errors_on_a_cpu_are_those_of_the_formats() {
     }
 }
 
-/// For many rows, a launch converts a whole packed weight. All layers share the memory of the largest converted weight.
+/// For batches of many rows, a launch first converts the whole packed weight to 16 bits in memory, and a GEMM multiplies the converted
+/// weight. All layers share the memory, whose size is that of the largest converted weight.
 #[test]
 fn batches_of_many_rows_convert_whole_weights_in_memory_that_layers_share() {
     let (hidden, inner) = (1024, 4096);
@@ -111,7 +112,7 @@ fn batches_of_many_rows_convert_whole_weights_in_memory_that_layers_share() {
     config["intermediate_size"] = inner.into();
     let model = description(model).expect("it is shipped");
     for machine in [crate::common::hopper(), crate::common::usual()] {
-        // With fp8 on Hopper, the rows of x are converted instead.
+        // Disable the pass `QUANTIZE_INPUTS`. With it, products in 8 bits would round the inputs instead of converting the weight.
         let program = |quantize, invariant| {
             writing(&model, &config, &machine, |options| {
                 options.quantize = quantize;
@@ -125,7 +126,7 @@ fn batches_of_many_rows_convert_whole_weights_in_memory_that_layers_share() {
             assert!(!program(Some(format), true).kernels.iter().any(converts));
             let program = program(Some(format), false);
             program.validate().expect("a sound program");
-            // The converted weights of a batch, and the memory that they take together.
+            // Returns the number of weights that a batch converts, and the bytes of memory that all converted weights share.
             let converted = |tokens: u32| {
                 let extents = Extents::of(&[tokens]).expect("a batch");
                 let launched = program.launched(&extents).expect("it has launches");
@@ -137,7 +138,7 @@ fn batches_of_many_rows_convert_whole_weights_in_memory_that_layers_share() {
                 let unpacked =
                     tensors.filter(|((_, tensor), _)| tensor.name.ends_with(".unpacked"));
                 let unpacked: Vec<_> = unpacked.map(|(_, usage)| usage).collect();
-                // Each conversion has one later launch that waits for the converted weight.
+                // Each converted weight is read by one later launch, which waits for the conversion.
                 let after = launched
                     .iter()
                     .filter(|(step, _)| program.computes_weight_of(step));
@@ -148,7 +149,7 @@ fn batches_of_many_rows_convert_whole_weights_in_memory_that_layers_share() {
             let (n, bytes) = converted(8192);
             let largest = 2 * 2 * inner * hidden;
             assert!(bytes <= largest, "{format} on {}", machine.name);
-            // On other cards, the cost model may prefer kernels that convert in registers for every number of rows.
+            // On other cards, the cost model may prefer GEMMs that convert weights in registers, for any number of rows.
             if machine.instructions == Instructions::Hopper {
                 assert!(n >= 2 && bytes == largest, "{format}: {n}, {bytes}");
             }
@@ -156,7 +157,7 @@ fn batches_of_many_rows_convert_whole_weights_in_memory_that_layers_share() {
     }
 }
 
-/// Returns the program of a model that generates text.
+/// Returns the program of a model that generates text, with a KV cache.
 fn writing(
     model: &Description,
     config: &Value,
@@ -173,7 +174,7 @@ fn writing(
     compiled.expect("it compiles").program
 }
 
-/// Whether a kernel converts rows of x to 8 bits.
+/// Whether a kernel rounds the rows of a linear layer's input to 8 bits.
 fn converts_rows(kernel: &KernelSpec) -> bool {
     matches!(
         kernel,
@@ -181,7 +182,7 @@ fn converts_rows(kernel: &KernelSpec) -> bool {
     )
 }
 
-/// Whether a kernel multiplies quantized rows.
+/// Whether a kernel multiplies inputs that were rounded to 8 bits.
 fn multiplies_rows(kernel: &KernelSpec) -> bool {
     match kernel {
         KernelSpec::GemmWgmma(gemm) => gemm.problem.quantized_rows,
@@ -198,8 +199,8 @@ fn launched(program: &Program, tokens: u32) -> Vec<&KernelSpec> {
     kernels.map(|&(_, at)| &program.kernels[at]).collect()
 }
 
-/// Rows of long prompts are converted to 8 bits and multiplied with packed weights, also in models that generate text: in E4M3 and int8 on
-/// Hopper, and in int8 on cards before it.
+/// For long prompts, the inputs of linear layers are rounded to 8 bits and multiplied by packed weights: in E4M3 and int8 on Hopper, and
+/// only in int8 on earlier cards. Inputs are not rounded in invariant programs, with `keeps_inputs`, or without the pass.
 #[test]
 fn prompts_multiply_8_bits_if_inputs_may_be_rounded() {
     let (name, config, _) = writer();
@@ -207,7 +208,7 @@ fn prompts_multiply_8_bits_if_inputs_may_be_rounded() {
         let mut config = config.clone();
         config["hidden_size"] = hidden.into();
         config["intermediate_size"] = inner.into();
-        // All weights then have a multiple of 16 rows, so that Hopper can multiply them in 8 bits.
+        // With this head size, all weights have a multiple of 16 rows, which Hopper's products of 8 bits require.
         config["head_dim"] = 48.into();
         config
     };
@@ -223,7 +224,7 @@ fn prompts_multiply_8_bits_if_inputs_may_be_rounded() {
         (&usual, Format::FP8_128, false),
         (&usual, Format::INT8, true),
     ] {
-        // With a scale for each 128 columns, products in 8 bits take less time only in large layers. A launch converts other weights.
+        // With a scale for each 128 columns, products of 8 bits are faster only in large layers. Other layers convert the whole weight.
         let of_groups = format == Format::FP8_128;
         let (config, tokens, conversions) = match of_groups {
             true => (sized(4096, 14_336), 1024, 2),
@@ -244,7 +245,7 @@ fn prompts_multiply_8_bits_if_inputs_may_be_rounded() {
         assert!(!any(&program(|options| options.invariant = true)), "{what}");
         let kept = program(|options| options.without = [QUANTIZE_INPUTS.to_owned()].into());
         assert!(!any(&kept), "{what}");
-        // The checkpoint's own weights, with and without inputs of 8 bits.
+        // A checkpoint that publishes one weight in this format, with and without rounded inputs.
         let published = |keeps_inputs| {
             let program = writing(&model, &config, machine, |options| {
                 let name = "layers.1.mlp.down_proj.weight".to_owned();
@@ -258,7 +259,7 @@ fn prompts_multiply_8_bits_if_inputs_may_be_rounded() {
         if !multiplies {
             continue;
         }
-        // Each conversion has a GEMM after it. With a scale for each row, no whole weight is converted.
+        // Each conversion of inputs has a GEMM after it. With formats that have a scale for each row, no whole weight is converted.
         let kernels = launched(&chosen, tokens);
         let n = |is: fn(&KernelSpec) -> bool| kernels.iter().filter(|kernel| is(kernel)).count();
         assert_eq!(n(converts_rows), n(multiplies_rows), "{what}");
@@ -268,7 +269,7 @@ fn prompts_multiply_8_bits_if_inputs_may_be_rounded() {
     }
 }
 
-/// Models that do not generate text multiply int8, too.
+/// Models that do not generate text also multiply inputs in int8.
 #[test]
 fn encoders_multiply_int8_if_inputs_may_be_rounded() {
     let (name, mut config, _) = encoder();
@@ -293,7 +294,8 @@ fn encoders_multiply_int8_if_inputs_may_be_rounded() {
                 .filter(|kernel| multiplies_rows(kernel))
                 .count()
         };
-        // In each of three layers, all linear layers except that after attention, whose kernel may also compute the norm.
+        // At least three linear layers in each of the three encoder layers. The fourth linear layer, after attention, may be fused with the
+        // norm instead.
         assert!(n(&launched(&chosen, 4096)) >= 9, "{}", machine.name);
         let kept = program(Some(QUANTIZE_INPUTS));
         assert_eq!(n(&launched(&kept, 4096)), 0, "{}", machine.name);
@@ -308,7 +310,7 @@ fn a_device_refuses_weights_of_few_bits_beside_activations_in_f32() {
         .quantize(Format::INT4)
         .build();
     match built {
-        // Without a device, the error is that there is no device.
+        // On a machine without a CUDA device, the error reports the missing device.
         Err(EngineError::FormatOfF32 { format }) => assert_eq!(format, Format::INT4),
         Err(error) => assert!(error.to_string().contains("CUDA"), "{error}"),
         Ok(_) => panic!("an engine with int4 weights and f32 activations"),
@@ -334,7 +336,7 @@ fn a_device_computes_what_the_cpu_does() {
                         .expect("an engine");
                     for lens in [&[1][..], &[3, 9], &[5, 1, 130, 40], &[300, 211, 64]] {
                         let error = error(&values(&cuda, lens), &values(&cpu, lens));
-                        // The CPU also rounds activations to int8.
+                        // For int8 weights, the CPU also rounds activations to int8.
                         let bound = match format {
                             Format::INT8 => bound + 4e-2,
                             Format::Plain(_) | Format::Scaled(_) | Format::E4m3 => bound,
@@ -352,7 +354,7 @@ fn a_device_computes_what_the_cpu_does() {
     }
 }
 
-/// Returns a model whose config has these sizes instead of its own.
+/// Returns a model with the given sizes in its config.
 fn resized(
     (model, mut config, outputs): (&'static str, Value, &'static [&'static str]),
     sizes: &[(&str, u32)],
@@ -363,7 +365,7 @@ fn resized(
     (model, config, outputs)
 }
 
-/// Returns models whose widths are multiples of 16, with and without gates.
+/// Returns a model without gated feed-forward networks and a model with them. Their widths are multiples of 16, as E4M3 products require.
 fn models_of_products_in_fp8() -> [(&'static str, Value, &'static [&'static str]); 2] {
     let sizes = [
         ("hidden_size", 160),
@@ -380,7 +382,7 @@ fn models_of_products_in_fp8() -> [(&'static str, Value, &'static [&'static str]
     [resized(encoder(), &sizes), resized(writer(), &gated)]
 }
 
-/// Programs for Hopper and for other cards compute the same products of E4M3 factors with other kernels. The CPU runs both programs in f32.
+/// Programs for Hopper and for other cards compute the same E4M3 products with different kernels. The CPU runs both programs in f32.
 #[test]
 fn programs_in_fp8_for_hopper_and_for_other_cards_have_the_same_results() {
     for (name, config, outputs) in models_of_products_in_fp8() {
@@ -416,7 +418,7 @@ fn programs_in_fp8_for_hopper_and_for_other_cards_have_the_same_results() {
             deviation: 0.08,
         };
         let mut sessions = [&ada, &hopper].map(|program| {
-            // The kernels are for f16 and bf16, and the CPU computes in f32.
+            // The kernels are compiled only in f16 and bf16. Replace the types, because the CPU computes in f32.
             let text = ron::to_string(program).expect("plain data");
             let text = text.replace("F16", "F32");
             let mut program: Program = ron::from_str(&text).expect("a program");
@@ -439,15 +441,15 @@ fn programs_in_fp8_for_hopper_and_for_other_cards_have_the_same_results() {
                 values.collect::<Vec<f32>>()
             });
             assert!(ada.iter().all(|value| value.is_finite()));
-            // Sums in another order may be rounded to the next value of E4M3.
+            // The programs compute sums in a different order, so a result may be rounded to a neighboring E4M3 value.
             let error = error(&ada, &hopper);
             assert!(error < 5e-3, "{name} {lens:?}: {error}");
         }
     }
 }
 
-/// On cards that multiply in E4M3, the inputs of products are also in E4M3 if widths are multiples of 16. Inputs have about the same rounding
-/// error as weights, so the total error is at most twice the error of rounding the weights alone.
+/// On cards with E4M3 products, inputs of linear layers are also rounded to E4M3 if the widths are multiples of 16. Inputs have about the
+/// same rounding error as weights, so the total error is at most twice the error of rounding only the weights.
 #[test]
 #[ignore = "needs NVRTC and a CUDA device that multiplies in E4M3"]
 fn products_in_fp8_on_a_device_have_the_error_of_the_format() {
@@ -485,7 +487,7 @@ fn products_in_fp8_on_a_device_have_the_error_of_the_format() {
     }
 }
 
-/// On Hopper, rows of long prompts are also in E4M3, and the rounding errors of rows and weights add up.
+/// On Hopper, inputs of linear layers are also rounded to 8 bits for long prompts, so the rounding errors of inputs and weights add up.
 #[test]
 #[ignore = "needs a CUDA device with Hopper's instructions and NVRTC"]
 fn long_prompts_in_fp8_on_a_device_have_the_error_of_the_format() {
@@ -527,7 +529,7 @@ fn long_prompts_in_fp8_on_a_device_have_the_error_of_the_format() {
                 kept < 1.2 * rounded + 5e-3,
                 "{format} {dtype}: {kept}, {rounded}"
             );
-            // The logits differ from those of rows in 16 bits, so rows are rounded.
+            // The logits differ from those with inputs in 16 bits, which shows that inputs are rounded.
             assert!(
                 got != kept && got < 2.5 * rounded,
                 "{format} {dtype}: {got}, {rounded}"

@@ -1,6 +1,7 @@
-//! Tests from programs to kernels: sources, dispatch, compilation, the ledger, artifacts and launches.
+//! Tests of programs and kernels: sources, kernel selection, compilation, the ledger, artifacts and launches.
 //!
-//! Tests on a device are ignored by default. `cargo test --test kernels -- --ignored` runs them on a machine with a GPU and NVRTC.
+//! Tests that need a CUDA device are ignored by default. `cargo test --test kernels -- --ignored` runs them on a machine with a GPU and
+//! NVRTC.
 
 #[path = "../common/mod.rs"]
 mod common;

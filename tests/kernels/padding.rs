@@ -1,4 +1,5 @@
-//! Tests of kept padding: launches differ, but each row of the results is the same.
+//! Tests of [`Padding::Kept`], which computes all sequences at the length of the longest sequence: launches differ, but the results of each
+//! token are the same.
 
 use crate::common::{WEIGHTS, tiny_config};
 use gemmule::{
@@ -7,7 +8,7 @@ use gemmule::{
 };
 use insta::assert_snapshot;
 
-/// Lengths of the batches that are compared.
+/// Lengths of the sequences of each batch that is compared.
 const RAGGED: [&[u32]; 6] = [
     &[5, 1, 3],
     &[1, 12],
@@ -17,7 +18,7 @@ const RAGGED: [&[u32]; 6] = [
     &[12, 2, 11, 1],
 ];
 
-/// Values in every layout: per token, per head and token, per head and pair, and per sequence.
+/// Outputs in every layout: a row for each token, for each head and token, for each head and pair of tokens, and for each sequence.
 const VALUES: [&str; 6] = [
     "last_hidden_state",
     "pooler_output",
@@ -108,7 +109,7 @@ fn an_ordinary_session_takes_no_padding_for_tokens() {
     let even = batch(&[3, 3]);
     let same = even.with_padding().expect("it fits");
     assert_eq!(run(&ordinary, &same), run(&ordinary, &even));
-    // A session that keeps padding accepts a padded batch.
+    // An engine that keeps padding accepts a batch with padding.
     let keeping = builder("bert")
         .outputs(["last_hidden_state"])
         .without(unfused());
@@ -142,7 +143,7 @@ fn padding_is_computed_and_takes_memory() {
     assert_eq!((tokens(&packed), tokens(&padded)), (14, 36));
     let bytes = |engine: &Engine| engine.footprint(&batch).expect("a size").lower_bound;
     assert!(bytes(&padded) > 2 * bytes(&packed));
-    // If the caller padded the batch, the padding does not count as tokens.
+    // A batch that is created from padded rows and a mask gives the same results as the batch of its sequences.
     let ids: Vec<u32> = (0..6).collect();
     let came_padded = Batch::from_padded(&ids, &[1, 1, 1, 1, 0, 0], 3).expect("a batch");
     let same = Batch::from_sequences(&[vec![0, 1, 2], vec![3]]).expect("a batch");
@@ -202,7 +203,7 @@ fn an_artifact_does_not_keep_padding() {
     assert_snapshot!(text.replace(&folder.path().display().to_string(), "[dir]"), @"the artifact `[dir]/tiny` was compiled to run without padding; build the engine from the description to keep padding");
 }
 
-/// Compares outputs that stay on the device with those that are copied to the host. Later batches do not change the earlier outputs.
+/// Checks that outputs that stay on the device equal outputs that are copied to the host, also after later batches have run.
 fn outputs_stay_on(device: DeviceChoice) {
     let engine = builder("bert")
         .outputs(["last_hidden_state", "pooler_output"])

@@ -1,5 +1,5 @@
-//! Tests of memory plans of the shipped models: tensors that are alive at the same time never overlap, and the memory is close to the lower
-//! bound at every length.
+//! Tests of memory plans of the shipped models: tensors that are alive at the same time never overlap, and for every sequence length the
+//! planned memory is close to its lower bound.
 
 use gemmule::{
     DType,

@@ -28,7 +28,8 @@ use rayon::prelude::*;
 use record::{Record, targets};
 use review::review;
 
-/// All sources with marks at the start and the end of each partial (a template that other templates include).
+/// The sources of all kernels in the catalogue, with marks at the start and the end of each partial (a template that other templates
+/// include).
 static MARKED: LazyLock<Vec<Source>> = LazyLock::new(|| {
     let codegen = Codegen::marking_partials(Marks::DEFAULT).expect("the templates parse");
     let source = |emitted: &Emitted| codegen.source(emitted.kernel.as_kernel());
@@ -36,8 +37,8 @@ static MARKED: LazyLock<Vec<Source>> = LazyLock::new(|| {
     sources.collect()
 });
 
-/// All different texts of templates and partials in the sources. Kernels of `representative()` come before kernels that only models use.
-/// Within each group, short symbols come first, which belong to plain kernels in f16.
+/// All different texts of templates and partials in the sources. Kernels of `representative()` come before kernels that only shipped models
+/// use. Within each group, short symbols come first, because they belong to the simplest kernels.
 static RENDERINGS: LazyLock<Vec<Rendering>> = LazyLock::new(|| {
     let representative: HashSet<String> = gemmule::kernels::representative()
         .iter()
@@ -88,7 +89,7 @@ fn every_source_is_cuda_without_headers_or_directives() {
             let is_word = |&(at, name): &(usize, &str)| {
                 !kernel[..at].ends_with(in_word) && !kernel[at + name.len()..].starts_with(in_word)
             };
-            // The first occurrence of the name is in the kernel's signature.
+            // The first occurrence of the name is in the kernel's signature, so a used parameter has a second one.
             let mut words = kernel.match_indices(param.name).filter(is_word);
             assert!(
                 words.nth(1).is_some(),
@@ -100,8 +101,9 @@ fn every_source_is_cuda_without_headers_or_directives() {
     }
 }
 
-/// On cards that support it, a kernel may start before the previous one is complete. A kernel that does not wait would read data that is
-/// not written yet. If all CTAs of a kernel exited before the wait, later kernels could start before earlier ones are complete.
+/// With programmatic dependent launch, a kernel may start before the previous kernel is complete. A kernel that does not wait would read
+/// data that is not written yet. If all CTAs of a kernel exited before waiting, the next kernel could start before the previous kernel is
+/// complete.
 #[test]
 fn every_kernel_waits_for_earlier_ones_before_any_of_its_blocks_can_leave() {
     const WAIT: &str = "griddepcontrol_wait();";
@@ -120,7 +122,7 @@ fn every_kernel_waits_for_earlier_ones_before_any_of_its_blocks_can_leave() {
     }
 }
 
-/// `kernels check` computes references only once for each definition.
+/// `gemmule kernels check` computes the reference results only once for all kernels with the same `definition`.
 #[test]
 fn kernels_of_one_definition_have_the_same_parameters_and_cases() {
     let mut by_definition = BTreeMap::new();
@@ -156,7 +158,7 @@ fn rendering_gives_the_same_bytes_every_time() {
     assert_eq!(render(), *SOURCES);
 }
 
-/// The snapshots refer to the texts of partials by name.
+/// Snapshots show a template and its partials separately. Together they must be the whole source.
 #[test]
 fn every_source_consists_of_its_template_and_partials() {
     for (marked, source) in MARKED.iter().zip(SOURCES.iter()) {
@@ -165,7 +167,8 @@ fn every_source_consists_of_its_template_and_partials() {
     }
 }
 
-/// Numbers and types in lines are not compared. The digests of whole sources in the ledger and the record cover them.
+/// Compares the renderings chosen for review with the snapshots. The choice ignores numbers and types, so other renderings may differ in
+/// them. The ledger and the record cover these differences with digests of whole sources.
 #[test]
 fn every_line_of_a_source_is_in_a_reviewed_snapshot_with_the_lines_before_and_after_it() {
     const RENEW: &str = "`INSTA_UPDATE=always cargo test --test kernels sources::` renews snapshots; then read the diff";
@@ -227,8 +230,8 @@ fn is_recording() -> bool {
     std::env::var_os("GEMMULE_RECORD").is_some_and(|value| value == "1")
 }
 
-/// Compiles sources that are not in the record in their current form. Also compiles the sources of all snapshots, each for only one target,
-/// so that a record that was edited by hand is detected.
+/// Compiles the sources whose current form is not in the record. To detect a record that was edited by hand, also compiles the sources of
+/// all snapshots, each for only one target.
 #[test]
 fn every_source_compiles_for_every_target_without_spills() {
     let nvrtc = crate::common::nvrtc();
@@ -239,7 +242,7 @@ fn every_source_compiles_for_every_target_without_spills() {
     };
     let missing = record.missing(&now);
     if !is_recording() && !missing.is_empty() {
-        // Printed even if the test passes, because it explains why the test takes long.
+        // Print this even if the test passes, because it explains why the test takes long.
         let _ = writeln!(
             std::io::stderr(),
             "{} sources are not in snapshots/compiled.ron as they are; every run compiles them until \

@@ -1,4 +1,4 @@
-//! Tests of kernel timings through the API: their effects, refused timings, and their files between processes.
+//! Tests of kernel timings through the API: their effects on the selection, refused timings, and files that several processes use.
 
 use std::{
     path::Path,
@@ -31,7 +31,7 @@ fn on() -> TimedOn {
     }
 }
 
-/// Compiles a shipped encoder.
+/// Compiles the first shipped model, an encoder, in f16.
 fn encoder(machine: Machine) -> Compiled {
     let (_, model, config) = shipped_configs().expect("they are shipped").remove(0);
     let options = CompileOptions::new(DType::F16, machine);
@@ -39,7 +39,7 @@ fn encoder(machine: Machine) -> Compiled {
     compile(&model, &config, &options).expect("it compiles")
 }
 
-/// Returns the launches of a batch of `tokens` tokens, in order.
+/// Returns the kernels that a batch of `tokens` tokens launches, in order.
 fn launched(program: &Program, tokens: u64) -> Vec<&KernelSpec> {
     let batch = Extents {
         tokens,
@@ -56,7 +56,7 @@ fn launched(program: &Program, tokens: u64) -> Vec<&KernelSpec> {
         .collect()
 }
 
-/// Returns the estimated cycles of a kernel; `None` if it is not chosen by the number of rows.
+/// Returns the estimated cycles of a kernel, or `None` for a kernel that is not selected by the number of rows.
 fn cycles(kernel: &KernelSpec, tokens: u64, machine: &Machine) -> Option<f64> {
     kernel.as_kernel().cycles(tokens, machine)
 }
@@ -65,7 +65,7 @@ fn us(cycles: f64, machine: &Machine) -> f64 {
     cycles / f64::from(machine.clock_mhz)
 }
 
-/// Returns the kernel with the largest estimated time for a batch with this number of tokens, and the time in cycles.
+/// Returns the launch of a batch of `tokens` tokens with the largest estimated time: its kernel, and the time in cycles.
 fn heaviest(program: &Program, tokens: u64, machine: &Machine) -> (KernelSpec, f64) {
     let all = launched(program, tokens).into_iter();
     let timed = all.filter_map(|kernel| Some((kernel, cycles(kernel, tokens, machine)?)));
@@ -73,7 +73,7 @@ fn heaviest(program: &Program, tokens: u64, machine: &Machine) -> (KernelSpec, f
     (kernel.clone(), cycles)
 }
 
-/// Returns the estimated time in cycles of a program's kernels for a batch with this number of tokens.
+/// Returns the sum of the estimated cycles of all launches of a batch of `tokens` tokens.
 fn estimate(program: &Program, tokens: u64, machine: &Machine) -> f64 {
     let all = launched(program, tokens).into_iter();
     all.filter_map(|kernel| cycles(kernel, tokens, machine))
@@ -101,7 +101,7 @@ fn a_kernel_that_was_slower_than_its_estimate_gives_way_near_the_timed_rows_and_
                 "{tokens} tokens"
             );
         }
-        // For at most half or at least twice the timed number of tokens, launches are as fast as without timings.
+        // With at most half or at least twice the timed number of tokens, the estimated time is the same as without timings.
         for tokens in (8..=AT / 2)
             .step_by(56)
             .chain((2 * AT..16_384).step_by(192))
@@ -113,7 +113,7 @@ fn a_kernel_that_was_slower_than_its_estimate_gives_way_near_the_timed_rows_and_
             let change = now / before - 1.0;
             assert!(change.abs() < 0.02, "{tokens} tokens: {change}");
         }
-        // The same timings give the same program and source. Without timings, the cost model's choice is restored.
+        // The same timings give the same program and source. Without timings, the cost model chooses the kernels again.
         let again = encoder(machine.clone()).with_timings(Some(timings));
         let again = again.expect("it lowers");
         assert_eq!(again.program, timed);
@@ -191,7 +191,7 @@ fn a_file_that_was_written_is_read_and_one_that_was_changed_is_refused() {
     assert_snapshot!(refused("(format: 2)"), @"the timings in `[dir]/timings.ron` are not valid: their format is 2, this version of gemmule reads format 1; measure again with `gemmule tune`, or omit the file");
     let kernels = text.lines().find(|line| line.contains("kernels:"));
     let kernels = kernels.expect("what they were measured on").to_owned();
-    // The checksum also covers the version of the kernels. A file in which only this version was changed therefore counts as damaged.
+    // The checksum also covers the version of the kernels. If only this version is changed in a file, the file counts as damaged.
     assert_snapshot!(refused(&text.replace(&kernels, "    kernels: \"0\",")), @"the timings in `[dir]/timings.ron` are not valid: their checksum does not match: they were damaged, or changed by hand; measure again with `gemmule tune`, or omit the file");
     for end in [0, 1, text.len() / 2, text.len() - 3] {
         let cut = refused(&text[..end]);
@@ -224,9 +224,9 @@ fn timings_of_another_card_or_nvrtc_are_refused() {
     assert_snapshot!(refused(&named("h200"), Some((12, 8))), @"the timings in `[dir]/timings.ron` are not valid: they were measured with NVRTC 13.0, and this is 12.8; measure again with `gemmule tune`, or omit the file");
     assert_snapshot!(refused(&named("a100"), None), @"the timings in `[dir]/timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for a100 (capability 8.0, 108 SMs); measure again with `gemmule tune`, or omit the file");
     assert_snapshot!(refused(&named("h100_sxm"), None), @"the timings in `[dir]/timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for h100_sxm (capability 9.0, 132 SMs); measure again with `gemmule tune`, or omit the file");
-    // A partition of the card, with fewer SMs.
+    // A part of the card (MIG), with fewer SMs.
     assert_snapshot!(refused(&named("h200").with_sms(60), None), @"the timings in `[dir]/timings.ron` are not valid: they were measured on NVIDIA H200 (capability 9.0, 132 SMs), and kernels are chosen for h200 (capability 9.0, 60 SMs); measure again with `gemmule tune`, or omit the file");
-    // Timings of a card without a description are accepted for all cards of its capability.
+    // Timings of a card without a description file are accepted for all cards with its compute capability.
     let unknown = TimedOn {
         card: "Card".to_owned(),
         ..on()

@@ -1,4 +1,5 @@
-//! Scales of keys and values in a KV cache in E4M3, of the checkpoints that `scripts/quantized_checkpoints.py` writes.
+//! Tests of KV caches in E4M3 for checkpoints that publish scales of keys and values. `scripts/quantized_checkpoints.py` writes the
+//! checkpoints.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +26,8 @@ const CASES: [&str; 4] = [
     "qwen3-compressed",
 ];
 
-/// A text that Hugging Face transformers generated, with logits of its tokens for a rounded cache (`logits`) and an exact one (`exact`).
+/// A prompt and the tokens that Hugging Face transformers generated for it. The logits are for a cache that is rounded to E4M3 (`logits`),
+/// and for an exact cache (`exact`).
 #[derive(Deserialize)]
 struct Expected {
     prompt: Vec<u32>,
@@ -48,7 +50,7 @@ fn writer(folder: &Path, device: DeviceChoice) -> Builder {
     Engine::from_checkpoint(folder).device(device).generating()
 }
 
-/// Tokens and logits of each prompt, all in one batch.
+/// Generates text for all prompts in one batch. Returns the new tokens of each prompt with their logits.
 fn written(engine: &Engine, expected: &[Expected]) -> Vec<Vec<(u32, Vec<f32>)>> {
     let mut generator = engine.generator(1 << 20).expect("a generator");
     let admit = |expected: &Expected| {
@@ -84,7 +86,7 @@ fn written(engine: &Engine, expected: &[Expected]) -> Vec<Vec<(u32, Vec<f32>)>> 
         .collect()
 }
 
-/// Returns the root mean square of the difference, relative to the root mean square of `want`.
+/// Returns the relative error of `got`: the root mean square of `got - want`, divided by the root mean square of `want`.
 fn error(got: &[f32], want: &[f32]) -> f64 {
     assert_eq!(got.len(), want.len());
     let squares = |values: &mut dyn Iterator<Item = f32>| -> f64 {
@@ -114,7 +116,7 @@ fn texts_are_those_of_transformers_with_a_cache_that_is_rounded_with_the_publish
                 effect += error(logits, &want.exact[i]);
             }
         }
-        // Values near a midpoint of E4M3 may be rounded in either direction, but there are few such values.
+        // Values near the midpoint of two E4M3 values may be rounded differently, but there are few such values.
         assert!(off < 0.05 * effect, "{case}: {off} of {effect}");
     }
 }
@@ -127,13 +129,13 @@ fn a_cache_in_the_type_of_the_activations_has_no_scales() {
         assert!(!engine.program().pool().scaled, "{case}");
         let expected = expected(case);
         for (text, want) in written(&engine, &expected).iter().zip(&expected) {
-            // Later tokens may differ from those of the rounded cache, so only the first logits are compared.
+            // Compare only the first logits. The expected tokens are from a rounded cache, so later tokens may differ.
             assert!(error(&text[0].1, &want.exact[0]) < 1e-4, "{case}");
         }
     }
 }
 
-/// Returns the error of a folder with changed tensors or settings.
+/// Returns the error of loading a folder with changed tensors or settings and a cache in E4M3.
 fn refused(change: impl FnOnce(&mut Tensors, &mut Value)) -> String {
     let source = folder("llama-modelopt");
     let text = std::fs::read_to_string(source.join("config.json")).expect("a config");
@@ -153,7 +155,7 @@ fn refused(change: impl FnOnce(&mut Tensors, &mut Value)) -> String {
     let changed = Folder::new();
     changed.write("config.json", config.to_string());
     write_tensors(&changed.file("model.safetensors"), &tensors);
-    // Without a cache in E4M3, the scales are not read.
+    // If the cache is not in E4M3, the scales are not read, so the folder loads.
     if let Err(error) = writer(changed.path(), DeviceChoice::Cpu).build() {
         panic!("{error}");
     }
@@ -181,7 +183,7 @@ fn scales_that_are_missing_or_wrong_are_refused_by_name() {
         scale.bytes = [0.5f32, 0.25].map(f32::to_le_bytes).concat();
     };
     assert_snapshot!(refused(of_heads), @"`[dir]/model.safetensors`: the tensor `model.layers.1.self_attn.v_proj.v_scale` is [2], expected one number: a KV cache in fp8 has one scale for the keys of a layer and one for its values; use the cache in the type of the activations");
-    // Another tensor with the same meaning.
+    // A second tensor with the scale of the same values, under another published name.
     let twice = |tensors: &mut Tensors, _: &mut Value| {
         let other = Stored {
             dtype: tensors[SCALE].dtype,
@@ -213,7 +215,8 @@ fn scales_of_another_format_are_refused_by_the_key_of_the_configuration() {
 fn a_device_writes_what_the_cpu_does_with_scales() {
     for case in CASES {
         let expected = expected(case);
-        // A key whose error crosses a midpoint of E4M3 is rounded to the other neighbor, which is up to an eighth away.
+        // A key near the midpoint of two E4M3 values may be rounded up in one run and down in the other. The results differ by up to an
+        // eighth.
         for (dtype, bound) in [(DType::F32, 2e-2), (DType::F16, 0.1), (DType::BF16, 0.3)] {
             for invariant in [false, true] {
                 let cuda = writer(&folder(case), DeviceChoice::Cuda(0))
@@ -225,7 +228,8 @@ fn a_device_writes_what_the_cpu_does_with_scales() {
                     .unwrap_or_else(|error| panic!("{case}: {error}"));
                 let mut largest = 0.0f64;
                 for (text, want) in written(&cuda, &expected).iter().zip(&expected) {
-                    // Compare up to and including the first token that differs. Its logits still depend only on equal tokens.
+                    // Compare the logits up to the first token that differs, including the logits of this token, which depend only on equal
+                    // tokens.
                     let steps = want.tokens.iter().zip(&want.logits);
                     for ((id, logits), (other, want)) in text.iter().zip(steps) {
                         largest = largest.max(error(logits, want));

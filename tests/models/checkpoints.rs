@@ -30,7 +30,7 @@ const SHARDS: [&str; 2] = [
     "model-00002-of-00002.safetensors",
 ];
 
-/// Returns the tensors of two shards.
+/// Returns the tensors of the tiny model, divided into two shards.
 fn halves() -> [Tensors; 2] {
     let (mut first, mut second) = (tiny_tensors(DType::F32), Tensors::new());
     let names: Vec<String> = first.keys().skip(5).cloned().collect();
@@ -41,7 +41,8 @@ fn halves() -> [Tensors; 2] {
     [first, second]
 }
 
-/// Returns an index that assigns each tensor to its shard, followed by the entries of `more`.
+/// Returns the text of a model.safetensors.index.json. It assigns each tensor to its shard, and also contains the entries of `more`: a
+/// tensor and its shard.
 fn index_of(more: &[(&str, &str)]) -> String {
     let mut map = serde_json::Map::new();
     for (tensors, shard) in halves().iter().zip(SHARDS) {
@@ -54,7 +55,7 @@ fn index_of(more: &[(&str, &str)]) -> String {
     json!({"metadata": {}, "weight_map": map}).to_string()
 }
 
-/// Creates a changed checkpoint of two shards with the index file `index`.
+/// Creates a folder with two shards, modified by `change`, and with the index file `index`.
 fn sharded_as(index: impl AsRef<[u8]>, change: impl FnOnce(&mut [Tensors; 2])) -> Folder {
     let folder = Folder::new();
     folder.write("config.json", tiny_config().to_string());
@@ -114,7 +115,7 @@ fn a_checkpoint_of_two_shards_loads() {
 
 #[test]
 fn the_index_says_which_shard_a_tensor_is_read_from() {
-    // Both shards contain the query. The shard that the index does not name has wrong values.
+    // Both shards contain the query's weight. In the shard that the index does not name for it, the values are wrong.
     for (own, other) in [(0, 1), (1, 0)] {
         let folder = sharded_as(index_of(&[(QUERY, SHARDS[own])]), |halves| {
             let tensor = halves[1].remove(QUERY).expect("it is there");
@@ -163,7 +164,7 @@ fn a_file_that_becomes_shorter_is_an_error() {
     let file = folder.file("model.safetensors");
     let handle = std::fs::OpenOptions::new().write(true).open(file);
     let handle = handle.expect("it is there");
-    // Truncates the file by one byte, so that the last tensor is incomplete, and then to zero bytes.
+    // Truncate the open file by one byte, which makes the last tensor incomplete, and then to zero bytes.
     let size = handle.metadata().expect("it is open").len();
     let last = tiny_tensors(DType::F32);
     let mut errors = Vec::new();
@@ -210,18 +211,19 @@ fn surplus_tensors_do_no_harm() {
     ");
 }
 
-/// A tensor that no output reads may belong to a part of the model that the description lacks.
+/// Loading warns about tensors in the checkpoint that no output reads, because they may belong to a part of the model that the description
+/// lacks.
 #[test]
 fn tensors_that_no_output_reads_are_warned_about() {
     let folder = changed(|t| {
         let tensor = t[QUERY].clone();
         for name in [
-            // Tensors that other outputs read, that the library transformers computes itself, and that only training uses.
+            // No warnings: tensors that other outputs read, that transformers computes itself, or that only training uses.
             "pooler.dense.weight",
             "bert.embeddings.position_ids",
             "cls.seq_relationship.weight",
             "cls.predictions.decoder.weight",
-            // Tensors that nothing reads.
+            // Warnings: tensors that nothing reads.
             "encoder.layer.0.attention.self.query_norm.weight",
             "encoder.layer.0.attention.self.key_norm.weight",
         ] {
@@ -259,7 +261,7 @@ fn a_pooling_without_a_list_of_modules_is_warned_about() {
         "1_Pooling/config.json",
         r#"{"pooling_mode_cls_token": true}"#,
     );
-    // The model's type determines the description.
+    // With `model_type`, config.json selects the description.
     let mut config = tiny_config();
     config["model_type"] = "bert".into();
     folder.write("config.json", config.to_string());
@@ -353,7 +355,7 @@ fn a_tensor_of_whole_numbers_is_refused() {
 fn a_file_that_is_not_whole_is_refused() {
     let folder = whole();
     let bytes = std::fs::read(folder.file("model.safetensors")).expect("it was written");
-    // The file is truncated within the length of the header, within the header, and within the data.
+    // Truncate the file within the length of the header, within the header, within the data, and to zero bytes.
     folder.write("model.safetensors", &bytes[..5]);
     assert_snapshot!(folder.load_error(), @"`[dir]/model.safetensors` is not a complete safetensors file: header too small; download it again");
     folder.write("model.safetensors", &bytes[..100]);
@@ -440,7 +442,7 @@ fn a_quantized_checkpoint_is_announced_with_its_layout() {
     ");
 }
 
-/// Returns the result of `f` and its log.
+/// Returns the result of `f`, and the log messages of `level` and above that it writes on this thread.
 fn logged<T>(level: Level, f: impl FnOnce() -> T) -> (T, String) {
     #[derive(Clone, Default)]
     struct Sink(Arc<Mutex<Vec<u8>>>);
@@ -452,8 +454,8 @@ fn logged<T>(level: Level, f: impl FnOnce() -> T) -> (T, String) {
             Ok(())
         }
     }
-    // tracing remembers which events nobody reads. Without a subscriber of the whole process, another test on another thread could make
-    // tracing forget an event of this test.
+    // The crate tracing caches which events have no subscriber. Without a global subscriber, a test on another thread could make tracing
+    // disable an event that this test reads.
     static READ: std::sync::Once = std::sync::Once::new();
     READ.call_once(|| {
         let all = tracing_subscriber::fmt().with_max_level(Level::INFO);

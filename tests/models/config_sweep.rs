@@ -1,6 +1,7 @@
-//! Changes every key of the config.json of every shipped family. Either the values are those of transformers, or an error names the key.
+//! Changes each key of config.json, one at a time, for every shipped family of models. Either the outputs are those of transformers, or an
+//! error names the key.
 //!
-//! `scripts/config_sweep.py` stores the keys, their values and some values of each output.
+//! `scripts/config_sweep.py` stores the keys, their changed values, and some values of each output of transformers.
 
 use std::{collections::BTreeMap, num::NonZeroUsize, path::Path, sync::OnceLock};
 
@@ -16,7 +17,7 @@ use miette::Diagnostic;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// Values of each output by its name.
+/// Some values of each output, by the output's name.
 type Outputs = BTreeMap<String, Vec<f64>>;
 
 #[derive(Deserialize)]
@@ -31,10 +32,10 @@ struct Family {
 #[derive(Deserialize)]
 struct Case {
     key: String,
-    /// The new value. `None` removes the key, which differs from null.
+    /// The new value of the key. `None` removes the key; JSON's null is `Some(Value::Null)`.
     #[serde(default, deserialize_with = "some")]
     value: Option<Value>,
-    /// Expected values. `None` if they are those of the unchanged config.json.
+    /// Expected outputs. `None` if they equal those of the unchanged config.json.
     outputs: Option<Outputs>,
 }
 
@@ -42,7 +43,7 @@ fn some<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Value>, D::E
     Value::deserialize(from).map(Some)
 }
 
-/// Name of the output with the results of generation from a source: the tokens and the score of the best beam.
+/// Name of the output of encoder-decoder models that contains the results of a beam search: the tokens and the score of the best beam.
 const WRITTEN: &str = "written";
 
 fn families() -> &'static BTreeMap<String, Family> {
@@ -55,7 +56,7 @@ fn families() -> &'static BTreeMap<String, Family> {
 }
 
 impl Family {
-    /// Reads the source of the description from its file at run time, so that no test has to be compiled again after a change.
+    /// Reads the description from its file at run time, so that tests need not be compiled again after the description changes.
     fn source(&self) -> String {
         let file = format!("models/{}.ron", self.description);
         std::fs::read_to_string(file).expect("the description is there")
@@ -70,7 +71,7 @@ impl Family {
         config.into()
     }
 
-    /// Returns the outputs that a single engine computes.
+    /// Returns the names of the outputs that one run of a batch computes: all but [`WRITTEN`].
     fn plain(&self) -> Vec<&str> {
         let names = self.outputs.keys().map(String::as_str);
         names.filter(|&name| name != WRITTEN).collect()
@@ -104,7 +105,7 @@ impl Family {
         }
     }
 
-    /// Computes the outputs. The order and the selection of rows are those of `scripts/config_sweep.py`.
+    /// Computes the outputs. Takes the same rows in the same order as `scripts/config_sweep.py`.
     fn run(&self, description: &Description, config: &Value) -> Result<Outputs, EngineError> {
         let mut session = self.engine(description, config, false)?.session()?;
         let mut found = Outputs::new();
@@ -130,7 +131,7 @@ impl Family {
         Ok(found)
     }
 
-    /// Returns the tokens and the score of the best of two beams.
+    /// Generates text with a beam search of two beams. Returns the tokens and the score of the best beam for each sequence of `ids`.
     fn write(&self, description: &Description, config: &Value) -> Result<Vec<f64>, EngineError> {
         let engine = self.engine(description, config, true)?;
         let mut generator = engine.generator(1 << 20)?;
@@ -162,7 +163,8 @@ impl Family {
         Ok(found)
     }
 
-    /// Formats the graphs for a config.json. Equal graphs compute equal values.
+    /// Returns a text of the graphs that `description` builds with `config`, or `None` if they cannot be built. Models with equal texts
+    /// compute equal values.
     fn graphs(&self, description: &Description, config: &Value) -> Option<String> {
         let mut text = String::new();
         let mut names = self.plain();
@@ -234,7 +236,7 @@ fn sweep(name: &str) {
                 .map_err(|error| text(&error))
         };
         let mut unbuilt = None;
-        // Equal graphs have equal values.
+        // If another case has the same graphs, reuse its outputs.
         let found = match family.graphs(&description, &config) {
             Some(graphs) => runs.entry(graphs).or_insert_with(run),
             None => unbuilt.insert(run()),
@@ -276,7 +278,7 @@ macro_rules! sweeps {
             let mut sorted = swept.to_vec();
             sorted.sort_unstable();
             assert_eq!(sorted, stored);
-            // transformers has no classes for these descriptions. They are from papers, or their code is published with their checkpoints.
+            // transformers has no classes for these descriptions. Their models are defined by papers, or by code in their checkpoints.
             let without = ["jina_bert", "vae", "gte", "nomic_bert", "neobert", "static_embedding", "sparse_static_embedding", "xlm_roberta_flash"];
             let mut described: Vec<&str> = families().values().map(|f| f.description.as_str()).collect();
             described.extend(without);
@@ -394,7 +396,8 @@ sweeps!(
     umt5
 );
 
-/// Keys and default values that the published code of these families reads or writes, in addition to the keys of the stored configurations.
+/// For families whose code is published with their checkpoints: keys that this code reads or writes, with their default values. Stored
+/// configurations lack these keys.
 const PUBLISHED: [(&str, &str); 4] = [
     (
         "neobert",
@@ -422,7 +425,7 @@ const PUBLISHED: [(&str, &str); 4] = [
     ),
 ];
 
-/// Returns other values of a key.
+/// Returns values of the same kind that differ from `value`.
 fn others(value: &Value) -> Vec<Value> {
     match value {
         Value::Null => vec![true.into(), 2.into()],
@@ -447,8 +450,8 @@ fn others(value: &Value) -> Vec<Value> {
     }
 }
 
-/// transformers has no classes for these families, so no reference shows which keys change results. The snapshot lists the keys without
-/// effect for review: they may only concern training, speed, or other outputs.
+/// transformers has no classes for these families, so there are no expected outputs. The snapshot lists the keys that have no effect. A
+/// reviewer checks that they concern only training, speed or other outputs.
 #[test]
 fn keys_of_families_with_published_code_change_the_graph_or_are_refused_by_name() {
     let mut report = String::new();

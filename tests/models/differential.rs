@@ -1,4 +1,5 @@
-//! Compiles random descriptions with all operators. If `check` accepts a description, the results with and without fusion must be the same.
+//! Compiles and runs random descriptions that contain all operators. If `gemmule check` would accept a description, its results with and
+//! without fusion must be the same.
 
 mod generate;
 
@@ -20,12 +21,12 @@ use rayon::prelude::*;
 use serde_json::{Value, json};
 
 const GRAPHS: u64 = 500;
-/// Min number of [`GRAPHS`] that must be accepted, so that most descriptions are compared.
+/// Min number of accepted descriptions out of [`GRAPHS`], to ensure that most descriptions are compared.
 const ACCEPTED: usize = 450;
-/// Max difference relative to the largest value of an output.
+/// Max difference between two values of an output, relative to the largest value of the output.
 const TOLERANCE: f32 = 1e-4;
 
-/// Every operator of the language except for norms of rows, by its name in the unfused graph.
+/// Names of operators in the unfused graph: all operators of the language except norms of rows.
 const OPERATORS: [&str; 32] = [
     "embedding",
     "linear",
@@ -61,7 +62,8 @@ const OPERATORS: [&str; 32] = [
     "log_probability",
 ];
 
-/// Attributes and statements that do not appear in the name of an operator.
+/// Attributes and statements of the language that the names of operators in the graph do not show. The test searches for them in the source
+/// of descriptions.
 const WORDS: [&str; 26] = [
     "causal: true",
     "window: ",
@@ -104,7 +106,7 @@ fn words(source: &str) -> Vec<&'static str> {
     WORDS.into_iter().filter(|word| has(word)).collect()
 }
 
-/// Number of occurrences by name.
+/// Number of occurrences of each operator, pass and entry of [`WORDS`], by its name.
 type Counts = BTreeMap<String, usize>;
 
 fn config() -> Value {
@@ -122,7 +124,7 @@ fn config() -> Value {
     })
 }
 
-/// Does the same as `gemmule check`.
+/// Checks a description like `gemmule check`, and compiles it.
 fn check(description: &Description) -> Result<Compiled, EngineError> {
     let compiled = compile(description, &config(), &crate::common::options(DType::F16))?;
     compiled.model.check_expectations(&compiled.graph)?;
@@ -175,7 +177,7 @@ fn difference(fused: &Outputs, unfused: &Outputs) -> Option<String> {
         let size = |most: f32, value: &f32| most.max(value.abs());
         let largest = unfused.values.iter().fold(0.1, size);
         for (i, (a, b)) in fused.values.iter().zip(&unfused.values).enumerate() {
-            // Written without `>`, because a comparison with NaN is false.
+            // Test for `<=` and not for `>`, because both are false for NaN, which must count as a difference.
             let is_near = (a - b).abs() <= TOLERANCE * largest;
             if !is_near {
                 return Some(format!(
@@ -188,7 +190,8 @@ fn difference(fused: &Outputs, unfused: &Outputs) -> Option<String> {
     (n(fused) != n(unfused)).then(|| "other outputs".to_owned())
 }
 
-/// Returns the reason if the description is refused. Returns an error if the test fails.
+/// Checks one description, and counts its operators in `counts`. Returns the reason if the description is refused, and an error if the test
+/// fails.
 fn examine(source: &str, seed: u64, counts: &mut Counts) -> Result<Option<String>, String> {
     let description = match Description::parse("random.ron", source) {
         Ok(description) => description,

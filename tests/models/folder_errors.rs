@@ -1,5 +1,5 @@
-//! Tests of folders with missing or unsupported parts, of descriptions that do not fit a folder, and of damaged or hostile folders. In each
-//! case, the full text of the error is checked; wrong results are never accepted.
+//! Tests of checkpoint folders that cannot be loaded: folders with missing or unsupported parts, damaged and hostile folders, and folders
+//! that do not fit a description. The tests check the full texts of the errors.
 
 mod late;
 
@@ -20,7 +20,7 @@ fn published(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Returns a copy of a published folder, to be modified.
+/// Returns a copy of a folder of `tests/checkpoints`, which a test can modify.
 fn copy(name: &str) -> Folder {
     fn into(from: &Path, to: &Path) {
         std::fs::create_dir_all(to).expect("room for a folder");
@@ -83,7 +83,7 @@ fn layers_that_would_be_left_out_are_an_error() {
     assert_snapshot!(refused(&folder), @"the model leaves out `bert.encoder.layer.1.attention.output.LayerNorm.beta` and 15 more tensors of the checkpoint, although it reads the same tensor of other layers; check the number of layers in config.json and their index in the description. To leave them out, allow unused layers");
     let cut = Engine::from_checkpoint(folder.path()).allow_unused_layers(true);
     assert!(cut.device(DeviceChoice::Cpu).build().is_ok());
-    // A description that uses the first layer's weights for all layers.
+    // A wrong description that reads one weight of layer 0 in all layers.
     let folder = copy("hf-gamma");
     let bert = Description::shipped_source("bert").expect("it is shipped");
     let named = "encoder.layer.{i}.output.dense.bias";
@@ -96,8 +96,8 @@ fn layers_that_would_be_left_out_are_an_error() {
 
 #[test]
 fn layers_of_outputs_that_are_not_asked_for_are_not_left_out() {
-    // The output `early` reads only the first of two layers. Other outputs read the second layer, so the second layer is not reported as
-    // left out.
+    // The output `early` reads only the first of two layers. The second layer is not reported as unused, because other outputs of the
+    // description read it.
     let bert = Description::shipped_source("bert").expect("it is shipped");
     let early = bert
         .replacen("        Repeat(times: \"layers\",", "        Repeat(times: 1, index: \"i\", name: \"first\", body: [Let(\"hidden\", linear(x: \"hidden\", out: \"hidden\", weight: \"encoder.layer.{i}.attention.self.query.weight\"))]),\n        Let(\"early\", relu(x: \"hidden\")),\n        Repeat(times: \"layers\",", 1)
@@ -190,7 +190,7 @@ fn what_vocabularies_and_tokens_weigh_is_read_as_it_is_computed() {
         .outputs(["sentence_embedding"])
         .build();
     assert_snapshot!(folder.text(&dense.err().expect("it is refused")), @"`[dir]` specifies the output `sparse`, not `sentence_embedding`; request the output `sparse`");
-    // An unreadable file only affects the output that needs it.
+    // If a file cannot be read, only the outputs that need it are refused.
     let folder = copy("st-m3");
     let file = folder.file("sparse_linear.safetensors");
     std::fs::rename(&file, file.with_extension("pt")).expect("it is there");
@@ -252,7 +252,7 @@ fn what_a_ranker_that_reads_conversations_lacks_is_named() {
         json!({"modality_config": {"message": {"method": "forward"}}}),
     );
     assert_snapshot!(error(&folder), @r#"`[dir]/sentence_bert_config.json`: `modality_config` is {"message":{"method":"forward"}}; expected a `format` of `message` that is flat or structured"#);
-    // With structured contents, a template that reads lists of parts results in the same text.
+    // With the format `structured`, a message's content is a list of parts. A template that reads this list gives the same text.
     let written = copy("ce-qwen");
     let folder = copy("ce-qwen");
     let config = json!({"modality_config": {"message": {"format": "structured"}}});
@@ -354,7 +354,7 @@ fn sizes_of_folders_have_a_range() {
     assert_snapshot!(with("st-mean", transformer, json!({"processing_kwargs": {"text": {"max_length": 0}}})), @"`[dir]/sentence_bert_config.json`: `max_length` is 0; expected a whole number from 1 to 16777216");
 }
 
-/// Returns the sentence embeddings of two texts.
+/// Returns the sentence embeddings that the model of a folder computes for two fixed texts.
 fn embeddings(folder: &Folder) -> Vec<f32> {
     let built = Engine::from_checkpoint(folder.path())
         .device(DeviceChoice::Cpu)
@@ -397,7 +397,7 @@ fn the_pooling_of_a_folder_counts_without_a_list_of_modules() {
             assert!((right / length - got).abs() < 1e-5, "{right} {got}");
         }
     }
-    // The length limit of the folder also applies to texts.
+    // The folder also limits the length of texts, to 32 tokens.
     let encoder = TextEncoder::open(folder.path()).expect("a tokenizer");
     let batch = encoder.encode(&["rain ".repeat(60)]).expect("a text");
     assert_eq!(batch.lens(), [32]);
@@ -433,7 +433,7 @@ fn what_a_folder_has_in_place_of_weights_is_named_with_the_way_out() {
     assert_snapshot!(with(&[("consolidated.safetensors", "")]), @"`[dir]/` contains none of `model.safetensors`, `model.safetensors.index.json`, `pytorch_model.bin` and `pytorch_model.bin.index.json`; expected a checkpoint folder as published on the Hugging Face hub. It has `consolidated.safetensors`, a file name that is not recognized; if its tensors have transformers' names, rename it to `model.safetensors`, else use the file of that name from the same model");
     assert_snapshot!(with(&[("model-00001-of-00002.safetensors", "")]), @"`[dir]/` contains none of `model.safetensors`, `model.safetensors.index.json`, `pytorch_model.bin` and `pytorch_model.bin.index.json`; expected a checkpoint folder as published on the Hugging Face hub. It has `model-00001-of-00002.safetensors` without `model.safetensors.index.json`, which lists the tensors of each shard; download it too");
     assert_snapshot!(with(&[("0_Transformer/model.safetensors", "")]), @"`[dir]/` contains none of `model.safetensors`, `model.safetensors.index.json`, `pytorch_model.bin` and `pytorch_model.bin.index.json`; expected a checkpoint folder as published on the Hugging Face hub. It has weights in `[dir]/0_Transformer`; give that folder: `[dir]/0_Transformer`");
-    // Folders without a config.json also lack a tokenizer.json.
+    // These folders have neither a config.json nor a tokenizer.json. Opening the tokenizer gives the same error as loading the model.
     let alone = |file: &str| {
         let folder = Folder::new();
         folder.write(file, r#"{"base_model_name_or_path": "org/base"}"#);
@@ -486,7 +486,7 @@ fn tokens_behind_the_end_of_a_sequence_have_no_rows() {
     assert_eq!(pooled(&padded), pooled(&[&[0, 40, 30, 7], &[0, 9, 7]]));
     let error = run(&["last_hidden_state", "text_embeds"], &padded).expect_err("refused");
     assert_snapshot!(error.to_string(), @"sequence 0 ends with its token 3, and 2 more tokens follow, for which the requested outputs would have rows; remove them, or request only outputs with one row per sequence");
-    // Without the pooled output, every token has a row, also those after the end token.
+    // Without the pooled output, tokens after the end token are accepted, and have rows in the output like all other tokens.
     let all = run(&["last_hidden_state"], &padded).expect("it runs");
     assert_eq!(
         all.get("last_hidden_state").expect("it is there").shape,
@@ -669,7 +669,7 @@ fn the_length_of_texts_is_said_once() {
 
 #[test]
 fn a_padding_token_in_a_text_is_refused_where_positions_leave_it_out() {
-    // transformers gives a padding token the position before that of the first other token, and numbers only the other tokens.
+    // transformers numbers the positions of all tokens except padding tokens. All padding tokens have the position before the first number.
     let folder = published("st-xlmr");
     let engine = Engine::from_checkpoint(&folder)
         .device(DeviceChoice::Cpu)

@@ -1,6 +1,6 @@
-//! Compares checkpoint folders in their published form with the results of Hugging Face's transformers, `SentenceTransformer(DIR).encode`
-//! and `CrossEncoder(DIR).predict`. `scripts/folders.py` creates the folders with random weights and stores the results in them, so these
-//! tests do not need Python.
+//! Tests of checkpoint folders in the form in which models are published. Results are compared with those of transformers,
+//! `SentenceTransformer(DIR).encode` and `CrossEncoder(DIR).predict`. `scripts/folders.py` creates the folders with random weights and
+//! stores the results in them, so these tests do not need Python.
 
 mod late;
 
@@ -13,7 +13,7 @@ use gemmule::{
 };
 use serde::Deserialize;
 
-/// `expected.json`.
+/// The contents of a folder's `expected.json`.
 #[derive(Deserialize)]
 struct Expected {
     runs: Vec<Run>,
@@ -25,7 +25,7 @@ struct Run {
     pairs: Option<Vec<(String, String)>>,
     prompt: Option<String>,
     prompt_name: Option<String>,
-    /// Task that chooses the route of a Router.
+    /// Task that selects the route of a Router (a module that contains alternative modules).
     task: Option<String>,
     output: String,
     shape: Vec<u64>,
@@ -34,7 +34,7 @@ struct Run {
     types: Option<Vec<Vec<u32>>>,
     /// Logits of a cross-encoder before its activation.
     logits: Option<Vec<f32>>,
-    /// Number of stored columns of each row. `None` if all columns are stored.
+    /// Number of columns of each row that are stored in `values`. `None` if all columns are stored.
     columns: Option<usize>,
 }
 
@@ -68,8 +68,8 @@ impl Run {
         }
     }
 
-    /// Returns the weights of vocabulary entries, computed from the weights of tokens. A token has the same weight at each of its
-    /// positions.
+    /// Converts the weights of tokens to rows with a weight for each entry of the vocabulary, `[texts, vocabulary]`. All occurrences of an
+    /// entry in a text have the same weight.
     fn by_entry(&self, weights: &Output) -> Output {
         let width = self.shape[1] as usize;
         let mut all = weights.values.iter();
@@ -87,7 +87,8 @@ impl Run {
         }
     }
 
-    /// Runs the unmodified folder, and compares ids and values.
+    /// Runs the model of a folder, and compares token ids and output values with those of this run. `sessions` caches engines by their
+    /// output and task.
     #[track_caller]
     fn check(&self, name: &str, sessions: &mut Vec<(String, Engine, Session)>) {
         let what = format!(
@@ -198,7 +199,7 @@ fn the_files_of_the_example_are_those_of_the_folder_that_was_run() {
         let read = |folder: &Path| std::fs::read_to_string(folder.join(name)).expect(name);
         assert_eq!(read(&example), read(&folder("ce-mxbai")), "{name}");
     }
-    // The folder has a prompt in addition.
+    // This file differs only in the prompts, which only the folder has.
     let name = "config_sentence_transformers.json";
     let read = |folder: &Path| -> serde_json::Value {
         let text = std::fs::read_to_string(folder.join(name)).expect(name);
@@ -209,7 +210,7 @@ fn the_files_of_the_example_are_those_of_the_folder_that_was_run() {
     assert_eq!(example, run);
 }
 
-/// `chunks.json`.
+/// The contents of `chunks.json`, the expected results of late chunking.
 #[derive(Deserialize)]
 struct ExpectedChunks {
     texts: Vec<String>,
@@ -241,7 +242,7 @@ fn chunks_of_a_text_are_pooled_from_the_states_that_transformers_gives() {
         values: rows.concat(),
     };
     compare("chunks", &got, &shape, &expected.rows.concat());
-    // A single chunk is the text itself.
+    // The vector of a single chunk is that of the whole text.
     let alone = engine.embed_chunks(&expected.texts[..1]).expect("a vector");
     let usual = engine.embed(&expected.texts[..1]).expect("a vector");
     let far = alone[0].iter().zip(&usual[0]).map(|(a, b)| (a - b).abs());
@@ -251,11 +252,11 @@ fn chunks_of_a_text_are_pooled_from_the_states_that_transformers_gives() {
     let prompted = encoder.encode_chunks(&["a", "b"], Prompt::Text("find: "));
     let whole = encoder.encode_with(&["find: a"], Prompt::Text(""));
     let (prompted, whole) = (prompted.expect("it fits"), whole.expect("it fits"));
-    // The first range lacks the special token at the end of a text.
+    // The first chunk includes the prompt, but not the special token at the end of the whole text.
     assert_eq!(prompted.ranges[0].len(), whole.token_ids().len() - 1);
 }
 
-/// Returns the first columns of each row.
+/// Returns the first `columns` columns of each row.
 fn cut(output: &Output, columns: Option<usize>) -> Output {
     let (Some(columns), Some(&width)) = (columns, output.shape.last()) else {
         return output.clone();
@@ -302,8 +303,8 @@ macro_rules! as_published {
 
         #[test]
         fn every_folder_has_a_test() {
-            // Folders of models that generate text are tested in `tests/command/writer.rs` and `tests/command/translator.rs`, and late
-            // interaction in `late`.
+            // Other files test these folders: `tests/command/writer.rs` and `tests/command/translator.rs` test generation, and `late` tests
+            // late interaction.
             let refused = [
                 "translator", "writer", "hf-marian", "hf-m2m", "hf-t5",
                 "late-bert", "late-multi", "late-min", "late-modernbert", "late-attend", "late-plain", "late-stanford",
@@ -379,7 +380,8 @@ as_published! {
     a_classifier_by_distilbert: "hf-distil-seq", 3 runs;
 }
 
-/// An artifact is refused with the folder of a model that has other sizes or modules, and accepted with other weights of the same model.
+/// An artifact cannot be loaded with the weights of a folder whose model has other sizes or modules. Other weights of the same model are
+/// accepted.
 #[test]
 fn an_artifact_belongs_to_the_sizes_and_modules_of_its_folder() {
     let compiled = |name: &str, outputs: Option<&str>| {
@@ -415,10 +417,10 @@ fn an_artifact_belongs_to_the_sizes_and_modules_of_its_folder() {
     insta::assert_snapshot!(refused("st-cls"), @"the artifact `ARTIFACT` was compiled for another model than that of `FOLDER`: the modules after the transformer were pooling by the mean, normalization; in the folder they are pooling by the first token; compile the model of this folder (`gemmule compile`), or give the folder that the artifact was compiled for");
     insta::assert_snapshot!(refused("st-dense"), @"the artifact `ARTIFACT` was compiled for another model than that of `FOLDER`: the modules after the transformer were pooling by the mean, normalization; in the folder they are pooling by the mean, a Dense layer from 32 to 24 and Tanh, a Dense layer from 24 to 16 without bias, normalization; compile the model of this folder (`gemmule compile`), or give the folder that the artifact was compiled for");
     insta::assert_snapshot!(refused("st-xlmr"), @"the artifact `ARTIFACT` was compiled for another model than that of `FOLDER`: config.json: `model_type` is `xlm-roberta`, but the description `bert` is for `bert`; compile the model of this folder (`gemmule compile`), or give the folder that the artifact was compiled for");
-    // The states before pooling do not depend on the modules.
+    // The output `last_hidden_state` does not depend on the modules, so a folder with other modules is accepted.
     let states = compiled("st-mean", Some("last_hidden_state"));
     with(&states, &folder("st-cls")).expect("the same states");
-    // Settings that change nothing may differ.
+    // A folder may differ in settings that do not change results.
     let copied = tempfile::tempdir().expect("room for a folder");
     let copy = |name: &str, change: &dyn Fn(&mut serde_json::Value)| {
         let from = folder("st-mean");

@@ -1,4 +1,4 @@
-//! Compares models in files of llama.cpp with the folders from which they were made.
+//! Compares models in GGUF files (llama.cpp's format) with the checkpoint folders from which the files were made.
 
 use std::{collections::HashMap, path::Path};
 
@@ -71,7 +71,7 @@ fn an_embedder_has_the_tokens_and_vectors_of_its_folder() {
             }
         }
     }
-    // The GGUF file is the only file of the folder.
+    // The path of a folder also works if the GGUF file is its only file.
     let found = engine(folder.path()).embed(&TEXTS).expect("vectors");
     assert_eq!(
         found,
@@ -93,7 +93,7 @@ fn a_writer_writes_what_its_folder_does() {
     let folder = Folder::new();
     for stored in [Stored::F32, Stored::F16] {
         let file = folder.write("writer.gguf", writer().bytes(stored));
-        // Unlike the folder, the file does not limit the length.
+        // The folder limits the length of texts, but the GGUF file does not, so its text may be longer.
         let (found, expected) = (written(&file), written(&published));
         assert!(expected.len() > 40, "{expected}");
         assert!(found.starts_with(&expected), "{found}\n{expected}");
@@ -121,10 +121,11 @@ const INT4_32: Format = Format::Scaled(Scaled {
     group: Group::Columns(32),
 });
 
-/// Formats of a file whose values are not rounded, each with the format in which kernels read them.
+/// Storage formats whose values kernels can read without rounding, each with the corresponding format of kernels.
 const KEPT: [(Stored, Format); 2] = [(Stored::Q4, INT4_32), (Stored::Q8, Format::INT8_32)];
 
-/// Stores the matrices of a model in several formats, and the matrices of one attention in two.
+/// Returns the storage format of a matrix. The matrices of a model have several formats. In layer 0, even the projections of one attention
+/// have two formats.
 fn mixed(name: &str) -> Stored {
     match name {
         "token_embd.weight" | "blk.0.attn_q.weight" => Stored::Q8,
@@ -214,7 +215,8 @@ fn layers_of_a_file_in_several_formats_keep_their_values() {
             kept.push(format!("{name}: {}", Format::Scaled(format)));
         }
     }
-    // Query, key and value of the first layer are multiplied at once, and `ffn_down` has rows of 48 elements, which no format has.
+    // Other matrices are dequantized: one GEMM multiplies the query, key and value of the first layer, which have different formats, and
+    // `ffn_down` has rows of 48 elements, which no format supports.
     assert_eq!(
         kept,
         [
@@ -228,7 +230,7 @@ fn layers_of_a_file_in_several_formats_keep_their_values() {
     assert!(report.contains("in another format than"), "{report}");
 }
 
-/// Weights whose rows are not whole groups of 32 columns are rounded.
+/// The vectors differ slightly, because weights whose row length is not a multiple of 32 are only rounded in the format of kernels.
 #[test]
 fn a_file_in_q8_0_has_nearly_the_same_vectors_in_the_format_of_kernels() {
     let folder = Folder::new();
@@ -284,13 +286,13 @@ fn linear_layers_after_the_pooling_are_those_of_the_file() {
         (vectors(&file), vectors(&checkpoint("st-gemma")));
     assert_eq!(found_shape, shape);
     for (found, expected) in found.iter().zip(&expected) {
-        // The file contains the weights of norms plus 1, in f32. The 1 is subtracted again, so the weights are rounded.
+        // GGUF files of Gemma contain the weights of norms plus 1. Subtracting 1 again rounds the weights, so the vectors differ slightly.
         assert!((found - expected).abs() < 1e-4, "{found}, {expected}");
     }
 }
 
-/// Writes the model of `{name}.gguf` as a folder in the layout of the library transformers. Its settings are translated from that file. Its
-/// tensors are those of `{name}-published.gguf`, which have transformers' names and order of rows.
+/// Writes the model of `{name}.gguf` as a folder in transformers' layout. The settings are converted from `{name}.gguf`. The tensors are
+/// those of `{name}-published.gguf`, which have transformers' names and order of rows.
 fn published(name: &str, fixture: &Path) -> Folder {
     let file = |name: String| Gguf::open(fixture.join(name)).expect("a file");
     let tensors = file(format!("{name}-published.gguf"));
@@ -380,7 +382,7 @@ fn damaged_files_are_errors() {
     for at in (0..whole.len()).step_by(3989) {
         let mut bytes = whole.clone();
         bytes[at] ^= 0x55;
-        // A changed tensor element is not an error, and no change causes a panic.
+        // The change may only affect an element of a tensor, which is not an error. It must not cause a panic.
         drop(builder(&folder.write("changed.gguf", bytes)).build());
     }
 }

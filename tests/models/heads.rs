@@ -1,5 +1,5 @@
-//! Tests of heads of checkpoints: heads that are tied to an embedding table or have weights of their own, and heads of tasks other than
-//! text generation.
+//! Tests of the heads of checkpoints: heads that are tied to the embedding table, heads with separate weights, and heads for classification
+//! and other tasks.
 
 mod pipelines;
 
@@ -15,13 +15,13 @@ use gemmule::{
 use insta::assert_snapshot;
 use serde_json::{Value, json};
 
-/// Weights that are large enough to give different results for different tokens.
+/// Random weights that are large enough to give different results for different tokens.
 const WIDE: RandomWeights = RandomWeights {
     seed: 3,
     deviation: 0.5,
 };
 
-/// Returns a config.json with the size keys of all families.
+/// Returns a config.json that contains the size keys of all families of models, and the keys of `more`.
 fn config(more: Value) -> Value {
     let mut config = json!({
         "vocab_size": 30, "hidden_size": 16, "n_embd": 16, "dim": 16, "num_attention_heads": 2, "n_head": 2, "n_heads": 2,
@@ -34,7 +34,7 @@ fn config(more: Value) -> Value {
     config
 }
 
-/// Returns the tensors that the outputs read.
+/// Returns all tensors that the outputs of a model read from a checkpoint, with random values.
 fn tensors(model: &str, config: &Value, outputs: &[&str]) -> Tensors {
     let mut options = options(DType::F32);
     options.outputs = Some(outputs.iter().map(|&o| o.to_owned()).collect());
@@ -143,7 +143,7 @@ fn a_tied_head_with_values_of_its_own_is_read() {
         );
         let expected = engine(&folder(&untied, &all), model, output).expect("it loads");
         assert_eq!(own, values(&expected, output), "{model}");
-        // A head that equals the table gives the same results as a tied head.
+        // A separate head that equals the table gives the same results as a tied head.
         all.insert(head.to_owned(), all[table].clone());
         let copied = values(
             &engine(&folder(&tied, &all), model, output).expect("it loads"),
@@ -159,7 +159,8 @@ fn a_tied_head_with_values_of_its_own_is_read() {
     }
 }
 
-/// In masked language models whose head is not tied, the bias of the decoder counts, and not the bias that it is tied to in other models.
+/// Masked language models may have two bias tensors: that of the decoder, and one to which it is usually tied. If the head is not tied, the
+/// decoder's bias is used.
 #[test]
 fn the_bias_of_an_untied_decoder_is_its_own() {
     let untied = config(json!({"tie_word_embeddings": false}));
@@ -199,7 +200,7 @@ fn the_bias_of_an_untied_decoder_is_its_own() {
         zeros.bytes.fill(0);
         all.insert(other.to_owned(), zeros);
         assert_eq!(logits(&all), own, "{model}");
-        // Older versions of transformers save only the other bias, which is then that of the decoder.
+        // Checkpoints of older versions of transformers contain only the second bias, which is then used for the decoder.
         let bias = all.remove(decoder).expect("it is there");
         assert_ne!(logits(&all), own, "{model}");
         all.insert(other.to_owned(), bias);
@@ -207,7 +208,7 @@ fn the_bias_of_an_untied_decoder_is_its_own() {
     }
 }
 
-/// Checks that a description whose head can only be tied still uses a head in the checkpoint.
+/// Checks that a separate head in the checkpoint is used even if `tie_word_embeddings` is true.
 #[test]
 fn a_head_of_its_own_is_read_where_config_json_can_only_tie_it() {
     let config = config(json!({"tie_word_embeddings": true, "query_pre_attn_scalar": 8}));
@@ -312,7 +313,7 @@ fn heads_of_tasks_are_computed_by_default() {
     }
 }
 
-/// The number of labels is that of config.json, whatever the size of the vocabulary.
+/// For token classification, the width of `token_logits` is the number of labels in config.json, not the size of the vocabulary.
 #[test]
 fn logits_of_tokens_are_those_of_labels_where_a_checkpoint_classifies_tokens() {
     for (model_type, architecture, weight) in [
@@ -337,7 +338,7 @@ fn heads_that_a_description_lacks_are_named() {
         let (description, config) = for_architecture(model_type, architecture);
         assert!(!description.writes(&config), "{architecture}");
         let trunk = description.output_names()[0].to_owned();
-        // Outputs that are requested by name are computed.
+        // The description lacks this head. The output of the trunk can still be requested by its name.
         description
             .build(&config, Some(&[&trunk]))
             .expect("it has the output");
@@ -365,7 +366,7 @@ fn heads_that_a_description_lacks_are_named() {
     }
 }
 
-/// Returns the error of an engine for text generation, for a folder with the tensors of these outputs.
+/// Returns the error of building an engine for text generation from a folder that contains only the tensors of `outputs`.
 #[track_caller]
 fn refused_generation(description: &str, config: &Value, outputs: &[&str]) -> String {
     let folder = folder(config, &tensors(description, config, outputs));
@@ -388,7 +389,7 @@ fn a_model_without_the_mask_generates_no_text() {
     assert_snapshot!(refused_generation("qwen3", &config, &["sentence_embedding"]), @"config.json: `is_causal` is `false`, but this description is for `true`");
 }
 
-/// Returns models that generate text, with heads of width 12.
+/// Returns models that generate text, whose attention heads have width 12.
 fn writers() -> [(&'static str, Value); 4] {
     let twelve = json!({"head_dim": 12, "hidden_size": 24, "n_embd": 24, "d_model": 24, "d_kv": 12, "num_heads": 2, "d_ff": 20,
         "num_layers": 1, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
@@ -422,7 +423,7 @@ fn written(engine: &Engine, prompt: &[u32], n: usize) -> Vec<u32> {
     tokens
 }
 
-/// Returns the greedy continuation, computed from whole sequences without a cache.
+/// Returns the `n` tokens of the greedy continuation of a prompt, computed without a KV cache: each step runs the whole sequence.
 fn written_anew(engine: &Engine, prompt: &[u32], n: usize) -> Vec<u32> {
     let mut all = prompt.to_vec();
     for _ in 0..n {
@@ -474,7 +475,7 @@ fn padded_heads_write_what_whole_sequences_say() {
     }
 }
 
-/// Windows also apply to steps of one token, which read the cache.
+/// Checks that sliding windows also apply to decode steps, which read the KV cache.
 #[test]
 fn a_window_writes_what_whole_sequences_say() {
     for (model, window) in [

@@ -1,4 +1,5 @@
-//! Compares checkpoints, tokenizers and descriptions with the libraries that published them.
+//! Tests of checkpoints, tokenizers and descriptions of models. Expected results are from the libraries that publish them, such as
+//! transformers.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,5 +1,5 @@
-//! Compares tokenizers that consist of SentencePiece models and a vocab.json with transformers. `scripts/pieces.py` creates the files and
-//! stores the ids.
+//! Tests of tokenizers that are published as SentencePiece models and a vocab.json, without a tokenizer.json. `scripts/pieces.py` creates
+//! the files and stores the ids that transformers computes.
 
 use std::{
     fs,
@@ -76,7 +76,7 @@ fn ids_and_texts_are_those_of_transformers() {
     assert!(wrong.is_empty(), "{n} differ\n{}", wrong.join("\n"));
 }
 
-/// Returns the error of a folder with these files.
+/// Returns the error of opening the tokenizer of a folder with these files.
 fn refused(files: &[(&str, &[u8])]) -> String {
     let folder = Folder::new();
     for (name, bytes) in files {
@@ -100,7 +100,7 @@ fn a_tokenizer_that_is_missing_or_not_read_is_said_with_how_to_mend_it() {
     }
 }
 
-/// Returns the files of a valid folder.
+/// Returns the names and the contents of the files of a valid folder.
 fn files(name: &str) -> Vec<(String, Vec<u8>)> {
     let entries = fs::read_dir(folder(name)).expect("the folder is there");
     let paths = entries.map(|entry| entry.expect("an entry").path());
@@ -111,7 +111,7 @@ fn files(name: &str) -> Vec<(String, Vec<u8>)> {
     named.collect()
 }
 
-/// Returns the error of a valid folder after one of its files was changed.
+/// Returns the error of opening the tokenizer of the folder `of` after the contents of the file `name` are replaced.
 fn changed(of: &str, name: &str, bytes: &[u8]) -> String {
     let all = files(of);
     let mut all: Vec<(&str, &[u8])> = all

@@ -60,12 +60,12 @@ fn every_layout_is_read_bitwise_as_its_writers_read_it() {
             .map(|(name, dims, _)| (name.as_str(), dims.as_slice()))
             .collect();
         checkpoint.check(&used).expect("all are there");
-        // Scales and orders belong to their matrices, so they are not surplus tensors.
+        // Scales and column orders belong to their matrices, so they are not reported as surplus tensors.
         assert_eq!(checkpoint.surplus(&used), Vec::<String>::new(), "{case}");
     }
 }
 
-/// Checks matrices whose values and scales kernels support, by format.
+/// Checks that matrices whose format kernels support are read without rounding. A snapshot lists them by format.
 #[test]
 fn matrices_in_formats_of_kernels_keep_their_values() {
     let bytes = std::fs::read(fixtures().join("matrices.safetensors")).expect("it is there");
@@ -81,7 +81,7 @@ fn matrices_in_formats_of_kernels_keep_their_values() {
         kept.entry(Format::Scaled(format).to_string())
             .or_default()
             .insert(full);
-        // The values are also kept if only some rows are read, in another order, and together with other matrices.
+        // The values are also exact if only some rows of the matrix are read, in another order, and concatenated with other matrices.
         let rows = WeightExpr::Rows {
             name: name.to_owned(),
             dims: dims.clone(),
@@ -129,7 +129,7 @@ fn matrices_in_formats_of_kernels_keep_their_values() {
     "#);
 }
 
-/// Returns an engine builder for the model of the folder, its sequences, and the logits of transformers.
+/// Returns an engine builder for the model of a test case, its input sequences, and the logits that transformers computes.
 fn model(case: &str) -> (Builder, Vec<Vec<u32>>, Vec<f32>) {
     let folder = fixtures().join("models").join(case);
     let text = std::fs::read_to_string(folder.join("expected.json")).expect("results");
@@ -160,7 +160,7 @@ fn compare(case: &str, engine: &Engine, ids: &[Vec<u32>], expected: &[f32], boun
     }
 }
 
-/// Models whose formats kernels support.
+/// Models whose published formats kernels support, with these formats.
 const KEPT: [(&str, Format); 5] = [
     ("llama-gptq-32", INT4_32),
     ("qwen2-awq-32", INT4_32),
@@ -191,10 +191,10 @@ fn whole_models_have_the_logits_of_their_dequantized_weights() {
     }
 }
 
-/// Rounding to the format of the checkpoint changes no value.
+/// Quantizing a model again to the format of its checkpoint changes no value, so the logits are the same.
 #[test]
 fn models_that_are_quantized_to_their_published_format_have_the_same_logits() {
-    // In checkpoints with blocks of 128 columns, matrices with fewer columns have a scale for each row, so their format differs.
+    // Leave out `FP8_128`. In its checkpoints, matrices with fewer than 128 columns have a scale for each row, which is another format.
     let of_one_format = KEPT.iter().filter(|(_, format)| *format != Format::FP8_128);
     for &(case, format) in of_one_format {
         let (builder, ids, logits) = model(case);
@@ -204,8 +204,8 @@ fn models_that_are_quantized_to_their_published_format_have_the_same_logits() {
     }
 }
 
-/// Models with `desc_act`. On a GPU, only the linear layers that read the result of a gated activation (`down_proj`) keep their published
-/// int4 values. The other weights with `desc_act` are dequantized.
+/// Models with GPTQ weights whose columns are sorted (`desc_act`). On a GPU, only linear layers that read the result of a gated activation
+/// (`down_proj`) keep their published int4 values, because their inputs can be reordered. Other weights are dequantized.
 const ORDERED: [&str; 2] = ["llama-gptq-order-32", "phi3-gptq-order-32"];
 
 #[test]
@@ -256,7 +256,7 @@ fn layers_after_an_activation_keep_their_values_in_the_order_of_their_groups() {
         assert_eq!(kept, [0, 1].map(down), "{case}");
         let report = format!("{:?}", compiled.report.entries);
         assert!(report.contains("which has no rows to reorder"), "{report}");
-        // With intermediates, no values are reordered, because an intermediate value would be returned in the order of the groups.
+        // If intermediate values are requested, inputs are not reordered, because the returned values would have the wrong order.
         options.intermediates = vec!["last_hidden_state".to_owned()];
         let compiled = compile(&description, &config, &options).expect("it compiles");
         let mut elements = weights(&compiled).into_iter().map(|(element, _)| element);
@@ -373,7 +373,7 @@ fn quantized_tensors_without_a_configuration_are_refused_by_their_name() {
         error.contains("query.qweight` is stored as I32, a part of"),
         "{error}"
     );
-    // A plain storage type together with a scale.
+    // A weight in bf16, which needs no scale, together with a scale.
     let error = refused(&[
         ("weight", BF16, &[16, 16]),
         ("weight_scale", BF16, &[16, 1]),
@@ -415,7 +415,7 @@ fn a_quantized_matrix_is_not_transposed() {
     );
 }
 
-/// Groups of 64 or 128 columns are split into groups of 32 columns with the same scale.
+/// Kernels support groups of 32 columns. Groups of 64 or 128 columns are split into groups of 32 columns with the same scale.
 #[test]
 fn groups_of_8_bit_integers_keep_their_values() {
     use safetensors::Dtype::{BF16, F32, I8};

@@ -1,5 +1,5 @@
-//! Compares every shipped model with Hugging Face transformers. `scripts/reference.py` stores a small part of the results. Weights are
-//! generated from seeds, so no checkpoint is needed, except for the sentences with all-MiniLM-L6-v2.
+//! Compares every shipped model with Hugging Face transformers. `scripts/reference.py` stores a small part of transformers' results.
+//! Weights are generated from seeds, so only the test of all-MiniLM-L6-v2 needs a checkpoint.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use gemmule::{
 };
 use serde_json::Value;
 
-/// The weights of `scripts/reference.py`.
+/// The weights that `scripts/reference.py` generates.
 const WEIGHTS: RandomWeights = RandomWeights {
     seed: 20,
     deviation: 0.1,
@@ -21,7 +21,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/references")
 }
 
-/// Returns the folder of all-MiniLM-L6-v2, which `make setup` installs.
+/// Returns the checkpoint folder of all-MiniLM-L6-v2, which `make setup` installs.
 fn minilm() -> PathBuf {
     let folder = std::env::var("GEMMULE_CHECKPOINT_MINILM")
         .map(PathBuf::from)
@@ -232,7 +232,8 @@ fn values_of_another_shape_are_refused() {
     );
 }
 
-/// The library transformers classifies a text by its last token that is not the padding token, which may also be the end token.
+/// The sequence classifiers of decoders in transformers use the last token that is not the padding token. The padding token may be an
+/// ordinary token of texts, such as the end token.
 #[test]
 fn decoders_classify_by_the_last_token_before_padding() {
     let config = |padding: Value, is_causal: bool| {
@@ -266,7 +267,7 @@ fn decoders_classify_by_the_last_token_before_padding() {
     assert_eq!(logits(7.into(), &[5, 7, 9, 7, 7]), text);
     assert_ne!(logits(8.into(), &[5, 7, 9, 7, 7]), text);
     assert_ne!(logits(Value::Null, &[5, 7, 9, 7, 7]), text);
-    // Without the causal mask, the text's tokens attend to the padding after it, so it cannot be removed.
+    // Without a causal mask, the tokens of a text attend to the padding after it, so removing the padding would change the results.
     assert!(run(7.into(), false, &[5, 7, 9]).is_ok());
     assert!(run(Value::Null, false, &[5, 7, 9, 7, 7]).is_ok());
     let told = run(7.into(), false, &[5, 7, 9, 7, 7]).expect_err("it ends with padding");
@@ -295,8 +296,8 @@ fn a_description_of_ones_own_matches() {
     }
 }
 
-/// In models without a position table, only config.json limits the length. A token in a text of 32,768 tokens has the same result as in a
-/// short text that contains all tokens to which it attends.
+/// Checks texts of 32,768 tokens. In models without a position table, only config.json limits the length. A token's result must be the same
+/// as in a short text that contains all tokens to which it attends.
 #[test]
 fn texts_are_as_long_as_32768_tokens() {
     const LONG: usize = 32_768;
@@ -329,7 +330,7 @@ fn texts_are_as_long_as_32768_tokens() {
             .extend(more.as_object().expect("an object").clone());
         config
     };
-    // With causal attention, the beginning does not depend on later tokens.
+    // With causal attention, the results of the first tokens do not depend on later tokens.
     let config = sizes(serde_json::json!({}));
     let begin = Batch::from_sequences(&[ids[..100].to_vec()]).expect("a batch");
     let (long, short) = (
@@ -345,8 +346,8 @@ fn texts_are_as_long_as_32768_tokens() {
     };
     assert!(off(&long[..800], &short) < 1e-4);
     assert!(long.iter().all(|x| x.is_finite()));
-    // With windows, the end does not depend on earlier tokens. Rotations depend only on distances, but their angles are rounded at high
-    // positions.
+    // With sliding windows, the results of the last tokens do not depend on the first tokens. They differ slightly from those of a short
+    // text, because the angles of rotary embeddings are rounded, and this error grows with the position.
     let near = [
         (
             "modernbert",
@@ -371,7 +372,7 @@ fn texts_are_as_long_as_32768_tokens() {
     }
 }
 
-/// Checks the rounding of linear layers' products against the documented bounds.
+/// Checks that errors of CPU execution in bf16 and int8 are within the documented bounds.
 #[test]
 fn rounded_products_are_within_the_bounds_of_their_precision() {
     for format in [Format::Plain(DType::BF16), Format::INT8] {

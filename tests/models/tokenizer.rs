@@ -1,4 +1,4 @@
-//! Tests of unusual tokenizer.json files: they result in an error, never in a panic.
+//! Tests of unusual and damaged tokenizer.json files: they result in an error, never in a panic.
 
 use crate::common::Folder;
 use gemmule::text::{Input, Prompt, TextEncoder};
@@ -58,7 +58,7 @@ fn sound_tokenizers_encode() {
     }
 }
 
-/// The tokenizers crate stops at the limit. If no token follows, it does not report what it left out.
+/// Truncated texts are reported as such. The `tokenizers` crate stops tokenizing at the length limit, and does not always report the rest.
 #[test]
 fn a_text_that_is_cut_is_said_to_be() {
     let folder = Folder::new();
@@ -87,7 +87,7 @@ fn a_text_that_is_cut_is_said_to_be() {
     }
 }
 
-/// Returns the number of values nested in a value, including itself.
+/// Returns the number of JSON values that are nested in `value`, including `value` itself.
 fn count(value: &Value) -> usize {
     1 + match value {
         Value::Array(items) => items.iter().map(count).sum(),
@@ -131,7 +131,7 @@ fn no_panic_escapes_from_damaged_tokenizers() {
         json!({"Regex": "("}),
     ];
     let folder = Folder::new();
-    // SplitMix64.
+    // The generator SplitMix64 (Steele et al., 2014).
     let mut state = 7u64;
     let mut below = |n: usize| {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -166,6 +166,6 @@ fn no_panic_escapes_from_damaged_tokenizers() {
         n_errors += usize::from(!texts.is_empty());
         n_panics += usize::from(texts.iter().any(|text| text.contains("panic")));
     }
-    // Some damaged files cause panics in the tokenizers crate, which are caught.
+    // Some damaged files cause panics in the `tokenizers` crate. gemmule catches them and returns errors.
     assert!(n_errors > 100 && n_panics > 5, "{n_errors}, {n_panics}");
 }

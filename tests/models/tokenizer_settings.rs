@@ -9,13 +9,13 @@ use insta::assert_snapshot;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// `expected.json`.
+/// The contents of a folder's `expected.json`.
 #[derive(Deserialize)]
 struct Expected {
     texts: Vec<String>,
     pair: (String, String),
     cases: Vec<Case>,
-    /// Results with other parts in tokenizer.json.
+    /// Results for a tokenizer.json whose parts are replaced by other ones.
     foreign: Vec<Case>,
 }
 
@@ -30,7 +30,7 @@ struct Case {
 #[serde(untagged)]
 enum Changed {
     Results(Results),
-    /// The results of the first case.
+    /// The results equal those of the first case.
     Unchanged(String),
 }
 
@@ -45,7 +45,7 @@ struct Results {
 /// Ids of texts, the encoding of a pair (`None` if the model has no pairs), and decoded texts.
 type Tokenized = (Vec<Vec<u32>>, Option<Encoded>, Vec<String>);
 
-/// Computes the results of gemmule for a folder.
+/// Tokenizes all texts of `expected` with gemmule and the tokenizer of a folder. Decodes `ids`.
 fn results(folder: &Folder, expected: &Expected, ids: &[Vec<u32>]) -> Result<Tokenized, String> {
     let encoder = TextEncoder::open(folder.path()).map_err(|e| folder.text(&e))?;
     let encode = |input| encoder.encode_one(input, Prompt::Default);
@@ -79,7 +79,7 @@ fn settings_change_tokens_as_in_transformers_or_are_refused_by_name() {
             serde_json::from_str(&read("tokenizer_config.json")).expect("an object");
         let folder = Folder::new();
         folder.write("tokenizer.json", read("tokenizer.json"));
-        // The config.json has no model type, so no description is parsed. Parsing would take most of the time of the test.
+        // Leave out the model type in config.json. With it, gemmule would parse a description, which would take most of the test's time.
         folder.write(
             "config.json",
             match name.as_str() {
@@ -133,7 +133,8 @@ fn settings_change_tokens_as_in_transformers_or_are_refused_by_name() {
             if pair.ids != right.pair {
                 wrong.push(format!("{what}: pair {:?}, not {:?}", pair.ids, right.pair));
             }
-            // transformers omits segment ids for many classes. gemmule only follows the settings of the folder.
+            // Many classes of transformers return no segment ids. Missing ids are only checked (as zeros) if the changed key decides about
+            // them, because gemmule does not depend on the class.
             let types = match (&right.types, key) {
                 (Some(types), _) => types.clone(),
                 (None, "model_input_names") => vec![0; pair.ids.len()],
@@ -150,7 +151,7 @@ fn settings_change_tokens_as_in_transformers_or_are_refused_by_name() {
     assert_snapshot!(refused.join("\n"));
 }
 
-/// Most classes replace parts of tokenizer.json. A folder without such a class uses them.
+/// Most tokenizer classes of transformers replace parts of tokenizer.json. Without such a class, the parts of the file are used.
 #[test]
 fn parts_of_tokenizer_json_are_used_or_replaced_as_in_transformers() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer_settings");
@@ -205,7 +206,7 @@ fn parts_of_tokenizer_json_are_used_or_replaced_as_in_transformers() {
     assert!(n_replaced > 100 && n_used > 10, "{n_replaced} {n_used}");
 }
 
-/// `arguments.json`.
+/// The contents of `arguments.json`.
 #[derive(Deserialize)]
 struct Arguments {
     texts: Vec<String>,
@@ -282,8 +283,8 @@ fn refused(folder: &Folder) -> String {
     folder.text(&opened.err().expect("it is refused"))
 }
 
-/// A source text has the ids that transformers computes with the text's language as `src_lang`. The target language is the first token, or
-/// the decoder's start token in mBART.
+/// With the language of a source text as an argument, the ids must be those that transformers computes with this language as `src_lang`.
+/// The token of the target language is the first token of the translation. In mBART, it is the start token of the decoder.
 #[test]
 fn languages_of_a_call_are_those_of_the_setting() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer_settings");

@@ -1,4 +1,4 @@
-//! Tests of weights in PyTorch files, written by `scripts/torch_files.py`, and of quantized weights.
+//! Tests of weights in PyTorch files, which `scripts/torch_files.py` writes, and of quantized weights.
 
 use std::{
     fs::{File, OpenOptions},
@@ -165,7 +165,7 @@ fn damaged_files_are_read_or_refused() {
         |file: &File| n_refused += usize::from(gemmule_weights::torch::open(file).is_err());
     for name in ["kinds.bin", "sparse_linear.pt"] {
         let bytes = std::fs::read(tests().join("torch").join(name)).expect("it is there");
-        // One file is changed in place, because creating new files is slow.
+        // Change one file in place, because creating a new file for each change is slow.
         let mut file = File::create_new(folder.file(name)).expect("room for a file");
         file.write_all(&bytes).expect("room for a file");
         let file = OpenOptions::new()

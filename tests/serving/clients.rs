@@ -1,4 +1,4 @@
-//! Tests the server with popular clients: the packages of `tests/clients/requirements.txt`, which `make test` installs into a separate
+//! Tests the server with popular Python clients. `make test` installs their packages (`tests/clients/requirements.txt`) into a separate
 //! environment.
 use std::{
     io::{BufRead, BufReader, Write},
@@ -10,8 +10,8 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Returns the Python of the clients' environment and the folder of the demo's checkpoint. If one of them is missing, prints a message, or
-/// panics in CI.
+/// Returns the Python of the clients' environment, and the checkpoint folder of all-MiniLM-L6-v2. If one of them is missing, prints a
+/// message and returns `None`, or panics in CI.
 fn installed() -> Option<(PathBuf, PathBuf)> {
     let set = std::env::var_os("GEMMULE_CLIENTS").map(PathBuf::from);
     let clients = set.unwrap_or_else(|| root().join(".gemmule/clients"));
@@ -27,7 +27,7 @@ fn installed() -> Option<(PathBuf, PathBuf)> {
         "the server was not asked by real clients: {missing}; `make test` installs what they need"
     );
     assert!(std::env::var_os("CI").is_none(), "{said}");
-    // Bypasses the capture of output, which hides messages of tests that pass.
+    // Write to standard error directly, because the test harness captures and hides what `eprintln!` writes in tests that pass.
     let _ = writeln!(std::io::stderr(), "{said}");
     None
 }
@@ -55,7 +55,7 @@ impl Served {
                 break url.trim().to_owned();
             }
         };
-        // Read further output, so that the server does not block on a full pipe.
+        // Read and drop further output, so that the server does not block on a full pipe.
         std::thread::spawn(move || lines.lines().count());
         Self { child, url }
     }
@@ -82,7 +82,7 @@ fn the_clients_of_openai_hugging_face_langchain_and_cohere_work_and_the_document
     let Some((python, checkpoint)) = installed() else {
         return;
     };
-    // The small text generator with a chat template.
+    // A copy of the checkpoint `writer`, which generates text, with a chat template.
     let folder = tempfile::tempdir().unwrap();
     let writer = folder.path().join("writer");
     std::fs::create_dir(&writer).unwrap();
@@ -93,7 +93,7 @@ fn the_clients_of_openai_hugging_face_langchain_and_cohere_work_and_the_document
     let template = "{% for message in messages %}{{ message.content }}{% endfor %}";
     std::fs::write(writer.join("chat_template.jinja"), template).unwrap();
     let keys = folder.path().join("keys");
-    // The SHA-256 of `secret`.
+    // The SHA-256 digest of the key `secret`.
     let digest = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
     std::fs::write(&keys, format!("me {digest}\n")).unwrap();
     let ranker = root().join("tests/checkpoints/ce-one");
@@ -121,8 +121,8 @@ fn the_clients_of_openai_hugging_face_langchain_and_cohere_work_and_the_document
             .env("HF_HUB_DISABLE_TELEMETRY", "1")
             .env("LANGSMITH_TRACING", "false"),
     );
-    // Checks that the responses match the OpenAPI document, and that invalid requests are refused. Valid requests may be refused as well,
-    // because the schema does not contain a model's numbers of tokens, positions and labels.
+    // Schemathesis checks that responses match the OpenAPI document, and that requests which violate it are refused. The server may also
+    // refuse requests that match the document, because it does not contain a model's limits, such as its number of positions.
     succeeds(
         Command::new(python.with_file_name("st"))
             .arg("--config-file")

@@ -1,4 +1,4 @@
-//! Tests of the HTTP server through clients.
+//! Tests of the HTTP server, to which the tests send requests as clients.
 
 #[cfg(feature = "server")]
 mod clients;

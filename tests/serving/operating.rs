@@ -1,5 +1,5 @@
-//! Tests of operating a server: traces, the response cache, hostile and old clients, shutdown, and replicas behind a load balancer. They
-//! run on the CPU with the small checkpoints of `tests/checkpoints`.
+//! Tests of the operation of a server: traces, the response cache, hostile and old clients, shutdown, and replicas behind a load balancer.
+//! They run on the CPU with the small checkpoints of `tests/checkpoints`.
 mod bench;
 mod cache;
 mod deploy;
@@ -38,7 +38,7 @@ fn checkpoint(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Returns a cost table with costs similar to those of the small models.
+/// Returns a table of batch times that are similar to those of the small models.
 fn costs() -> CostTable {
     let text = include_str!("../../examples/costs.ron");
     let mut table = CostTable::parse(text).expect("the example is sound");
@@ -96,14 +96,14 @@ fn within(ms: u64) -> Submit {
 struct Serving {
     child: Child,
     to: SocketAddr,
-    /// Lines of the server's standard error.
+    /// Lines that the server has written to standard error.
     lines: Arc<Mutex<Vec<String>>>,
-    /// The cost table, which a reload reads again.
+    /// Folder of the cost table. It must exist as long as the server, which reads the table again when it reloads.
     _folder: tempfile::TempDir,
 }
 
 impl Serving {
-    /// Starts `gemmule serve` with a small model, after shell commands such as `ulimit`.
+    /// Starts `gemmule serve` with a small model in a shell that first runs the commands `before`, such as `ulimit`.
     fn start(before: &str, args: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let table = folder.path().join("costs.ron");
@@ -138,7 +138,7 @@ impl Serving {
         serving
     }
 
-    /// Waits for a line with these words, and returns the rest of the line.
+    /// Waits until the server has written a line that contains `words`, and returns the rest of the line.
     fn hears(&self, words: &str) -> String {
         let began = Instant::now();
         loop {
@@ -152,14 +152,14 @@ impl Serving {
         }
     }
 
-    /// Returns the number of lines with these words.
+    /// Returns the number of lines on standard error that contain `words`.
     fn count(&self, words: &str) -> usize {
         let lines = self.lines.lock().unwrap();
         lines.iter().filter(|line| line.contains(words)).count()
     }
 }
 
-/// A response: its status, its headers in lower case, and its body.
+/// An HTTP response. `head` contains the status line and the headers, in lower case.
 #[derive(Debug)]
 struct Response {
     status: u16,
@@ -203,7 +203,7 @@ fn exchange(to: SocketAddr, request: &str) -> Response {
     read_response(&mut stream).unwrap()
 }
 
-/// Returns the text of an HTTP request for the embedding of a text.
+/// Returns an HTTP request for the embedding of `text`.
 fn embedding(text: &str) -> String {
     let body = serde_json::json!({"input": text}).to_string();
     format!(
@@ -218,7 +218,7 @@ fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Returns the path of an installed program. Also searches the folders of Debian's packages.
+/// Returns the path of an installed program. Searches `PATH` and the folders in which Debian installs programs.
 fn found(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let usual = ["/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin"].map(PathBuf::from);
@@ -264,7 +264,8 @@ impl Drop for Child {
     }
 }
 
-/// Returns a free port for a program. It is below the range of ephemeral ports, from which the system might assign it to a connection.
+/// Returns a free port for a program. It is below the range of ephemeral ports, because the system could assign an ephemeral port to
+/// another connection at any time.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = std::process::id() as u16 % 997 * 11;

@@ -30,7 +30,7 @@ fn chromium() -> Option<PathBuf> {
 #[test]
 fn a_browser_shows_model_load_and_latency() {
     let Some(chromium) = chromium() else {
-        // Bypasses the capture of the test's output.
+        // Write to standard error directly, because the test harness captures what `eprintln!` writes.
         let _ = writeln!(
             std::io::stderr(),
             "the status page was not tried in a browser: there is no chromium on the path"
@@ -109,7 +109,7 @@ fn a_browser_shows_model_load_and_latency() {
     let page = String::from_utf8_lossy(&output.stdout);
     for part in [
         "<span class=\"badge good\" id=\"state\">ready</span>",
-        // A model's name is escaped, whatever it contains.
+        // HTML in a model's name is escaped.
         "a model &lt;b&gt;of&lt;/b&gt; words",
         "embeds texts · f32 on CPU",
         "<h3>Batch fill</h3>",

@@ -1,4 +1,4 @@
-//! Tests of the server through real connections, with the small checkpoints of `tests/checkpoints` on the CPU.
+//! Tests of the HTTP server through real connections, with the small checkpoints of `tests/checkpoints` on the CPU.
 mod bodies;
 mod errors;
 mod heads;
@@ -41,7 +41,7 @@ fn checkpoint(name: &str) -> PathBuf {
 fn costs() -> CostTable {
     let text = include_str!("../../examples/costs.ron");
     let mut table = CostTable::parse(text).expect("the example is sound");
-    // These costs are similar to those of the small models, so deadlines are estimated realistically.
+    // Make the costs similar to those of the small models, so that the server estimates realistic times.
     table.overhead = 100.0;
     for value in table.packed.values.iter_mut().flatten() {
         *value /= 100.0;
@@ -110,7 +110,7 @@ fn connect(to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Reads the status, the headers and the body of a response, after which the server closes the connection.
+/// Reads a response until the server closes the connection. Returns its status, headers and body.
 fn read(mut stream: TcpStream) -> (u16, String, String) {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
@@ -193,7 +193,7 @@ fn vectors_are_those_of_a_session_by_bits_alone_and_beside_others() {
             &json!({"input": TEXTS[at]}),
         );
         assert_eq!(&floats(&alone["data"][0]["embedding"]), row);
-        // A request with the token ids of the text returns the same bits as the text, encoded in base64.
+        // A request with the token ids of a text returns the same vector as a request with the text, here encoded in base64.
         let ids = encoder.encode(&[TEXTS[at]]).unwrap().token_ids();
         let asked = json!({"input": ids, "encoding_format": "base64"});
         let (_, coded) = post(server.address(), "/v1/embeddings", &asked);
@@ -227,7 +227,8 @@ fn ids_that_are_padded_with_the_end_of_a_text_embed_as_without() {
         assert_eq!(status, 200, "{answer}");
         floats(&answer["data"][0]["embedding"])
     };
-    // The config.json has no id of an end token, so a sequence ends at its highest id.
+    // config.json has no id of an end token. The embedding is then that of the first token with the highest id in a sequence, and later
+    // tokens have no effect.
     let right = ask(json!([[0, 40, 30, 340]]));
     assert_eq!(ask(json!([[0, 40, 30, 340, 340, 340]])), right);
     assert_ne!(ask(json!([[0, 40, 31, 340, 340, 340]])), right);
@@ -448,7 +449,7 @@ fn several_texts_of_a_prompt_come_with_their_log_probabilities() {
     assert_eq!(status, 200, "{whole}");
     assert_eq!(whole["choices"].as_array().unwrap().len(), 2);
     assert_ne!(whole["choices"][0]["text"], whole["choices"][1]["text"]);
-    // The usage counts the prompt once, and both texts.
+    // `usage` counts the tokens of the prompt once, and those of both texts.
     let alone =
         json!({"prompt": prompt, "max_tokens": 12, "temperature": 0.9, "seed": 6, "logprobs": 0});
     let (_, second) = post(to, "/v1/completions", &alone);
@@ -502,7 +503,7 @@ fn several_texts_of_a_prompt_come_with_their_log_probabilities() {
     let (_, greedy) = post(to, "/v1/completions", &asked);
     let values = floats(&greedy["choices"][0]["logprobs"]["token_logprobs"]);
     assert_eq!(values, written[0].log_probabilities);
-    // The events of a stream contain the texts and log-probabilities of the complete response, by index.
+    // The events of a stream, joined by their index, give the same texts and log-probabilities as the complete response.
     let mut asked = json!({
         "prompt": prompt, "max_tokens": 12, "n": 2, "temperature": 0.9, "seed": 5, "logprobs": 3, "stream": true,
     });
@@ -531,7 +532,7 @@ fn several_texts_of_a_prompt_come_with_their_log_probabilities() {
     server.shut_down(Duration::ZERO);
 }
 
-/// Returns a copy of the small text generator with a chat template.
+/// Returns a copy of the checkpoint `writer`, which generates text, with a chat template.
 fn chatting() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(checkpoint("writer")).unwrap() {
@@ -667,7 +668,7 @@ fn serving_folder(folder: &Path, cache_bytes: Option<u64>) -> Server {
     serving_models(vec![Model::open(choice).unwrap()], quick())
 }
 
-/// Returns the number of prompt tokens, the number of new tokens, and the finish reason.
+/// Sends a request for generation. Returns the number of prompt tokens, the number of new tokens, and the finish reason.
 fn lengths(to: SocketAddr, path: &str, asked: &Value) -> (u64, u64, Value) {
     let (status, told) = post(to, path, asked);
     assert_eq!(status, 200, "{told}");
@@ -690,8 +691,8 @@ fn a_text_without_max_tokens_has_all_positions_that_are_left() {
     assert_eq!((prompt + new, reason), (128, json!("length")));
     server.shut_down(Duration::ZERO);
 
-    // The KV cache may have room for fewer tokens than the model has positions. This cache has 64 positions, and the last new token needs
-    // none.
+    // The KV cache may have room for fewer tokens than the model has positions. This cache has 64 positions, enough for 65 tokens, because
+    // the last new token is not stored.
     let engine = Engine::from_checkpoint(folder.path()).device(DeviceChoice::Cpu);
     let engine = engine.generating().build().unwrap();
     let mut options = generation_config(folder.path()).unwrap();
@@ -702,7 +703,7 @@ fn a_text_without_max_tokens_has_all_positions_that_are_left() {
     assert_eq!((prompt + new, reason), (65, json!("length")));
     server.shut_down(Duration::ZERO);
 
-    // The folder may set a lower limit of new tokens, which does not limit the prompt.
+    // The checkpoint's generation_config.json may set a lower limit of new tokens, which does not apply to the prompt.
     let file = folder.path().join("generation_config.json");
     std::fs::write(&file, r#"{"max_new_tokens": 7}"#).unwrap();
     let server = serving_folder(folder.path(), None);
@@ -843,7 +844,8 @@ fn what_is_longer_than_the_positions_of_a_rotary_model_is_refused_with_the_figur
         );
         server.shut_down(Duration::ZERO);
 
-        // The engine itself has the same limit as the server: a prompt and its new tokens need at most all positions of the model.
+        // The engine has the same limit as the server: a prompt and its new tokens together have at most as many tokens as the model has
+        // positions.
         let build = || Engine::from_checkpoint(folder.path()).device(DeviceChoice::Cpu);
         let engine = build().generating().build().unwrap();
         let mut options = SamplingParams::default();
@@ -859,7 +861,7 @@ fn what_is_longer_than_the_positions_of_a_rotary_model_is_refused_with_the_figur
         );
         assert_eq!(written[1].tokens.len(), 2);
     }
-    // Encoders with rotary embeddings do not truncate token ids, either.
+    // Token ids are also not truncated for encoders with rotary embeddings.
     let server = serving(&["st-qwen"], quick());
     let to = server.address();
     assert_eq!(
@@ -911,7 +913,7 @@ fn parts_of_characters_have_entries_with_their_bytes() {
                 }
             }
         }
-        // Tokens with equal texts have separate entries, because their bytes differ.
+        // Different tokens may have equal texts, such as parts of characters. They have separate entries, and their bytes differ.
         let mut names: Vec<_> = alternatives.iter().map(bytes).collect();
         names.sort();
         names.dedup();
@@ -974,7 +976,7 @@ fn requests_of_clients_that_leave_are_counted() {
             .unwrap();
         n.lines().next().unwrap().parse::<u64>().unwrap()
     };
-    // Texts that end by their length or by a stop string do not count as canceled.
+    // The metrics do not count a text as canceled if it ends at its max length or at a stop string.
     let mut asked = json!({"prompt": "rain", "max_tokens": 5});
     assert_eq!(post(to, "/v1/completions", &asked).0, 200);
     asked["stop"] = json!(["a", "e", "i", "o", " ", "\n", "\u{fffd}"]);
@@ -1130,14 +1132,14 @@ fn penalties_and_a_bias_change_what_is_written() {
             .collect::<Vec<String>>()
     };
     let usual = write(json!({}));
-    // Neutral values do not change the result.
+    // The neutral value of each parameter does not change the text.
     let neutral = json!({"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "top_k": -1, "repetition_penalty": 1});
     assert_eq!(write(neutral), usual);
     let mut texts = vec![usual.clone()];
     for penalty in ["frequency_penalty", "presence_penalty"] {
         texts.extend([2, -2].map(|by| write(json!({penalty: by}))));
     }
-    // A reward for each occurrence repeats the same token.
+    // A negative frequency penalty rewards each occurrence of a token, so the text repeats the same token.
     let rewarded = &texts[2];
     let last = rewarded.last().unwrap();
     assert!(
@@ -1247,7 +1249,7 @@ fn raw_rows_all_tokens_cosines_and_tokens_are_those_of_the_engine() {
         &json!({"inputs": text, "add_special_tokens": false}),
     );
     assert_eq!(bare[0].as_array().unwrap().len(), cut.len() - 2);
-    // All tokens of a long text are returned.
+    // A long text is not truncated.
     let (_, long) = post(to, "/tokenize", &json!({"inputs": "word ".repeat(2000)}));
     assert!(long[0].as_array().unwrap().len() > 2000);
     let ids = encoder.prompts(&["the tower is high"]).unwrap().remove(0);
@@ -1276,7 +1278,7 @@ fn pairs_that_are_conversations_score_as_the_folder_says() {
         run["pairs"].as_array().unwrap(),
         run["values"].as_array().unwrap(),
     );
-    // The first two pairs have the same query.
+    // Send the first two pairs in one request, because they have the same query.
     let asked = json!({"query": pairs[0][0], "texts": [pairs[0][1], pairs[1][1]]});
     let (status, ranked) = post(server.address(), "/rerank", &asked);
     assert_eq!(status, 200, "{ranked}");
@@ -1322,7 +1324,8 @@ fn scores_of_text_embeddings_inference_are_its_own_and_have_the_labels_names() {
         );
     }
     server.shut_down(Duration::ZERO);
-    // A model with one label, whose folder defines the logit as the score.
+    // A model with one label, whose folder defines the logit itself as the score. TEI's route `/rerank` still applies the sigmoid, unless
+    // `raw_scores` is true.
     let server = serving(&["ce-identity"], quick());
     let to = server.address();
     let ranked = |raw: bool| {
@@ -1367,7 +1370,7 @@ fn a_connection_may_be_idle_for_longer_than_a_request_may_take_to_come() {
         assert!(answered(&mut stream));
         thread::sleep(Duration::from_millis(700));
     }
-    // The next request has begun, but is never completed.
+    // Begin another request on this connection, but never complete it. The server closes the connection after a time limit.
     let began = Instant::now();
     stream.write_all(b"GET /hea").unwrap();
     let mut rest = Vec::new();
@@ -1384,7 +1387,7 @@ fn large_bodies_leave_the_thread_to_others() {
     };
     let server = serving(&["st-mean"], choice);
     let to = server.address();
-    // The error is in the last input, so the whole body is read. A list with more inputs would be refused for their number.
+    // The error is in the last input, so the server must parse the whole body. A list with more inputs would be refused for its length.
     let mut inputs = vec![json!("a".repeat(60)); 100_000];
     inputs.push(json!(true));
     let body = json!({"input": inputs}).to_string();
@@ -1509,7 +1512,7 @@ fn slow_half_closed_and_oversized_clients_do_not_keep_others_waiting() {
         text.contains("the body has more than 65536 bytes; split the request"),
         "{text}"
     );
-    // These connections have no complete request, and are closed.
+    // The server closes these connections, because they have no complete request.
     for mut stream in [headers, half, junk] {
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
@@ -1560,7 +1563,7 @@ fn who_sends_no_more_is_answered_and_who_reads_nothing_is_let_go() {
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
-        // The response may begin with `100 Continue`, with which the server probes the connection.
+        // Ignore `100 Continue`, which the server may send before the response to probe the connection.
         let answer = answer.replace("HTTP/1.1 100 Continue\r\n\r\n", "");
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         let end = match body["stream"] == true {
@@ -1569,14 +1572,14 @@ fn who_sends_no_more_is_answered_and_who_reads_nothing_is_let_go() {
         };
         assert!(answer.ends_with(end), "{answer}");
     }
-    // Responses of many megabytes, more than the socket buffers hold.
+    // Request many responses. Together they are larger than the socket buffers.
     let mut stream = connect(to);
     let n = 1_000;
     let asked = "GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n".repeat(n);
     stream.write_all(asked.as_bytes()).unwrap();
     let size = get(to, "/openapi.json").1.len();
     assert!(n * size > 20 << 20, "{size}");
-    // The client reads no response until the server has closed the connection, which makes further writes fail.
+    // The client reads none of the responses. The server must close the connection, which makes further writes fail.
     let began = Instant::now();
     while stream.write_all(b"x").is_ok() {
         assert!(began.elapsed() < Duration::from_secs(60));
@@ -1585,7 +1588,7 @@ fn who_sends_no_more_is_answered_and_who_reads_nothing_is_let_go() {
     server.shut_down(Duration::ZERO);
 }
 
-/// Returns a model that generates two texts of 40 tokens at a time. `queue` limits the estimated time of the waiting texts.
+/// Returns a model whose KV cache has room for two texts of 40 tokens at a time. `queue` limits the estimated time of the waiting texts.
 fn narrow(queue: Duration) -> Model {
     let choice = ModelChoice {
         cache_bytes: Some(400_000),
@@ -1599,7 +1602,7 @@ fn texts_wait(to: SocketAddr) -> bool {
     !get(to, "/metrics").1.contains(none)
 }
 
-/// Waits until texts of a client are in the queue.
+/// Waits until texts of the running thread `client` are in the queue.
 fn until_texts_wait<T>(to: SocketAddr, client: &thread::JoinHandle<T>) {
     while !texts_wait(to) {
         assert!(!client.is_finished());
@@ -1633,7 +1636,7 @@ fn while_models_are_loaded_probes_are_answered_and_a_signal_ends_it() {
         let port = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = port.local_addr().unwrap();
         drop(port);
-        // At the start, the server measures the costs of batches for several seconds.
+        // Without a cost table, the server measures the costs of batches for several seconds when it starts.
         let weights = checkpoint("st-mean");
         let mut child = Command::new(env!("CARGO_BIN_EXE_gemmule"))
             .args([
@@ -1697,18 +1700,18 @@ fn a_stream_has_a_deadline_and_texts_that_would_wait_long_are_refused() {
         ),
         "{text}"
     );
-    // Texts whose deadline has passed are removed from the queue at the next step.
+    // Texts whose deadline has passed leave the queue at the next step. Wait for that.
     while texts_wait(to) {
         thread::sleep(Duration::from_millis(1));
     }
-    // The generation rate is known now, so the server can estimate waiting times, and refuses requests while others wait.
+    // The server now knows its generation rate. It can therefore estimate waiting times, and refuses requests while other requests wait.
     let body = body(false);
     let busy = thread::spawn(move || ask_with(to, "POST", "/v1/completions", "", &body).0);
     until_texts_wait(to, &busy);
     let mut refused = 0;
     while !busy.is_finished() {
         let asked = "{\"prompt\": \"One\", \"max_tokens\": 1}";
-        // A request may be admitted, too. Its deadline keeps it from waiting until all other texts are complete.
+        // The request may also be admitted. With a deadline, it does not wait until all other texts are complete.
         let soon = "x-request-timeout-ms: 50\r\n";
         let (status, head, text) = ask_with(to, "POST", "/v1/completions", soon, asked);
         match status {
@@ -1737,7 +1740,8 @@ fn texts_that_have_room_do_not_wait_however_short_the_queue_may_be() {
         let body = json!({"prompt": "One", "max_tokens": 40, "n": n, "temperature": 1});
         ask_with(to, "POST", "/v1/completions", "", &body.to_string())
     };
-    // So far, the server has only run a single text. A step with many texts takes little longer, so all of these texts must be admitted.
+    // Until now, the server has measured only steps with a single text. A step with many texts takes little longer, so the server must
+    // admit all of these texts.
     assert_eq!(ask(1).0, 200);
     let clients: Vec<_> = (0..24).map(|_| thread::spawn(move || ask(4))).collect();
     for client in clients {
@@ -1836,7 +1840,7 @@ fn cache() -> Arc<gemmule::serve::Cache> {
 
 #[test]
 fn keys_let_those_in_who_have_one_and_balancers() {
-    // The SHA-256 of `secret`.
+    // The SHA-256 digest of the key `secret`.
     let keys = Keys::parse(
         "# comment\nalice 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b\n",
     );
@@ -1890,7 +1894,7 @@ fn keys_let_those_in_who_have_one_and_balancers() {
 fn keys_and_models_are_reloaded_together_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("keys");
-    // The SHA-256 digests of `secret` and `password`.
+    // The SHA-256 digests of the keys `secret` and `password`.
     let secret = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
     let password = "5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8";
     std::fs::write(&file, format!("alice {secret}\n")).unwrap();
@@ -1917,7 +1921,7 @@ fn keys_and_models_are_reloaded_together_or_not_at_all() {
     assert_eq!((status("secret"), status("password")), (200, 401));
     std::fs::write(&file, format!("alice {password}\n")).unwrap();
     assert_eq!((status("secret"), status("password")), (200, 401));
-    // The file of keys is valid, but the models cannot be loaded.
+    // The models cannot be loaded, so the reload fails, although the file of keys is valid.
     is_broken.store(true, Ordering::Relaxed);
     let (code, told) = post(admin, "/admin/reload", &json!({}));
     let expected = "the reload failed and changed nothing: its folder is gone";
@@ -1949,8 +1953,8 @@ fn a_full_queue_and_a_late_deadline_are_told_at_once() {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = Server::start(socket, models, quick()).unwrap();
     let to = server.address();
-    // With a queue limit of zero, requests are admitted only if nothing waits. The large request is repeated until it is admitted. While it
-    // runs, other requests are refused.
+    // With a queue limit of zero, requests are admitted only if no other request waits. Repeat a large request until it is admitted. While
+    // it runs, other requests are refused.
     let many: Vec<String> = (0..3_000).map(|i| format!("text {i} of many")).collect();
     let busy = thread::spawn(move || {
         let asked = json!({"input": many});
@@ -2038,7 +2042,7 @@ fn clients_that_leave_are_forgotten_and_a_drain_answers_all_that_came() {
             thread::spawn(move || read(stream))
         })
         .collect();
-    // By now, the server has received all requests.
+    // Wait until the server has received all requests.
     thread::sleep(Duration::from_millis(100));
     server.shut_down(Duration::ZERO);
     for client in clients {
@@ -2050,7 +2054,7 @@ fn clients_that_leave_are_forgotten_and_a_drain_answers_all_that_came() {
     assert!(TcpStream::connect(to).is_err());
 }
 
-/// Returns a copy of a checkpoint with a NaN in the embedding of a token.
+/// Returns a copy of a checkpoint with a NaN in the embedding of the token `token`.
 fn poisoned(name: &str, token: u32) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     copy(&checkpoint(name), folder.path());
@@ -2068,7 +2072,7 @@ fn poisoned(name: &str, token: u32) -> tempfile::TempDir {
     assert_eq!(table["dtype"], "F16");
     let row = 2 * table["shape"][1].as_u64().unwrap() as usize;
     let at = at + token as usize * row;
-    // An f16 NaN.
+    // A NaN in f16.
     bytes[at..at + 2].copy_from_slice(&0x7e00_u16.to_le_bytes());
     std::fs::write(&file, bytes).unwrap();
     folder
@@ -2093,7 +2097,7 @@ fn a_poisonous_member_fails_alone() {
     let encoder = TextEncoder::open(&checkpoint("st-mean")).unwrap();
     let texts = ["a small bird", "the tower is high", "a high tower", "words"];
     let ids = |texts: &[&str]| encoder.prompts(texts).unwrap().concat();
-    // A token that occurs in no other text.
+    // Poison a token of `rain` that occurs in no other text.
     let others = [ids(&texts), ids(&["some words"])].concat();
     let own = ids(&["rain"]).into_iter().find(|id| !others.contains(id));
     let folder = poisoned("st-mean", own.unwrap());
@@ -2105,7 +2109,7 @@ fn a_poisonous_member_fails_alone() {
         floats(&post(to, "/v1/embeddings", &json!({"input": text})).1["data"][0]["embedding"])
     };
     let expected: Vec<Vec<f32>> = texts.iter().map(|text| good(text)).collect();
-    // While a large list runs, the other requests wait and form one batch.
+    // While this large list runs, the next requests wait, and then form one batch.
     let large = thread::spawn(move || {
         post(
             to,
@@ -2149,7 +2153,7 @@ fn a_poisonous_member_fails_alone() {
         tei.2
     );
     assert_eq!(similar.0, 424);
-    // The vectors of tokens are checked for NaN like any other output.
+    // Token vectors are also checked for NaN.
     let (status, _, text) = ask_with(to, "POST", "/embed_all", "", "{\"inputs\": \"rain\"}");
     assert_eq!(status, 424, "{text}");
     server.shut_down(Duration::ZERO);
@@ -2165,7 +2169,7 @@ fn clients_of_a_byte_now_and_then_and_lists_of_any_length_are_answered() {
     let models = vec![model("st-mean", false, Duration::from_secs(60))];
     let server = serving_models(models, choice);
     let to = server.address();
-    // Both requests take far longer than their time limits.
+    // A client that sends one byte at a time, so that its request takes far longer than the time limits of the server.
     let slow = |head: &'static str, rest: &'static str| {
         let mut stream = connect(to);
         stream.write_all(head.as_bytes()).unwrap();
@@ -2218,7 +2222,7 @@ fn every_status_that_the_document_has_is_one_that_is_given() {
     let server = serving(&["st-mean", "ce-one", "writer", "translator"], quick());
     let to = server.address();
     let document: Value = serde_json::from_str(&get(to, "/openapi.json").1).unwrap();
-    // These errors are possible on any route. Other tests cover them in each error format.
+    // Any route may return these errors. Other tests provoke them.
     let anywhere: [&str; 9] = [
         "401", "408", "413", "415", "424", "429", "500", "503", "504",
     ];
@@ -2234,7 +2238,7 @@ fn every_status_that_the_document_has_is_one_that_is_given() {
             if path.ends_with("{model}") {
                 seen.push(asked("/v1/models/st-mean", ""));
             }
-            // No model supports all routes, so at least one of these requests is refused by its model.
+            // No route supports all of these models, so at least one of the requests is refused because of its model.
             for model in ["st-mean", "ce-one", "writer", "translator", "none"] {
                 let mut body = json!({
                     "model": model, "input": "x", "inputs": "x", "prompt": "x", "query": "x", "texts": ["x"], "documents": ["x"],
@@ -2256,8 +2260,8 @@ fn every_status_that_the_document_has_is_one_that_is_given() {
             }
             for status in statuses.keys() {
                 let is_given = seen.contains(status) || anywhere.contains(&status.as_str());
-                // These routes do not give all their statuses here, because conversations need a template, and no model of this server has
-                // sparse weights, token vectors, or a head for entities, masked tokens, labels or answers.
+                // These routes do not return all documented statuses here. Conversations need a chat template, and no model of this server
+                // has sparse weights, token vectors, or a head for entities, masked tokens, labels or answers.
                 let unknown = [
                     "/v1/chat/completions",
                     "/embed_sparse",
@@ -2354,7 +2358,7 @@ fn models_are_replaced_without_a_lost_request() {
     let counts = clients.into_iter().map(|client| client.join().unwrap());
     let sum = counts.fold([0, 0], |a, b| [a[0] + b[0], a[1] + b[1]]);
     assert!(sum[0] > 0 && sum[1] > 0, "{sum:?}");
-    // Admin commands are only available on the admin port.
+    // Admin commands are only available on the admin port, and the admin port has no other routes.
     assert_eq!(post(to, "/admin/reload", &json!({})).0, 404);
     assert_eq!(get(admin, "/admin/reload").0, 405);
     assert_eq!(get(admin, "/v1/models").0, 404);
@@ -2480,7 +2484,7 @@ impl Process {
         process
     }
 
-    /// Waits for a line with these words, and returns the rest of the line.
+    /// Waits until the server has written a line that contains `words`, and returns the rest of the line.
     fn hears(&self, words: &str) -> String {
         let began = Instant::now();
         loop {
@@ -2554,11 +2558,11 @@ fn a_file_of_models_is_read_again_on_sighup_and_sigterm_loses_no_request() {
         assert!(began.elapsed() < Duration::from_secs(20));
         thread::sleep(Duration::from_millis(10));
     }
-    // If the file of models cannot be read, nothing changes.
+    // If the file of models is invalid, a reload changes nothing.
     std::fs::write(file, "(models: [\n  (weight: \"x\")])").unwrap();
     let admin = process.hears("commands on http://");
     let admin = admin.trim_end_matches("/admin/reload").parse().unwrap();
-    // The previous reload may still be replacing models.
+    // Repeat the request while the previous reload is still running (status 409).
     let (status, refused) = loop {
         let answer = post(admin, "/admin/reload", &json!({}));
         if answer.0 != 409 {
@@ -2575,7 +2579,7 @@ fn a_file_of_models_is_read_again_on_sighup_and_sigterm_loses_no_request() {
     );
     assert_eq!(names(), ["st-mean", "ce-one"]);
 
-    // Admitted requests are answered. A connection that arrives too late gets a response before it sends anything.
+    // During a shutdown, admitted requests are answered. A connection that arrives too late gets a response before it sends anything.
     let ask = move |text: &str| {
         let mut stream = TcpStream::connect(to).ok()?;
         stream.write_all(text.as_bytes()).unwrap();
@@ -2762,7 +2766,8 @@ fn tokens_are_weighed_beside_embeddings_where_that_is_asked_for() {
     let mut n_weights = 0;
     for (at, text) in texts.iter().enumerate() {
         let ids = encoder.prompts(&[text]).unwrap().remove(0);
-        // The largest weight of each id is expected. Like in FlagEmbedding, <s>, </s>, <pad> and <unk> have none.
+        // The expected weight of an id is the largest weight of its occurrences. Like in FlagEmbedding, <s>, </s>, <pad> and <unk> have no
+        // weight.
         let mut expected = std::collections::BTreeMap::<u64, f32>::new();
         for (&id, &weight) in ids.iter().zip(outputs.sequence("sparse", at).unwrap()) {
             if ![0, 1, 2, 3].contains(&id) && weight > 0.0 {

@@ -1,5 +1,5 @@
-//! Tests of text generation with a KV cache. The tokens must be those of Hugging Face transformers. Results do not depend on how sequences
-//! are split into steps or on the other sequences.
+//! Tests of text generation with a KV cache. The tokens must be those of Hugging Face transformers. They must not depend on how prompts are
+//! split into steps, or on the other requests that run at the same time.
 
 use std::{
     collections::BTreeMap,
@@ -18,13 +18,13 @@ use gemmule::{
 
 use crate::written::{Stored, all_found, file, request};
 
-/// Same weights as in `scripts/reference.py`.
+/// The weights that `scripts/reference.py` generates.
 const WEIGHTS: RandomWeights = RandomWeights {
     seed: 20,
     deviation: 0.1,
 };
 
-/// References by name, each with its description.
+/// Names of references in `tests/references`, each with the name of its model's description.
 const MODELS: [(&str, &str); 31] = [
     ("gpt2_h320a5", "gpt2"),
     ("llama_h320a5", "llama"),
@@ -53,15 +53,15 @@ const MODELS: [(&str, &str); 31] = [
     ("falcon_groups", "falcon"),
     ("falcon_rw", "falcon"),
     ("falcon_rw_head12", "falcon"),
-    // Models with a separate head, scaled frequencies, and biases.
+    // Models with untied heads, scaled rotary frequencies, and biases.
     ("gpt2_head24", "gpt2"),
     ("llama_head24", "llama"),
-    // Models with head widths that a cache pads.
+    // Models whose attention heads have a width that a KV cache pads.
     ("gpt2_head20", "gpt2"),
     ("llama_head20", "llama"),
 ];
 
-/// References with greedy search only.
+/// References that only contain results of greedy search.
 const GREEDY: [(&str, &str); 25] = [
     ("cohere2_head24", "cohere2"),
     ("cohere2_biases", "cohere2"),
@@ -107,19 +107,19 @@ fn engine_of(device: DeviceChoice, config: PathBuf, description: &str) -> Engine
     builder.generating().build().expect("the model loads")
 }
 
-/// Returns the prompt and the tokens of each stored continuation.
+/// Returns the prompt and the generated tokens of each stored continuation. `rules` is the name of its settings.
 fn stored(name: &str, rules: &str) -> Vec<(Vec<u32>, Vec<u32>)> {
     let stored = Stored::read(&format!("{name}.written.safetensors"));
     let one = |i: usize| {
         let key = |what: &str| format!("{rules}.{i}.{what}");
-        // If the two best tokens differ by less than the error of f32, either may be chosen.
+        // Leave out continuations with a step in which the two best logits are so close that rounding decides which token is chosen.
         let is_clear = stored.real(&key("margin")) > 1e-3;
         is_clear.then(|| (stored.ids(&key("prompt")), stored.ids(&key("tokens"))))
     };
     (0..3).filter_map(one).collect()
 }
 
-/// Returns the settings of the stored beam searches, except for end tokens.
+/// Returns the settings of the stored beam searches called `name`, without the end tokens, which each reference stores.
 fn beams(name: &str) -> (Beams, Rules) {
     let rules = Rules {
         max_new_tokens: 16,
@@ -171,7 +171,7 @@ fn beams_on(device: DeviceChoice) {
         let engine = engine_on(device, name, description);
         let mut generator = engine.generator(64 << 20).expect("a generator");
         let mut wanted = BTreeMap::new();
-        // All requests run at once, with the beams of several requests side by side.
+        // Run all requests at once, so that a step contains beams of several requests.
         for kind in ["beams", "early", "never"] {
             for i in 0..3 {
                 let stored = Stored::read(&format!("{name}.written.safetensors"));
@@ -285,7 +285,7 @@ fn least_lengths_on(device: DeviceChoice) {
         }
     }
     assert!(compared >= 25, "{compared}");
-    // Without these limits, some texts of greedy search and of beam search would have ended earlier.
+    // The min lengths have an effect: without them, some texts of greedy search and of beam search would end earlier.
     assert!(longer.iter().all(|&n| n > 0), "{longer:?}");
 }
 
@@ -304,7 +304,7 @@ fn rules(name: &str) -> Rules {
     }
 }
 
-/// Runs until all requests are complete. Returns the tokens and the finish reason of each.
+/// Runs a generator until all its requests are complete. Returns the tokens and the finish reason of each request.
 fn drain(generator: &mut Generator) -> BTreeMap<Ticket, (Vec<u32>, Option<Reason>)> {
     let mut all: BTreeMap<Ticket, (Vec<u32>, Option<Reason>)> = BTreeMap::new();
     while generator.is_busy() {
@@ -361,7 +361,7 @@ fn greedy_tokens_on(device: DeviceChoice) {
     assert!(compared >= 14, "{compared}");
 }
 
-/// Returns pseudorandom prompts of these lengths.
+/// Returns pseudorandom prompts with `lens` tokens.
 fn prompts(lens: &[usize]) -> Vec<Vec<u32>> {
     let mut state = 1u32;
     let mut next = || {
@@ -372,7 +372,7 @@ fn prompts(lens: &[usize]) -> Vec<Vec<u32>> {
     lens.iter().map(ids).collect::<Vec<_>>()
 }
 
-/// Returns the logits of the next token, computed from the whole sequence without a cache.
+/// Returns the logits of the token after `tokens`, computed from the whole sequence without a KV cache.
 fn whole(engine: &Engine, tokens: &[u32]) -> Vec<f32> {
     let batch = Batch::from_sequences(&[tokens]).expect("a batch");
     let outputs = engine.session().expect("a session").run(&batch);
@@ -420,7 +420,7 @@ fn a_sequence_gives_the_same_however_it_is_cut_into_steps() {
         for step in [1, 7, 64] {
             assert_eq!(of(step), want, "{name}, {step} tokens of prompts a step");
         }
-        // Each token is the best according to the logits of the whole sequence.
+        // Each token has the largest logit (up to rounding) if the logits are computed without a cache.
         for (prompt, (tokens, _)) in prompts.iter().zip(want.values()) {
             let mut all = prompt.clone();
             for &token in tokens.iter().take(3) {
@@ -477,7 +477,7 @@ fn requests_come_and_go_on(device: DeviceChoice) {
                 .admit(request(prompt, &options(i)))
                 .expect("there is room"),
         );
-        // Earlier requests are still generating when the next one is admitted.
+        // Run a few steps, so that earlier requests are in the middle of generation when the next one is admitted.
         for _ in 0..3 {
             collect(generator.poll().expect("a step"), &mut all);
         }
@@ -521,7 +521,7 @@ fn memory_of_a_sequence_that_ended_is_used_again_while_others_run() {
         ..SamplingParams::default()
     };
     let prompts = prompts(&[20, 20, 20]);
-    // The cache has room for the long request and one of the short requests.
+    // The cache has room for the long request and one of the two short requests.
     let needed = |new| engine.cache_bytes_needed(&[20], &options(new));
     let one = needed(10).expect("it writes");
     let bytes = needed(60).expect("it writes") + one;
@@ -538,14 +538,14 @@ fn memory_of_a_sequence_that_ended_is_used_again_while_others_run() {
     for _ in 0..10 {
         generator.poll().expect("a step");
     }
-    // The second request is complete, and the first is still running.
+    // The short request is complete and has freed its memory. The long request is still running.
     generator.admit(third).expect("its memory is free");
     let all = drain(&mut generator);
     assert_eq!(all.len(), 2);
     assert_eq!(generator.cache_bytes(), (0, bytes));
 }
 
-/// Greedy texts of at most 20 new tokens.
+/// Returns settings of greedy search with at most 20 new tokens.
 fn short() -> SamplingParams {
     let mut options = SamplingParams::default();
     options.rules.max_new_tokens = 20;
@@ -593,7 +593,7 @@ fn more_prompts_than_there_is_room_for_are_written_one_after_another_and_fail_on
     assert_eq!(written.remove(2).problem, Some(Failure::Refused(long)));
     assert_eq!(written, want);
     assert_eq!(generator.cache_bytes().0, 0);
-    // Invalid options are an error of the call, not of a single prompt.
+    // Invalid settings fail the whole call, not only a prompt.
     let none = SamplingParams {
         beams: Some(Beams::of(0)),
         ..SamplingParams::default()
@@ -616,7 +616,7 @@ fn a_request_that_is_stopped_computes_nothing_more() {
         .expect("a generator");
     let mut told = [0; 3];
     let requests = all.iter().map(|prompt| request(prompt, &options));
-    // The second text is stopped at its first token, the others at their fifth.
+    // The callback stops the second text at its first token, and the other texts at their fifth token.
     let written = generator.write_all(requests, |index, _| {
         told[index] += 1;
         match told[index] >= [5, 1, 5][index] {
@@ -703,7 +703,7 @@ fn a_step_without_a_token_that_may_come_ends_its_sequence_and_no_other() {
     assert_eq!(drain(&mut generator)[&good].1, Some(Reason::Length));
 }
 
-/// Returns a modified copy of the checkpoint that generates stories.
+/// Returns a copy of `tests/checkpoints/writer`, a GPT-2 that generates stories, after `change` has modified it.
 fn writer_with(change: impl FnOnce(&Path)) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for entry in std::fs::read_dir("tests/checkpoints/writer").expect("the checkpoint") {
@@ -717,8 +717,8 @@ fn writer_with(change: impl FnOnce(&Path)) -> tempfile::TempDir {
 
 #[test]
 fn a_logit_that_is_no_number_fails_its_request_and_no_other() {
-    // The token at the last position is never an input, so the embedding of this position is never read. The embedding of the position
-    // before it is damaged. Only a sequence that reaches that position fails, in the step that reads the embedding.
+    // Damage the embedding of the position before the last position. Only a sequence that reaches it fails. The embedding of the last
+    // position itself is never read, because the token there is never an input.
     let folder = writer_with(|folder| {
         let file = folder.join("model.safetensors");
         let mut bytes = std::fs::read(&file).expect("weights");
@@ -821,7 +821,7 @@ fn an_engine_that_writes_has_no_sessions_and_one_kernel_of_attention() {
     );
 }
 
-/// Returns sampling settings with different rules.
+/// Returns settings of random sampling, with different samplers and rules on logits.
 fn ways_to_draw() -> Vec<SamplingParams> {
     let sampling = |temperature, top_k, top_p, min_p| {
         Some(Sampling {
@@ -860,7 +860,7 @@ fn ways_to_draw() -> Vec<SamplingParams> {
     all[4].rules.forced_first = Some(17);
     (all[5].rules.end, all[5].rules.min_new_tokens) = ((0..400).step_by(4).collect(), 6);
     all[6].rules.forced_last = vec![3];
-    // The list has more ids than the device loop supports, so the host chooses the tokens.
+    // This list has more ids than the device supports. The host then chooses the tokens.
     all[7].rules.suppressed = (0..500).step_by(2).collect();
     all
 }
@@ -898,8 +898,8 @@ fn many_requests_on_a_device_move_together_and_grow_apart() {
     let prompts = prompts(&lens);
     let options = |i: usize| {
         let mut options = ways[i % 3].clone();
-        // Most sequences end early, so that the remaining ones move to other rows of the device's table. Two sequences have more tokens
-        // than the table holds initially.
+        // Most sequences end early, so that the other sequences move to other rows of the device's token table. Two sequences have more
+        // tokens than a row of the table holds initially.
         options.rules.max_new_tokens = if i % 30 == 20 { 280 } else { 5 + i % 9 };
         options.seed = i as u64;
         options
@@ -911,7 +911,7 @@ fn many_requests_on_a_device_move_together_and_grow_apart() {
         for (i, prompt) in prompts.iter().enumerate() {
             let ticket = generator.admit(request(prompt, &options(i)));
             ticket.expect("there is room");
-            // The last requests are admitted while earlier ones are running.
+            // Run a step after each of the last admissions, so that these requests are admitted while earlier requests are running.
             if i >= 40 {
                 collect(generator.poll().expect("a step"), &mut all);
             }
@@ -941,7 +941,7 @@ fn sequences_that_come_to_more_keys_than_a_kernel_is_chosen_for_go_on_as_on_a_cp
     let folder = tempfile::tempdir().expect("a folder");
     let config = folder.path().join("config.json");
     std::fs::write(&config, longer).expect("it is written");
-    // Lengths on both sides of the number of keys at which steps of few sequences begin to split the keys.
+    // In steps of few sequences, attention splits the keys of long sequences among CTAs. The lengths are below and above this limit.
     let prompts = prompts(&[490, 20, 505, 100]);
     let options = SamplingParams {
         rules: Rules {
@@ -962,7 +962,7 @@ fn sequences_that_come_to_more_keys_than_a_kernel_is_chosen_for_go_on_as_on_a_cp
     assert_eq!(tokens(DeviceChoice::Cuda(0)), tokens(DeviceChoice::Cpu));
 }
 
-/// Returns search settings of many kinds with all rules.
+/// Returns settings of beam searches of many kinds, which together contain all rules on logits.
 fn ways_to_search() -> Vec<SamplingParams> {
     let of = |n: usize, max_new_tokens: usize| SamplingParams {
         rules: Rules {
@@ -996,7 +996,7 @@ fn ways_to_search() -> Vec<SamplingParams> {
         ..Beams::of(4)
     });
     all[7].rules.suppressed_first = (0..100).collect();
-    // The search has more beams than the device loop supports, so the host searches.
+    // The device supports at most 16 beams. The host runs the search with 17 beams.
     all[8].beams = Some(Beams::of(17));
     all[9].beams = Some(Beams::of(16));
     all
@@ -1011,7 +1011,7 @@ fn searches_on_a_device_are_those_of_the_cpu_and_move_and_grow() {
     let prompts = prompts(&lens);
     let options = |i: usize| {
         let mut options = ways[i % ways.len()].clone();
-        // Some requests have no beams. Two searches may reach more tokens than the device's table holds initially, so that the table grows.
+        // One in four requests has no beams. Two searches may have more tokens than the device's token table holds initially, so it grows.
         if i % 4 == 3 {
             options.beams = None;
         }
@@ -1104,7 +1104,7 @@ fn logits_on(device: DeviceChoice) {
         ..SamplingParams::default()
     };
     let mut generator = engine.generator(16 << 20).expect("a generator");
-    // A token that the rules forbid still has a logit.
+    // Forbid the best token. The returned logits must still contain its logit, because rules do not change them.
     let best = gemmule::search::greedy(&whole(&fresh, &prompts[0]));
     let asks = generator.admit(request(&prompts[0], &options(true, vec![best])));
     let asks = asks.expect("there is room");
@@ -1141,7 +1141,8 @@ fn logits_on(device: DeviceChoice) {
     assert_eq!(all.len(), prompts[0].len() + 5);
 }
 
-/// Tokens, and the bits of all numbers: the log-probability of each token, or the scores of the hypotheses.
+/// Result of a request. The first list contains its tokens. The second list contains, for each token or hypothesis, ids and the bits of its
+/// log-probability or score.
 type Bits = (Vec<u32>, Vec<(Vec<u32>, u32)>);
 
 fn collect_bits(events: Vec<Event>, into: &mut BTreeMap<Ticket, Bits>) {
@@ -1173,7 +1174,7 @@ fn drain_bits(generator: &mut Generator, into: &mut BTreeMap<Ticket, Bits>) {
     }
 }
 
-/// Returns the result of a generator that runs only this request.
+/// Returns the result of `request` if `generator` runs no other request.
 fn written_alone(mut generator: Generator, request: &Request) -> Bits {
     let ticket = generator.admit(request.clone()).expect("there is room");
     let mut all = BTreeMap::new();
@@ -1220,7 +1221,8 @@ fn an_invariant_engine_on_a_cpu_writes_to_the_bit_what_it_writes_alone() {
             .enumerate()
             .map(|(i, prompt)| written_alone(generator(), &request(prompt, &options(i))))
             .collect();
-        // Prompts are split, some requests are admitted while others run, and one request is canceled while it generates.
+        // Steps split prompts into parts of at most 11 tokens. Some requests are admitted while others run, and one running request is
+        // canceled.
         let mut generator = generator();
         generator.prompt_tokens_per_step(11);
         let mut all = BTreeMap::new();
@@ -1254,8 +1256,8 @@ fn blocks_of_cancelled_requests_are_clean_for_the_next_on_a_device() {
     churn_on(DeviceChoice::Cuda(0), 400);
 }
 
-/// Cancels requests in all stages, so that other requests reuse their blocks at once. On a device, prompt batches and steps in flight may
-/// still write to these blocks.
+/// Cancels requests in all stages, so that other requests reuse their cache blocks at once. The results of the other requests must not
+/// change, although prompt batches and steps in flight on a device may still write to these blocks.
 fn churn_on(device: DeviceChoice, n: usize) {
     const LENS: [usize; 8] = [1, 40, 3, 100, 12, 33, 1, 70];
     let (name, description) = MODELS[2];
@@ -1293,7 +1295,7 @@ fn churn_on(device: DeviceChoice, n: usize) {
             written_alone(new_generator(&[kind]), &request)
         })
         .collect();
-    // The cache has room for a few requests, so that free blocks are reused at once.
+    // The cache has room only for a few requests, so that new requests reuse freed blocks at once.
     let mut generator = new_generator(&[3, 7, 1]);
     generator.prompt_tokens_per_step(23);
     let mut chance = 1u64;

@@ -1,4 +1,5 @@
-//! Tests of models that generate text from a source text. Encoder states, tokens and scores must be those of Hugging Face transformers.
+//! Tests of encoder-decoder models, which generate text from a source text. Encoder states, tokens and scores must be those of Hugging Face
+//! transformers.
 
 use std::{collections::BTreeMap, ops::ControlFlow};
 
@@ -11,13 +12,13 @@ use gemmule::{
 
 use crate::written::{Stored, file, request};
 
-/// Same weights as in `scripts/reference.py`.
+/// The weights that `scripts/reference.py` generates.
 const WEIGHTS: RandomWeights = RandomWeights {
     seed: 20,
     deviation: 0.3,
 };
 
-/// References by name, each with its description.
+/// Names of references in `tests/references`, each with the name of its model's description.
 const MODELS: [(&str, &str); 7] = [
     ("marian_h64a4", "marian"),
     ("bart_h64a4", "bart"),
@@ -25,11 +26,11 @@ const MODELS: [(&str, &str); 7] = [
     ("m2m_100_h64a4", "m2m_100"),
     ("t5_h64a4", "t5"),
     ("t5_h72a5", "t5"),
-    // Models with heads of width 12, which a cache pads.
+    // A model with attention heads of width 12, which a KV cache pads.
     ("t5_h60a5", "t5"),
 ];
 
-/// References without searches other than greedy search and a plain beam search.
+/// References that only contain results of greedy search and of a beam search without rules.
 const SMALL: [(&str, &str); 2] = [
     ("blenderbot_h60a3", "blenderbot"),
     ("blenderbot_small_h60a3", "blenderbot_small"),
@@ -44,7 +45,7 @@ fn engine_on(device: DeviceChoice, name: &str, description: &str) -> Engine {
     builder.generating().build().expect("the model loads")
 }
 
-/// Returns the settings of the stored continuations of a kind, except for end tokens.
+/// Returns the settings of the stored translations of a kind, without the end tokens, which each reference stores.
 fn options(kind: &str) -> SamplingParams {
     let rules = |max_new_tokens| Rules {
         max_new_tokens,
@@ -84,7 +85,7 @@ fn options(kind: &str) -> SamplingParams {
             },
             ..SamplingParams::default()
         },
-        // `min_length` counts the token before the first new one.
+        // `min_length` also counts the start token of the decoder.
         "least_beams" => {
             let rules = Rules {
                 min_length: 14,
@@ -122,7 +123,7 @@ fn options(kind: &str) -> SamplingParams {
 /// Result of a request: its tokens, the finish reason, and the score of the best beam.
 type Translated = (Vec<u32>, Option<Reason>, Option<f32>);
 
-/// Runs until all requests are complete.
+/// Runs a generator until all its requests are complete. Returns their results.
 fn drain(generator: &mut Generator) -> BTreeMap<Ticket, Translated> {
     let mut all: BTreeMap<Ticket, Translated> = BTreeMap::new();
     while generator.is_busy() {
@@ -150,7 +151,8 @@ fn translations_on_a_device_are_those_of_transformers() {
     translations_on(DeviceChoice::Cuda(0));
 }
 
-/// Translates all sources with all kinds of settings at once, so that sources, steps and beams of several requests run side by side.
+/// Translates all sources with all kinds of settings at once, so that sources and beams of several requests run in the same steps. Compares
+/// the results with the stored ones.
 fn translations_on(device: DeviceChoice) {
     let mut compared = 0;
     for (name, description) in MODELS.into_iter().chain(SMALL) {
@@ -169,7 +171,7 @@ fn translations_on(device: DeviceChoice) {
             for i in 0..3 {
                 let key = |what: &str| format!("{kind}.{i}.{what}");
                 let is_beams = ["beams", "early", "never", "least_beams"].contains(&kind);
-                // If the two best tokens differ by less than the error of f32, either may be chosen.
+                // Skip translations with a step in which the two best logits are so close that rounding decides which token is chosen.
                 if !is_beams && stored.reals(&key("margin"))[0] < 1e-3 {
                     continue;
                 }
@@ -373,7 +375,7 @@ fn latents_on(device: DeviceChoice) {
             }
         }
     }
-    // A source of any length takes one position of the cache.
+    // A VAE stores one position per sequence in the cache for its source, whatever the source's length.
     let engine = engine_on(device, "vae_h64a4", "vae");
     let plain = options("greedy");
     let needed = |n: usize| engine.cache_bytes_needed(&[n], &plain).expect("bytes");

@@ -1,4 +1,4 @@
-//! Reads the results of text generation that `scripts/reference.py` stored, and compares beam searches in groups with them.
+//! Reads the results of text generation that `scripts/reference.py` stored, and compares diverse beam searches (beams in groups) with them.
 #![allow(
     dead_code,
     reason = "each test file is a crate of its own and uses a part"
@@ -12,12 +12,13 @@ use gemmule::{
     search::{Beams, EarlyStopping, Hypothesis, Rules},
 };
 
-/// Returns the path of a reference file. It is relative, because tests on a machine with a device may run in a copy of the package.
+/// Returns the path of a reference file. It is relative to the package, because the tests may run in another folder than the one where they
+/// were compiled.
 pub fn file(name: &str) -> std::path::PathBuf {
     Path::new("tests/references").join(name)
 }
 
-/// Tensors of a safetensors file.
+/// The bytes of a safetensors file with stored results.
 pub struct Stored(Vec<u8>);
 
 impl Stored {
@@ -56,7 +57,7 @@ pub fn request(prompt: &[u32], options: &SamplingParams) -> Request {
     }
 }
 
-/// Runs until all requests are complete. Returns the hypotheses of each.
+/// Runs a generator until all its requests are complete. Returns the hypotheses of each request.
 pub fn all_found(generator: &mut Generator) -> BTreeMap<Ticket, Vec<Hypothesis>> {
     let mut found = BTreeMap::new();
     while generator.is_busy() {
@@ -71,11 +72,11 @@ pub fn all_found(generator: &mut Generator) -> BTreeMap<Ticket, Vec<Hypothesis>>
     found
 }
 
-/// Names of the stored searches in groups of beams: `groups` has no rules, and the others have rules, which are applied after the diversity
-/// penalty.
+/// Names of the stored diverse beam searches. `groups` has no rules on logits. The rules of the other searches are applied after the
+/// diversity penalty.
 const KINDS: [&str; 4] = ["groups", "ruled", "full", "summed"];
 
-/// Returns the settings of a stored search, except for end tokens.
+/// Returns the settings of a stored search, without the end tokens, which each reference stores.
 fn asked(kind: &str) -> (Beams, Rules) {
     let of = |n, groups, diversity| Beams {
         groups,
@@ -124,7 +125,8 @@ fn asked(kind: &str) -> (Beams, Rules) {
     }
 }
 
-/// Compares the hypotheses of a search, best first, with the stored ones: concatenated tokens, lengths, and scores.
+/// Compares the hypotheses of a search, best first, with the stored hypotheses. `tokens` contains the tokens of all stored hypotheses, one
+/// hypothesis after another, `lens` their lengths, and `scores` their scores.
 fn compare(what: &str, found: &[Hypothesis], tokens: &[u32], lens: &[u32], scores: &[f32]) {
     assert_eq!(found.len(), lens.len(), "{what}");
     let mut rest = tokens;
@@ -137,7 +139,8 @@ fn compare(what: &str, found: &[Hypothesis], tokens: &[u32], lens: &[u32], score
     }
 }
 
-/// Runs all stored group searches of a model at once, and compares the results of its engine. `more` changes the settings.
+/// Runs all stored diverse beam searches of the model `name` at once, and compares the results with the stored ones. `more` returns the
+/// settings to use, given the name of a search and its stored settings.
 pub fn compare_groups(
     name: &str,
     engine: &Engine,

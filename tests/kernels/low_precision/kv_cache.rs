@@ -28,19 +28,19 @@ pub(super) fn options(max_new_tokens: usize) -> SamplingParams {
             ..Rules::default()
         },
         logits: true,
-        // Only models with an encoder have a start token of the decoder.
+        // Only encoder-decoder models use this start token of the decoder.
         decoder_start: Some(1),
         ..SamplingParams::default()
     }
 }
 
-/// Returns prompts with ids below 50.
+/// Returns prompts of 3, 40 and 17 tokens with ids below 50.
 fn prompts() -> Vec<Vec<u32>> {
     let prompt = |i: u32, n: u32| (0..n).map(|j| (7 * j * j + 3 * i + 11) % 50).collect();
     [(0, 3), (1, 40), (2, 17)].map(|(i, n)| prompt(i, n)).into()
 }
 
-/// New tokens of each request with their logits.
+/// The new tokens of each request, each with the logits from which it was chosen.
 type Written = BTreeMap<Ticket, Vec<(u32, Vec<f32>)>>;
 
 fn drain(generator: &mut Generator) -> Written {
@@ -59,7 +59,7 @@ fn drain(generator: &mut Generator) -> Written {
     written
 }
 
-/// Returns the tokens and logits of each prompt. All prompts run in one batch.
+/// Generates text for all prompts in one batch. Returns the new tokens of each prompt with their logits.
 pub(super) fn together(
     engine: &Engine,
     prompts: &[Vec<u32>],
@@ -81,7 +81,7 @@ pub(super) fn together(
         .collect()
 }
 
-/// Returns the root mean square of the difference, relative to the root mean square of `want`.
+/// Returns the relative error of `got`: the root mean square of `got - want`, divided by the root mean square of `want`.
 fn error(got: &[f32], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
     let off: f64 = got
@@ -113,7 +113,7 @@ fn texts_are_those_of_plain_loops_with_rounded_keys_and_values() {
             effect += error(logits, &other[at]);
         }
     }
-    // Values near a midpoint may be rounded in either direction, but there are few such values.
+    // Values near the midpoint of two E4M3 values may be rounded differently, but there are few such values.
     assert!(off < 0.05 * effect, "{off} of {effect}");
     assert!(written.iter().map(Vec::len).sum::<usize>() > 40);
 }
@@ -147,7 +147,7 @@ fn beams_share_and_reorder_rounded_blocks() {
             options: SamplingParams {
                 logits: false,
                 beams: Some(Beams::of(4)),
-                // The sequence takes more than one block of 32 positions.
+                // With 40 new tokens, a sequence takes more than one cache block of 32 positions.
                 ..options(40)
             },
         };
@@ -203,7 +203,7 @@ fn a_cache_has_a_quarter_of_the_bytes_of_f32_and_half_of_f16() {
         plain.program().block_bytes(),
         4 * stored.program().block_bytes()
     );
-    // The factors are layers, keys and values, positions, and width.
+    // Bytes of a block: 4 layers × 2 (keys and values) × 32 positions × width 96, with one byte per element.
     assert_eq!(stored.program().block_bytes(), 4 * 2 * 32 * 96);
     let options = SamplingParams {
         logits: false,
@@ -318,7 +318,8 @@ fn unsupported_formats_and_engines_without_a_cache_are_refused() {
     );
 }
 
-/// Returns models with heads of several sizes and groups, with and without rotation, and one model with an encoder.
+/// Returns models with several head sizes and numbers of query heads per key head, with and without rotary embeddings, and one
+/// encoder-decoder model.
 fn random_models() -> Vec<(&'static str, Value)> {
     let gpt2 = |heads: u32, head: u32| {
         json!({
@@ -385,8 +386,8 @@ fn a_device_generates_with_a_rounded_cache_what_the_cpu_does() {
         let cpu = random(name, &config, DeviceChoice::Cpu).kv_cache(Format::E4m3);
         let cpu = cpu.build().expect("an engine");
         let want = together(&cpu, &random_prompts(), &options(40));
-        // If the error of a key crosses a midpoint of E4M3, the key is rounded to the other neighbor, which differs by up to an eighth.
-        // The larger the error of the storage type, the more keys and values are rounded differently.
+        // A key near the midpoint of two E4M3 values may be rounded up on one device and down on the other. The results differ by up to an
+        // eighth. A storage type with larger rounding errors has more keys and values that are rounded differently.
         for (dtype, bound) in [(DType::F32, 1e-2), (DType::F16, 0.1), (DType::BF16, 0.25)] {
             for invariant in [false, true] {
                 let cuda = random(name, &config, DeviceChoice::Cuda(0))
@@ -397,7 +398,8 @@ fn a_device_generates_with_a_rounded_cache_what_the_cpu_does() {
                 let got = together(&cuda, &random_prompts(), &options(40));
                 let mut largest = 0.0f64;
                 for (got, want) in got.iter().zip(&want) {
-                    // Compare up to and including the first token that differs. Its logits still depend only on equal tokens.
+                    // Compare the logits up to the first token that differs, including the logits of this token, which depend only on equal
+                    // tokens.
                     for ((id, logits), (other, want)) in got.iter().zip(want) {
                         let want: Vec<f64> = want.iter().map(|&v| v.into()).collect();
                         largest = largest.max(error(logits, &want));

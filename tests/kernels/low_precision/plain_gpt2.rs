@@ -1,10 +1,11 @@
-//! GPT-2 as plain loops in f64. Keys and values are rounded to E4M3 by searching for the nearest value.
+//! A reference implementation of GPT-2 with plain loops in f64. It optionally rounds keys and values to E4M3, by a search for the nearest
+//! value.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// A trained GPT-2 in f16.
+/// Checkpoint folder of a small trained GPT-2 in f16.
 pub const FOLDER: &str = "tests/checkpoints/writer";
 
 pub struct PlainGpt2 {
@@ -13,7 +14,7 @@ pub struct PlainGpt2 {
     heads: usize,
     layers: usize,
     vocabulary: usize,
-    /// The values of E4M3 from 0 to 448. Empty if keys and values are not rounded.
+    /// All E4M3 values from 0 to 448, in ascending order. Empty if keys and values are not rounded.
     values: Vec<f64>,
 }
 
@@ -52,7 +53,7 @@ impl PlainGpt2 {
         }
     }
 
-    /// Returns the logits after each of the tokens.
+    /// Returns, for each token of a sequence, the logits of the next token.
     pub fn logits(&self, tokens: &[u32]) -> Vec<Vec<f64>> {
         let (width, head) = (self.width, self.width / self.heads);
         let (words, places) = (&self.weights["wte.weight"], &self.weights["wpe.weight"]);
@@ -116,7 +117,7 @@ impl PlainGpt2 {
         rows.iter().map(logits).collect()
     }
 
-    /// Returns the nearest value of E4M3. Ties go to the value with an even mantissa.
+    /// Returns the nearest E4M3 value, or `value` itself without rounding. Ties go to the value with an even mantissa.
     fn rounded(&self, value: f64) -> f64 {
         let distance = |code: usize| (self.values[code] - value.abs()).abs();
         let mut codes = 0..self.values.len();

@@ -1,4 +1,5 @@
-//! Chooses the texts that are reviewed: a few texts that contain every pair of neighboring lines of the other texts.
+//! Chooses the renderings of templates and partials that are reviewed: a few texts that contain every pair of neighboring lines of all
+//! texts.
 
 use std::{
     cmp::Reverse,
@@ -7,17 +8,17 @@ use std::{
 
 use super::skeleton::skeleton;
 
-/// Text of a template or a partial in a source.
+/// Text of a template or a partial in the source of a kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rendering {
     /// Name of the template, or path of the partial.
     pub path: &'static str,
     pub text: String,
-    /// Symbol of the source.
+    /// Symbol of the kernel.
     pub symbol: &'static str,
-    /// Whether only a shipped model has the kernel, so that it may change or disappear with the model.
+    /// Whether only shipped models use the kernel. It may then change or disappear with a model.
     pub is_of_model: bool,
-    /// Each line of the skeleton together with the next line. An empty line precedes the first and follows the last.
+    /// All pairs of neighboring lines of the text's [`skeleton`]. An empty line is added before the first and after the last line.
     pairs: BTreeSet<String>,
 }
 
@@ -67,7 +68,7 @@ fn cover<'a>(candidates: &[&'a Rendering]) -> Vec<&'a Rendering> {
                 new.retain(|pair| !n_chosen_with.contains_key(pair));
             }
             left.retain(|(new, _)| !new.is_empty());
-            // Ties go to the first one.
+            // Ties go to the first candidate.
             let Some(&(_, best)) = left.iter().min_by_key(|(new, _)| Reverse(new.len())) else {
                 break;
             };
@@ -76,7 +77,7 @@ fn cover<'a>(candidates: &[&'a Rendering]) -> Vec<&'a Rendering> {
             }
             chosen.push(best);
         }
-        // Later choices may contain all pairs for which an earlier rendering was chosen.
+        // Drop renderings whose pairs are all in other chosen renderings.
         chosen.retain(|rendering| {
             let is_needed = rendering.pairs.iter().any(|pair| n_chosen_with[pair] == 1);
             if !is_needed {
@@ -125,7 +126,8 @@ mod tests {
         assert_eq!(symbols(&all, "partials/q.cu"), ["ab", "bca"]);
     }
 
-    /// `middle` is chosen first. The other two are then needed. Together they contain all pairs of `middle`, which is dropped.
+    /// `middle` is chosen first. `left` and `right` are also needed, and together contain all pairs of `middle`. Therefore `middle` is
+    /// dropped.
     #[test]
     fn a_choice_that_later_ones_make_redundant_is_dropped() {
         let all = [

@@ -48,7 +48,7 @@ impl<'a> Rendered<'a> {
         template
     }
 
-    /// Returns the whole text, as the product renders it.
+    /// Returns the whole text without marks, as gemmule renders it for compilation.
     pub fn text(&self) -> String {
         tidy(&self.joined(&|partial| partial.flat()))
     }

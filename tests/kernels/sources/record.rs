@@ -1,5 +1,4 @@
-//! The record of compiled sources, `snapshots/compiled.ron`. Tests do not compile a source again that NVRTC has compiled in its current
-//! form.
+//! The record of compiled sources, `snapshots/compiled.ron`. Tests do not compile sources whose current form is in the record.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +14,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// Sources that compiled without spills for every target that has their instructions.
+/// The kernels whose sources have compiled without spills for every target that has their instructions.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Version of NVRTC. Another version may refuse a source that this version compiles.
@@ -40,7 +39,7 @@ impl Record {
         })
     }
 
-    /// Returns a record in which all of `sources` have compiled.
+    /// Returns the record after all of `sources` have compiled. `sources` are the sources of `emitted`.
     pub fn of(nvrtc: (i32, i32), emitted: &[Emitted], sources: &[Source]) -> Self {
         let compiled = emitted.par_iter().zip(sources);
         Self {
@@ -75,7 +74,7 @@ impl Record {
     }
 }
 
-/// Returns the targets that have the kernel's instructions.
+/// Returns the targets that support the instructions of a kernel.
 pub fn targets(of: &Emitted) -> Vec<Target> {
     let needed = of.kernel.as_kernel().instructions();
     let all = Target::ALL.into_iter();
@@ -127,7 +126,7 @@ fn a_digest_is_of_text_targets_and_options() {
         digest(&source("a"), &all, (13, 0)),
         digest(&source("b"), &all, (13, 0)),
         digest(&source("a"), &all[1..], (13, 0)),
-        // This version lacks the option `--minimal`.
+        // NVRTC 12.3 lacks the option `--minimal`, so the options differ.
         digest(&source("a"), &all, (12, 3)),
     ];
     assert_eq!(BTreeSet::from(digests.clone()).len(), digests.len());

@@ -1,4 +1,4 @@
-//! Formats the file that shows the chosen renderings of a template or a partial.
+//! Formats the snapshot that shows the chosen renderings of a template or a partial.
 
 use std::fmt::Write;
 
@@ -6,11 +6,11 @@ use similar::TextDiff;
 
 use super::cover::Rendering;
 
-/// Lines around a difference.
+/// Number of unchanged lines shown before and after a difference.
 const CONTEXT: usize = 2;
 
-/// Returns the first rendering in full. Each further rendering is shown as its differences from the most similar previous one, or in full
-/// if that is shorter.
+/// Returns the text of a snapshot. It shows the first rendering in full. Each further rendering is shown as its differences from the most
+/// similar previous rendering, or in full if the full text is shorter.
 pub fn review(renderings: &[&Rendering]) -> String {
     let [first, others @ ..] = renderings else {
         return String::new();
@@ -38,7 +38,7 @@ pub fn review(renderings: &[&Rendering]) -> String {
     text
 }
 
-/// Returns the rendering in `shown` that is most similar, with the differences from it. Ties go to the first one.
+/// Returns the rendering in `shown` that is most similar to `rendering`, and the differences between them. Ties go to the first rendering.
 fn nearest<'a>(
     rendering: &'a Rendering,
     shown: &[&'a Rendering],

@@ -1,7 +1,7 @@
-//! Normal form of generated lines, without the numbers and types in which sources of one template differ.
+//! The skeleton of a generated text: its lines without the numbers and types in which sources of one template differ.
 
-/// Returns `text` without the symbol, the numbers, the storage type and the lengths of lists. A template that takes the same
-/// branches with the same words and expressions renders to the same skeleton.
+/// Returns the skeleton of `text`: it has no symbol, numbers, storage types or lengths of lists. Two renderings of a template have the same
+/// skeleton if they take the same branches and insert the same words and expressions.
 pub fn skeleton(symbol: &str, text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.lines() {
@@ -74,12 +74,12 @@ fn push_without_digits(word: &str, out: &mut String) {
     }
 }
 
-/// Appends `line`, with one entry for several equal entries of a list. `{ %0, %1 }` and `{ %0, %1, %2, %3 }` are lists of registers that
-/// become equal.
+/// Appends `line`, with one entry in place of several equal neighboring entries of a list. The register lists `{ %0, %1 }` and
+/// `{ %0, %1, %2, %3 }` then have the same skeleton, because `#` already replaces all numbers.
 fn push_without_repeats(line: &str, out: &mut String) {
     let mut last = None;
     for entry in line.split(", ") {
-        // Ignore the braces around a list when comparing its first and last entry.
+        // Ignore the braces around a list when its first and last entry are compared.
         let begin = entry.split(" }").next();
         match last {
             None => out.push_str(entry),

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use crate::common::mates::Numbers;
 use gemmule::model::operators;
 
-/// Kind of the rows of a value.
+/// The item to which a row of a value belongs: a token, or a sequence of the batch.
 #[derive(Clone, Copy, PartialEq)]
 enum Of {
     Tokens,
@@ -15,7 +15,7 @@ enum Of {
 #[derive(Clone, Copy, PartialEq)]
 enum Shape {
     Rows(Of, u32),
-    /// Number and width of the heads.
+    /// Heads of tokens: the number of heads, and the width of each.
     Heads(u32, u32),
     Scores(u32),
 }
@@ -38,12 +38,12 @@ impl Value {
     }
 }
 
-/// Widths of rows: odd and even, some of them multiples of eight.
+/// Possible widths of rows: odd and even numbers, some of them multiples of eight.
 const WIDTHS: [u32; 8] = [1, 2, 3, 7, 8, 16, 24, 33];
 const HEADS: [u32; 3] = [1, 2, 3];
-/// Numbers of query heads and of key and value heads. Each key head serves a group of query heads.
+/// Possible numbers of heads of grouped-query attention: query heads, and key and value heads.
 const GROUPS: [(u32, u32); 3] = [(2, 1), (4, 2), (6, 2)];
-/// Methods in config.json that scale the frequencies of rotary embeddings.
+/// Keys of the test's config.json. Each contains a method of scaling the frequencies of rotary embeddings.
 const SCALINGS: [&str; 6] = ["default", "linear", "dynamic", "ntk", "llama3", "yarn"];
 const HEAD: [u32; 6] = [1, 2, 3, 5, 8, 16];
 
@@ -51,7 +51,7 @@ struct Writer {
     numbers: Numbers,
     text: String,
     values: Vec<Value>,
-    /// Names of values that must not be operands.
+    /// Names of values that must not be operands of other statements, so they become outputs.
     ends: Vec<String>,
     n_names: u32,
     /// Names and dimensions of weights that any statement may read.
@@ -59,7 +59,7 @@ struct Writer {
     in_loop: bool,
 }
 
-/// Returns the source of a model, and whether it is valid. A few models are invalid on purpose.
+/// Returns the source of a random description, and whether it is valid. About 5 % of the descriptions are invalid on purpose.
 pub fn description(seed: u64) -> (String, bool) {
     let mut to = Writer {
         numbers: Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
@@ -138,7 +138,7 @@ impl Writer {
         self.pick(is_rows).expect("embeddings come first")
     }
 
-    /// Returns the name of a weight, sometimes of one that other statements also read.
+    /// Returns the name of a weight with dimensions `dims` that ends with `kind`. Sometimes, other statements also read this weight.
     fn weight(&mut self, dims: &[u32], kind: &str) -> String {
         let same: Vec<String> = self
             .weights
@@ -158,7 +158,7 @@ impl Writer {
         name
     }
 
-    /// Adds a sum of embeddings in any order, with or without normalization.
+    /// Adds up to five embeddings and their sum, optionally normalized.
     fn embedded(&mut self) {
         let width = self.one_of(&WIDTHS);
         let n = 1 + self.numbers.below(5);
@@ -215,7 +215,7 @@ impl Writer {
         self.tamed(sum)
     }
 
-    /// Multiplies an activated projection of `x` by another projection of `x`.
+    /// Multiplies `gate`, an activated projection of `x`, by another projection of `x`.
     fn gated(&mut self, x: &Value, gate: &Value, bias: bool) -> Value {
         let up = self.linear(x, gate.width(), bias);
         let (a, b) = match self.chance(50) {
@@ -236,7 +236,7 @@ impl Writer {
         self.value(&op, x.shape, 1.0)
     }
 
-    /// Returns any norm of the language.
+    /// Returns the call of a random norm of the rows of `x`.
     fn norm(&mut self, x: &Value) -> String {
         let norm = self.one_of(operators::norms::ALL);
         let has = |field: &str| norm.fields().contains(&field);
@@ -246,10 +246,10 @@ impl Writer {
         if plus_one {
             op += ", plus_one: true";
         }
-        // Only `layer_norm`, which may have a bias, needs no weight.
+        // The weight is optional only in `layer_norm`, the only norm that may have a bias.
         let bare = has("bias") && !plus_one && self.chance(20);
         if has("weight") && !bare {
-            // Weights to which 1 is added are stored differently, so they are not shared with other norms.
+            // With `plus_one`, the norm adds 1 to the stored weight. The name ends differently, so other norms do not share the weight.
             let kind = if plus_one { "less_one" } else { "weight" };
             let weight = self.weight(&dims, kind);
             write!(op, ", weight: \"{weight}\"").expect("a string takes everything");
@@ -261,7 +261,7 @@ impl Writer {
         op + ")"
     }
 
-    /// Applies RMSNorm or LayerNorm to each of `heads` parts of the rows.
+    /// Splits the rows into `heads` equal parts, and applies RMSNorm or LayerNorm to each part.
     fn norm_heads(&mut self, x: &Value, heads: u32) -> Value {
         let head = x.width() / heads;
         if self.chance(40) {
@@ -286,8 +286,8 @@ impl Writer {
         self.value(&op, x.shape, 1.0)
     }
 
-    /// Returns the fields of a rotation of the first `columns` columns of each head, sometimes with a scaling of frequencies. `columns` is
-    /// even.
+    /// Returns the fields of a rotary embedding of the first `columns` columns of each head, sometimes with scaled frequencies. `columns`
+    /// must be even.
     fn turning(&mut self, columns: u32) -> String {
         let theta = self.one_of(&[100, 10_000]);
         let mut fields = format!("width: {columns}, theta: {theta}");
@@ -319,7 +319,7 @@ impl Writer {
         self.value(&format!("same(x: \"{}\")", x.name), x.shape, x.size)
     }
 
-    /// Selects one of two values with the shape of `x` by the layer's number or a key of config.json.
+    /// Adds a `When` statement, which selects one of two values with the shape of `x` by the layer's index or by config.json.
     fn either(&mut self, x: &Value) -> Value {
         let test = match (self.in_loop, self.numbers.below(3)) {
             (true, 0) => "holds: \"i == 0\"",
@@ -345,7 +345,7 @@ impl Writer {
             self.named(&name, &format!("same(x: \"{}\")", y.name));
             self.text.push_str("        ]");
             size = size.max(y.size);
-            // Later statements must not use the names of one body, because the other body lacks them.
+            // Forget the names that are defined in this branch, because statements outside the branch must not use them.
             self.values.truncate(n_values);
             self.weights.truncate(n_weights);
         }
@@ -432,7 +432,7 @@ impl Writer {
         )
     }
 
-    /// Applies a soft cap with a bound far below, near or far above the size of the values.
+    /// Applies a soft cap, whose bound may be smaller or larger than the values.
     fn soft_cap(&mut self, x: &Value) -> Value {
         let cap = self.one_of(&[0.5f32, 2.0, 50.0]);
         let op = format!("soft_cap(x: \"{}\", cap: {cap:?})", x.name);
@@ -463,7 +463,7 @@ impl Writer {
         };
         let bias = self.chance(60);
         let same = self.chance(85);
-        // Like in most models, queries and keys have the same norms and rotations. All projections come from one matrix.
+        // Sometimes project queries, keys and values with one matrix.
         let stacked = self.chance(20).then(|| {
             let width = (heads + 2 * kv_heads) * head;
             self.linear(x, width, bias)
@@ -504,7 +504,7 @@ impl Writer {
             };
             column += own * head;
             if role < 2 {
-                // Sometimes, only queries or only keys are normalized.
+                // Normally, queries and keys have the same norms and rotations. Sometimes, only one of them has.
                 if normed && self.chance(95) {
                     y = self.norm_heads(&y, own);
                 }
@@ -554,7 +554,8 @@ impl Writer {
         self.value(&op, shape, context.size)
     }
 
-    /// Computes scores with a vector for each distance. The vectors are a table in the checkpoint, or are computed from such a table.
+    /// Computes attention scores with a vector for each distance between two tokens (`relative_scores`). The vectors are a table in the
+    /// checkpoint, or a linear projection of such a table.
     fn relative_scores(&mut self, x: &Value, heads: u32, of: &str) -> Value {
         let (span, reach) = self.one_of(&[(1, None), (3, None), (4, Some(9)), (7, Some(12))]);
         let (n, width) = (self.fresh(), x.width());
@@ -584,7 +585,7 @@ impl Writer {
         self.value(&op, Shape::Scores(heads), size)
     }
 
-    /// Returns additional arguments of a softmax over this number of heads, usually none.
+    /// Returns random arguments of a softmax that depend on the distance of two tokens (masks and biases), and sinks. Often returns none.
     fn by_distance(&mut self, heads: u32) -> String {
         let mut fields = String::new();
         if self.chance(15) {
@@ -616,7 +617,7 @@ impl Writer {
         fields
     }
 
-    /// Adds another value, applies an activation, and scales, each with a probability of `percent`.
+    /// Adds another value to `x`, applies an activation, and scales the result. Each step is done with a probability of `percent` %.
     fn pointwise(&mut self, mut x: Value, percent: u32) -> Value {
         if self.chance(percent) {
             let shape = x.shape;
@@ -632,7 +633,7 @@ impl Writer {
         x
     }
 
-    /// Adds attention or a feed-forward network, usually followed by the residual and LayerNorm.
+    /// Adds a residual block: attention or another branch, the sum of its result and its input, and usually a LayerNorm.
     fn block(&mut self) {
         let x = self.tokens();
         let y = self.branch(&x);
@@ -650,7 +651,7 @@ impl Writer {
         }
     }
 
-    /// Returns a value to be added to `x`, with the same width.
+    /// Returns the result of a branch on `x` (attention or a feed-forward network), which has the width of `x` and is to be added to `x`.
     fn branch(&mut self, x: &Value) -> Value {
         let bias = self.chance(70);
         let inner = match self.chance(60) {
@@ -668,7 +669,7 @@ impl Writer {
         self.linear(&inner, x.width(), bias)
     }
 
-    /// Adds a loop of layers. Each layer passes its value to the next one.
+    /// Adds a `Repeat` statement of layers. The value that a layer computes is the input of the next layer.
     fn repeated(&mut self) {
         let x = self.tokens();
         let n = self.fresh();
@@ -740,7 +741,7 @@ impl Writer {
         }
     }
 
-    /// Concatenates `x` with other values of the same rows.
+    /// Concatenates the rows of `x` with those of other values that have the same number of rows.
     fn concat(&mut self, x: &Value) -> Value {
         let Shape::Rows(of, mut width) = x.shape else {
             return x.clone();
@@ -809,7 +810,7 @@ impl Writer {
 
     /// Computes the log-probability of each token from logits.
     fn log_probability(&mut self, x: &Value) {
-        // The width is the number of ids.
+        // The width of the logits is the number of token ids.
         let logits = self.linear(x, 16, false);
         let logits = self.tamed(logits);
         let op = format!("log_probability(x: \"{}\")", logits.name);

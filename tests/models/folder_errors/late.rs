@@ -1,4 +1,4 @@
-//! Tests of late-interaction settings that are not supported.
+//! Tests of settings of late-interaction models (ColBERT) that are wrong or not supported.
 
 use gemmule::text::{TextEncoder, TextRole};
 use insta::assert_snapshot;
@@ -66,7 +66,7 @@ fn settings_of_late_interaction_that_are_wrong_are_named() {
     assert_snapshot!(with(json!({"skiplist_words": [",", 3]})), @r#"`[dir]/config_sentence_transformers.json`: `skiplist_words` is [",",3]; expected a list of words"#);
     assert_snapshot!(with(json!({"do_query_expansion": "yes"})), @r#"`[dir]/config_sentence_transformers.json`: `do_query_expansion` is "yes"; expected true or false"#);
     assert_snapshot!(with(json!({"query_prefixes": "[Q] "})), @"`[dir]/config_sentence_transformers.json`: `query_prefixes` is not known (did you mean `query_prefix`?); remove it if it has no effect on the results");
-    // A byte-level tokenizer has no unknown token.
+    // This word is not a token, and the byte-level tokenizer of this folder has no unknown token to use instead.
     assert_snapshot!(unread("late-modernbert", OWN, json!({"skiplist_words": ["no such token"]})), @"`[dir]/config_sentence_transformers.json`: `no such token` of `skiplist_words` is no token, and the tokenizer has no unknown token; remove the word");
     let without = json!({"mask_token": null, "pad_token": null});
     assert_snapshot!(unread("late-bert", "tokenizer_config.json", without), @"`[dir]/config_sentence_transformers.json`: queries are padded, and tokenizer_config.json names no `mask_token`, `eos_token` or `pad_token`; add one, or set `do_query_expansion` to false");
@@ -102,7 +102,7 @@ fn a_text_without_a_side_is_refused() {
     assert_snapshot!(folder.text(&engine.embed(&["bread"]).expect_err("refused")), @"`[dir]/config_sentence_transformers.json`: a late-interaction model reads queries and documents differently, and the text is neither; in Rust, use `Engine::token_vectors` or `TextEncoder::encode_as`, and in Python `MultiVectorEncoder`, or give token ids");
 }
 
-/// PyLate truncates documents to the document length, and pads queries to the query length. A null value selects the default.
+/// PyLate truncates documents to the document length, and pads queries to the query length. If a setting is null, PyLate uses its default.
 #[test]
 fn lengths_without_a_value_have_the_defaults_of_pylate() {
     let folder = copy("late-bert");

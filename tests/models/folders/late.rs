@@ -1,4 +1,4 @@
-//! Compares late interaction (ColBERT) with PyLate. `scripts/late_interaction.py` creates the folders and their results.
+//! Compares late-interaction models (ColBERT) with PyLate. `scripts/late_interaction.py` creates the folders and stores PyLate's results.
 
 use gemmule::{
     Batch, DType, DeviceChoice, Engine, Output,
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::folder;
 
-/// `expected.json`.
+/// The contents of a folder's `expected.json`.
 #[derive(Deserialize)]
 struct Expected {
     queries: Vec<Run>,
@@ -57,7 +57,7 @@ fn compare(what: &str, got: &[f32], want: &[f32]) {
     );
 }
 
-/// Compares token ids, vectors and scores. Returns the number of queries with tokens that are not attended to.
+/// Compares token ids, vectors and scores with PyLate's. Returns the number of queries with tokens that no token attends to.
 #[track_caller]
 fn matches(name: &str) -> usize {
     let expected = expected(name);
@@ -81,7 +81,7 @@ fn matches(name: &str) -> usize {
             n_hidden += usize::from(encoded.attended.is_some());
             assert!(role == TextRole::Document || !encoded.is_cut, "{what}");
         }
-        // A batch contains queries with and without tokens that are not attended to.
+        // Run all texts in one batch, which may contain queries with and without tokens that no token attends to.
         let texts: Vec<&str> = runs.iter().map(|run| run.text.as_str()).collect();
         let vectors = engine.token_vectors(role, &texts).expect("vectors");
         for (run, vectors) in runs.iter().zip(&vectors) {
@@ -135,7 +135,7 @@ fn queries_that_are_not_expanded() {
     assert_eq!(matches("late-plain"), 0);
 }
 
-/// Folders of `MultiVectorEncoder` of sentence-transformers, made by `scripts/folders.py`.
+/// Tests a folder that sentence-transformers' `MultiVectorEncoder` saves. `scripts/folders.py` creates it.
 #[test]
 fn prompts_and_lengths_of_a_multi_vector_encoder() {
     assert_eq!(matches("late-multi"), 2);
@@ -157,7 +157,7 @@ fn a_checkpoint_of_stanford() {
     assert_eq!(matches("late-stanford"), 2);
 }
 
-/// FlagEmbedding leaves out the first token, and divides the sum by the number of the query's tokens.
+/// FlagEmbedding leaves out the vector of the first token. Its score is the mean of the max products over the query's tokens, not the sum.
 #[test]
 fn vectors_of_tokens_beside_embeddings_score_by_their_mean() {
     let built = Engine::from_checkpoint(folder("st-m3"))
@@ -238,7 +238,7 @@ fn tokens_that_are_not_attended_to_need_a_mask() {
         .expect("it has one");
 }
 
-/// An artifact stores whether attention skips the mask tokens that expand a query, a setting of the folder that it was compiled from.
+/// A setting of the folder determines whether attention skips the mask tokens that expand a query. An artifact stores this setting.
 #[test]
 fn an_artifact_masks_the_expansion_too() {
     let expected = expected("late-bert");
@@ -311,7 +311,7 @@ fn a_gpu_scores_documents_whose_vectors_stay_on_it() {
     }
 }
 
-/// Compares scores of vectors in host memory on a GPU and on the CPU, and prints the times.
+/// Computes scores of vectors in host memory on a GPU (which includes copying them) and on the CPU, compares them, and prints the times.
 #[test]
 #[ignore = "needs a CUDA device and NVRTC"]
 fn a_gpu_scores_vectors_that_are_copied_to_it() {
@@ -331,7 +331,7 @@ fn a_gpu_scores_vectors_that_are_copied_to_it() {
         (3, 70_000, 8),
         (2, 0, 4),
     ] {
-        // The given number of tokens is for a width of 128. Documents of other widths have the same number of values in total.
+        // `tokens` is for vectors of width 128. Adapt it to the model's width, so that a document has the same number of values.
         let tokens = tokens * 128 / width;
         let documents: Vec<TokenVectors> = (0..n).map(|i| rows(tokens, i)).collect();
         let query = rows(n_query, 5);

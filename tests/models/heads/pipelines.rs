@@ -1,4 +1,4 @@
-//! Compares results with those of transformers' pipelines, from `scripts/heads.py`.
+//! Compares the results of task heads with those of transformers' pipelines, which `scripts/heads.py` stores.
 
 use std::path::{Path, PathBuf};
 

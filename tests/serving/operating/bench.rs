@@ -1,4 +1,4 @@
-//! Tests of the measuring commands through the command line.
+//! Tests of the `gemmule bench` commands that measure a server, a text generator or costs.
 
 use std::{fs, process::Command, time::Duration};
 
@@ -100,7 +100,7 @@ fn a_server_is_asked_by_plan_and_in_turns_and_what_it_did_is_replayed() {
         "fixed:3",
     ];
     let written = asked(&[&texts[..], &["--model", "writer"]].concat());
-    // The model's tokenizer knows only the words of a few stories, so some of the sent texts are refused.
+    // The tokenizer of `writer` knows only the characters of its stories, so the server refuses some of the texts.
     let statuses = written["statuses"].as_object().unwrap();
     assert!(
         statuses.keys().all(|code| code == "200" || code == "400"),
@@ -119,7 +119,7 @@ fn a_server_is_asked_by_plan_and_in_turns_and_what_it_did_is_replayed() {
     let (is_well, text) = gemmule(&[&replay[..], &["--scheduler", "no-batch"]].concat());
     assert!(!is_well && text.contains("but the trace has"), "{text}");
 
-    // The server no longer runs.
+    // Measuring a server that no longer runs is an error.
     let gone = [
         "bench",
         "serve",
@@ -206,7 +206,7 @@ fn a_load_is_told_where_it_cannot_be_compared_with_the_engine_alone() {
         let report = serde_json::from_str(&fs::read_to_string(&report).unwrap()).unwrap();
         (text, report)
     };
-    // For prompts of the mean length, the new tokens exceed the model's positions. Shorter prompts fit.
+    // Prompts of the mean length and 200 new tokens together exceed the model's positions. Shorter prompts fit.
     let long = asked(&[
         "--closed",
         "4",
@@ -293,7 +293,7 @@ fn costs_of_a_card_that_is_not_there_are_marked_as_estimated() {
     let text = fs::read_to_string(&table).unwrap();
     assert!(text.starts_with("// estimated by the cost model of NVIDIA H200, not measured: bert"));
     let table = gemmule::schedule::CostTable::parse(&text).unwrap();
-    // On an H200, about 4,900 tokens took 1.46 to 1.61 ms.
+    // For comparison: on an H200, batches of about 4,900 tokens took 1.46 to 1.61 ms.
     let at = table.packed.x.iter().position(|&x| x > 4_000.0).unwrap();
     let micros = table.packed.values[at][3];
     assert!((1_000.0..1_800.0).contains(&micros), "{micros}");

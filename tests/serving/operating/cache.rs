@@ -1,4 +1,5 @@
-//! Tests of the response cache: cached responses are bitwise equal to computed ones, even if the storage of the cache is damaged or lost.
+//! Tests of the response cache: cached responses are bitwise equal to computed ones, and damaged or lost storage of the cache never changes
+//! a response.
 
 use std::{
     fs,
@@ -49,7 +50,7 @@ fn ask(model: &Model, texts: Vec<Text>) -> Vec<Answer> {
     replies.into_iter().map(|r| r.wait().unwrap()).collect()
 }
 
-/// Returns the responses without a cache.
+/// Returns the responses to [`texts`] of a model without a cache.
 fn computed() -> Vec<Answer> {
     let model = Model::open(choice("packed")).unwrap();
     ask(&model, texts())
@@ -95,7 +96,7 @@ fn what_is_kept_is_what_was_computed_by_bits() {
 fn equal_requests_in_flight_are_computed_once_and_outlive_the_first() {
     let (model, _) = with(&in_memory());
     let service = service(&model);
-    // Earlier requests keep the executor busy for a while.
+    // Keep the model busy with other requests, so that the next requests wait together.
     let busy = service.submit(
         (0..400)
             .map(|i| Text::One(format!("other words {i}")))
@@ -107,7 +108,7 @@ fn equal_requests_in_flight_are_computed_once_and_outlive_the_first() {
     for _ in 0..5 {
         replies.extend(service.submit(equal(), Submit::default()).unwrap());
     }
-    // Dropping the first reply, whose request is computed, and the last one, which waits for it, does not affect the other replies.
+    // Equal requests share the computation of the first request. Dropping the first reply and the last reply does not affect the others.
     drop(replies.remove(0));
     drop(replies.pop());
     let answers: Vec<Answer> = replies.into_iter().map(|r| r.wait().unwrap()).collect();
@@ -121,7 +122,7 @@ fn equal_requests_in_flight_are_computed_once_and_outlive_the_first() {
     let joined = count(&model, Tier::Memory, Lookup::Joined);
     assert_eq!(joined + count(&model, Tier::Memory, Lookup::Hit), 39);
     assert!(joined > 0);
-    // If all replies are dropped, nothing is computed for them.
+    // If all replies of equal requests are dropped, their response is not computed.
     let left = service.submit(
         vec![Text::One("nobody waits".to_owned()); 3],
         within(60_000),
@@ -137,7 +138,7 @@ fn a_request_that_joined_a_hasty_one_is_computed_in_its_own_time() {
     let service = service(&model);
     let text = |i: usize| vec![Text::One(format!("words of number {i}"))];
     for i in 0..200 {
-        // The deadline passes while earlier requests are computed.
+        // The deadline of the next request passes while these requests are computed.
         let busy = service.submit(
             (0..30)
                 .map(|j| Text::One(format!("before {i} {j}")))
@@ -179,7 +180,7 @@ fn errors_are_not_kept_and_tell_each_its_own_place() {
         }
         assert_eq!(answers[0].as_ref().unwrap(), answers[2].as_ref().unwrap());
     }
-    // Only one response is cached, because two inputs are equal, and errors are not cached.
+    // The cache has only one response: two of the inputs are equal, and errors are not cached.
     let weight = cache.bytes(Tier::Memory);
     assert!(weight > 0 && weight < 1_000, "{weight}");
 }
@@ -203,7 +204,7 @@ fn a_file_keeps_answers_over_a_restart_and_within_its_size() {
     assert_eq!(model.metrics().batches.load(Ordering::Relaxed), 0);
     assert!(cache.bytes(Tier::File) > n * 128);
     drop((model, cache));
-    // The responses of another model are not used.
+    // Another model with the same cache file does not use these responses.
     let cache = Arc::new(Cache::open(&in_file(&file)).unwrap());
     let other = Model::open(ModelChoice {
         folder: super::checkpoint("st-cls"),
@@ -223,7 +224,7 @@ fn a_file_keeps_answers_over_a_restart_and_within_its_size() {
     ask(&model, many);
     drop(model);
     let deadline = Instant::now() + Duration::from_secs(10);
-    // The file is written by a thread of its own.
+    // A separate thread writes the file, so wait for it.
     let has_fit = || (1..=3_000).contains(&cache.bytes(Tier::File));
     while !has_fit() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(20));
@@ -268,7 +269,7 @@ fn a_damaged_file_gives_no_wrong_answer_and_is_used_again() {
         assert!(hits < n, "{name}");
         assert_eq!(hits > 0, ["torn", "scratched"].contains(&name), "{name}");
         drop((model, cache));
-        // Another process finds all responses again.
+        // After the file is opened again, all responses are found.
         let (model, cache) = with(&in_file(&file));
         assert_equal(&ask(&model, texts()), &expected);
         assert_eq!(count(&model, Tier::File, Lookup::Hit), n, "{name}");
@@ -313,7 +314,7 @@ fn a_file_never_exceeds_its_size_and_keeps_the_newest_answers() {
         assert_eq!(count(&model, Tier::File, Lookup::Hit), 80, "{round}");
         assert!(cache.bytes(Tier::File) > most / 2);
     }
-    // Opening the file with a smaller size shrinks it.
+    // Opening the file with a smaller max size shrinks the file.
     let smaller = CacheChoice {
         file: Some((file.clone(), most / 2)),
         ..CacheChoice::default()
@@ -338,7 +339,7 @@ fn a_full_disk_is_told_and_the_file_is_used_again_when_there_is_room() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("answers.cache");
     let name = file.to_str().unwrap();
-    // The limit on the file size of this process has the effect of a full disk.
+    // Simulate a full disk by a limit on the size of files that the server writes.
     let args = ["--cache-file", name, "--cache-file-bytes", "1048576"];
     let server = Serving::start("ulimit -S -f 8;", &args);
     let ask = |from: usize, to: usize| {
@@ -358,7 +359,7 @@ fn a_full_disk_is_told_and_the_file_is_used_again_when_there_is_room() {
     assert!(told.starts_with("File too large"), "{told}");
     let full = fs::metadata(&file).unwrap().len();
     assert!((2_000..=8_192).contains(&full), "{full}");
-    // Responses that were stored before the disk was full are still found.
+    // Responses that were cached before the disk was full are still found.
     ask(0, 5);
     assert_eq!(hits(), 5);
     let child = Pid::from_child(&server.child.0);
@@ -379,7 +380,7 @@ fn a_full_disk_is_told_and_the_file_is_used_again_when_there_is_room() {
     assert!(fs::metadata(&file).unwrap().len() > full);
 }
 
-/// Tests with a Redis server. They are skipped if none is installed.
+/// Tests of a shared cache in a Redis server. They are skipped if `redis-server` is not installed.
 #[cfg(feature = "shared-cache")]
 mod shared {
     use super::*;
@@ -405,7 +406,7 @@ mod shared {
         }
     }
 
-    /// Requests new texts until the Redis server is connected.
+    /// Requests new texts until the model is connected to the Redis server.
     fn is_connected(model: &Model) {
         let began = Instant::now();
         for i in 0.. {

@@ -1,4 +1,4 @@
-//! Checks the files for installation and deployment: downloads are pinned, and processes have minimal permissions.
+//! Checks the files for installation and deployment: the versions of all downloads are pinned, and processes have minimal permissions.
 
 use std::{fs, path::Path};
 
@@ -18,7 +18,7 @@ fn packages_are_installed_by_version_and_hash_only() {
         .lines()
         .filter(|line| line.contains("pip") || line.contains("$(PIP)"))
         .filter(|line| !line.starts_with("PIP := "))
-        // These lines install the built wheel without a registry.
+        // Skip lines that install the built wheel without a registry.
         .filter(|line| !line.contains("--no-index"))
         .collect();
     assert_eq!(installs.len(), 4, "{installs:#?}");
@@ -86,7 +86,7 @@ fn the_image_is_that_of_the_pods() {
     assert!(manifest.contains("mountPath: /home/gemmule/.cache }"));
     assert!(image.contains("\nENTRYPOINT [\"gemmule\"]\n"));
     assert!(image.contains("--require-hashes") && image.contains("-r /nvrtc.txt"));
-    // This is the version that the tests use.
+    // The image has the version of NVRTC that the tests use.
     let pin = read("deploy/nvrtc.txt");
     let pin = pin.split_once("nvidia-cuda-nvrtc==").expect("a pin").1;
     let tested = read("scripts/requirements.txt");

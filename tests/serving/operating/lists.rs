@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{Response, choice, costs, exchange};
 
-/// Returns costs with which each token takes `seconds`.
+/// Returns costs with which a batch takes `seconds` for each of its tokens.
 fn slow(seconds: f64) -> CostTable {
     let mut table = costs();
     table.overhead = 1.0;
@@ -75,9 +75,9 @@ fn a_list_that_cannot_meet_its_deadline_is_not_computed() {
     let begins = message.starts_with("the request alone takes about ");
     let ends = message.ends_with(" ms; split it, or send it with a later deadline");
     assert!(begins && ends, "{message}");
-    // It would not help to send the same request again.
+    // There is no `retry-after`, because the same request would be refused again.
     assert!(!refused.head.contains("retry-after"), "{}", refused.head);
-    // A shorter list has enough time.
+    // A shorter list can meet its deadline.
     assert_eq!(
         list(&server, "x-request-timeout-ms: 20000\r\n", 2).status,
         200

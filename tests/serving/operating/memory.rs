@@ -15,11 +15,11 @@ use serde_json::json;
 
 use super::{Child, checkpoint, free_port, say};
 
-/// Max bytes of a request body by default.
+/// The default max size of a request body, in bytes.
 const BODY: usize = 8 << 20;
-/// Max bytes above the memory of the idle server while requests run.
+/// Max memory in bytes that the server may use while requests run, in addition to that of the idle server.
 const MAX_PEAK: u64 = 1 << 30;
-/// Max bytes above the memory of the idle server after all requests.
+/// Max memory in bytes that the server may keep after all requests, in addition to that of the idle server.
 const MAX_KEPT: u64 = 512 << 20;
 
 /// A request of max size, and the number of such requests that are sent at the same time.
@@ -40,13 +40,13 @@ fn sent(name: &'static str, path: &'static str, body: String, at_once: usize) ->
     }
 }
 
-/// Returns a body of max size: `begin`, as many copies of `part` as fit, and `end`.
+/// Returns a request body that consists of `begin`, copies of `part`, and `end`. There are so many copies that the body has the max size.
 fn filled(begin: &str, part: &str, end: &str) -> String {
     let n = (BODY - begin.len() - end.len()) / part.len();
     format!("{begin}{}{end}", part.repeat(n))
 }
 
-/// Returns a list of copies of a value.
+/// Returns a request body of the max size that contains a JSON list of copies of `value` between `begin` and `end`.
 fn list(begin: &str, value: &str, end: &str) -> String {
     let begin = format!("{begin}[{value}");
     filled(&begin, &format!(",{value}"), &format!("]{end}"))
@@ -165,7 +165,7 @@ fn all() -> Vec<Sent> {
     ]
 }
 
-/// Returns a value of `/proc/PID/status` in bytes.
+/// Returns the value `name` of `/proc/PID/status` in bytes.
 fn memory(pid: u32, name: &str) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = text.lines().find(|line| line.starts_with(name)).unwrap();
@@ -173,7 +173,7 @@ fn memory(pid: u32, name: &str) -> u64 {
     kib.parse::<u64>().unwrap() << 10
 }
 
-/// Sends a request, and returns the status. The response may arrive before the whole body was sent.
+/// Sends a request, and returns the status of the response. The response may arrive before the whole body is sent.
 fn ask(port: u16, sent: &Sent) -> u16 {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     let wait = Some(Duration::from_secs(120));
@@ -251,7 +251,7 @@ fn a_server_holds_a_gibibyte_at_most_whatever_is_sent_and_gives_it_back() {
         assert!(peak <= MAX_PEAK, "{name}: {} MiB", peak >> 20);
         answered += statuses.iter().filter(|&&status| status == 200).count();
     }
-    // Typical requests are answered.
+    // Several of these requests must be answered, not refused.
     assert!(answered >= 8, "{answered}");
     let began = Instant::now();
     while memory(pid, "VmRSS:").saturating_sub(idle) > MAX_KEPT {

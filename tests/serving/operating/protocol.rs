@@ -1,4 +1,5 @@
-//! Tests of old clients, hostile clients, clients that are still sending, and files that other users must not read.
+//! Tests of old clients, hostile clients, clients that are still sending when the response arrives, and files that other users must not
+//! read.
 
 use std::{
     fs,
@@ -28,7 +29,7 @@ fn started(http: HttpChoice) -> Server {
     Server::start(socket, models, http).unwrap()
 }
 
-/// The SHA-256 of `secret`.
+/// Returns API keys of one user, `alice`, whose key is `secret`.
 fn keys() -> Keys {
     let text = "alice 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b\n";
     Keys::parse(text).unwrap()
@@ -97,7 +98,7 @@ fn http_1_0_gets_no_interim_response() {
                 "POST /v1/embeddings HTTP/{version}\r\nhost: x\r\nconnection: close\r\n{expect}content-length: {n}\r\n\r\n{body}"
             );
             stream.write_all(head.as_bytes()).unwrap();
-            // While a response is computed, the server probes a client that has closed its sending half.
+            // Close the sending half of the connection. While the server computes the response, it probes the client with `100 Continue`.
             stream.shutdown(std::net::Shutdown::Write).unwrap();
             let mut answer = String::new();
             stream.read_to_string(&mut answer).unwrap();
@@ -113,7 +114,7 @@ fn http_1_0_gets_no_interim_response() {
     server.shut_down(Duration::ZERO);
 }
 
-/// Sends a request with a body of `n` bytes before it reads the response.
+/// Sends a request with a body of `n` bytes completely, and then reads the response.
 fn send_all(to: SocketAddr, head: &str, n: usize) -> std::io::Result<super::Response> {
     let stream = TcpStream::connect(to)?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
@@ -156,7 +157,7 @@ fn a_client_that_is_still_sending_reads_why_it_is_refused() {
         let response = response.unwrap_or_else(|e| panic!("{head}: {e}"));
         assert_eq!(response.status, status, "{head}");
     }
-    // The server discards a body only up to a limit.
+    // The server reads and discards the body of a refused request only up to a limit, and then closes the connection.
     let head = format!("POST /v1/embeddings HTTP/1.1\r\n{key}");
     assert!(send_all(to, &head, 1 << 30).is_err());
     // A client that waits for `100 Continue` gets the refusal instead.
@@ -166,7 +167,7 @@ fn a_client_that_is_still_sending_reads_why_it_is_refused() {
     let response = read_response(&mut stream).unwrap();
     assert_eq!(response.status, 413, "{response:?}");
     assert!(response.head.contains("connection: close"));
-    // If a client announces a body and sends nothing, the server closes the connection soon.
+    // If a client announces a body but sends nothing of it, the server soon closes the connection.
     let began = Instant::now();
     let head =
         format!("POST /v1/embeddings HTTP/1.1\r\n{key}host: x\r\ncontent-length: 1000000\r\n\r\n");
@@ -264,7 +265,7 @@ fn arguments_that_would_close_or_hide_everything_are_refused() {
             .unwrap();
         assert!(!output.status.success());
         let text = String::from_utf8(output.stderr).unwrap();
-        // Joins lines that were broken.
+        // Join lines that miette has wrapped.
         text.replace('│', " ")
             .split_whitespace()
             .collect::<Vec<_>>()
@@ -298,7 +299,7 @@ fn arguments_that_would_close_or_hide_everything_are_refused() {
 #[test]
 fn a_process_without_descriptors_warns_once_and_goes_on() {
     let server = Serving::start("ulimit -n 64;", &["--drain-delay-ms", "0"]);
-    // Connections that are not accepted wait in the backlog of the listening socket, which has room for 128.
+    // The server can only open 64 files. Other connections wait in the backlog of the listening socket, which has room for 128.
     let connections: Vec<TcpStream> = (0..150)
         .map_while(|_| TcpStream::connect(server.to).ok())
         .collect();
@@ -329,7 +330,7 @@ fn files_with_data_of_requests_are_their_owners_alone() {
         let metadata = fs::metadata(folder.path().join(name)).unwrap();
         metadata.permissions().mode() & 0o777
     };
-    // Test new files, and existing files that other users could read before.
+    // Test new files, and existing files that other users can read.
     for name in ["old trace", "old cache"] {
         let file = folder.path().join(name);
         fs::write(&file, "").unwrap();

@@ -1,4 +1,4 @@
-//! Tests of reloading a server by signals.
+//! Tests of signals that make a server reload its files.
 
 use std::{
     fmt::Write as _,
@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Serving, connect, embedding, read_response};
 
-/// Returns the status of a request with an API key.
+/// Sends a request with an API key, and returns the status of the response.
 fn status(server: &Serving, key: &str) -> u16 {
     let mut stream = connect(server.to);
     let authorized = format!("\r\nauthorization: Bearer {key}\r\n");
@@ -20,7 +20,7 @@ fn status(server: &Serving, key: &str) -> u16 {
     read_response(&mut stream).unwrap().status
 }
 
-/// Returns a file of API keys with one key.
+/// Returns the contents of a file of API keys with one key.
 fn keys(key: &str) -> String {
     let digest = Sha256::digest(key.as_bytes());
     let digest = digest.iter().fold(String::new(), |mut text, byte| {
@@ -30,7 +30,7 @@ fn keys(key: &str) -> String {
     format!("birds {digest}\n")
 }
 
-/// Some of the signals arrive during a reload, which has already read the previous keys.
+/// Some signals arrive during a reload that has already read the previous file of keys. The server must then reload again.
 #[test]
 fn every_signal_has_a_reload_that_begins_after_it() {
     let file = tempfile::NamedTempFile::new().unwrap();

@@ -1,4 +1,4 @@
-//! Tests of replicas behind Debian's HAProxy with `deploy/haproxy.cfg`. Under load, one replica is killed and another is drained.
+//! Tests of replicas behind HAProxy with the configuration `deploy/haproxy.cfg`. Under load, one replica is killed and another is drained.
 
 use std::{
     fs,
@@ -25,7 +25,7 @@ fn text(number: usize) -> String {
     format!("{}rain {number}", "a ".repeat(number % 5))
 }
 
-/// Returns the vectors that a session computes.
+/// Returns the expected vectors, computed by a session of the engine.
 fn expected() -> Vec<Vec<f32>> {
     let engine = Engine::from_checkpoint(checkpoint("st-mean"))
         .device(DeviceChoice::Cpu)
@@ -129,12 +129,12 @@ fn every_request_is_answered_once_and_right_while_replicas_are_killed_and_draine
     });
     ports.into_iter().for_each(wait_for_port);
 
-    // The test uses the shipped file with the addresses of its replicas.
+    // Use the shipped configuration with the addresses of the test's replicas.
     let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/haproxy.cfg");
     let front = free_port();
     let mut config = fs::read_to_string(shipped).unwrap();
     config = config.replace("bind :8080", &format!("bind 127.0.0.1:{front}"));
-    // The machine may not allow enough open files for the default.
+    // The machine may not allow enough open files for 4000 connections.
     config = config.replace("maxconn 4000", "maxconn 200");
     for (at, port) in ports.iter().enumerate() {
         let address = format!("10.0.0.{}:8080", at + 1);

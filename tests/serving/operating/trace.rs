@@ -10,7 +10,8 @@ use gemmule::{
 
 use super::{choice, costs, service, within};
 
-/// Serves requests of several lengths, classes and deadlines from three threads. Some of the requests are canceled. Returns the trace.
+/// Serves requests with several lengths, priority classes and deadlines from three threads, and returns the trace. Some requests are
+/// canceled.
 fn served(name: &str, max_bytes: u64) -> String {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("trace.jsonl");
@@ -32,7 +33,7 @@ fn served(name: &str, max_bytes: u64) -> String {
                         truncate: true,
                         ..within([3, 40, 60_000][i % 3])
                     };
-                    // Lists are tokenized by the thread pool, single texts are not.
+                    // Send lists and single texts. The thread pool tokenizes lists, but not single texts.
                     let n = if i % 5 == 0 { 8 } else { 1 };
                     let replies = service.submit((0..n).map(|j| text(i + j)).collect(), submit);
                     for (at, reply) in replies.unwrap().into_iter().enumerate() {
@@ -47,7 +48,7 @@ fn served(name: &str, max_bytes: u64) -> String {
                     }
                 }
                 for reply in kept {
-                    // A deadline of three milliseconds is sometimes missed.
+                    // Ignore errors, because a deadline of three milliseconds is sometimes missed.
                     let _ = reply.wait();
                 }
             });
@@ -73,7 +74,7 @@ fn a_trace_replayed_at_its_times_gives_the_decisions_of_the_server() {
         assert!(replayed.batches > 3);
         // The trace can also be used as load for a simulation.
         assert_eq!(parse_trace(&text).unwrap().len(), arrived);
-        // Another scheduler makes other decisions, which is reported.
+        // A replay with another scheduler reports that its decisions differ from the trace.
         let mut other = scheduler("no-batch", &Settings::default()).unwrap();
         let error = replay(&events, &mut *other, &costs()).unwrap_err();
         assert!(matches!(error, ReplayError::Differs { .. }), "{error}");

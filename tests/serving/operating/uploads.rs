@@ -47,7 +47,7 @@ fn idle_uploads_take_no_memory_from_others() {
     let idle: Vec<_> = (0..200).map(|at| begin(to, 8 << 20, at % 2)).collect();
     thread::sleep(Duration::from_millis(200));
     let began = Instant::now();
-    // A body above the size that may skip the queue for memory.
+    // A body that is too large to skip the queue for memory.
     let body = format!("{{\"input\": \"rain\"{}}}", " ".repeat(1 << 20));
     let head = format!(
         "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n",
@@ -80,7 +80,7 @@ fn a_stalled_upload_ends_before_one_that_progresses() {
         stalled.body
     );
     assert!(began.elapsed() < Duration::from_secs(10));
-    // A body that arrives steadily may take longer than the pause.
+    // A body that arrives steadily may take longer in total than the max pause between two parts.
     let body = format!("{{\"input\": \"rain\"{}}}", " ".repeat(20));
     let mut steady = begin(to, body.len(), 0);
     for byte in body.bytes() {
@@ -89,7 +89,7 @@ fn a_stalled_upload_ends_before_one_that_progresses() {
     }
     let steady = told(steady);
     assert_eq!(steady.status, 200, "{}", steady.body);
-    // A large body must arrive faster.
+    // A large body must arrive at a higher rate.
     let mut slow = begin(to, 8 << 20, 300 << 10);
     let mut writes = slow.get_ref().try_clone().unwrap();
     let trickle = thread::spawn(move || {
@@ -106,7 +106,7 @@ fn a_stalled_upload_ends_before_one_that_progresses() {
         "{}",
         answer.body
     );
-    // Ends the trickle. The server would read further bytes for a while, so that the client can read the response.
+    // Close the connection to end the thread `trickle`. Otherwise, the server would read further bytes for a while after the response.
     slow.get_ref().shutdown(Shutdown::Both).unwrap();
     let _ = trickle.join();
     server.shut_down(Duration::ZERO);
@@ -130,7 +130,7 @@ fn a_part_of_a_second_request_has_the_time_limit_of_headers() {
         let both = format!("{first}{rest}");
         stream.get_mut().write_all(both.as_bytes()).unwrap();
         assert_eq!(read_response(&mut stream).unwrap().status, 200);
-        // An idle connection stays open for longer than the limit.
+        // An idle connection must stay open for longer than `header_time`. A connection with a part of a second request must be closed.
         let limit = Duration::from_millis(if is_kept { 1000 } else { 20_000 });
         stream.get_ref().set_read_timeout(Some(limit)).unwrap();
         let mut byte = [0];
@@ -148,7 +148,7 @@ fn a_part_of_a_second_request_has_the_time_limit_of_headers() {
             }
         }
     });
-    // Complete requests in one packet are all answered.
+    // Several complete requests that arrive at once are all answered.
     let mut stream = connect(to);
     let three = embedding("rain").repeat(3);
     stream.get_mut().write_all(three.as_bytes()).unwrap();

@@ -1,4 +1,4 @@
-//! Tests of the fields of request bodies, their encodings, and preflight requests of browsers.
+//! Tests of the fields of request bodies, of compressed bodies, and of CORS.
 
 use flate2::{Compression, write::GzEncoder};
 use gemmule::http::Origin;
@@ -11,7 +11,7 @@ pub fn is_ok(to: SocketAddr, path: &str, body: &Value) -> Value {
     told
 }
 
-/// Returns a body with additional fields.
+/// Returns `body` with the additional fields `more`.
 fn with(body: &Value, more: &Value) -> Value {
     let mut body = body.clone();
     for (name, value) in more.as_object().unwrap() {
@@ -59,7 +59,7 @@ fn the_model_of_a_body_is_the_one_that_answers_on_every_route() {
     ];
     for (path, body, [first, second]) in cases {
         let of = |name: &str| is_ok(to, path, &with(&body, &json!({"model": name})));
-        // Without a name, the first suitable model is used.
+        // A request without `model` uses the first model that supports the route.
         assert_eq!(is_ok(to, path, &body), of(first), "{path}");
         assert_eq!(
             is_ok(to, path, &with(&body, &json!({"model": null}))),
@@ -90,7 +90,7 @@ fn the_model_of_a_body_is_the_one_that_answers_on_every_route() {
     server.shut_down(Duration::ZERO);
 }
 
-/// Returns the checkpoint `ce-nli`, which has three labels, with a `problem_type`.
+/// Returns a copy of the checkpoint `ce-nli`, a classifier with three labels, with `problem_type` in config.json, and its settings.
 fn classifier(problem_type: &str) -> (tempfile::TempDir, ModelChoice) {
     let folder = tempfile::tempdir().unwrap();
     copy(&checkpoint("ce-nli"), folder.path());
@@ -180,7 +180,7 @@ fn numbers_nulls_and_neutral_values_are_taken_as_other_servers_take_them() {
     ] {
         assert_eq!(written(more.clone()), plain, "{more}");
     }
-    // `max_tokens: -1` allows as many tokens as there are positions left.
+    // `max_tokens: -1` allows new tokens up to the model's number of positions.
     let rest = is_ok(
         to,
         "/v1/completions",
@@ -190,7 +190,7 @@ fn numbers_nulls_and_neutral_values_are_taken_as_other_servers_take_them() {
         rest["usage"]["completion_tokens"].as_u64().unwrap() > 16,
         "{rest}"
     );
-    // The folder's `max_new_tokens` does not apply.
+    // With `max_tokens`, the `max_new_tokens` of generation_config.json does not apply.
     let never_ends = json!({"max_tokens": -1, "min_tokens": 0, "logit_bias": {"0": -100}});
     let all = is_ok(to, "/v1/completions", &with(&body, &never_ends));
     assert_eq!(all["usage"]["total_tokens"], 256, "{all}");
@@ -367,7 +367,7 @@ fn web_pages_of_allowed_origins_may_read_answers_errors_and_streams() {
         lines(&head, "access-control-allow-methods"),
         ["GET, POST, OPTIONS"]
     );
-    // Preflight requests are refused for another host, for another scheme of the allowed host, and for a path that does not exist.
+    // Preflight requests are refused for another host, for another scheme with the allowed host, and for a path that does not exist.
     for other in ["https://b.example", "http://a.example"] {
         let headers = format!("origin: {other}\r\naccess-control-request-method: POST\r\n");
         let (status, head, body) = ask_with(to, "OPTIONS", "/v1/completions", &headers, "");
@@ -394,7 +394,7 @@ fn web_pages_of_allowed_origins_may_read_answers_errors_and_streams() {
         );
         assert!(lines(&head, "access-control-expose-headers")[0].contains("x-request-id"));
         assert_eq!(lines(&head, "vary"), ["origin"]);
-        // Requests from other origins are answered, but without the header that lets their pages read the response.
+        // Requests from other origins get a response, but without the header that allows a browser to pass it to the page.
         let (status, head, _) = ask_with(to, "POST", path, "origin: https://b.example\r\n", body);
         assert_eq!(status, right);
         assert!(
@@ -428,7 +428,7 @@ fn web_pages_of_allowed_origins_may_read_answers_errors_and_streams() {
         200
     );
     server.shut_down(Duration::ZERO);
-    // Without the option, requests from pages are refused, and the error explains why.
+    // Without `--cors-origin`, preflight requests are refused, and the error explains why.
     let server = serving(&["writer"], quick());
     let (status, head, body) = ask_with(server.address(), "OPTIONS", "/v1/completions", &asks, "");
     assert_eq!(
@@ -470,7 +470,7 @@ fn gzip_bodies_are_read_within_the_limit_and_other_encodings_are_refused() {
         ("GZIP", gzipped(body.as_bytes())),
         ("x-gzip", gzipped(body.as_bytes())),
         ("identity", body.clone().into_bytes()),
-        // Two concatenated gzip members form one body.
+        // A gzip body may consist of several members.
         (
             "gzip",
             [
@@ -495,7 +495,7 @@ fn gzip_bodies_are_read_within_the_limit_and_other_encodings_are_refused() {
         "{text}"
     );
     assert_eq!(send("/v1/embeddings", "gzip", body.as_bytes()).0, 400);
-    // This small body decompresses to more than the limit.
+    // This body is small, but its decompressed size exceeds the limit of 8 MiB.
     let bomb = gzipped(&vec![b' '; 9 << 20]);
     assert!(bomb.len() < 1 << 20);
     let (status, _, text) = send("/v1/embeddings", "gzip", &bomb);
@@ -580,7 +580,7 @@ fn a_text_that_is_too_long_is_cut_where_and_on_the_side_that_is_asked_for() {
     let server = serving(&["st-mean", "ce-one"], quick());
     let to = server.address();
     let info: Value = serde_json::from_str(&get(to, "/info").1).unwrap();
-    // The limit for token ids is the model's number of positions, and the limit for texts is `max_seq_length` of the folder.
+    // The limit for token ids is the model's number of positions, 64. The limit for texts is `max_seq_length` of the folder, 16.
     let (positions, limit) = (64, 16);
     assert_eq!(info["max_input_length"], limit);
     let text = (0..2 * positions)
@@ -619,12 +619,12 @@ fn a_text_that_is_too_long_is_cut_where_and_on_the_side_that_is_asked_for() {
         let more = json!({"truncation_direction": side});
         assert_eq!(&cut(cuts.address(), more), vector, "{side}");
     }
-    // Token ids are truncated without adding special tokens.
+    // Truncated token ids get no special tokens.
     let more = json!({"inputs": ids, "truncate": true, "truncation_direction": "Left"});
     assert_eq!(cut(to, more), of_ids(ids[ids.len() - positions..].to_vec()));
     let more = json!({"inputs": ids, "truncate": true});
     assert_eq!(cut(to, more), of_ids(ids[..positions].to_vec()));
-    // The request determines whether a text is truncated, or else the option of the server.
+    // If a request does not say whether texts are truncated, the option of the server applies.
     let all = cuts.address();
     for (path, body) in [
         ("/embed", json!({"inputs": text})),
@@ -647,7 +647,7 @@ fn a_text_that_is_too_long_is_cut_where_and_on_the_side_that_is_asked_for() {
         };
         assert_eq!(post(all, path, &with(&body, &never)).0, 413, "{path}");
     }
-    // The longer text of a pair is also truncated on the requested side.
+    // In a pair, the longer text is truncated, also on the requested side.
     let pair = |side: &str| {
         let body = json!({
             "query": "tower", "texts": [text], "raw_scores": true, "truncate": true, "truncation_direction": side,
@@ -671,7 +671,7 @@ fn prompts_of_the_folder_stand_before_texts_of_a_kind() {
     let server = serving(&["st-mean", "st-cls"], quick());
     let to = server.address();
     let vector = |body: Value| is_ok(to, "/v1/embeddings", &body)["data"][0]["embedding"].clone();
-    // The folder has `find: ` for queries and `text: ` for documents.
+    // The prompts of the folder are `find: ` for queries and `text: ` for documents.
     let query = vector(json!({"input": "find: rain"}));
     let document = vector(json!({"input": "text: rain"}));
     assert_ne!(query, document);
@@ -732,7 +732,7 @@ fn prompts_of_the_folder_stand_before_texts_of_a_kind() {
         "input_type",
         "`input_type` is 3; expected a text",
     );
-    // TEI's own field.
+    // TEI's field for the name of a prompt.
     let embed = |body: Value| is_ok(to, "/embed", &body);
     assert_eq!(
         embed(json!({"inputs": "rain", "prompt_name": "query"})),

@@ -1,4 +1,4 @@
-//! Tests of error messages: texts that are too long, long values, and models without the task of a route.
+//! Tests of error messages: for texts that are too long, for long values, and for models that do not support a route.
 
 use gemmule::serve::DefaultPrompt;
 
@@ -93,7 +93,7 @@ fn a_text_that_is_too_long_is_named_as_the_route_does() {
 
 #[test]
 fn an_empty_text_is_named_as_the_route_does() {
-    // The late-interaction model has no invariant kernels.
+    // Use no invariant programs, because the late-interaction model does not support them.
     let models = ["st-mean", "late-bert", "writer"];
     let models = models.map(|name| model(name, false, Duration::from_secs(10)));
     let server = serving_models(models.into(), quick());
@@ -186,7 +186,7 @@ fn errors_do_not_repeat_long_values() {
         let Some(known) = known.as_object() else {
             continue;
         };
-        // Each field has a long text, in a request that is valid otherwise.
+        // Send a long text in each field of a request that is otherwise valid.
         for name in known.keys().chain([&long]) {
             for model in ["st-mean", "ce-one", "writer", "translator"] {
                 let mut body = json!({
@@ -246,7 +246,7 @@ fn tokens_are_those_that_an_embedding_computes() {
         let embedded = json!({"model": name, "input": "rain"});
         let (_, embedded) = post(to, "/v1/embeddings", &embedded);
         assert_eq!(embedded["usage"]["prompt_tokens"], own.len());
-        // An empty prompt replaces the default.
+        // An empty prompt replaces the default prompt, so the text has fewer tokens.
         let bare = tokens(json!({"model": name, "inputs": "rain", "prompt": ""}));
         assert!(bare.len() < own.len(), "{name}");
     }

@@ -1,4 +1,4 @@
-//! Tests of the routes for heads: their responses are those of the engine, in the form of transformers' pipelines.
+//! Tests of the routes for task heads: their responses contain the results of the engine, in the form of transformers' pipelines.
 
 use gemmule::heads::{
     Aggregation, AnswerOptions, EntityOptions, MASK_LOGITS, MaskOptions, TOKEN_LOGITS,
@@ -33,7 +33,7 @@ fn serving_heads() -> Server {
     serving_models(models.into(), quick())
 }
 
-/// Returns a value as a client parses it, because parsing may round the last digit of a number.
+/// Returns a value after it is written to JSON and parsed by a client, which may round the last digit of a number.
 fn sent(value: Value) -> Value {
     serde_json::from_str(&value.to_string()).unwrap()
 }
@@ -68,7 +68,7 @@ fn tasks_of_heads_are_those_of_the_engine() {
             );
         }
     }
-    // The response has all tokens, including special tokens, with all labels. TEI's clients send lists of one text.
+    // TEI's response has all tokens, including special tokens, with the scores of all labels. TEI's clients send each text in a list.
     let all = is_ok(to, "/predict_tokens", &json!({"inputs": [["rain"]]}));
     let tokens = all[0].as_array().unwrap();
     assert_eq!(tokens[0]["token"], "[CLS]");

@@ -4,7 +4,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 
 use super::{bodies::is_ok, *};
 
-/// Returns the results of PyLate that `scripts/late_interaction.py` stored.
+/// Returns the results of PyLate for a checkpoint, which `scripts/late_interaction.py` stored.
 fn expected(name: &str) -> Value {
     let text = std::fs::read_to_string(checkpoint(name).join("expected.json")).unwrap();
     serde_json::from_str(&text).unwrap()
@@ -72,7 +72,7 @@ fn vectors_of_tokens_are_those_of_pylate() {
             (&told["model"], &told["object"]),
             (&json!("late-bert"), &json!("list"))
         );
-        // TEI's route returns the same vectors. `prompt_name` distinguishes queries and documents.
+        // TEI's route `/embed_all` returns the same vectors. Its `prompt_name` distinguishes queries and documents.
         let body = json!({"inputs": texts(runs), "prompt_name": input_type, "truncate": true});
         let all = is_ok(to, "/embed_all", &body);
         for (index, rows) in all.as_array().unwrap().iter().enumerate() {
@@ -91,7 +91,7 @@ fn vectors_of_tokens_have_types_and_dimensions() {
         told["data"][0]["embeddings"].as_array().unwrap().clone()
     };
     let floats_of = |row: &Value| floats(row);
-    // By default, a text is a document.
+    // Without `input_type`, a text is a document.
     let plain = rows(json!({"input": "bread, and rain"}));
     assert_eq!(
         plain,
@@ -212,7 +212,7 @@ fn documents_are_ranked_by_the_vectors_of_their_tokens() {
             );
         }
     }
-    // Each document and each query was computed once.
+    // The model has computed each document and each query only once, although several requests contain them.
     let (_, metrics) = get(to, "/metrics");
     let n_computed = documents.len() + expected["queries"].as_array().unwrap().len();
     let line = format!("gemmule_batch_sequences_total{{model=\"late-bert\"}} {n_computed}");
@@ -287,7 +287,7 @@ fn vectors_of_tokens_beside_embeddings() {
         .map(floats)
         .collect();
     close(&rows.concat(), &own[0].values);
-    // One run computes all three outputs, which are the same as from the separate routes.
+    // One request can ask for all three outputs, which one run computes. They equal those of the separate routes.
     let whole = |more: Value| {
         let mut body = json!({"input": texts, "model": "st-m3"});
         body.as_object_mut()

@@ -6,7 +6,7 @@ use super::{bodies::is_ok, *};
 
 const PATH: &str = "/v1/translate";
 
-/// Returns the stored translations of transformers for a folder.
+/// Returns the translations of transformers that are stored in a checkpoint folder.
 fn cases(folder: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(checkpoint(folder).join("translations.json")).unwrap();
     serde_json::from_str(&text).unwrap()
@@ -25,7 +25,7 @@ fn command(folder: &str, source: &str, more: &[&str]) -> Output {
     output.unwrap()
 }
 
-/// Returns the documents that the command prints, one per line.
+/// Returns the JSON documents that `gemmule translate --json` prints, one per line.
 fn documents(folder: &str, source: &str, more: &[&str]) -> Vec<Value> {
     let output = command(folder, source, &[more, &["--json"]].concat());
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -36,7 +36,7 @@ fn documents(folder: &str, source: &str, more: &[&str]) -> Vec<Value> {
         .collect()
 }
 
-/// Returns the texts and scores of all hypotheses, best first.
+/// Returns the texts and scores of all hypotheses of a translation in a response, best first.
 fn all_of(translation: &Value) -> (Vec<Value>, Vec<f64>) {
     let others = translation["alternatives"].as_array().unwrap();
     let all = [translation].into_iter().chain(others);
@@ -77,7 +77,7 @@ fn languages_prefixes_and_hypotheses_are_those_of_transformers() {
             let n = case["ids"].as_array().unwrap().len();
             assert_eq!(told["usage"]["prompt_tokens"], n);
             if !is_search {
-                // The same prefix, given as tokens with and without the language token.
+                // Give the same prefix as tokens, first without and then with the language token.
                 body["target_prefix"] = json!([case["prefix_tokens"]]);
                 assert_eq!(is_ok(to, PATH, &body)["translations"], told["translations"]);
                 if let Some(language) = case["target_lang"].as_str() {
@@ -161,7 +161,7 @@ fn a_batch_is_that_of_the_command_whole_and_as_events() {
     let counts = get(to, "/metrics").1;
     let line = "gemmule_requests_total{route=\"/v1/translate\",code=\"200\",model=\"hf-m2m\"} 2";
     assert!(counts.contains(line), "{counts}");
-    // With greedy search, texts are streamed while they grow.
+    // With greedy search, a stream contains the parts of a text as they are generated.
     let greedy = json!({"text": texts, "num_beams": 1, "stream": true, "max_tokens": 20});
     let (parts, _, usage) = events(to, &greedy);
     assert_eq!(usage, Value::Null);
@@ -186,7 +186,7 @@ fn a_batch_is_that_of_the_command_whole_and_as_events() {
     server.shut_down(Duration::ZERO);
 }
 
-/// Returns the text of each translation, its last event, and the usage.
+/// Sends a request for a stream. Returns the text of each translation, joined from its events, its last event, and the usage.
 fn events(to: SocketAddr, body: &Value) -> (Vec<String>, Vec<Value>, Value) {
     let (status, head, text) = ask_with(to, "POST", PATH, "", &body.to_string());
     assert!(
@@ -251,10 +251,10 @@ fn refusals_of_translations_name_the_field_and_what_is_near() {
     refused(json!({"text": "a", "model": "writer"}));
     refused(json!({"text": "a", "temperature": 0.5}));
     refused(json!({"text": "a", "target_language": "de"}));
-    // The KV cache has no room for these beams.
+    // The KV cache has no room for 256 beams.
     refused(json!({"text": "a", "num_beams": 256}));
     insta::assert_snapshot!(told);
-    // All texts share the prefix. Its length is checked before the lengths of the translations.
+    // All texts have the same prefix, so its length is checked first and only once.
     let prefix = "The river ".repeat(10_000);
     let (status, answer) = post(
         to,
@@ -297,7 +297,8 @@ fn a_translation_has_a_deadline_and_models_with_a_source_complete_prompts() {
     server.shut_down(Duration::ZERO);
 }
 
-/// A folder that forces an end token at the maximum length ends a shortened translation with this token, too.
+/// The folder of `translator` forces an end token at the max length (`forced_eos_token_id`). A translation that `max_tokens` shortens also
+/// ends with this token, but its finish reason must be `length`.
 #[test]
 fn a_shortened_translation_has_reached_its_length() {
     let server = serving(&["translator"], quick());

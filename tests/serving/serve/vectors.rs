@@ -1,10 +1,10 @@
-//! Tests of prompts, and of the types and dimensions of vectors.
+//! Tests of prompts, and of the element types and dimensions of vectors.
 
 use gemmule::serve::DefaultPrompt;
 
 use super::{bodies::is_ok, *};
 
-/// Serves st-mean, whose prompts are `find: ` for queries and `text: ` for documents, with a default prompt.
+/// Serves the checkpoint `st-mean`, whose prompts are `find: ` for queries and `text: ` for documents, with a default prompt.
 fn prompted(prompt: DefaultPrompt) -> Server {
     let model = Model::open(ModelChoice {
         default_prompt: prompt,
@@ -33,7 +33,7 @@ fn a_prompt_is_a_name_or_a_text_or_the_default_of_the_server() {
         assert_eq!(embed(server, named), document);
         let given = json!({"inputs": ["rain"], "prompt": "find: "});
         assert_eq!(embed(server, given), query);
-        // An empty prompt replaces the default.
+        // An empty prompt replaces the default prompt.
         let none = json!({"inputs": "rain", "prompt": ""});
         assert_eq!(embed(server, none), embed(&plain, text("rain")));
     }
@@ -113,7 +113,7 @@ fn a_default_prompt_that_a_model_does_not_have_is_refused_at_the_start() {
     );
 }
 
-/// Serves a folder with a Router, with the routes for queries and for documents.
+/// Serves a folder that has a Router (different modules for queries and documents) as two models, one for each route.
 fn routed(name: &str) -> Server {
     let queries = ModelChoice {
         name: format!("{name}:query"),
@@ -168,7 +168,7 @@ fn a_purpose_chooses_the_route_of_a_router() {
         let asked = json!({"model": "st-asym", "input": texts, "input_type": purpose});
         close(&vectors(&asked), prompted);
     }
-    // A request that names the model of the route itself uses no prompt.
+    // A request that names the model of a route uses no prompt.
     close(
         &vectors(&json!({"model": "st-asym:query", "input": texts})),
         plain,
@@ -192,7 +192,7 @@ fn a_purpose_chooses_the_route_of_a_router() {
     let rows = told["embeddings"]["float"].as_array().unwrap().iter();
     close(&rows.flat_map(floats).collect::<Vec<f32>>(), prompted);
     server.shut_down(Duration::ZERO);
-    // In this folder without prompts, queries have weights of tokens, and documents have weights of vocabulary entries.
+    // This folder has no prompts. Its outputs are the weights of a query's tokens, and the weights of vocabulary entries for a document.
     let server = routed("st-router");
     let to = server.address();
     let (queries, documents) = runs("st-router");
@@ -310,7 +310,7 @@ fn vectors_come_in_the_types_and_dimensions_that_are_asked_for() {
     let to = server.address();
     let vector = |body: Value| is_ok(to, "/v1/embeddings", &body)["data"][0]["embedding"].clone();
     let whole = floats(&vector(json!({"input": "rain"})));
-    // Returns the first values, normalized to length 1.
+    // Returns the first `n` values of the vector, normalized to length 1.
     let first = |n: usize| -> Vec<f32> {
         let square: f64 = whole[..n].iter().map(|&v| f64::from(v).powi(2)).sum();
         let scaled = whole[..n].iter().map(|&v| f64::from(v) / square.sqrt());
@@ -345,7 +345,7 @@ fn vectors_come_in_the_types_and_dimensions_that_are_asked_for() {
     let byte = bits.fold(0, |byte, (at, &v)| byte | (i64::from(v > 0.0) << (7 - at)));
     assert_eq!(all["ubinary"][0], json!([byte]));
     assert_eq!(all["binary"][0], json!([byte - 128]));
-    // Jina and Voyage have a field for a single type. Base64 encodes the bytes of any type.
+    // The APIs of Jina and Voyage have a field for a single element type. Base64 encodes the bytes of any element type.
     for of in ["int8", "uint8", "binary", "ubinary", "base64"] {
         for field in ["embedding_type", "output_dtype"] {
             let body = json!({"input": "rain", "dimensions": 5, field: of});
@@ -360,7 +360,7 @@ fn vectors_come_in_the_types_and_dimensions_that_are_asked_for() {
         .iter()
         .collect();
     assert_eq!(vector(coded), json!(expected));
-    // Cosines of shorter vectors.
+    // `dimensions` also applies to the vectors of which `/similarity` computes the cosine.
     let parameters = json!({"dimensions": 5});
     let inputs = json!({"source_sentence": "rain", "sentences": ["a high tower"]});
     let body = json!({"inputs": inputs, "parameters": parameters});
@@ -430,7 +430,7 @@ fn cohere_embeds_by_purpose_and_cuts_as_it_is_told() {
         let body = json!({"model": "st-mean", "texts": ["rain"], "input_type": purpose});
         assert_eq!(embed(body), of(text));
     }
-    // Each request names a purpose. A model without prompts ignores it.
+    // Cohere's clients always send an `input_type`. A model without prompts ignores the values of Cohere's API.
     let plain = json!({"model": "st-cls", "texts": ["rain"]});
     let mut named = plain.clone();
     named["input_type"] = json!("search_query");
