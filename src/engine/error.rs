@@ -55,7 +55,7 @@ pub enum EngineError {
         "`{model}` {}",
         match (known.is_empty(), is_named) {
             (true, _) => "has no GGUF files; leave the name after the `:` out".to_owned(),
-            (false, true) => format!("matches no GGUF file, or several; expected one of {}, or its quantization, after the `:`", shown_names(known)),
+            (false, true) => format!("matches no GGUF file, or several; after the `:`, expected one of {}, or its quantization", shown_names(known)),
             (false, false) => format!("has several GGUF files; choose one by `{model}:NAME`, where NAME is one of {}, or its quantization, such as Q8_0", shown_names(known)),
         }
     )]

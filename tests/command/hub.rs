@@ -460,7 +460,7 @@ fn a_gguf_file_is_fetched_by_its_name_or_quantization() {
     }
     insta::assert_snapshot!(hub.error(&by(&["--model", MODEL])), @"× `org/tiny` has several GGUF files; choose one by `org/tiny:NAME`, where NAME is one of `tiny-F16.gguf`, `tiny-Q8_0.gguf`, or its quantization, such as Q8_0");
     let other = format!("{MODEL}:Q4_0");
-    insta::assert_snapshot!(hub.error(&by(&["--model", &other])), @"× `org/tiny:Q4_0` matches no GGUF file, or several; expected one of `tiny-F16.gguf`, `tiny-Q8_0.gguf`, or its quantization, after the `:`");
+    insta::assert_snapshot!(hub.error(&by(&["--model", &other])), @"× `org/tiny:Q4_0` matches no GGUF file, or several; after the `:`, expected one of `tiny-F16.gguf`, `tiny-Q8_0.gguf`, or its quantization");
     let local = hub.home.file(stored[0].0);
     let both = [local.to_str().expect("a path"), "--weights", "."];
     insta::assert_snapshot!(hub.error(&by(&both)), @"× `[dir]/tiny-F16.gguf` is a model that includes its weights; omit the folder of weights, or give the description of the model instead help: leave --weights out");

@@ -156,9 +156,14 @@ impl MhaDecode {
         1 << fitting.clamp(1, most).ilog2()
     }
 
+    /// Number of keys in one tile of each warp of a CTA.
+    pub fn keys_at_once(&self) -> u64 {
+        u64::from(TILE * self.warps())
+    }
+
     /// Min number of keys that the first CTA of a cluster handles before the next CTA gets any: four tiles per warp.
     pub fn min_keys_of_cta(&self) -> u64 {
-        u64::from(4 * TILE * self.warps())
+        4 * self.keys_at_once()
     }
 
     /// Tiles in flight per warp.

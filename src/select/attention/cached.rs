@@ -113,7 +113,8 @@ impl CachedAttention {
     /// small CTAs. Hopper uses:
     ///
     /// - small CTAs if there is more than one CTA per SM,
-    /// - otherwise, medium CTAs if there are few keys,
+    /// - otherwise, for too few keys to split: medium CTAs, or large CTAs if these have more warps and the keys are more than two tiles per
+    ///   warp of a medium CTA,
     /// - otherwise, clusters of eight CTAs, which split the keys, if the clusters of all tokens are resident at the same time,
     /// - otherwise, pairs of large CTAs if the pairs of all tokens are resident at the same time and have enough keys to split,
     /// - otherwise, large CTAs.
@@ -125,6 +126,7 @@ impl CachedAttention {
         if machine.instructions != Instructions::Hopper {
             return Dispatch::always(small.into());
         }
+        let (medium, large) = (self.step(DecodeCtas::Medium), self.step(DecodeCtas::Large));
         let cluster = self.step(DecodeCtas::Cluster(MhaDecode::MOST_SPLITS));
         let pair = self.step(DecodeCtas::LargeCluster(2));
         let of_token = u64::from(small.ctas_of_token());
@@ -153,12 +155,18 @@ impl CachedAttention {
         let (short, longer) = around(&cluster);
         let (single, paired) = around(&pair);
         let single = single.within(longer);
+        let two_tiles = 2 * medium.keys_at_once();
+        let has_more_warps = large.keys_at_once() > medium.keys_at_once();
+        let most_keys = (has_more_warps && max_keys > two_tiles).then_some(two_tiles);
+        let few_keys = Interval::new(0, most_keys).within(short);
+        let more_keys = Interval::new(most_keys.unwrap_or(u64::MAX), None).within(short);
         let parts = vec![
-            part((0, Some(most)), short, self.step(DecodeCtas::Medium)),
+            part((0, Some(most)), few_keys, medium),
+            part((0, Some(most)), more_keys, large.clone()),
             part((0, Some(few)), longer, cluster),
-            part((few, Some(pairs)), single, self.step(DecodeCtas::Large)),
+            part((few, Some(pairs)), single, large.clone()),
             part((few, Some(pairs)), paired, pair),
-            part((pairs, Some(most)), longer, self.step(DecodeCtas::Large)),
+            part((pairs, Some(most)), longer, large),
             part((most, None), Interval::ALL, small),
         ];
         let parts = parts.into_iter();
@@ -293,7 +301,8 @@ mod tests {
         assert_eq!(
             shown(&dispatch),
             [
-                format!("rows up to {most}, longest up to 1, keys up to 768: mha_decode"),
+                format!("rows up to {most}, longest up to 1, keys up to 256: mha_decode"),
+                format!("rows up to {most}, longest up to 1, keys 257 to 768: mha_decode"),
                 format!("rows up to {few}, longest up to 1, keys above 768: mha_decode"),
                 format!(
                     "rows {} to {pairs}, longest up to 1, keys 769 to 1536: mha_decode",
@@ -319,14 +328,15 @@ mod tests {
         let mut windowed = cached(64, DType::F16);
         windowed.0.by.window = Some(300);
         let dispatch = windowed.by_length(&hopper);
-        let pieces = &shown(&dispatch)[2..];
+        let pieces = &shown(&dispatch)[3..];
         assert_eq!(pieces[0], "longest 2 to 192: mha_prefill");
         assert_eq!(pieces[1..], long_of_64(Some(300)));
-        let steps = &shown(&dispatch)[..2];
+        let steps = &shown(&dispatch)[..3];
         assert_eq!(
             steps,
             [
-                format!("rows up to {most}, longest up to 1: mha_decode"),
+                format!("rows up to {most}, longest up to 1, keys up to 256: mha_decode"),
+                format!("rows up to {most}, longest up to 1, keys above 256: mha_decode"),
                 format!("rows above {most}, longest up to 1: mha_decode"),
             ]
         );
@@ -353,7 +363,7 @@ mod tests {
             .appending(&hopper, x(64))
             .expect("both");
         let all = shown(&steps);
-        assert_eq!(all.len(), 6);
+        assert_eq!(all.len(), 7);
         assert!(
             all.iter()
                 .all(|line| line.contains("longest up to 1") && line.ends_with(": mha_decode"))
@@ -391,9 +401,9 @@ mod tests {
         };
         let hopper = testing::hopper();
         let all = shown(&stored(64, DType::F16).by_length(&hopper));
-        assert!(all[..6].iter().all(|line| line.ends_with(": mha_decode")));
+        assert!(all[..7].iter().all(|line| line.ends_with(": mha_decode")));
         let long = "longest above 192: mha_wgmma_persistent";
-        assert_eq!(all[6..], ["longest 2 to 192: mha_prefill", long]);
+        assert_eq!(all[7..], ["longest 2 to 192: mha_prefill", long]);
         // Few tokens would have tiles of 64 queries with a cache in f16.
         for (head, rows) in [(64, 192), (128, 128), (256, 64)] {
             let pieces = stored(head, DType::F16).by_length(&hopper);
