@@ -17,8 +17,9 @@ use crate::{
 };
 
 /// `x [rows, k]` → `quantized [rows, columns]`, `row_scale [rows, 1]`: the rows of `x`, divided by their scales, in E4M3 or int8. The scale
-/// of a row is its largest magnitude divided by that of E4M3 (448) or by 127. A row of zeros has the scale 1. In int8, elements are rounded
-/// to the nearest integer, with ties to even, and `row_scale [rows, 2]` also has the sums of the integers.
+/// of a row is the largest magnitude in the row divided by the largest magnitude of the type: 448 for E4M3, 127 for int8. A row of zeros
+/// has the scale 1. In int8, elements are rounded to the nearest integer, with ties to even, and `row_scale [rows, 2]` also has the sums of
+/// the integers.
 ///
 /// A packed weight stores each block of 64 columns in a permuted order. The result has the same order, so the elements of a stored row and
 /// of a row of the weight match. `columns` is `k`, rounded up to a multiple of 128. The columns after `k` are zero.

@@ -145,7 +145,8 @@ impl GemmStream {
         }
     }
 
-    /// Number of rows of `scaled` after the rows of the batch: gamma and beta if the norm is LayerNorm (`centered`).
+    /// Number of rows of `scaled` after the rows of the batch. For LayerNorm (`centered`), these are gamma and beta. For RMSNorm, there are
+    /// none.
     pub const fn more_rows(centered: bool) -> u64 {
         if centered { 2 } else { 0 }
     }
@@ -237,7 +238,7 @@ impl GemmStream {
         self.layout().expect("the tile has room, as `check` says")
     }
 
-    /// Returns the number of tiles of the output, and the number of tiles with the same columns.
+    /// Returns the number of tiles of the output, and the number of tiles per block of columns (one for each block of rows).
     fn tiles_of(&self, rows: u64) -> (u64, u64) {
         let of_rows = rows.div_ceil(self.tile.rows.into()).max(1);
         (
@@ -271,8 +272,8 @@ impl GemmStream {
     /// Returns the symbol without the tile.
     fn name(&self) -> String {
         let kind = |centered| if centered { "layernorm" } else { "rms_norm" };
-        // If gamma and beta follow the rows of x, the kernel supports only one tile of rows. The cases of a kernel then depend on the rows
-        // of its tile, so its definition names them.
+        // If gamma and beta follow the rows of x, the kernel supports only one tile of rows. The cases of the kernel then depend on the
+        // number of rows of the tile, so the definition contains this number.
         let before = match self.norm {
             StreamNorm::After { eps, centered } => {
                 let most = match centered {
@@ -304,7 +305,8 @@ impl Kernel for GemmStream {
 
     fn definition(&self) -> String {
         let name = self.name();
-        // If single warps multiply, the converted elements of the weight are not rounded, so the results have another definition.
+        // Single warps, unlike warpgroups, do not round the converted elements of the weight. Their results differ, so the definition has
+        // another name.
         match self.multiplies_by_warps() {
             true => format!("{name}_by_warps"),
             false => name,
