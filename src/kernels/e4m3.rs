@@ -227,8 +227,8 @@ impl Kernel for NormToE4m3 {
             && norm.bias
             && norm.teams.warps == 1
         {
-            // For two results, a thread needs more registers than the bound for one result allows on compute capability 8.9. Request one
-            // CTA per SM less, to allow more registers.
+            // If the kernel writes two results, a thread needs more registers than the launch bounds of the norm alone allow on compute
+            // capability 8.9. Request one CTA per SM less, to allow more registers.
             let ctas = norm.teams.min_ctas_per_sm(norm.width, norm.dtype);
             constants.insert("blocks", (ctas - 1).max(1).into());
         }
