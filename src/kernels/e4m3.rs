@@ -36,8 +36,7 @@ pub struct NormToE4m3 {
     pub keeps: bool,
 }
 
-/// The number of columns of a norm or gate must be a multiple of this number, because E4M3 products require such a number of columns of
-/// their operands.
+/// The number of columns of a norm or gate must be a multiple of this number, because E4M3 products require this of their operands.
 const STEP: u32 = 16;
 
 /// `x [rows, 2·width]`, `out_scale [1]` → `out [rows, width]`: the gate's result, divided by `out_scale`, in E4M3.

@@ -36,7 +36,7 @@ pub struct AttentionSoftmax {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum SoftmaxMask {
     None,
-    /// Masks the keys from index `valid_lens` of the sequence on, which are padding.
+    /// Masks the keys that are padding: those with index `valid_lens` and above in their sequence.
     Padding,
     /// Masks the keys after the query.
     Causal,

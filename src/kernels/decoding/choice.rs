@@ -128,7 +128,7 @@ impl DeviceSamplingParams {
                     return None;
                 }
                 // Renormalization needs the sum over all tokens. With a diversity penalty, this sum depends on the tokens that earlier
-                // groups have taken.
+                // groups of beams have taken.
                 if rules.renormalize && of.groups > 1 && of.diversity > 0.0 {
                     return None;
                 }

@@ -34,8 +34,8 @@ pub struct QuantizeRows {
 }
 
 impl QuantizeRows {
-    /// Returns the kernel that converts a problem's x, and the problem with the converted x. Returns `None` if the weight is not packed
-    /// E4M3 or int8 with a scale for each row, or if the conversion does not support `k` or the storage type.
+    /// Returns the kernel that converts a problem's x, and the problem with the converted x. Returns `None` unless the weight is packed, is
+    /// in E4M3 or int8, and has a scale for each row. Also returns `None` if the conversion does not support `k` or the storage type.
     pub fn of(problem: &GemmProblem) -> Option<(Self, GemmProblem)> {
         let GemmProblem { k, dtype, .. } = *problem;
         let to = RowElement::beside(problem.weight)?;

@@ -68,7 +68,8 @@ const MAX_STAGES: u32 = 16;
 /// Max bytes of partial accumulators for which shared memory is reserved next to the ring. More bytes reuse the memory of the ring, at the
 /// cost of a later cluster barrier.
 const MAX_BESIDE: u32 = 16 * 1024;
-/// Octets of rows in shared memory at once when the output is stored through shared memory, because rows have an odd number of columns.
+/// Max number of octets (groups of eight) of rows in shared memory at once. The output is stored through shared memory if rows have an odd
+/// number of columns.
 const STAGED_OCTETS: u32 = 2;
 /// Padding of an output row in shared memory, in 4-byte words. It avoids bank conflicts when a warp writes eight rows at once.
 const STAGED_PADDING: u32 = 4;
@@ -80,7 +81,8 @@ const BLOCKS: u32 = 2;
 /// Max rows of a tile with operands in E4M3. With more rows, [`GemmWgmma`](super::GemmWgmma) is at least as fast, because it does not read
 /// the weight more often.
 const MAX_ROWS_FP8: u32 = 32;
-/// Max rows of a tile for which the next kernel may start early. With more rows, its CTAs would take bandwidth from the loads of x.
+/// If a tile has at most this number of rows, the next kernel may start early. With more rows, the CTAs of the next kernel would take
+/// bandwidth from the loads of x.
 const EARLY_ROWS: u32 = 48;
 
 impl GemmStream {
