@@ -252,7 +252,8 @@ pub fn representative() -> Vec<KernelSpec> {
             let full =
                 AttentionProblem::full(heads, head, default_scale(head), [0, 1, 2].map(column));
             for (causal, by) in position_bias::examples() {
-                // Kernels for other head sizes than 64 differ only in their tiles, so a few examples are sufficient for these.
+                // Kernels for other head sizes differ from those for heads of 64 only in their tiles, so a few of the examples are
+                // sufficient.
                 if head != 64 && by.window.is_some() != by.bias.is_some() {
                     continue;
                 }

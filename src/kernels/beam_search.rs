@@ -212,8 +212,8 @@ impl BeamStep {
     pub const SCORES: usize = 2;
     /// Number of elements per row of `states`.
     pub const STATES: usize = 4;
-    /// Threads per CTA. The shared memory that holds the candidates must fit one integer per thread and beam, because the kernel reuses it
-    /// for these integers.
+    /// Threads per CTA. The kernel reuses the shared memory of the candidates for one integer per thread and beam, so this memory must be
+    /// large enough for these integers.
     const THREADS: u32 = 128;
     /// Vocabulary size in checks.
     const VOCABULARY: u32 = 1003;
@@ -424,7 +424,7 @@ impl Kernel for BeamStep {
                 (own[1], own[2]) = match *kept {
                     Kept::Before(place) => (state(first + place, 1), state(first + place, 2)),
                     Kept::New(step) => {
-                        // Find the first row of the group whose `found` holds no kept sequence.
+                        // Find the first row of the group whose part of `found` is free: it holds none of the sequences that are kept.
                         let of_group = i / of_group * of_group..(i / of_group + 1) * of_group;
                         let free = of_group.map(|place| place as i64);
                         let place = free.into_iter().find(|place| !used.contains(place));

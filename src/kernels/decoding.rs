@@ -35,8 +35,8 @@ impl Fill {
         known
             .flat_map(|(row, known)| {
                 let mut choice = DeviceSamplingParams::of_row(row, vocabulary);
-                // If a row has rules for the first or the last token, its number of prompt tokens makes the next token the first or the
-                // last.
+                // If a row has rules for the first or the last new token, all known tokens are prompt tokens. The next token is then the
+                // first, or both the first and the last, so the rules apply to it.
                 choice.n_prompt = match choice.rules.suppressed_first.is_empty() {
                     true => known as usize / 2,
                     false => known as usize,

@@ -36,8 +36,7 @@ pub struct NormToE4m3 {
     pub keeps: bool,
 }
 
-/// The number of columns of a norm or gate must be a multiple of this number, because E4M3 products require such a number of columns of
-/// their operands.
+/// The number of columns of a norm or gate must be a multiple of this number, because E4M3 products require this of their operands.
 const STEP: u32 = 16;
 
 /// `x [rows, 2·width]`, `out_scale [1]` → `out [rows, width]`: the gate's result, divided by `out_scale`, in E4M3.
@@ -227,8 +226,8 @@ impl Kernel for NormToE4m3 {
             && norm.bias
             && norm.teams.warps == 1
         {
-            // For two results, a thread needs more registers than the bound for one result allows on compute capability 8.9. Request one
-            // CTA per SM less, to allow more registers.
+            // If the kernel writes two results, a thread needs more registers than the launch bounds of the norm alone allow on compute
+            // capability 8.9. Request one CTA per SM less, to allow more registers.
             let ctas = norm.teams.min_ctas_per_sm(norm.width, norm.dtype);
             constants.insert("blocks", (ctas - 1).max(1).into());
         }

@@ -32,8 +32,9 @@ pub enum Variance {
     TwoPass,
 }
 
-/// Max bytes that a LayerNorm reads and writes in total for which its result stays in L2. The kernel marks a larger result as the first
-/// data to evict, because little of it would still be in L2 when the next kernel reads it. The limit is about half of the L2 of an H200.
+/// If a LayerNorm reads and writes at most this number of bytes in total, its result stays in L2. Otherwise, the kernel marks the result as
+/// the first data to evict, because little of it would still be in L2 when the next kernel reads it. The limit is about half of the L2 of
+/// an H200.
 const KEPT_BYTES: u64 = 25_000_000;
 
 /// `x [rows, width]`, `gamma`, `beta [width]` → `out [rows, width]`.

@@ -192,7 +192,8 @@ impl Kernel for MaxSim {
         cases
     }
 
-    /// Number of query vectors in a check: one, multiples of the number that is multiplied at once, and numbers that are not multiples.
+    /// Number of query vectors in a check. Depending on the batch, it is one, a multiple of the number of vectors that the kernel
+    /// multiplies at once (`queries`), or a number that is not a multiple.
     fn check_rows(&self, extents: &Extents) -> u64 {
         match extents.batch {
             1 => 1,

@@ -292,10 +292,10 @@ pub enum RowOrder {
     /// lane's accumulators have the same 8 columns as in the order of [`RowOrder::Quads`]. The matrix and the box have a multiple of
     /// [`RowOrder::GROUP`] rows. Coordinates are those of `Quads`, with column 0.
     PairsOfQuads,
-    /// Pairs as in [`RowOrder::Pairs`]. In each group of 16 pairs, pair 2g + h is stored at index 8h + g (g < 8, h < 2). With the first or
-    /// second rows of 64 pairs as the M extent of an MMA, a lane's accumulators of both MMAs have the same 4 rows as in the order of
-    /// [`RowOrder::Fours`]. The matrix has a multiple of [`RowOrder::GROUP`] rows, and a box has [`RowOrder::BLOCK`] rows. Coordinates are
-    /// those of `Fours`, with column 0.
+    /// Pairs as in [`RowOrder::Pairs`]. In each group of 16 pairs, pair 2g + h is stored at index 8h + g (g < 8, h < 2). One MMA has the
+    /// first rows of 64 pairs as its M extent, and another the second rows. A lane's accumulators of both MMAs then have the same 4 rows as
+    /// in the order of [`RowOrder::Fours`]. The matrix has a multiple of [`RowOrder::GROUP`] rows, and a box has [`RowOrder::BLOCK`] rows.
+    /// Coordinates are those of `Fours`, with column 0.
     PairsOfFours,
 }
 
@@ -484,10 +484,11 @@ pub trait Kernel {
         Vec::new()
     }
 
-    /// Checks that a program from a file may contain this kernel with the values of its fields.
+    /// Checks that a program that is read from a file may contain this kernel with these values of the fields.
     ///
     /// # Errors
-    /// Returns the reason if it may not. The default implementation, for kernels that only the runtime launches, always returns an error.
+    /// Returns an error with the reason if it may not. The default implementation always returns an error. It is for kernels that only the
+    /// runtime launches, and that no program may contain.
     fn validate(&self) -> Result<(), String> {
         Err(format!(
             "a program cannot contain `{}`, which belongs to the runtime",

@@ -267,7 +267,8 @@ impl Kernel for PrepareAttention {
     }
 
     /// With many tokens, each CTA processes one or more whole tokens. The number of tokens per CTA is small enough that every SM gets its
-    /// min number of CTAs. With few tokens, each CTA processes some heads of one token: the number of heads that it can process at once.
+    /// min number of CTAs. With few tokens, the heads of each token are divided among CTAs, and each CTA processes all of its heads at
+    /// once.
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let tokens = extents.tokens.max(1);
         let at_once = u64::from(machine.sms) * Self::CTAS_PER_SM;
@@ -338,7 +339,8 @@ impl Kernel for PrepareAttention {
         vec![HostTensor::Real(queries), HostTensor::Real(keys)]
     }
 
-    /// Returns cases that include enough tokens for whole tokens per CTA, and enough for several tokens per CTA.
+    /// Returns cases that include a batch in which each CTA processes one whole token, and a batch in which each CTA processes several
+    /// tokens.
     fn cases(&self) -> Vec<Case> {
         let mut cases = match self.pool {
             Some(_) => Case::cached(),

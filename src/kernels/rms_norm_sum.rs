@@ -27,7 +27,7 @@ pub struct RmsNormSum {
 const ACCESSES: f64 = 4.0 / 3.0;
 
 impl RmsNormSum {
-    /// Returns the teams for few rows, with several warps per row. They shorten the two reductions of a row, which depend on each other.
+    /// Returns the teams for few rows. Several warps per row shorten the two reductions of a row, of which the second depends on the first.
     fn teams(&self) -> Teams {
         Teams::for_few_rows(self.width, self.dtype)
     }

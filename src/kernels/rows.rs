@@ -116,11 +116,12 @@ impl Teams {
         }
     }
 
-    /// [`Teams::by_rows`] for kernels that also read a residual.
+    /// Returns the default dispatch by number of rows, like [`Teams::by_rows`], for kernels that also read a residual.
     ///
-    /// If slightly more rows are launched than are resident at once, a second wave doubles the time. The dispatch therefore selects the
-    /// first teams, starting with those for few rows, that keep all rows resident. If there are none, it selects the teams for few rows,
-    /// because their small CTAs leave the smallest tail. For f32 and for narrow rows, the dispatch is [`Teams::by_rows`].
+    /// If slightly more rows are launched than are resident at once, a second wave doubles the time. Three kinds of teams are therefore
+    /// tried in this order: those for few rows, the same with two rows each, and the usual teams with two rows each. The first kind that
+    /// keeps all rows of the launch resident is selected. If there is none, the teams for few rows are selected, because their small CTAs
+    /// leave the smallest tail. For f32 and for narrow rows, the dispatch is that of [`Teams::by_rows`].
     pub fn by_rows_with_residual(
         width: u32,
         dtype: DType,

@@ -337,7 +337,8 @@ impl Tolerance {
             sum += f64::from(error);
             difference.max = difference.max.max(error);
             let worst = match error {
-                // Dividing these by the tolerance could give NaN: the tolerance may be 0, or not finite if `want` is not.
+                // An error of 0 or infinity is not divided by the tolerance, because the quotient could be NaN: the tolerance may be 0, and
+                // it is not finite if `want` is not.
                 0.0 | f32::INFINITY => error,
                 error => error / (self.absolute + self.relative * want.abs()),
             };

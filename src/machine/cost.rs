@@ -172,7 +172,7 @@ pub const SMALL_M: u64 = 128;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SmallM {
-    /// Cycles of a k-step's MMAs below which latency determines the step's time.
+    /// If the MMAs of a k-step take fewer cycles than this number, latency determines the step's time.
     pub short_mma: f64,
     /// Additional cycles of each k-step after the first `fitted_steps` steps, if the MMAs of a step take fewer cycles than `short_mma`.
     pub wait: f64,

@@ -131,7 +131,7 @@ pub struct Live {
 pub enum Served {
     /// The file describes the card itself.
     Own,
-    /// The file describes another card of the same capability or of the newest older capability.
+    /// The file describes another card, which has the same compute capability or the newest described capability that is older.
     Nearest,
 }
 
@@ -201,8 +201,9 @@ impl Machine {
             .cloned())
     }
 
-    /// Returns the description of the present card, and whether a file describes this card. If none does, the description is from the file
-    /// of another card: the card with the same or else the newest older capability, and of these the card with the nearest number of SMs.
+    /// Returns the description of the present card, and whether a file describes this card. If none does, the file of another card is used.
+    /// The other card has the same compute capability or, if no such card is described, the newest older capability. If several cards have
+    /// this capability, the card with the nearest number of SMs is used.
     ///
     /// # Errors
     /// Returns the errors of [`Machine::all`], and [`MachineError::TooOld`] for a card older than

@@ -34,7 +34,7 @@ pub enum DecodeCtas {
     Small,
     /// Two CTAs fit an SM of Hopper.
     Medium,
-    /// One CTA fits an SM of Hopper. It alone has enough loads in flight.
+    /// One CTA fits an SM of Hopper. A single CTA is large enough to keep a sufficient number of loads in flight.
     Large,
     /// A cluster of 2 to 8 medium CTAs that split the keys.
     Cluster(u32),
@@ -103,8 +103,8 @@ impl MhaDecode {
             heads, kv_heads, ..
         } = self.plain;
         let group = heads / kv_heads;
-        // In the f32 kernel, a lane holds a pack of accumulators for each query head and each of its value packs. Registers have room for
-        // 16 such packs.
+        // In the f32 kernel, a lane holds `value_packs` packs of accumulators for each query head. Registers have room for 16 packs in
+        // total.
         let most = match self.plain.dtype {
             DType::F32 => (16 / self.value_packs()).clamp(1, MAX_ROWS),
             DType::F16 | DType::BF16 => MAX_ROWS,
@@ -127,7 +127,7 @@ impl MhaDecode {
         self.plain.head * self.plain.dtype.bytes() as u32 / 16
     }
 
-    /// Bytes of a pack in the cache, where elements may be smaller.
+    /// Bytes of a pack in the cache. There are fewer than 16 if elements are smaller in the cache than in registers.
     fn pack_bytes(&self) -> u32 {
         let MhaCached { pool, dtype, .. } = self.plain;
         16 * pool.element().bytes() as u32 / dtype.bytes() as u32
@@ -152,7 +152,7 @@ impl MhaDecode {
     fn warps(&self) -> u32 {
         let (bytes, most) = self.room();
         let fitting = bytes / (2 * self.stage_bytes());
-        // With a power of two, the keys of a warp and the keys of a CTA are whole cache blocks.
+        // The number of warps is a power of two. The keys of a warp and the keys of a CTA are then whole cache blocks.
         1 << fitting.clamp(1, most).ilog2()
     }
 
@@ -243,7 +243,7 @@ impl Kernel for MhaDecode {
             ("q_stride", plain.q.stride(plain.head).into()),
             ("out_stride", (plain.heads * plain.head).into()),
         ]);
-        // Each query head of a CTA has its own bias, at the index `head`.
+        // The templates compute the index of each query head of a CTA themselves. They do not use the constant with the expression `head`.
         constants.extend(plain.by.constants("head", plain.scale));
         constants
     }

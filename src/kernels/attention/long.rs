@@ -26,8 +26,9 @@ pub use scores::MhaLongScores;
 /// Keys per key tile.
 const KEY_TILE: u32 = Extents::KEY_TILE as u32;
 
-/// Persistent CTAs of a grouped GEMM per SM. The number is a multiple of the one, two or four CTAs that are resident on an SM at once. If
-/// they run one after another, the cost is small, because a CTA's prologue is short compared to its tiles.
+/// Number of persistent CTAs of a grouped GEMM per SM. It depends on the kernel whether one, two or four CTAs are resident on an SM at
+/// once, and this number is a multiple of each. If the CTAs of an SM run one after another, the cost is small, because a CTA's prologue is
+/// short compared to its tiles.
 const CTAS_PER_SM: u64 = 4;
 
 /// Layout of the scores and partials of a batch, which the three kernels exchange. A partial is a row maximum and a row sum over a key
@@ -72,14 +73,14 @@ impl Layout {
     }
 }
 
-/// Returns the start of a sequence's scores, a multiple of 8. The start of the next sequence leaves room for the sequence's n rows: it is
-/// at least n · ⌈n / 8⌉ · 8 elements later.
+/// Returns the index of a sequence's first score within a head, a multiple of 8. The sequence's n rows end before the next sequence starts,
+/// because that start is at least n · ⌈n / 8⌉ · 8 elements later.
 fn score_start(pairs: usize, tokens: usize) -> usize {
     pairs / 8 * 8 + tokens * 8
 }
 
-/// Returns the start of a sequence's partials. The start of the next sequence leaves room for the n rows of the sequence: it is at least n
-/// · ⌈n / 128⌉ partials later.
+/// Returns the index of a sequence's first partial within a head. The partials of the sequence's n rows end before the next sequence
+/// starts, because that start is at least n · ⌈n / 128⌉ partials later.
 fn partial_start(pairs: usize, tokens: usize) -> usize {
     pairs / KEY_TILE as usize + tokens
 }
@@ -131,7 +132,8 @@ fn pairs_of_reals(heads: u32, rows: Symbol) -> Shape {
     Shape::new([Size::constant(heads.into()), rows.into(), Size::constant(2)])
 }
 
-/// Returns a persistent launch for at most `tiles_of_head` tiles per head.
+/// Returns a launch of persistent CTAs: one per tile, but at most `CTAS_PER_SM` per SM. `tiles_of_head` is an upper bound on the number of
+/// tiles per head.
 pub(super) fn visitor_launch(
     tiles_of_head: u64,
     heads: u32,
@@ -165,7 +167,7 @@ pub(super) fn visitor_constants(
     ])
 }
 
-/// Returns an upper bound on the number of tiles per head: Σ ⌈n / rows⌉ · ⌈n / keys⌉ over the lengths n of the sequences.
+/// Returns an upper bound on Σ ⌈n / rows⌉ · ⌈n / keys⌉ over the lengths n of the sequences, the number of tiles per head.
 pub(super) fn max_tiles(extents: &Extents, [rows, keys]: [u32; 2]) -> u64 {
     let (rows, keys) = (u64::from(rows), u64::from(keys));
     let whole = extents.pairs / (rows * keys) + extents.tokens / rows + extents.tokens / keys;

@@ -208,7 +208,8 @@ impl Kernel for MhaPrefill {
     }
 }
 
-/// Returns the prefill kernel for any GPU and the prefill kernels for Hopper, for the attention of `plain`.
+/// Returns the kernels that compute the attention of `plain`: the prefill kernel for any GPU, and a prefill kernel for Hopper with each
+/// tile.
 fn of_tiles(plain: MhaCached) -> impl Iterator<Item = KernelSpec> {
     let tiles = MhaTile::gathering(plain.head).iter().copied().map(Some);
     let with = move |tile| MhaPrefill {

@@ -36,7 +36,7 @@ pub struct AttentionSoftmax {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum SoftmaxMask {
     None,
-    /// Masks the keys from index `valid_lens` of the sequence on, which are padding.
+    /// Masks the keys that are padding: those with index `valid_lens` and above in their sequence.
     Padding,
     /// Masks the keys after the query.
     Causal,
@@ -67,9 +67,8 @@ const STREAMED_THREADS: u32 = 256;
 /// Max elements in a thread's registers, over all rows of its team.
 const MAX_PER_THREAD: u32 = 64;
 
-/// Default dispatch of [`AttentionSoftmax::variants`]: lanes per team, rows per team, and max row length in elements. The max length is
-/// such that a row of 16-bit elements (eight per pack) fills the packs of a team. An unaligned row touches one pack more than an aligned
-/// row.
+/// Default dispatch of [`AttentionSoftmax::variants`]: lanes per team, rows per team, and max row length in elements. The max length is one
+/// pack (eight 16-bit elements) less than a team can hold, because an unaligned row touches one pack more than an aligned row.
 const LADDER: [(u32, u32, u32); 5] = [
     (4, 1, 24),
     (16, 2, 120),
@@ -134,7 +133,7 @@ fn vector(dtype: DType) -> u32 {
     16 / dtype.bytes() as u32
 }
 
-/// Returns the packs per lane for a row of `max_len` elements, which may start at any element of a pack.
+/// Returns the number of packs per lane for a row of `max_len` elements, which may start at any element of a pack.
 fn packs(max_len: u32, lanes: u32, dtype: DType) -> u32 {
     let n = vector(dtype);
     (max_len + n - 1).div_ceil(n).div_ceil(lanes)
@@ -158,7 +157,7 @@ impl AttentionSoftmax {
         Self::new(heads, scale, dtype).by_length()
     }
 
-    /// Returns the kernels of [`AttentionSoftmax::variants`] with the mask of this kernel.
+    /// Like [`AttentionSoftmax::variants`], but with the heads, the scale, the type and the mask of this kernel.
     pub fn by_length(&self) -> Vec<(Option<u64>, Self)> {
         let held = LADDER.map(|(lanes, x_rows, max_len)| {
             let form = SoftmaxForm::Resident {
@@ -180,8 +179,9 @@ impl AttentionSoftmax {
             .collect()
     }
 
-    /// Returns the kernels that can replace this kernel: the resident forms with its max length, and then the streamed form. In a resident
-    /// form, at least half of a team's lanes have work, or the team has four lanes. If this kernel is streamed, it is the only candidate.
+    /// Returns the kernels that can replace this kernel: those of resident form with the same max length, followed by the kernel of
+    /// streamed form. In a resident form, at least half of a team's lanes have work, or the team has four lanes. If this kernel is
+    /// streamed, it is the only candidate.
     pub fn candidates(&self) -> Vec<Self> {
         let mut forms = Vec::new();
         if let Some(max_len) = self.form.max_len() {
@@ -360,7 +360,7 @@ impl Kernel for AttentionSoftmax {
         let edges = [16u32, 24, 32, 64, 120, 128, 256, 504, 512];
         let around: Vec<u32> = edges.iter().flat_map(|&n| [n + 1, n, n - 1]).collect();
         cases.push(Case::new("pack_edges", &around));
-        // Numbers of sequences that a warp cannot search in one round, and in two rounds.
+        // With these numbers of sequences, the loop of a warp's search (`find_rows`) has one and two iterations.
         for (name, n) in [("many", 70), ("very_many", 1100)] {
             let lens: Vec<u32> = (0..n).map(|i| 1 + i * 5 % 13).collect();
             cases.push(Case::new(name, &lens));

@@ -318,7 +318,7 @@ fn unfused_kernels_together_equal_fused_attention() {
 
 #[test]
 fn every_tile_of_every_sequence_has_a_unique_index_in_the_grid() {
-    // Models `find_tile`, and checks that the grid covers its tile indices.
+    // Computes the tile indices that the device function `find_tile` maps to each sequence, and checks that they are in the grid.
     let batches = [
         vec![1],
         vec![64; 5],

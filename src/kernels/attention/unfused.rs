@@ -399,7 +399,7 @@ impl Kernel for AttentionContext {
             role: Role::Read {
                 element: self.dtype.into(),
                 shape: pairs_shape(self.heads),
-                // The values have the magnitude of the probabilities of about twenty keys.
+                // With this fill, values have the magnitude of softmax probabilities over about twenty keys.
                 fill: Fill::WEIGHT,
             },
         };
@@ -429,7 +429,7 @@ impl Kernel for AttentionContext {
             return simt_launch(extents.tokens * u64::from(self.head), self.heads);
         }
         let plan = self.plan();
-        // Upper bound on the tiles per head: Σ ⌈n / rows⌉ over the lengths n of the sequences.
+        // Upper bound on Σ ⌈n / rows⌉ over the lengths n of the sequences, the number of tiles per head.
         let of_head = extents.tokens / u64::from(plan.rows) + extents.batch;
         visitor_launch(
             of_head,

@@ -149,7 +149,7 @@ impl MhaTile {
         }
     }
 
-    /// Max number of tiles per SM for which the tile of [`MhaTile::finer`] is used instead, if there is one.
+    /// A launch with at most this number of tiles per SM uses smaller tiles instead ([`MhaTile::finer`]), if there are any.
     pub const ROUNDS: u64 = 4;
 
     /// Returns the smaller tile, if there is one, for launches with few tiles of `self` per SM. With tiles of `self`, a partial last wave
@@ -328,7 +328,8 @@ impl MhaTile {
             false => u64::MAX,
         };
         let bytes = self.bytes(of.head, self.stages(of.head));
-        // If each CTA can have its own SM, each requests half of an SM's shared memory, which prevents two CTAs from running on one SM.
+        // If there are enough SMs, each CTA gets its own: it requests half of an SM's shared memory. Two such CTAs do not fit one SM,
+        // because the system reserves more shared memory for each CTA.
         let alone = !self.persistent && blocks <= machine.sms.into();
         let shared = match alone {
             true => bytes.max(SHARED_OF_SM / 2),

@@ -161,7 +161,7 @@ impl BeamData {
         }
     }
 
-    /// Returns the score of the best sequence `nth` of a request, and whether the sequence has ended.
+    /// Returns the score of a request's `nth` best sequence (counted from 0), and whether this sequence has ended.
     fn best(team: usize, nth: usize) -> (f32, bool) {
         let n_ended = team % 5;
         match nth < n_ended {

@@ -69,7 +69,7 @@ impl Beam {
 impl DeviceSamplingParams {
     /// Number of 32-bit words of a sequence's encoded parameters.
     pub const WIDTH: u32 = 256;
-    /// Number of words before the lists of tokens, such as end tokens and suppressed tokens.
+    /// Number of 32-bit words in the encoded parameters before the lists of tokens, such as end tokens and suppressed tokens.
     pub(super) const HEADER: usize = 24;
 
     /// Returns the parameters as [`Self::WIDTH`] words, in the order of `templates/partials/request.cu`. Returns `None` in four cases:
@@ -128,7 +128,7 @@ impl DeviceSamplingParams {
                     return None;
                 }
                 // Renormalization needs the sum over all tokens. With a diversity penalty, this sum depends on the tokens that earlier
-                // groups have taken.
+                // groups of beams have taken.
                 if rules.renormalize && of.groups > 1 && of.diversity > 0.0 {
                     return None;
                 }

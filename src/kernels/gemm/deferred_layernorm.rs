@@ -61,7 +61,7 @@ impl DeferredLayerNormGemm {
         }
     }
 
-    /// Returns the tile of the MMAs: the rows of x, and an octet of rows for gamma and beta.
+    /// Returns the tile of the MMAs. It has the rows of x, and eight more rows, of which two are gamma and beta.
     const fn product(&self) -> SplitKTile {
         SplitKTile::new(self.tokens + 8, 1)
     }

@@ -30,8 +30,8 @@ pub(super) fn constants(weight: Option<Scaled>) -> Constants {
 /// Cycles that a warp takes to convert and multiply 16 rows of 128 columns, if no other warp shares its scheduler.
 pub(super) const STEP_LATENCY: f64 = 400.0;
 
-/// Number of issue slots that the conversion of 16 rows of 128 columns takes. `by_warps` selects the MMAs of single warps in the streaming
-/// GEMM instead of all other MMAs. An integer instruction takes two slots.
+/// Number of issue slots that the conversion of 16 rows of 128 columns takes. If `by_warps`, the elements are converted for the MMAs of
+/// single warps in the streaming GEMM, otherwise for any other MMAs. An integer instruction takes two slots.
 pub(super) const fn conversion_slots(weight: Scaled, by_warps: bool) -> f64 {
     match (weight.values, weight.group, by_warps) {
         (Values::Int4, _, true) => 190.0,

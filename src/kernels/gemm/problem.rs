@@ -139,8 +139,8 @@ impl GemmProblem {
         2 + scales + self.epilogue.operands()
     }
 
-    /// Returns the problem that computes the input of the gate, with a column for each row of the weight. Without a gate, returns the
-    /// problem itself.
+    /// Returns the problem without its gate. The result is the input of the gate, and has a column for each row of the weight. If there is
+    /// no gate, returns the problem itself.
     #[must_use]
     pub fn before_gate(&self) -> Self {
         match self.gated {
@@ -560,8 +560,8 @@ const UNSCALED: &str =
 /// Error message for a GEMM that does not read quantized rows.
 pub(super) const QUANTIZED_ROWS: &str = "quantized rows, which only the persistent GEMM for Hopper and, in int8, the GEMM for any GPU read";
 
-/// Returns cases in which octets and tiles of rows are full, partial or empty. Some kernels treat gamma and beta as two more rows after the
-/// last row. In these cases, both are in one octet or in two.
+/// Returns cases in which octets (groups of eight rows) and tiles of rows are full, partial or empty. For kernels that append gamma and
+/// beta as two more rows, some cases have these two rows in the same octet, and others in different octets.
 pub(super) fn few_rows() -> impl Iterator<Item = Case> {
     let rows = [7, 8, 15, 30, 31, 32, 33, 62, 64, 65, 127, 128].into_iter();
     rows.map(|rows| Case::new("few_rows", &[rows]))

@@ -17,8 +17,9 @@ use crate::{
 };
 
 /// `x [rows, k]` → `quantized [rows, columns]`, `row_scale [rows, 1]`: the rows of `x`, divided by their scales, in E4M3 or int8. The scale
-/// of a row is its largest magnitude divided by that of E4M3 (448) or by 127. A row of zeros has the scale 1. In int8, elements are rounded
-/// to the nearest integer, with ties to even, and `row_scale [rows, 2]` also has the sums of the integers.
+/// of a row is the largest magnitude in the row divided by the largest magnitude of the type: 448 for E4M3, 127 for int8. A row of zeros
+/// has the scale 1. In int8, elements are rounded to the nearest integer, with ties to even, and `row_scale [rows, 2]` also has the sums of
+/// the integers.
 ///
 /// A packed weight stores each block of 64 columns in a permuted order. The result has the same order, so the elements of a stored row and
 /// of a row of the weight match. `columns` is `k`, rounded up to a multiple of 128. The columns after `k` are zero.
@@ -33,8 +34,8 @@ pub struct QuantizeRows {
 }
 
 impl QuantizeRows {
-    /// Returns the kernel that converts a problem's x, and the problem with the converted x. Returns `None` if the weight is not packed
-    /// E4M3 or int8 with a scale for each row, or if the conversion does not support `k` or the storage type.
+    /// Returns the kernel that converts a problem's x, and the problem with the converted x. Returns `None` unless the weight is packed, is
+    /// in E4M3 or int8, and has a scale for each row. Also returns `None` if the conversion does not support `k` or the storage type.
     pub fn of(problem: &GemmProblem) -> Option<(Self, GemmProblem)> {
         let GemmProblem { k, dtype, .. } = *problem;
         let to = RowElement::beside(problem.weight)?;

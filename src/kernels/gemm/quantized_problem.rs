@@ -147,7 +147,8 @@ impl GemmProblem {
         }
     }
 
-    /// For int8, returns `x_scale` with the sums of the rows in `reads`, and its index among the operands.
+    /// For int8, returns `x_scale` with the sums of the rows of x (both are in `reads`), and the index of `x_scale` among the operands.
+    /// Otherwise, returns nothing.
     pub(super) fn derived_inputs(&self, reads: &[&HostTensor]) -> Vec<(usize, HostTensor)> {
         let (true, [x, _, x_scale, ..]) = (self.multiplies_int8(), reads) else {
             return Vec::new();

@@ -34,8 +34,8 @@ pub struct GemmResidualRowStats {
 /// Threads of a CTA: two consumer warpgroups and a producer warp.
 const THREADS: u32 = 288;
 
-/// Whether the accumulators that the warpgroups exchange fit the shared memory that held a warpgroup's weights, which is free after the
-/// product. The warpgroups exchange the accumulators of half of the tokens, plus `also` octets of tokens.
+/// Whether the accumulators that the two warpgroups exchange fit the shared memory of one warpgroup's weights, which is free after the
+/// product. A warpgroup sends the accumulators of half of the tokens, and of `also` more octets (groups of eight) of tokens.
 pub(super) fn room_to_exchange(tile: SplitKTile, k: u32, also: u32) -> bool {
     let steps = k.div_ceil(BLOCK_K) / tile.splits / 2;
     let exchanged = (tile.tokens / 8).div_ceil(2) + also;
@@ -48,7 +48,7 @@ pub(super) struct SlicedK {
     pub steps: u32,
     /// Rows of the second operand, x.
     pub rows: u32,
-    /// Octets of rows whose accumulators a warpgroup sends to the other warpgroup.
+    /// Number of octets (groups of eight) of rows whose accumulators a warpgroup sends to the other warpgroup.
     pub exchanged: u32,
     /// Bytes of shared memory that a CTA needs besides the operands.
     pub besides: u32,
@@ -58,9 +58,9 @@ impl SlicedK {
     /// Max number of steps per warpgroup whose weights move to registers before x arrives.
     pub const MAX_RESIDENT: u32 = 6;
 
-    /// Returns the number of k-steps whose weights stay in shared memory: the largest number that leaves room for x. The loads of x
-    /// overwrite the weights of the later steps, which the second warpgroup has moved to registers by then. Returns `None` if there is no
-    /// room for x.
+    /// Returns the max number of k-steps whose weights fit shared memory together with x. The loads of x overwrite the weights of the
+    /// remaining, later steps. The second warpgroup moves these weights to registers before x arrives. Returns `None` if there is no room
+    /// for x.
     pub fn unaliased_steps(&self) -> Option<u32> {
         let of_group = self.steps.div_ceil(2);
         let kept = of_group.saturating_sub(Self::MAX_RESIDENT);

@@ -340,8 +340,8 @@ mod tests {
         let launch =
             gemm(1000, 768, DType::F16, 64, 4).launch(&extents, &crate::machine::testing::hopper());
         assert_eq!(launch.grid, [2 * 16 * 4, 1, 1]);
-        // A CTA stores 64 weight rows and 64 tokens for each of three steps. It receives the accumulators of two octets of tokens from four
-        // CTAs.
+        // Shared memory holds 64 weight rows and 64 tokens for each of three steps, and the accumulators of two octets (groups of eight) of
+        // tokens from four CTAs.
         let bytes = 1024 + 3 * (64 + 64) * 128 + 2 * 4 * 2048;
         assert_eq!(launch.shared_bytes, bytes);
     }

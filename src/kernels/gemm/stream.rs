@@ -68,7 +68,8 @@ const MAX_STAGES: u32 = 16;
 /// Max bytes of partial accumulators for which shared memory is reserved next to the ring. More bytes reuse the memory of the ring, at the
 /// cost of a later cluster barrier.
 const MAX_BESIDE: u32 = 16 * 1024;
-/// Octets of rows in shared memory at once when the output is stored through shared memory, because rows have an odd number of columns.
+/// Max number of octets (groups of eight) of rows in shared memory at once. The output is stored through shared memory if rows have an odd
+/// number of columns.
 const STAGED_OCTETS: u32 = 2;
 /// Padding of an output row in shared memory, in 4-byte words. It avoids bank conflicts when a warp writes eight rows at once.
 const STAGED_PADDING: u32 = 4;
@@ -80,7 +81,8 @@ const BLOCKS: u32 = 2;
 /// Max rows of a tile with operands in E4M3. With more rows, [`GemmWgmma`](super::GemmWgmma) is at least as fast, because it does not read
 /// the weight more often.
 const MAX_ROWS_FP8: u32 = 32;
-/// Max rows of a tile for which the next kernel may start early. With more rows, its CTAs would take bandwidth from the loads of x.
+/// If a tile has at most this number of rows, the next kernel may start early. With more rows, the CTAs of the next kernel would take
+/// bandwidth from the loads of x.
 const EARLY_ROWS: u32 = 48;
 
 impl GemmStream {
@@ -145,7 +147,8 @@ impl GemmStream {
         }
     }
 
-    /// Number of rows of `scaled` after the rows of the batch: gamma and beta if the norm is LayerNorm (`centered`).
+    /// Number of rows of `scaled` after the rows of the batch. For LayerNorm (`centered`), these are gamma and beta. For RMSNorm, there are
+    /// none.
     pub const fn more_rows(centered: bool) -> u64 {
         if centered { 2 } else { 0 }
     }
@@ -237,7 +240,7 @@ impl GemmStream {
         self.layout().expect("the tile has room, as `check` says")
     }
 
-    /// Returns the number of tiles of the output, and the number of tiles with the same columns.
+    /// Returns the number of tiles of the output, and the number of tiles per block of columns (one for each block of rows).
     fn tiles_of(&self, rows: u64) -> (u64, u64) {
         let of_rows = rows.div_ceil(self.tile.rows.into()).max(1);
         (
@@ -271,8 +274,8 @@ impl GemmStream {
     /// Returns the symbol without the tile.
     fn name(&self) -> String {
         let kind = |centered| if centered { "layernorm" } else { "rms_norm" };
-        // If gamma and beta follow the rows of x, the kernel supports only one tile of rows. The cases of a kernel then depend on the rows
-        // of its tile, so its definition names them.
+        // If gamma and beta follow the rows of x, the kernel supports only one tile of rows. The cases of the kernel then depend on the
+        // number of rows of the tile, so the definition contains this number.
         let before = match self.norm {
             StreamNorm::After { eps, centered } => {
                 let most = match centered {
@@ -304,7 +307,8 @@ impl Kernel for GemmStream {
 
     fn definition(&self) -> String {
         let name = self.name();
-        // If single warps multiply, the converted elements of the weight are not rounded, so the results have another definition.
+        // Single warps, unlike warpgroups, do not round the converted elements of the weight. Their results differ, so the definition has
+        // another name.
         match self.multiplies_by_warps() {
             true => format!("{name}_by_warps"),
             false => name,

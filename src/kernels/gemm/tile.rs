@@ -44,8 +44,8 @@ const E4M3_TILES: [Tile; 8] = [
     tile(16, 32, 128, 1, 2, 5),
 ];
 
-/// Tiles for quantized rows in int8: those of [`E4M3_TILES`], and a tile whose warps have 64×64 outputs. This size does not spill
-/// registers, because every card multiplies int8 without a conversion.
+/// Tiles for quantized rows in int8: those of [`E4M3_TILES`], and a tile whose warps have 64×64 outputs. In int8, this size does not spill
+/// registers on any card, because the MMAs of int8, unlike those of E4M3, are never replaced by conversions and other MMAs.
 const INT8_TILES: [Tile; 9] = {
     let mut tiles = [tile(128, 256, 64, 2, 4, 4); 9];
     let mut at = 0;

@@ -15,9 +15,9 @@ use crate::{
 
 /// `weight [n, k]`, packed → `unpacked [n, k]`: the weight multiplied by its scales, in the layout that the GEMMs for plain weights read.
 ///
-/// If each row has one scale, elements are multiplied by it and rounded to the storage type. This rounds more than the kernels that read
-/// the packed weight, which multiply the sums by such a scale. If groups of columns have scales, the elements equal those that these
-/// kernels compute in registers.
+/// If each row has one scale, the elements of the row are multiplied by the scale and rounded to the storage type. Kernels that read the
+/// packed weight avoid this rounding: they multiply sums of products by the scale. If groups of columns have scales, the elements equal
+/// those that kernels for a packed weight compute in registers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct UnpackWeight {
     pub n: u32,

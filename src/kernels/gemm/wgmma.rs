@@ -23,8 +23,8 @@ use crate::{
 /// CTA tile of the Hopper GEMM, and the schedule of the consumer warpgroups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct WgmmaTile {
-    /// Rows per tile: 64, 128 or 256, or another multiple of 8 up to 256 for swap-AB tiles. These are ping-pong tiles of 128 columns, in
-    /// which x is the N operand of the MMAs.
+    /// Rows per tile: 64, 128 or 256, or another multiple of 8 up to 256 for swap-AB tiles. Swap-AB tiles, in which x is the N operand of
+    /// the MMAs, are ping-pong tiles of 128 columns.
     pub m: u32,
     /// Columns per tile: a multiple of 16 up to 256.
     pub n: u32,
@@ -72,8 +72,8 @@ const ENOUGH_STAGES: u32 = 4;
 const SUBTILE_ROWS: u32 = 16;
 /// Threads of a CTA: one producer and two consumer warpgroups.
 const THREADS: u32 = 384;
-/// Max outputs of a ping-pong warpgroup with which it loads the scales of 8-bit operands before its mainloop. With more outputs, it loads
-/// them after the mainloop, because the mainloop leaves no registers for the scales.
+/// If a ping-pong warpgroup has at most this number of outputs, it loads the scales of 8-bit operands before its mainloop. Otherwise, it
+/// loads the scales after the mainloop, because the mainloop leaves no registers for them.
 const EARLY_OUTPUTS: u32 = 128 * 128;
 
 impl WgmmaTile {
@@ -107,7 +107,7 @@ impl WgmmaTile {
 
     /// Available tiles for operands with scales for groups of columns, largest first. A warpgroup holds two sets of sums: those of the
     /// current group and those of all groups. All tiles are cooperative: in ping-pong, only one warpgroup multiplies at a time, and the
-    /// tensor cores would be idle during its promotion.
+    /// tensor cores would be idle while it adds the sums of a group to the sums of all groups.
     pub const OF_GROUPS: [WgmmaTile; 5] = [
         WgmmaTile::new(128, 192, true),
         WgmmaTile::new(128, 160, true),
@@ -330,8 +330,8 @@ impl GemmWgmma {
         let GemmProblem { n, k, epilogue, .. } = *problem;
         match problem.packed() {
             None => check_k_of_fp8(k)?,
-            // For integers, an N above 24 must be a multiple of 16. N is the rows of the tile with swap-AB, and otherwise half of its
-            // columns.
+            // In integer MMAs, an N above 24 must be a multiple of 16. With swap-AB, N is the number of rows of the tile, otherwise half
+            // the number of columns.
             Some(_) if problem.multiplies_int8() && !tile.has_n_of_integers() => {
                 let expected = match tile.swaps_ab() {
                     true => "rows in multiples of 16",
@@ -388,8 +388,9 @@ impl GemmWgmma {
         self.tile.store(self.problem.n)
     }
 
-    /// Vectors of f32 in shared memory for each of the two consumer warpgroups: the bias, and the scales of 8-bit operands. With scales of
-    /// groups, each stage has one vector of scales for both warpgroups.
+    /// Number of f32 vectors in shared memory for each of the two consumer warpgroups: the bias, and the scales of 8-bit operands. If
+    /// groups of columns have scales, the two warpgroups share one vector of scales per stage. It counts as half a vector for each
+    /// warpgroup.
     fn vectors(&self) -> u32 {
         match self.problem.multiplies_groups() {
             true => 1 + MAX_STAGES / 2,
@@ -552,8 +553,8 @@ impl Kernel for GemmWgmma {
         }
     }
 
-    /// Estimates the cycles. 8-bit operands are estimated as f16 operands with half of `k`: a stage has the same number of bytes, and
-    /// tensor cores compute its products, twice as many, in the same time.
+    /// Estimates the cycles. 8-bit operands are estimated as f16 operands with half of `k`. A stage of 8-bit operands has the same number
+    /// of bytes as a stage of f16 operands. It has twice the number of products, but tensor cores compute these in the same time.
     fn cycles(&self, rows: u64, machine: &Machine) -> Option<f64> {
         let GemmProblem { k, epilogue, .. } = self.problem;
         let k = k.div_ceil(self.problem.elements_in_16_bits());

@@ -181,7 +181,7 @@ impl Kernel for MhaLongContext {
 
     fn launch(&self, extents: &Extents, machine: &Machine) -> Launch {
         let plan = self.plan();
-        // Upper bound on the tiles per head: Σ ⌈n / rows⌉ over the lengths n of the sequences.
+        // Upper bound on Σ ⌈n / rows⌉ over the lengths n of the sequences, the number of tiles per head.
         let of_head = extents.tokens / u64::from(plan.rows) + extents.batch;
         visitor_launch(
             of_head,

@@ -58,7 +58,8 @@ pub(in crate::kernels::attention) fn representative() -> Vec<KernelSpec> {
                 .into_iter()
                 .filter(|(causal, _)| !causal)
             {
-                // Kernels for some head sizes differ only in their tiles, so a few examples are sufficient for these.
+                // For these head sizes, kernels differ from those for other sizes only in their tiles, so a few of the examples are
+                // sufficient.
                 if (head % 64 != 0 || head == 256) && by.window.is_some() != by.bias.is_some() {
                     continue;
                 }

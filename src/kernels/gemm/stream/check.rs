@@ -39,7 +39,7 @@ impl GemmStream {
         }
         let is_centered = self.input_norm().is_some_and(|(_, centered)| centered);
         let mma_n = tile.rows.saturating_add(if is_centered { 8 } else { 0 });
-        // Two CTAs per SM, of 224 threads each, would spill registers with accumulators for 136 rows.
+        // Two CTAs of 224 threads per SM have too few registers for accumulators of 136 rows: 128 rows of x, and eight for gamma and beta.
         let has_registers = match self.problem.packed() {
             None => {
                 tile.groups <= 2

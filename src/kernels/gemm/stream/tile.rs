@@ -30,8 +30,8 @@ impl StreamTile {
         }
     }
 
-    /// Tiles for a packed weight, in ascending order of rows. Up to 32 rows, some have more warps per SM than the tiles for a plain weight,
-    /// because the warps also convert the weight.
+    /// Tiles for a packed weight, in ascending order of rows. Some tiles with at most 32 rows have more warps per SM than the tiles for a
+    /// plain weight, because the warps also convert the weight.
     pub(super) fn converting() -> impl Iterator<Item = StreamTile> {
         Self::ROWS.into_iter().flat_map(|rows| {
             [1, 2, 4, 8].into_iter().flat_map(move |splits| {
@@ -52,8 +52,8 @@ impl StreamTile {
         Self::ROWS.into_iter().flat_map(|rows| {
             Self::SPLITS.into_iter().flat_map(move |splits| {
                 let shapes: &[(u32, u32)] = match (rows, splits) {
-                    // Clusters of six CTAs, with one CTA per SM, are only for tiles of 128 rows: with clusters of eight, such a launch may
-                    // have more CTAs than fit the GPU at once.
+                    // Clusters of six CTAs are only for the largest tiles: 128 rows, two warpgroups, and one CTA per SM. With clusters of
+                    // eight, a launch of these tiles may have more CTAs than fit the GPU at once.
                     (128, 6) => &[(2, 1)],
                     (_, 6) => &[],
                     (128, _) => &[(1, 1), (1, 2), (2, 1)],
@@ -81,7 +81,7 @@ impl StreamTile {
         64 * self.groups
     }
 
-    /// Number of steps of `step_k` columns of the CTA with the most steps.
+    /// Max number of steps, each of `step_k` columns, that a CTA of the cluster computes.
     pub(super) const fn steps(self, k: u32, step_k: u32) -> u32 {
         k.div_ceil(step_k).div_ceil(self.splits)
     }

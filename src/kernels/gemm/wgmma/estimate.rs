@@ -93,7 +93,7 @@ impl WgmmaTile {
             }
             false => 0.0,
         };
-        // The epilogue loads the residual only when it needs it, so ping-pong does not hide this time.
+        // The epilogue loads each part of the residual just before it adds this part, so ping-pong does not hide the time of the loads.
         let added = outputs * cost.output * f64::from(u8::from(epilogue.residual));
         let tiles = of_busiest * (cost.tile + added);
         let on_chip = bytes * cost.stage_byte + tiles + work + waits;
