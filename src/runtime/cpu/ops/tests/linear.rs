@@ -66,7 +66,8 @@ impl Layer {
     }
 }
 
-/// Layers with sizes just below and just above tiles, panels and blocks, with an odd depth, and with more rows than are rounded at once.
+/// Returns layers with sizes just below and just above tiles, panels and blocks, and with an odd `k`. One layer has more than 4096 rows,
+/// the maximum number of rows that are converted to bf16 or int8 at once.
 fn layers() -> impl Iterator<Item = Layer> {
     let small = [1, 3, 8, 9, 65].into_iter().flat_map(|rows| {
         [1, 47, 48, 97, 200]
