@@ -1,9 +1,9 @@
-//! Sorts the columns of quantized matrices by group. The rows of the tensors that compute the inputs of these matrices are put in the same
-//! order.
+//! Sorts the columns of quantized matrices by group. The inputs of such a matrix must then be in the same order, so the rows of the tensors
+//! that compute these inputs are reordered, too.
 
 use super::{CheckpointError, WeightSource};
 
-/// Returns the columns of a quantized matrix in the order of their groups.
+/// Returns the column indices of the quantized matrix `name`, sorted by group.
 ///
 /// # Errors
 /// Returns the errors of [`WeightSource::ordered`], and an error if it returns `None`.
