@@ -150,7 +150,8 @@ pub trait WeightSource: Send + Sync {
         Ok(None)
     }
 
-    /// Returns whether the source is a checkpoint with weights in E4M3 or int8 that does not quantize the inputs of their linear layers.
+    /// Returns whether the source is a checkpoint with linear layers whose weights are in E4M3 or int8, but whose inputs are not quantized.
+    /// Also returns `true` for every GPTQ or AWQ checkpoint.
     fn keeps_inputs(&self) -> bool {
         false
     }

@@ -29,7 +29,8 @@ pub(super) fn columns<'s, T: Copy>(
     rows.flat_map(move |row| order.iter().map(|&column| row[column as usize]))
 }
 
-/// Splits `stored` into parts of `order.len()` rows, and puts the rows of each part in `order`. A row has `width` items.
+/// Splits `stored` into parts of `order.len()` rows of `width` items each. Row `i` of each part of the result is row `order[i]` of the
+/// part.
 pub(super) fn rows<T: Copy>(stored: &[T], order: &[u32], width: u64) -> Vec<T> {
     let width = width as usize;
     let mut out = Vec::with_capacity(stored.len());

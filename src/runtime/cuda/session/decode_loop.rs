@@ -447,8 +447,9 @@ impl DecodeLoop {
         )
     }
 
-    /// Enqueues the token selection of sequences whose logits a prefill run has computed. `rows` lists pairs of a row of `logits` and the
-    /// sequence's row in the loop. All other sequences keep their tokens. The result counts as a step for [`receive`](Self::receive).
+    /// Enqueues the token selection of sequences whose logits a prefill run has computed. For each of them, `rows` contains a pair: its row
+    /// of `logits` and its row of the loop. All other sequences keep their tokens. [`receive`](Self::receive) returns the result like that
+    /// of a step.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.

@@ -48,7 +48,7 @@ impl Layer {
         output(&self.spec(), &extents, &reads, n_rows * self.n)
     }
 
-    /// Computes the result in f64. `x` and `w` return an element of x and of the weight, given its row and its position in the row.
+    /// Computes the result in f64. `x(row, i)` returns element `i` of a row of x, and `w(row, i)` element `i` of a row of the weight.
     fn defined(
         &self,
         x: impl Fn(usize, usize) -> f64,
