@@ -92,7 +92,7 @@ impl Marks {
 }
 
 impl Codegen {
-    /// Creates the environment.
+    /// Creates an environment by parsing all templates.
     ///
     /// # Errors
     /// Returns an error if a template does not parse.
@@ -100,7 +100,7 @@ impl Codegen {
         Self::with_marks(None)
     }
 
-    /// Returns an environment that is created once per process.
+    /// Returns the environment that all callers in the process share. The first call creates it.
     ///
     /// # Errors
     /// Returns an error if a template does not parse.

@@ -23,7 +23,7 @@ pub struct Limits {
     pub skipped: Option<u32>,
     /// Maximum number of tokens of a sequence, from the position table or `max_position_embeddings`; `None` if unlimited.
     pub longest: Option<u32>,
-    /// The largest value of `longest` that the model can be built with (`max_context`); `None` if this is the present value.
+    /// Maximum to which `longest` can be raised when the model is built (`max_context`); `None` if it cannot be raised.
     pub extended: Option<u32>,
     /// Rule for the token at which a sequence ends; `None` if the model has no such rule. Later tokens are padding.
     pub end: Option<SequenceEnd>,

@@ -158,7 +158,8 @@ impl Planner {
         }
     }
 
-    /// Returns the plan of a batch with the extents `e`. The owner of the chunks must then resize them to [`Planner::held`].
+    /// Returns the plan of a batch with the extents `e`. The caller must then resize the chunks to the sizes that [`Planner::held`]
+    /// returns.
     ///
     /// # Errors
     /// Returns an error if the batch exceeds the declared maximum or its sizes overflow.
@@ -183,7 +184,7 @@ impl Planner {
         &self.choice
     }
 
-    /// Required size of every chunk in bytes, by chunk id; 0 if the chunk does not exist.
+    /// Returns the required size of every chunk in bytes, by chunk id; 0 if the chunk does not exist.
     pub fn held(&self) -> &[u64] {
         self.allocator.held()
     }

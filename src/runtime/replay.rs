@@ -8,8 +8,8 @@ use super::{AllocatorChoice, batch::Batch};
 /// identical.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GraphChoice {
-    /// One graph per [bucket](Buckets): batches are planned and launched for the sizes of their bucket. Padded batches and
-    /// batches under [`AllocatorChoice::Maximum`] are not rounded up.
+    /// One graph per [bucket](Buckets), to which the sizes of a batch are rounded up. The batch is planned and launched for the rounded
+    /// sizes. Padded batches and batches under [`AllocatorChoice::Maximum`] are not rounded up.
     #[default]
     Buckets,
     /// One graph per exact shape: equal numbers of tokens, sequences and token pairs, and equal maximum length.
@@ -22,7 +22,8 @@ impl GraphChoice {
     /// Returns the buckets to which a session's batches are rounded up.
     pub fn buckets(self, program: &Program, allocator: &AllocatorChoice) -> Buckets {
         match self {
-            // The check against a declared maximum uses the batch's own extents, so the extents of its bucket could exceed the maximum.
+            // With a declared maximum, no batch is rounded up. Only the batch's own extents are checked against the maximum, so the extents
+            // of its bucket could exceed it.
             Self::Buckets if allocator.maximum().is_none() => Buckets::of(program),
             _ => Buckets::none(),
         }

@@ -79,7 +79,8 @@ fn the_cache_returns_the_bytes_that_were_compiled() {
 #[test]
 fn the_error_is_that_of_the_first_source_that_fails() {
     let mut sources = kernels(6);
-    // Longer sources are compiled first, so the last source fails before the two others start.
+    // Longer sources are compiled first. On one thread, source 5 therefore fails before sources 4 and 2 start. The error must still be that
+    // of source 2.
     sources[2] = kernel("k2", "y[0] = early;");
     sources[4] = kernel("k4", "y[0] = later_and_longer;");
     sources[5] = kernel("k5", "y[0] = last_and_longest_of_all;");

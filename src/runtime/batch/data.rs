@@ -18,7 +18,7 @@ impl Batch {
         filled(self.token_ids.len(), |to| self.write_positions(to))
     }
 
-    /// Index of the first token of each sequence in packed order, and last the number of tokens, `[batch + 1]`.
+    /// Index of the first token of each sequence in packed order, followed by the number of tokens, `[batch + 1]`.
     pub fn cu_lens(&self) -> Vec<i32> {
         filled(self.lens.len() + 1, |to| self.write_cu_lens(to))
     }
@@ -29,7 +29,7 @@ impl Batch {
         filled(self.lens.len(), |to| self.write_valid_lens(to))
     }
 
-    /// Index of the first attention score of each sequence among the scores of one head, and last the number of scores, `[batch + 1]`.
+    /// Index of the first attention score of each sequence among the scores of one head, followed by the number of scores, `[batch + 1]`.
     pub fn pair_offsets(&self) -> Vec<i64> {
         filled(self.lens.len() + 1, |to| self.write_pair_offsets(to))
     }
@@ -112,7 +112,7 @@ impl Batch {
         }
     }
 
-    /// Index of the first cache slot of each sequence in the array of [`write_slots`](Self::write_slots), `[batch]`.
+    /// For each sequence, the index of its first cache slot in the array that [`write_slots`](Self::write_slots) writes, `[batch]`.
     pub(in crate::runtime) fn write_slot_starts(&self, to: &mut [i32]) {
         let mut next = 0;
         for (to, n) in to.iter_mut().zip(self.key_lens()) {
@@ -148,8 +148,8 @@ impl Batch {
         }
     }
 
-    /// Index of the first cache slot of each sequence's source text in the array of [`write_source_slots`](Self::write_source_slots),
-    /// `[batch]`.
+    /// For each sequence, the index of the first cache slot of its source text in the array that
+    /// [`write_source_slots`](Self::write_source_slots) writes, `[batch]`.
     pub(in crate::runtime) fn write_source_starts(&self, to: &mut [i32]) {
         to.fill(0);
         let lens = self.sources().map_or(&[][..], |sources| &sources.lens);

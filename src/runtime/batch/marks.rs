@@ -169,7 +169,7 @@ mod tests {
             told.expect_err("the second ends with 5").to_string(),
             "sequence 1 ends with the padding token 5, to which the other tokens attend, and the model computes its outputs at the last other token, which is not supported; remove the padding tokens from the end of the sequence"
         );
-        // transformers also uses the only token of a sequence if it is the padding token.
+        // The library transformers uses the only token of a sequence even if it is the padding token, so such a sequence is valid.
         let one = Batch::from_packed(vec![5], &[1]).expect("a batch");
         assert_eq!(one.check(&limits(SequenceEnd::NotPadding(5))), Ok(()));
     }

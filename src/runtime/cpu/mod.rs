@@ -456,9 +456,10 @@ impl<'a> Run<'a> {
             let Storage::Cached(of) = tensor.place else {
                 continue;
             };
-            // If the pool (the memory of all caches) has no blocks, the offset may be past its end.
+            // If the pool (the memory of all caches) has no blocks, the offset of a cache may be past its end. The offset is then reduced
+            // to the end.
             let offset = model.program.cache_offset(of) as usize;
-            // SAFETY: the offsets are within the pool or at its end.
+            // SAFETY: the reduced offsets are within the pool or at its end.
             match cache {
                 CachePointer::Real(start, n) => {
                     let offset = offset.min(n);

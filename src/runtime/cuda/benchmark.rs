@@ -46,8 +46,9 @@ pub struct Measurement {
     pub provider: Provider,
     /// Time of one launch in microseconds: the median time of a replay of the graph, divided by the number of its launches.
     pub us: f64,
-    /// Difference from cuBLASLt's result in f32, with the epilogue applied on the host; `None` if cuBLASLt does not support the shape.
-    /// Results of kernels must be within the tolerance of the kernel, and results of cuBLASLt within a wider tolerance.
+    /// Difference from the reference: cuBLASLt's product in f32, to which the host applies the epilogue if the provider is a kernel. `None`
+    /// if there is no reference, because cuBLASLt is not installed or does not support the shape. The tolerance is twice that of the
+    /// kernel, and wider for cuBLASLt.
     pub difference: Option<Difference>,
 }
 
@@ -245,8 +246,8 @@ impl Sets {
         }
         let n_sets = rotated_sets(bytes);
         let arena = Buffer::new(device, n_sets * bytes, "the operands of the benchmark")?;
-        // Standard deviations that the kernel's tolerance assumes. With zeros as operands, the device would draw less power and raise its
-        // clock.
+        // Standard deviations of the input, the weight and the bias that the kernel's tolerance assumes. The values are random, because
+        // with zeros as operands, the device would draw less power and raise its clock.
         let deviations = [1.0, 1.0 / (k as f32).sqrt(), 1.0];
         let during = || "upload the operands".to_owned();
         let mut bias = Vec::new();

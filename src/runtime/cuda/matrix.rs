@@ -29,18 +29,19 @@ struct Layout {
 }
 
 impl Matrix {
-    /// Whether the kernel also takes the address, because it reads the scales of a packed matrix without a map.
+    /// Returns whether the matrix is packed. The kernel then takes the address of the matrix in addition to the tensor maps, to read the
+    /// scales.
     pub(super) fn is_packed(&self) -> bool {
         matches!(self.element, Element::Scaled(_))
     }
 
-    /// Number of tensor maps that the kernel takes.
+    /// Returns the number of tensor maps that the kernel takes.
     pub(super) fn n_maps(&self) -> usize {
         1 + usize::from(self.map.has_last_box)
     }
 
-    /// Returns the number of rows of a box for each tensor map that the kernel takes: the map for all boxes, and the map for the last box,
-    /// if the kernel takes one.
+    /// Returns the number of rows per box for each tensor map that the kernel takes. If the kernel takes a second map, this map is for the
+    /// last box, and its box has only the rows up to the end of the matrix.
     fn boxes(&self, extents: &Extents) -> impl Iterator<Item = u32> + use<> {
         let of_all = self.map.box_rows;
         let before_last = self.n_rows(extents).saturating_sub(1) % u64::from(of_all);
@@ -242,9 +243,9 @@ mod tests {
         matrix.layout(256, box_rows)
     }
 
-    /// Returns the row numbers of a box at the start of a matrix, in the order of the rows in shared memory, and the number of columns of
-    /// these rows. The matrix consists of bytes and has 256 rows and the columns of one box. A pair of rows counts as one row with the
-    /// number of the pair's first row.
+    /// Returns, for a box at the start of a matrix, the numbers of the box's rows in their order in shared memory, and their number of
+    /// columns. The matrix consists of bytes, has 256 rows and is as wide as the box. If `order` pairs rows, a pair counts as one row,
+    /// which has the number of the pair's first row.
     fn rows_of_box(order: RowOrder, box_rows: u32) -> (Vec<u64>, u32) {
         let layout = layout_of_bytes(order, box_rows, COLUMNS);
         let mut rows = vec![0];

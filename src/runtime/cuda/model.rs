@@ -34,7 +34,7 @@ use crate::{
     tensor::{DType, Element, Extents, Size},
 };
 
-/// Number of loader threads. Each loads one weight at a time, whose values all threads of rayon's pool convert.
+/// Number of loader threads. Each thread loads one weight at a time, and all threads of rayon's pool convert the values of this weight.
 const LOADERS: usize = 8;
 
 /// Maximum bytes of shared memory per CTA without an opt-in.

@@ -35,7 +35,7 @@ pub struct TakenRows<'a> {
 pub(super) enum Vectors<'a> {
     /// A matrix at a device address, in the storage type of the model.
     OnDevice(u64),
-    /// Rows in f32 for each document. The documents take all rows in order.
+    /// The vectors of each document, in f32. [`TakenRows::rows`] must then list the rows of all documents in order.
     OnHost(&'a [&'a [f32]]),
 }
 

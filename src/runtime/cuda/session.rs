@@ -42,8 +42,8 @@ use crate::{
 /// Maximum number of batches in flight: one running and one queued on the stream.
 const IN_FLIGHT: usize = 2;
 
-/// Maximum total size in bytes of a run's outputs that a kernel copies to the host. Larger outputs are copied by a copy engine. It is
-/// faster, but delays the kernels before and after the copy more.
+/// Maximum total size in bytes of a run's outputs that a kernel copies to the host. A copy engine copies larger outputs. A copy engine is
+/// faster than the kernel, but it delays the kernels before and after the copy more.
 const FEW_BYTES: u64 = 256 << 10;
 
 /// Resources of one caller that runs a [`CudaModel`]: a stream, memory for activations and batch data, and CUDA graphs.

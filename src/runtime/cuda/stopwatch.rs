@@ -34,7 +34,8 @@ const MOST_SETS: u64 = 64;
 /// Minimum number of launches in a graph. With this number of launches, the gap between two graphs is negligible. A graph that takes longer
 /// than [`ENOUGH_MS`] may have fewer launches.
 const LAUNCHES: u64 = 64;
-/// Duration of a graph in milliseconds for which the gap is negligible, whatever the number of launches.
+/// Duration of a graph in milliseconds. After a graph of this duration, the gap to the next graph is negligible, whatever the number of
+/// launches.
 const ENOUGH_MS: f32 = 2.0;
 /// Warm-up before the first timed replay in milliseconds, because clocks ramp up from idle.
 const WARM_UP_MS: f32 = 10.0;
@@ -297,7 +298,7 @@ impl Operands {
         self.arena.start() + set * self.set_bytes + self.tensors[tensor].0
     }
 
-    /// Downloads the last set's tensor, or its first [`PERIOD`] elements.
+    /// Downloads a tensor of the last set. If it has more than [`PERIOD`] elements, downloads only the first [`PERIOD`].
     fn download(&self, tensor: usize) -> Result<Vec<f32>, CudaError> {
         let (_, bytes, element) = self.tensors[tensor];
         let max_bytes = PERIOD as u64 * element.bytes();

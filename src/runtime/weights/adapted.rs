@@ -11,7 +11,7 @@ use crate::graph::Adapter;
 
 /// Ending of the name of an adapted weight.
 const ORIGINAL: &str = ".parametrizations.weight.original";
-/// Endings of the names of the adapters' matrices of an adapted weight.
+/// Endings of the names of the two tensors with the adapters of a weight.
 const PARTS: [&str; 2] = [
     ".parametrizations.weight.0.lora_A",
     ".parametrizations.weight.0.lora_B",

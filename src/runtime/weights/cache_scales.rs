@@ -10,8 +10,8 @@ use super::{
 };
 use crate::graph::{CacheRows, WeightNames};
 
-/// Returns the possible names of the tensor with the cache scale of the keys or values that the layer `linear` computes. The names lack the
-/// prefix of the checkpoint.
+/// Returns the names under which a checkpoint may store the scale of the cached keys or values (`rows`) that the layer `linear` computes.
+/// The names lack the prefix of the checkpoint, such as `model.`.
 pub(super) fn names(linear: &str, rows: CacheRows) -> Vec<String> {
     let rows = match rows {
         CacheRows::Keys => quantized::CacheRows::Keys,
@@ -32,7 +32,7 @@ pub(super) struct CacheScales<'a> {
 }
 
 impl CacheScales<'_> {
-    /// Returns the scale of the keys or values that a linear layer computes.
+    /// Returns the scale of the cached keys or values (`rows`) that the layer `linear` computes.
     ///
     /// # Errors
     /// Returns an error if the checkpoint has no such scale, if the scale is not a positive number, or if it is published twice with

@@ -77,7 +77,8 @@ impl Checkpoint {
         Self::of(&files(folder), &files(root), names)
     }
 
-    /// Opens the weights in `trunk`, and those in the subfolders of `root` that `names` lists. A GGUF file contains all of these tensors.
+    /// Opens the weights in `trunk`, and those in the subfolders of `root` that `names` lists. If `trunk` or `root` is a GGUF file, opens
+    /// only this file, because it contains the tensors of all folders.
     ///
     /// # Errors
     /// Returns the errors of [`open`](Self::open).

@@ -149,8 +149,8 @@ fn quoted(names: &[String]) -> String {
 }
 
 impl CheckpointError {
-    /// Returns the error for the tensors `names`, which `file` lacks. The model needs `n_needed` tensors. `known` are the tensors in the
-    /// file, from which the error suggests the nearest names.
+    /// Returns the error for a `file` that lacks the tensors `names`, out of `n_needed` tensors that the model needs. `known` are the names
+    /// of the tensors in the file. For a missing name, the error suggests the nearest name in `known`.
     pub(super) fn missing<'n>(
         file: PathBuf,
         names: &[&str],

@@ -11,8 +11,8 @@ use crate::{
     graph::WeightNames,
 };
 
-/// Returns the stem of the file next to the checkpoint that contains a tensor named `stem/tensor`, such as
-/// `sparse_linear/weight`.
+/// Returns the file stem of a tensor that is in an additional file next to the checkpoint. The name of such a tensor is `stem/tensor`, for
+/// example `sparse_linear/weight`. Returns `None` for other names.
 pub(super) fn file_of(name: &str) -> Option<String> {
     let (stem, _) = name.split_once('/')?;
     let mut parts = Path::new(stem).components();

@@ -80,11 +80,12 @@ pub trait WeightSource: Send + Sync {
     /// Reads the tensor `name` with dimensions `dims` in row-major order.
     fn read(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError>;
 
-    /// Reads a matrix whose transpose the model uses. The elements are returned in the stored order, like those of [`read`](Self::read).
+    /// Reads a matrix whose transpose the model uses. Returns the elements in the stored order, like [`read`](Self::read). The caller
+    /// transposes them.
     ///
     /// # Errors
-    /// Returns the errors of [`read`](Self::read), and an error for a quantized matrix, because its stored order is always that of a linear
-    /// layer.
+    /// Returns the errors of [`read`](Self::read), and an error for a quantized matrix. A quantized matrix is always stored as
+    /// `[outputs, inputs]`, so a model that transposes it is wrong.
     fn read_to_transpose(&self, name: &str, dims: &[u64]) -> Result<Vec<f32>, CheckpointError> {
         self.read(name, dims)
     }
@@ -122,9 +123,9 @@ pub trait WeightSource: Send + Sync {
         Ok(None)
     }
 
-    /// Returns the columns of a quantized matrix in the order of their groups, and the format of the matrix with its columns in this order.
-    /// Returns `None` if the checkpoint does not list a group for each column of the matrix, if the groups differ in size, or if kernels do
-    /// not support the format.
+    /// Returns the format of a quantized matrix after its columns are sorted by group, and the column indices in this order. Returns `None`
+    /// if the checkpoint does not list a group for each column of the matrix, if the groups differ in size, or if kernels do not support
+    /// the format.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read).
@@ -149,7 +150,8 @@ pub trait WeightSource: Send + Sync {
         Ok(None)
     }
 
-    /// Returns whether the source is a checkpoint with weights in E4M3 or int8 that does not quantize the inputs of their linear layers.
+    /// Returns whether the source is a checkpoint with linear layers whose weights are in E4M3 or int8, but whose inputs are not quantized.
+    /// Also returns `true` for every GPTQ or AWQ checkpoint.
     fn keeps_inputs(&self) -> bool {
         false
     }
@@ -159,7 +161,7 @@ pub trait WeightSource: Send + Sync {
         false
     }
 
-    /// Returns the scale of the keys or values that a linear layer computes, for a KV cache in E4M3.
+    /// Returns the scale of the keys or values (`rows`) that the layer `linear` computes, for a KV cache in E4M3.
     ///
     /// # Errors
     /// Returns an error if the source has no such scale, or if the scale is not a positive number.
@@ -176,7 +178,8 @@ pub trait WeightSource: Send + Sync {
     /// Returns the names of the source's tensors that are not in `used`. Published checkpoints often have such tensors.
     fn surplus(&self, used: &[(&str, &[u64])]) -> Vec<String>;
 
-    /// Returns the names of the stored weights of tied heads that differ from the table to which the head is tied.
+    /// Returns the names of the weights of output heads that are tied to an embedding table, and should thus equal the table, but are
+    /// stored with other values.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read).

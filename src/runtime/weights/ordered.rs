@@ -1,9 +1,9 @@
-//! Sorts the columns of quantized matrices by group. The rows of the tensors that compute the inputs of these matrices are put in the same
-//! order.
+//! Sorts the columns of quantized matrices by group. The inputs of such a matrix must then be in the same order, so the rows of the tensors
+//! that compute these inputs are reordered, too.
 
 use super::{CheckpointError, WeightSource};
 
-/// Returns the columns of a quantized matrix in the order of their groups.
+/// Returns the column indices of the quantized matrix `name`, sorted by group.
 ///
 /// # Errors
 /// Returns the errors of [`WeightSource::ordered`], and an error if it returns `None`.
@@ -29,7 +29,8 @@ pub(super) fn columns<'s, T: Copy>(
     rows.flat_map(move |row| order.iter().map(|&column| row[column as usize]))
 }
 
-/// Splits `stored` into parts of `order.len()` rows, and puts the rows of each part in `order`. A row has `width` items.
+/// Splits `stored` into parts of `order.len()` rows of `width` items each. Row `i` of each part of the result is row `order[i]` of the
+/// part.
 pub(super) fn rows<T: Copy>(stored: &[T], order: &[u32], width: u64) -> Vec<T> {
     let width = width as usize;
     let mut out = Vec::with_capacity(stored.len());

@@ -181,7 +181,7 @@ fn read_matrix(
     quantized.map_err(|failure| failure.of(Path::new(CONFIG), main))
 }
 
-/// Returns the columns of a matrix in the order of their groups; `None` if its groups differ in size.
+/// Returns the column indices of a matrix, sorted by group; `None` if its groups differ in size.
 ///
 /// # Errors
 /// Returns the errors of `read`, and an error for groups that are out of range.

@@ -1,4 +1,4 @@
-//! Scales of products in E4M3. They are computed from whole matrices, so a loader keeps the scales that several tensors need.
+//! Scales of products in E4M3. A scale is computed from a whole matrix, so a loader keeps the scales that several tensors need.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -33,12 +33,12 @@ pub fn evaluate_scaled(
 pub struct Scales<'e> {
     /// Scale of the values within each bound.
     inputs: Mutex<HashMap<&'e Bound, f32>>,
-    /// Scales of the rows of each matrix, by the parts of the matrix.
+    /// Scales of the rows of each matrix. The key is the list of parts whose rows are concatenated to the matrix.
     rows: Mutex<HashMap<&'e [WeightExpr], Vec<f32>>>,
 }
 
 impl<'e> Scales<'e> {
-    /// Returns the distinct bounds from which any of `weights` is computed.
+    /// Returns the bounds of those `weights` that are scales computed from a bound, without duplicates.
     pub fn bounds(weights: impl Iterator<Item = &'e WeightExpr>) -> Vec<&'e Bound> {
         let mut seen = HashSet::new();
         let bounds = weights.filter_map(WeightExpr::bound);

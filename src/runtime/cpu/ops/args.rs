@@ -116,7 +116,7 @@ impl<'r, 'w> Args<'r, 'w> {
         }
     }
 
-    /// Takes the next argument: the elements of the pool that holds all caches, starting at the first element of one cache.
+    /// Takes the next argument: the part of the pool (the memory of all caches) from one cache's first element to the end of the pool.
     pub fn pool(&mut self, param: &'static str) -> Result<Cached<'r>, OpError> {
         match self.next(param)? {
             Read::Real(x) => Ok(Cached::Real(x)),

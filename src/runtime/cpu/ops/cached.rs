@@ -227,7 +227,7 @@ impl Room {
     /// Computes the number of slots from the number of elements between the start of the cache and the end of the pool.
     fn of(elements: usize, heads: usize, head: usize, stride: usize) -> Self {
         let own = heads * head * BLOCK as usize;
-        // In the last block, the pool may end right after the elements of this cache.
+        // The last block needs only the elements of this cache, because the pool may end right after them.
         let blocks = match elements.checked_sub(own) {
             Some(rest) => rest / stride.max(1) + 1,
             None => 0,
@@ -259,8 +259,8 @@ struct Keys<'a> {
     before: usize,
 }
 
-/// Returns the keys of each sequence. Checks that a sequence has at least as many keys as tokens in the batch, or that its source text has
-/// at least one key.
+/// Returns the keys of each sequence: its own keys or the keys of its source text, as `whose` selects. Checks that a sequence has at least
+/// as many own keys as tokens in the batch, or that a source text has at least one key.
 fn keys_of<'a>(
     whose: Whose,
     op: &'static str,

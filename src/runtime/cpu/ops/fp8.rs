@@ -93,7 +93,8 @@ impl CpuForm for QuantizeGroups {
     }
 }
 
-/// Converts each row of `k` elements to `columns` elements of type `to` and `scales` scales. `quantized` computes both for all rows.
+/// Converts each row of `k` elements to `columns` elements of type `to` and `scales` scales. `quantized` takes all rows, and returns the
+/// elements of all rows and the scales of all rows.
 fn quantize(
     mut call: Call<'_, '_, '_>,
     k: u32,

@@ -109,7 +109,7 @@ fn reduce(spec: &MhaLongReduce, mut args: Args<'_, '_>) -> Result<(), OpError> {
     let out = args.out(&[u64::from(spec.heads), tokens, 2])?;
     let (heads, tokens) = (spec.heads as usize, tokens as usize);
     let out = SharedOut::new(out);
-    // The exponential for each tile of keys is counted as one multiplication per key.
+    // The work is one exponential per query and tile of keys. It is counted as one multiplication per query and key.
     let work = work(&sequences, heads, 1);
     for_heads_and_blocks(
         heads,

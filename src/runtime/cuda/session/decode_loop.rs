@@ -47,7 +47,7 @@ use crate::{
 /// Decode loop of one generator.
 pub struct DecodeLoop {
     launcher: Launcher,
-    /// A separate workspace, so that batches of other shapes do not move memory that a graph refers to.
+    /// A separate workspace. In the session's workspace, batches of other shapes could move memory that a graph of the loop refers to.
     workspace: Workspace<Chunks>,
     /// Graphs, indexed by [`TokenSelection`].
     graphs: [Graphs; 3],
@@ -95,8 +95,8 @@ impl TokenSelection {
 }
 
 impl DecodeLoop {
-    /// Creates a loop over the sequences in `cache` for one part of the program. The loop has its own stream, in addition to the session's
-    /// stream. Returns `None` if the program does not generate text.
+    /// Creates a loop over the sequences in `cache`. `part` is the index of the part of the model that generates text, such as the decoder.
+    /// The loop has its own stream, in addition to the session's stream. Returns `None` if the program does not generate text.
     ///
     /// # Errors
     /// Returns an error if an allocation fails.
@@ -170,8 +170,8 @@ impl DecodeLoop {
         })
     }
 
-    /// Moves sequences to other rows, and grows the table to the room `wanted`. `moves` lists pairs of the old and the new row, in row
-    /// order. The new row is the old row or an earlier row. All other rows become empty. No step may be in flight.
+    /// Moves sequences to other rows of the table, and grows the table if its capacity is less than `wanted`. `moves` lists pairs (old row,
+    /// new row) in row order. A new row must not be after its old row. All rows except the new rows become empty. No step may be in flight.
     ///
     /// # Errors
     /// Returns an error if an allocation or a driver call fails. If the allocation fails, the sequences keep their rows.
@@ -218,7 +218,7 @@ impl DecodeLoop {
         }
     }
 
-    /// Allocates a table that has at least the room `wanted` and at least the current room.
+    /// Allocates a table with at least the capacity `wanted` and at least the capacity of the current table.
     fn larger(&self, wanted: LoopRoom) -> Result<Table, CudaError> {
         let now = self.table.as_ref().map(|table| table.room);
         let most = |of: fn(&LoopRoom) -> usize| of(&wanted).max(now.as_ref().map_or(0, of));
@@ -447,8 +447,9 @@ impl DecodeLoop {
         )
     }
 
-    /// Enqueues the token selection of sequences whose logits a prefill run has computed. `rows` lists pairs of a row of `logits` and the
-    /// sequence's row in the loop. All other sequences keep their tokens. The result counts as a step for [`receive`](Self::receive).
+    /// Enqueues the token selection of sequences whose logits a prefill run has computed. For each of them, `rows` contains a pair: its row
+    /// of `logits` and its row of the loop. All other sequences keep their tokens. [`receive`](Self::receive) returns the result like that
+    /// of a step.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.

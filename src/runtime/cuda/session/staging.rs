@@ -49,21 +49,23 @@ pub(super) struct BatchData {
     pub(super) source_starts: u64,
     pub(super) source_lens: u64,
     pub(super) seeds: u64,
-    /// Id before a sequence's first token, and address of the array of preceding ids, if the program reads the id before each token.
+    /// Id that counts as preceding a sequence's first token, and address of the array with the id before each token
+    /// ([`BatchInput::PreviousIds`]); `None` if the program does not read this array.
     pub(super) previous_ids: Option<(u32, u64)>,
-    /// Addresses of the indices of pooled tokens and of their range for each sequence, if the program reads them.
+    /// Addresses of [`BatchInput::PooledTokens`] and [`BatchInput::PooledCuLens`], if the program reads these arrays.
     pub(super) pooled: Option<[u64; 2]>,
-    /// Mask, padded ids and padded segment ids, if the batch is padded.
+    /// Addresses of the mask, the padded token ids and the padded segment ids, if the batch is padded.
     pub(super) padded: Option<[u64; 3]>,
     /// Device address and size of the data that is uploaded.
     pub(super) start: u64,
     pub(super) bytes: usize,
 }
 
-/// Data of a batch that only some programs read. The kernels that pack a padded batch on the device do not compute this data.
+/// Selects the batch data that only some programs read: preceding ids and pooled tokens. The kernels that pack a padded batch on the device
+/// do not compute this data.
 #[derive(Clone, Copy)]
 pub(super) struct Extra {
-    /// Id before a sequence's first token; `None` if the program does not read preceding ids.
+    /// Id that counts as preceding a sequence's first token; `None` if the program does not read preceding ids.
     first: Option<u32>,
     /// Whether pooling leaves out prompts.
     pools: bool,
@@ -214,8 +216,8 @@ impl Staging {
         Ok(())
     }
 
-    /// Writes a batch to pinned memory. If the extents exceed the batch, the remaining entries are empty sequences, and tokens with id 0
-    /// that belong to no sequence.
+    /// Writes a batch to pinned memory. If the extents `e` of the run exceed those of the batch, the additional sequences are empty, and
+    /// the additional tokens have id 0 and belong to no sequence.
     pub(super) fn fill(
         &mut self,
         data: &BatchData,

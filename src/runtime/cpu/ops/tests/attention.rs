@@ -30,7 +30,7 @@ fn value(x: &[f32], view: HeadView, tokens: usize, h: usize, t: usize, c: usize)
     f64::from(x[at(view, tokens, HEAD as usize, h, t, c)])
 }
 
-/// `scale · q·kᵀ` of every head and sequence, as `[heads, pairs]`.
+/// Computes `scale · q·kᵀ` for each head and each (query, key) pair of a sequence, `[heads, pairs]`.
 fn scores(
     batch: &Batch,
     scale: f64,

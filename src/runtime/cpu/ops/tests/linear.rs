@@ -48,7 +48,7 @@ impl Layer {
         output(&self.spec(), &extents, &reads, n_rows * self.n)
     }
 
-    /// Computes the result in f64. `x` and `w` return an element of x and of the weight, given its row and its position in the row.
+    /// Computes the result in f64. `x(row, i)` returns element `i` of a row of x, and `w(row, i)` element `i` of a row of the weight.
     fn defined(
         &self,
         x: impl Fn(usize, usize) -> f64,
@@ -66,7 +66,8 @@ impl Layer {
     }
 }
 
-/// Layers with sizes just below and just above tiles, panels and blocks, with an odd depth, and with more rows than are rounded at once.
+/// Returns layers with sizes just below and just above tiles, panels and blocks, and with an odd `k`. One layer has more than 4096 rows,
+/// the maximum number of rows that are converted to bf16 or int8 at once.
 fn layers() -> impl Iterator<Item = Layer> {
     let small = [1, 3, 8, 9, 65].into_iter().flat_map(|rows| {
         [1, 47, 48, 97, 200]

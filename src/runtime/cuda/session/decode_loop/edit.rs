@@ -30,7 +30,7 @@ pub struct Entry<'a> {
 /// Pinned memory of an upload that may be in flight.
 pub(super) struct Upload {
     memory: Pinned,
-    /// Number of a step after the upload. When the result of this step has been received, the upload is done.
+    /// Number of a step that is enqueued after the upload. Once the result of this step has been received, `memory` can be reused.
     until: u64,
 }
 
@@ -117,7 +117,8 @@ fn ints(ids: &[u32]) -> impl Iterator<Item = i32> + '_ {
     ids.iter().map(|&id| id as i32)
 }
 
-/// Returns pinned memory of at least `bytes` bytes that no work on the stream reads. Steps up to `received` are done.
+/// Returns pinned memory of at least `bytes` bytes that no work on the stream still reads. `received` is the number of the last step whose
+/// result has been received.
 fn upload_area<'a>(
     uploads: &'a mut Vec<Upload>,
     launcher: &Launcher,

@@ -32,9 +32,9 @@ pub(super) struct Table {
     pub(super) room: LoopRoom,
     pub(super) memory: Buffer,
     pub(super) at: Places,
-    /// Results of finished beam searches: the tokens of the best hypotheses, `[rows, width]`, then their scores, lengths, and the rows of
-    /// their tokens (counted from the first row of the search), each `[rows]`. The device writes these results, and the host reads them
-    /// once a search is done.
+    /// Results of finished beam searches: token ids, `[rows, width]`, followed by the score, the length and the token row of each
+    /// hypothesis, `[3, rows]`. The token row is the row of the token ids that contains the hypothesis, counted from the first row of the
+    /// search. The device writes these results, and the host reads them once a search is done.
     pub(super) found: Pinned,
     pub(super) found_address: u64,
 }
@@ -71,7 +71,8 @@ pub(super) struct Places {
     pub(super) scores: u64,
     pub(super) states: u64,
     pub(super) step: u64,
-    /// Offset of a dummy step number and, 256 bytes later, a dummy ring. `DecodeLoop::refresh` writes both, and nothing reads the ring.
+    /// Offset of a dummy step number and, 256 bytes later, a dummy ring. `DecodeLoop::refresh` launches a kernel that writes both. With
+    /// these dummies, it leaves the loop's own step number and ring unchanged.
     pub(super) unread: u64,
     pub(super) end: u64,
 }
@@ -133,8 +134,9 @@ impl LoopRoom {
         Places::of(self).end
     }
 
-    /// Worst-case extents of a decode step over the first `rows` rows: every sequence has the maximum number of keys. `blocks` is
-    /// the number of blocks of the cache, including the spare one.
+    /// Returns the worst-case extents of a decode step over the first `rows` rows: every sequence has the maximum number of keys. `blocks`
+    /// is the number of blocks of the cache, including the spare block that belongs to no sequence. `part` is the index of the part of the
+    /// model that generates text.
     pub fn extents(self, rows: usize, blocks: u64, part: u32) -> Extents {
         let (n, keys) = (rows as u64, (rows * self.width) as u64);
         let source_keys = (rows * self.source_width) as u64;
@@ -155,7 +157,8 @@ impl LoopRoom {
 }
 
 impl Table {
-    /// Returns the first operands of the token selection for rows from `first` on. `logits` is the address of the first row's logits.
+    /// Returns the first nine operands of the token selection for the table's rows from `first` on. `logits` is the address of the logits
+    /// of row `first`.
     pub(super) fn choice_operands(&self, logits: u64, first: usize) -> [u64; 9] {
         let (memory, at) = (self.memory.start(), self.at);
         let of = |offset: u64, ints: u32| memory + offset + 4 * u64::from(ints) * first as u64;
@@ -163,7 +166,7 @@ impl Table {
             logits,
             of(at.requests, DeviceSamplingParams::WIDTH),
             of(at.known, 1),
-            // The entries of `slot_starts` are offsets from the start of `tokens`, whatever `first` is.
+            // This address does not depend on `first`, because the entries of `slot_starts` are offsets from the start of `tokens`.
             memory + at.tokens,
             of(at.slot_starts, 1),
             // Scratch memory, which does not depend on `first`.
@@ -279,7 +282,8 @@ pub(super) fn found_bytes(room: LoopRoom) -> usize {
     4 * room.rows * (room.width + 3)
 }
 
-/// Copies rows from another table, or moves rows within one table in order.
+/// Moves rows from the table `from` to the table `to`, or within `to` if `from` is `None`. `moves` lists pairs (old row, new row) in row
+/// order.
 pub(super) fn move_rows(
     from: Option<&Table>,
     to: &mut Table,
@@ -294,7 +298,7 @@ pub(super) fn move_rows(
     {
         let (old, new) = (from.unwrap_or(to), &*to);
         for ((at, bytes), (to_at, to_bytes)) in old.pieces().into_iter().zip(new.pieces()) {
-            // If rows have the same length in both tables, one copy moves all rows of the run.
+            // If a row has the same number of bytes in both tables, one copy moves all rows of the run.
             let (copies, rows) = match bytes == to_bytes {
                 true => (1, rows as u64),
                 false => (rows as u64, 1),
@@ -326,8 +330,8 @@ struct Run {
     rows: usize,
 }
 
-/// Merges moves of adjacent rows into runs, in order. If the moves are within one table, the source and the target of a run do not overlap,
-/// and rows that keep their place are skipped.
+/// Merges moves of adjacent rows into runs, in order. `within` tells whether the moves are within one table. In this case, rows that keep
+/// their index are skipped, and the source and the target of a run do not overlap.
 fn runs(moves: &[(usize, usize)], within: bool) -> Vec<Run> {
     let mut all: Vec<Run> = Vec::new();
     for &(from, to) in moves {
