@@ -307,7 +307,8 @@ fn drive<T: Target>(
                     counted.came.0 += 1;
                     counted.came.1 += answered.tokens;
                 }
-                // Count only requests that were due within the measured time. After that time, the load of a closed loop decreases.
+                // Count only requests that were due within the measured time. After it, the clients of a closed loop stop one after
+                // another, so the load decreases.
                 if planned < warm || planned >= over {
                     return answered.status == 200;
                 }
