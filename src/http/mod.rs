@@ -1,7 +1,7 @@
 //! HTTP protocol of the server: routes of the APIs of OpenAI, text-embeddings-inference (TEI), Cohere and Jina, routes for tasks without a
 //! common API, and routes for load balancers and Prometheus.
 //!
-//! | route | |
+//! | route | requests and responses |
 //! |---|---|
 //! | `POST /v1/embeddings` | input: a text, a list of texts, token ids, or lists of token ids; output: `float`, `base64` or raw bytes; `dimensions`, types of values, prompts |
 //! | `POST /v1/completions`, `POST /v1/chat/completions` | whole responses or server-sent events; `n`, `logprobs` |
