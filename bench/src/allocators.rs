@@ -26,7 +26,7 @@ use crate::{
     requests::Requests,
 };
 
-/// Number of times that the stream is planned. The planning time of a request is the median over these.
+/// Number of times that memory is planned for every request. The planning time of a request is the median of these times.
 const PLANNING_PASSES: usize = 5;
 const MIB: f64 = (1u64 << 20) as f64;
 
@@ -106,7 +106,8 @@ pub(crate) fn run(args: Args) -> Outcome {
         .into_diagnostic()?;
     let mut allocators = Vec::new();
     for (allocator, choice) in args.choices()? {
-        // On a CUDA device, a session plans memory for the bucket of a batch instead of the batch's exact size.
+        // On a CUDA device, a session plans memory for a bucket, which contains batches of similar sizes. It does not plan for the exact
+        // size of a batch.
         let buckets = match engine.as_ref().map(Engine::device) {
             Some(DeviceName::Cuda(_)) => GraphChoice::default().buckets(&program, &choice),
             _ => Buckets::none(),
@@ -140,7 +141,7 @@ pub(crate) fn run(args: Args) -> Outcome {
 }
 
 impl Args {
-    /// Returns the program, its maximum sequence length if it has one, and the engine; `None` for the engine with `--plan-only`.
+    /// Returns the program, its maximum sequence length if it has one, and the engine. With `--plan-only`, there is no engine.
     fn model(&self) -> Result<(Program, Option<u32>, Option<Engine>), Report> {
         let config = match &self.config {
             Some(file) => config(file)?,

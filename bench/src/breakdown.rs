@@ -62,9 +62,9 @@ struct Count {
     class: &'static str,
     /// The number of operations for any batch, as a polynomial in its extents.
     symbolic: String,
-    /// Operations if everything is padded to the longest sequence.
+    /// Operations if all sequences are padded to the length of the longest.
     padded: u64,
-    /// Operations if products with weights are computed only for tokens, and attention is padded.
+    /// Operations if only attention is padded. Products with weights are computed without padding.
     zero_padding: u64,
     /// Operations without any padding, as executed here.
     packed: u64,

@@ -115,7 +115,7 @@ struct Lens<'a> {
 pub(crate) fn run(args: Args) -> Outcome {
     let ready = args.ours.prepare()?;
     let engine = &ready.engine;
-    // Find PyTorch before anything is timed, because it is an error if the user names a Python without PyTorch.
+    // Find PyTorch first. If the user names a Python without PyTorch, the error is then reported before anything is timed.
     let peers = find_peers(&args, engine)?;
     let rows = ready.time(&args.ours)?;
     let mut rows: Vec<Compared> = rows.into_iter().map(Compared::from).collect();
@@ -388,7 +388,7 @@ mod tests {
             (rows[0].time_to_floor, rows[1].time_to_floor),
             (None, Some(4.0 / 3.0))
         );
-        // The floor does not compute the whole encoder, so it is not counted as a peer.
+        // `floor` computes only the GEMMs and not the whole encoder, so it is not counted as a peer.
         assert_eq!(
             (rows[0].best_peer_to_time, rows[1].best_peer_to_time),
             (Some(1.5), Some(2.0))

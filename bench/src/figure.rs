@@ -182,7 +182,7 @@ impl Figure {
         write(root, &layout::shown(&self.y_label), at, Look::axis())
     }
 
-    /// Draws the sample of the style of a series in the legend, to the left of its name.
+    /// Draws the sample of a series in the legend: a line with a marker, or a small bar. `(x, y)` is the left end of its area.
     fn key(&self, root: &Area, (x, y): (i32, i32), paint: &Paint) -> Result<(), Report> {
         if self.kind == Kind::Lines {
             line(root, vec![(x, y), (x + 24, y)], paint)?;

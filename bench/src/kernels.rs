@@ -96,7 +96,7 @@ pub(crate) fn run(args: Args) -> Outcome {
             .into_diagnostic()
             .wrap_err_with(|| format!("`{}` cannot be created", folder.display()))?;
     }
-    // Find PyTorch before anything is timed, because it is an error if the user names a Python without PyTorch.
+    // Find PyTorch first. If the user names a Python without PyTorch, the error is then reported before anything is timed.
     let peers = Peers::find(&args.peers, peers::KERNELS, ordinal)?;
     let bars = Bars::new();
     let laps = time(&device, &problems, &bars)?;
@@ -179,7 +179,8 @@ impl Args {
     }
 }
 
-/// Returns the error for timings of another card or another NVRTC than expected; `None` if both match.
+/// Returns an error if timings were measured (`found`) on another card or with another version of NVRTC than this machine has (`expected`).
+/// Returns `None` if both match.
 fn refusal(found: TimedOn, expected: TimedOn) -> Option<TimingsError> {
     let of_card = TimedOn {
         nvrtc: expected.nvrtc,

@@ -242,8 +242,8 @@ fn describe(rung: &Rung) -> Described {
     }
 }
 
-/// Returns the number of launches of the first layer, whose values are named `loop.0.…`, where `loop` is the name of the description's
-/// loop. Returns `None` if there are none.
+/// Returns the number of launches in the first layer; `None` if there are none. These launches have names of the form `loop.0.…`, where
+/// `loop` is the name of the loop over layers in the description.
 fn launches_a_layer(launched: &[&Step]) -> Option<usize> {
     let first = |name: &str| {
         let mut parts = name.split('.');

@@ -53,7 +53,7 @@ impl Launched {
         }
     }
 
-    /// Returns the kernel for `rows` rows of a site that is launched alone, without fusion with other sites.
+    /// Returns the kernel that a model launches for `rows` rows of a site (one operator), if the site is not fused with other sites.
     ///
     /// # Errors
     /// Returns an error if no kernel supports the site on the card.

@@ -52,7 +52,8 @@ struct Row {
     top_p: Option<f64>,
     #[serde(default)]
     whole_ms: Option<f64>,
-    /// Milliseconds by kernel class: of a step in our results, and of a whole generation in those of other implementations.
+    /// Milliseconds by kernel class. Our results have the times of one step. Results of other implementations have the times of a whole
+    /// generation.
     #[serde(default)]
     classes: Option<BTreeMap<String, f64>>,
     /// Reason for missing times.
@@ -244,7 +245,7 @@ fn speedups(rows: &[Row], baseline: &str, translates: bool) -> Result<Option<Fig
     }))
 }
 
-/// The parts of figure 4, each with the kernel classes whose times it sums.
+/// The parts of each bar in LightSeq's figure 4. The time of a part is the sum of the times of the listed kernel classes.
 const PARTS: [(&str, &[&str]); 4] = [
     ("GEMM", &["GEMM"]),
     ("attention", &["attention", "softmax"]),

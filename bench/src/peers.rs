@@ -33,7 +33,7 @@ pub(crate) enum Choice {
     /// `python3`, if it has PyTorch and PyTorch supports the device. Otherwise there are no peers, and a message states the reason.
     Auto,
     Off,
-    /// The Python at this path. It is an error if it cannot be used.
+    /// The Python at this path. If it cannot run the peers, the command fails.
     Python(PathBuf),
 }
 
@@ -105,7 +105,8 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// Probes the chosen Python. With [`Choice::Auto`], a message on standard error states the reason if it cannot be used.
+    /// Probes the chosen Python. If the `python3` of [`Choice::Auto`] cannot be used, prints the reason to standard error and returns
+    /// `None`.
     pub fn find(choice: &Choice, script: Script, device: usize) -> Result<Option<Self>, Report> {
         let python = match choice {
             Choice::Off => return Ok(None),

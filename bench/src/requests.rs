@@ -27,7 +27,8 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// Checks that the range of lengths is valid, and that the position table of `model` has at least `--longest` rows (`limit`).
+    /// Checks that the range of lengths is valid, and that `--longest` does not exceed `limit`, the number of rows in the position table of
+    /// `model`.
     pub(crate) fn check(&self, model: &str, limit: Option<u32>) -> Result<(), Report> {
         let (shortest, longest) = (self.shortest, self.longest);
         if shortest == 0 || shortest > longest {

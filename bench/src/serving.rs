@@ -719,8 +719,8 @@ fn of_tcb(bench: &Bench, page: &mut Page<'_>) -> Result<(), Report> {
     )
 }
 
-/// Draws TCB's figure 15, which compares other orders of requests with DAS, by number of rows, variance of lengths and row length. `batch`
-/// is the time of a batch of 64 rows of 400 tokens in microseconds, from which deadlines are computed.
+/// Draws TCB's figure 15, by number of rows, variance of lengths and row length. It compares DAS, the scheduler of TCB, with schedulers
+/// that order requests in other ways. Deadlines are computed from `batch`, the time in microseconds of a batch of 64 rows of 400 tokens.
 fn of_tcb_schedulers(bench: &Bench, page: &mut Page<'_>, batch: u64) -> Result<(), Report> {
     let orders = [
         ("concat-sjf", "SJF"),

@@ -120,7 +120,8 @@ pub(super) fn run(args: Args) -> Outcome {
             let options = args.zero_shot_options();
             let each = texts.iter().enumerate().map(|(index, text)| {
                 let scores = engine.classify_zero_shot(text, &args.label, &options);
-                // The model reads a pair of the text with each label. An error about any of these sequences is about this text.
+                // The model reads one sequence for each label, which contains the text and the label. Report an error about any of these
+                // sequences as an error about the text.
                 scores.map_err(|e| source.refused(e, |_| index))
             });
             each.collect::<Result<Vec<Vec<LabelScore>>, _>>()?

@@ -58,7 +58,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let jit = Jit::open().into_diagnostic()?;
     let bars = Bars::new();
     let device = args.device()?;
-    // Read the file of timings only once, because it may be a pipe. With a device, the tuner reads it instead.
+    // Read the file of timings only once, because it may be a pipe. If kernels are timed on a device, the tuner reads the file.
     let read = match (&device, &args.tuning.timings) {
         (None, Some(file)) => Some(read_timings(file)?),
         _ => None,

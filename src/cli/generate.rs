@@ -204,8 +204,8 @@ fn kwargs(text: Option<&str>) -> Result<Vec<(String, Json)>, Report> {
     }
 }
 
-/// Returns an error if the settings combine beam search with sampling. The settings of a folder may do so; the user must then choose one of
-/// the two. `advice` names the options for this.
+/// Returns an error if the settings combine beam search with sampling. The settings in a checkpoint's folder may combine them, and the user
+/// must then choose one of the two. `advice` is the end of the message, which names the options for this choice.
 pub(super) fn beams_or_sampling(
     options: &SamplingParams,
     folder: &Folder,
@@ -220,7 +220,8 @@ pub(super) fn beams_or_sampling(
     }
 }
 
-/// Returns an error if `option` is given although the setting `needed`, without which it has no effect, is not in use.
+/// Returns an error if an option is given (`is_given`), but the setting that it needs is not in use (`is_there`). `option` and `needed` are
+/// the names of the option and of the setting in the message.
 pub(super) fn check_needs(
     option: &str,
     is_given: bool,

@@ -332,7 +332,7 @@ impl Source {
         }
     }
 
-    /// Adds the index of an input to its error, and its line if it is from a file.
+    /// Adds the index of the input to `error`. For an input from a file, also adds the file name and the line number.
     fn told(&self, index: usize, error: TextError) -> Report {
         let error = Report::from(EngineError::from(error.of_text(index)));
         match self {

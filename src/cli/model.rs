@@ -104,8 +104,8 @@ impl Card {
         self.machine(targets)
     }
 
-    /// Returns the card that --card names. Without --card, returns the described card that represents the compute capability of the target,
-    /// if there is exactly one target and such a card. In all other cases, returns the default card.
+    /// Returns the card that --card names. Without --card and with exactly one target, returns the card that represents the target's
+    /// compute capability, if gemmule has a description of such a card. In all other cases, returns the default card.
     pub(super) fn machine(&self, targets: &[Target]) -> Result<Machine, EngineError> {
         let runs_on = |machine: &Machine, target: Target| {
             let (major, minor) = machine.capability;
@@ -425,8 +425,8 @@ impl Runnable {
         })
     }
 
-    /// Does the same as [`folder`](Self::folder), but returns an error if there is no folder. The error says that `what`, the inputs of the
-    /// command, need its tokenizer.
+    /// Does the same as [`folder`](Self::folder), but returns an error if there is no folder. `what` is the kind of the command's inputs,
+    /// such as `texts`. The error says that they need a tokenizer, which a folder contains.
     pub(super) fn tokenizer_folder(&self, what: &str) -> Result<&Path, Report> {
         if let Some(folder) = self.folder()? {
             return Ok(folder);
@@ -434,7 +434,7 @@ impl Runnable {
         if let Some(name) = self.location.model()
             && !Path::new(name).exists()
         {
-            // This is an error, unless MODEL is the name of a built-in description.
+            // Return the error for a MODEL that is neither a file nor the name of a built-in description.
             ModelFile::open(name)?;
         }
         Err(miette!(
@@ -442,7 +442,8 @@ impl Runnable {
         ))
     }
 
-    /// Opens the folder of the checkpoint with the settings for `--task`. The error for a missing folder says that `what` needs it.
+    /// Opens the folder of the checkpoint with the settings for `--task`. `what` is the kind of the command's inputs, for the error about a
+    /// missing folder.
     pub(super) fn opened_folder(&self, what: &str) -> Result<Folder, Report> {
         let folder = self.tokenizer_folder(what)?;
         let opened = Folder::open_for(folder, self.task.as_deref());

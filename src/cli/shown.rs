@@ -42,7 +42,7 @@ pub(super) fn clean(text: &str) -> Cow<'_, str> {
     Cow::Owned(cleaned)
 }
 
-/// Escapes characters that control a terminal, in JSON's notation, so that values do not change.
+/// Escapes characters that control a terminal in JSON, for example as `\u001b`. The escapes do not change the values of the JSON.
 pub(super) fn clean_json(text: &str) -> Cow<'_, str> {
     if !text.contains(steers) {
         return Cow::Borrowed(text);
@@ -192,7 +192,7 @@ impl Diagnostic for Cleaned {
     }
 }
 
-/// Escaped text of a cause of an error, with the causes of this cause.
+/// A cause of an error: its escaped text, and its own cause.
 #[derive(Debug)]
 struct Cause {
     message: String,
@@ -200,7 +200,8 @@ struct Cause {
 }
 
 impl Cause {
-    /// Returns the first cause whose text is not already part of `message`, with its own causes.
+    /// Searches the chain of causes that begins with `source`. Returns the first cause whose text is not already part of `message`, with
+    /// the causes below it.
     fn below(
         message: &str,
         mut source: Option<&(dyn std::error::Error + 'static)>,

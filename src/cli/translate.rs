@@ -204,7 +204,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let lens: Vec<usize> = lens.collect();
     let longest = lens.first().map_or(1, |&n| n.max(1));
     let options = args.options(&encoder, &pair, longest, positions)?;
-    // Reserve room in the KV cache for the number of longest texts that --batch-tokens allows.
+    // Reserve room in the KV cache for a batch of the longest texts. --batch-tokens limits the number of texts in it.
     let most = usize::try_from(args.batch_tokens).unwrap_or(usize::MAX);
     let at_once = (most / longest).clamp(1, lens.len().max(1));
     let room = lens.get(..at_once).unwrap_or(&[1]);

@@ -31,11 +31,11 @@ pub(super) struct Failure {
     message: String,
     retry_after: Option<Duration>,
     allow: Option<String>,
-    /// Problem of an input, from which [`on`](Self::on) completes the message. Boxed to keep the type small.
+    /// For an error about an input, the data from which [`on`](Self::on) completes the message. Boxed to keep the type small.
     of_input: Option<Box<OfInput>>,
 }
 
-/// Problem of an input of the request. The message depends on the route.
+/// Problem of an input of the request. The message depends on the route, because each route names its inputs differently.
 #[derive(Clone, Debug)]
 struct OfInput {
     subject: Subject,
@@ -66,7 +66,7 @@ impl Failure {
         }
     }
 
-    /// Sets the subject of an error about an input, if it is not the input alone.
+    /// Sets the text that an error about an input refers to. The default is [`Subject::Input`]. Does not change other errors.
     pub fn about(mut self, subject: Subject) -> Self {
         if let Some(of_input) = &mut self.of_input {
             of_input.subject = subject;
@@ -74,8 +74,8 @@ impl Failure {
         self
     }
 
-    /// Completes the message of an error about an input: names the input as `route` does, and names the field that truncates inputs. Sets
-    /// `param` to the field of the input.
+    /// Completes the message of an error about an input, and sets `param` to the field that contains the input. The message uses the name
+    /// that `route` has for the input. If the input is too long, the message also names the field that truncates inputs.
     pub fn on(mut self, route: Route) -> Self {
         let Some(of_input) = self.of_input.take() else {
             return self;

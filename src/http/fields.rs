@@ -50,8 +50,8 @@ const fn ignored(name: &'static str) -> Field {
     }
 }
 
-/// Returns a field of the APIs of other servers that can change a response and that no route supports. Only null and the values in
-/// `neutral`, which change nothing, are accepted.
+/// Returns a field that no route supports. In the APIs of other servers, it can change a response. Routes therefore accept only null and
+/// the values in `neutral`, which do not change a response.
 const fn refused(name: &'static str, neutral: &'static str) -> Field {
     computed_or(name, &[], neutral)
 }
@@ -416,8 +416,8 @@ impl Field {
         }
     }
 
-    /// Returns the values other than null that a route accepts and ignores if it does not support the field. For a field that is always
-    /// ignored, the list is empty.
+    /// Returns the values, other than null, that a route accepts and ignores if it does not support the field. The list is also empty for
+    /// [`Elsewhere::Ignored`], which accepts every value.
     pub fn neutral(&self) -> Vec<Value> {
         match self.elsewhere {
             Elsewhere::Ignored => Vec::new(),

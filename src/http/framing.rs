@@ -3,8 +3,8 @@
 /// Max bytes of a line that are kept. Longer lines are not needed to find the end of a request.
 const MAX_LINE: usize = 128;
 
-/// Tracks the position in the bytes of a connection, to tell whether the bytes so far end between two requests, which hyper does not
-/// report. hyper itself parses the requests and refuses invalid ones.
+/// Tracks the position in the bytes of a connection, to find out whether the bytes so far end between two requests. hyper parses the
+/// requests and refuses invalid ones, but does not report this position.
 #[derive(Debug, Default)]
 pub(super) struct Framing {
     place: Place,

@@ -1,7 +1,7 @@
 //! HTTP protocol of the server: routes of the APIs of OpenAI, text-embeddings-inference (TEI), Cohere and Jina, routes for tasks without a
 //! common API, and routes for load balancers and Prometheus.
 //!
-//! | route | |
+//! | route | requests and responses |
 //! |---|---|
 //! | `POST /v1/embeddings` | input: a text, a list of texts, token ids, or lists of token ids; output: `float`, `base64` or raw bytes; `dimensions`, types of values, prompts |
 //! | `POST /v1/completions`, `POST /v1/chat/completions` | whole responses or server-sent events; `n`, `logprobs` |
@@ -101,8 +101,8 @@ pub struct HttpChoice {
     pub header_time: Duration,
     /// Time limit for a client to send the body of a request.
     pub body_time: Duration,
-    /// Max time for which a client may pause while it sends a body. Once 256 KiB have arrived, at least 64 KiB must arrive within this
-    /// time.
+    /// Max time for which a client may pause while it sends a body. It is checked in periods of this length. At least one byte must arrive
+    /// in each period, and at least 64 KiB after the first 256 KiB of the body.
     pub body_pause: Duration,
     /// Max idle time of a connection between two requests. It should exceed the idle time of proxies in front of the server. Otherwise a
     /// proxy can send a request on a connection that the server is closing, and the request is lost.
@@ -392,7 +392,8 @@ impl<'a> RequestContext<'a> {
         }
     }
 
-    /// Handles a request whose body has been parsed, and completes errors about its inputs.
+    /// Handles a request whose body has been parsed. Completes the message of an error about an input, because the message depends on the
+    /// route.
     async fn of_body(
         &self,
         route: Route,

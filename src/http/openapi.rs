@@ -169,8 +169,8 @@ fn statuses(route: Route) -> Vec<(u16, &'static str)> {
     }
 }
 
-/// Adds to the schema of an object the fields that the route accepts but does not support, with their accepted values. All fields that are
-/// not in the schema then may only be null. `prefix` is the path of the object, with a trailing dot; empty for the body.
+/// Returns the schema of an object with restrictions on the fields that the route does not support. Some of them are accepted with certain
+/// values; any other field may only be null. `prefix` is the path of the object, with a trailing dot; empty for the body.
 fn closed(route: Route, prefix: &str, mut schema: Value) -> Value {
     let mut accepted: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for field in FIELDS.iter().filter(|field| !field.is_computed(route)) {

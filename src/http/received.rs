@@ -11,11 +11,11 @@ use crate::serve::BodyMemory;
 
 /// Bytes that are charged first for a body. Each further charge doubles the memory of the body.
 const FIRST: u64 = 16 << 10;
-/// Once `LARGE` bytes of a body have arrived, at least [`PROGRESS`] bytes must arrive in each period, which is as long as a body may pause.
+/// Once `LARGE` bytes of a body have arrived, at least [`PROGRESS`] bytes must arrive in each period. Before that, one byte is enough.
 const LARGE: usize = 256 << 10;
 const PROGRESS: usize = 64 << 10;
 
-/// A body, and the memory that is charged for it until memory for the whole request is charged.
+/// A body, and the memory that is charged for it. This charge ends when memory for the whole request is charged.
 pub(super) struct Received {
     pub bytes: Vec<u8>,
     memory: BodyMemory,

@@ -33,7 +33,8 @@ impl Fields {
     /// Parses a body. Fields that the route ignores are skipped.
     ///
     /// # Errors
-    /// Returns an error if the body is not a JSON object, has the same field twice, or has a field that the table refuses.
+    /// Returns an error if the body is not a JSON object, has the same field twice, or has a field that the route neither supports nor
+    /// ignores.
     pub fn read(route: Route, body: Vec<u8>) -> Result<Self, Failure> {
         let mut failure = None;
         let reader = Reader {
@@ -294,7 +295,7 @@ pub(super) fn as_whole(value: &Value) -> Option<i64> {
     })
 }
 
-/// Visitor that reads the fields of a body and checks them against the table.
+/// Visitor that reads the fields of a body and checks them against the table of known fields.
 struct Reader<'a> {
     route: Route,
     /// Error about a refused field, which replaces the error of serde.

@@ -117,7 +117,7 @@ impl Route {
         }
     }
 
-    /// Returns the routes of a path, with their methods and the value of the path's variable.
+    /// Returns the routes of a path. Each has its method and the value of the path's variable, such as `{model}`.
     pub(super) fn all_of(path: &str) -> impl Iterator<Item = (Self, Method, &str)> {
         Self::ALL
             .into_iter()
@@ -126,7 +126,7 @@ impl Route {
             })
     }
 
-    /// Returns the route of a path and a method, the method of this route, and the value of the path's variable. If the path does not
+    /// Finds the route for a path and a method. Returns the route, its method, and the value of the path's variable. If the path does not
     /// support the method, returns the first route of the path. If no route has the path, returns [`Route::Unknown`].
     pub(super) fn of<'p>(path: &'p str, method: &Method) -> (Self, Method, &'p str) {
         let exact = Self::all_of(path).find(|(_, own, _)| own == method);

@@ -38,8 +38,8 @@ struct Shared {
     stream: TcpStream,
     /// Whether the operating system has accepted all bytes written so far.
     is_flushed: AtomicBool,
-    /// Whether the client has begun a request that has no response yet: bytes have arrived since a response was last written, or a part of
-    /// the next request had already arrived at that time.
+    /// Whether the client has begun a request that has no response yet. True when bytes arrive. When a response is written, true only if a
+    /// part of the next request has already arrived.
     has_begun: AtomicBool,
 }
 

@@ -242,7 +242,8 @@ pub(super) async fn tokenize(app: &RequestContext<'_>, mut fields: Fields) -> Ha
     let share = Arc::clone(app.share());
     let rows = on_thread(move || {
         let mut body = b"[".to_vec();
-        // A vector that grows is copied to twice the memory. Use two thirds of the reservation, and leave a third for the old memory.
+        // When a vector grows, it is copied to a buffer of twice the size. Use two thirds of the reservation for the new buffer, and leave
+        // one third for the old buffer.
         let mut charged = reserved as usize / 3 * 2;
         for (at, text) in texts.iter().enumerate() {
             body.extend_from_slice(if at > 0 { b",[" } else { b"[" });

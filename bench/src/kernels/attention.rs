@@ -263,7 +263,7 @@ fn contenders(
     Ok(all)
 }
 
-/// Returns a description of the kernel that does not depend on the shape.
+/// Returns a name of the kernel for tables and figures. It does not depend on the shape.
 fn label(kernel: &KernelSpec) -> &'static str {
     match kernel {
         KernelSpec::MhaShort(_) => "mha_short",

@@ -53,7 +53,8 @@ pub(super) fn problems(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, 
     of_shapes(all, dtype, machine)
 }
 
-/// Returns prompts with and without windows, with caches in the type of the activations and in E4M3.
+/// Returns problems for long prompts: attention with and without a window, to a cache in the type of the activations and to a cache in
+/// E4M3.
 pub(super) fn windows(dtype: DType, machine: &Machine) -> Result<Vec<Problem>, Report> {
     let all = [(16, 8, 128), (8, 2, 256)]
         .into_iter()
@@ -173,7 +174,7 @@ fn contenders(plain: &MhaCached, machine: &Machine, batch: &Extents) -> Option<V
     Some(all)
 }
 
-/// Returns a description of the kernel that does not depend on the shape.
+/// Returns a name of the kernel for tables and figures. It does not depend on the shape.
 fn label(kernel: &KernelSpec) -> &'static str {
     match kernel {
         KernelSpec::MhaDecode(k) => match k.ctas {

@@ -17,7 +17,7 @@ use super::problem::{Contender, Problem, Task};
 use crate::launched::{ChosenBy, Launched};
 
 const ROWS: [u32; 8] = [10, 40, 128, 500, 1229, 2458, 4915, 9830];
-/// Outputs and inputs of the weights of BERT-base, then BERT-large.
+/// Number of outputs and number of inputs of each weight in BERT-base, then in BERT-large.
 const SIZES: [(u32, u32); 8] = [
     (2304, 768),
     (768, 768),
@@ -28,7 +28,7 @@ const SIZES: [(u32, u32); 8] = [
     (4096, 1024),
     (1024, 4096),
 ];
-/// Outputs and inputs of the weight that precedes the activation.
+/// Number of outputs and number of inputs of the weight before the activation, in BERT-base and in BERT-large.
 const INNER: [(u32, u32); 2] = [(3072, 768), (4096, 1024)];
 
 pub(super) fn problems(dtype: DType, launched: &Launched) -> Result<Vec<Problem>, Report> {

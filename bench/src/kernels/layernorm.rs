@@ -43,9 +43,11 @@ pub(super) fn problems(dtype: DType, launched: &Launched) -> Result<Vec<Problem>
     alone.chain(WIDTHS.into_iter().flat_map(of_width)).collect()
 }
 
-/// Returns the kernel that a model launches, followed by variants with other numbers of rows X that a team of warps normalizes together
-/// (`warpAllReduce_XElem`). If there is no variant with the launched kernel's number of warps per team, the next larger number of warps is
-/// used. The last variant computes the variance in two passes.
+/// Returns the kernel that a model launches, followed by its variants.
+///
+/// - In the variants `X=1`, `X=2` and `X=4`, a team of warps normalizes X rows together (`warpAllReduce_XElem`). The number of warps in a
+///   team is that of the launched kernel, or the next larger number for which the variant exists.
+/// - The last variant computes the variance in two passes.
 fn alone(
     launched: &Launched,
     rows: u32,
@@ -85,7 +87,8 @@ fn picked_norm(
     }
 }
 
-/// Does the same as [`alone`] for a LayerNorm after a bias and a residual. The last contender computes it with separate kernels.
+/// Returns the kernel that a model launches for a LayerNorm after a bias and a residual, followed by the same variants as in [`alone`]. The
+/// last contender uses three kernels: one each for bias, residual and LayerNorm.
 fn after_a_gemm(
     launched: &Launched,
     rows: u32,

@@ -65,7 +65,8 @@ pub(super) fn by_limit<K>(variants: Vec<(Option<u64>, K)>, size: u32) -> K {
     kernel
 }
 
-/// Returns the selected kernel, and those of `others` that exist and differ from all kernels before them.
+/// Returns the selected kernel, followed by `others`. Skips each of `others` that has no kernel, or the kernel or label of an earlier
+/// entry.
 pub(super) fn variants<K: Clone + PartialEq + Into<KernelSpec>>(
     (label, by): (&'static str, ChosenBy),
     picked: &K,
@@ -143,7 +144,7 @@ pub(super) enum Task {
 /// Minimum work of a task for any implementation, from which a rate is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Work {
-    /// Bytes of operands that are read once and results that are written once. Vectors with the width of a row are not counted.
+    /// Bytes of the operands, each read once, and of the results, each written once. Vectors with the width of a row are not counted.
     Bytes(f64),
     /// Operations on valid tokens; a multiply-add counts as two.
     Flop(f64),
@@ -166,7 +167,7 @@ impl Work {
     }
 }
 
-/// Returns the number of pairs of a token and an earlier token in a sequence of `n` tokens, at a distance of at most `window`.
+/// Returns the number of pairs of a token and an earlier token that is at most `window` tokens away, in a sequence of `n` tokens.
 fn up_to(n: u32, window: Option<u32>) -> f64 {
     let far = f64::from(window.map_or(n, |window| window.min(n)));
     // Each token from index `far` on has `far` earlier tokens within the window.

@@ -15,9 +15,9 @@ use crate::{
     peers::PeerTime,
 };
 
-/// Accepted difference between the results of unfused kernels and of the fused kernel, in ulps of 1, for each unfused launch except the
-/// last. Unlike the fused kernel, each of these launches rounds its result. Values are at most 4 in magnitude, so the rounding error is
-/// below 4 ulps of 1.
+/// Accepted difference for each rounding of an intermediate result, in ulps of 1. Unfused launches round the result of every launch except
+/// the last to the storage type. A fused launch does not round these intermediate results. Values are at most 4 in magnitude, so the error
+/// of a rounding is below 4 ulps of 1.
 const ALLOWED_IN_PIECES: f32 = 4.0;
 /// Maximum length in the figure of short sequences (ByteTransformer III.E).
 const SHORT: u32 = 384;
@@ -99,8 +99,8 @@ pub(super) fn rows(
     rows
 }
 
-/// Returns the difference from the result of one launch that is accepted for a contender of several launches even if it exceeds the
-/// tolerance of the kernel.
+/// Returns the max difference from the result of the selected kernel that is always accepted, even if it exceeds that kernel's tolerance.
+/// It is 0 for a contender with one launch and grows with the number of launches.
 fn of_pieces(contender: &Contender, dtype: DType) -> f32 {
     let unit = dtype.epsilon();
     let rounded = contender.chain.launches.len().saturating_sub(1);
@@ -357,7 +357,7 @@ fn series(rows: &[Row], groups: &[usize], time: bool) -> Vec<Series> {
             names.push((row.peer, &row.who));
         }
     }
-    // Sort by X, so that the order does not depend on which variant was selected for the first shape.
+    // Sort the variants named `X=…` by X. Otherwise, their order would depend on which of them was selected for the first shape.
     names.sort_by_key(|&(peer, who)| (peer, !who.starts_with("X="), who.strip_prefix("X=")));
     names
         .into_iter()

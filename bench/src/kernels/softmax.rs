@@ -35,9 +35,12 @@ pub(super) fn problems(dtype: DType) -> Vec<Problem> {
     SHAPES.into_iter().map(problem).collect()
 }
 
-/// Returns the kernel that a model launches, followed by variants: X rows that a team of lanes processes together (`warpAllReduce_XElem`),
-/// one block per row, and the kernel for any length. If there is no variant with the launched kernel's number of lanes per team, the next
-/// larger number of lanes is used.
+/// Returns the kernel that a model launches, followed by its variants.
+///
+/// - In the variants `X=1`, `X=2` and `X=4`, a team of lanes (threads) processes X rows together (`warpAllReduce_XElem`). The number of
+///   lanes in a team is that of the launched kernel, or the next larger number for which the variant exists.
+/// - `a block a row` uses a block for each row.
+/// - `streamed` supports any length.
 fn contenders(length: u32, dtype: DType) -> Vec<Contender> {
     let picked = by_limit(AttentionSoftmax::new(HEADS, 1.0, dtype).by_length(), length);
     let candidates = picked.candidates();

@@ -64,7 +64,8 @@ fn work_is_the_minimum_of_an_operator() {
     };
     // 4·(100 + 400)·768 operations: only pairs of tokens of the same sequence count.
     assert_eq!(attention(false).work(f16), Work::Flop(1_536_000.0));
-    // Causal attention has 55 and 210 pairs, because a token attends only to itself and to earlier tokens.
+    // In causal attention, a token attends only to itself and to earlier tokens. Sequences of 10 and 20 tokens therefore have 55 and 210
+    // pairs of a query and a key.
     assert_eq!(attention(true).work(f16), Work::Flop(814_080.0));
     let cached = |new| Task::CachedAttention {
         heads: 4,

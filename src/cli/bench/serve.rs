@@ -160,8 +160,8 @@ struct Run {
     /// Number of requests that found all connections in use. If it is not 0, the load differs from the plan.
     waited_for_connection: u64,
     in_time: Option<InTime>,
-    /// Tokens per second of the engine alone, on lengths that are drawn like those of the requests. `share` is the fraction of this
-    /// throughput that the service reached.
+    /// Tokens per second of the engine without the server, for lengths from the same distribution as those of the requests. `share` is the
+    /// fraction of this throughput that the server reached.
     offline_tokens_per_second: Option<f64>,
     share: Option<f64>,
     /// Reason why the engine alone was not measured.
@@ -307,7 +307,8 @@ fn drive<T: Target>(
                     counted.came.0 += 1;
                     counted.came.1 += answered.tokens;
                 }
-                // Count only requests that were due within the measured time. After that time, the load of a closed loop decreases.
+                // Count only requests that were due within the measured time. After it, the clients of a closed loop stop one after
+                // another, so the load decreases.
                 if planned < warm || planned >= over {
                     return answered.status == 200;
                 }

@@ -5,8 +5,8 @@ use miette::Report;
 
 use crate::text::Encoded;
 
-/// A task of a command. It tokenizes the texts of a row, and turns the outputs that the model computes for these sequences into the values
-/// of the output row. An error is the reason why the row is refused.
+/// A task of a command. It tokenizes the texts of a row into sequences, and turns the model's outputs for these sequences into the values
+/// of the output row. Errors of [`encode`](Self::encode) and [`finish`](Self::finish) are the reason why the row is refused.
 pub(in crate::cli) trait Task: Send + Sync + 'static {
     /// State of a row between [`encode`](Self::encode) and [`finish`](Self::finish).
     type Row: Send;

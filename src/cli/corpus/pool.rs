@@ -412,7 +412,7 @@ fn compute<T: Task>(
     computed: &SyncSender<Submitted<T>>,
 ) {
     loop {
-        // Wait until a batch can be submitted at once, before taking one. Until then, another device can take the batch.
+        // Take a batch only when the device can accept it. Until then, another device can take the batch.
         session.make_place();
         // The lock is held while this device waits for a batch. Other devices wait for the lock.
         let next = work.lock().unwrap_or_else(PoisonError::into_inner).recv();

@@ -85,8 +85,7 @@ impl<T: Task> Window<T> {
         }
     }
 
-    /// Adds the values of a sequence. If they are the last ones of the row, computes the row's
-    /// result.
+    /// Adds the values of a sequence. Once the values of all sequences of the row have been added, computes the row's result.
     pub(super) fn add(&self, task: &T, place: Place, output: &[f32]) {
         if let Some(value) = output.iter().find(|value| !value.is_finite()) {
             let reason = format!("the model gave the value {value}");

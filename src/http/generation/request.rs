@@ -235,7 +235,7 @@ impl GenerationRequest {
             max_tokens: self.max_tokens.and_then(|n| usize::try_from(n).ok()),
             default_max_tokens: match self.max_tokens {
                 None => (!is_chat).then_some(DEFAULT_TOKENS),
-                // For -1, the generator lowers this default to the number of remaining positions.
+                // -1 means no limit. The generator lowers `usize::MAX` to the number of remaining positions.
                 Some(n) => (n < 0).then_some(usize::MAX),
             },
             temperature: self.temperature,

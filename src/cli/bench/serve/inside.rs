@@ -1,4 +1,5 @@
-//! A model that is served in this process, and the engine alone for comparison.
+//! A model that is served in this process. For comparison, its engine is also measured alone: it runs batches or decode steps without
+//! requests, queues and a scheduler.
 
 use std::{
     path::{Path, PathBuf},
@@ -71,13 +72,14 @@ pub(super) struct Inside {
     new: usize,
 }
 
-/// Max seconds for measuring the engine alone.
+/// Max seconds for measuring the engine without the server.
 const OFFLINE: f64 = 5.0;
 
-/// Throughput of the engine alone in tokens per second, or the reason why it was not measured.
+/// Throughput of the engine without the server, in tokens per second, or the reason why it was not measured.
 type Offline = Result<f64, String>;
 
-/// Starts a model in this process. Also measures the throughput of its engine alone, on lengths that are drawn like those of the requests.
+/// Starts a model in this process. Also measures the throughput of its engine without the server, for the lengths that `args` selects for
+/// requests.
 pub(super) fn start(args: &super::Args) -> Result<(Inside, Offline), Report> {
     let inside = &args.inside;
     let folder = inside
