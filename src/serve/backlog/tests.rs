@@ -35,7 +35,7 @@ fn estimated_time_is_that_of_the_slower_of_tokenizers_and_devices() {
     let mut four = Backlog::new(4, 1);
     (four.tokenizing, four.tenants) = (one.tokenizing, one.tenants.clone());
     near(seconds(&four, 0), 2.5);
-    // Devices work in parallel with tokenizers and are faster, so their time adds nothing.
+    // Devices work in parallel with the tokenizers and are faster, so an additional token to compute does not change the estimate.
     near(seconds(&four, 1), 2.5);
     // An urgent request runs before the queued work.
     assert_eq!(before(&one, 1), Duration::ZERO);
