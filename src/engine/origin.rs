@@ -13,8 +13,8 @@ use crate::{
     text::limit_context,
 };
 
-/// The description that a program was compiled from, and a digest of the graph that was built from the description and the sizes and
-/// modules of a checkpoint folder. Another folder fits the program if its sizes and modules give a graph with the same digest.
+/// The description that a program was compiled from, and a digest of its graph. The graph was built from the description, with the sizes
+/// and modules of a checkpoint folder. Another folder fits the program if its sizes and modules give a graph with the same digest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Origin {
     /// File name of the description.
