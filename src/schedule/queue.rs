@@ -478,7 +478,7 @@ mod tests {
                         gone.push(list.remove(at.index(list.len())).id);
                     }
                 }
-                // If one of the ids is not that of a waiting request, nothing is removed.
+                // If one of the ids does not belong to a waiting request or occurs twice, nothing is removed.
                 let before = arrivals.queue().len();
                 let wrong = gone.iter().chain(gone.first()).copied().chain([u64::MAX]);
                 prop_assert!(arrivals.remove(wrong).is_err());

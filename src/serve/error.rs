@@ -83,8 +83,7 @@ impl ServeError {
         }
     }
 
-    /// If the error is about the field `prompt`, replaces the name of that field with `field`, the field in which the request has its
-    /// input.
+    /// If the error is about the field `prompt`, replaces that name with `field`, the name of the request field that has the input.
     pub(crate) fn of_source(self, field: &'static str) -> Self {
         let named = |param| match param {
             "prompt" => field,
