@@ -49,8 +49,8 @@ struct Loaded {
 /// Properties of a checkpoint that the program depends on.
 #[derive(Default)]
 struct Facts {
-    /// Names of output heads that config.json ties to another tensor, although the checkpoint stores a separate tensor with different
-    /// values for them.
+    /// Names of output heads with their own tensor in the checkpoint, although config.json ties them to another tensor. The two tensors
+    /// differ in their values.
     own: BTreeSet<String>,
     /// Formats of tensors that keep their published quantized values, by tensor name.
     published: BTreeMap<String, Format>,

@@ -21,8 +21,8 @@ pub struct Origin {
     name: String,
     /// Text of the description.
     source: String,
-    /// Names of output heads that config.json ties to another tensor, although the checkpoint stores a separate tensor with different
-    /// values for them.
+    /// Names of output heads with their own tensor in the checkpoint, although config.json ties them to another tensor. The two tensors
+    /// differ in their values.
     own: BTreeSet<String>,
     outputs: Vec<String>,
     max_context: Option<u32>,

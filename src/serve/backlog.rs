@@ -185,7 +185,7 @@ impl Work {
         self.expected.add(class, load.tokens);
     }
 
-    /// Removes texts that are tokenized or that need not be tokenized.
+    /// Removes the work `load` of texts that have been tokenized or need not be tokenized.
     pub fn take_untokenized(&mut self, class: u8, load: Load) {
         self.bytes.take(class, load.bytes);
         self.expected.take(class, load.tokens);
@@ -416,8 +416,8 @@ impl Backlog {
     }
 
     /// Checks whether a request with the work `load` can be answered within the time limit `within`. Texts of a class run in order of
-    /// arrival, and tenants take turns. The request therefore waits for the queued work of its own tenant. Of each other tenant, it waits
-    /// for the queued work only up to the amount of its own tenant's work, including the request.
+    /// arrival, and tenants take turns. The request therefore waits for the queued work of its own tenant. From each other tenant, it waits
+    /// for at most as much queued work as its own tenant has, including the request.
     ///
     /// # Errors
     /// Returns an error if the request would miss its deadline. The error says by how much.

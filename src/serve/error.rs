@@ -113,7 +113,8 @@ impl ServeError {
         }
     }
 
-    /// Returns this error for an equal input of another request. `index` is the index of the input in that request.
+    /// Converts this error of an input to the error of an equal input in another request. `index` is the index of the equal input in that
+    /// request.
     pub(super) fn at(self, index: usize) -> Self {
         match self {
             Self::TooLong { limit, .. } => Self::TooLong { index, limit },

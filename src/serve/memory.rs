@@ -28,9 +28,9 @@ const VALUES: u64 = 224 << 20;
 const ANSWERS: u64 = 224 << 20;
 /// Small requests and growing answers may exceed a limit by this fraction of the limit: 1 / `EXTRA`.
 const EXTRA: u64 = 4;
-/// Requests up to this size skip the queue, so that larger requests do not block them.
+/// Requests for up to this many bytes skip the queue while there is memory, so that larger requests do not block them.
 const SMALL: u64 = 256 << 10;
-/// Lower bound of the limits on values and on answers, in bytes per byte of the longest body.
+/// The limits on values and on answers are at least this many bytes per byte of the longest body.
 const FACTOR: u64 = 16;
 /// If a request held at least this many bytes, its memory is returned to the system when the request ends.
 const LARGE: u64 = 4 << 20;

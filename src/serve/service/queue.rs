@@ -177,7 +177,8 @@ impl Shared {
     }
 
     /// Answers an input and its followers, and caches the answer. If the input was refused because of its deadline, its followers do not
-    /// get the error, and the follower with the latest deadline is queued in its place. The caller must not hold the lock of the state.
+    /// get the error, and the follower with the latest deadline is queued instead of the input. The caller must not hold the lock of the
+    /// state.
     pub(super) fn answer(
         &self,
         mut lead: Leader,
