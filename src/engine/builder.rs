@@ -49,8 +49,8 @@ struct Loaded {
 /// Properties of a checkpoint that the program depends on.
 #[derive(Default)]
 struct Facts {
-    /// Names of output heads that config.json ties to another tensor, although the checkpoint stores a separate tensor with different
-    /// values for them.
+    /// Names of output heads with their own tensor in the checkpoint, although config.json ties them to another tensor. The two tensors
+    /// differ in their values.
     own: BTreeSet<String>,
     /// Formats of tensors that keep their published quantized values, by tensor name.
     published: BTreeMap<String, Format>,
@@ -151,7 +151,8 @@ impl Builder {
         }
     }
 
-    /// Sets the checkpoint: a folder with `config.json` and `model.safetensors`, or with an index and its shards; or a GGUF file.
+    /// Sets the checkpoint: either a GGUF file, or a folder with `config.json` and the weights (`model.safetensors`, or an index and its
+    /// shards).
     pub fn checkpoint(mut self, folder: impl Into<PathBuf>) -> Self {
         self.checkpoint = Some(folder.into());
         self
@@ -455,8 +456,8 @@ impl Builder {
         })
     }
 
-    /// Compiles the program, or reads it and its kernels from an artifact file. `is_last` says that `facts` are complete. If tuning was
-    /// requested, the program is tuned only in that case.
+    /// Compiles the program, or reads it and its kernels from an artifact file. `is_last` says that `facts` are complete. The program is
+    /// tuned only if `is_last` is true and tuning was requested.
     fn artifact(
         &self,
         device: &DeviceName,

@@ -228,8 +228,8 @@ pub fn compile(
         },
         cache: options.kv_cache.filter(|_| options.cached),
         cache_scales: options.cache_scales,
-        // Rounding inputs to E4M3 makes products faster, except in programs with a KV cache. Decode steps multiply few rows of activations,
-        // so most of their time is spent reading the weights.
+        // Round inputs to E4M3 to make products faster, but not in programs with a KV cache: their decode steps multiply few rows of
+        // activations and spend most of the time reading the weights.
         fp8_inputs: options.dtype.has_mma()
             && options.machine.has_e4m3_products()
             && !options.cached,
@@ -299,7 +299,7 @@ fn chosen_outputs<'a>(
     let mut outputs: Vec<&str> = match &options.outputs {
         Some(outputs) => outputs.iter().map(String::as_str).collect(),
         None if !further.is_empty() => Vec::new(),
-        // The graph has the default outputs. The intermediates are not outputs of the description, but values within this graph.
+        // Keep the default outputs, because no outputs were requested and no intermediate is an output of the description.
         None => return None,
     };
     for name in further {

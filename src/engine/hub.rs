@@ -197,7 +197,7 @@ fn check_config(
         if has("config.json")
             && !has("adapter_config.json")
             && let Some(config) = json(&folder.join("config.json"), Kind::Config)
-            // Some routes of a Router are static embeddings, whose config.json has no `model_type`.
+            // Some routes of a Router are static embeddings. Their config.json has no `model_type` and is not checked.
             && (trunks.len() == 1 || config.get("model_type").is_some())
         {
             check(&config)?;
@@ -322,7 +322,7 @@ fn trunks(folder: &Path) -> BTreeSet<String> {
 }
 
 /// Returns the folders of the modules of each pipeline in `modules.json`, as prefixes of file names. There is one pipeline, or one for each
-/// route of a Router. Its first folder is that of the transformer. A malformed file is ignored here, because
+/// route of a Router. The first folder of a pipeline is that of the transformer. A malformed file is ignored here, because
 /// [`Folder`](crate::text::Folder) reports it.
 fn pipelines(folder: &Path) -> Vec<Vec<String>> {
     let list = json(&folder.join(MODULES), Kind::Config);

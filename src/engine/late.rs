@@ -263,8 +263,8 @@ impl Session {
         }
     }
 
-    /// Runs a batch of documents. Returns a sum for each document: over the vectors of `query`, the max dot product with a vector of the
-    /// document.
+    /// Runs a batch of documents, and returns the score of each document for `query`: each vector of `query` contributes its max dot
+    /// product with a vector of the document, and the score is the sum of these products.
     ///
     /// # Panics
     /// Panics unless the session [scores on its device](Self::scores_on_device).

@@ -172,7 +172,8 @@ impl Engine {
         self.session_of(allocator, self.graphs)
     }
 
-    /// Creates a session that uses `graphs` instead of the engine's choice of launches to replay as CUDA graphs.
+    /// Creates a session that replays the launches that `graphs` selects as CUDA graphs, instead of those that the engine's setting
+    /// selects.
     ///
     /// # Errors
     /// Returns an error if the engine generates tokens, or if the device cannot create a stream.
@@ -223,9 +224,9 @@ impl Engine {
         Ok(self.footprint(batch)?.chunks)
     }
 
-    /// Returns the bytes of [`Engine::bytes_needed`], and a lower bound on the bytes of any memory plan for the batch. A CUDA device plans
-    /// a batch for its bucket ([`GraphChoice`]), which has a few more tokens. If the bucket does not fit in memory but the batch does, a
-    /// session plans for the batch and takes less memory.
+    /// Returns the bytes of [`Engine::bytes_needed`], and a lower bound on the bytes of any memory plan for the batch. On a CUDA device, a
+    /// batch is planned for its bucket ([`GraphChoice`]), which has a few more tokens than the batch. If the bucket does not fit in memory
+    /// but the batch does, a session plans for the batch itself and takes less memory than the returned bytes.
     pub fn footprint(&self, batch: &Batch) -> Result<Footprint, EngineError> {
         let batch = &*padding::laid_out(batch, self.padding)?;
         let (program, allocator) = (self.program(), &self.allocator);

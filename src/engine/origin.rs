@@ -13,16 +13,16 @@ use crate::{
     text::limit_context,
 };
 
-/// The description that a program was compiled from, and a digest of the graph that was built from the description and the sizes and
-/// modules of a checkpoint folder. Another folder fits the program if its sizes and modules give a graph with the same digest.
+/// The description that a program was compiled from, and a digest of its graph. The graph was built from the description, with the sizes
+/// and modules of a checkpoint folder. Another folder fits the program if its sizes and modules give a graph with the same digest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Origin {
     /// File name of the description.
     name: String,
     /// Text of the description.
     source: String,
-    /// Names of output heads that config.json ties to another tensor, although the checkpoint stores a separate tensor with different
-    /// values for them.
+    /// Names of output heads with their own tensor in the checkpoint, although config.json ties them to another tensor. The two tensors
+    /// differ in their values.
     own: BTreeSet<String>,
     outputs: Vec<String>,
     max_context: Option<u32>,

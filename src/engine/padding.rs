@@ -44,7 +44,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// Returns the indices to keep in a tensor; `None` if the size of no dimension is the number of tokens or of query-key pairs.
+    /// Returns the indices to keep in a tensor; `None` if the tensor has no padding, because no dimension counts tokens or query-key pairs.
     fn of(shape: &Shape, batch: &Batch) -> Option<Self> {
         let longest = batch.extents().longest as usize;
         let lens: Vec<usize> = batch.valid_lens().iter().map(|&n| n as usize).collect();

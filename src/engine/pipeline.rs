@@ -11,9 +11,9 @@ use crate::Batch;
 /// Capacity of the queue of batches that the pipeline's thread has not yet received.
 const QUEUE: usize = 1;
 
-/// Runs batches on a separate thread, in order of submission. While one batch runs, the next one is already enqueued on the CUDA stream, or
-/// for the thread if the model runs on a CPU, so the executor is not idle between batches. Further calls of [`submit`](Self::submit) block
-/// until the queue has room. Batches run even if the caller does not wait for their results.
+/// Runs batches on a separate thread, in order of submission. While one batch runs, the next one is already enqueued: on the CUDA stream
+/// or, if the model runs on a CPU, in the queue of the thread. The executor is therefore not idle between batches. Further calls of
+/// [`submit`](Self::submit) block until the queue has room. Batches run even if the caller does not wait for their results.
 pub struct Pipeline {
     /// `None` after shutdown has begun.
     batches: Option<SyncSender<Job>>,

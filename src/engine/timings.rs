@@ -21,7 +21,7 @@ use crate::{
 
 /// Version of the format. Files of other versions are refused.
 const FORMAT: u32 = 1;
-/// Digest of the sources that kernels are generated from, computed by `build.rs`. Timings of other kernels are refused.
+/// Digest of the sources that kernels are generated from, computed by `build.rs`. Timings in a file with another digest are refused.
 const KERNELS: &str = env!("GEMMULE_KERNELS");
 /// Maximum length in bytes of the name of a card or a kernel.
 const MAX_NAME: usize = 512;
@@ -209,7 +209,7 @@ pub fn parse_timings(bytes: &[u8]) -> Result<(Timings, TimedOn), TimingsError> {
 
 impl Document {
     fn sum(&self) -> Result<String, TimingsError> {
-        // The values are serialized again, so that the layout of the file does not matter.
+        // Hash the parsed values after serializing them again. The checksum then does not depend on the layout of the file.
         let all = (
             self.format,
             &self.gemmule,

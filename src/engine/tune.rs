@@ -43,8 +43,8 @@ pub enum TuneMode {
 impl TuneMode {
     const ALL: [Self; 3] = [Self::Off, Self::Quick, Self::Full];
 
-    /// Returns the batch sizes to time, in tokens, ascending. They are not powers of two, which fill every tile and would favor large
-    /// tiles.
+    /// Returns the batch sizes to time, in tokens, ascending. They are not powers of two, because such batches fill every tile and would
+    /// favor large tiles.
     fn tokens(self) -> Vec<u64> {
         let per_octave = match self {
             Self::Off => return Vec::new(),
@@ -191,9 +191,9 @@ impl<'a> Tuner<'a> {
         Ok(timings)
     }
 
-    /// Returns the timings that are known before any kernel is timed. These are the timings of the given file. Without a file, or if the
-    /// file is refused and kernels are timed, these are the cached timings, except in mode `Off` and with [`Tuner::again`], where there are
-    /// none.
+    /// Returns the timings that are known before any kernel is timed: those of the given file, or else the cached timings. The cached
+    /// timings are also used if the file is refused and kernels are timed. In mode `Off` and with [`Tuner::again`], the cache is not read,
+    /// so no timings are known without a file.
     fn known(&self, on: &TimedOn) -> Result<Timings, EngineError> {
         if let Some(file) = &self.given {
             let read = read_timings(file).and_then(|(timings, found)| {

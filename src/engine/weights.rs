@@ -59,11 +59,11 @@ pub fn open_checkpoint(
 
 /// Returns the tensors of a checkpoint that no output of the description reads and that are not known to be irrelevant.
 ///
-/// A tensor of a layer that is not read, although the same tensor of other layers is read, is an error. Either the checkpoint has more
-/// layers than config.json, or the description names a layer's weights without the layer's index.
+/// If a tensor is read in some layers but not in others, this is an error. Either the checkpoint has more layers than config.json, or the
+/// description names a layer's weights without the layer's index.
 ///
 /// # Errors
-/// Returns [`EngineError::LeftOut`] if only some layers are read, with the first unread tensor.
+/// Returns [`EngineError::LeftOut`] if a tensor is read in only some layers. The error names the first unread tensor.
 pub fn unread(
     source: &dyn WeightSource,
     names: &WeightNames,
@@ -102,7 +102,7 @@ pub fn unread(
             n: rest.len() + 1,
         });
     }
-    // The description also accounts for alternative spellings of the names in `all`, and for tied heads.
+    // Tensors whose names are alternative spellings of names in `all`, and tied output heads, do not count as unread.
     let heads = names.ties.keys().map(String::as_str);
     let known = all.iter().map(|&(name, _)| name).chain(heads);
     let known: BTreeSet<String> = known.flat_map(|name| names.spellings(name)).collect();

@@ -70,8 +70,8 @@ pub(super) fn packed(tokens: u64, mean: f64) -> Extents {
 }
 
 /// Values at the grid points of two ascending axes. Between grid points, values are interpolated linearly along both axes, because the time
-/// of a batch is nearly linear in its tokens. Outside an axis, its nearest point is used, except that values beyond the last `x` grow in
-/// proportion to `x`.
+/// of a batch is nearly linear in its tokens. A coordinate outside an axis is replaced by the nearest point of the axis. Beyond the last
+/// `x`, the value then grows in proportion to `x`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Grid {

@@ -11,7 +11,7 @@ use super::Waiting;
 pub(super) struct FairShares {
     /// Tokens of each tenant so far. A tenant without an entry counts as having `now` tokens.
     tokens: HashMap<u32, u64>,
-    /// Token count of the tenant whose text started last, before that text was charged. This is the virtual time of the fair queue.
+    /// Virtual time of the fair queue: the token count that the tenant of the most recently started text had before this text was charged.
     now: u64,
 }
 

@@ -2,6 +2,8 @@
 //! waiting requests and the devices, and returns a [`Decision`]. It uses no clock, thread, file or random number. The simulator
 //! and the server therefore run the same code, and equal views give equal decisions.
 //!
+//! Each row of the table is a scheduler: when it decides, which waiting requests it selects, how it lays out their batches, and its source.
+//!
 //! | name | when | which | how | source |
 //! |---|---|---|---|---|
 //! | `no-batch` | hungry | in order of arrival | one request per batch | TurboTransformers 6.2 |

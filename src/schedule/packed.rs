@@ -43,8 +43,8 @@ const AGEING: u64 = 4;
 /// Packed scheduler. Each decision plans at most one batch per lane, in these steps:
 ///
 /// 1. A request is refused if its deadline has passed, or would pass even if the request ran alone at once. An urgent request (see 3) is
-///    also refused if the planned batch would finish after its deadline. If less than a full batch is waiting, only the running time of the
-///    request alone is counted.
+///    also refused if the planned batch would finish after its deadline. If less than a full batch is waiting, the request is assumed to
+///    run alone for this estimate.
 /// 2. The token budget is the smallest number of tokens that reaches 97 % of the maximum throughput, or 99.5 % if no request has a deadline
 ///    and at least two full batches are waiting. The costs predict the throughput for the mean sequence length of the first 64 waiting
 ///    requests. The budget is halved until the batch fits the lane's memory. If fewer than two full batches are waiting, it is also halved
@@ -54,10 +54,10 @@ const AGEING: u64 = 4;
 ///    of the planned batch. The other requests follow by class. The requests of a class move up by one class each time the oldest of them
 ///    has waited for four times the target latency. Tenants of one class take turns by tokens (deficit round robin); each tenant's requests
 ///    run in order of arrival. If a tenant's next request does not fit, one of the tenant's first 64 requests that fits may overtake it.
-///    After this has happened eight times, the request comes before the other classes.
+///    After the next request has been overtaken eight times, it comes before the requests of all other classes.
 /// 4. If the device rounds up the number of tokens of a batch, further requests fill the difference at no extra cost.
-/// 5. An idle lane gets its batch at once. A busy lane gets its next batch when the waiting requests have half the token budget, or
-///    shortly before its current batch ends.
+/// 5. An idle lane gets its batch at once. A busy lane gets its next batch when the waiting requests have at least half as many tokens as
+///    the token budget, or shortly before its current batch ends.
 ///
 /// Generated texts start by class. Tenants of one class take turns, weighted by the tokens of their prompts and texts.
 pub struct Packed {
@@ -72,8 +72,8 @@ pub struct Packed {
     turn: u32,
     /// Memory of the largest lane at the last decision, in bytes.
     bytes: u64,
-    /// The smallest numbers of tokens that reach [`RATE`] and [`FULL_RATE`], by quantized mean length. Computed once per mean length. They
-    /// would not change if all costs changed by the same factor.
+    /// The smallest numbers of tokens that reach [`RATE`] and [`FULL_RATE`], by quantized mean length. Computed only once per mean length,
+    /// because a change of all costs by the same factor does not affect them.
     budgets: HashMap<i32, (u64, u64)>,
     /// Queue positions of the requests that are already part of the current decision.
     gone: Marks,
@@ -304,9 +304,9 @@ impl Packed {
             let extents = packed(tokens, mean);
             view.costs.bytes(Layout::Packed, &extents) <= lane.bytes
         };
-        // The larger budget of `FULL_RATE` delays requests too long, so it is only used if no request has a deadline. The budget is not
-        // reduced for a deadline if at least two full batches are waiting, or if the throughput would fall below the arrival rate, because
-        // even more requests would then miss their deadlines.
+        // If a request has a deadline, do not use the larger budget of `FULL_RATE`, because it delays requests too long. Reduce the budget
+        // for a deadline only if fewer than two full batches are waiting and the throughput stays above the arrival rate. Otherwise even
+        // more requests would miss their deadlines.
         let full = match self.soonest.is_empty() {
             true => full,
             false => lean,
@@ -349,7 +349,7 @@ impl Packed {
     ) {
         let within = start.plus(Micros(time.0.saturating_mul(2)));
         let is_full = self.waits(view, batch.budget);
-        // Reserve a quarter of the batch for requests without a deadline that have waited long.
+        // If a request without a deadline has waited long, reserve a quarter of the batch for requests without deadlines.
         let old = view.now.since(Micros(self.slo.0.saturating_mul(AGEING)));
         let mut oldest = view.waiting.iter().take(LOOK_AHEAD);
         let keep = match oldest.any(|w| w.deadline.is_none() && w.arrived < old) {
@@ -399,9 +399,9 @@ impl Packed {
         self.lines = lines;
     }
 
-    /// Returns the first request of the queue `line` that fits the batch, with its position in the queue. The next [`LOOK_AHEAD`] requests
-    /// after the first one are only considered if it has been overtaken fewer than [`PASSED_OVER`] times. Removes requests that are no
-    /// longer waiting from the front of the queue.
+    /// Returns the first request of the queue `line` that fits the batch, with its position in the queue. If the first request does not fit
+    /// and has been overtaken fewer than [`PASSED_OVER`] times, the first [`LOOK_AHEAD`] requests are searched for one that fits. Removes
+    /// requests that are no longer waiting from the front of the queue.
     fn next<'v>(
         &self,
         view: &View<'v>,
@@ -443,8 +443,8 @@ impl Packed {
                 .front()
                 .and_then(|&(id, _)| view.waiting.get(id))
         };
-        // The oldest request of a class moves up the requests of all its tenants. If each tenant moved up by itself, the tenant with the
-        // most requests would overtake the others, because its requests wait longest.
+        // The age of the oldest request of a class, from any tenant, determines how far the whole class moves up. If each tenant moved up
+        // separately, the tenant with the most requests would overtake the others, because its requests wait longest.
         let mut oldest: BTreeMap<u8, u64> = BTreeMap::new();
         for (&(class, _), line) in &self.lines {
             if let Some(first) = head(line) {

@@ -327,7 +327,7 @@ impl Soonest {
         self.raise(at, deadline, id);
     }
 
-    /// Inserts an element at the free position `at`, or above it if it is earlier than the ancestors.
+    /// Inserts an element at the free position `at`, and moves it up while it is earlier than its parent.
     fn raise(&mut self, mut at: usize, deadline: Micros, id: u64) {
         while at > 0 {
             let above = (at - 1) / CHILDREN;
@@ -348,7 +348,7 @@ impl Soonest {
 #[serde(from = "Vec<Vec<u64>>", into = "Vec<Vec<u64>>")]
 pub struct Rows {
     ids: Vec<u64>,
-    /// End of each row in `ids`; empty if every row has one request.
+    /// Index in `ids` at which each row ends; empty if every row has one request.
     ends: Vec<usize>,
 }
 
@@ -478,7 +478,7 @@ mod tests {
                         gone.push(list.remove(at.index(list.len())).id);
                     }
                 }
-                // If one of the ids is not that of a waiting request, nothing is removed.
+                // If one of the ids does not belong to a waiting request or occurs twice, nothing is removed.
                 let before = arrivals.queue().len();
                 let wrong = gone.iter().chain(gone.first()).copied().chain([u64::MAX]);
                 prop_assert!(arrivals.remove(wrong).is_err());

@@ -45,8 +45,8 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Returns a pace of `seconds` per unit of work, which is assumed until work is measured. It has the weight of a measurement over a
-    /// hundredth of [`WINDOW`], so the first real measurements outweigh it.
+    /// Returns a pace of `seconds` per unit of work, which is assumed until work is measured. The assumed pace weighs as much as a
+    /// measurement that took a hundredth of [`WINDOW`], so the first real measurements outweigh it.
     pub fn of(seconds: f64) -> Self {
         let of = WINDOW / 100.0;
         Self {
@@ -185,7 +185,7 @@ impl Work {
         self.expected.add(class, load.tokens);
     }
 
-    /// Removes texts that are tokenized or that need not be tokenized.
+    /// Removes the work `load` of texts that have been tokenized or need not be tokenized.
     pub fn take_untokenized(&mut self, class: u8, load: Load) {
         self.bytes.take(class, load.bytes);
         self.expected.take(class, load.tokens);
@@ -275,7 +275,7 @@ impl Tenants {
     ///   texts that are always admitted.
     ///
     /// # Errors
-    /// Returns an error if the request is refused: the estimated time of the queued work that would run before it.
+    /// Returns an error if the request is refused. The error is the estimated time of the queued work that would run before the request.
     pub fn admit(
         &self,
         tenant: u32,
@@ -306,7 +306,7 @@ pub(super) struct Backlog {
     pub tenants: Tenants,
     /// Seconds of a tokenizer thread per byte of text.
     pub tokenizing: Pace,
-    /// Measured seconds that batches take on a device, per second of their estimates.
+    /// Measured time of batches on a device, in seconds per estimated second.
     device: Pace,
     density: Density,
     /// Largest recent time by which a batch took longer than estimated. It decays with each batch.
@@ -356,7 +356,7 @@ impl Backlog {
     /// Decides whether to admit a request of `tenant` and `class`, as described for [`Tenants::admit`].
     ///
     /// # Errors
-    /// Returns an error if the request is refused: the estimated time of the queued work that would run before it.
+    /// Returns an error if the request is refused. The error is the estimated time of the queued work that would run before the request.
     pub fn admit(
         &self,
         tenant: u32,
@@ -393,7 +393,8 @@ impl Backlog {
     }
 
     /// Returns a lower bound on the time that `load` takes. It assumes that batches have the size with the highest throughput and that
-    /// nothing else runs. [`CERTAIN`] allows for an estimate that is too long. `mean` is the mean number of tokens per text.
+    /// nothing else runs. The result is multiplied by [`CERTAIN`], because the estimates may be too long. `mean` is the mean number of
+    /// tokens per text.
     pub fn least(&self, load: Load, mean: u64, costs: &CostTable) -> Duration {
         let Load { bytes, tokens } = load;
         let tokenizing = self.tokenizing.recent_seconds(bytes as f64);
@@ -415,8 +416,8 @@ impl Backlog {
     }
 
     /// Checks whether a request with the work `load` can be answered within the time limit `within`. Texts of a class run in order of
-    /// arrival, and tenants take turns. The request therefore runs after the queued work of all tenants, but waits for at most as much work
-    /// of each other tenant as its own tenant has.
+    /// arrival, and tenants take turns. The request therefore waits for the queued work of its own tenant. From each other tenant, it waits
+    /// for at most as much queued work as its own tenant has, including the request.
     ///
     /// # Errors
     /// Returns an error if the request would miss its deadline. The error says by how much.

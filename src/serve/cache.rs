@@ -381,8 +381,8 @@ fn from_bytes(key: &Key, bytes: &[u8]) -> Option<Answer> {
     })
 }
 
-/// Coalesces equal requests: the first request for a key, the leader, is computed, and later requests for the key, its followers, wait for
-/// its answer. `L` identifies a leader, and `F` is a follower.
+/// Coalesces equal requests: the first request for a key (the leader) is computed. Later requests for the key (the followers) wait for the
+/// leader's answer. `L` identifies a leader, and `F` is a follower.
 pub(super) struct Coalescer<L, F> {
     flights: Mutex<HashMap<Key, InFlight<L, F>>>,
 }
@@ -418,8 +418,8 @@ impl<L, F> Coalescer<L, F> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// If no computation of `key` is in progress, makes `lead` the leader of a new one. Otherwise, adds `follower` to the computation in
-    /// progress if `serves` returns true for its leader, or returns [`Role::Alone`] without joining.
+    /// If no computation of `key` is in progress, makes `lead` the leader of a new one. Otherwise, calls `serves` with the current leader:
+    /// if true, adds `follower` to the computation; if false, returns [`Role::Alone`] without joining.
     pub fn join(
         &self,
         key: Key,
@@ -476,9 +476,9 @@ impl<L, F> Coalescer<L, F> {
         flights.remove(key).map_or_else(Vec::new, |f| f.joined)
     }
 
-    /// Removes and returns the follower with the highest rank, whose request the caller then queues. Called if the request of `lead` failed
-    /// for a reason that does not concern its followers. If there are none, ends the computation and returns `None`. Also returns `None` if
-    /// `lead` is no longer the leader for `key`.
+    /// Removes and returns the follower with the highest rank. The caller queues it in place of `lead`, which failed for a reason that does
+    /// not concern the followers. If there is no follower, ends the computation and returns `None`. Also returns `None` if `lead` is no
+    /// longer the leader for `key`.
     pub fn promote<R: Ord>(&self, key: &Key, lead: &Arc<L>, rank: impl Fn(&F) -> R) -> Option<F> {
         let mut flights = self.lock();
         let flight = flights.get_mut(key)?;
@@ -591,7 +591,7 @@ mod tests {
         assert_eq!(flights.promote(&key, &lead, |&f| f), Some(12));
         assert!(!flights.leave(&key, &lead));
         assert!(flights.leave(&key, &lead));
-        // A new request starts its own computation, regardless of the followers of the first computation.
+        // All clients of the first computation have left, so a new request starts its own computation.
         assert_eq!(join(&other, 13), Role::Leader(13));
         assert!(flights.complete(&key, &lead).is_empty());
         assert_eq!(join(&lead, 14), joins(&other));

@@ -83,8 +83,7 @@ impl ServeError {
         }
     }
 
-    /// If the error is about the field `prompt`, replaces the name of that field with `field`, the field in which the request has its
-    /// input.
+    /// If the error is about the field `prompt`, replaces that name with `field`, the name of the request field that has the input.
     pub(crate) fn of_source(self, field: &'static str) -> Self {
         let named = |param| match param {
             "prompt" => field,
@@ -114,7 +113,8 @@ impl ServeError {
         }
     }
 
-    /// Returns this error for an equal input of another request. `index` is the index of the input in that request.
+    /// Converts this error of an input to the error of an equal input in another request. `index` is the index of the equal input in that
+    /// request.
     pub(super) fn at(self, index: usize) -> Self {
         match self {
             Self::TooLong { limit, .. } => Self::TooLong { index, limit },

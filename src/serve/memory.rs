@@ -26,11 +26,11 @@ const VALUES: u64 = 224 << 20;
 /// Max bytes of the inputs and answers of all requests. A request reserves memory for them when it begins, and more memory while its answer
 /// grows.
 const ANSWERS: u64 = 224 << 20;
-/// Small requests and growing answers may exceed each limit by the limit divided by this number.
+/// Small requests and growing answers may exceed a limit by this fraction of the limit: 1 / `EXTRA`.
 const EXTRA: u64 = 4;
-/// Requests up to this size skip the queue, so that larger requests do not block them.
+/// Requests for up to this many bytes skip the queue while there is memory, so that larger requests do not block them.
 const SMALL: u64 = 256 << 10;
-/// Lower bound of the limits on values and on answers, in bytes per byte of the longest body.
+/// The limits on values and on answers are at least this many bytes per byte of the longest body.
 const FACTOR: u64 = 16;
 /// If a request held at least this many bytes, its memory is returned to the system when the request ends.
 const LARGE: u64 = 4 << 20;
@@ -39,9 +39,9 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// Memory of all requests to a server.
 ///
-/// A request waits for memory of three kinds: for its body, for the values in the body, and for its inputs and answer. It never waits for
-/// an earlier kind, and only a body waits for a kind that it already holds. One body at a time may exceed the limit, so requests cannot
-/// deadlock.
+/// A request waits for memory of three kinds, in this order: for its body, for the values in the body, and for its inputs and answer. A
+/// request that holds memory of one kind may wait for a later kind, but never for an earlier one. It may wait for more memory of the kind
+/// that it holds only while its body grows, and one body at a time may exceed the limit. Requests therefore cannot deadlock.
 pub struct Memory {
     bodies: Arc<Ledger>,
     /// Permit of the body that may exceed the limit.
@@ -98,8 +98,8 @@ pub struct BodyMemory {
 }
 
 impl BodyMemory {
-    /// Waits until another `bytes` bytes of memory are available, or until it is this body's turn to exceed the limit. Even if bodies that
-    /// are still arriving fill all of the memory, they can therefore be read to their ends, one after another.
+    /// Waits until another `bytes` bytes of memory are available, or until it is this body's turn to exceed the limit. If bodies that are
+    /// still arriving fill all of the memory, they can therefore still be read to their ends, one after another.
     pub async fn grow(&mut self, bytes: u64) {
         let ledger = Arc::clone(&self.held.ledger);
         if self.permit.is_none() {
@@ -407,7 +407,7 @@ mod tests {
         let error = first.add(1).unwrap_err();
         assert!(matches!(error, ServeError::LargeRequest { .. }));
         first.free(2 << 20);
-        // A growing answer may exceed the limit, which waiting requests may not.
+        // Unlike a waiting request, a growing answer may exceed the limit.
         first.add(1 << 20).unwrap();
         assert!(waits.as_mut().poll(&mut context).is_ready());
         assert!(after.as_mut().poll(&mut context).is_pending());

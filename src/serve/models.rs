@@ -62,8 +62,8 @@ pub struct ModelChoice {
     pub default_prompt: DefaultPrompt,
     /// Task for which the model is loaded. It selects an adapter of the checkpoint, or a route of a sentence-transformers Router.
     pub task: Option<String>,
-    /// Name of the model with the default route, if this model is another route of the same sentence-transformers Router. This model
-    /// answers requests to that name with the task of this route.
+    /// If this model is a route of a sentence-transformers Router other than the default route: the name of the model with the default
+    /// route. Requests to that name for the task of this route are answered by this model.
     pub route_of: Option<String>,
     /// The fair locks of the devices, and the model's share of the devices' time relative to other models. `None` if no other model uses
     /// its devices.
@@ -139,7 +139,8 @@ pub enum ReloadError {
 /// Reason for refusing requests while the first models are being loaded.
 pub const LOADING: &str = "its models are being loaded";
 
-/// Max time for which a reload waits for the last requests of replaced models. Requests themselves may have a time limit of up to a day.
+/// Max time for which a reload waits for the last requests of replaced models. The wait is limited, because requests may run for up to a
+/// day.
 const MAX_LEAVING: Duration = Duration::from_secs(60);
 
 /// Time limit for measuring the costs of batches.
@@ -460,7 +461,7 @@ impl Models {
         }
     }
 
-    /// Creates a set of models that can be reloaded with `open`. The argument of `open` is the current models.
+    /// Creates a set of models that can be reloaded with `open`. `open` is called with the current models.
     pub fn reloadable(
         models: Vec<Model>,
         open: impl Fn(&[Arc<Model>]) -> Result<Vec<Model>, String> + Send + Sync + 'static,

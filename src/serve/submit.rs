@@ -14,8 +14,8 @@ pub enum OutputKind {
     AllTokens,
     /// The sparse embedding: the vocabulary entries with nonzero weights.
     Sparse,
-    /// The rows of a task head that computes a row for each token, concatenated. These are the label logits of all tokens, or the
-    /// vocabulary logits of the masks.
+    /// The concatenated output rows of a task head that computes a row for each token: the label logits of all tokens, or the vocabulary
+    /// logits of the mask tokens.
     Tokens,
     /// Scores before the activation function that the model's folder specifies.
     Logits,
@@ -30,9 +30,9 @@ pub enum OutputKind {
 /// Outputs in addition to an embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Further {
-    /// Whether the weights of the sparse embedding follow.
+    /// Whether the weights of the sparse embedding are appended to the embedding.
     pub sparse: bool,
-    /// Whether the token vectors of a document for late interaction follow.
+    /// Whether the token vectors of a document for late interaction are appended.
     pub token_vectors: bool,
 }
 
@@ -97,8 +97,8 @@ pub struct Submit {
 }
 
 impl Submit {
-    /// Returns the deadline of a request that was sent at `sent`. The `bool` is true if there is no deadline, which orders such requests
-    /// last.
+    /// Returns the deadline of a request that was sent at `sent`, after a `bool` that is true if there is no deadline. The pair orders
+    /// requests by deadline, with requests without a deadline last.
     pub(super) fn until(&self, sent: Instant) -> (bool, Option<Instant>) {
         let until = self.within.and_then(|w| sent.checked_add(w));
         (until.is_none(), until)
@@ -119,10 +119,10 @@ pub struct Answer {
 
 /// Bytes that an input takes from admission to its answer, in addition to its text.
 pub(super) const INPUT: u64 = 1024;
-/// Bytes that a value takes as f32 and in the JSON response. A score with its label takes [`SCORE`] bytes.
+/// Bytes that a value takes in total: as f32 and as text in the JSON response. A score with its label takes [`SCORE`] bytes.
 pub(super) const VALUE: u64 = 20;
 pub(super) const SCORE: u64 = 1000;
-/// Bytes that an entry of a sparse embedding takes as two numbers and in the JSON response.
+/// Bytes that an entry of a sparse embedding takes in total: as two numbers and as text in the JSON response.
 pub(super) const ENTRY: u64 = 64;
 
 impl Answer {

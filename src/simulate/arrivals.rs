@@ -225,8 +225,8 @@ impl Lengths {
                 mean,
                 deviation,
             } => {
-                // The mean is within the range, so usually about half of the draws or more are accepted. If the range is narrow, fewer are
-                // accepted, so the number of draws is limited.
+                // The mean is within the range, so usually at least about half of the draws are accepted. Limit the number of draws,
+                // because far fewer are accepted if the range is narrow.
                 for _ in 0..1000 {
                     let normal: f64 = StandardNormal.sample(source);
                     let drawn = (mean + deviation * normal).round();

@@ -37,7 +37,7 @@ pub struct Panel {
     pub log: bool,
 }
 
-/// Draws panels side by side. The horizontal axis of each panel is logarithmic and has the arrival rates `loads`, in requests per second.
+/// Draws panels side by side. The horizontal axis of each panel is logarithmic and shows the arrival rates `loads`, in requests per second.
 /// Lines of the same name have the same style in all panels.
 pub fn chart(title: &str, loads: &[f64], panels: &[Panel]) -> String {
     let names: Vec<&str> = panels

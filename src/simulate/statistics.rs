@@ -31,7 +31,7 @@ pub struct Summary {
     pub batches: u64,
     /// Tokens of the requests that ran, divided by the tokens that their first passes computed, including padding.
     pub valid: f64,
-    /// Fraction of the time until the last event during which a device was busy, averaged over the devices.
+    /// Busy time of a device, as a fraction of the time from the start to the last event. Averaged over the devices.
     pub busy: f64,
 }
 

@@ -7,8 +7,9 @@ use crate::{
 };
 
 impl Builder {
-    /// Returns the padding with which `program` runs. The inputs of the program determine whether its batches are laid out as
-    /// [`Padding::Expanded`], because the program of an artifact was not compiled with the options of this builder.
+    /// Returns the padding with which `program` runs. Unless padding is kept, a program that reads the valid lengths of sequences runs with
+    /// [`Padding::Expanded`]. This is decided by the inputs of the program, not by the options of this builder, because the program of an
+    /// artifact was compiled with other options.
     pub(super) fn padding_of(&self, program: &Program) -> Padding {
         match self.padding {
             Padding::Removed if program.reads(BatchInput::ValidLens) => Padding::Expanded,

@@ -58,7 +58,7 @@ fn warn_of_pooling(folder: &Folder, graph: &Graph, mut id: NodeId) {
         }
         Op::FirstToken => "its first token",
         Op::LastToken => "its last token",
-        // Other operators are part of the trained model, so the pooling is known.
+        // Any other operator is part of the trained model, so there is no assumed pooling to warn of.
         _ => return,
     };
     tracing::warn!(

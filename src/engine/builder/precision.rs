@@ -96,7 +96,7 @@ impl Builder {
         }
     }
 
-    /// Returns the format of the KV cache of a program with storage type `dtype`; `None` if the cache has this type, too.
+    /// Returns the format of the KV cache of a program with storage type `dtype`; `None` if the KV cache is also stored in `dtype`.
     pub(super) fn caches_in(&self, dtype: DType) -> Result<Option<Format>, EngineError> {
         let Some(format) = self.kv_cache else {
             return Ok(None);

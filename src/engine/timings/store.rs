@@ -30,8 +30,8 @@ pub fn write_timings(file: &Path, timings: &Timings, on: &TimedOn) -> Result<(),
     })
 }
 
-/// Returns the timings of `file` after checking that they were measured on the card `machine` and, if `nvrtc` is given, with that version
-/// of NVRTC. The second argument is the result of [`read_timings`] for `file`.
+/// Returns `timings` after checking that they were measured on the card `machine` and, if `nvrtc` is given, with that version of NVRTC.
+/// `(timings, found)` is the result of [`read_timings`] for `file`.
 ///
 /// # Errors
 /// Returns an error if the timings were measured on another card or with another version of NVRTC.

@@ -28,7 +28,7 @@ const FIRST_ROUNDS: usize = 2;
 const GIVE_UP_RATIO: f64 = 1.03;
 /// Pause before a trial, since the card's clock falls under sustained load.
 const REST: Duration = Duration::from_millis(10);
-/// Artificial timing in microseconds that forces a kernel into the program; no kernel is faster.
+/// Artificial time of a launch in microseconds. No kernel is this fast, so the selection prefers kernels with this time.
 const FORCED: f64 = 1e-3;
 
 /// Trials of one compiled model. All programs share the weights of `base`; cubins are cached by symbol.
@@ -116,9 +116,10 @@ impl<'a> Trials<'a> {
         Ok(())
     }
 
-    /// Returns the microseconds of one launch of `kernel` within a run; `None` if the measurement is implausible. `more` is the number of
-    /// microseconds by which a run with the kernel is longer than a run without it. The error of the cost model is `more` minus the
-    /// predicted difference. The returned time is the kernel's estimate plus this error divided by the number of launches of the kernel.
+    /// Returns the microseconds of one launch of `kernel` within a run; `None` if the measurement is implausible. `more` is the measured
+    /// time of a run with the kernel minus that of a run without it, in microseconds. The error of the cost model is `more` minus the
+    /// estimated difference. The returned time is the kernel's estimated time, plus the error divided by the number of launches of the
+    /// kernel in a run.
     fn in_place(
         &self,
         kernel: &KernelSpec,

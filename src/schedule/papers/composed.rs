@@ -224,8 +224,8 @@ impl Composed {
         self.gone.insert(entry.1);
     }
 
-    /// Selects the requests to run, in order. [`BatchLayout::Single`] and [`BatchLayout::Padded`] limit the number of requests, except for
-    /// DAS, which fills a given number of rows.
+    /// Selects the requests to run, in order. [`BatchLayout::Single`] and [`BatchLayout::Padded`] limit the number of requests. DAS does
+    /// not apply this limit, because it fills a given number of rows.
     fn chosen(&mut self, view: &View<'_>, bytes: u64) -> Vec<Chosen> {
         let most = match self.how {
             BatchLayout::Single => 1,
@@ -259,8 +259,8 @@ impl Composed {
         fits
     }
 
-    /// Records the requests that the current decision took in `gone`, if the policies of this scheduler read `gone`. Other policies read
-    /// only the index, from which these requests were already removed.
+    /// Adds the requests that the current decision took to `gone`. Does nothing if no policy of this scheduler reads `gone`. Such policies
+    /// only read the index, from which these requests have already been removed.
     fn has_gone(&mut self, ids: impl Iterator<Item = u64>) {
         if self.when != Trigger::Hungry || self.which == Order::Fcfs {
             self.gone.extend(ids);

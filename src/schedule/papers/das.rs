@@ -72,7 +72,7 @@ fn fill(index: &mut Index, length: u32, dominance: f64) -> Row {
         while let Some(soonest) = index.soonest_to(longest.min(room)) {
             take(index, &mut room, soonest);
         }
-        // No remaining request of at most `longest` tokens fits. Continue with longer requests.
+        // No remaining request of at most `longest` tokens fits. Continue with longer requests, shortest first.
         while let Some(next) = index.shortest_from(longest.saturating_add(1))
             && next.0 <= room
         {

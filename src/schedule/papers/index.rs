@@ -32,7 +32,7 @@ pub(in crate::schedule) struct Index {
     soonest: Soonest,
     /// Whether the index orders requests by length in addition to ordering them by deadline.
     by_length: bool,
-    /// First entry of each short length. It is outdated for the lengths in `changed`.
+    /// Earliest entry of each length below [`N_SHORT_LENGTHS`]. The entries of the lengths in `changed` are outdated.
     firsts: Firsts,
     changed: Vec<u32>,
 }
@@ -82,7 +82,7 @@ impl Firsts {
         while node > 0 {
             let winner = self.earlier(self.winners[2 * node], self.winners[2 * node + 1]);
             let before = std::mem::replace(&mut self.winners[node], winner);
-            // The nodes above do not change, because `leaf` neither was the winner of this node nor is it now.
+            // The winner of this node has not changed and is not `leaf`, so the nodes above do not change, either.
             if winner == before && usize::from(winner) != leaf {
                 break;
             }

@@ -51,13 +51,13 @@ fn the_papers_five_requests_run_in_three_batches() {
     let one = total(&lens, &[5], &costs);
     let none = total(&lens, &[1; 5], &costs);
     let three = total(&lens, &runs, &costs);
-    // A single batch takes longer than one request per batch, as in the paper.
+    // One batch of all requests takes longer than a separate batch for each request, as in the paper.
     assert!(three < none && none < one, "{three} {none} {one}");
 }
 
 #[test]
 fn the_listing_of_turbos_scheduler_would_lose_a_request() {
-    // Algorithm 3, line 25 has `i = start_idx − 1`. With it, the batches [0, 2) and [2, 4) would become [2, 4) and [0, 1).
+    // Line 25 of algorithm 3 sets `i = start_idx − 1`. With this line, the batches [0, 2) and [2, 4) would become [2, 4) and [0, 1).
     let costs = Straight {
         batch: 30,
         ..Straight::default()
@@ -307,7 +307,8 @@ fn lazy_waits_for_a_full_batch_a_timeout_or_half_of_the_latency() {
             costs: &costs,
         })
     };
-    // The target latency is 10 ms. A batch starts after half of it, minus 200 µs for the batch and 200 µs for its tokens.
+    // The target latency is 10 ms. A batch must finish within half of this latency and takes 200 µs, plus 200 µs for its tokens, so it
+    // starts after 4.6 ms.
     let early = decide(&[100, 100], 0);
     assert!(early.run.is_empty());
     assert_eq!(early.wake, Some(Micros(4_600)));

@@ -35,7 +35,7 @@ fn estimated_time_is_that_of_the_slower_of_tokenizers_and_devices() {
     let mut four = Backlog::new(4, 1);
     (four.tokenizing, four.tenants) = (one.tokenizing, one.tenants.clone());
     near(seconds(&four, 0), 2.5);
-    // Devices work in parallel with tokenizers and are faster, so their time adds nothing.
+    // Devices work in parallel with the tokenizers and are faster, so an additional token to compute does not change the estimate.
     near(seconds(&four, 1), 2.5);
     // An urgent request runs before the queued work.
     assert_eq!(before(&one, 1), Duration::ZERO);
@@ -146,7 +146,7 @@ fn a_list_that_misses_its_deadline_is_told_by_how_much() {
     let other = |tokens| backlog.meets((2, 0), load(tokens), 16, takes, &costs);
     assert_eq!(other(1 << 18), Ok(()));
     assert!(matches!(other(1 << 20 >> 1), Err(Miss::Queued { .. })));
-    // A slow measurement is forgotten if nothing is measured after it.
+    // A slow measurement is ignored if nothing else has been measured for the time `RECENT`.
     backlog.ran(Micros(1000), Duration::from_secs(100));
     assert!(backlog.least(load(1000), 16, &costs) > Duration::from_secs(1));
     backlog.device.measured = Instant::now().checked_sub(RECENT);

@@ -459,7 +459,7 @@ fn is_other_format(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Renames a file in another format, so that its data are not lost.
+/// Renames a file that is not a valid cache file, so that its data are not lost.
 fn rename_away(path: &Path) -> io::Result<()> {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let mut name = path.as_os_str().to_owned();

@@ -269,7 +269,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Sends the unsent part of the text that can no longer change, or all of the unsent text if `is_over`.
+    /// Sends the part of the unsent text that can no longer change. If `is_over`, sends all of the unsent text.
     ///
     /// # Errors
     /// Returns an error if there is too little memory for pieces that the client has not read.
@@ -280,7 +280,7 @@ impl Sequence {
             false => text.ready(&self.job.stop),
         };
         let piece = text.text.get(text.shown..to).unwrap_or_default();
-        // Neither the text after a stop string nor its tokens are sent. Tokens without text are sent with the next piece.
+        // Do not send the text after a stop string, or the tokens of that text. Tokens that add no text are sent with the next piece.
         let n = match is_over && !text.stopped {
             true => self.scored.len(),
             false => self.scored.partition_point(|token| token.start < to),

@@ -22,7 +22,8 @@ use crate::{
     serve::{Metrics, ModelHandle, ServeError, backlog::Pace, service::LOST},
 };
 
-/// Weight of a token in [`GenerationLoop::written`]. With this weight, the ratio covers about the last twenty thousand generated tokens.
+/// Weight of a token in [`GenerationLoop::written`], the ratio of generated to requested tokens. With this weight, the ratio covers about
+/// the last twenty thousand generated tokens.
 const TOKEN: f64 = 1e-5;
 
 /// A running text.
@@ -42,7 +43,8 @@ pub(super) struct GenerationLoop {
     shared: Arc<Shared>,
     rows: HashMap<Ticket, Sequence>,
     queue: TextQueue,
-    /// Bytes of the KV cache that were in use when the next text last did not fit. Until this number changes, the text is not tried again.
+    /// Bytes of the KV cache that were in use when there was last too little room for the next text. The text is not tried again until this
+    /// number changes.
     full_at: Option<u64>,
     seat: Option<ModelHandle>,
     /// Duration of the last step.
@@ -186,8 +188,8 @@ impl GenerationLoop {
         let now = Instant::now();
         let metrics = Arc::clone(&self.shared.metrics);
         let gone = self.rows.iter().filter_map(|(&ticket, row)| {
-            // Read `is_abandoned` first. A text that is complete sets `is_complete` before its reader is dropped, so it is not counted as
-            // canceled.
+            // Read `is_abandoned` before `is_complete`. If the detokenizer ends a text, it sets `is_complete` before it sends the last
+            // piece. A text whose reader leaves after the last piece is therefore not counted as canceled.
             let is_abandoned = row.ending.is_abandoned();
             if row.ending.is_complete() {
                 return Some((ticket, DetokenizerMsg::Gone(ticket)));

@@ -85,8 +85,8 @@ pub struct TokenStream {
 pub(super) struct EarlyEnd {
     /// The [`TokenStream`] was dropped.
     pub(super) is_abandoned: AtomicBool,
-    /// A stop string was found, or decoding failed. The flag is set before the last piece is sent. If a reader drops the stream after the
-    /// last piece, the flag is therefore already set.
+    /// Set after a stop string was found or decoding failed, but before the last piece is sent. If a reader drops the stream after the last
+    /// piece, the flag is therefore already set.
     is_complete: AtomicBool,
 }
 

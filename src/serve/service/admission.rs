@@ -99,8 +99,8 @@ impl Service {
             tokens: loads.iter().map(|load| load.tokens).sum(),
         };
         let mean = load.tokens / loads.len() as u64;
-        // Cached answers, and answers that other requests also wait for, are not computed. Their number is not known yet, so with a cache, the
-        // deadline is checked when the inputs are queued.
+        // With a cache, check the deadline later, when the inputs are queued. Inputs with cached answers, and inputs that are already being
+        // computed for other requests, take no time, and their number is not known yet.
         let check = submit.within.filter(|_| shared.kept.is_none());
         let miss = check.map(|within| backlog.meets((tenant, class), load, mean, within, costs));
         if let Some(Err(miss)) = miss {

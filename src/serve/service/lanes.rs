@@ -284,7 +284,7 @@ impl Weights {
                 let is_one = |&(id, weight): &(u32, f32)| weight != 0.0 && !left_out.contains(&id);
                 let mut all: Vec<(u32, f32)> = all.filter(is_one).collect();
                 all.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
-                // The weights of an entry are sorted in descending order, so this keeps the largest.
+                // Equal entries are adjacent, with their weights in descending order, so this keeps the largest weight of each entry.
                 all.dedup_by_key(|(id, _)| *id);
                 all.into_iter().unzip()
             }

@@ -34,7 +34,7 @@ pub(super) struct Entry {
     pub(super) encoded: Encoded,
     pub(super) lead: Leader,
     pub(super) sent: Instant,
-    /// Tenant and class in whose queued work the tokens are counted.
+    /// Tenant and class to whose queued work the input's tokens were added.
     pub(super) tenant: u32,
     pub(super) class: u8,
 }
@@ -113,8 +113,8 @@ impl Shared {
     }
 
     /// Enqueues a tokenized input. `tokenized` has the number of bytes that were tokenized and the time that tokenizing took, to update the
-    /// tokenizers' pace; `None` if the input was tokenized earlier. If the input belongs to a request that has failed, enqueues it for one
-    /// of its followers instead (requests with an equal input).
+    /// tokenizers' pace. It is `None` if the input was tokenized earlier. If the request of the input has failed, enqueues the input for
+    /// one of the followers of `lead` (requests with an equal input).
     pub(super) fn enqueue(
         &self,
         encoded: Encoded,
@@ -167,7 +167,8 @@ impl Shared {
             },
         );
         self.count_waiting(&state);
-        // If no lane is free, the scheduler cannot start a batch. The next batch that finishes wakes the thread.
+        // Wake the launch thread only if a lane is free. Otherwise the scheduler cannot start a batch, and the next batch that finishes
+        // wakes the thread.
         let is_asked = state.scheduling.has_place();
         drop(state);
         if is_asked {
@@ -176,7 +177,8 @@ impl Shared {
     }
 
     /// Answers an input and its followers, and caches the answer. If the input was refused because of its deadline, its followers do not
-    /// get the error, and the follower with the latest deadline is queued in its place. The caller must not hold the lock of the state.
+    /// get the error, and the follower with the latest deadline is queued instead of the input. The caller must not hold the lock of the
+    /// state.
     pub(super) fn answer(
         &self,
         mut lead: Leader,
@@ -228,7 +230,7 @@ impl Shared {
     }
 
     /// Answers an input of a failed [`Joint`] request with an error. The input's followers (requests with an equal input) do not fail.
-    /// Returns the follower that takes its place, if any.
+    /// Returns the follower that takes the input's place, if any.
     pub(super) fn give_up(&self, mut lead: Leader, error: ServeError) -> Option<Leader> {
         let waiter = lead.waiter.take()?;
         let counter = match &error {

@@ -28,7 +28,8 @@ pub struct Reply {
     pub(super) shared: Arc<Shared>,
     /// Whether the reply was received.
     pub(super) is_answered: bool,
-    /// Counts the input as queued until the reply is dropped. `None` before admission, and for an answer from the cache's memory tier.
+    /// Guard that counts the input as a text of its tenant until the reply is dropped. `None` before admission, and for an answer from the
+    /// cache's memory tier.
     pub(super) open: Option<Open>,
 }
 

@@ -1,4 +1,4 @@
-//! Tasks of a service, which the outputs of its model determine.
+//! Tasks of a service. The outputs of the model determine them.
 
 use super::Service;
 use crate::{

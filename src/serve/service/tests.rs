@@ -323,7 +323,8 @@ fn a_list_is_refused_if_the_queued_work_and_the_list_exceed_its_deadline() {
     assert_eq!(refused(), 5);
     // The deadline is late enough.
     assert!(service.submit(texts(5), submit(true, 20_000)).is_ok());
-    // A list whose inputs are answered one by one is admitted, and so is a request of a tenant with less work.
+    // Even with the earlier deadline, two requests are admitted: a list whose inputs succeed or fail independently, and a request of a
+    // tenant with less work.
     assert!(service.submit(texts(5), submit(false, 2000)).is_ok());
     let other = Submit {
         tenant: 1,

@@ -36,7 +36,8 @@ impl Ticket {
         }
     }
 
-    /// Returns whether this input has at least the class of `other` and no later deadline. It is then answered no later than `other`.
+    /// Returns whether this input has at least the class of `other` and no later deadline. If so, this input is answered no later than
+    /// `other`.
     pub(super) fn goes_before(&self, other: &Self) -> bool {
         self.class >= other.class && self.until <= other.until
     }
@@ -128,7 +129,7 @@ impl Leader {
         })
     }
 
-    /// Ends the computation and returns its followers. Later calls return an empty list.
+    /// Ends the computation and returns its followers (the waiters of equal inputs). Later calls return an empty list.
     pub(super) fn complete(&self) -> Vec<Waiter> {
         match &self.coalesced {
             Some((key, joined)) => joined.complete(key, &self.ticket),
