@@ -148,7 +148,8 @@ impl Implementation {
 /// One launch of an implementation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch {
-    /// The site at whose position the kernel is launched, relative to the implementation's first site.
+    /// The launch is appended to the program when the node of this site is lowered. The index is relative to the implementation's first
+    /// site.
     pub site: usize,
     pub bindings: Bindings,
     /// Kernels for the launch, all with the same parameters.
