@@ -69,8 +69,8 @@ pub(super) fn implementations(
     direct.chain(unpacked::all(chain, machine)).collect()
 }
 
-/// All rules, except that of [`unpacked`], which is derived from these rules. If two implementations take equal time, that of the first
-/// rule is used.
+/// All rules except that of [`unpacked`], which is derived from these rules. If two implementations take equal time, the one whose rule
+/// comes first in this list is used.
 #[rustfmt::skip]
 pub(super) const ALL: &[Rule] = &[
     Rule::new("gemm", "act(x · weightᵀ + bias) + residual", gemm::implement),

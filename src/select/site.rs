@@ -19,7 +19,7 @@ pub enum Site {
     ToE4m3(ToE4m3),
     /// RMSNorm of whole rows, created by [`RmsNorm::of_rows`].
     RmsNorm(RmsNorm),
-    /// The addition of the previous site's norm to a residual. `residual` is the name of the operand that is the residual.
+    /// The sum of the previous site's result (a norm) and a residual. `residual` is the name of the operand that is the residual.
     NormSum {
         kernel: Combine,
         residual: &'static str,
