@@ -268,7 +268,7 @@ fn residual_of_norm(graph: &Graph, sum: NodeId) -> Option<&'static str> {
     }
 }
 
-/// Returns the operand that must be the value of the preceding node if `id` continues a chain.
+/// Returns the operand of `id` that the preceding node of a chain would have to compute for `id` to continue this chain.
 fn first_operand(graph: &Graph, id: NodeId, site: &Site) -> Option<NodeId> {
     match site {
         Site::NormSum { residual: "a", .. } => graph.operand(id, "b"),
