@@ -160,7 +160,7 @@ impl Bound {
         self.gamma.iter().chain(&self.beta).chain(linear)
     }
 
-    /// Returns the bound. The arguments are the elements of the weights that [`Bound`] and [`BoundLinear`] name.
+    /// Returns the bound. The arguments are the elements of the weights in the fields of [`Bound`] and [`BoundLinear`] with the same names.
     ///
     /// Rounding to E4M3 increases a magnitude by at most a sixteenth. The bound of a linear layer therefore includes the factor `17 / 16`
     /// twice, for the input and for the weight.
