@@ -127,8 +127,8 @@ pub fn erfc(x: f64) -> f64 {
     }
 }
 
-/// Argument below which `erf` is computed by a series, which then needs few terms. Larger arguments use a continued fraction, which then
-/// needs few levels. For them, `1 − erf` would lose digits: erfc(2) is 5e-3.
+/// Below this argument, a series computes `erf` in few terms. From this argument on, a continued fraction computes `erfc` in few levels.
+/// The series would be less precise for these arguments: `erfc` is small (5e-3 at 2), so `1 − erf` would lose digits.
 const SERIES_BELOW: f64 = 2.0;
 
 /// Abramowitz and Stegun 7.1.6: `2/√π · exp(−x²) · Σ 2ⁿx²ⁿ⁺¹ / (1·3·…·(2n + 1))`. All terms have the same sign.
