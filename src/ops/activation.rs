@@ -45,7 +45,8 @@ impl Activation {
         }
     }
 
-    /// Absolute error bound of the device function for 16-bit types near 0, where results are smallest. For GELU: 0.18 · 2⁻¹⁶.
+    /// Bound on the absolute error of the device function for 16-bit types if the result is near 0, before rounding to 16 bits. For results
+    /// of GELU below 2⁻⁶ in magnitude: 0.18 · 2⁻¹⁶.
     pub const fn error_at_zero(self) -> f32 {
         match self {
             Activation::GeluExact | Activation::GeluTanh => 2.8e-6,
