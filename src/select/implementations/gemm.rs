@@ -11,7 +11,7 @@ use crate::{
     tensor::Format,
 };
 
-/// If a streaming GEMM supports a packed weight, `mma.sync` tiles with fewer rows than this are not candidates.
+/// Min rows of an `mma.sync` tile for a packed weight that a streaming GEMM also supports.
 const MMA_ROWS: u32 = 64;
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
