@@ -485,7 +485,8 @@ fn positive(scale: f32) -> Result<(), String> {
     }
 }
 
-/// Checks the window, the bias and the cap of the scores of `heads` heads, and the operands of the bias and of the sinks.
+/// Checks the window, the bias and the cap of attention scores with `heads` heads. `operands` are the bias and the sinks, as far as
+/// present; their shapes are also checked.
 fn distances(
     by: PositionBias,
     heads: u64,
@@ -530,12 +531,13 @@ fn per_token(shape: &Shape) -> Result<u64, String> {
     }
 }
 
-/// Returns whether `rows` can be the number of rows of keys and values: tokens of the batch or of another stream.
+/// Returns whether `rows` can be the number of rows of keys and values: the tokens of the batch, or the tokens of source texts (in a
+/// decoder).
 fn is_rows_of_keys(rows: &Size) -> bool {
     matches!(rows.as_symbol(), Some(Symbol::Tokens | Symbol::SourceSlots))
 }
 
-/// Returns the symbol that counts rows of keys or values, which is dimension `at` of `shape`.
+/// Returns the symbol for the number of rows of keys or values: dimension `at` of `shape`.
 fn key_rows(shape: &Shape, at: usize) -> Result<Symbol, String> {
     let rows = shape.0.get(at).filter(|rows| is_rows_of_keys(rows));
     let symbol = rows.and_then(Size::as_symbol);

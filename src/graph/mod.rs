@@ -117,7 +117,8 @@ impl Graph {
     ) -> Result<NodeId, GraphError> {
         let name = name.into();
         let shape = self.infer(&name, &op, operands)?;
-        // A value belongs to the part of its operands. Weights have part 0, so the maximum is the part of the other operands.
+        // A value belongs to the part of its operands. Weights belong to all parts and have part 0, so the maximum is the part of the
+        // operands that are not weights.
         let parts = operands.iter().map(|&o| self.node(o).part);
         let part = parts.max().unwrap_or(0);
         let node = Node {
@@ -314,7 +315,8 @@ impl Graph {
         self
     }
 
-    /// Returns a node that reads a cache of another part, if there is one.
+    /// Returns a node that reads a cache of another part of the model, such as a decoder's node that reads a cache of the encoder; `None`
+    /// if there is no such node.
     pub fn remembered(&self) -> Option<NodeId> {
         let mut nodes = self.topological().into_iter();
         nodes.find(|&id| matches!(self.op(id), Op::CrossCache { .. }))

@@ -73,7 +73,7 @@ pub enum WeightExpr {
     },
     /// The scale of a value that is stored in E4M3, `[1]`, computed from a bound on the magnitude of the value.
     Scale(Bound),
-    /// The scale that the checkpoint publishes for a cache in E4M3, `[1]`.
+    /// The scale, `[1]`, that the checkpoint publishes for a KV cache that is stored in E4M3.
     CacheScale {
         /// Name in the checkpoint of the linear layer that computes the cached rows.
         linear: String,
@@ -132,7 +132,7 @@ pub struct Bound {
     /// Bias of the norm. Empty if there is none.
     #[serde(deserialize_with = "parts")]
     pub beta: Vec<WeightExpr>,
-    /// The linear layer after the norm, if the value is its result.
+    /// The linear layer after the norm, if the value is a result of this layer; `None` if the value is the result of the norm.
     pub linear: Option<BoundLinear>,
 }
 
@@ -160,7 +160,7 @@ impl Bound {
         self.gamma.iter().chain(&self.beta).chain(linear)
     }
 
-    /// Returns the bound. The arguments are the elements of the weights that [`Bound`] and [`BoundLinear`] name.
+    /// Returns the bound. The arguments are the elements of the weights in the fields of [`Bound`] and [`BoundLinear`] with the same names.
     ///
     /// Rounding to E4M3 increases a magnitude by at most a sixteenth. The bound of a linear layer therefore includes the factor `17 / 16`
     /// twice, for the input and for the weight.

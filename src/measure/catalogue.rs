@@ -78,7 +78,8 @@ pub fn shipped_configs() -> Result<Vec<(&'static str, &'static str, Value)>, Eng
 #[derive(Clone, Debug)]
 pub struct Emitted {
     pub kernel: KernelSpec,
-    /// Names of the model sizes whose programs launch the kernel; empty for a representative instance.
+    /// Names of the model sizes whose programs launch the kernel. Empty for kernels that come from no program, such as representative
+    /// instances for odd sizes.
     pub models: Vec<String>,
 }
 
@@ -202,8 +203,8 @@ impl Published {
             invariant: true,
             ..options.clone()
         }];
-        // A program with a single output may have kernels that the whole program lacks: it can fuse values that another output would read,
-        // or compute them for fewer tokens.
+        // Programs with a single output are added, because they may have kernels that the program with all outputs lacks. They can fuse a
+        // value that another output would read, or compute the value for fewer tokens.
         if options.dtype != DType::F32 {
             others.extend(self.outputs.iter().map(|output| CompileOptions {
                 outputs: Some(vec![output.clone()]),

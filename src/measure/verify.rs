@@ -53,9 +53,9 @@ pub struct Comparison {
 /// Maximum deviations from a reference that are accepted for a precision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
-    /// Max difference of a value in a row with a Euclidean norm of 1, such as a normalized embedding.
+    /// Max difference of a value if every row of the reference has a Euclidean norm of 1, as normalized embeddings have.
     pub unit: f32,
-    /// Max difference of a value in any other row, relative to the maximum reference value if that is above 1.
+    /// Max difference of a value of any other output. If the largest magnitude in the reference exceeds 1, the difference is divided by it.
     pub max: f32,
     /// Minimum cosine similarity of a row of at least [`Bound::WIDE`] values and its reference.
     pub cosine: f32,
@@ -272,7 +272,8 @@ impl ReferenceCase {
         let width = output.shape.last().copied().unwrap_or(1).max(1) as usize;
         let kept = (shape.last().copied().unwrap_or(1) as usize).min(width);
         let n_rows = output.values.len() / width;
-        // If every sequence has one token, this is also true of values with a row for each sequence.
+        // Whether the output has a row for each token. If every sequence has one token, this is also true for an output with a row for each
+        // sequence.
         let per_token = n_rows as u64 == self.batch.extents().tokens;
         let rows = match &self.rows {
             _ if shape == output.shape => return Some(output.values.clone()),

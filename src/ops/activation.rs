@@ -45,7 +45,8 @@ impl Activation {
         }
     }
 
-    /// Absolute error bound of the device function for 16-bit types near 0, where results are smallest. For GELU: 0.18 · 2⁻¹⁶.
+    /// Bound on the absolute error of the device function for 16-bit types if the result is near 0, before rounding to 16 bits. For results
+    /// of GELU below 2⁻⁶ in magnitude: 0.18 · 2⁻¹⁶.
     pub const fn error_at_zero(self) -> f32 {
         match self {
             Activation::GeluExact | Activation::GeluTanh => 2.8e-6,
@@ -127,8 +128,8 @@ pub fn erfc(x: f64) -> f64 {
     }
 }
 
-/// Argument below which `erf` is computed by a series, which then needs few terms. Larger arguments use a continued fraction, which then
-/// needs few levels. For them, `1 − erf` would lose digits: erfc(2) is 5e-3.
+/// Below this argument, a series computes `erf` in few terms. From this argument on, a continued fraction computes `erfc` in few levels.
+/// The series would be less precise for these arguments: `erfc` is small (5e-3 at 2), so `1 − erf` would lose digits.
 const SERIES_BELOW: f64 = 2.0;
 
 /// Abramowitz and Stegun 7.1.6: `2/√π · exp(−x²) · Σ 2ⁿx²ⁿ⁺¹ / (1·3·…·(2n + 1))`. All terms have the same sign.

@@ -59,7 +59,8 @@ pub fn all() -> &'static [&'static dyn Pass] {
     &[
         // Runs before any fusion, so that values of pooled tokens are fused like values of all tokens.
         &hoist_pooled_token::HoistPooledToken,
-        // Runs before the scale is folded, because published models scale before the cap.
+        // Runs before the scale is folded. Published models scale the scores before the cap, so the softmax reads the scale only after the
+        // cap is folded.
         &fold_soft_cap::FoldSoftCap,
         // Runs before attention is fused, because that fusion matches scores, softmax and context with no scale in between.
         &fold_scale::FoldScale,
@@ -80,8 +81,8 @@ pub fn all() -> &'static [&'static dyn Pass] {
         &fuse_gate::FuseGate,
         // Fuses all remaining biases.
         &fuse_bias_activation::FuseBiasActivation,
-        // Runs after biases are fused, so that linear layers include them. Runs after the fusion of LayerNorm with a residual, which leaves
-        // sums that have other readers.
+        // Runs after biases are fused, so that linear layers include them. Also runs after LayerNorm is fused with the sum before it: that
+        // pass leaves a sum that has other readers, and this pass fuses it.
         &fuse_residual::FuseResidual,
         // Independent of the other passes.
         &fuse_pool_normalize::FusePoolNormalize,
@@ -103,7 +104,7 @@ pub struct Options {
     pub ordered: BTreeMap<String, Format>,
     /// Format of the KV cache; `None` for the program's storage type.
     pub cache: Option<Format>,
-    /// Whether the checkpoint publishes the scales of a cache in E4M3.
+    /// Whether the checkpoint publishes scales for a KV cache that is stored in E4M3.
     pub cache_scales: bool,
     /// Whether the inputs of fp8 linear layers are also in E4M3.
     pub fp8_inputs: bool,

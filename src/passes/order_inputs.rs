@@ -78,8 +78,8 @@ impl Reordered {
     }
 }
 
-/// Returns the new operands of the linear layer `id`, whose weight is `expr`, and of the linear layer before it. With them, the inputs of
-/// `id` are sorted by the groups of the weight.
+/// Returns new operands for the linear layer `id`, whose weight is `expr`, and for the linear layer that computes the inputs of `id`. The
+/// new operands sort these inputs by the quantization groups of `expr`.
 ///
 /// # Errors
 /// Returns an error with the reason if no linear layer can compute the inputs in this order.

@@ -20,7 +20,7 @@ const STEP: u64 = 16;
 
 /// Rewrites `linear(x, w)` to `scaled_linear(to_e4m3(x), quantize(w), scale)`.
 ///
-/// The inner result is the reason if the layer's input cannot be converted.
+/// The inner result is an error with the reason if the layer's input cannot be converted. The graph is then unchanged.
 pub(super) fn rewrite(
     graph: &mut Graph,
     id: NodeId,
@@ -176,8 +176,8 @@ fn linear(graph: &Graph, id: NodeId, columns: Option<(u64, u64)>, gated: bool) -
     })
 }
 
-/// Returns the tensors that a weight concatenates, before quantization. Returns `None` unless each of them is zero, one, or read from the
-/// checkpoint (possibly transposed, sliced, or with 1 added).
+/// Returns the tensors that a weight concatenates, before quantization. Returns `None` unless each of them is filled with zeros, filled
+/// with ones, or read from the checkpoint (possibly transposed, sliced, or with 1 added).
 fn parts(graph: &Graph, mut id: NodeId) -> Option<Vec<WeightExpr>> {
     if matches!(graph.op(id), Op::Quantize(_)) {
         id = graph.operand(id, "weight")?;

@@ -155,8 +155,8 @@ impl Group {
         Self { parts, cost }
     }
 
-    /// Adds the fusion to the report. The nodes of the group that are still in the graph, and the nodes `added`, replace the group. No
-    /// other nodes may have been added to the graph since the group was recorded.
+    /// Adds the fusion to the report. The cost after the rewrite is that of the group's nodes that are still in the graph and of the nodes
+    /// `added`. No other nodes may have been added to the graph since the group was recorded.
     pub(super) fn fused(
         self,
         pass: &'static str,

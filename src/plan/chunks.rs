@@ -17,8 +17,8 @@ const SMALLEST_CHUNK: u64 = 256 << 10;
 pub struct ChunkPolicy {
     /// Max headroom of a new chunk in bytes, in addition to the bytes that the chunk is made for; a multiple of [`ALIGNMENT`].
     pub default_chunk: u64,
-    /// Size of a new chunk as a multiple (1 to 16) of the bytes it is made for, so that a slightly longer request fits. `default_chunk`
-    /// limits the headroom.
+    /// Size of a new chunk as a multiple (1 to 16) of the bytes it is made for, so that a slightly longer request fits. The headroom is at
+    /// most `default_chunk` bytes, even if this multiple is larger.
     pub growth: f64,
     /// Memory is released after this number of consecutive requests that do not use it. 0 and 1 both mean immediate release, as in
     /// TurboTransformers.
@@ -263,7 +263,8 @@ impl Allocator for ChunkAllocator {
         let excess = self.excess_with(arena.open_top);
         let mut chunk_for = arena.open_top;
         if self.must_shrink(excess, arena.open_top) {
-            // The largest request of the series may recur, so its memory is kept unless it exceeds the limit.
+            // The largest request of the series may recur, so a chunk that is large enough for it is kept or made, unless this would exceed
+            // the keep limit.
             let largest = excess.largest_arena.max(arena.open_top);
             if !self.exceeds_keep_limit(self.policy.chunk_bytes(largest), arena.open_top) {
                 chunk_for = largest;

@@ -155,8 +155,8 @@ pub(super) struct Packing {
     pub open_top: u64,
 }
 
-/// Number of tensors that [`search`] may examine before it stops, or twice the square of the number of items if that is more (about four
-/// packings). The limit is a count instead of a time, so that plans are equal on all machines. Examining a tensor takes about a nanosecond.
+/// Max number of tensors that [`search`] examines, at about a nanosecond per tensor. If twice the square of the number of items (about four
+/// packings) exceeds this number, it is the limit instead. The limit is a count and not a time, so that plans are equal on all machines.
 const EFFORT: usize = 40_000;
 
 /// Packs the items into bins of the given capacities and one open bin after them, and minimizes the

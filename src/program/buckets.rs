@@ -14,7 +14,7 @@ use crate::{
 /// dispatch. It therefore launches the same kernels as its batches, and the rows of a batch are bitwise equal to those of a run without
 /// buckets. A batch is not rounded in three cases:
 ///
-/// - the size of a tensor or of a launch does not depend on the numbers of tokens and sequences alone (stored scores, for example),
+/// - the size of a tensor or of a launch depends on something other than the numbers of tokens and sequences (stored scores, for example),
 /// - the leading dimension of an output is neither tokens nor sequences nor a constant, or another dimension is not a constant,
 /// - a sequence is too long for every kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -154,7 +154,8 @@ fn rounded_tokens(tokens: u64) -> u64 {
     tokens.next_multiple_of(step)
 }
 
-/// Rounds the number of sequences up by at most a quarter. An empty sequence costs a few CTAs that exit immediately.
+/// Rounds the number of sequences up by at most a quarter. The added sequences are empty, and each costs only a few CTAs that exit
+/// immediately.
 fn rounded_sequences(sequences: u64) -> u64 {
     sequences.next_multiple_of(power_of_two_up_to(sequences / 4))
 }
@@ -197,8 +198,8 @@ fn depends_on_tokens_and_sequences(program: &Program, step: &Step) -> bool {
     rows && counts && tensors.all(|tensor| tensor.shape.0.iter().all(simple))
 }
 
-/// Returns whether the leading dimension of a tensor is tokens, sequences or a constant, and all other dimensions are constants. The rows
-/// of the batch then come before all extra rows.
+/// Returns whether the leading dimension of a tensor is tokens, sequences or a constant, and all other dimensions are constants. In a
+/// bucket, the rows of the batch then come before the rows of extra tokens or sequences.
 fn has_rows_in_front(shape: &Shape) -> bool {
     let Some((rows, rest)) = shape.0.split_first() else {
         return true;

@@ -255,8 +255,8 @@ impl<'a> Lowering<'a> {
         Ok(out)
     }
 
-    /// Returns the batch input that the node's kernel reads instead of `cu_lens`. Returns `None` if the node neither selects the rows after
-    /// prompts nor reads such rows.
+    /// Returns the batch input that the node's kernel reads instead of `cu_lens`, if the node selects the rows after prompts
+    /// ([`Op::AfterPrompt`]) or reads the selected rows. Returns `None` for all other nodes.
     fn pooled(&self, id: NodeId, op: &Op) -> Option<BatchInput> {
         let after = |id: NodeId| *self.graph.op(id) == Op::AfterPrompt;
         match op {
@@ -299,7 +299,8 @@ impl<'a> Lowering<'a> {
         operands
     }
 
-    /// Returns the tensor of the operand `name` of a node, or of the fused launch whose last node is `id`.
+    /// Returns the tensor of the operand `name` of the node `id`. If `id` is the last node of a launch that prepares operands of attention,
+    /// returns the tensor of this launch's operand.
     fn operand(&self, id: NodeId, name: &str) -> Option<TensorIndex> {
         let operand = match self.prepared.launch(id) {
             Some(launch) => launch.read(name),
@@ -324,7 +325,7 @@ impl<'a> Lowering<'a> {
         self.origins.push((None, vec![id]));
     }
 
-    /// Records the rule of the last step, and the nodes that it computes.
+    /// Records which rule created the last step, and which nodes this step computes.
     fn fused(&mut self, rule: RuleName, nodes: &[NodeId]) {
         if let Some(origin) = self.origins.last_mut() {
             *origin = (Some(rule), nodes.to_vec());

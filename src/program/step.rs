@@ -82,7 +82,8 @@ impl Step {
         kernels
     }
 
-    /// Expresses a size of the kernels' parameters in the symbols of the batch.
+    /// Rewrites a size that a kernel declares for a parameter as a size of the batch. Kernels use [`Symbol::Rows`], which means the step's
+    /// rows.
     pub(super) fn bind(&self, size: &Size) -> Size {
         let size = size.bind(Symbol::Rows, &self.rows);
         match self.by_token {

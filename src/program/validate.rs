@@ -325,7 +325,8 @@ impl Program {
         Ok(())
     }
 
-    /// Returns whether a kernel can read or write this cache: the kernel's layout and the part that owns the cache must match.
+    /// Returns whether a kernel of the part `part` can read or write this cache. The cache must have the kernel's layout and belong to this
+    /// part. Only attention to a source reads a cache of another part instead.
     fn is_of_cache(&self, kernel: &KernelSpec, cache: u32, part: u32) -> bool {
         let own = self.caches.get(cache as usize).map(|cache| cache.part) == Some(part);
         let reads = match kernel {

@@ -222,8 +222,8 @@ impl Attention {
     }
 }
 
-/// Replaces each kernel of `plain` by one that converts its result to E4M3. Returns `None` if `attention` returns `None` for one of the
-/// kernels.
+/// Replaces each kernel of the dispatch `plain` by one that also converts its result to E4M3. The closure `attention` returns the attention
+/// of a kernel, or `None` if this kernel has no variant with a conversion. If one kernel has no such variant, the result is `None`.
 fn converted(
     plain: &Dispatch<KernelSpec>,
     attention: impl Fn(&KernelSpec) -> Option<FusedMha>,

@@ -35,7 +35,7 @@ pub struct ChosenLaunch {
     pub sites: usize,
     /// The implementation's first site in the chain; the sites of `bindings` are relative to it.
     pub first: usize,
-    /// The site of the chain at whose position the kernel is launched.
+    /// Index in the chain of a site. The launch is appended to the program when the node of this site is lowered.
     pub site: usize,
     pub bindings: Bindings,
     pub dispatch: Dispatch<KernelSpec>,
@@ -106,8 +106,8 @@ impl SelectionInput<'_> {
     }
 
     /// Returns kernels that are not selected for this number of rows, but that might be fastest if their estimates were slightly wrong. For
-    /// each kernel, the cheapest cover with this kernel is compared with the cheapest of all covers. The additional time must be at most
-    /// `more` times the time of the kernels that only the first of these covers has.
+    /// each kernel, the cheapest cover with this kernel is compared with the cheapest of all covers. Its additional time must be at most
+    /// `more` times the time of those of its kernels that the cheapest of all covers does not use.
     pub fn alternatives(&self, rows: u64, more: f64) -> Vec<Alternative> {
         let (kernels, all) = self.edges();
         let (_, times) = kernels.times_on(&[rows]).remove(0);
@@ -272,12 +272,12 @@ fn fine_rows() -> Vec<u64> {
         .collect()
 }
 
-/// Min saving that justifies another cover from some number of rows on: a fraction of the chain's time, integrated over the natural
-/// logarithm of rows. Smaller savings are within the error of the estimates and are not worth another entry in the dispatch.
+/// Min saving that justifies switching to another cover at some number of rows. A saving is a fraction of the chain's time, integrated over
+/// the natural logarithm of rows. Smaller savings are within the error of the estimates and are not worth another entry in the dispatch.
 const CHANGE: f64 = 0.0005;
 
-/// Returns the launches of one chain. Ranges of rows are assigned to covers so that the sum of the
-/// loss and the changes of cover ([`CHANGE`]) is minimal.
+/// Returns the launches of one chain. Each range of rows has one cover (a list of implementations that together compute the chain). The
+/// ranges minimize the loss of time plus [`CHANGE`] for each change of cover.
 fn covered(edges: &Edges, kernels: &Kernels, grid: &[(u64, Vec<f64>)]) -> Vec<ChosenLaunch> {
     let mut covers: Vec<Cover> = Vec::new();
     let mut best = Vec::new();
@@ -322,15 +322,16 @@ fn covered(edges: &Edges, kernels: &Kernels, grid: &[(u64, Vec<f64>)]) -> Vec<Ch
 }
 
 /// Partitions the rows into ranges with one choice each, by dynamic programming. Minimizes the loss relative to the best choice at each
-/// number of rows, plus [`CHANGE`] for each change. The last octave counts twice, because it also represents all larger batches.
+/// number of rows, plus [`CHANGE`] for each change. Numbers of rows above `MAX_ROWS / 2` count twice, because they also represent all
+/// larger batches.
 pub(super) fn path(
     n_choices: usize,
     grid: &[(u64, Vec<f64>)],
     best: &[f64],
     cycles: impl Fn(usize, &[f64]) -> f64,
 ) -> Vec<(Option<u64>, usize)> {
-    // `losses` has the min loss so far for each choice at the last number of rows. `from` has the preceding choice, by number of rows and
-    // choice.
+    // `losses[choice]` is the min loss of all paths to the current number of rows that end with `choice`. `from[at][choice]` is the choice
+    // at the number of rows before `grid[at]` on the best path that has `choice` at `grid[at]`.
     let mut losses: Vec<f64> = vec![0.0; n_choices];
     let mut from: Vec<Vec<usize>> = Vec::new();
     let mut of_last_octave = vec![0.0; n_choices];

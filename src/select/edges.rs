@@ -1,10 +1,11 @@
-//! A graph for the search of covers. Node `i` means that the first `i` sites of a chain are computed. Each edge is an implementation of one
-//! or more sites. The shortest path is the cheapest cover.
+//! A graph for the search of covers. A cover is a list of implementations that together compute all sites of a chain. Node `i` means that
+//! the first `i` sites of the chain are computed. Each edge is an implementation of one or more sites. The shortest path is the cheapest
+//! cover.
 
 use super::implementations::Implementation;
 
-/// Maximum number of rows at which covers are compared. Larger batches use the cover of the last range. The last octave counts twice to
-/// account for them.
+/// Maximum number of rows at which covers are compared. Larger batches use the cover of the last range. To account for them, numbers of
+/// rows above half of this maximum count twice.
 pub(super) const MAX_ROWS: u64 = 16384;
 
 /// An implementation at a site of a chain. The edge leads from the implementation's first site to the site after its last one.
@@ -18,10 +19,11 @@ pub(super) struct Edge {
     pub kernels: Vec<Vec<usize>>,
 }
 
-/// A cover: the indices of its edges in order, each with the kernels of the edge's launches.
+/// A cover (implementations that together compute a whole chain). Each item is an implementation, as an index into [`Edges::edges`], with
+/// the kernel that is chosen for each of its launches.
 pub(super) type Cover = Vec<(usize, Vec<usize>)>;
 
-/// The implementations of sites of a chain, as the edges of its graph.
+/// All implementations of sites of one chain, as the edges of the chain's graph.
 #[derive(Clone)]
 pub(super) struct Edges {
     pub edges: Vec<Edge>,
@@ -52,12 +54,13 @@ impl Edges {
         total.is_finite().then_some((total, cover))
     }
 
-    /// Returns the cycles of the cheapest cover, infinite if there is none.
+    /// Returns the cycles of the cheapest cover of the chain; infinite if there is no cover.
     pub(super) fn least(&self, times: &[f64]) -> f64 {
         self.shortest(times)[self.n_sites].0
     }
 
-    /// Returns how many more cycles the cheapest cover with the given edge takes than the cheapest of all covers.
+    /// Compares two covers of the chain: the cheapest one that uses the given edge, and the cheapest of all. Returns how many more cycles
+    /// the former takes.
     pub(super) fn cycles_more(&self, from: usize, sites: usize, rule: &str, times: &[f64]) -> f64 {
         let mut with = self.clone();
         let is_it = |edge: &Edge| (edge.from, edge.rule) == (from, rule);
@@ -110,8 +113,8 @@ impl Edges {
         cover.iter().map(of_edge).sum()
     }
 
-    /// Returns the candidate kernels for all launches of a cover that take at most `part` times as long as the kernel that the cover uses
-    /// for the launch.
+    /// Returns kernels that are nearly as fast as those of a cover. For each launch of the cover, these are the candidates that take at
+    /// most `part` times as long as the kernel that the cover uses.
     pub(super) fn near(&self, cover: &Cover, times: &[f64], part: f64) -> Vec<usize> {
         let mut near = Vec::new();
         for (edge, kernels) in cover {

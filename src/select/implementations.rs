@@ -69,8 +69,8 @@ pub(super) fn implementations(
     direct.chain(unpacked::all(chain, machine)).collect()
 }
 
-/// All rules, except that of [`unpacked`], which is derived from these rules. If two implementations take equal time, that of the first
-/// rule is used.
+/// All rules except that of [`unpacked`], which is derived from these rules. If two implementations take equal time, the one whose rule
+/// comes first in this list is used.
 #[rustfmt::skip]
 pub(super) const ALL: &[Rule] = &[
     Rule::new("gemm", "act(x · weightᵀ + bias) + residual", gemm::implement),
@@ -148,7 +148,8 @@ impl Implementation {
 /// One launch of an implementation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch {
-    /// The site at whose position the kernel is launched, relative to the implementation's first site.
+    /// The launch is appended to the program when the node of this site is lowered. The index is relative to the implementation's first
+    /// site.
     pub site: usize,
     pub bindings: Bindings,
     /// Kernels for the launch, all with the same parameters.

@@ -11,8 +11,8 @@ use crate::{kernels::KernelSpec, machine::Machine};
 /// Min saving of a kernel that is kept: the increase of [`Pruning::loss`] if the kernel is removed, averaged over the sampled numbers of
 /// rows. The loss is a fraction of the time of all chains.
 const WORTH_A_KERNEL: f64 = 0.0009;
-/// Pruning starts with the kernels that are nearly as fast as the fastest one. At some sampled number of rows, such a kernel takes at most
-/// `NEAR` times as long as the kernel that the cheapest cover uses for the same launch.
+/// Pruning starts with the kernels that are nearly fastest at some sampled number of rows. Such a kernel takes at most `NEAR` times as long
+/// as the kernel that is used for the same launch by the cheapest cover (the cheapest list of implementations that computes the chain).
 const NEAR: f64 = 1.03;
 
 /// Distinct candidate kernels with their estimated times, identified by index.
@@ -79,7 +79,7 @@ impl<'a> Kernels<'a> {
     }
 }
 
-/// For each kernel, returns whether it is kept. Starts with the kernels that are near the best at some number of rows ([`NEAR`]).
+/// For each kernel, returns whether it is kept. Starts with the kernels that are nearly fastest at some number of rows ([`NEAR`]).
 /// Repeatedly removes the kernel whose removal costs the least, until each remaining kernel saves at least [`WORTH_A_KERNEL`].
 pub(super) fn prune(edges: &[Edges], kernels: &Kernels) -> Vec<bool> {
     let n = kernels.candidates.len();
@@ -129,7 +129,7 @@ struct Pruning<'a> {
     covers: Vec<Vec<(f64, Cover)>>,
     /// The losses of `covers`, by sample.
     losses: Vec<f64>,
-    /// Number of launches in `covers` that use each kernel, by sample.
+    /// For each sample and each kernel, the number of launches in `covers` that use the kernel.
     uses: Vec<Vec<u32>>,
     /// The sums of `uses` over all samples.
     all_uses: Vec<u32>,
@@ -167,8 +167,8 @@ impl<'a> Pruning<'a> {
     /// Removes kernels greedily. Unused kernels are kept until the end, because they may replace removed kernels.
     fn run(&mut self) {
         // For each kernel, the loss if it is removed, and whether this value is up to date. An outdated value is a lower bound (lazy
-        // greedy): removing another kernel usually makes a kernel more important. Only kernels in the same covers as a removed kernel may
-        // become less important, so their values are reset to 0.
+        // greedy): removing another kernel usually makes a kernel more important. Only kernels that are used at the same numbers of rows as
+        // a removed kernel may become less important, so their values are reset to 0.
         let mut losses: Vec<(f64, bool)> = vec![(0.0, false); self.all_uses.len()];
         let of_chains = |&kernel: &usize| !self.chains[kernel].is_empty();
         let kernels: Vec<usize> = (0..losses.len()).filter(of_chains).collect();
@@ -248,10 +248,10 @@ impl<'a> Pruning<'a> {
         lost / n
     }
 
-    /// Returns the loss of the covers of all chains at sample `at`. Covers with the kernel `removed` are replaced by the cheapest ones
-    /// without it. The loss is `part`, the additional time as a fraction of the time of covers with all kernels, plus a quadratic penalty,
-    /// which equals `part` at `MUCH`. Due to the penalty, small gains at many numbers of rows do not compensate for a slow kernel at one
-    /// number of rows.
+    /// Returns the loss of the covers of all chains at sample `at`. A cover that uses the kernel `removed` is replaced by the cheapest
+    /// cover without this kernel. Let `part` be the additional time, as a fraction of the time if all kernels were available. The loss is
+    /// `part` plus a quadratic penalty, which is as large as `part` itself if `part` is `MUCH`. The penalty keeps small gains at many
+    /// numbers of rows from compensating for a slow kernel at one number of rows.
     fn loss(&self, at: usize, removed: Option<usize>) -> f64 {
         const MUCH: f64 = 0.02;
         let changed = removed.map_or(&[][..], |kernel| &self.chains[kernel]);
@@ -284,7 +284,7 @@ fn kernels_of(covers: &[(f64, Cover)]) -> impl Iterator<Item = &usize> {
     coverings.flat_map(|(_, kernels)| kernels)
 }
 
-/// Returns sixteen numbers of rows in each octave, without duplicates at the low end.
+/// Returns sixteen numbers of rows between each power of two and the next, without duplicates at the low end.
 fn coarse_rows() -> Vec<u64> {
     let octaves = (MAX_ROWS as f64).log2();
     let numbers = (0..=(octaves * 16.0) as u32)

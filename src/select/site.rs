@@ -19,7 +19,7 @@ pub enum Site {
     ToE4m3(ToE4m3),
     /// RMSNorm of whole rows, created by [`RmsNorm::of_rows`].
     RmsNorm(RmsNorm),
-    /// The addition of the previous site's norm to a residual. `residual` is the name of the operand that is the residual.
+    /// The sum of the previous site's result (a norm) and a residual. `residual` is the name of the operand that is the residual.
     NormSum {
         kernel: Combine,
         residual: &'static str,
@@ -50,9 +50,10 @@ pub struct Link {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chain {
     pub links: Vec<Link>,
-    /// Whether each site must be computed in one launch for any number of rows. This holds for a linear layer with a packed weight if its
-    /// rows are not the tokens of the batch. For many rows, a separate launch that converts the weight would be faster, but whether a step
-    /// is launched may depend only on the number of tokens.
+    /// Whether each site must be computed in one launch for any number of rows. This holds for a linear layer with a packed weight whose
+    /// rows are not the tokens of the batch (but its sequences, for example). Otherwise, a separate launch would convert the weight, but
+    /// only for many rows. Such a launch is allowed only if rows are tokens, because whether a step is launched may depend only on the
+    /// number of tokens.
     pub in_one_launch: bool,
 }
 

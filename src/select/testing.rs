@@ -57,7 +57,8 @@ pub(super) fn encoder(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize
     ]
 }
 
-/// Returns a chain with LayerNorm before a linear layer, as in a pre-norm encoder, and with a sum without bias.
+/// Returns a chain of a pre-norm encoder, in which LayerNorm comes before linear layers. The second LayerNorm includes a sum, which has no
+/// bias.
 pub(super) fn pre_norm(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)> {
     let link = |site| Link {
         site,
@@ -110,8 +111,8 @@ pub(super) fn writer(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)
     vec![(of_links(gated), 3), (of_links(activated), 2)]
 }
 
-/// Returns the chain of layers with norms before and after both attention and the feed-forward network. Sums of the residual stream and
-/// norms read a norm's value.
+/// Returns the chain of layers with norms before and after both attention and the feed-forward network. The norm after a linear layer is
+/// added to the residual stream, and the norm of this sum is the input of the next linear layer.
 pub(super) fn sandwich(width: u32, inner: u32, dtype: DType) -> Vec<(Chain, usize)> {
     let link = |site, is_private| Link { site, is_private };
     let linear = |n, k| Site::Linear(GemmProblem::new(n, k, dtype, Epilogue::default()));

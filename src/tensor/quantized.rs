@@ -28,12 +28,14 @@ const ROWS: u64 = 8;
 /// Largest integer of [`Values::Int4`].
 const LARGEST: f32 = 15.0;
 
-/// Columns of the bytes of a word of E4M3 values, relative to the first column of the word's lane and MMA.
+/// Order of the four E4M3 values in a 4-byte word. A word holds the values that one lane needs for one MMA; see the module documentation.
+/// For each byte, this is the column of its value, relative to column 2t of the MMA for lane t.
 pub(crate) const E4M3_WORD: [usize; 4] = [0, 1, 8, 9];
-/// Columns of the bytes of a word of 8-bit integers, like [`E4M3_WORD`].
+/// Order of the four 8-bit integers in a word, like [`E4M3_WORD`].
 pub(crate) const INT8_WORD: [usize; 4] = [0, 8, 1, 9];
 
-/// Returns the column of a block of 8-bit values that a packed row stores at byte `position`. `word` is [`E4M3_WORD`] or [`INT8_WORD`].
+/// Returns the column, within its block, of the 8-bit value that a packed row stores at byte `position` of the block. `word` is
+/// [`E4M3_WORD`] or [`INT8_WORD`].
 pub(crate) const fn column_at(position: usize, word: [usize; 4]) -> usize {
     let (lane, mma) = (position / 16, position / 4 % 4);
     16 * mma + 2 * lane + word[position % 4]
@@ -88,7 +90,8 @@ impl Scaled {
         self.with_codes(columns, codes, groups)
     }
 
-    /// Returns a matrix with rows of `columns` elements from its codes, and the scale and zero point of each group, row by row.
+    /// Creates a matrix with rows of `columns` elements. `codes` holds the low-bit value of each element, and `groups` the scale and zero
+    /// point of each group. Both are in row-major order.
     ///
     /// # Panics
     /// Panics if the number of groups does not match the codes.
@@ -124,7 +127,7 @@ impl Scaled {
         ]
     }
 
-    /// Bytes of a scale in a packed matrix, including a zero point.
+    /// Bytes per scale in a packed matrix. For 4-bit integers, this includes the zero point of the scale's group.
     pub const fn scale_bytes(self) -> u64 {
         match (self.values, self.group) {
             (Values::Int8, Group::Columns(_)) => 2,
@@ -277,7 +280,7 @@ impl Quantized {
         }
     }
 
-    /// Returns the matrix, with scales rounded by `round_scale`, and scaled elements by `round`.
+    /// Returns the matrix. Scales are rounded by `round_scale`, and the products of scales and elements are rounded by `round`.
     fn values_rounded(
         &self,
         round_scale: impl Fn(f32) -> f32 + Copy + Sync,

@@ -37,7 +37,7 @@ impl SoftCap {
     /// Creates a soft cap.
     ///
     /// # Errors
-    /// Returns an error if `cap` is not from 1e-30 to 1e30. Within this range, neither the bound nor its inverse is subnormal.
+    /// Returns an error if `cap` is not from 1e-30 to 1e30. Within this range, neither `cap` nor `1 / cap` is subnormal.
     pub fn new(cap: f32) -> Result<Self, InvalidSoftCap> {
         match (1e-30..=1e30).contains(&cap) {
             true => Ok(Self(cap)),

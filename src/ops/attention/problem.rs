@@ -16,7 +16,7 @@ pub struct AttentionProblem {
     pub scale: f32,
     /// Whether a token attends only to itself and earlier tokens.
     pub causal: bool,
-    /// Soft cap of the scores, window and bias that depend on the distance between query and key, and sinks.
+    /// Further changes to the scores: a soft cap, a window and a bias by the distance between query and key, and sinks.
     pub by: PositionBias,
     pub q: HeadView,
     pub k: HeadView,

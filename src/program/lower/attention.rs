@@ -34,8 +34,8 @@ enum Launches {
     Several(Chain),
 }
 
-/// Returns the attention nodes whose kernels convert their result to E4M3, keyed by the node of the conversion, and the conversions for
-/// which this was refused.
+/// Finds the conversions to E4M3 that attention kernels can do themselves. Returns the attention of each such conversion, keyed by the node
+/// of the conversion, and the refusals for other conversions of an attention's result.
 pub(super) fn conversions(
     graph: &Graph,
     options: &LowerOptions,

@@ -119,7 +119,7 @@ impl Lowering<'_> {
         Err(unsupported(self.graph, id, self.graph.op(id), problem))
     }
 
-    /// Returns the tensor of the cache `name`, to which an earlier part of the model appends.
+    /// Returns the tensor of the cache `name`, to which an earlier part of the model, such as the encoder, appends.
     pub(super) fn remembered(&self, id: NodeId, name: &str) -> Result<TensorIndex, LowerError> {
         self.only_attended(id)?;
         let found = self.adder(name);

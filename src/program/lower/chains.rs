@@ -153,7 +153,7 @@ impl Chains {
         Ok(Self { found, launches })
     }
 
-    /// Returns the rules of `select` that were not used for `batch` although nodes of a chain have their pattern, with the reasons.
+    /// Returns the rules of `select` whose pattern occurs in a chain but which were not used for `batch`, with the reasons.
     pub(super) fn refused(
         &self,
         graph: &Graph,
@@ -268,7 +268,7 @@ fn residual_of_norm(graph: &Graph, sum: NodeId) -> Option<&'static str> {
     }
 }
 
-/// Returns the operand that must be the value of the preceding node if `id` continues a chain.
+/// Returns the operand of `id` that the preceding node of a chain would have to compute for `id` to continue this chain.
 fn first_operand(graph: &Graph, id: NodeId, site: &Site) -> Option<NodeId> {
     match site {
         Site::NormSum { residual: "a", .. } => graph.operand(id, "b"),
@@ -276,8 +276,11 @@ fn first_operand(graph: &Graph, id: NodeId, site: &Site) -> Option<NodeId> {
     }
 }
 
-/// Returns `before` if `id` can follow it in a chain: `id` must be the first reader of the value of `before` and read it only once, and the
-/// rows of both nodes must be the tokens of the batch. A later reader could not be fused, because the first reader needs the value earlier.
+/// Returns `before` if the node `id` can follow it in a chain; otherwise `None`. There are three conditions:
+///
+/// - No other node reads the value of `before` earlier than `id`. A fused launch would compute the value too late for such a reader.
+/// - `id` reads the value only once.
+/// - The rows of both nodes are the tokens of the batch.
 fn feeder(
     graph: &Graph,
     id: NodeId,

@@ -165,7 +165,7 @@ impl Lowering<'_> {
                 out: *out,
                 dtype,
             })),
-            // For `AfterPrompt`, the kernel in the next arm leaves unused rows at the end. Only pooling ignores them.
+            // The result of `AfterPrompt` ends with unused rows. Only pooling leaves them out.
             Op::AfterPrompt if !self.is_only_pooled(id) => {
                 Err("only pooling reads the rows after a prompt".to_owned())
             }

@@ -76,8 +76,8 @@ impl Preparation {
     }
 }
 
-/// Returns the first columns of keys and values in the rows that two nodes append to caches. One launch writes keys and values as the heads
-/// of one cache, so the two caches must be adjacent.
+/// Returns the first column of the keys and that of the values in the rows from which the two nodes `caches` append. One launch writes keys
+/// and values as the heads of a single cache, so the two caches must be adjacent.
 fn cached(
     graph: &Graph,
     program: &Program,

@@ -401,12 +401,13 @@ fn quantized_rows_change_results(format: Format, machine: &Machine, bounds: Rang
     let (mut exact, mut rounded) = (program(false, false), program(true, false));
     assert_eq!(conversions(&exact, &lens), 0);
     assert_eq!(conversions(&program(true, true), &lens), 0);
-    // Only Hopper is checked: without a streaming GEMM, products in int8 may be faster for few rows, too.
+    // On Hopper, products of few rows use the streaming GEMM without a conversion. Cards without a streaming GEMM are not checked, because
+    // products in int8 may be faster there even for few rows.
     if machine.instructions == Instructions::Hopper {
         assert_eq!(conversions(&rounded, &[5]), 0);
     }
     assert!(conversions(&rounded, &lens) >= 2);
-    // A CPU executes only programs in f32, and has f32 values also for tensors of 8 bits.
+    // The CPU executes only programs in f32, so all planned tensors become f32, including those of 8-bit values.
     for program in [&mut exact, &mut rounded] {
         program.dtype = DType::F32;
         let tensors = program.tensors.iter_mut();

@@ -12,9 +12,10 @@ use crate::{
     ops::HeadView,
 };
 
-/// Numbers of new tokens of the longest sequence in a decode step: one.
+/// Range of the max number of new tokens per sequence in a decode step: one token.
 const STEPS: Interval = Interval::new(0, Some(1));
-/// Numbers of new tokens of the longest piece in a batch with pieces (several new tokens of a sequence): more than one.
+/// Range of the max number of new tokens per sequence in all other batches: more than one token. Several new tokens of a sequence are a
+/// piece.
 const PIECES: Interval = Interval::new(1, None);
 
 /// A problem of attention to a KV cache, given as the kernel that supports every shape and card.
@@ -25,10 +26,10 @@ impl CachedAttention {
     /// Max number of new tokens per sequence for which the tiled kernel for any GPU is used on Hopper. So few queries fill the tiles of
     /// that kernel better than those of the Hopper kernel.
     const SHORT: u64 = 192;
-    /// Max number of tiles of 64 queries per SM for which `long` uses such tiles, in quarters of a tile.
+    /// Max number of tiles of 64 queries per SM, times four, for which [`Self::long`] uses such tiles.
     const SMALL_QUARTERS: u64 = 9;
-    /// Min number of keys of the longest sequence for which an SM may have several tiles of 64 queries, in units of the next larger tile's
-    /// key tiles.
+    /// Min number of key tiles of the longest sequence for which an SM may have several tiles of 64 queries. A key tile has the size that
+    /// the next larger query tile uses.
     const LONG: u64 = 4;
 
     /// Returns a dispatch by the longest sequence. Decode steps use a decode kernel, whose CTAs depend on the numbers of sequences and
@@ -177,8 +178,8 @@ impl CachedAttention {
     /// Hopper, or if the Hopper kernel does not support the problem.
     ///
     /// A tile of 64 queries takes less time per key tile than a larger tile, but more time per query. It shortens launches in which the
-    /// tile with the most keys determines the time. Tiles of 64 queries are used for up to one tile per SM. They are used for up to
-    /// [`Self::SMALL_QUARTERS`] quarters of a tile per SM if tiles have different and large numbers of keys. The measurements are in
+    /// tile with the most keys determines the time. Tiles of 64 queries are used if each SM has at most one of them. If tiles have
+    /// different and large numbers of keys, the limit is higher: `SMALL_QUARTERS / 4` tiles per SM. The measurements are in
     /// docs/history/attention.md, section 86.
     fn long(&self, machine: &Machine) -> Vec<Entry<KernelSpec>> {
         let MhaCached {
@@ -220,7 +221,8 @@ impl CachedAttention {
             }
             let few_keys = Self::LONG * u64::from(larger.keys) - 1;
             let at_once = tokens_of(tile, 4);
-            // With a window, or keys of a source, most tiles have equally many keys. A second tile on an SM then doubles the time.
+            // With a window, or with keys of a source, most tiles have the same number of keys. A second tile on an SM would then double
+            // the time, so each SM gets at most one.
             let max_rows = match (self.0.keys, self.0.by.window) {
                 (Keys::Own, None) => tokens_of(tile, Self::SMALL_QUARTERS),
                 (Keys::Own, Some(_)) | (Keys::Source, _) => at_once,
@@ -290,8 +292,8 @@ mod tests {
     #[test]
     fn steps_split_the_keys_of_few_sequences_and_longer_pieces_use_tiles_of_queries() {
         let hopper = testing::hopper();
-        // Limits for four key heads: `most` is one CTA per SM, `pairs` one CTA per SM in clusters of two, `few` two CTAs per SM in clusters
-        // of eight.
+        // Max numbers of sequences, each of which has a CTA or cluster for each of its four key heads: `most` with one CTA per SM, `pairs`
+        // with one CTA per SM in clusters of two, `few` with two CTAs per SM in clusters of eight.
         let most = u64::from(hopper.sms) / 4;
         let (pairs, few) = (
             hopper.clusters_at_once(2) / 4,
@@ -404,7 +406,7 @@ mod tests {
         assert!(all[..7].iter().all(|line| line.ends_with(": mha_decode")));
         let long = "longest above 192: mha_wgmma_persistent";
         assert_eq!(all[7..], ["longest 2 to 192: mha_prefill", long]);
-        // Few tokens would have tiles of 64 queries with a cache in f16.
+        // With a cache in f16, such a batch of few tokens would use tiles of 64 queries for all head sizes.
         for (head, rows) in [(64, 192), (128, 128), (256, 64)] {
             let pieces = stored(head, DType::F16).by_length(&hopper);
             assert_eq!(tile(&pieces, 200, 200).rows, rows, "heads of {head}");

@@ -108,8 +108,8 @@ fn no_other_cover_is_cheaper_than_the_one_found() {
     assert!(n_found > 1000 && n_fused > 500, "{n_found}, {n_fused}");
 }
 
-/// Returns the loss of a path that uses choice `each[i]` at the `i`th number of rows, plus [`CHANGE`] for each change. The last octave
-/// counts twice, because it also represents all larger batches.
+/// Returns the loss of a path that uses choice `each[i]` at the `i`th number of rows, plus [`CHANGE`] for each change. Numbers of rows
+/// above `MAX_ROWS / 2` count twice, because they also represent all larger batches.
 fn lost(each: &[usize], grid: &[(u64, Vec<f64>)], best: &[f64]) -> f64 {
     let part = |at: usize, choice: usize| {
         let before = if at == 0 { 1 } else { grid[at - 1].0 };

@@ -118,7 +118,8 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementat
         },
         Launch {
             site: 2,
-            // Site 2 comes first, because the parameter `bias` is that of the second linear layer.
+            // A parameter reads the operand of its name from the first of these sites that has one. Site 2 comes first, so that `bias` is
+            // the bias of the second linear layer.
             bindings: Bindings::to_operands_of(&[2, 1])
                 .with("scaled", scaled)
                 .with("row_stats", statistics)

@@ -36,7 +36,7 @@ pub(super) fn after_norm(chain: &[Link], machine: &Machine) -> Result<Implementa
     Implementation::one_launch(2, bindings, candidates.collect())
 }
 
-/// Converts the result of a linear layer in the GEMM's epilogue.
+/// Converts the result of a linear layer to E4M3 in the GEMM's epilogue.
 pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
     converted(chain, 1)?;
     let Site::Linear(problem) = &chain[0].site else {
@@ -47,7 +47,7 @@ pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Result<Implementa
     Implementation::one_launch(2, bindings, converting(problem, machine)?)
 }
 
-/// Converts the result of a gate in the gate's kernel.
+/// Converts the result of a gate to E4M3 in the gate's kernel.
 pub(super) fn with_gate(chain: &[Link], _: &Machine) -> Result<Implementation, Unfit> {
     converted(chain, 1)?;
     let Site::Gate(gate) = &chain[0].site else {
@@ -59,7 +59,7 @@ pub(super) fn with_gate(chain: &[Link], _: &Machine) -> Result<Implementation, U
     Implementation::one_launch(2, bindings, candidates)
 }
 
-/// Computes a gate in the GEMM's epilogue, and converts the result.
+/// Computes a gate and converts its result to E4M3, all in the epilogue of the linear layer's GEMM.
 pub(super) fn after_gate(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
     converted(chain, 2)?;
     let problem = gated(chain)?;
@@ -76,7 +76,7 @@ fn converted(chain: &[Link], at: usize) -> Result<&ToE4m3, Unfit> {
     }
 }
 
-/// Returns the kernels that compute a problem and convert its result.
+/// Returns the kernels that compute a problem and convert its result to E4M3.
 fn converting(problem: &GemmProblem, machine: &Machine) -> Result<Vec<Candidate>, Unfit> {
     require(problem.is_fp8(), "the linear layer is not in E4M3")?;
     let problem = GemmProblem {

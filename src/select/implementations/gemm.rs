@@ -11,7 +11,7 @@ use crate::{
     tensor::Format,
 };
 
-/// If a streaming GEMM supports a packed weight, `mma.sync` tiles with fewer rows than this are not candidates.
+/// Min rows of an `mma.sync` tile for a packed weight that a streaming GEMM also supports.
 const MMA_ROWS: u32 = 64;
 
 pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
@@ -50,8 +50,8 @@ fn plain(
     };
     let split_k = GemmSplitK::kernels(problem, machine.instructions);
     let at_once = |kernel: &GemmSplitK| kernel.tile.max_rows_at_once(n, k, machine);
-    // The ring buffer of the streaming GEMM makes MMAs wait for each other. This kernel is not needed if all operands of a CTA fit in
-    // shared memory.
+    // The ring buffer of the streaming GEMM makes MMAs wait for each other. If all operands of a CTA fit in shared memory even without a
+    // split of k, the split-K GEMM replaces streaming GEMMs with one split and more than 32 rows.
     let has_room = split_k
         .iter()
         .any(|kernel| kernel.tile.splits == 1 && at_once(kernel) > 0);

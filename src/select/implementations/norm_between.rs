@@ -57,7 +57,8 @@ pub(super) fn implement(chain: &[Link], machine: &Machine) -> Result<Implementat
     );
     let launches = vec![
         Launch {
-            // The launch is at the norm's site: the norm is the first reader of the sum, and its gamma is available there.
+            // The launch has the position of the norm in the program: the norm is the first reader of the sum, and gamma is available
+            // there.
             site: 1,
             bindings: Bindings::to_operands_of(&[0, 1])
                 .with("out", Operand::Value(0))

@@ -19,7 +19,8 @@ pub(super) fn alone(chain: &[Link], _: &Machine) -> Result<Implementation, Unfit
     Implementation::one_launch(1, bindings, vec![Candidate::new(kernel.clone())])
 }
 
-/// Prepares operands in the GEMM's epilogue. The launch is at the second site, where all operands are available.
+/// Prepares operands in the GEMM's epilogue. The launch has the position of the second site in the program, where all operands are
+/// available.
 pub(super) fn after_gemm(chain: &[Link], machine: &Machine) -> Result<Implementation, Unfit> {
     let [linear, prepare, ..] = chain else {
         return Err(Unfit::Sites);

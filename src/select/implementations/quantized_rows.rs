@@ -51,7 +51,7 @@ struct Conversion {
     element: Element,
     /// Columns of the converted x.
     columns: u64,
-    /// Numbers that are stored for each row: its scales, and in int8 the sum of its integers.
+    /// Number of f32 values that are stored for each row: its scales, and in int8 also the sum of its integers.
     scales: u64,
 }
 
@@ -85,7 +85,7 @@ fn quantized(
     let &GemmProblem { n, k, dtype, .. } = problem;
     let is_hopper = machine.instructions == Instructions::Hopper;
     let is_int8 = problem.weight == RowElement::Int8.weight();
-    // Kernels for other cards multiply only int8, and compute no gate.
+    // Kernels for cards other than Hopper multiply only int8, and compute no gate.
     require(is_hopper || is_int8 && !problem.gated, ONLY_HOPPER)?;
     require(
         is_hopper || machine.costs.mma_sync.tensor_int8.is_some(),

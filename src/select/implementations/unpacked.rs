@@ -44,10 +44,11 @@ fn conversion(link: &Link) -> Option<(UnpackWeight, Site)> {
     Some((conversion, Site::Linear(plain)))
 }
 
-/// Adds a launch to `implementation` that converts the packed weight that it reads in `chain`. Returns `None` if `implementation` has
-/// several launches, reads no packed weight, or has only kernels with a max number of rows.
+/// Adds a launch that converts the packed weight of a linear layer in `chain`. The launch of `implementation` then reads the converted
+/// weight. Returns `None` if `implementation` has several launches, reads no packed weight, or has only kernels with a max number of rows.
 fn after_conversion(chain: &[Link], implementation: Implementation) -> Option<Implementation> {
-    // For few rows, the conversion takes longer than a whole GEMM. Implementations in several launches are for few rows only.
+    // Implementations with several launches are only for few rows. They are left out, because for few rows the conversion alone takes
+    // longer than a GEMM.
     let [mut launch] = <[Launch; 1]>::try_from(implementation.launches).ok()?;
     launch
         .candidates

@@ -6,7 +6,8 @@ use crate::{
     tensor::DType,
 };
 
-/// Returns the total cycles of all occurrences of the chains, each with its cover at a sample.
+/// Returns the cycles of all chains at one sample, each multiplied by the number of its occurrences. `covers` holds the cover of each chain
+/// with its cycles.
 fn total(edges: &[Edges], covers: &[(f64, Cover)]) -> f64 {
     let each = edges.iter().zip(covers);
     each.map(|(edges, (cycles, _))| cycles * edges.times as f64)

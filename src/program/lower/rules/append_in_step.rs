@@ -19,13 +19,13 @@ pub(in crate::program::lower) const APPEND_IN_STEP: RuleName = (
 pub(in crate::program::lower) struct Appending {
     pub steps: Dispatch<KernelSpec>,
     pub pieces: Dispatch<KernelSpec>,
-    /// Operands of the decode kernels in addition to those of attention: all operands of the append launch, including the cache, except the
-    /// scales, which are operands of attention already.
+    /// Operands that the decode kernels have in addition to those of attention: the operands of the append launch, including the cache. The
+    /// scales are left out, because attention has them already.
     pub operands: Vec<TensorIndex>,
 }
 
-/// Returns the kernels, without operands, of an attention that appends the rows of `launch` itself. `plain` is the attention kernel that
-/// appends nothing; `None` if attention to the cache is not supported.
+/// Returns the kernels of an attention that appends the rows of `launch` itself, with empty `operands`. The parameter `plain` is the
+/// attention kernel that appends nothing. It is `None` if attention to the cache is not supported.
 pub(in crate::program::lower) fn append_in_step(
     launch: &Preparation,
     plain: Option<MhaCached>,

@@ -84,8 +84,8 @@ pub(super) fn find(
     Ok(launch)
 }
 
-/// Returns whether only the launch and the attention read the rows `x`, and whether they read different columns. The attention reads its
-/// values from these rows.
+/// Returns whether the launch and the attention are the only readers of the rows `x`, and read different columns of them. The attention
+/// must read its values from these rows, and nothing else.
 fn is_alone(
     graph: &Graph,
     kernel: &PrepareAttention,
