@@ -322,8 +322,8 @@ impl Seen<'_> {
         }
     }
 
-    /// Returns whether at least one query does not attend to all keys of the block. Neither end of a query's range of keys decreases from one
-    /// query to the next, so it is sufficient to check the end of the first query's range and the start of the last query's range.
+    /// Returns whether at least one query does not attend to all keys of the block. Neither end of a query's range of keys decreases from
+    /// one query to the next, so only the end of the first query's range and the start of the last query's range need to be checked.
     fn is_masked(&self) -> bool {
         let of = |query| self.positions.seen(query, self.n_keys);
         let (first, last) = (of(self.queries.start), of(self.queries.end - 1));
