@@ -11,7 +11,7 @@ pub(super) const ALL: &[Entry] = &[Entry::new::<Embedding>("embedding")];
 fields! {
     struct Embedding {
         ids: Ids,
-        /// Id before the first token of a sequence, if `ids` are the previous ids.
+        /// If `ids` are the `previous_ids`, the id that the first token of a sequence has as its previous id.
         first: First,
         table: Table,
         rows: Whole,
