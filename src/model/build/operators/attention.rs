@@ -44,8 +44,8 @@
 //! `max_position_embeddings` of config.json also limits the length of sequences in models without a position table, if they use `rotary` or
 //! a position bias. A `position_table` does not limit the length, because larger distances use its last rows. The limit is
 //! `max_position_embeddings`, except that `linear` multiplies it by `s` and that the limit of `yarn` is `s · L`, both rounded down. For
-//! `dynamic`, and by default for `longrope`, the limit is `L`. If there are several limits, including `longest` and the rows of position
-//! embeddings, the lowest applies. Without `max_position_embeddings` there is no limit.
+//! `dynamic` without `alpha`, and by default for `longrope`, the limit is `L`. If there are several limits, including `longest` and the
+//! rows of position embeddings, the lowest applies. A limit that depends on `max_position_embeddings` does not exist without this key.
 //!
 //! The key `max_context` of config.json, which `Builder::max_context` and `--max-context` set, lowers the limit of any model. It is an
 //! error if `max_context` exceeds the limit.
