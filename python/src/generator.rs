@@ -79,8 +79,8 @@ impl Generator {
 
     /// Continue prompts.
     ///
-    /// Returns the new text without the prompt: a str for a str, or a list of str for a list. With `stream`, returns an iterator over the
-    /// parts of the text of a single prompt.
+    /// Returns the new text without the prompt: a str for a str, or a list of str for a list. With `stream=True`, takes a single prompt and
+    /// returns an iterator over the parts of its text.
     ///
     /// The options have the names of transformers: max_new_tokens, min_new_tokens, do_sample, temperature, top_k, top_p, min_p, seed,
     /// num_beams, num_beam_groups, diversity_penalty, length_penalty, early_stopping, repetition_penalty, no_repeat_ngram_size,
@@ -107,8 +107,8 @@ impl Generator {
 
     /// Reply to a conversation that is formatted with the model's chat template.
     ///
-    /// `messages` is a list of dicts with `role` and `content`. Returns the reply as a str, or an iterator over its parts with `stream`.
-    /// `options` are the options of `generate`.
+    /// `messages` is a list of dicts with `role` and `content`. Returns the reply as a str. With `stream=True`, returns an iterator over
+    /// the parts of the reply. `options` are the options of `generate`.
     #[pyo3(signature = (messages, *, stream=false, tools=None, chat_template_kwargs=None, **options))]
     fn chat<'py>(
         &self,

@@ -168,7 +168,7 @@ fn threads_error(problem: &str) -> Error {
     .into()
 }
 
-/// Returns the folder, or the name on the hub. An existing folder takes precedence.
+/// Returns the source of the model: a folder, or a model of the hub. A text is a folder if its path exists, else a name on the hub.
 fn source(model: &Bound<'_, PyAny>) -> Result<Source> {
     if model.is_instance_of::<PyString>() {
         let name = text(model, || "model".to_owned())?;

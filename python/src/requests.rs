@@ -30,9 +30,9 @@ pub enum Step {
 }
 
 impl Requests {
-    /// Creates a generator. Its KV cache has room for all requests that can run concurrently. The number in each pair is the index of the
-    /// request in the caller's list. `options` are checked once for all requests, so their number of new tokens must be the maximum over
-    /// all requests.
+    /// Creates a generator for `requests`: pairs of a request's index in the caller's list and the request. The KV cache has room for all
+    /// requests that can run concurrently. `options` are checked once for all requests, so their number of new tokens must be the maximum
+    /// over all requests.
     ///
     /// # Errors
     /// Returns an error if an option is invalid regardless of the prompt, or if memory cannot be allocated.

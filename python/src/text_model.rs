@@ -20,7 +20,8 @@ use crate::{
 
 /// Default maximum number of tokens per batch on a CUDA device.
 const BATCH_TOKENS: usize = 16_384;
-/// Default maximum number of tokens per batch on a CPU, where larger batches are not faster. Signals are handled between batches.
+/// Default maximum number of tokens per batch on a CPU. Larger batches are not faster there, and delay the handling of signals, which takes
+/// place between batches.
 const BATCH_TOKENS_ON_CPU: usize = 2048;
 
 /// An engine with its tokenizer and sessions. Several threads may use it at once.
@@ -81,12 +82,12 @@ impl TextModel {
         )
     }
 
-    /// Computes the result of each input, in batches of similar lengths, and returns the results in the order of the inputs. `output`
-    /// returns the results of a batch, with a row for each sequence. `batch_tokens` limits the tokens of a batch.
+    /// Computes a row for each input, in batches of similar lengths, and returns the rows in the order of the inputs. `output` extracts the
+    /// rows of a batch, one for each sequence, from its outputs. `batch_tokens` is the maximum number of tokens of a batch.
     ///
     /// # Errors
-    /// Returns an error if the tokenizer refuses an input, if the prompt is unknown, or if a batch fails, and the exception of a signal
-    /// handler.
+    /// Returns an error if the tokenizer refuses an input, if the prompt is unknown, if a batch fails, or if a signal handler raises an
+    /// exception.
     pub fn rows<'a>(
         &self,
         py: Python<'_>,
@@ -124,8 +125,8 @@ impl TextModel {
         })
     }
 
-    /// Computes an output with a row for each input, like [`rows`](Self::rows), but leaves it on the device. `width` returns the number of
-    /// values to keep of each row.
+    /// Computes an output with a row for each input, like [`rows`](Self::rows), but leaves it on the device. `width` takes the
+    /// width of the rows, and returns how many leading values of each row to keep.
     ///
     /// # Errors
     /// Returns the errors of [`rows`](Self::rows) and of `width`. Values that are not finite are not an error.

@@ -67,7 +67,7 @@ pub(super) fn model(
         extended: None,
         expectations: Vec::new(),
     };
-    // An output of the sentence-transformers modules replaces the description's output of the same name.
+    // If the sentence-transformers modules and the description have an output of the same name, that of the modules is built.
     let computed = computed(modules).filter(|name| outputs.contains(name));
     let pooled = computed.is_some();
     let described = |name: &At<String>| {
@@ -150,11 +150,11 @@ pub(super) struct Builder<'a> {
     adapter: Option<Adapter>,
     /// Pairs of a head tensor and the table that it is tied to.
     ties: &'a [(String, String)],
-    /// Tied tensors for which the checkpoint has values that differ from the table.
+    /// Tied head tensors whose values in the checkpoint differ from those of their tables.
     own: &'a BTreeSet<String>,
-    /// Head tensors that are not read because a linear layer reads the table that they are tied to, each with its table.
+    /// Table of each head tensor that is not read, because a linear layer reads the table instead.
     tied: BTreeMap<String, String>,
-    /// Head tensors of `ties` that a linear layer reads directly, without their table.
+    /// Head tensors of `ties` that a linear layer reads by their own names.
     untied: BTreeSet<String>,
     /// Name of every node, with its source position.
     names: HashMap<String, Range<usize>>,
@@ -163,7 +163,8 @@ pub(super) struct Builder<'a> {
     inputs: HashMap<(u32, BatchInput), NodeId>,
     /// Part, number of heads and head size of each cache, by name.
     caches: HashMap<String, (u32, u32, u32)>,
-    /// Number of valid ids of each input: the minimum, over the tables that the input indexes, of the rows after the offset.
+    /// Number of valid ids of each input. An input may index several tables, each from an offset. The number is the minimum of the tables'
+    /// rows minus their offsets.
     rows: HashMap<BatchInput, u32>,
     /// Token id that is not counted as a position (`skips` of `embedding`).
     skipped: Option<u32>,

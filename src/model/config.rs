@@ -308,7 +308,8 @@ impl<'a> Values<'a> {
         self.chosen(definition).map(|origin| &origin.value)
     }
 
-    /// Creates an error about the values of expressions, the first of which is at fault. The help text lists the names in the expressions.
+    /// Creates an error about the values of `exprs`. The error points to the first expression. Its help text lists the names in all
+    /// expressions with their values.
     pub(super) fn about(
         &self,
         problem: Problem,

@@ -25,10 +25,10 @@ pub(super) fn counted() -> Vec<String> {
     others.map(str::to_owned).chain(with_activation).collect()
 }
 
-/// An expected count in the fused graph.
+/// An expected number of nodes in the graph after the passes, in all of it or in one iteration of a `Repeat`.
 ///
-/// The name of a node, `layer.3.…`, determines its layer. A pass that merges nodes of one layer gives the result the name of one
-/// of them.
+/// A node is counted in an iteration if its name starts with that of the iteration, such as `layer.3`. If a pass merges nodes, the
+/// result has the name of one of them, so the result of nodes of one iteration is counted in this iteration.
 #[derive(Clone, Debug)]
 pub struct Expectation {
     /// Iteration of a `Repeat`, such as `layer.3`; `None` for the whole graph.

@@ -28,7 +28,7 @@
 //! | `outputs` | `{"output": "value"}` |
 //! | `parts` | instead of `graph` and `outputs`: a list of `Part(name: "…", stream: "…", graph: […], outputs: {…}, expect: {…})`, in execution order |
 //! | `default` | outputs that are built if none is requested |
-//! | `expect` | counts after the passes, in the whole graph |
+//! | `expect` | expected numbers of launches, GEMMs or operators in the whole graph after the passes (see below) |
 //!
 //! Each part runs separately on its own batches, from which its `embedding`s read tokens and positions. Its values are prefixed with the
 //! name of the part, `encode.…`, and are not visible in other parts. Parts exchange data through caches and share weights. If only outputs
@@ -156,7 +156,7 @@ use error::{File, quoted, suggest};
 pub struct Description {
     file: File,
     ast: syntax::Ast,
-    /// Tied head tensors for which the checkpoint has values that differ from the table.
+    /// Tied head tensors whose values in the checkpoint differ from those of their tables.
     own: BTreeSet<String>,
 }
 
@@ -176,8 +176,8 @@ impl Description {
         Ok(Self { file, ast, own })
     }
 
-    /// Returns the description for a checkpoint that has its own values for the tied tensors `own`. Linear layers read these tensors
-    /// instead of the tables to which the tensors are tied.
+    /// Returns the description for a checkpoint in which the tied head tensors `own` have values that differ from their tables. Linear
+    /// layers then read these tensors instead of the tables.
     pub fn with_own(self, own: BTreeSet<String>) -> Self {
         Self { own, ..self }
     }
@@ -192,7 +192,7 @@ impl Description {
         (self.file.name(), self.file.text())
     }
 
-    /// Tied head tensors for which the checkpoint has values that differ from the table ([`with_own`](Self::with_own)).
+    /// Tied head tensors whose values in the checkpoint differ from those of their tables ([`with_own`](Self::with_own)).
     pub(crate) fn own(&self) -> &BTreeSet<String> {
         &self.own
     }
@@ -203,7 +203,7 @@ impl Description {
         outputs.map(|(name, _)| name.value.as_str()).collect()
     }
 
-    /// Outputs that only the first part computes: all outputs of a model with a single graph.
+    /// Outputs of the first part: those of the encoder in an encoder-decoder model, or all outputs of a description with a single graph.
     pub fn outputs_without_source(&self) -> Vec<&str> {
         let first = self.ast.parts.first().into_iter();
         let outputs = first.flat_map(|part| &part.outputs);
@@ -225,8 +225,8 @@ impl Description {
     /// that the description names, else the default outputs.
     ///
     /// # Errors
-    /// Returns an error if `architectures` names a head that the description lacks, unless the description names no
-    /// architectures.
+    /// Returns an error if the description lists architectures, and `architectures` of `config` names only others, one of which has a
+    /// head.
     pub fn outputs_for(&self, config: &serde_json::Value) -> Result<Vec<&str>, ModelError> {
         let published = config.get("architectures").and_then(|a| a.as_array());
         let published = published.into_iter().flatten().filter_map(|a| a.as_str());
@@ -261,7 +261,7 @@ impl Description {
         let has_logits = self.output_names().contains(&NEXT_LOGITS);
         let outputs = self.outputs_for(config);
         let writes = outputs.is_ok_and(|outputs| {
-            // In an encoder-decoder model, the logits are in another part than the outputs that are built by default.
+            // The default outputs of an encoder-decoder model do not include the logits, because another part computes them.
             outputs.contains(&NEXT_LOGITS) || outputs == self.default_outputs()
         });
         has_logits && writes
@@ -351,8 +351,8 @@ pub struct Model {
     pub vocab: u32,
     /// Maximum sequence length in tokens, from the position table, the rotary positions or [`MAX_CONTEXT`]; `None` if there is no limit.
     pub max_positions: Option<u32>,
-    /// Maximum sequence length to which a larger [`MAX_CONTEXT`] can raise `max_positions` by selecting the rotary frequencies for long
-    /// contexts; `None` if `max_positions` cannot be raised.
+    /// Maximum of `max_positions` if the model is built with a larger [`MAX_CONTEXT`], which may select the rotary frequencies for long
+    /// contexts; `None` if `max_positions` cannot be larger.
     pub extended_positions: Option<u32>,
     /// Exclusive upper bound of type ids; `None` if the model reads none.
     pub type_rows: Option<u32>,

@@ -10,11 +10,11 @@ use crate::{
 
 /// Output that most modules compute from a description's output `last_hidden_state`.
 pub const EMBEDDING: &str = "sentence_embedding";
-/// Output of sparse weights: of vocabulary entries, `[batch, vocabulary]`, or of tokens, `[tokens, 1]`.
+/// Output with a sparse embedding: a weight for each vocabulary entry, `[batch, vocabulary]`, or for each token, `[tokens, 1]`.
 pub const SPARSE: &str = "sparse";
-/// Output that scores are computed from. Without modules, it is an output of the description.
+/// Output that scores are computed from. The module [`LogitScore`](Module::LogitScore) computes it, or else the description.
 pub const LOGITS: &str = "sequence_logits";
-/// Output of a description that most modules start from: the state of each token, `[tokens, width]`.
+/// Output with the state of each token, `[tokens, width]`. Most modules start from this output of the description.
 pub const STATES: &str = "last_hidden_state";
 /// Output that the module [`Splade`](Module::Splade) starts from.
 pub(super) const TOKEN_LOGITS: &str = "mlm_logits";
@@ -24,8 +24,8 @@ pub(super) const NEXT_LOGITS: &str = "next_token_logits";
 /// An entry of `modules.json` with the config.json of its folder. `folder` prefixes the names of graph values and of weights.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Module {
-    /// `[tokens, width]` → `[batch, modes · width]`: the concatenated results of all `modes`. With `after_prompt`, the tokens of a prompt
-    /// are left out.
+    /// `[tokens, width]` → `[batch, modes · width]`: the concatenated results of all pooling `modes`. With `after_prompt`, the tokens of a
+    /// prompt are left out.
     Pooling {
         folder: String,
         modes: Vec<Pooling>,
@@ -188,8 +188,8 @@ pub fn computed(modules: &[Module]) -> Option<&'static str> {
     })
 }
 
-/// Returns `hides_expansion` of the module [`NormalizeTokens`](Module::NormalizeTokens); `None` if there is no such module, so the model is
-/// not a late-interaction model.
+/// Returns `hides_expansion` of the module [`NormalizeTokens`](Module::NormalizeTokens). Returns `None` if there is no such module, which
+/// means that the model is not a late-interaction model.
 pub fn normalizes_tokens(modules: &[Module]) -> Option<bool> {
     modules.iter().find_map(|module| match module {
         Module::NormalizeTokens { hides_expansion } => Some(*hides_expansion),
@@ -213,7 +213,8 @@ pub(super) fn start(modules: &[Module]) -> &'static str {
     }
 }
 
-/// Returns the value of a description that `modules` start from.
+/// Returns the name of the graph value that `modules` start from, which is the value of the description's output [`start`]. Returns `None`
+/// if the description lacks this output.
 pub(super) fn states<'a>(ast: &'a Ast, modules: &[Module]) -> Option<&'a At<String>> {
     let start = start(modules);
     let found = ast.outputs().find(|(name, _)| name.value == start);

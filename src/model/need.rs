@@ -1,11 +1,11 @@
-//! Finds the statements that the requested outputs need, so that config.json is not read for other statements.
+//! Finds the statements that the requested outputs need. Keys of config.json that only other statements read may be missing.
 
 use std::collections::HashSet;
 
 use super::syntax::{Statement, given};
 
-/// Returns, in order, the statements that the `wanted` values need. If `caches` is set, statements that append to caches are included, with
-/// the statements that these need. A `Repeat` or a `When` is included as a whole.
+/// Returns, in order, the statements that the `wanted` values need. If `caches` is set, also returns the statements that append to
+/// caches and all statements that these need. A `Repeat` or a `When` is included as a whole.
 pub(super) fn needed<'a>(
     body: &'a [Statement],
     wanted: impl Iterator<Item = &'a str>,

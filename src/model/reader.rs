@@ -316,7 +316,7 @@ impl<'a> Call<'a> {
         let mut fields: Vec<(At<String>, Piece<'a>)> = Vec::with_capacity(raws.len());
         for (name, value) in raws {
             let value = reader.piece(value);
-            // RON returns a field's name without its position. The position is that of the last occurrence before the value.
+            // RON returns a field's name without its position. Search for the position: the last occurrence of the name before the value.
             let start = reader.file.text()[..value.start]
                 .rfind(&name)
                 .unwrap_or(value.start);

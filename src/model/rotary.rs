@@ -45,7 +45,7 @@ const KINDS: [(&str, &[&str]); 8] = [
     ),
 ];
 
-/// Keys of `dynamic` with the key [`ALPHA`]. Only `alpha` changes the frequencies.
+/// Keys that a `dynamic` scaling with the key [`ALPHA`] may have. Only `alpha` changes the frequencies.
 const STRETCHED: [&str; 6] = [
     "factor",
     ALPHA,
@@ -333,7 +333,7 @@ impl Published<'_> {
     fn longrope(&self, plain: Vec<f64>, published: Option<u32>) -> Result<Scaled, ModelError> {
         let short = self.factors("short_factor", plain.len())?;
         let long = self.factors("long_factor", plain.len())?;
-        // Phi-3 has this key next to the object, where it takes precedence.
+        // config.json of Phi-3 has this key outside the scaling object. That value takes precedence over one in the object.
         let beside = lookup(self.values.config, ORIGINAL).and_then(Value::as_f64);
         let original = match (beside, self.number(ORIGINAL)?, published) {
             (Some(found), ..) | (None, Some(found), _) => found,

@@ -136,7 +136,7 @@ impl Description {
     }
 
     /// Selects the shipped description for a checkpoint by the `model_type` of its config.json, or by `architectures` if there is no
-    /// `model_type`. transformers then reads the `model_type` from the Python class that `auto_map` names.
+    /// `model_type`. (For such a checkpoint, transformers takes the `model_type` from the Python class that `auto_map` names.)
     ///
     /// # Errors
     /// Returns an error if no description supports the `model_type` or, without one, the `architectures`.
@@ -211,9 +211,12 @@ fn described_by(
     })
 }
 
-/// Returns the first of the candidates whose requirements `config` meets, or else the first candidate, which then reports the unmet
-/// requirement. Returns `None` without candidates. A `model_type` can have several candidates, which differ in another key of `config`.
-/// Descriptions whose sources contain none of the strings `words` are not candidates, so they are not parsed.
+/// Selects among the candidates: the shipped descriptions that contain one of the strings `words` and for which `is_candidate` returns
+/// true. (Descriptions without these strings are not parsed.) A `model_type` can have several candidates, which require different values of
+/// another key.
+///
+/// Returns the first candidate whose requirements `config` meets. If there is none, returns the first candidate, which later reports its
+/// unmet requirement. Returns `None` if there are no candidates.
 fn first_for(
     config: &Map<String, Value>,
     words: &[&str],

@@ -26,7 +26,8 @@ enum Part {
     Number(Expr),
 }
 
-/// Maximum length of a name, longer than any published name. A name in a loop is expanded once per iteration.
+/// Maximum length of a name in bytes, longer than any published name. The limit bounds the memory for names, since a name in a loop is
+/// expanded once per iteration.
 const MAX_SPELLING: usize = 256;
 
 impl Spelling {

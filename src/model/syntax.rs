@@ -70,15 +70,15 @@ impl Ast {
 pub(super) struct Requirement {
     pub key: At<String>,
     pub is: Vec<serde_json::Value>,
-    /// Value that the model uses if the key is absent, and which must then be one of `is`. If `None`, the key may be absent.
+    /// Value that the model uses if the key is absent. This value must then be one of `is`. If `None`, an absent key meets the requirement.
     pub default: Option<serde_json::Value>,
-    /// Another key of config.json, and a list of its values. If given, the requirement applies only if that key has one of these values.
+    /// Another key of config.json and a list of values. If given, the requirement applies only if this other key has one of the values.
     pub only: Option<(At<String>, Vec<serde_json::Value>)>,
     /// Outputs for which the requirement applies; `None` for all.
     pub outputs: Option<Vec<At<String>>>,
 }
 
-/// A named number or activation. Its value is that of the first origin that is present.
+/// A named number or activation, with a list of origins such as keys of config.json. The first origin that is present gives the value.
 #[derive(Clone, Debug)]
 pub(super) struct Definition {
     pub name: At<String>,

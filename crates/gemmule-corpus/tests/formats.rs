@@ -384,7 +384,8 @@ fn empty_inputs() {
     assert_eq!(place.names(), ["in.csv"]);
 }
 
-/// Returns a value of each kind for a pair of texts. The numbers of vectors and records are the length of the first text in bytes.
+/// Returns a value of each kind for a pair of texts. There are `n` vectors and `n` records, where `n` is the length of the first text in
+/// bytes.
 fn values(texts: &Texts) -> Vec<Value> {
     let (n, m) = (texts[0].len(), texts[1].len());
     let record = |at: usize| {

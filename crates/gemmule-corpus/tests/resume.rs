@@ -390,7 +390,7 @@ fn options_that_changed() {
         .expect("opened");
     file.set_modified(before).expect("set");
     assert_eq!(embed(&job).expect("resumed").resumed, 30);
-    // An existing output is replaced only with `overwrite`. The interrupted run then resumes.
+    // An existing output is an error without `overwrite`. With `overwrite`, a run that replaces the output can be interrupted and resumed.
     assert!(matches!(embed(&job), Err(CorpusError::Exists { .. })));
     let mut other = job.clone();
     other.overwrite = true;

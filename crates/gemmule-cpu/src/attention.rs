@@ -47,7 +47,8 @@ pub struct SoftmaxRows<'a> {
     pub len: usize,
     /// From 1 to `len`.
     pub valid: usize,
-    /// Query index of the first row if attention is causal. Row `i` then has `causal + i + 1` valid elements instead of `valid`.
+    /// Index of the first row's query; `None` if attention is not causal. In causal attention, row `i` has `causal + i + 1` valid elements
+    /// instead of `valid`.
     pub causal: Option<usize>,
     pub scale: f32,
 }
@@ -121,7 +122,8 @@ impl WithSimd for OnlineSoftmax<'_> {
 /// Multiplies each row of a block by its own factor.
 pub struct ScaleRows<'a> {
     pub by: &'a [f32],
-    /// While the operation runs, only its caller may access the rows of the block.
+    /// Memory that contains the block. The rows of the block start at `at`, have `cols` elements and are `stride` apart. See
+    /// [`run`](Self::run) for who may access them.
     pub out: SharedOut<'a>,
     pub at: usize,
     pub cols: usize,

@@ -16,7 +16,7 @@ use crate::{
     simd::{self, Capped, Running, exp2_of_negative},
 };
 
-/// Number of keys in a block. Their scores for three vectors of queries fit the L1 cache.
+/// Number of keys in a block. The scores of a block for three SIMD vectors of queries fit the L1 cache.
 const KEYS: usize = 128;
 
 /// Scratch memory of a task for its queries and one block of keys. Its size does not depend on the sequence length.
@@ -97,8 +97,8 @@ impl WithSimd for Attend<'_, '_> {
 }
 
 impl Attend<'_, '_> {
-    /// Returns the range of keys to which at least one of the queries attends. The ranges of later queries neither start nor end earlier,
-    /// so only the first and the last query determine it.
+    /// Returns the range of keys to which at least one of the queries attends. Neither end of a query's range decreases from one
+    /// query to the next (see [`Positions::seen`]), so the first query determines the start and the last query the end.
     fn seen(&self, queries: &Range<usize>) -> Range<usize> {
         let of = |query| self.positions.seen(query, self.len);
         of(queries.start).start..of(queries.end - 1).end
@@ -127,7 +127,7 @@ impl Attend<'_, '_> {
         let many = S::REGISTER_COUNT >= 32;
         let most = const {
             let most = S::F32_LANES * if S::REGISTER_COUNT >= 32 { 3 } else { 2 };
-            // The panel size divides the number of queries of every task except the last one of a sequence.
+            // The panel size divides the number of queries of every task, except that the last task of a sequence may have fewer queries.
             assert!(MAX_QUERIES.is_multiple_of(most));
             most
         };
@@ -296,7 +296,7 @@ impl Attend<'_, '_> {
     }
 }
 
-/// Mask and biases for scores with a row for each key of a block and a column for each query.
+/// Mask and biases of a matrix of scores, which has one row per key of the block and one column per query.
 struct Seen<'a> {
     positions: &'a dyn Positions,
     queries: &'a Range<usize>,
@@ -322,15 +322,15 @@ impl Seen<'_> {
         }
     }
 
-    /// Returns whether at least one query does not attend to all keys of the block. Only the first and the last query need to be checked,
-    /// because the ranges of later queries neither start nor end earlier.
+    /// Returns whether at least one query does not attend to all keys of the block. Neither end of a query's range of keys decreases from
+    /// one query to the next, so only the end of the first query's range and the start of the last query's range need to be checked.
     fn is_masked(&self) -> bool {
         let of = |query| self.positions.seen(query, self.n_keys);
         let (first, last) = (of(self.queries.start), of(self.queries.end - 1));
         first.end < self.block.end || last.start > self.block.start
     }
 
-    /// Sets the scores of keys to which a query does not attend to `value`.
+    /// Writes `value` to each score of a query and a key to which this query does not attend.
     fn fill_unseen(&self, cols: usize, scores: &mut [f32], value: f32) {
         let block = self.block;
         for (lane, query) in self.queries.clone().enumerate() {

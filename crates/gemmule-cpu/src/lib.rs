@@ -1,8 +1,8 @@
 //! CPU arithmetic of gemmule: matrix products, linear layers, attention and row-wise operations on f32 slices.
 //!
-//! This crate contains only the inner loops of the CPU executor, and the sums of the references of GEMM kernels. It is compiled as one
-//! codegen unit with full optimization, because code that is generic over an instruction set must be inlined into the function that enables
-//! the set. The rest of gemmule can then be compiled without optimization across units, in half the time.
+//! This crate contains only the inner loops of the CPU executor, and the sums in the reference implementations of GEMM kernels. It is
+//! compiled as one codegen unit with full optimization, because code that is generic over an instruction set must be inlined into the
+//! function that enables the set. The rest of gemmule can then be compiled without optimization across units, in half the time.
 //!
 //! No public item is generic over an instruction set, so all code is compiled here. Functions panic if slices do not have the documented
 //! lengths.

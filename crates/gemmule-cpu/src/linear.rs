@@ -200,8 +200,8 @@ impl Linear<'_> {
         }
     }
 
-    /// Splits the layer into layers on chunks of rows. Calls `part` with each layer, its number of rows, and its part of the result. Chunks
-    /// limit the memory for quantized activations at any batch size.
+    /// Splits the rows into chunks, which limits the memory for quantized activations at any batch size. For each chunk, calls `part` with
+    /// the layer restricted to the chunk, the number of rows of the chunk, and these rows of the result.
     fn by_chunks(&self, out: &mut [f32], part: impl Fn(&Linear<'_>, usize, &mut [f32])) {
         const ROWS: usize = 4096;
         let (n, k) = (self.n, self.k);

@@ -139,7 +139,7 @@ pub(crate) fn add_products_ahead<S: Simd, const M: usize, const N: usize, const 
     *sums = own;
 }
 
-/// Prefetch requests, identified by number.
+/// Prefetch requests, numbered from 0, that are evenly distributed over a range of memory.
 #[derive(Clone, Copy)]
 struct Requests {
     from: *const f32,

@@ -105,11 +105,11 @@ pub enum Sum<'a> {
         x: &'a [f32],
         residual: Option<&'a [f32]>,
     },
-    /// For token `i`, one row of each table, selected by the table's id for the token.
+    /// One row of each table. The row for token `i` is selected by `ids[i]` of the table.
     Tables(&'a [Lookup<'a>]),
 }
 
-/// A table, and ids that are all valid rows of it.
+/// A table, and ids that select its rows. All of them must be valid.
 pub struct Lookup<'a> {
     pub ids: &'a [i32],
     /// Added to each id. The sum is not negative.

@@ -495,7 +495,7 @@ impl Running {
         sum: 0.0,
     };
 
-    /// Returns the state after the sink of a head, or the initial state if the head has no sink.
+    /// Returns the state before the first key of a row: that after the score of the sink, or [`START`](Self::START) without a sink.
     pub fn after(sink: Option<f32>) -> Self {
         sink.map_or(Self::START, |max| Self { max, sum: 1.0 })
     }

@@ -584,7 +584,7 @@ fn attention_to_nan_gives_nan() {
             check(&q, &with, &v, &|_| true);
         }
     }
-    // The definition is undefined if all scores are −∞, but well-defined if only one is.
+    // If all scores of a query are −∞, its softmax is undefined and the results are NaN. If one score is finite, the softmax is defined.
     let mut endless = k.clone();
     endless
         .chunks_exact_mut(head)

@@ -49,7 +49,7 @@ impl<'h> Repo<'h> {
         }
     }
 
-    /// Creates the folders, and the tag of the cache if it does not exist.
+    /// Creates the folders of the model's blobs and locks, and writes CACHEDIR.TAG if the cache does not have this file.
     pub(crate) fn create(&self) -> Result<(), HubError> {
         for folder in [&self.root.join("blobs"), &self.locks] {
             fs::create_dir_all(folder).map_err(HubError::io(folder, "created"))?;

@@ -18,12 +18,13 @@ use crate::{
     listing::{Contents, Listed},
 };
 
-/// Characters that are escaped in one component of a URL's path, and in a whole path.
+/// Characters that are escaped in one component of a URL's path.
 const IN_PART: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'_')
     .remove(b'.')
     .remove(b'~');
+/// Characters that are escaped in a whole path: those of [`IN_PART`] except the slash.
 const IN_PATH: &AsciiSet = &IN_PART.remove(b'/');
 
 /// Number of received bytes after which a broken connection does not count as a failed attempt.
@@ -246,7 +247,8 @@ impl Fetch<'_> {
         })
     }
 
-    /// Returns a function that converts errors of writing a blob, of which `have` bytes are stored.
+    /// Returns a function that converts errors of writing a blob of `size` bytes to the file `path`. The first `have` bytes are already
+    /// stored, and the error for a full disk states how many are missing.
     fn failed(&self, path: &Path, size: u64, have: u64) -> impl Fn(io::Error) -> HubError + use<> {
         let otherwise = HubError::io(path, "written");
         move |error| match otherwise(error) {

@@ -164,8 +164,8 @@ impl<'n> Retries<'n> {
     /// Waits before the next attempt.
     ///
     /// # Errors
-    /// Returns an error if no attempts are left, or if the server requests a pause above [`Network::max_pause`]. The error is `error`, that
-    /// of the last attempt.
+    /// Returns `error`, the error of the last attempt, if no attempts are left or if the server requests a pause above
+    /// [`Network::max_pause`].
     pub(crate) fn wait(
         &mut self,
         what: &str,

@@ -267,7 +267,7 @@ impl Hub {
 }
 
 impl Refusal {
-    /// Returns the error for a refused request. `missing` is the error for a requested item that does not exist.
+    /// Returns the error for a refused request. `missing` creates the error that is returned if the requested item does not exist.
     pub(crate) fn error(
         &self,
         id: &ModelId,

@@ -201,7 +201,7 @@ impl Gguf {
         Ok(out)
     }
 
-    /// Calls `take` repeatedly with the blocks of a few whole rows and their number of elements.
+    /// Reads a tensor in chunks of a few whole rows. Calls `take` with the stored bytes of each chunk and the number of elements in it.
     pub(crate) fn each_row(
         &self,
         tensor: &Tensor,

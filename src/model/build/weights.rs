@@ -18,9 +18,9 @@ use crate::{
 const MAX_ELEMENTS: u64 = 1 << 40;
 
 impl Builder<'_> {
-    /// Returns the tensor that a linear layer reads. If `pattern` is a table that a head is tied to, and the checkpoint has other values
-    /// for the head, returns the head's own tensor instead. If `pattern` is itself a tied head, it is recorded as untied: the tensors under
-    /// its alternative names may then have different values.
+    /// Returns the pattern of the tensor that a linear layer reads for `pattern`. If `pattern` is a table that a head is tied to, and the
+    /// checkpoint has different values for the head, this is the head's tensor; otherwise it is `pattern`. If `pattern` is a tied head
+    /// tensor, records it as untied: tensors with its alternative names may have different values and must not be read instead.
     pub(super) fn untied<'p>(
         &mut self,
         pattern: &'p At<Pattern>,
@@ -117,8 +117,8 @@ impl Builder<'_> {
         )
     }
 
-    /// Evaluates `given`, the number of interleaved rows or columns; 0 if it is `None`. A number that is odd or exceeds `n` is an error, in
-    /// which `what` is "rows" or "columns".
+    /// Returns the value of `given`, the number of interleaved rows or columns, or 0 if `given` is `None`. A number that is odd or exceeds
+    /// `n` is an error, whose message calls the interleaved items `what` ("rows" or "columns").
     fn interleaved(&self, given: Option<&At<Expr>>, n: u64, what: &str) -> Result<u64, ModelError> {
         let Some(expr) = given else { return Ok(0) };
         let found = u64::from(self.values.size(expr)?);
@@ -133,7 +133,8 @@ impl Builder<'_> {
         Err(self.values.about(problem, &[expr], format!("is {found}")))
     }
 
-    /// Returns the weight `[heads, head]` of a norm of heads, whose first columns may be interleaved.
+    /// Returns the weight `[heads, head]` of a norm of heads. The first `interleaved` columns of each head are stored as pairs of adjacent
+    /// columns, and are reordered.
     pub(super) fn weight_of_heads(
         &mut self,
         pattern: &At<Pattern>,

@@ -37,7 +37,7 @@ fn tiny_config() -> Value {
     json!({"vocab_size": 10, "hidden_size": 8, "num_hidden_layers": 2})
 }
 
-/// Returns [`TINY`] with `from` replaced, which must occur once.
+/// Returns [`TINY`] with `from` replaced by `to`. `from` must occur exactly once.
 fn changed(from: &str, to: &str) -> String {
     assert_eq!(TINY.matches(from).count(), 1, "`{from}` stands once");
     TINY.replace(from, to)

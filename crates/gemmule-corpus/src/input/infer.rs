@@ -113,7 +113,8 @@ impl Builder {
     }
 }
 
-/// Checks whether a number is finite as a float, and exact if it is an integer.
+/// Checks whether a column of 64-bit floats can hold the JSON number `raw`. An integer must be exact as a float; any other number must be
+/// finite as a float.
 fn is_exact(raw: &str) -> bool {
     match raw.contains(['.', 'e', 'E']) {
         true => raw.parse().is_ok_and(f64::is_finite),

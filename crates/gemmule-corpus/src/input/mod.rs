@@ -43,10 +43,10 @@ pub(crate) trait Source: Send {
     /// Returns an error if the input cannot be read further, or if no row of the first window has texts.
     fn window(&mut self) -> Result<Option<Window>, CorpusError>;
 
-    /// Returns the kept columns. They are complete after the first window.
+    /// Returns the names and types of the kept columns. Call this after the first window, which determines the columns of JSONL input.
     fn fields(&self) -> Fields;
 
-    /// Returns the column types that were inferred from the first window.
+    /// Returns the kept columns with the types that were inferred from the first window; `None` if no types are inferred.
     fn inferred(&self) -> Option<Inferred> {
         None
     }

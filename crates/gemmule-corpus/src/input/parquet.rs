@@ -285,7 +285,7 @@ impl Texts {
         Ok(self.decoded.pop_front())
     }
 
-    /// Decodes the next texts; `None` for null. The result is empty at the end.
+    /// Decodes the next texts. A null text is `None`. The list is empty at the end of the file.
     fn decode(&mut self) -> Result<VecDeque<Option<ByteArray>>, String> {
         if !self.open()? {
             return Ok(VecDeque::new());

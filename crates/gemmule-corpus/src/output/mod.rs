@@ -38,11 +38,11 @@ pub(crate) struct Batch {
 #[derive(Debug, Default)]
 pub(crate) struct Part {
     pub bytes: Vec<u8>,
-    /// Information about this part, as text, that [`Encoder::tail`] needs.
+    /// Information about these bytes that [`Encoder::tail`] needs, as text.
     pub note: String,
 }
 
-/// A part and its position in the file.
+/// The position and the [note](Part::note) of a window in the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Placed {
     /// Position of the part's first byte.
@@ -66,7 +66,8 @@ pub(crate) trait Encoder: Send + Sync {
 
     fn window(&self, batch: &Batch) -> Result<Part, String>;
 
-    /// Returns the bytes that complete a file. `rows` is the number of input rows, and `at` is the current size of the file.
+    /// Returns the bytes that complete a file. `parts` are its windows, `rows` is the number of input rows, and `at` is the current size of
+    /// the file.
     fn tail(&self, parts: &[Placed], rows: u64, at: u64) -> Result<Tail, String>;
 }
 

@@ -51,8 +51,8 @@ struct Shapes {
 }
 
 impl Shapes {
-    /// Registers 0 to 2 hold `rows` rows of sums. Register 3 holds `rows` rows of activations with `depth` groups each. Registers 4 to 6
-    /// hold `depth` rows of a panel.
+    /// Returns the shapes of the tile registers. Registers 0 to 2 hold `rows` rows of sums. Register 3 holds `rows` rows of activations,
+    /// each with `depth` [`Group`]s. Registers 4 to 6 hold `depth` rows of a panel, one row per group of an activation row.
     const fn new(rows: usize, depth: usize) -> Self {
         let mut shapes = Self {
             palette: 1,

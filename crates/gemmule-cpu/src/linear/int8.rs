@@ -3,7 +3,7 @@
 //! row does not depend on the other rows.
 //!
 //! A row is quantized as `x ≈ sx·q` with `q = round(x / sx)` and `sx = max|x| / 127`. The weight is quantized likewise, as `w ≈ sw·p`. Then
-//! `x · w ≈ sx·sw·Σ q·p`. The rounding error of a factor is at most half of its scale.
+//! `x · w ≈ sx·sw·Σ q·p`. The rounding error of an element of `x` or `w` is at most `sx / 2` or `sw / 2`.
 
 use std::{
     iter::zip,
@@ -206,7 +206,8 @@ impl Int8 {
         });
     }
 
-    /// Converts the integer sums of a block to f32, and writes them to `out`. `rows` contains the scales of the block's rows.
+    /// Converts the integer sums of a block to f32, and writes them to `out`. `rows` contains the scale of each row of activations in the
+    /// block.
     fn scale(
         &self,
         layer: &Linear<'_>,

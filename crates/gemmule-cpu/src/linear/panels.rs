@@ -16,13 +16,14 @@ use crate::{
 const COLS: usize = 48;
 /// Number of rows of a block. The inputs and the sums of a block stay in cache.
 const ROWS: usize = 256;
-/// Maximum length of a part of k. All rows of a block are multiplied by one part of a panel before the next, so a part stays in the L2
-/// cache.
+/// Maximum length of the parts into which a panel is divided along k. All rows of a block are multiplied by a part before the next part is
+/// read, so a part stays in the L2 cache.
 const DEPTH: usize = 1024;
-/// Like [`DEPTH`], for fewer than [`FEW`] tiles of rows. These values and [`MANY`] were measured on a Xeon (docs/history, entry 58).
+/// Maximum length of a part, instead of [`DEPTH`], if a block has fewer than [`FEW`] tiles of rows. These values and [`MANY`] were measured
+/// on a Xeon (docs/history, entry 58).
 const SHORT: usize = 192;
 const FEW: usize = 4;
-/// Number of tiles of rows from which on nothing is prefetched, because only one of the many tiles that use a panel waits for memory.
+/// If a block has at least this many tiles of rows, nothing is prefetched: only the first of the tiles that use a panel waits for memory.
 const MANY: usize = 32;
 
 /// A weight `[n, k]` as consecutive panels `[k, columns]`. The last panel is padded with zeros.
@@ -70,7 +71,7 @@ impl Panels {
 
 #[cfg(test)]
 impl Panels {
-    /// Returns a computation of the products of all rows on one thread.
+    /// Returns the operation that multiplies all rows of `x` by the panels on one thread.
     pub fn block_of<'a>(
         &'a self,
         x: &'a [f32],
@@ -141,8 +142,8 @@ impl Tiles<'_> {
         }
     }
 
-    /// Multiplies few rows, where reading the weight is the bottleneck. Each part of a panel prefetches the next part. Parts are short,
-    /// because nothing prefetches the first part of a layer.
+    /// Multiplies few rows, where reading the weight is the bottleneck. The tiles of each part of a panel prefetch the next part.
+    /// Nothing prefetches the first part of a layer, so parts are short.
     #[inline(always)]
     fn few<S: Simd, const M: usize, const N: usize>(&self, simd: S) {
         let (k, cols) = (self.layer.k, N * S::F32_LANES);
@@ -233,8 +234,8 @@ impl Tiles<'_> {
     }
 }
 
-/// Memory that the tiles of a part of a panel prefetch in equal shares. Without the prefetch, the first tile of the next part waits for the
-/// L3 cache, because the hardware prefetcher stops at page boundaries.
+/// The part of a panel, or the panel, that is needed next. Each tile of the current part or panel prefetches an equal share of it. Without
+/// this prefetch, the first tile of the next part waits for the L3 cache, because the hardware prefetcher stops at page boundaries.
 struct Ahead<'a> {
     values: &'a [f32],
     tile: usize,

@@ -107,8 +107,8 @@ impl Weight {
     pub const RUN: u64 = 32;
 }
 
-/// Type of the integers of a matrix. [`Folder::read_integers`] returns them as unsigned bytes (codes). Every [`Weight::RUN`] adjacent
-/// elements share a scale in f16.
+/// Type of the integers of a matrix. [`Folder::read_integers`] returns each integer as an unsigned byte, its code. [`Weight::RUN`] adjacent
+/// elements share one scale, which is stored in f16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Integers {
     /// The integer is a code from 0 to 15, minus 8.

@@ -167,7 +167,7 @@ fn place(tensors: &mut [Listed], read: u64, alignment: u64, size: u64) -> Result
 /// Reads numbers and strings within the bounds of the file and of the maximum header size.
 struct Reader<'f> {
     file: BufReader<&'f File>,
-    /// Number of bytes until the end of the file or the maximum header size.
+    /// Number of bytes until the end of the file or until the maximum header size, whichever comes first.
     left: u64,
     /// Whether the file is longer than the maximum header size.
     is_cut: bool,

@@ -112,8 +112,9 @@ impl OtherCache {
     }
 }
 
-/// Reads how the KV cache is quantized. Returns `None` if the scales are for E4M3, or if no key describes the cache. An invalid key is also
-/// returned as a reason and not as an error, because the checkpoint can be used without the scales.
+/// Reads the keys that describe the quantization of the KV cache. Returns `None` if there are none or if they specify E4M3, else the reason
+/// why the scales do not apply to E4M3. An invalid key is such a reason rather than an error, because the checkpoint can be used without
+/// the scales.
 pub(super) fn other_cache(keys: &mut Keys) -> Option<OtherCache> {
     match read_cache(keys) {
         Ok(other) => other,

@@ -184,9 +184,8 @@ impl Config {
         &self.summary
     }
 
-    /// Returns whether there are weights in fp8 or int8 whose linear layers have inputs that are not quantized. Such weights are groups of
-    /// compressed-tensors without `input_activations`, and all weights of GPTQ and AWQ. Other methods with weights in fp8 quantize inputs,
-    /// too.
+    /// Returns whether the method quantizes weights but leaves the inputs of their linear layers unquantized. This holds for GPTQ and AWQ,
+    /// and for compressed-tensors if a group of 8-bit weights has no `input_activations`. The other fp8 methods quantize inputs, too.
     pub fn keeps_inputs(&self) -> bool {
         match &self.method {
             Method::Fp8 { .. } => false,
@@ -346,7 +345,7 @@ fn bits(keys: &mut Keys, read: &[Bits]) -> Result<Bits> {
     }
 }
 
-/// Returns the inputs per group; `None` if all inputs form one group.
+/// Returns the number of inputs per group; `None` if all inputs form one group.
 fn group_size(keys: &mut Keys) -> Result<Option<u64>> {
     let path = keys.path("group_size");
     match keys.whole(&["group_size", "q_group_size"])? {

@@ -87,7 +87,8 @@ pub(super) enum ZeroPoints {
     One(u16),
     /// Signed integers, one for each scale.
     Signed(String),
-    /// The scheme is symmetric, but zero points are stored. They must be zero.
+    /// The scheme is symmetric, but the tensor `name` stores zero points. All values of the tensor must be 0; codes have the zero point
+    /// `zero`.
     Symmetric { name: String, zero: u16 },
     Packed {
         name: String,
@@ -117,9 +118,9 @@ impl Matrix {
         }
     }
 
-    /// Like [`runs_of_rows`](Self::runs_of_rows), for a matrix in which a tensor assigns a group to each column. The runs are those after
-    /// the columns are sorted by group; see [`column_order`](Self::column_order). Returns `None` for other matrices, and for 8-bit integers
-    /// with zero points.
+    /// Like [`runs_of_rows`](Self::runs_of_rows), for a matrix in which a tensor assigns a group to each column. Describes the runs of the
+    /// matrix whose columns are sorted by group; see [`column_order`](Self::column_order). Returns `None` for other matrices, and for 8-bit
+    /// integers with zero points.
     pub fn ordered_runs_of_rows(&self) -> Option<Runs> {
         match self.order {
             Order::None | Order::Runs(_) => None,
@@ -191,8 +192,8 @@ impl Matrix {
         })
     }
 
-    /// Returns the columns in the order of their groups. In this order, the columns of a group are adjacent. Returns `None` if a group
-    /// other than the last has a number of columns that differs from the group size.
+    /// Returns the indices of the columns, sorted by group, so that the columns of a group are adjacent. Returns `None` if a group does not
+    /// have as many columns as the group size. Only the last group may have fewer.
     ///
     /// # Errors
     /// Returns the errors of `read`, and an error if groups are out of range.
@@ -214,8 +215,8 @@ impl Matrix {
     }
 
     /// Returns the scale and the zero point of each run of `width` columns in each row. All columns of a run must belong to one group.
-    /// `quantized` is the matrix as returned by [`read`](Self::read). If a tensor lists the groups of the columns, the runs are
-    /// those of the columns in the order of [`column_order`](Self::column_order).
+    /// `quantized` is the matrix as returned by [`read`](Self::read). If a tensor lists the groups of the columns, a run
+    /// consists of adjacent columns in the order of [`column_order`](Self::column_order).
     ///
     /// # Errors
     /// Returns an error if memory runs out.

@@ -26,7 +26,7 @@ const QZEROS: &str = "qzeros";
 const SCALES: &str = "scales";
 const G_IDX: &str = "g_idx";
 
-/// Suffixes of the names of tensors with quantized weights. The last five are for unsupported layouts.
+/// Suffixes of the names of tensors that belong to a quantized weight. The last five occur only in unsupported layouts.
 const PARTS: [&str; 16] = [
     WEIGHT,
     SCALE,
@@ -145,8 +145,8 @@ pub fn check_plain(tensors: &BTreeMap<String, Info>) -> Result<()> {
 }
 
 impl Config {
-    /// Finds the matrices of a checkpoint by the names, types and shapes of its tensors. `read` returns the bytes of a tensor, and is
-    /// called only for tensors that contain shapes.
+    /// Finds the matrices of a checkpoint by the names, types and shapes of its tensors. `read` returns the bytes of a tensor. It is
+    /// called only for tensors `weight_shape`, which contain the shape of a packed matrix.
     ///
     /// # Errors
     /// Returns the errors of `read`. Returns an error if a tensor is missing, superfluous, or contradicts the configuration in type or

@@ -363,7 +363,7 @@ fn sizes_that_do_not_fit_are_refused() {
         &wrong,
         "`x.qweight` has 9 outputs, which is no multiple of the 8 integers",
     );
-    // The sizes of a matrix without elements are not limited by its number of bytes.
+    // If one size of a matrix is 0, its number of bytes does not limit the other size.
     for dims in [&[1 << 40, 0][..], &[0, 1 << 40], &[5], &[1, 2, 3]] {
         let wrong = with(&tensors, tensor("x.qweight", Element::I32, dims));
         refused(&settings, &wrong, "expected a matrix");

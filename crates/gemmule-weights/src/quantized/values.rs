@@ -43,7 +43,7 @@ impl Zeros {
     }
 }
 
-/// Assignment of columns to groups, which are the columns of the scales.
+/// Assignment of the columns of a matrix to groups. Each group has one column of [`Quantized::scales`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Groups {
     /// Each group has this many adjacent columns.

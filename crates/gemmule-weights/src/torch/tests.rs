@@ -143,7 +143,8 @@ fn integer(pickle: &mut Vec<u8>, n: i64) {
     pickle.extend(n.to_le_bytes());
 }
 
-/// Returns the opcodes for storage `0`, of a class, with `n` elements.
+/// Returns the opcodes that refer to the storage with key `0` and `n` elements. `class` contains the opcode for its class, such as
+/// `FloatStorage`.
 fn storage(class: &[u8], n: i64) -> Vec<u8> {
     let mut pickle = b"(X\x07\x00\x00\x00storage".to_vec();
     pickle.extend(class);

@@ -60,7 +60,7 @@ fn gather<const N: usize>(span: &[u8], dims: &[u64], strides: &[u64], out: &mut 
 }
 
 impl Tensor {
-    /// Returns the tensor for a view. `storage` is the file range of the view's storage.
+    /// Returns the tensor that `view` describes. `storage` is the range of the view's storage in the file.
     pub(super) fn place(view: &View, storage: &Range<u64>) -> Result<Self, String> {
         let View {
             element,

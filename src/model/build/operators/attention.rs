@@ -3,11 +3,11 @@
 //! | operator | fields | result |
 //! |---|---|---|
 //! | `rotary` | `x`, `heads`, `width`, `part` (default 1), `theta`, `scaling` (optional), `longest` (optional) | rotates each head's first `width` columns, or the share `part` of these columns, rounded down (formulas below). `scaling` is a key of config.json, or a list of keys of which the first one present applies. The key specifies how frequencies are scaled: `default`, `linear`, `llama3`, `yarn`, `ntk` (GTE: the base times the factor), `longrope` (`su`) or `dynamic`. With `dynamic`, and with `longrope` by default, sequences with more positions than the model was trained for are rejected. Sequences of more than `longest` positions are rejected too |
-//! | `cache` | `x`, `heads`, `name` | appends `x` to the KV cache. The result is, for each sequence, the cached rows followed by the rows of this batch. Keys and values of causal attention are cached. If `x` has one row per sequence, the cache holds one position, and only another part reads the cache |
+//! | `cache` | `x`, `heads`, `name` | appends `x` to the KV cache. The result is, for each sequence, the cached rows followed by the rows of this batch. Descriptions cache the keys and values of causal attention. A cache of an `x` with one row per sequence holds one position per sequence, and can only be read by another part |
 //! | `cache` without `x` | `heads`, `width`, `name` | the rows that an earlier part appended to the cache `name`: keys or values of the source of each sequence. Attention to these rows is not causal |
 //! | `split_heads` | `x`, `heads` | `[tokens, heads·head]` → `[heads, tokens, head]` |
 //! | `merge_heads` | `x` | the inverse of `split_heads` |
-//! | `matmul` | `a`, `b`, `transpose_b` (default `false`) | with `transpose_b`, scores `a · bᵀ`; otherwise sums of the rows of `b` weighted by `a`; separately for each sequence. The number of heads of `a` is a multiple of that of `b`: each head of `b` is shared by a group of adjacent heads of `a` |
+//! | `matmul` | `a`, `b`, `transpose_b` (default `false`) | with `transpose_b`, scores `a · bᵀ`; otherwise sums of the rows of `b` weighted by `a`; both separately for each sequence. The number of heads of `a` is a multiple of that of `b`: each head of `b` is shared by a group of adjacent heads of `a` |
 //! | `position_table` | `table`, `width`, `span`, `reach` (optional) | `[2·R + 1, width]`: the rows of a checkpoint's table `[2·span, width]` for the distances −R to R, where R is the first distance after which rows repeat. The rows are looked up once, when weights are loaded. Norms and `linear` may follow, then `relative_scores` |
 //! | `relative_scores` | `x`, `table`, `heads`, `of` (`query` or `key`) | `[heads, pairs]`: `x[i] · table[j − i]` of each head for query `i` and key `j` of a sequence, or `x[j] · table[j − i]` with `key` (disentangled attention). Distances outside the table use its first or last row |
 //!
@@ -42,10 +42,10 @@
 //!   not.
 //!
 //! `max_position_embeddings` of config.json also limits the length of sequences in models without a position table, if they use `rotary` or
-//! a position bias. A `position_table` does not limit the length, because larger distances use its last rows. The limit is the value of the
-//! key. For `linear`, it is `s` times the value, and for `yarn` `s · L`, both rounded down. For `dynamic`, and by default for `longrope`,
-//! it is `L`. If there are several limits, including `longest` and the rows of position embeddings, the lowest applies. Without the key
-//! there is no limit.
+//! a position bias. A `position_table` does not limit the length, because larger distances use its last rows. The limit is
+//! `max_position_embeddings`, except that `linear` multiplies it by `s` and that the limit of `yarn` is `s · L`, both rounded down. For
+//! `dynamic` without `alpha`, and by default for `longrope`, the limit is `L`. If there are several limits, including `longest` and the
+//! rows of position embeddings, the lowest applies. A limit that depends on `max_position_embeddings` does not exist without this key.
 //!
 //! The key `max_context` of config.json, which `Builder::max_context` and `--max-context` set, lowers the limit of any model. It is an
 //! error if `max_context` exceeds the limit.

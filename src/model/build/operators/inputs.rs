@@ -2,7 +2,7 @@
 //!
 //! | operator | fields | result |
 //! |---|---|---|
-//! | `embedding` | `ids` (`token_ids`, `previous_ids`, `type_ids` or `positions`), `first` (only with `previous_ids`), `table` or `sinusoid` (`over_width` or `over_half`), `rows`, `width`, `offset` (default 0), `skips` (optional) | row `id + offset` of a table `[rows, width]` for each id. `skips` is the id of the padding token of models that do not count padding as positions. Batches have no padding, so a sequence that contains this id is rejected. `previous_ids` has the id of the token before each token, and `first` for the first token of a sequence. A `sinusoid` table is computed: sines in the first half of the columns and cosines in the second, with frequencies `10000^(−2j / width)` (`over_width`) or `10000^(−j / (width / 2 − 1))` (`over_half`) |
+//! | `embedding` | `ids` (`token_ids`, `previous_ids`, `type_ids` or `positions`), `first` (only with `previous_ids`), `table` or `sinusoid` (`over_width` or `over_half`), `rows`, `width`, `offset` (default 0), `skips` (optional) | row `id + offset` of a table `[rows, width]` for each id. `skips` is the id of the padding token of models that do not count padding as positions. Batches have no padding, so a sequence that contains this id is rejected. `previous_ids` contains, for each token, the id of the token before it; for the first token of a sequence, it contains `first`. A `sinusoid` table is computed: sines in the first half of the columns and cosines in the second, with frequencies `10000^(−2j / width)` (`over_width`) or `10000^(−j / (width / 2 − 1))` (`over_half`) |
 
 use super::*;
 
@@ -11,7 +11,7 @@ pub(super) const ALL: &[Entry] = &[Entry::new::<Embedding>("embedding")];
 fields! {
     struct Embedding {
         ids: Ids,
-        /// Id before the first token of a sequence, if `ids` are the previous ids.
+        /// If `ids` are the `previous_ids`, the id that the first token of a sequence has as its previous id.
         first: First,
         table: Table,
         rows: Whole,
@@ -131,8 +131,8 @@ impl Operator for Embedding {
 }
 
 impl Builder<'_> {
-    /// Returns the input that has the id of the token before each token, and `first` for the first token of a sequence. `first` must have a
-    /// row in the table.
+    /// Returns the input that contains, for each token, the id of the token before it, or `first` for the first token of a sequence.
+    /// `first` must have a row in the table.
     fn previous_ids(
         &mut self,
         first: &At<Expr>,

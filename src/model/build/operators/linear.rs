@@ -2,13 +2,13 @@
 //!
 //! | operator | fields | result |
 //! |---|---|---|
-//! | `linear` | `x`, `out`, `weight`, `bias` (optional), `stored` (`out_in` or `in_out`, default `out_in`), `of` and `from` (optional), `groups` (default 1), `interleaved` (optional) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the weight and the bias are `out` of the `of` rows of the stored tensors. The stored rows form `groups` equal parts, and from each part, `out / groups` rows are read, from its row `from` on. The first `interleaved` of these rows are stored as pairs of adjacent rows. They are reordered: the first rows of all pairs precede the second rows |
+//! | `linear` | `x`, `out`, `weight`, `bias` (optional), `stored` (`out_in` or `in_out`, default `out_in`), `of` and `from` (optional), `groups` (default 1), `interleaved` (optional) | `x · weightᵀ + bias`, of width `out`. `stored` is the layout of the matrix in the checkpoint. With `of` and `from`, the weight and the bias consist of `out` rows that are selected from stored tensors with `of` rows: the stored rows form `groups` equal parts, and `out / groups` rows of each part are read, starting at row `from` of the part. In each part, the first `interleaved` rows that are read are stored as pairs of adjacent rows. They are reordered: the first rows of all pairs precede the second rows |
 //! | `add_bias` | `x`, `bias` | adds a vector to every row |
 //!
 //! The operator `rotary` rotates columns `x[j]` with `x[j + w / 2]` of a head, but some models rotate adjacent columns, `x[2j]` with
-//! `x[2j + 1]` (GPT-J, Cohere). The scores of attention do not depend on the order of the columns of a head, if queries and keys have the
-//! same order. Descriptions of these models therefore read the projections of queries and keys with `interleaved: w`, which reorders the
-//! columns for `rotary`.
+//! `x[2j + 1]` (GPT-J, Cohere). If the columns of a head have the same order in queries and keys, the scores of attention do not depend
+//! on this order. Descriptions of these models therefore read the projections of queries and keys with `interleaved: w`, which reorders
+//! the columns for `rotary`.
 
 use super::*;
 
@@ -42,8 +42,8 @@ pub(in crate::model::build) struct RowsOf {
     pub groups: Option<Whole>,
     /// First row to read in each part.
     pub from: Whole,
-    /// Number of rows, at the start of the rows that are read from each part, that are stored as pairs of adjacent rows. These rows are
-    /// reordered: the first rows of all pairs precede the second rows. If not given, no rows are reordered.
+    /// In each part, this many of the first rows that are read are stored as pairs of adjacent rows. They are reordered: the first rows of
+    /// all pairs precede the second rows. If not given, no rows are reordered.
     pub interleaved: Option<Whole>,
 }
 

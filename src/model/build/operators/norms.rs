@@ -2,7 +2,7 @@
 //!
 //! | operator | fields | result |
 //! |---|---|---|
-//! | `layer_norm` | `x`, `weight` (optional), `bias` (optional), `eps`, `plus_one` (default `false`), `heads` (optional), `interleaved` (optional) | over the width: `(x − mean) / √(variance + eps) · weight + bias`. With `plus_one`, the factor is `1 + weight` (Nemotron); without `weight`, it is 1. With `heads`, each of `heads` equal parts of the width is normalized separately, without a bias, and the weight has a row for each part. The first `interleaved` columns of these rows are stored as pairs of adjacent columns, which are reordered like the rows of [`linear`](super::linear) |
+//! | `layer_norm` | `x`, `weight` (optional), `bias` (optional), `eps`, `plus_one` (default `false`), `heads` (optional), `interleaved` (optional) | over the width: `(x − mean) / √(variance + eps) · weight + bias`. With `plus_one`, the factor is `1 + weight` (Nemotron); without `weight`, it is 1. With `heads`, each of `heads` equal parts of the width is normalized separately, without a bias, and the weight has a row for each part. In each of these rows, the first `interleaved` columns are stored as pairs of adjacent columns, which are reordered like the rows of [`linear`](super::linear) |
 //! | `rms_norm` | `x`, `weight`, `eps`, `heads` (default 1), `plus_one` (default `false`) | over the width, or over each of `heads` equal parts of it: `x / √(mean of x² + eps) · weight`, or `· (1 + weight)` (Gemma), where `1 + weight` is computed once when weights are loaded |
 //! | `l2_normalize` | `x`, `eps` | rows scaled to length 1 |
 

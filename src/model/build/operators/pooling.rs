@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `first_token`, `mean_pool`, `max_pool` | `x` | one row per sequence |
 //! | `weighted_mean_pool`, `root_length_pool` | `x` | one row per sequence of `n` tokens: `Σ (i + 1) · x[i] / Σ (i + 1)`, and `Σ x[i] / √n` |
-//! | `last_token` | `x`, `end` (optional), `highest_end` (optional), `padding` (optional), `is` (optional), `is_not` (optional) | the last row of each sequence. `is` is the id that the last token must have: sequences that end with another id are rejected. `end` is the id of the token that ends a sequence. Tokens after its first occurrence are padding and are removed before the model runs. If `end` equals `highest_end`, the highest id of a sequence ends it. Tokens with the id `padding` at the end of a sequence are removed before the model runs, too. A sequence that ends with the id `is_not` is rejected |
+//! | `last_token` | `x`, `end` (optional), `highest_end` (optional), `padding` (optional), `is` (optional), `is_not` (optional) | the last row of each sequence. `is` is the id that the last token must have: sequences that end with another id are rejected. `end` is the id of the token that ends a sequence. Tokens after its first occurrence are padding and are removed before the model runs. If `end` equals `highest_end`, the token with the highest id in a sequence ends the sequence instead. Tokens with the id `padding` at the end of a sequence are removed before the model runs, too. A sequence that ends with the id `is_not` is rejected |
 //! | `draw` | `mean`, `log_variance` | a latent variable, one row per sequence: `mean + exp(log_variance / 2) · noise`, where the noise is standard normal and depends on the sequence's seed |
 //! | `log_probability` | `x` | from logits of every token: the log-probability of each token given the tokens before it, and 0 for the first token of a sequence. It must be an output, and no operator may read it |
 
@@ -26,7 +26,7 @@ fields! {
         x: Value,
         /// Id of the token that ends a sequence. Later tokens are padding.
         end: Option<Whole>,
-        /// If `end` has this value, the highest id of each sequence ends it.
+        /// If `end` equals this id, the token with the highest id in a sequence ends the sequence (instead of a token with the id `end`).
         highest_end: Option<Whole>,
         /// Id of the padding token.
         padding: Option<Whole>,

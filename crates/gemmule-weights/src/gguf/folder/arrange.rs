@@ -35,7 +35,8 @@ impl Arrangement {
         }
     }
 
-    /// Returns a writer that puts rows, read in the order of the file, at their published positions in `out`.
+    /// Returns a writer for the rows of a tensor. It takes the rows in the order of the file, and puts each one at its published position
+    /// in `out`.
     pub(super) fn place<'o, T>(self, tensor: &Tensor, out: &'o mut [T]) -> Placed<'o, T> {
         // A bias vector is permuted element by element.
         match (self, tensor.dims.as_slice()) {
@@ -66,7 +67,7 @@ impl Arrangement {
     }
 }
 
-/// Writer that puts the rows of a tensor at their published positions. In a tensor of one dimension, each element may be a row.
+/// Writer that puts the rows of a tensor at their published positions. If a tensor of one dimension is permuted, each element is a row.
 pub(super) struct Placed<'o, T> {
     arrangement: Arrangement,
     rows: usize,

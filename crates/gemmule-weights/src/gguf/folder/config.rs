@@ -27,7 +27,8 @@ const UNREAD: [&str; 10] = [
 const THETA: f64 = 10000.0;
 /// Gemma 3: by default, every sixth layer attends to all tokens.
 const PATTERN: u64 = 6;
-/// Gemma 3: number of layers of the largest model. This model scales queries by its width.
+/// Gemma 3: number of layers of the largest model, 27B. Its `query_pre_attn_scalar` is the hidden size divided by the number of heads, and
+/// that of the other models is the head size.
 const LAYERS_OF_27B: u64 = 62;
 
 /// Numbers that all architectures have.
@@ -161,7 +162,7 @@ fn rotary(settings: &Settings<'_>, sizes: &Sizes) -> Result<Json> {
     if let Some(scaling) = rope::scaling(settings, theta, rotated, sizes.positions)? {
         config["rope_scaling"] = scaling;
     }
-    // The key `attention_bias` applies to all four layers of attention, so check that all or none of them have biases. The config.json
+    // The key `attention_bias` applies to all four linear layers of attention, so check that all or none have biases. The config.json
     // files of Qwen2 and Phi-3 do not have this key.
     if !["qwen2", "phi3"].contains(&settings.architecture.name) {
         let attention = ["attn_q", "attn_k", "attn_v", "attn_output"];

@@ -66,7 +66,8 @@ impl<'t> Module<'t> {
         }
     }
 
-    /// Checks the shape of the scales. Returns the shape of their grid and the block of values that shares a scale.
+    /// Checks the shape of the tensor of scales. Returns the numbers of rows and columns of the grid of scales, and those of the block of
+    /// values that shares a scale.
     fn grid(
         &self,
         (name, info): (&str, &Info),
@@ -167,7 +168,8 @@ impl<'t> Module<'t> {
         })
     }
 
-    /// Returns the zero points of signed integers, which have the shape of the scales.
+    /// Returns the zero points of signed integers. If a tensor stores them, it has the shape of `scale`, the tensor of scales. `zero` is
+    /// the zero point of codes in a symmetric scheme.
     fn zeros_like(&self, scale: &Info, symmetric: bool, zero: u16) -> Result<ZeroPoints> {
         let found = match symmetric {
             true => self.find(ZERO_POINT),
