@@ -55,8 +55,8 @@ template <int PENDING> __device__ __forceinline__ void arrive_full(const SharedS
     barrier_arrive(smem.full_values(at));
 }
 
-// Code of the producer warps of a pipeline. The warps load Q with TMA, and gather rows of K and V from the cache. A table of slots gives
-// the place of each key in the cache. Rows past the last key become zeros.
+// Code of the producer warps of a pipeline. The warps load Q with TMA, and gather rows of K and V from the cache. The table `slots` gives
+// the index of each key's position in the cache. Rows past the last key become zeros.
 __device__ __forceinline__ void produce(const SharedStorage& smem, const TensorMap& q, const {% if e4m3 %}unsigned char{% else %}Element{% endif %}* keys,
                                         const {% if e4m3 %}unsigned char{% else %}Element{% endif %}* values, const int* slots, const int* slot_starts,
                                         const int* key_lens, TileScheduler& scheduler, PersistentSchedule& schedule) {

@@ -1,5 +1,5 @@
-// Tiles of a pipeline: in each round, every pipeline of the grid gets a tile. The direction alternates from round to round, so that no
-// pipeline gets the longest sequence of every round.
+// Tiles of a pipeline (a producer and its consumers). In each round, every pipeline of the grid gets a tile. The order of the pipelines is
+// reversed from round to round, so that no pipeline gets the longest sequence of every round.
 struct PersistentSchedule {
     unsigned int pipeline, pipelines, end, from = 0;
     bool backwards = false;

@@ -47,7 +47,8 @@ public:
         if (batch > 32) return at(index);
         constexpr unsigned int ALL = 0xffffffff;
         const unsigned int tile_index = index / HEADS;
-        // The numbers of keys of this lane's tiles, in units of ROWS, are consecutive: from `least` to end - 1.
+        // Tiles are sorted by the number of keys before their first query, in units of ROWS. For this lane's sequence, this number is
+        // `least` for the first tile, increases by 1 per tile, and is end - 1 for the last tile.
         const unsigned int least = past / ROWS, tiles = tiles_of(length), end = least + tiles;
         const auto with_at_least = [&](unsigned int steps) {
             return __reduce_add_sync(ALL, min(tiles, end - min(end, steps)));
@@ -97,7 +98,8 @@ public:
         }
     }
 
-    // Like longest_first, but by the number of tiles. With at most three tiles per sequence, ballots replace the loop over sequences.
+    // Sorts sequences by descending number of tiles, not by length. If no sequence has more than three tiles, three ballots replace the
+    // loop over sequences in longest_first.
     __device__ __forceinline__ void most_tiles_first() {
         if (batch > 32) return;
         const unsigned int own = tiles_of(length), earlier = (1u << threadIdx.x % 32) - 1;

@@ -1,4 +1,5 @@
-    // If there are too many candidates, or the nucleus has other tokens, too, finds thresholds of the logits in passes over the row.
+    // Finds thresholds of the logits in passes over the row. This code is reached if `top_k` is larger than MOST_K, if there are too many
+    // candidates, or if the nucleus also contains tokens that are not candidates.
     unsigned int least = KEY_OF_NOTHING + 1;
     if (top_k > 0) least = max(least, threshold_of(from, ruled, [](unsigned int, float) { return Mass(1); }, top_k, parts));
     Mass n_ties = ~Mass(0);  // max number of tokens to keep whose key is `least`, lowest ids first

@@ -1,6 +1,6 @@
-// A pack has 8 elements. Let g = lane / 4 and c = lane % 4. A lane reads one pack at a time: every fourth pack of keys g and g + 8 of a
-// tile, and every eighth pack of values 2c, 2c + 1, 2c + 8 and 2c + 9. A lane copies contiguous packs, and neighboring lanes copy adjacent
-// bytes, because requests for parts of several L2 lines would halve the DRAM throughput.
+// A pack has 8 elements. Let g = lane / 4 and c = lane % 4. A lane reads one pack at a time: packs c, c + 4, … of keys g and g + 8 of a
+// tile, and packs g, g + 8, … of the values of keys 2c, 2c + 1, 2c + 8 and 2c + 9. A lane copies contiguous packs, and neighboring lanes
+// copy adjacent bytes, because requests for parts of several L2 lines would halve the DRAM throughput.
 constexpr unsigned int PACK = 8;
 constexpr unsigned int PACKS = HEAD / PACK;
 constexpr unsigned int KEY_PACKS = (PACKS + 3) / 4, VALUE_PACKS = (PACKS + 7) / 8;
@@ -12,14 +12,14 @@ constexpr unsigned int STAGE_BYTES = VALUES_AT + 4 * VALUE_PACKS * PACK_BYTES;
 constexpr unsigned int UNITS = ROWS * HEAD / 4;  // groups of four adjacent outputs, each reduced by one thread
 static_assert(HEAD % PACK == 0, "rows are whole packs");
 
-// Shared-memory offset of the i-th pack of a key, for lane 4g + c. The packs of one copy are adjacent. The 16 lanes that read at once
-// access all banks.
+// Byte offset of the i-th pack of a key that lane 4g + c reads, within a group of 32 packs (one per lane). Packs that a lane copies in one
+// access are adjacent. The 16 lanes that read at once access all banks.
 __device__ __forceinline__ unsigned int key_place(unsigned int g, unsigned int c, unsigned int i) {
     return ((g ^ (i % 2 * 2 + i / 2 % 2)) * 4 + c) * 8;
 }
 
-// Shared-memory offset of a pack in the `row`-th row of value packs, for lane 4g + c. The packs of one copy are adjacent. The 16 lanes that
-// read at once access all banks.
+// Byte offset of the pack of a value that lane 4g + c reads, within group `row` of 32 packs (one per lane). Packs that a lane copies in one
+// access are adjacent. The 16 lanes that read at once access all banks.
 __device__ __forceinline__ unsigned int value_place(unsigned int g, unsigned int c, unsigned int row) {
     return ((c ^ row % 2) * 8 + (g ^ c / 2 * 4)) * 8;
 }

@@ -1,7 +1,7 @@
-// A pack has 16 bytes, and a lane reads one pack at a time. Let g = lane / 4 and c = lane % 4. The lane reads every fourth pack of keys g
-// and g + 8 of a tile, and every eighth pack of values 2c, 2c + 1, 2c + 8 and 2c + 9. The hardware serves 16-byte accesses of eight lanes
-// at once. These eight lanes copy 128 contiguous bytes, which are an L2 line. Requests for parts of several lines would halve the DRAM
-// throughput.
+// A pack has 16 bytes, and a lane reads one pack at a time. Let g = lane / 4 and c = lane % 4. The lane reads packs c, c + 4, … of keys g
+// and g + 8 of a tile, and packs g, g + 8, … of the values of keys 2c, 2c + 1, 2c + 8 and 2c + 9. The hardware serves 16-byte accesses of
+// eight lanes at once. In a copy, these eight lanes access 128 contiguous bytes (an L2 line), because requests for parts of several lines
+// would halve the DRAM throughput.
 constexpr unsigned int PACK = 16 / sizeof(T);
 constexpr unsigned int PACKS = HEAD / PACK;
 constexpr unsigned int KEY_PACKS = (PACKS + 3) / 4, VALUE_PACKS = (PACKS + 7) / 8;
@@ -12,13 +12,13 @@ constexpr unsigned int LANES_PER_ROW = 8;     // lanes that copy a row, one pack
 constexpr unsigned int UNITS = ROWS * HEAD / 4;  // groups of four adjacent outputs, each reduced by one thread
 static_assert(HEAD % 8 == 0, "rows are whole packs");
 
-// Shared-memory offset of the i-th pack of a key, for lane 4g + c. The offsets avoid bank conflicts among the eight lanes that copy a line,
-// and among the eight lanes that read at once.
+// Byte offset of the i-th pack of a key that lane 4g + c reads, within a group of 32 packs (one per lane). The offsets avoid bank conflicts
+// among the eight lanes that copy a line, and among the eight lanes that read at once.
 __device__ __forceinline__ unsigned int key_place(unsigned int g, unsigned int c, unsigned int i) {
     return ((g ^ i % 2) * 4 + c) * 16;
 }
 
-// Shared-memory offset of a pack of a value, for lane 4g + c. The offsets avoid bank conflicts, as in key_place.
+// Byte offset of the pack of a value that lane 4g + c reads, within a group of 32 packs. The offsets avoid bank conflicts, as in key_place.
 __device__ __forceinline__ unsigned int value_place(unsigned int g, unsigned int c) { return (c * 8 + (g ^ c * 2)) * 16; }
 
 // Byte offset, within a stage, of a pack of a key.

@@ -99,7 +99,7 @@ private:
         }
     }
 
-    // Starts copying a tile of which only the first `left` keys exist. The slot of each key gives the place of its key and value.
+    // Starts copying a tile of which only the first `left` keys exist. The keys may be in any slots of the cache.
     __device__ __forceinline__ void copy_each(unsigned int tile, unsigned int left, const Cached* keys, const Cached* values) const {
         const unsigned int to = stage(tile);
 {% if e4m3 %}#pragma unroll
@@ -138,7 +138,7 @@ private:
         }
 {% endif %}    }
 
-    // Returns the slot of a key of `tile`, which is in the pair of tiles that is being copied.
+    // Returns the slot of a key of `tile`. The tile must belong to the pair of tiles that is being copied.
     __device__ __forceinline__ unsigned int slot_of(unsigned int tile, unsigned int key) const {
         return __shfl_sync(ALL_LANES, slots, tile % 2 * TILE + key);
     }

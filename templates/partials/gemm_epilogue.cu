@@ -1,5 +1,6 @@
-    // Epilogue of gemm_mma, whose accumulators c and tile coordinates it uses. Applies bias, activation and rounding in registers.
-    // Neighboring lanes exchange pairs of two n8 tiles, so that each lane stores 8 bytes and a warp stores whole 32-byte sectors.
+    // Epilogue of gemm_mma. The code uses the accumulators c and the tile coordinates of that kernel. Applies bias, activation and rounding
+    // in registers. Two neighboring lanes hold four adjacent columns of each n8 tile. If STORE_BYTES is 8, they exchange a pair of columns,
+    // so that each lane has four columns of one of two tiles. Each lane then stores 8 bytes, and a warp stores whole 32-byte sectors.
     const int odd = lane % 2;
 #pragma unroll
     for (int j = 0; j < N_TILES; j += 2) {

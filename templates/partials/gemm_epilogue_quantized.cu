@@ -1,5 +1,6 @@
-    // Epilogue of gemm_mma with results in E4M3. Applies bias and activation, divides by out_scale, and rounds in registers. Neighboring
-    // lanes exchange halves of words, so that each lane stores four neighboring columns.
+    // Epilogue of gemm_mma with results in E4M3. Applies bias and activation, divides by out_scale, and rounds in registers. Two
+    // neighboring lanes hold four adjacent columns of each n8 tile. They exchange a pair of columns, so that each lane stores four columns
+    // of one of two tiles.
     const float out_factor = 1.0f / *out_scale;
     const int odd = lane % 2;
 #pragma unroll

@@ -1,5 +1,5 @@
-    // These warps compute the normals of the CTA's rows once, because all tiles of a CTA have the same rows: either the CTA computes one
-    // tile, or the number of CTAs is a multiple of the number of row tiles.
+    // These warps compute the scale and shift that normalize each row (`normals`), once per CTA. All tiles of a CTA have the same rows:
+    // either the CTA computes one tile, or the number of CTAs is a multiple of the number of row tiles.
     if (warp > CONSUMERS / 32) {
         __syncthreads();
         if (SPLITS > 1 && !ALIASED) cluster_arrive_relaxed();

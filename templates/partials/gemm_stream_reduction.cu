@@ -8,8 +8,8 @@
 {%- endif %}
             }
         } else {
-            // Each CTA sends its accumulators of an octet to the CTA that finishes this octet. The receiving CTA adds the accumulators in
-            // the order of K.
+            // Each CTA sends its accumulators of an octet (8 tokens) to the CTA that finishes this octet. The receiver adds them in the
+            // order of the parts of K.
 #pragma unroll
             for (int octet = 0; octet < OCTETS; ++octet) {
                 const unsigned int partial = partials + (octet / SPLITS * SPLITS + rank) * PARTIAL_BYTES + threadIdx.x * 16;

@@ -10,7 +10,8 @@
     const int *forced_first = suppressed_first + request.n_suppressed_first, *forced_last = forced_first + request.n_forced_first;
     const bool is_first = n_known == request.n_prompt, is_last = n_known + 1 == request.most;
 
-    // Builds the bitmaps `seen` and `forbidden` before griddepcontrol.wait: they depend on the request and the known tokens, not on logits.
+    // Builds the bitmaps `seen` and `forbidden` before griddepcontrol.wait: they depend on the request and the sequence so far, not on
+    // logits.
     const bool penalises = n_known > 0 && request.repetition_penalty != 1.0f;
     const bool no_end = n_known < request.least && request.n_end > 0;
     const bool forbids = n_known > 0 && (request.ngram > 0 || no_end || request.n_suppressed > 0 || (is_first && request.n_suppressed_first > 0));
@@ -54,8 +55,8 @@
     const T* from = logits + static_cast<unsigned long long>(row) * VOCABULARY;
     auto ruled = [&](unsigned int id, float x) {
 {% if beams %}
-        // The repetition penalty of known tokens applies to their log-probability, which is not available yet. Known tokens are therefore
-        // evaluated separately.
+        // With beam search, the repetition penalty applies to log-probabilities, which are not available before the whole row has been
+        // read. Tokens that occur in the sequence are therefore excluded here, and evaluated later.
         if (penalises && seen[id / 32] >> id % 32 & 1u) return -infinite;
 {% else %}
         if (penalises && seen[id / 32] >> id % 32 & 1u) {

@@ -8,8 +8,8 @@ constexpr unsigned int N = {{ vector }};                            // logits pe
 constexpr unsigned int WORDS = (VOCABULARY + 31) / 32;              // 32-bit words of a bitmap of the vocabulary
 constexpr unsigned int MOST_GROUPS = {{ most_groups }};
 constexpr unsigned int PACKS = {{ packs }};                          // accesses per group
-// A warp reads one piece of the row of logits at a time. The tokens of a piece form 32 groups, one per lane. A group consists of the tokens
-// of every 32nd access of the piece.
+// A warp reads one piece of the row of logits at a time, in accesses of N tokens. The tokens of a piece form 32 groups, one per lane: group
+// l consists of accesses l, l + 32, l + 64, … of the piece.
 constexpr unsigned int PIECE = 32 * N * PACKS, PIECES = (VOCABULARY + PIECE - 1) / PIECE, GROUPS = 32 * PIECES;
 constexpr unsigned int MOST_CANDIDATES = {{ most_candidates }};
 constexpr unsigned int MOST_K = MOST_GROUPS / 2;                    // max k of top-k for which the group maxima are used
@@ -80,7 +80,8 @@ __device__ unsigned int threshold_of(const T* row, Ruled ruled, Weigh weigh, Mas
         });
 #pragma unroll
         for (int i = 0; i < 3; ++i) sums[i] = all_reduce<Added>(sums[i], parts);
-        // Larger thresholds have smaller sums, so the number of sums that suffice is the next two bits of the key.
+        // The sums decrease with i, because fewer keys reach a larger threshold. The number of sums that are at least `needed` is therefore
+        // the next two bits of the result.
         threshold |= static_cast<unsigned int>((sums[0] >= needed) + (sums[1] >= needed) + (sums[2] >= needed)) << shift;
     }
     return threshold;

@@ -1,5 +1,5 @@
-// For each of n vectors of the query, writes the max dot product with any of this warp's rows to `partial`. The warp's rows are in groups
-// of 32 (one row per lane) that start at `at`, `at + step`, … before `end`.
+// For each of n vectors of the query, writes its max dot product over this warp's rows to `partial`. The warp's rows are in groups of 32
+// (one row per lane) that start at `at`, `at + step`, … before `end`.
 __device__ __forceinline__ void products(uint4* staged, float* partial, const T* query, int n, const T* vectors,
                                          const int* taken, int at, int end, int step) {
     const int lane = threadIdx.x % 32;

@@ -4,8 +4,8 @@ constexpr int TILES = QUERIES / 8;
 constexpr int RING = CHUNKS < 4 ? CHUNKS : 4;  // chunks in flight
 constexpr int STEPS = (CHUNKS + RING - 1) / RING * RING;
 
-// For each of n vectors of the query, writes the max dot product with any of this warp's rows to `partial`. The warp's rows are in groups
-// of 16 that start at `at`, `at + step`, … before `end`.
+// For each of n vectors of the query, writes its max dot product over this warp's rows to `partial`. The warp's rows are in groups of 16
+// that start at `at`, `at + step`, … before `end`.
 __device__ __forceinline__ void products(uint4* staged, float* partial, const T* query, int n, const T* vectors,
                                          const int* taken, int at, int end, int step) {
     const int lane = threadIdx.x % 32, column = lane % 4 * 8;

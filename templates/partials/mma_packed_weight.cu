@@ -6,7 +6,7 @@ constexpr size_t ALL_VALUES = static_cast<size_t>(K / 32) * PADDED_ROWS * 64;  /
 constexpr size_t TILE_BYTES = static_cast<size_t>(BLOCK_K / 32) * PADDED_ROWS * 64;
 static_assert(K % BLOCK_K == 0 && BLOCK_K % 32 == 0, "a tile has whole blocks");
 
-// Returns the address of pair `column` of a row of the weight, in the first k tile.
+// Returns the address of a pair of bytes in row `row` of the weight. `column` is the index of the pair in the row, in the stored order.
 __device__ __forceinline__ const unsigned char* weight_of(const unsigned char* weight, int row, int column) {
     return weight + (static_cast<size_t>(column / 32) * PADDED_ROWS + row) * 64 + column % 32 * 2;
 }

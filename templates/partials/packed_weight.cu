@@ -7,7 +7,8 @@ constexpr int GROUP = {{ group }};  // columns that share a scale
 {%- endif %}
 {%- if packed == "int4" %}
 
-// Scale of a group, and −(base + zero point). Each unsigned int holds a 16-bit value twice. The base is the unpacked value of integer 0.
+// Scale of a group, and −(base + zero point), which is added to an unpacked value. The base is the unpacked value of integer 0. With f16,
+// nibbles 1 and 5 of a word have another base, in `minus_high`. Each unsigned int holds a 16-bit value twice.
 {%- if warp_mma %} The scale is applied to sums of products.{% endif %}
 struct Scale { {% if warp_mma %}float factor; unsigned int{% else %}unsigned int factor,{% endif %} minus_zero{% if storage == "f16" %}, minus_high{% endif %}; };
 
@@ -49,11 +50,11 @@ __device__ __forceinline__ unsigned int masked_or(unsigned int a, unsigned int m
 __device__ __forceinline__ void unpack_weight(unsigned int word, const Scale& scale, unsigned int& low, unsigned int& high) {
     constexpr unsigned int ONE = {% if storage == "f16" %}0x3c003c00{% else %}0x3f803f80{% endif %};
 {%- if storage == "f16" %}
-    // Places nibbles in the mantissa of the f16 value 1024, where the lowest nibble counts units of 1, and the next nibble units of 16.
+    // Places nibbles v in the mantissa of the f16 value 1024: nibbles 0 and 4 become 1024 + v, and nibbles 1 and 5 become 1024 + 16v.
     low = fma_pair(masked_or(word, 0x000f000f, 0x64006400), ONE, scale.minus_zero);
     high = fma_pair(masked_or(word, 0x00f000f0, 0x64006400), 0x2c002c00, scale.minus_high);
 {%- else %}
-    // Places nibbles in the mantissa of the bf16 value 128, where the lowest nibble counts units of 1.
+    // Places nibbles v in the lowest bits of the mantissa of the bf16 value 128, which gives 128 + v.
     low = fma_pair(masked_or(word, 0x000f000f, 0x43004300), ONE, scale.minus_zero);
     high = fma_pair(masked_or(word >> 4, 0x000f000f, 0x43004300), ONE, scale.minus_zero);
 {%- endif %}

@@ -20,12 +20,12 @@
         warpgroup_commit();
     }
     warpgroup_wait<0>();
-    // Each warpgroup finishes half of the octets. It sends its accumulators of the other octets to the other warpgroup, through the shared
-    // memory that held its own weights.
+    // Each warpgroup finishes half of the octets (groups of 8 tokens). It sends its accumulators of the remaining octets to the other
+    // warpgroup, through the shared memory that held the sender's weights.
     warpgroup_sync(is_first ? 1 : 2);
     const unsigned int send_to = weights + begin * WEIGHT_BYTES + thread * 16;
     const unsigned int receive_from = weights + (is_first ? first_steps : 0) * WEIGHT_BYTES + thread * 16;
-    // Both warpgroups need the octet of gamma and beta, if such an octet follows the rows.
+    // In some kernels, gamma and beta follow the tokens as one more octet. Both warpgroups need the sums of this octet.
     auto acc_at = [&](int octet, int e) { return octet * 4 + e < ACCUMULATORS ? acc[octet * 4 + e] : 0.0f; };
     auto lower = [](int i) { return i < HALF ? i : ROW_OCTETS + i - HALF; };
     auto upper = [](int i) { return i < HALF ? HALF + i : ROW_OCTETS + i - HALF; };

@@ -1,4 +1,5 @@
-    // Applies bias, activation and rounding. After the transpose, a lane has two neighboring columns of a token.
+    // Applies bias, activation and rounding. Each pair of accumulators of a lane belongs to one column of two tokens. `transposed` turns
+    // the pair into two neighboring columns of one token, which the lane stores.
 {%- if residual %}
     auto epilogue = [&](int octet, const float (&sum)[4], const unsigned int (&add)[2]) {
 {%- else %}

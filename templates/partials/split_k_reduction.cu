@@ -1,5 +1,5 @@
-    // Adds the accumulators of each octet over the CTAs of the cluster, and calls `epilogue` with the sums. The code uses variables of
-    // split_k_prologue.
+    // Adds the accumulators of each octet (8 tokens) over the CTAs of the cluster, and calls `epilogue` with the sums. The code uses
+    // variables of split_k_prologue.
     if constexpr (SPLITS == 1) {
 #pragma unroll
         for (int octet = 0; octet < OCTETS; ++octet) {
@@ -7,8 +7,8 @@
             if (octet < octets) epilogue(octet, sum{% if residual %}, residuals[octet]{% endif %});
         }
     } else {
-        // Each CTA sends its accumulators of an octet to the CTA that finishes this octet. The receiving CTA adds the accumulators in the
-        // order of K.
+        // Each CTA sends its accumulators of an octet (8 tokens) to the CTA that finishes this octet. The receiver adds them in the order
+        // of the parts of K.
 #pragma unroll
         for (int octet = 0; octet < OCTETS; ++octet) {
             const unsigned int partial = partials + (octet / SPLITS * SPLITS + rank) * PARTIAL_BYTES + threadIdx.x * 16;

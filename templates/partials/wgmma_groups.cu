@@ -36,7 +36,7 @@ __device__ __forceinline__ void clear_sums(float (&sum)[M_TILES][ACCUMULATORS]) 
     }
 }
 
-// Scales of a lane's two rows in one group. Rows after the last one have the scale of the last row. Their results are not stored.
+// Scales of a lane's two rows in one group. Rows past the end of x get the scale of the last row, because their results are not stored.
 struct RowScale { float at[2]; };
 __device__ __forceinline__ RowScale load_row_scale(const float* x_scale, unsigned int group, unsigned int row, unsigned int rows) {
     row += threadIdx.x % 32 / 4;

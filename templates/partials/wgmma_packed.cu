@@ -6,7 +6,8 @@ constexpr unsigned int BLOCK_BYTES = BLOCK_N * 64;
 constexpr size_t ALL_VALUES = static_cast<size_t>(K_TILES) * 2 * WEIGHT_ROWS * 64;  // bytes before the scales
 static_assert(WEIGHT_ROWS % 16 == 0, "a block is a whole number of groups of eight pairs");
 
-// Loads the rows of a tile from both blocks of a k tile. Rows past the last one are rows of the next block. Their products are not stored.
+// Loads the rows of a tile from both blocks of a k tile. After the last row of the weight, the copy continues with rows of the next block.
+// The products of these additional rows are not stored.
 __device__ __forceinline__ void load_blocks(unsigned int to, const TensorMap& weight, int k_tile, int row, unsigned int barrier) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

@@ -29,8 +29,8 @@ __device__ __forceinline__ RowData load_row_data(const int* positions, unsigned 
 }
 
 // Stores this warp's rows, which are 16 of each 64 rows of the tile at (row, column). tile_bias is read only if BIAS. Heads of queries and
-// keys are rotated according to the position of their row. A lane holds 8 of each 32 columns, starting with column lane % 4 · 8, and
-// therefore both columns of a pair.
+// keys are rotated according to the position of their row: columns c and c + PAIRS of a head are rotated together. PAIRS is a multiple of
+// 32, so a lane, which holds 8 of each 32 columns (from column lane % 4 · 8 on), has both columns of such a pair.
 __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULATORS], const float* tile_bias, const RowData& data, T* out, T* queries,
                                            T* keys, unsigned int row, unsigned int column, unsigned int rows) {
     constexpr int TILE_HEADS = TILE_N / HEAD;
@@ -43,7 +43,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[M_TILES][ACCUMULAT
     for (int i = 0; i < M_TILES * 2; ++i) {
         const unsigned int at = row + i / 2 * 64 + i % 2 * 8;
         const unsigned long long token = at;
-        // Reads columns mine … mine + 7 of group `group` of 32 columns of head h, and adds the bias.
+        // Reads this lane's 8 columns of the `group`-th 32 columns of head h, and adds the bias.
         const auto load = [&](int h, int group, float (&value)[8]) {
             const int of_tile = h * (HEAD / 32) + group;
 #pragma unroll
