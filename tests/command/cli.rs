@@ -750,7 +750,7 @@ fn nothing_of_the_current_folder_is_run() {
     VIRTUAL_ENV, .gemmule/venv: not searched, because a relative path depends on the current folder; make it absolute
     ");
     assert!(!out.contains("[dir]"), "{out}");
-    // The search for the CUDA driver also refuses this `LD_LIBRARY_PATH`.
+    // The search for the CUDA driver also refuses an `LD_LIBRARY_PATH` with an empty entry.
     cli.0.write("ids.json", "[[1, 2]]");
     let run = ["run", "bert", "--weights", ".", "--device", "cuda"];
     let run = [&run[..], &["--ids", "ids.json"]].concat();
@@ -1040,7 +1040,8 @@ fn source_is_written_of_the_kernels_that_timings_choose() {
         .iter()
         .map(|kernel| kernel.as_kernel().symbol())
         .collect();
-    // Time a kernel that the program uses only for few rows. The program would still use any other kernel for larger batches.
+    // In the timings, make a kernel slow that the program uses only for few rows. Its source is then not written. The source of a kernel
+    // that larger batches also use would still be written.
     let few = gemmule::tensor::Extents::of(&[1; 64]).expect("a batch");
     let launched = compiled.program.steps.iter().find_map(|step| {
         let name = &names[*step.dispatch.at(&few)?];

@@ -58,7 +58,7 @@ fn a_description_of_ones_own_runs_and_is_explained_once_for_all_layers_that_are_
         String::from_utf8(output.stdout).expect("text")
     };
     let explained = run("explain", &[]);
-    // Attention is fused in all six layers. The report has one line for layers with and without a window together.
+    // Attention is fused in all six layers. Some layers have a window and some have none, but the report lists all of them in one line.
     let attention: Vec<&str> = explained
         .lines()
         .filter(|line| line.contains("by fuse_attention"))
@@ -74,8 +74,8 @@ fn a_description_of_ones_own_runs_and_is_explained_once_for_all_layers_that_are_
     assert!(out.contains("sentence_embedding"), "{out}");
 }
 
-/// Checks that two descriptions that differ in five lines, as shown in `docs/describing.md`, give the same results as the shipped
-/// descriptions.
+/// Checks that the example descriptions of Llama and Qwen2 give the same results as the shipped ones. The two examples differ in five
+/// lines, which `docs/describing.md` shows.
 #[test]
 fn qwen2_is_llama_with_five_changed_lines() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -434,8 +434,8 @@ fn texts_that_are_too_long_are_cut_or_refused() {
     assert_eq!(lines(&folder.path().join("v.jsonl")).len(), 1);
 }
 
-/// Starts a command again and again, and kills it after some windows, until a run finishes. Compares the output with that of an
-/// uninterrupted run.
+/// Starts a command three times, and kills it each time after some windows (two rows of input each). Then lets the command finish, and
+/// compares its output with that of an uninterrupted run.
 #[test]
 fn killed_runs_of_scores_and_labels_resume() {
     let folder = tempfile::tempdir().expect("room for a folder");
@@ -532,7 +532,8 @@ fn a_text_that_the_model_does_not_accept_is_listed_with_its_reason() {
     assert!(reason.contains("has no tokens"), "{reason}");
 }
 
-/// Checks that a run has the same identity, which Parquet files contain, with any number of threads and any form of a path.
+/// Parquet files contain the identity of the run: its model and options. Checks that the file is the same for any number of threads and for
+/// any form of the model's path.
 #[test]
 fn threads_and_the_form_of_a_path_make_no_other_run() {
     let folder = texts(&["the cat sat on a mat", "a dog"]);

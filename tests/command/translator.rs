@@ -51,7 +51,7 @@ fn tokens_and_scores_are_those_of_transformers() {
     assert_eq!(asked.decoder_start, Some(0));
 }
 
-/// Checks a folder with random weights that has the form of published folders (`scripts/translators.py`).
+/// Checks a Marian folder that has random weights, but the same files and settings as published folders (`scripts/translators.py`).
 #[test]
 fn a_folder_with_sentence_pieces_and_forced_and_bad_words_writes_as_transformers() {
     let asked = writes_as_transformers("tests/checkpoints/hf-marian");
@@ -344,8 +344,8 @@ fn a_text_has_as_many_tokens_as_its_folder_allows() {
         let n = text["tokens"].as_array().expect("a list").len();
         (n, text["reason"].as_str().expect("a reason").to_owned())
     };
-    // `min_new_tokens` prevents the end of a text, so the text ends at `max_length`, which also counts the start token, or at the model's
-    // number of positions, 64.
+    // `min_new_tokens` is so large that no text ends early. A text ends at `max_new_tokens`, at `max_length`, which also counts the start
+    // token, or at the model's number of positions, 64.
     let of = |more: &str| format!(r#"{{"eos_token_id": 1, "min_new_tokens": 99{more}}}"#);
     assert_eq!(tokens(&of("")), (63, "length".to_owned()));
     assert_eq!(

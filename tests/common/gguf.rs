@@ -182,7 +182,7 @@ fn add_tensors(gguf: &mut Gguf, file: &Path, stored: impl Fn(&str) -> Option<Str
     }
 }
 
-/// Replaces each first text of `parts` in a tensor's published name with the second text, llama.cpp's name for the same part.
+/// Converts a tensor's published name to that of llama.cpp. Each entry of `parts` is a part of the published name and its replacement.
 fn renamed(name: &str, parts: &[(&str, &str)]) -> String {
     parts
         .iter()
@@ -252,7 +252,7 @@ pub fn bert() -> Gguf {
     add_tensors(&mut gguf, &folder.join("model.safetensors"), |name| {
         let is_read = !name.contains("position_ids") && !name.starts_with("pooler");
         let name = renamed(name, &NAMES);
-        // Replace these parts last, because names that `NAMES` replaces also end with them (`attention.output.dense`).
+        // Replace these endings last. Some names that `NAMES` replaces as a whole have the same ending, such as `attention.output.dense`.
         let rest = [
             (".output.LayerNorm", ".layer_output_norm"),
             (".output.dense", ".ffn_down"),

@@ -23,7 +23,7 @@ use gemmule::{
 pub use tiny::{Folder, tiny_config};
 
 /// Returns the name of the environment variable that selects NVRTC, and its value in tests. If the variable is not set, the value is the
-/// Python environment in `.gemmule/venv` if it exists. `make setup` installs it.
+/// Python environment `.gemmule/venv`, which `make setup` installs, or `None` if this folder does not exist.
 pub fn chosen_nvrtc() -> (&'static str, Option<PathBuf>) {
     const NAME: &str = "GEMMULE_NVRTC";
     let set = std::env::var_os(NAME).filter(|value| !value.is_empty());

@@ -476,7 +476,8 @@ fn parts_of_batches_that_are_no_partition_are_refused() {
     assert_snapshot!(refused_with(vec![part(longest(1, None), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.context` reads `layer.0.query+key+value`, which is not computed for all its batches; compile the model again");
     // Small batches use kernel 0, whose parameters do not match the operands of the step.
     assert_snapshot!(refused_with(vec![part(rows(0, Some(64)), 0), part(rows(64, None), 1)]), @"`[dir]/tiny` is not an artifact of this version of gemmule: the step `layer.0.query+key+value` binds 4 tensors to `embedding_layernorm_f32_w16_token20_type2_position12_eps1em12`, which takes 9; compile the model again");
-    // A step that computes a model output has kernels only for batches of at most 64 rows. The rows of the second such step are sequences.
+    // Remove the kernels of a step for batches of more than 64 rows: first of the step that computes the model's first output, and then of
+    // the pooling step, whose rows are sequences.
     assert_snapshot!(refused(|a| {
         let out = a.program.outputs[0].1;
         let step = a.program.steps.iter_mut().find(|s| s.operands.last() == Some(&out));

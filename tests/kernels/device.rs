@@ -558,7 +558,8 @@ fn buckets_end_where_the_model_does_and_serve_batches_at_their_edges() {
 #[ignore = "needs a CUDA device"]
 fn a_batch_that_fits_where_its_bucket_does_not_runs() {
     let _memory = all_memory();
-    // Gsoc plans memory without headroom. The bucket has 127 more tokens than the batch, and the tensors of these tokens take 16 MiB.
+    // The allocator `Gsoc` allocates exactly the planned memory, without headroom. The bucket has 127 more tokens than the batch, and the
+    // tensors of these tokens take 16 MiB.
     let with = |graphs| {
         let builder = builder(config(64, INNER, 1, LENGTH)).graphs(graphs);
         let builder = builder.allocator(AllocatorChoice::Gsoc);
@@ -575,8 +576,8 @@ fn a_batch_that_fits_where_its_bucket_does_not_runs() {
     let (alone, bucket) = (needed(&exact, TOKENS), needed(&buckets, TOKENS));
     assert!(alone + (14 << 20) < bucket, "{alone} and {bucket}");
     let expected = bits_of(&mut exact.session().expect("a session"), &of(TOKENS));
-    // Another session leaves free only the memory that the batch needs with its exact shape, and 8 MiB. Its number of tokens is first
-    // estimated, and then corrected after each run by the memory that is still free.
+    // Let another session take the device's memory, except for what the batch needs with its exact shape, and 8 MiB. First estimate how
+    // many tokens the other session must run to take this much. After each run, correct the number by the memory that is still free.
     let huge = batch(&vec![LENGTH; 1 << 10]);
     let free = || out_of_memory(exact.session().expect("a session").run(&huge)).2;
     let left = alone + (8 << 20);

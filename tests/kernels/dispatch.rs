@@ -1,9 +1,9 @@
-//! Tests of the dispatch tables, which list the kernels that each launch of a program uses for which batches. There is a table for each
-//! card with a description file and each shipped model.
+//! Tests of the dispatch tables. A table lists, for each launch of a program, its kernels and the batches that use them. There is a table
+//! for each card with a description file and each shipped model.
 //!
-//! Snapshots show changes of the kernel selection as diffs. They contain the tables of the cards of the catalogue, one table of each other
-//! card, and the digests of all other tables, which are written to `target/tmp/dispatch`. `INSTA_UPDATE=always cargo test --test kernels
-//! dispatch::` updates the snapshots.
+//! Changes of the kernel selection appear as diffs of snapshots. The snapshots contain all tables of some cards ([`is_read`]), one table in
+//! fp8, the table of bert-base for each other card, and the digests of all other tables. The latter are written to `target/tmp/dispatch`.
+//! `INSTA_UPDATE=always cargo test --test kernels dispatch::` updates the snapshots.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -99,11 +99,13 @@ struct Tables {
     /// Programs in f16 and f32. `None` for models of several graphs, such as an encoder and a decoder: their tables are long,
     /// and contain the same kernels as other tables.
     plain: Option<String>,
-    /// The program that generates text, on cards whose tables are snapshots.
+    /// The program that generates text. `None` if the model generates no text, or if [`is_read`] is false for the card.
     decode: Option<String>,
-    /// The program that generates text with packed weights, by format, for [`PACKED`] on cards whose tables are snapshots.
+    /// The program that generates text with packed (quantized) weights, for each format of the weights. Empty unless the model is
+    /// [`PACKED`] and [`is_read`] is true for the card.
     packed: Vec<(Format, String)>,
-    /// The program with weights in fp8, only for the first model of [`IN_FP8`] on one card with E4M3 products by `mma.sync`.
+    /// The program with weights in fp8. `None` except for the first model of [`IN_FP8`] on one card that computes E4M3 products with
+    /// `mma.sync`.
     fp8: Option<String>,
 }
 
@@ -111,7 +113,7 @@ struct Tables {
 /// feed-forward networks.
 const IN_FP8: [&str; 2] = ["bert-base", "modernbert-base"];
 
-/// The model whose tables with packed (quantized) weights are snapshots.
+/// The only model with snapshots of its dispatch tables for packed (quantized) weights.
 const PACKED: &str = "llama-3.2-1b";
 
 impl Tables {

@@ -116,7 +116,8 @@ fn what_one_of_many_layers_launches_is_compiled_for_fewer_sizes() {
             let found = symbols.find(|symbol| symbol.starts_with("gemm_bias_f16_n2304_"));
             found.expect("every batch has one")
         };
-        // For these numbers of tokens, the QKV projections of the other layers are fused with the LayerNorm before them.
+        // For 1 to 127 tokens, the QKV projections of all layers after the first are fused with the LayerNorm before them. Only the first
+        // layer launches a separate QKV projection. Count the different kernels of this projection.
         (1..128).map(of_tokens).collect::<BTreeSet<_>>().len()
     };
     let (few, many) = (with_layers(2), with_layers(12));
@@ -142,8 +143,8 @@ fn what_is_not_computed_for_a_batch_takes_no_memory() {
         .filter(|(_, record)| record.bytes == 0)
         .map(|((_, tensor), _)| tensor.name.clone())
         .collect();
-    // Tensors named `.product` are outputs of GEMMs that some batches store, and others fuse into the next launch. This batch fuses all of
-    // them, so they take no memory.
+    // A tensor named `.product` is the output of a GEMM. Some batches store it. Others fuse the GEMM into the next launch. This batch fuses
+    // all of these GEMMs, so their outputs take no memory.
     let is_product = |name: &&String| name.ends_with(".product");
     let products = program
         .planned()
@@ -151,7 +152,8 @@ fn what_is_not_computed_for_a_batch_takes_no_memory() {
     let n_products = products.count();
     assert_eq!(empty.iter().filter(is_product).count(), n_products);
     assert!(n_products >= 2, "{n_products}");
-    // Only batches of few tokens use these two tensors, which exist for each of the three LayerNorms whose output a linear layer reads.
+    // Only batches of few tokens use the tensors `.scaled` and `.row_stats`. Both exist for each of the three LayerNorms whose output a
+    // linear layer reads.
     let of_few = |name: &&String| name.ends_with(".scaled") || name.ends_with(".row_stats");
     assert_eq!(empty.iter().filter(of_few).count(), 6);
     assert_eq!(empty.len(), n_products + 6);
@@ -425,8 +427,8 @@ fn queries_that_are_the_keys_are_computed_once() {
 #[test]
 fn a_launch_that_appends_to_other_heads_than_the_caches_have_is_refused() {
     let mut program = program_of("qwen3", &writer("qwen3", 2), |o| o.cached = true);
-    // The first launch appends four heads: two of keys and two of values. The damaged caches have two, one and three heads, so no cache
-    // ends after four heads.
+    // The first launch appends four heads to consecutive caches: two heads of keys and two of values. With damaged caches of two, one and
+    // three heads, the fourth head is not the last head of a cache.
     program.caches[1].heads = 1;
     program.caches[2].heads = 3;
     let problem = program.validate().expect_err("refused");

@@ -1,4 +1,5 @@
-//! Tests of invariant programs: the results of a sequence have the same bits for every position in a batch and for every rest of the batch.
+//! Tests of invariant programs. The bits of a sequence's results depend neither on its position in the batch nor on the other sequences of
+//! the batch.
 
 use crate::common::{
     Folder, hopper,
@@ -39,8 +40,8 @@ fn builder() -> Builder {
         .device(DeviceChoice::Cpu)
 }
 
-/// Returns the number of batches that change the bits of a sequence's results. The lengths of the sequence are one token, lengths near
-/// the numbers of rows of tiles and blocks, and lengths above a block of queries or keys.
+/// Returns the number of batches that change the bits of a sequence's results. Tests sequences of one token, of about as many tokens as a
+/// tile or block has rows, and of more tokens than a block of queries or keys.
 fn n_changed(engine: &Engine) -> usize {
     mates::n_changed(engine, &[1, 7, 63, 64, 65, 130, 600], LONGEST)
 }
@@ -59,8 +60,8 @@ fn on_a_cpu_they_do_not_without_the_mode_either() {
     assert_eq!(n_changed(&builder().build().expect("it builds")), 0);
 }
 
-/// Shows that this comparison can fail. With kept padding, attention sums also include padding, up to the length of the longest sequence
-/// of the batch.
+/// Shows that [`n_changed`](mates::n_changed) can find differences. With kept padding, attention sums also include padding, up to the
+/// length of the longest sequence of the batch.
 #[test]
 fn where_padding_is_kept_they_do() {
     let builder = builder().padding(Padding::Kept).without(["fuse_attention"]);
@@ -222,7 +223,7 @@ fn an_artifact_says_whether_it_is_invariant() {
     let error = Artifact::read(&file).expect_err("its steps have several kernels");
     assert_snapshot!(folder.text(&error), @"`[dir]/tiny` is not an artifact of this version of gemmule: it is invariant, but which kernel computes `layer.0.query+key+value` depends on the batch; compile the model again");
 
-    // The artifact is not invariant, but `Builder::invariant` requires this.
+    // `Builder::invariant` refuses an artifact whose program is not invariant.
     Artifact::of(tiny_compiled(DType::F32), Vec::new())
         .write(&file)
         .expect("it is written");

@@ -219,7 +219,7 @@ fn a_process_killed_while_it_writes_leaves_whole_entries_only() {
         assert!(cubin == expected, "entry {} differs", cubin.symbol);
     }
 
-    // Another process can write to the cache. It leaves unfinished files alone until they are old enough to be abandoned.
+    // The cache can still be written. Writing does not remove the unfinished files of killed processes until these files are old.
     let (key, cubin) = made_up(5);
     cache.put(&key, &cubin).unwrap();
     assert_eq!(

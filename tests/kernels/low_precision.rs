@@ -200,7 +200,7 @@ fn launched(program: &Program, tokens: u32) -> Vec<&KernelSpec> {
 }
 
 /// For long prompts, the inputs of linear layers are rounded to 8 bits and multiplied by packed weights: in E4M3 and int8 on Hopper, and
-/// only in int8 on earlier cards. Inputs are not rounded in invariant programs, with `keeps_inputs`, or without the pass.
+/// only in int8 on earlier cards. Inputs are not rounded in invariant programs, with `keeps_inputs`, or without the pass `QUANTIZE_INPUTS`.
 #[test]
 fn prompts_multiply_8_bits_if_inputs_may_be_rounded() {
     let (name, config, _) = writer();
@@ -245,7 +245,7 @@ fn prompts_multiply_8_bits_if_inputs_may_be_rounded() {
         assert!(!any(&program(|options| options.invariant = true)), "{what}");
         let kept = program(|options| options.without = [QUANTIZE_INPUTS.to_owned()].into());
         assert!(!any(&kept), "{what}");
-        // A checkpoint that publishes one weight in this format, with and without rounded inputs.
+        // Compiles a checkpoint that publishes one weight in this format. Returns whether its program rounds inputs.
         let published = |keeps_inputs| {
             let program = writing(&model, &config, machine, |options| {
                 let name = "layers.1.mlp.down_proj.weight".to_owned();
@@ -259,7 +259,8 @@ fn prompts_multiply_8_bits_if_inputs_may_be_rounded() {
         if !multiplies {
             continue;
         }
-        // Each conversion of inputs has a GEMM after it. With formats that have a scale for each row, no whole weight is converted.
+        // Each launch that rounds inputs has one GEMM that multiplies them. If a format has a scale for each row, no launch converts a
+        // whole weight to 16 bits.
         let kernels = launched(&chosen, tokens);
         let n = |is: fn(&KernelSpec) -> bool| kernels.iter().filter(|kernel| is(kernel)).count();
         assert_eq!(n(converts_rows), n(multiplies_rows), "{what}");
@@ -294,8 +295,8 @@ fn encoders_multiply_int8_if_inputs_may_be_rounded() {
                 .filter(|kernel| multiplies_rows(kernel))
                 .count()
         };
-        // At least three linear layers in each of the three encoder layers. The fourth linear layer, after attention, may be fused with the
-        // norm instead.
+        // At least three of the four linear layers in each of the three encoder layers multiply rounded inputs. The linear layer after
+        // attention may instead be fused with the norm after it. `n` does not count this launch.
         assert!(n(&launched(&chosen, 4096)) >= 9, "{}", machine.name);
         let kept = program(Some(QUANTIZE_INPUTS));
         assert_eq!(n(&launched(&kept, 4096)), 0, "{}", machine.name);
@@ -473,8 +474,8 @@ fn products_in_fp8_on_a_device_have_the_error_of_the_format() {
                         "{} {dtype} {lens:?}: {got:.2e}, weights alone {rounded:.2e}",
                         model.0
                     );
-                    // The error is larger than that of the weights alone, because inputs are rounded, too. The error of a single token
-                    // varies too much for this check.
+                    // The error is larger than with rounded weights and exact inputs, because the device also rounds inputs. Do not check
+                    // this for a single token, whose error varies too much.
                     let is_larger = lens.len() == 1 || got > 1.05 * rounded;
                     assert!(
                         is_larger && got < 2.0 * rounded,

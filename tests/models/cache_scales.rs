@@ -129,7 +129,8 @@ fn a_cache_in_the_type_of_the_activations_has_no_scales() {
         assert!(!engine.program().pool().scaled, "{case}");
         let expected = expected(case);
         for (text, want) in written(&engine, &expected).iter().zip(&expected) {
-            // Compare only the first logits. The expected tokens are from a rounded cache, so later tokens may differ.
+            // Compare only the first logits. The expected tokens were generated with a rounded cache, so later steps may continue other
+            // tokens.
             assert!(error(&text[0].1, &want.exact[0]) < 1e-4, "{case}");
         }
     }
@@ -215,8 +216,8 @@ fn scales_of_another_format_are_refused_by_the_key_of_the_configuration() {
 fn a_device_writes_what_the_cpu_does_with_scales() {
     for case in CASES {
         let expected = expected(case);
-        // A key near the midpoint of two E4M3 values may be rounded up in one run and down in the other. The results differ by up to an
-        // eighth.
+        // A key near the midpoint of two E4M3 values may be rounded up in one run and down in the other. The two rounded values differ by
+        // up to an eighth.
         for (dtype, bound) in [(DType::F32, 2e-2), (DType::F16, 0.1), (DType::BF16, 0.3)] {
             for invariant in [false, true] {
                 let cuda = writer(&folder(case), DeviceChoice::Cuda(0))
@@ -228,8 +229,8 @@ fn a_device_writes_what_the_cpu_does_with_scales() {
                     .unwrap_or_else(|error| panic!("{case}: {error}"));
                 let mut largest = 0.0f64;
                 for (text, want) in written(&cuda, &expected).iter().zip(&expected) {
-                    // Compare the logits up to the first token that differs, including the logits of this token, which depend only on equal
-                    // tokens.
+                    // Compare the logits of all steps up to the first step that chooses different tokens. The logits of this step are
+                    // included, because all tokens before it are equal.
                     let steps = want.tokens.iter().zip(&want.logits);
                     for ((id, logits), (other, want)) in text.iter().zip(steps) {
                         largest = largest.max(error(logits, want));

@@ -115,7 +115,7 @@ fn a_checkpoint_of_two_shards_loads() {
 
 #[test]
 fn the_index_says_which_shard_a_tensor_is_read_from() {
-    // Both shards contain the query's weight. In the shard that the index does not name for it, the values are wrong.
+    // Both shards contain the query's weight. Its values are right in the shard that the index names, and wrong in the other shard.
     for (own, other) in [(0, 1), (1, 0)] {
         let folder = sharded_as(index_of(&[(QUERY, SHARDS[own])]), |halves| {
             let tensor = halves[1].remove(QUERY).expect("it is there");

@@ -105,7 +105,7 @@ impl Family {
         }
     }
 
-    /// Computes the outputs. Takes the same rows in the same order as `scripts/config_sweep.py`.
+    /// Computes the outputs. Returns the same rows of each output as `scripts/config_sweep.py` stores, in the same order.
     fn run(&self, description: &Description, config: &Value) -> Result<Outputs, EngineError> {
         let mut session = self.engine(description, config, false)?.session()?;
         let mut found = Outputs::new();
@@ -396,8 +396,8 @@ sweeps!(
     umt5
 );
 
-/// For families whose code is published with their checkpoints: keys that this code reads or writes, with their default values. Stored
-/// configurations lack these keys.
+/// Additional keys of config.json for families whose code is published with their checkpoints. The published code reads or writes these
+/// keys, but the stored configurations lack them. The values are the defaults of the published code.
 const PUBLISHED: [(&str, &str); 4] = [
     (
         "neobert",

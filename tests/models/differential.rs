@@ -62,8 +62,8 @@ const OPERATORS: [&str; 32] = [
     "log_probability",
 ];
 
-/// Attributes and statements of the language that the names of operators in the graph do not show. The test searches for them in the source
-/// of descriptions.
+/// Attributes and statements of the language that cannot be counted by the names of operators in the graph. The test searches for them in
+/// the source of descriptions.
 const WORDS: [&str; 26] = [
     "causal: true",
     "window: ",

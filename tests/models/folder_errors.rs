@@ -252,7 +252,8 @@ fn what_a_ranker_that_reads_conversations_lacks_is_named() {
         json!({"modality_config": {"message": {"method": "forward"}}}),
     );
     assert_snapshot!(error(&folder), @r#"`[dir]/sentence_bert_config.json`: `modality_config` is {"message":{"method":"forward"}}; expected a `format` of `message` that is flat or structured"#);
-    // With the format `structured`, a message's content is a list of parts. A template that reads this list gives the same text.
+    // With the format `structured`, a message's content is a list of parts. Adapt the template to this list. The text is then that of the
+    // original template with the original format.
     let written = copy("ce-qwen");
     let folder = copy("ce-qwen");
     let config = json!({"modality_config": {"message": {"format": "structured"}}});
@@ -669,7 +670,8 @@ fn the_length_of_texts_is_said_once() {
 
 #[test]
 fn a_padding_token_in_a_text_is_refused_where_positions_leave_it_out() {
-    // transformers numbers the positions of all tokens except padding tokens. All padding tokens have the position before the first number.
+    // transformers counts positions only at tokens that are not padding. All padding tokens have the same position, just before that of the
+    // first other token.
     let folder = published("st-xlmr");
     let engine = Engine::from_checkpoint(&folder)
         .device(DeviceChoice::Cpu)

@@ -87,8 +87,8 @@ impl Run {
         }
     }
 
-    /// Runs the model of a folder, and compares token ids and output values with those of this run. `sessions` caches engines by their
-    /// output and task.
+    /// Runs the model of the folder `name`, and compares token ids and output values with those in `self`. `sessions` caches engines by
+    /// their output and task.
     #[track_caller]
     fn check(&self, name: &str, sessions: &mut Vec<(String, Engine, Session)>) {
         let what = format!(
@@ -199,7 +199,7 @@ fn the_files_of_the_example_are_those_of_the_folder_that_was_run() {
         let read = |folder: &Path| std::fs::read_to_string(folder.join(name)).expect(name);
         assert_eq!(read(&example), read(&folder("ce-mxbai")), "{name}");
     }
-    // This file differs only in the prompts, which only the folder has.
+    // This file is the same in both folders, except that the example has no prompts.
     let name = "config_sentence_transformers.json";
     let read = |folder: &Path| -> serde_json::Value {
         let text = std::fs::read_to_string(folder.join(name)).expect(name);

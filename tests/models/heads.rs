@@ -66,7 +66,8 @@ fn values(engine: &Engine, output: &str) -> Vec<f32> {
         .clone()
 }
 
-/// For each head: a description, an output of the head, the head's tensor, and the table to which the head is tied.
+/// For each head: a description, an output of the head, the tensor of the head's weights, and the embedding table that a tied head uses as
+/// its weights.
 const TIED: [(&str, &str, &str, &str); 11] = [
     (
         "llama",
@@ -159,8 +160,8 @@ fn a_tied_head_with_values_of_its_own_is_read() {
     }
 }
 
-/// Masked language models may have two bias tensors: that of the decoder, and one to which it is usually tied. If the head is not tied, the
-/// decoder's bias is used.
+/// The head of a masked language model may have two bias tensors: `decoder.bias`, and a second one that is usually tied to it and has the
+/// same values. If the head is not tied, `decoder.bias` is used.
 #[test]
 fn the_bias_of_an_untied_decoder_is_its_own() {
     let untied = config(json!({"tie_word_embeddings": false}));
@@ -200,7 +201,7 @@ fn the_bias_of_an_untied_decoder_is_its_own() {
         zeros.bytes.fill(0);
         all.insert(other.to_owned(), zeros);
         assert_eq!(logits(&all), own, "{model}");
-        // Checkpoints of older versions of transformers contain only the second bias, which is then used for the decoder.
+        // Checkpoints of older versions of transformers lack `decoder.bias`. The second bias is then used instead.
         let bias = all.remove(decoder).expect("it is there");
         assert_ne!(logits(&all), own, "{model}");
         all.insert(other.to_owned(), bias);

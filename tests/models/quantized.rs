@@ -160,7 +160,7 @@ fn compare(case: &str, engine: &Engine, ids: &[Vec<u32>], expected: &[f32], boun
     }
 }
 
-/// Models whose published formats kernels support, with these formats.
+/// Models whose weights are published in a format that kernels support, each with this format.
 const KEPT: [(&str, Format); 5] = [
     ("llama-gptq-32", INT4_32),
     ("qwen2-awq-32", INT4_32),
@@ -194,7 +194,8 @@ fn whole_models_have_the_logits_of_their_dequantized_weights() {
 /// Quantizing a model again to the format of its checkpoint changes no value, so the logits are the same.
 #[test]
 fn models_that_are_quantized_to_their_published_format_have_the_same_logits() {
-    // Leave out `FP8_128`. In its checkpoints, matrices with fewer than 128 columns have a scale for each row, which is another format.
+    // Leave out `FP8_128`. Checkpoints in this format also contain another format: matrices with fewer than 128 columns have a scale for
+    // each row.
     let of_one_format = KEPT.iter().filter(|(_, format)| *format != Format::FP8_128);
     for &(case, format) in of_one_format {
         let (builder, ids, logits) = model(case);

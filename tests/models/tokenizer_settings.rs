@@ -15,7 +15,8 @@ struct Expected {
     texts: Vec<String>,
     pair: (String, String),
     cases: Vec<Case>,
-    /// Results for a tokenizer.json whose parts are replaced by other ones.
+    /// Results of transformers after parts of tokenizer.json are replaced. They show whether transformers uses the parts of the file or
+    /// those of the tokenizer class.
     foreign: Vec<Case>,
 }
 
@@ -133,8 +134,8 @@ fn settings_change_tokens_as_in_transformers_or_are_refused_by_name() {
             if pair.ids != right.pair {
                 wrong.push(format!("{what}: pair {:?}, not {:?}", pair.ids, right.pair));
             }
-            // Many classes of transformers return no segment ids. Missing ids are only checked (as zeros) if the changed key decides about
-            // them, because gemmule does not depend on the class.
+            // Many tokenizer classes of transformers return no segment ids. gemmule's segment ids do not depend on the class, so they
+            // are then not compared. Only with the key `model_input_names`, which selects the inputs of the model, they must be zeros.
             let types = match (&right.types, key) {
                 (Some(types), _) => types.clone(),
                 (None, "model_input_names") => vec![0; pair.ids.len()],
@@ -283,8 +284,8 @@ fn refused(folder: &Folder) -> String {
     folder.text(&opened.err().expect("it is refused"))
 }
 
-/// With the language of a source text as an argument, the ids must be those that transformers computes with this language as `src_lang`.
-/// The token of the target language is the first token of the translation. In mBART, it is the start token of the decoder.
+/// A source language can also be an argument of a call. The ids must be those that transformers computes with this language as `src_lang`.
+/// The target language determines the first token of the translation. In mBART, it instead determines the start token of the decoder.
 #[test]
 fn languages_of_a_call_are_those_of_the_setting() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer_settings");
@@ -302,7 +303,7 @@ fn languages_of_a_call_are_those_of_the_setting() {
             let pair = encoder.language_pair(Some(&language.to_uppercase()), Some(language));
             let token = encoder.token_id(language);
             if token.is_none() {
-                // If there is no token for a language, transformers uses the unknown token or fails.
+                // If there is no token for a language, transformers uses the unknown token or fails. gemmule always returns an error.
                 assert!(pair.is_err());
                 continue;
             }

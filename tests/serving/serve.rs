@@ -1711,7 +1711,8 @@ fn a_stream_has_a_deadline_and_texts_that_would_wait_long_are_refused() {
     let mut refused = 0;
     while !busy.is_finished() {
         let asked = "{\"prompt\": \"One\", \"max_tokens\": 1}";
-        // The request may also be admitted. With a deadline, it does not wait until all other texts are complete.
+        // A request may also be admitted instead of refused. Its deadline ensures that the client does not wait until all other texts are
+        // complete.
         let soon = "x-request-timeout-ms: 50\r\n";
         let (status, head, text) = ask_with(to, "POST", "/v1/completions", soon, asked);
         match status {

@@ -107,7 +107,7 @@ fn engine_of(device: DeviceChoice, config: PathBuf, description: &str) -> Engine
     builder.generating().build().expect("the model loads")
 }
 
-/// Returns the prompt and the generated tokens of each stored continuation. `rules` is the name of its settings.
+/// Returns the prompt and the generated tokens of each stored continuation with the settings called `rules`.
 fn stored(name: &str, rules: &str) -> Vec<(Vec<u32>, Vec<u32>)> {
     let stored = Stored::read(&format!("{name}.written.safetensors"));
     let one = |i: usize| {
@@ -119,7 +119,7 @@ fn stored(name: &str, rules: &str) -> Vec<(Vec<u32>, Vec<u32>)> {
     (0..3).filter_map(one).collect()
 }
 
-/// Returns the settings of the stored beam searches called `name`, without the end tokens, which each reference stores.
+/// Returns the settings of the stored beam searches called `name`. The end tokens are missing, because they are stored with each result.
 fn beams(name: &str) -> (Beams, Rules) {
     let rules = Rules {
         max_new_tokens: 16,
@@ -941,7 +941,8 @@ fn sequences_that_come_to_more_keys_than_a_kernel_is_chosen_for_go_on_as_on_a_cp
     let folder = tempfile::tempdir().expect("a folder");
     let config = folder.path().join("config.json");
     std::fs::write(&config, longer).expect("it is written");
-    // In steps of few sequences, attention splits the keys of long sequences among CTAs. The lengths are below and above this limit.
+    // In steps of few sequences, attention splits the keys of long sequences among CTAs. Two of these prompts are long enough for this, and
+    // two are not.
     let prompts = prompts(&[490, 20, 505, 100]);
     let options = SamplingParams {
         rules: Rules {
@@ -1141,8 +1142,8 @@ fn logits_on(device: DeviceChoice) {
     assert_eq!(all.len(), prompts[0].len() + 5);
 }
 
-/// Result of a request. The first list contains its tokens. The second list contains, for each token or hypothesis, ids and the bits of its
-/// log-probability or score.
+/// Result of a request. The first list contains its tokens. The second list has an entry for each token, with an empty list and the bits of
+/// the token's log-probability, or an entry for each hypothesis, with its tokens and the bits of its score.
 type Bits = (Vec<u32>, Vec<(Vec<u32>, u32)>);
 
 fn collect_bits(events: Vec<Event>, into: &mut BTreeMap<Ticket, Bits>) {

@@ -45,7 +45,8 @@ fn engine_on(device: DeviceChoice, name: &str, description: &str) -> Engine {
     builder.generating().build().expect("the model loads")
 }
 
-/// Returns the settings of the stored translations of a kind, without the end tokens, which each reference stores.
+/// Returns the settings with which the stored translations called `kind` were generated. The end tokens are missing, because they are
+/// stored with each result.
 fn options(kind: &str) -> SamplingParams {
     let rules = |max_new_tokens| Rules {
         max_new_tokens,

@@ -76,7 +76,7 @@ pub fn all_found(generator: &mut Generator) -> BTreeMap<Ticket, Vec<Hypothesis>>
 /// diversity penalty.
 const KINDS: [&str; 4] = ["groups", "ruled", "full", "summed"];
 
-/// Returns the settings of a stored search, without the end tokens, which each reference stores.
+/// Returns the settings of the stored search called `kind`. The end tokens are missing, because they are stored with each result.
 fn asked(kind: &str) -> (Beams, Rules) {
     let of = |n, groups, diversity| Beams {
         groups,

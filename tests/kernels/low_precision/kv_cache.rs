@@ -386,8 +386,8 @@ fn a_device_generates_with_a_rounded_cache_what_the_cpu_does() {
         let cpu = random(name, &config, DeviceChoice::Cpu).kv_cache(Format::E4m3);
         let cpu = cpu.build().expect("an engine");
         let want = together(&cpu, &random_prompts(), &options(40));
-        // A key near the midpoint of two E4M3 values may be rounded up on one device and down on the other. The results differ by up to an
-        // eighth. A storage type with larger rounding errors has more keys and values that are rounded differently.
+        // A key near the midpoint of two E4M3 values may be rounded up on one device and down on the other. The two rounded values differ
+        // by up to an eighth. A storage type with larger rounding errors has more keys and values that are rounded differently.
         for (dtype, bound) in [(DType::F32, 1e-2), (DType::F16, 0.1), (DType::BF16, 0.25)] {
             for invariant in [false, true] {
                 let cuda = random(name, &config, DeviceChoice::Cuda(0))
@@ -398,8 +398,8 @@ fn a_device_generates_with_a_rounded_cache_what_the_cpu_does() {
                 let got = together(&cuda, &random_prompts(), &options(40));
                 let mut largest = 0.0f64;
                 for (got, want) in got.iter().zip(&want) {
-                    // Compare the logits up to the first token that differs, including the logits of this token, which depend only on equal
-                    // tokens.
+                    // Compare the logits of all steps up to the first step that chooses different tokens. The logits of this step are
+                    // included, because all tokens before it are equal.
                     for ((id, logits), (other, want)) in got.iter().zip(want) {
                         let want: Vec<f64> = want.iter().map(|&v| v.into()).collect();
                         largest = largest.max(error(logits, &want));

@@ -16,7 +16,7 @@ pub struct Rendering {
     pub text: String,
     /// Symbol of the kernel.
     pub symbol: &'static str,
-    /// Whether only shipped models use the kernel. It may then change or disappear with a model.
+    /// Whether only shipped models use the kernel. If so, a change of a model may change or remove the kernel.
     pub is_of_model: bool,
     /// All pairs of neighboring lines of the text's [`skeleton`]. An empty line is added before the first and after the last line.
     pairs: BTreeSet<String>,
@@ -53,8 +53,9 @@ pub fn chosen(all: &[Rendering]) -> BTreeMap<&'static str, Vec<&Rendering>> {
         .collect()
 }
 
-/// Greedily chooses the candidate with the most pairs that no chosen rendering contains. Candidates that occur only in models are
-/// considered last, so that a change of a model does not affect the other choices.
+/// Chooses candidates that together contain all pairs of neighboring lines. Greedily chooses the candidate with the most pairs that no
+/// chosen rendering contains. Candidates that occur only in models are considered last, so that a change of a model does not affect the
+/// other choices.
 fn cover<'a>(candidates: &[&'a Rendering]) -> Vec<&'a Rendering> {
     let mut n_chosen_with: HashMap<&String, usize> = HashMap::new();
     let mut all_chosen = Vec::new();
@@ -77,7 +78,7 @@ fn cover<'a>(candidates: &[&'a Rendering]) -> Vec<&'a Rendering> {
             }
             chosen.push(best);
         }
-        // Drop renderings whose pairs are all in other chosen renderings.
+        // Drop a rendering if the other chosen renderings contain all its pairs of neighboring lines.
         chosen.retain(|rendering| {
             let is_needed = rendering.pairs.iter().any(|pair| n_chosen_with[pair] == 1);
             if !is_needed {

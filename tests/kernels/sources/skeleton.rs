@@ -1,7 +1,7 @@
 //! The skeleton of a generated text: its lines without the numbers and types in which sources of one template differ.
 
-/// Returns the skeleton of `text`: it has no symbol, numbers, storage types or lengths of lists. Two renderings of a template have the same
-/// skeleton if they take the same branches and insert the same words and expressions.
+/// Returns the skeleton of `text`: placeholders replace `symbol`, numbers and storage types, and one entry replaces several equal entries
+/// of a list. Two renderings of a template have the same skeleton if they take the same branches and insert the same words and expressions.
 pub fn skeleton(symbol: &str, text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.lines() {

@@ -120,7 +120,7 @@ impl Writer {
         writeln!(self.text, "        Let(\"{name}\", {op}),").expect("a string takes everything");
     }
 
-    /// Returns a random value for which `fits` holds. Later values are more likely.
+    /// Returns a random value of the description for which `fits` holds. Values that are defined later are chosen more often.
     fn pick(&mut self, fits: impl Fn(&Value) -> bool) -> Option<Value> {
         let fitting: Vec<usize> = (0..self.values.len())
             .filter(|&i| fits(&self.values[i]))
@@ -504,7 +504,7 @@ impl Writer {
             };
             column += own * head;
             if role < 2 {
-                // Normally, queries and keys have the same norms and rotations. Sometimes, only one of them has.
+                // Normally, both queries and keys are normalized and rotated. Sometimes, this is left out for one of them.
                 if normed && self.chance(95) {
                     y = self.norm_heads(&y, own);
                 }
@@ -585,7 +585,8 @@ impl Writer {
         self.value(&op, Shape::Scores(heads), size)
     }
 
-    /// Returns random arguments of a softmax that depend on the distance of two tokens (masks and biases), and sinks. Often returns none.
+    /// Returns random arguments of a softmax as text: masks and biases that depend on the distance of two tokens, and sinks. The text is
+    /// often empty.
     fn by_distance(&mut self, heads: u32) -> String {
         let mut fields = String::new();
         if self.chance(15) {

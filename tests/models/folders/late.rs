@@ -157,7 +157,8 @@ fn a_checkpoint_of_stanford() {
     assert_eq!(matches("late-stanford"), 2);
 }
 
-/// FlagEmbedding leaves out the vector of the first token. Its score is the mean of the max products over the query's tokens, not the sum.
+/// FlagEmbedding leaves out the vector of the first token. A document's score is the mean of the max products over the query's tokens, not
+/// their sum.
 #[test]
 fn vectors_of_tokens_beside_embeddings_score_by_their_mean() {
     let built = Engine::from_checkpoint(folder("st-m3"))

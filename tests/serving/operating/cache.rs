@@ -204,7 +204,7 @@ fn a_file_keeps_answers_over_a_restart_and_within_its_size() {
     assert_eq!(model.metrics().batches.load(Ordering::Relaxed), 0);
     assert!(cache.bytes(Tier::File) > n * 128);
     drop((model, cache));
-    // Another model with the same cache file does not use these responses.
+    // Another model with the same cache file does not use the cached responses of the first model.
     let cache = Arc::new(Cache::open(&in_file(&file)).unwrap());
     let other = Model::open(ModelChoice {
         folder: super::checkpoint("st-cls"),

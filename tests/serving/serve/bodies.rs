@@ -90,7 +90,8 @@ fn the_model_of_a_body_is_the_one_that_answers_on_every_route() {
     server.shut_down(Duration::ZERO);
 }
 
-/// Returns a copy of the checkpoint `ce-nli`, a classifier with three labels, with `problem_type` in config.json, and its settings.
+/// Returns a copy of the checkpoint `ce-nli`, a classifier with three labels, after `problem_type` is set in its config.json. Also returns
+/// the settings to serve this copy.
 fn classifier(problem_type: &str) -> (tempfile::TempDir, ModelChoice) {
     let folder = tempfile::tempdir().unwrap();
     copy(&checkpoint("ce-nli"), folder.path());
@@ -647,7 +648,7 @@ fn a_text_that_is_too_long_is_cut_where_and_on_the_side_that_is_asked_for() {
         };
         assert_eq!(post(all, path, &with(&body, &never)).0, 413, "{path}");
     }
-    // In a pair, the longer text is truncated, also on the requested side.
+    // In a pair, only the longer text is truncated. It is truncated on the side that the request names.
     let pair = |side: &str| {
         let body = json!({
             "query": "tower", "texts": [text], "raw_scores": true, "truncate": true, "truncation_direction": side,

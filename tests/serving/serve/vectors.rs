@@ -173,7 +173,8 @@ fn a_purpose_chooses_the_route_of_a_router() {
         &vectors(&json!({"model": "st-asym:query", "input": texts})),
         plain,
     );
-    // If a request names one route's model and the task of the other route, the task determines the route.
+    // A request may name the model of one route (for queries) and the task of the other route (for documents). The task then determines the
+    // route.
     let asked = json!({"model": "st-asym:query", "input": documents[1]["texts"], "task": "document", "truncate": true});
     close(&vectors(&asked), &documents[1]);
     close(
