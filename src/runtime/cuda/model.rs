@@ -29,7 +29,7 @@ use crate::{
     plan::ALIGNMENT,
     program::{Program, Storage},
     runtime::weights::{
-        Scales, WeightSource, encode, evaluate_as, evaluate_quantized, evaluate_scaled,
+        Scales, WeightSource, encode, evaluate_as, evaluate_packed, evaluate_scaled,
     },
     tensor::{DType, Element, Extents, Size},
 };
@@ -536,7 +536,7 @@ fn upload(
             return Ok(());
         };
         let bytes = match tensor.element {
-            Element::Scaled(scaled) => evaluate_quantized(expr, source, scaled)?.pack(),
+            Element::Scaled(scaled) => evaluate_packed(expr, source, scaled)?,
             Element::Value(dtype) if expr.bound().is_some() => {
                 encode(&scales.evaluate(expr, source)?, dtype)
             }

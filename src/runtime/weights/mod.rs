@@ -29,7 +29,7 @@ pub use checkpoint::Checkpoint;
 pub use error::CheckpointError;
 pub use files::{ModelFiles, gguf_models, gguf_parts, gguf_stem, is_local};
 pub use found::Found;
-pub use published::{Codes, ScaleAndZero, evaluate_quantized};
+pub use published::{Codes, ScaleAndZero, evaluate_packed, evaluate_quantized};
 pub use random::RandomWeights;
 pub use scales::{Scales, evaluate_scaled};
 

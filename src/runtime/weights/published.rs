@@ -41,12 +41,38 @@ pub fn evaluate_quantized(
     source: &dyn WeightSource,
     format: Scaled,
 ) -> Result<Quantized, CheckpointError> {
-    if let Some(Codes { elements, groups }) = codes(expr, source, format)? {
-        let columns = expr.dims().last().map_or(1, |&n| n.max(1) as usize);
-        return Ok(format.with_codes(columns, elements, groups));
+    if let Some(published) = published(expr, source, format)? {
+        return Ok(published);
     }
     let rows = Rows::evaluate(expr, source)?;
     Ok(format.quantize_rows(rows.len(), rows.columns, |row, to| rows.read(row, to)))
+}
+
+/// Evaluates a weight like [`evaluate_quantized`], and returns the bytes that kernels read.
+///
+/// # Errors
+/// Returns the errors of [`evaluate_quantized`].
+pub fn evaluate_packed(
+    expr: &WeightExpr,
+    source: &dyn WeightSource,
+    format: Scaled,
+) -> Result<Vec<u8>, CheckpointError> {
+    if let Some(published) = published(expr, source, format)? {
+        return Ok(published.pack());
+    }
+    let rows = Rows::evaluate(expr, source)?;
+    Ok(format.pack_rows(rows.len(), rows.columns, |row, to| rows.read(row, to)))
+}
+
+/// Returns the published values of a matrix. Returns `None` unless all stored matrices of the expression are published in `format`.
+fn published(
+    expr: &WeightExpr,
+    source: &dyn WeightSource,
+    format: Scaled,
+) -> Result<Option<Quantized>, CheckpointError> {
+    let columns = expr.dims().last().map_or(1, |&n| n.max(1) as usize);
+    let codes = codes(expr, source, format)?;
+    Ok(codes.map(|Codes { elements, groups }| format.with_codes(columns, elements, groups)))
 }
 
 /// Returns the published codes and scales of a matrix. Returns `None` unless all stored matrices of the expression are published in
