@@ -941,9 +941,6 @@ fn sequences_that_come_to_more_keys_than_a_kernel_is_chosen_for_go_on_as_on_a_cp
     let folder = tempfile::tempdir().expect("a folder");
     let config = folder.path().join("config.json");
     std::fs::write(&config, longer).expect("it is written");
-    // In steps of few sequences, attention splits the keys of long sequences among CTAs. Two of these prompts are long enough for this, and
-    // two are not.
-    let prompts = prompts(&[490, 20, 505, 100]);
     let options = SamplingParams {
         rules: Rules {
             max_new_tokens: 60,
@@ -951,16 +948,25 @@ fn sequences_that_come_to_more_keys_than_a_kernel_is_chosen_for_go_on_as_on_a_cp
         },
         ..SamplingParams::default()
     };
-    let tokens = |device: DeviceChoice| {
-        let engine = engine_of(device, config.clone(), description);
-        let mut generator = engine.generator(16 << 20).expect("a generator");
-        for prompt in &prompts {
-            let ticket = generator.admit(request(prompt, &options));
-            ticket.expect("there is room");
-        }
-        drain(&mut generator)
-    };
-    assert_eq!(tokens(DeviceChoice::Cuda(0)), tokens(DeviceChoice::Cpu));
+    // In f32 with heads of 64, steps of few sequences use other attention kernels once the longest sequence has more than 128 keys, and
+    // again once it has more than 384.
+    for lens in [[90, 20, 100, 75], [350, 20, 370, 100]] {
+        let prompts = prompts(&lens);
+        let tokens = |device: DeviceChoice| {
+            let engine = engine_of(device, config.clone(), description);
+            let mut generator = engine.generator(16 << 20).expect("a generator");
+            for prompt in &prompts {
+                let ticket = generator.admit(request(prompt, &options));
+                ticket.expect("there is room");
+            }
+            drain(&mut generator)
+        };
+        assert_eq!(
+            tokens(DeviceChoice::Cuda(0)),
+            tokens(DeviceChoice::Cpu),
+            "{lens:?}"
+        );
+    }
 }
 
 /// Returns settings of beam searches of many kinds, which together contain all rules on logits.
