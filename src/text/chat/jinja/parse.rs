@@ -432,7 +432,7 @@ impl Parser {
     ) -> Result<usize> {
         let loops = std::mem::take(&mut self.loops);
         let begin = self.at;
-        // Parsing moves the tokens out, so the names are searched for first.
+        // Search the tokens of the body for these names before parsing it, because parsing takes the tokens out of the list.
         let reads = |name: &str, tokens: &[(Token, u32)]| {
             let mut open = 0_usize;
             for (at, (token, _)) in tokens.iter().enumerate().skip(begin) {
