@@ -99,7 +99,7 @@ pub(super) fn published(folder: &Path) -> Result<(SentencePiece, PathBuf), TextE
     Ok((pieces, file))
 }
 
-/// Returns the error for a folder without a supported tokenizer, which names the files found instead.
+/// Returns the error for a folder without a supported tokenizer. The error names the files found instead.
 fn none(folder: &Path) -> TextError {
     const OTHERS: [&str; 6] = [
         "spiece.model",

@@ -378,7 +378,7 @@ impl TextEncoder {
     }
 }
 
-/// Returns a token of `piece`, which begins at byte `start` of the text.
+/// Returns the token at index `at` of the encoded `piece`. The piece begins at byte `start` of the text.
 fn token(encoding: &Encoding, at: usize, piece: &str, start: usize) -> TextToken {
     let is_special = encoding.get_special_tokens_mask()[at] != 0;
     let span = encoding.get_offsets()[at];

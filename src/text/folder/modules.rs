@@ -117,7 +117,7 @@ pub(super) fn entry(
 /// Checks that the first module turns tokens into vectors.
 pub(super) fn check_first(file: PathBuf, entries: &[Entry]) -> Result<(), TextError> {
     let known = [
-        // Older versions call a transformer with the head of a masked language model `MLMTransformer`.
+        // `MLMTransformer` is the name in older versions for a transformer with the head of a masked language model.
         "Transformer",
         "MLMTransformer",
         STATIC,

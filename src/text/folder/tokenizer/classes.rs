@@ -67,7 +67,7 @@ pub(super) enum Replaces {
     Present,
 }
 
-/// Key of a special token in tokenizer_config.json, and the token if the key is missing.
+/// Key of a special token in tokenizer_config.json, and the token to use if the key is missing.
 pub(super) type Special = (&'static str, &'static str);
 
 /// `[CLS] A [SEP]` and `[CLS] A [SEP] B [SEP]`, with two segments.
