@@ -36,8 +36,8 @@ fn beginning(name: &str) -> &str {
     end.map_or(name, |(at, _)| &name[..at])
 }
 
-/// Returns the candidate with the smallest edit distance from `name`, or `None` if all distances exceed a third of the length of `name`
-/// (but at least 2).
+/// Returns the candidate with the smallest edit distance from `name`. The distance may be up to a third of the length of `name`, rounded
+/// up, or up to 2 if that is more. Returns `None` if the distances of all candidates are larger.
 pub fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let name = beginning(name);
     let limit = name.chars().count().div_ceil(3).max(2);

@@ -208,8 +208,8 @@ impl Beginning {
         }
     }
 
-    /// Reads the rest of the file, and returns all bytes as text, or `None` if they are not UTF-8. Reading stops one byte after the limit.
-    /// If the bytes up to there already contain invalid UTF-8, the result is `None` instead of an error about the size.
+    /// Reads the rest of the file, and returns all bytes as text, or `None` if they are not UTF-8. For a file that exceeds the limit of its
+    /// kind, the result is `None` if the bytes up to the limit contain invalid UTF-8, and otherwise an error about the size.
     ///
     /// # Errors
     /// Returns the errors of [`Beginning::rest`].

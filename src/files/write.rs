@@ -105,7 +105,7 @@ fn keep(file: &fs::File, found: &Metadata) -> io::Result<()> {
         // Only root may change the owner. Otherwise the file belongs to the user, as after `mv`.
         let _ = fchown(file, Some(found.uid()), Some(found.gid()));
     }
-    // The set-user-ID bits are dropped, as they are by writing in place.
+    // The set-user-ID and set-group-ID bits are dropped. The system also drops them when a file is written in place.
     file.set_permissions(Permissions::from_mode(found.mode() & 0o777))
 }
 

@@ -7,8 +7,8 @@ use super::{
 };
 use crate::kernels::{cache::BLOCK, decoding::Advance};
 
-/// Cache bytes to plan for a request without a limit on new tokens, or the bytes of [`NO_LIMIT_TOKENS`] new tokens if that is more. The
-/// plan never includes more tokens per sequence than the model has positions.
+/// Cache bytes to plan for the new tokens of a request that does not limit their number. If [`NO_LIMIT_TOKENS`] new tokens per sequence
+/// need more bytes, their bytes are planned instead. The plan never includes more tokens per sequence than the model has positions.
 const NO_LIMIT_BYTES: u64 = 1 << 30;
 const NO_LIMIT_TOKENS: usize = 4096;
 

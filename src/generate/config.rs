@@ -117,7 +117,8 @@ impl Parsed {
         Ok(())
     }
 
-    /// Returns the sampling parameters. The end tokens must already be set, because end tokens remain allowed even if they are bad words.
+    /// Returns the sampling parameters, which suppress the bad words. The end tokens must already be set, because a bad word that is an end
+    /// token is not suppressed.
     fn generate(mut self) -> SamplingParams {
         let rules = &mut self.generate.rules;
         let bad = self.bad_words.into_iter().filter(|id| !rules.ends(*id));
@@ -281,8 +282,8 @@ fn parse(value: &Value) -> Result<Parsed, String> {
     }
     let new = max_new_tokens.or(generate.max_length);
     if max_new_tokens.is_some() {
-        // If a `max_length` is set, the folder's `max_new_tokens` is lowered to the positions that are left after a long prompt. Otherwise,
-        // a prompt that leaves fewer than `max_new_tokens` positions would be refused.
+        // Without a `max_length`, a prompt that leaves fewer than `max_new_tokens` positions is refused. With any `max_length`, the number
+        // of new tokens is lowered to the remaining positions instead.
         generate.max_length = Some(usize::MAX);
     }
     rules.max_new_tokens = new.unwrap_or(Rules::NO_LIMIT);

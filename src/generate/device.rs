@@ -48,8 +48,8 @@ impl DeviceRows {
         }
     }
 
-    /// Releases the rows of an ended request. `device_knows` is whether the device's loop has already ended them. If it has not, the next
-    /// [`clear`](Self::clear) tells the device.
+    /// Releases the rows of an ended request. `device_knows` is whether the device's loop has already ended these rows. If
+    /// `device_knows` is false, the next call of [`clear`](Self::clear) tells the device.
     pub(super) fn leave(&mut self, rows: Range<usize>, device_knows: bool) {
         match device_knows {
             true => self.rows[rows].fill(None),
@@ -90,7 +90,8 @@ impl DeviceRows {
         let n_waiting = sequences.iter().filter(|s| waits(s)).count();
         let max = |of: fn(&Row) -> usize| sequences.iter().map(of).max().unwrap_or(0);
         let source = max(|row| row.source_slots().len());
-        // Also count the rows of requests whose prefill is still running, because enlarging the table later would stop the steps again.
+        // Requests whose prefill is still running will need rows soon. Their rows are counted now, because the table can only be enlarged
+        // when no step is in flight.
         let coming = sequences.iter().filter(|row| row.suits_device());
         let n_rows = coming.map(Row::n_rows).sum();
         let wanted = room(n_rows, max(Row::max_tokens), source);
@@ -159,7 +160,8 @@ impl DeviceRows {
         (0..end.saturating_sub(n - 1)).find(is_free).unwrap_or(end)
     }
 
-    /// Compacts all sequences into the first rows and makes room for `wanted`.
+    /// Moves all sequences to the first rows of the table, and gives the table the capacity `wanted`, with the number of rows rounded up to
+    /// a power of two.
     fn compact(&mut self, sequences: &mut [Row], wanted: LoopRoom) -> Result<(), CudaError> {
         let wanted = LoopRoom {
             rows: wanted.rows.next_power_of_two(),
@@ -243,8 +245,9 @@ impl DeviceRows {
         self.decode.fence()
     }
 
-    /// Returns the result of the oldest step in flight for each of its requests, with the index in `sequences`. Waits for the step if
-    /// `wait`. Returns an empty list if no step is in flight, or if the step has not finished and `wait` is false.
+    /// Returns the results of the oldest step in flight: one for each request in the step, with the index of the request in `sequences`.
+    /// If `wait` is true, waits until the step has finished. Returns an empty list if no step is in flight, or if the step has not finished
+    /// and `wait` is false.
     pub(super) fn receive(
         &mut self,
         sequences: &mut [Row],

@@ -51,9 +51,9 @@ impl Fills {
 }
 
 impl Generator {
-    /// Adds waiting prompts to the cache, without the last token of each prompt, with which decoding starts. If the device is idle, all
-    /// waiting prompts fit in one run, and none of them uses beam search, [`fill_and_choose`](Self::fill_and_choose) adds whole prompts
-    /// instead.
+    /// Adds waiting prompts to the cache, except for the last token of each prompt, which is the input of the first decode step. If the
+    /// device is idle, all waiting prompts fit in one run, and none of their requests uses beam search,
+    /// [`fill_and_choose`](Self::fill_and_choose) adds whole prompts instead.
     pub(super) fn fill_caches(&mut self) -> Result<(), GenerateError> {
         let awaits = |row: &Row| row.suits_device() && row.row.is_none() && row.open() > 1;
         let mut left = self.max_prompt_tokens;
@@ -87,9 +87,10 @@ impl Generator {
         Ok(())
     }
 
-    /// Adds whole prompts to the cache and selects their first new tokens in the same run, which saves a decode step. The caller does so
-    /// only if no step is in flight. Otherwise, the last tokens of prompts join the next decode step, which reads the weights for all
-    /// sequences anyway. `taken` lists pairs of an index in `rows` and the number of prompt tokens to add before the last one.
+    /// Adds whole prompts to the cache and selects their first new tokens in the same run, which saves a decode step. This is only called
+    /// if no step is in flight. While steps are in flight, this saves nothing: the last token of a prompt joins the next decode step,
+    /// which reads the weights for all sequences anyway. `taken` has, for each prompt, its index in `rows` and the number of tokens to add
+    /// before its last token.
     fn fill_and_choose(&mut self, taken: &[(usize, usize)]) -> Result<(), GenerateError> {
         let whole: Vec<_> = taken.iter().map(|&(at, n)| (at, n + 1)).collect();
         let batch = self.batch(&whole)?;

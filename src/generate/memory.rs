@@ -125,7 +125,7 @@ impl Workload<'_> {
         let planned = |batches: &[Extents]| -> Result<u64, GenerateError> {
             let mut planner = Planner::new(program, &choice)?;
             let mut max = 0;
-            // Plan twice, because the chunks of one batch stay allocated for the next.
+            // Plan all batches twice, because the memory chunks that one batch allocates are kept for the next batch.
             for batch in batches.iter().chain(batches) {
                 planner.plan(program, batch)?;
                 max = max.max(planner.held().iter().sum::<u64>());
@@ -133,7 +133,7 @@ impl Workload<'_> {
             Ok(max)
         };
         let Some(graphs) = graphs else {
-            // A CPU step contains prompt tokens and the next tokens of decoding sequences.
+            // A CPU step contains the next tokens of decoding sequences and, for decoder-only models, prompt tokens.
             let mut step = vec![1; rows];
             step[0] += parts.map_or(fill.tokens as u32, |_| 0);
             let keys = (rows * tokens) as u64;

@@ -39,9 +39,9 @@ pub struct SamplingParams {
 }
 
 impl SamplingParams {
-    /// Returns the max number of new tokens after `before` tokens. `room` is the number of tokens for which the model's positions and the
-    /// KV cache have room. It does not lower a [`Rules::max_new_tokens`] that is set without a `max_length`; admission refuses such a
-    /// request if it does not fit.
+    /// Returns the max number of new tokens after `before` tokens. `room` is the number of new tokens for which the model's positions and
+    /// the KV cache have room. If [`Rules::max_new_tokens`] is set without a `max_length`, it is returned even if it exceeds `room`, and
+    /// admission refuses a request that does not fit.
     pub(super) fn new_tokens(&self, before: usize, room: usize) -> usize {
         let new = self.rules.max_new_tokens;
         match self.max_length {
@@ -139,7 +139,7 @@ pub enum Failure {
     NotANumber {
         /// Index of the new token, from 0.
         step: usize,
-        /// The beam that the token would have extended, in a beam search.
+        /// In a beam search, the beam that the token would have extended.
         beam: Option<usize>,
         token: usize,
     },

@@ -21,13 +21,14 @@ pub(super) struct Row {
     n_prompt: usize,
     /// One sequence, or one per beam; all have the same length. Beams are created once the prompt is in the cache.
     pub(super) lanes: Vec<Lane>,
-    /// Number of tokens per lane whose keys and values are in the cache.
+    /// Number of tokens of each lane (sequence or beam) whose keys and values are in the cache.
     pub(super) cached: usize,
     blocks: Vec<u32>,
     /// Source of an encoder-decoder model.
     pub(super) source: Option<Source>,
     /// Fence of the prefill run that processes the prompt or source on a separate stream. Until that run is enqueued, this is the fence of
-    /// the newest earlier run, which may still write to the request's blocks. `None` once the fence has passed.
+    /// the newest earlier run, which may still write to the request's blocks for a canceled request that had them before. `None` once the
+    /// fence has passed.
     pub(super) filled: Option<Arc<Fence>>,
     /// The request's row in the device's decode loop; the first row of a beam search.
     pub(super) row: Option<usize>,
@@ -39,7 +40,8 @@ pub(super) struct Row {
     options: SamplingParams,
 }
 
-/// A sequence that is being generated. Beams share the slots of their common prefix, and each beam writes new positions into its own slots.
+/// A sequence or beam that is being generated. Beams share the slots of their common prefix, and each beam writes new positions into its
+/// own slots.
 #[derive(Clone)]
 pub(super) struct Lane {
     pub(super) tokens: Vec<u32>,
@@ -129,7 +131,7 @@ impl Row {
         row
     }
 
-    /// Returns the parameters for selecting the next token of the sequence, or of beam `nth`.
+    /// Returns the parameters for selecting the next token. In a beam search, they include the index `nth` of a beam.
     fn choice(&self, nth: usize) -> DeviceSamplingParams {
         DeviceSamplingParams {
             beam: self.options.beams.map(|of| Beam { of, nth }),

@@ -96,7 +96,7 @@ impl Source {
         &self.slots
     }
 
-    /// Appends the source's length and slots to `sources`, to which the sequences of a batch attend.
+    /// Appends the length and the slots of this source to `sources`, the list of the sources that a batch attends to.
     pub(super) fn append_to(&self, sources: &mut Sources) {
         sources.lens.push(self.slots.len() as u32);
         sources.slots.extend_from_slice(&self.slots);

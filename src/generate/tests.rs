@@ -159,7 +159,7 @@ static TRANSLATOR: LazyLock<Subject> = LazyLock::new(|| {
     Subject::new("marian", config, Some(2))
 });
 
-/// Checks that each held block has one owner, and that each slot has one position.
+/// Checks that no two requests hold the same block, and that no cache slot holds two positions of a request.
 fn check_blocks(generator: &Generator) {
     let mut owned = BTreeSet::new();
     for row in &generator.rows {
@@ -296,14 +296,14 @@ fn run(subject: &Subject, bytes: u64, acts: &[Action]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Checks blocks, lanes, admission and cancellation of a model that continues a prompt.
+    /// Checks the blocks and cache slots of requests, admission, and cancellation for a model that continues a prompt.
     #[test]
     fn prompts_own_their_blocks_and_have_the_results_of_running_alone(blocks in 2u64..40, acts in acts()) {
         let block = WRITER.engine.generator(0).map_or(0, |g| g.block_bytes);
         run(&WRITER, blocks * block, &acts);
     }
 
-    /// Checks blocks, lanes, admission and cancellation of a model that generates from a source.
+    /// Checks the blocks and cache slots of requests, admission, and cancellation for a model that generates from a source.
     #[test]
     fn sources_own_their_blocks_and_have_the_results_of_running_alone(blocks in 2u64..40, acts in acts()) {
         let block = TRANSLATOR.engine.generator(0).map_or(0, |g| g.block_bytes);

@@ -105,7 +105,7 @@ impl Serialize for Entity {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ScoredToken {
     pub index: usize,
-    /// Name of the token in the vocabulary. For the unknown token, the text that it replaces.
+    /// Name of the token in the vocabulary; for the unknown token, the part of the text that the unknown token replaces.
     pub word: String,
     pub start: usize,
     pub end: usize,

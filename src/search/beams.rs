@@ -19,7 +19,7 @@ pub struct Beams {
 /// Condition for ending the search once the number of finished hypotheses is the number of beams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EarlyStopping {
-    /// End if the best beam would not beat the worst hypothesis, if the beam ended now.
+    /// End if the best beam at its current length does not score higher than the worst hypothesis.
     Heuristic,
     /// End at once.
     Yes,
@@ -124,8 +124,8 @@ pub enum Kept {
 }
 
 /// Scores of the beams of one request, without their tokens. With one group, the search works as `_beam_search` in version 5 of the library
-/// transformers. With several groups, which version 5 does not support, it finishes as `BeamSearchScorer` in version 4. Entry `i` of a list
-/// belongs to beam `i` or to the `i`-th best hypothesis, and the entries of a group are contiguous.
+/// transformers. Version 5 does not support several groups, so a search with several groups ends by the rules of `BeamSearchScorer` in
+/// version 4. Entry `i` of a list belongs to beam `i` or to the `i`-th best hypothesis, and the entries of a group are contiguous.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BeamState {
     /// Sum of the log-probabilities of each beam.
@@ -156,7 +156,7 @@ pub struct Ending<'a> {
     pub most: usize,
 }
 
-/// A candidate for a beam: its score, its parent beam and its token.
+/// A beam continued by one token: the score, the index of the continued beam, and the token.
 type Candidate = (f32, usize, u32);
 
 impl Beams {
@@ -275,10 +275,10 @@ impl BeamState {
         let becomes_full = n_ended + n_ends >= n && stops_when_full;
         let n_open = |i: usize| is_end[..i].iter().filter(|&&end| !end).count();
         let just_ended = |i: usize| match is_end[i] || options.groups == 1 {
-            // Only the first n candidates may end; the others only continue beams.
+            // Only the first `n` candidates may become finished hypotheses. The others may only continue beams.
             true => (is_end[i] || is_last) && i < n,
-            // In the last step of a search with several groups, candidates without an end token end as well, unless end tokens already
-            // give the group enough finished hypotheses to stop.
+            // With several groups, the first `n` candidates without an end token become finished hypotheses in the last step, unless the
+            // group can already stop because candidates with end tokens give it enough finished hypotheses.
             false => is_last && n_open(i) < n && !becomes_full,
         };
         let length = (n_new as f32).powf(options.length_penalty);
@@ -403,8 +403,8 @@ impl BeamSearch {
 }
 
 impl Hypothesis {
-    /// Returns the first of the sorted hypotheses `all`, and up to `n - 1` of the others. If the rules allow fewer texts than there are
-    /// beams, `all` also contains hypotheses that were never finished, which are left out.
+    /// Returns up to `n` of the sorted hypotheses `all`: the first one, and others that were finished. If the rules allow fewer texts than
+    /// there are beams, the last hypotheses of `all` were never finished.
     pub fn best(all: &[Self], n: usize) -> &[Self] {
         let rest = all.iter().skip(1).take(n.saturating_sub(1));
         let is_text = |one: &&Self| one.score > NEVER / 2.0;

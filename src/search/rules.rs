@@ -5,7 +5,8 @@ use super::log_sum;
 /// Logits processors. They are applied before a token is chosen, in the order of Hugging Face transformers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
-    /// Divides the positive and multiplies the negative logits of tokens that have already occurred (Keskar et al. 2019); 1 disables it.
+    /// For tokens that have already occurred, the number by which positive logits are divided and negative logits are multiplied (Keskar et
+    /// al. 2019); 1 disables it.
     pub repetition_penalty: f32,
     /// Amount subtracted from a token's logit for each of its occurrences among the new tokens; 0
     /// disables it.
@@ -101,8 +102,8 @@ impl Rules {
         }
     }
 
-    /// Returns whether the GPU kernels support these rules. They support neither the frequency penalty, presence penalty and bias of
-    /// OpenAI's API, nor a forced prefix, nor suppressed tokens after a forced first token.
+    /// Returns whether the GPU kernels support these rules. Unsupported are the frequency penalty, presence penalty and bias of OpenAI's
+    /// API, a forced prefix, and suppressed tokens after a forced first token.
     pub fn suit_devices(&self) -> bool {
         let is_plain = self.forced_first.is_none() || self.suppressed_first.is_empty();
         is_plain

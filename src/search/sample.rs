@@ -116,7 +116,7 @@ impl Sampling {
 fn nucleus(weights: &mut Vec<(u32, f64)>, mass: f64) {
     let before = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
     let (mut from, mut to, mut sum) = (0, weights.len(), 0.0);
-    // Weights before `from` are kept, and weights from `to` on are removed.
+    // Weights before `from` are kept, weights from `to` on are removed, and the weights between them are undecided.
     while to - from > 1 {
         let middle = (to - from) / 2;
         weights[from..to].select_nth_unstable_by(middle, before);

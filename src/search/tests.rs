@@ -130,7 +130,7 @@ proptest! {
             want.push(id);
         }
         want.sort_unstable();
-        // The number of tokens may differ only if their sum is within rounding of `top_p`.
+        // The two selections may differ in size only if the sum of the probabilities is equal to `top_p` up to rounding.
         let near = (mass - top_p).abs() < 1e-5 || want.len().abs_diff(got.len()) == 0;
         prop_assert!(near, "{:?} {:?}", got, want);
         if want.len() == got.len() { prop_assert_eq!(got, want); }
@@ -230,7 +230,8 @@ proptest! {
     }
 }
 
-/// Runs a search in which row `t` of `table` has the logits of the token after token `t`. Returns the best hypotheses.
+/// Runs a beam search and returns the best hypotheses. The logits of the next token depend only on the last token: row `t` of `table` has
+/// the logits after token `t`.
 fn search(beams: Beams, table: &[[f32; 4]], ends: &[u32], most: usize) -> Vec<Hypothesis> {
     let mut search = BeamSearch::new(beams);
     let mut last = vec![0usize; beams.n];

@@ -157,7 +157,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Appends [`TAG`] to the final message, and returns the text of the message before that.
+    /// Appends [`TAG`] to the final message, and returns the text of that message without the tag.
     fn mark_last(
         &self,
         messages: &mut [Json],

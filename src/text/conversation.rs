@@ -74,7 +74,7 @@ impl Conversation {
         self.template.write(&messages, &self.options)
     }
 
-    /// Refuses pairs if the rendered text does not depend on the query or on the document.
+    /// Returns an error if the template omits a text of a pair: if changing the query or the document does not change the rendered text.
     fn check_pairs(&self) -> Result<(), TextError> {
         let found = match self.takes_pairs.get() {
             Some(found) => *found,

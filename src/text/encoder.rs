@@ -515,7 +515,8 @@ impl TextEncoder {
             && encoding.len() == limit.max_length
             && !is_cut
         {
-            // The tokenizers crate stops at the limit. If no token is added after the text, it does not report the overflow.
+            // The tokenizers crate stops at the limit, and does not report that it cut off tokens if it adds no token after the text.
+            // Therefore, count the tokens without a limit.
             let input = input.clone();
             let whole =
                 self.contained(index, || self.unlimited().encode_fast(input, adds_special))?;

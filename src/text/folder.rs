@@ -248,8 +248,8 @@ impl Folder {
         self.late.as_ref()
     }
 
-    /// Returns the rule that combines the max dot products of a query's vectors into a score. A folder with settings for late interaction
-    /// specifies the rule; PyLate uses the sum. For any other model with token vectors (FlagEmbedding), the rule is the mean.
+    /// Returns the rule that combines the max dot products of a query's vectors into a score. The settings for late interaction contain the
+    /// rule. Models that have token vectors but no such settings (FlagEmbedding) use the mean.
     pub fn late_score(&self) -> LateScore {
         match &self.late {
             Some(late) => late.score,
@@ -262,8 +262,8 @@ impl Folder {
         self.score.unwrap_or_else(|| Score::usual(n_labels))
     }
 
-    /// Returns the names of `n` labels from `id2label` of config.json. As in the library transformers, a label without a name is `LABEL_0`
-    /// and so on.
+    /// Returns the names of `n` labels from `id2label` of config.json. As in the library transformers, the label with id `i` is called
+    /// `LABEL_i` if it has no name.
     pub fn labels(&self, n: usize) -> Vec<String> {
         let names = self.config.as_ref().and_then(|c| c.get("id2label"));
         let name = |id: usize| names?.get(id.to_string())?.as_str().map(str::to_owned);
@@ -271,8 +271,8 @@ impl Folder {
         all.collect()
     }
 
-    /// Returns the model's token inputs, from the shipped description for config.json. If there is no such description, only config.json is
-    /// read.
+    /// Returns the properties of the model that determine its token inputs. They come from the shipped description for config.json. If none
+    /// fits, the number of positions is read from config.json, and the other properties have defaults.
     pub(super) fn inputs(&self) -> Inputs {
         let config = self.config.as_ref();
         let built = config.and_then(|config| {
@@ -383,7 +383,7 @@ impl Folder {
         TokenizerSettings::new(self.tokenizer_config()?, map, self.config.as_ref())
     }
 
-    /// Returns the key of the first tokenizer setting in sentence-transformers' files that does not concern the truncation of texts.
+    /// Returns the first key of the tokenizer settings in sentence-transformers' files, skipping the keys for truncation.
     pub(super) fn tokenizer_argument(&self) -> Option<&str> {
         let mut keys = self.tokenizer.keys().map(String::as_str);
         keys.find(|key| !["model_max_length", "truncation_side"].contains(key))

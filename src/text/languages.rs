@@ -28,7 +28,7 @@ pub(super) enum Places {
     },
     /// The source begins with the token of the target language.
     InSource {
-        /// Source and target language in the folder's settings. They have no tokens.
+        /// Source and target language in the folder's settings. A text in these languages gets no language token.
         source: Option<String>,
         target: Option<String>,
     },

@@ -99,7 +99,7 @@ pub(super) fn published(folder: &Path) -> Result<(SentencePiece, PathBuf), TextE
     Ok((pieces, file))
 }
 
-/// Returns the error for a folder without a supported tokenizer, which names the files found instead.
+/// Returns the error for a folder without a supported tokenizer. The error names the files found instead.
 fn none(folder: &Path) -> TextError {
     const OTHERS: [&str; 6] = [
         "spiece.model",
@@ -198,7 +198,7 @@ impl Settings {
         Ok(Some(text))
     }
 
-    /// Returns a list of tokens, such as languages. Its key depends on the version of the library transformers.
+    /// Returns the additional special tokens, such as languages. Their key depends on the version of the library transformers.
     fn tokens(&self) -> Result<Vec<&str>, TextError> {
         let keys = ["additional_special_tokens", "extra_special_tokens"];
         let mut tokens = Vec::new();
@@ -386,7 +386,7 @@ impl SentencePiece {
                 },
             },
         };
-        // If several tokens have equal text, the first is kept, which is that of `added_tokens_decoder` if it has one.
+        // If several tokens have equal text, only the first one is kept. The tokens of `added_tokens_decoder` come first.
         specials.sort_by(|a, b| (b.text.len(), &a.text).cmp(&(a.text.len(), &b.text)));
         specials.dedup_by(|later, first| later.text == first.text);
         Ok(Self {
@@ -461,7 +461,8 @@ impl SentencePiece {
         tokens
     }
 
-    /// Adds the tokens of a text that contains no special tokens. The text begins at byte `from` of the whole text.
+    /// Appends the tokens of `text`, which contains no special tokens, to `tokens`. `from` is the byte of the whole text at which `text`
+    /// begins.
     fn cut(&self, text: &str, from: usize, tokens: &mut Vec<(u32, String, (usize, usize))>) {
         let mut skipped = 0;
         let id = |piece: &str| self.id(piece).unwrap_or(self.unknown);

@@ -15,7 +15,7 @@ pub struct StreamDecoder {
     context: Range<usize>,
     /// The text of the context tokens, decoded alone.
     context_text: String,
-    /// Length of the text of all tokens up to the end of the context, in bytes.
+    /// Length in bytes of the text of all tokens up to the end of `context`.
     settled: usize,
     /// Last tokens of the prompt. Empty once the context no longer includes them.
     before: Vec<u32>,

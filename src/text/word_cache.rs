@@ -66,8 +66,9 @@ impl WordCache {
         })
     }
 
-    /// Tokenizes an input. `tokenizer` must be the one for which the cache was created. Returns the token ids and the overflow, without
-    /// token names and offsets. Returns `None` if the tokenizer must process the input as a whole, for example because a pair is too long.
+    /// Tokenizes an input. `tokenizer` must be the one for which the cache was created. Returns the token ids and the overflow (the tokens
+    /// that were cut off), without token names and offsets. Returns `None` if the tokenizer must process the input as a whole, for example
+    /// because a pair is too long.
     ///
     /// # Errors
     /// Returns the errors of the tokenizer.
@@ -293,7 +294,7 @@ mod tests {
                         prop_assert_eq!(seen(&ours), seen(&whole));
                         prop_assert_eq!(!ours.get_overflowing().is_empty(), is_cut);
                     }
-                    // The result may be `None` only if a text of the input, or the pair, exceeds the limit.
+                    // The result may be `None` only if there is a token limit, which the input can exceed.
                     None => prop_assert!(limit.is_some()),
                 }
             }

@@ -93,7 +93,7 @@ const NOT_COMPUTED: [&str; 20] = [
     "watermarking_config",
 ];
 
-/// Keys that only change how tokens are sampled, and are not supported.
+/// Unsupported keys that affect only sampling.
 const DRAWS: [&str; 4] = ["epsilon_cutoff", "eta_cutoff", "top_h", "typical_p"];
 
 /// Generation settings that older folders keep in config.json, next to the model's settings.

@@ -41,7 +41,7 @@ impl Coder {
         }
     }
 
-    /// Returns the token ids and the overflow, like `encode`. Token names and offsets may be missing.
+    /// Returns the token ids and the overflow (the tokens that were cut off), like `encode`. Token names and offsets may be missing.
     pub(super) fn encode_fast(
         &self,
         input: EncodeInput<'_>,

@@ -252,8 +252,8 @@ impl TextEncoder {
         Ok(self.with_types(&encoding, is_cut))
     }
 
-    /// Returns the part of a text that can contribute tokens to a truncated pair. For a long text, these are its first pieces until they
-    /// have more tokens than the limit, or its last pieces if the text is truncated on the left.
+    /// Returns the part of a text that can contribute tokens to a truncated pair. A long text is taken piece by piece, from its end if it
+    /// is truncated on the left, until the pieces have more tokens than the limit.
     fn needed<'t>(&self, index: usize, text: &'t str, side: CutSide) -> Result<&'t str, TextError> {
         let Some(limit) = self.max_tokens().filter(|_| text.len() > LONG) else {
             return Ok(text);
@@ -344,7 +344,7 @@ impl TextEncoder {
             }
             let range = match (is_first, is_last) {
                 (true, true) => 0..encoding.len(),
-                // Tokens added before the text are returned with the text's first token.
+                // The tokens that are added before the text are returned with the first piece that has tokens.
                 (_, false) if is_empty => 0..0,
                 (true, false) => 0..content.end,
                 (false, false) => content,
@@ -378,7 +378,7 @@ impl TextEncoder {
     }
 }
 
-/// Returns a token of `piece`, which begins at byte `start` of the text.
+/// Returns the token at index `at` of the encoded `piece`. The piece begins at byte `start` of the text.
 fn token(encoding: &Encoding, at: usize, piece: &str, start: usize) -> TextToken {
     let is_special = encoding.get_special_tokens_mask()[at] != 0;
     let span = encoding.get_offsets()[at];

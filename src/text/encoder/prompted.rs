@@ -6,8 +6,8 @@ use super::{Coder, CutSide, Encoded, TextEncoder};
 use crate::text::TextError;
 
 impl TextEncoder {
-    /// Returns the number of prompt tokens that pooling leaves out: the tokens of the prompt alone, except for a special token at its end,
-    /// as in sentence-transformers.
+    /// Returns the number of prompt tokens that pooling leaves out. As in sentence-transformers, the prompt is tokenized without a text,
+    /// and a special token at its end is not counted.
     fn left_out(&self, index: usize, prompt: &str) -> Result<usize, TextError> {
         let alone = self.encoding_of(index, EncodeInput::from(prompt), true)?;
         let special = match &self.tokenizer {

@@ -15,8 +15,8 @@ pub(super) const OWN_TRANSFORMER: &str = "custom_st.Transformer";
 /// Key of config.json with the prompt of each task.
 const INSTRUCTIONS: &str = "task_instructions";
 
-/// Returns the names of the adapters in the model description for this config.json. If there are adapters and a `task`, writes the adapter
-/// of the task into the config.
+/// Returns the names of the adapters that the model description for this config.json has. If it has adapters and a `task` is given, writes
+/// the adapter of the task into the config.
 ///
 /// # Errors
 /// Returns an error if there are adapters, but none with the name of the task.

@@ -21,7 +21,7 @@ pub fn config(file: &Path) -> Result<Value, TextError> {
     parsed(file, &files::text(file, Kind::Config)?)
 }
 
-/// Writes the maximum number of tokens of a sequence, if there is one, into the contents of a config.json.
+/// Writes `tokens`, the maximum number of tokens of a sequence, into the contents of a config.json. `None` leaves the contents unchanged.
 pub fn limit_context(config: &mut Value, tokens: Option<u32>) {
     if let (Some(keys), Some(tokens)) = (config.as_object_mut(), tokens) {
         keys.insert(MAX_CONTEXT.to_owned(), tokens.into());
@@ -62,7 +62,7 @@ pub(super) fn static_config(
     })))
 }
 
-/// Returns the error for a folder without config.json, which names the weights found instead.
+/// Returns the error for a folder without config.json. The error names the weights found instead.
 pub(in crate::text) fn no_config(folder: &Path) -> TextError {
     let file = folder.join("config.json");
     match Found::in_folder(folder) {

@@ -110,7 +110,7 @@ pub struct LateInteraction {
     pub(in crate::text) skips: [bool; 2],
     /// Whether a word of `skipped` that is not a token selects the unknown token. If false, such a word is ignored.
     pub(in crate::text) skips_unknown: bool,
-    /// Ids of the only tokens whose vectors are kept in documents; `None` for all.
+    /// Ids of the tokens whose vectors are kept in documents; all other vectors are dropped. `None` keeps all vectors.
     pub(in crate::text) kept: Option<Vec<u32>>,
     /// Whether white space at both ends of a text is removed.
     pub(in crate::text) strips: bool,
@@ -196,7 +196,7 @@ impl LateInteraction {
         if named.is_none_or(|name| name != STANFORD) {
             return Ok(None);
         }
-        // The file `artifact.metadata` has the output width of the projection, so it must exist.
+        // The file `artifact.metadata` must exist, because the output width of the projection is read from it.
         let json = Json::read(files, METADATA)?;
         let key = "similarity";
         if json.text(key)?.is_some_and(|name| name != "cosine") {

@@ -117,7 +117,7 @@ pub(super) fn entry(
 /// Checks that the first module turns tokens into vectors.
 pub(super) fn check_first(file: PathBuf, entries: &[Entry]) -> Result<(), TextError> {
     let known = [
-        // Older versions call a transformer with the head of a masked language model `MLMTransformer`.
+        // `MLMTransformer` is the name in older versions for a transformer with the head of a masked language model.
         "Transformer",
         "MLMTransformer",
         STATIC,
@@ -164,7 +164,7 @@ pub(super) fn pooling(json: &Json) -> Result<(Vec<Pooling>, bool), TextError> {
     let after_prompt = !json.flag("include_prompt", true)?;
     let by_position = Pooling::Weighted(PoolWeights::Position);
     match after_prompt && modes.contains(&by_position) {
-        // `weightedmean` weights tokens by position, and the positions include the tokens of the prompt.
+        // `weightedmean` weights tokens by position. Positions count the tokens of the prompt, so the prompt cannot be left out.
         true => Err(json.wrong("include_prompt", "true with pooling by `weightedmean`")),
         false => Ok((modes, after_prompt)),
     }

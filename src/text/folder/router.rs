@@ -35,12 +35,12 @@ struct Rule {
 }
 
 impl Route {
-    /// Returns the route for a task, in the order of `Router._resolve_route_name`.
+    /// Returns the route for a task; see [`resolved`].
     pub(super) fn of_task(&self, task: &str) -> Option<&str> {
         resolved(&self.routes, &self.rules, Some(task))
     }
 
-    /// Returns one task for each route that can be selected by a task.
+    /// Returns a list of tasks: one for each route that a task can select.
     pub(super) fn tasks(&self) -> Vec<&str> {
         let named = self.rules.iter().filter_map(|rule| rule.task.as_deref());
         let routes = self.routes.iter().map(String::as_str);
@@ -72,7 +72,8 @@ impl Folder {
         self.route().is_some() && self.route() == self.route_for(task)
     }
 
-    /// Returns the tasks for which [`open_for`](Self::open_for) reads other routes than the loaded one: one task for each route.
+    /// Returns a list of tasks: one for each route other than the loaded one. [`open_for`](Self::open_for) reads the route of such a task.
+    /// The list is empty without a Router.
     pub fn other_tasks(&self) -> Vec<&str> {
         let Some(route) = &self.route else {
             return Vec::new();
@@ -82,7 +83,9 @@ impl Folder {
     }
 }
 
-/// Returns the route for a task, in the order in which sentence-transformers looks for one.
+/// Returns the route for a task, like `Router._resolve_route_name` of sentence-transformers. A rule for the task takes precedence over a
+/// rule without a task, and then a rule for texts over a rule for all inputs. If no rule applies, returns the route with the name of the
+/// task, or else the route `text`.
 fn resolved<'r>(routes: &'r [String], rules: &'r [Rule], task: Option<&str>) -> Option<&'r str> {
     let places = [(task, true), (task, false), (None, true), (None, false)];
     let rule = places.into_iter().find_map(|(task, of_texts)| {
@@ -227,7 +230,7 @@ fn rules(parameters: &Json) -> Result<Vec<Rule>, TextError> {
     Ok(rules)
 }
 
-/// Returns the text of Python's `'text'` or `"text"`, and `Some(None)` for `None`.
+/// Parses a Python string in quotes, or Python's `None`, which gives `Some(None)`. Returns `None` for anything else.
 fn quoted(text: &str) -> Option<Option<&str>> {
     if text == "None" {
         return Some(None);

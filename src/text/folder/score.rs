@@ -17,7 +17,7 @@ pub enum Score {
 }
 
 impl Score {
-    /// Returns the default for `n_labels` labels: a sigmoid for one label, the identity for several.
+    /// Returns the activation for a checkpoint that does not set one: a sigmoid for one label, the identity for several.
     pub fn usual(n_labels: u64) -> Self {
         match n_labels {
             1 => Score::Sigmoid,
@@ -46,7 +46,7 @@ pub enum ClassScore {
 }
 
 impl ClassScore {
-    /// Returns the default for a checkpoint that sets none: a sigmoid for one label, a softmax for several.
+    /// Returns the activation for a checkpoint that does not set one: a sigmoid for one label, a softmax for several.
     pub fn usual(n_labels: usize) -> Self {
         match n_labels {
             1 => Self::Sigmoid,

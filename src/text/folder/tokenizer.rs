@@ -354,7 +354,7 @@ impl TokenizerSettings {
             Around::Underscored => format!("__{source}__"),
             Around::Before | Around::After | Around::ByLegacyBehaviour => source.to_owned(),
         };
-        // If tokenizer.json has no token for the default language, its template remains in use.
+        // `src_lang` is missing, and tokenizer.json has no token for the class's default language: keep the template of tokenizer.json.
         if self.json.get(key).is_none() && tokenizer.token_to_id(&language).is_none() {
             return Ok(());
         }
@@ -468,7 +468,7 @@ impl TokenizerSettings {
         }
     }
 
-    /// Returns the special tokens that the folder's files assign to any key.
+    /// Returns all special tokens in the folder's files: the values of keys such as `mask_token`, and the list of additional tokens.
     fn special_tokens(&self) -> Result<Vec<String>, TextError> {
         let mut tokens = Vec::new();
         for key in NAMED {

@@ -139,7 +139,7 @@ impl Transformer {
         config.retain(|key, _| ![&MODEL[..], &SOURCE].concat().contains(&key.as_str()));
         let messages = messages(json)?;
         let processing = match messages {
-            // With a chat template, `messages` has read these settings and refused a length.
+            // With a chat template, the call of `messages` above has already read `processing_kwargs` and refused a maximum length there.
             Some(_) => None,
             None => processing(json)?,
         };
@@ -261,7 +261,7 @@ fn messages(json: &Json) -> Result<Option<Messages>, TextError> {
         Some("structured") => true,
         _ => return Err(json.wrong(key, "a `format` of `message` that is flat or structured")),
     };
-    // Settings for texts other than `chat_template` would change tokens and are not supported.
+    // Only the settings of `chat_template` are supported. Other settings for texts would change tokens.
     let key = "processing_kwargs";
     let mut options = Map::new();
     for (bucket, values) in &json.object(key)? {

@@ -309,8 +309,8 @@ impl Model {
         lens.find(|&len| text.get(..len).is_some_and(|t| self.defined.contains(t)))
     }
 
-    /// Normalizes the beginning of a text: a user-defined piece, the longest match of a rule, or one character. Returns its normal form and
-    /// its length in bytes in the text.
+    /// Normalizes the first unit of a text: a user-defined piece, the longest match of a rule, or one character. Returns the normal form of
+    /// the unit, and the length of the unit in the text in bytes.
     fn normal_prefix<'t>(&'t self, text: &'t str) -> (&'t str, usize) {
         if let Some(len) = self.defined_at(text) {
             return (&text[..len], len);
@@ -321,7 +321,7 @@ impl Model {
         })
     }
 
-    /// Returns the normal form of a text, and for each byte and the end of the normal form, the position in the text.
+    /// Returns the normal form of a text, and the position in the text for each byte of the normal form and for its end.
     fn normalize(&self, text: &str) -> (String, Vec<usize>) {
         let (mut normal, mut origins) = (String::new(), Vec::new());
         let mut at = 0;
@@ -364,7 +364,7 @@ impl Model {
 
     /// Returns the length in bytes of each piece of the most probable sequence.
     fn top_tokens(&self, text: &str) -> Vec<usize> {
-        // The best score of a split that ends at each byte, and the start of its last part.
+        // For each byte of the text: the best score of a split that ends there, and the start of the last part of that split.
         let mut ends = vec![(f32::NEG_INFINITY, 0); text.len() + 1];
         ends[0].0 = 0.0;
         for (start, first) in text.char_indices() {
@@ -457,7 +457,7 @@ impl Model {
         }
     }
 
-    /// Returns the text that pieces represent at the beginning of a text, where a leading space may be removed.
+    /// Returns the text of pieces that begin a text. A space at the beginning is removed if normalization adds one there or removes spaces.
     pub(super) fn text<'p>(&self, pieces: impl IntoIterator<Item = &'p str>) -> String {
         let mut text = String::new();
         let mut is_begun = false;

@@ -20,11 +20,11 @@ impl SeqKind {
         }
     }
 
-    /// Returns the kind for comparisons. Sequences whose kinds differ are never equal.
+    /// Returns the kind to use in comparisons. Sequences for which it differs are never equal.
     pub fn compared(self) -> Self {
         match self {
             Self::Group => Self::Tuple,
-            // All ranges get the same kind, so that only their elements are compared.
+            // Ranges with different bounds or steps get the same kind, because ranges are equal if their elements are equal.
             Self::Range { .. } => Self::Range {
                 start: 0,
                 stop: 0,
@@ -83,7 +83,7 @@ impl Dict {
     }
 }
 
-/// Sets an entry as a Python dict does: of equal keys, the first keeps its position and the last value is used.
+/// Sets an entry as a Python dict does: if the key exists, its value is replaced and its position is kept.
 pub fn insert(
     entries: &mut Vec<(Value, Value)>,
     key: Value,

@@ -47,8 +47,8 @@ impl<'t> Machine<'t> {
             ExprKind::Tuple(all) => Value::seq(SeqKind::Tuple, self.all(all)?),
             ExprKind::Dict(pairs) => {
                 let mut entries = Vec::new();
-                // Charges memory for the entries until the dict is created, which has its own
-                // charge.
+                // Charges the memory of the entries while they are collected. The created dict
+                // has its own charge.
                 let mut held = Items::new(&meter)?;
                 for (key, value) in pairs {
                     let key = self.evaluate(key)?;

@@ -135,7 +135,7 @@ impl<'de> Visitor<'de> for AnyJson {
         Ok(Json::Array(items))
     }
 
-    /// Reads an object. Like in Python, the first of several equal names keeps its position and the last value is used.
+    /// Reads an object. As in Python, a name that occurs several times keeps its first position and gets its last value.
     fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Json, A::Error> {
         let mut fields: Vec<(String, Json)> = Vec::new();
         let mut places: HashMap<String, usize> = HashMap::new();

@@ -20,7 +20,7 @@ pub struct Machine<'t> {
     scope: usize,
     next_id: u64,
     out: Builder,
-    /// Namespaces, cyclers and joiners are the mutable objects. Values refer to them by index, so no value can contain itself.
+    /// Namespaces, cyclers and joiners are the only mutable objects. Values refer to them by index, so no value can contain itself.
     pub namespaces: Vec<Namespace>,
     pub cyclers: Vec<(Rc<Seq>, usize)>,
     pub joiners: Vec<(Rc<Text>, bool)>,

@@ -62,7 +62,7 @@ impl Machine<'_> {
                 "the method `{name}` of text that is marked as safe is not supported"
             )));
         }
-        // Most methods read each character, so this counts steps for the whole text.
+        // Counts the steps for the whole text in advance, because most methods read each character.
         meter.scan(text.len().saturating_mul(4))?;
         match name {
             "format" => self.format(text, args),
@@ -187,7 +187,8 @@ impl Machine<'_> {
     }
 }
 
-/// Bytes charged for each part while a text is split. A part is a slice in a list that may reserve twice the needed capacity.
+/// Bytes charged for each part while a text is split. Parts are slices in a list. When the list grows, its old and its new allocation have
+/// up to three slices for each part.
 const PART: usize = 3 * size_of::<&str>();
 
 /// Charges the memory for a list of a text's lines.

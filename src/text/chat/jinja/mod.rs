@@ -57,7 +57,7 @@ impl Template {
         let tree = parse::template(source).map_err(|e| *e)?;
         let mut names: Vec<String> = Vec::new();
         for (token, _) in lex::tokens(source).map_err(|e| *e)? {
-            // A field is read as `message.content` or as `message['content']`.
+            // Collect names and strings, because a template reads a field as `message.content` or as `message['content']`.
             if let lex::Token::Name(name) | lex::Token::Str(name) = token {
                 names.push(name);
             }

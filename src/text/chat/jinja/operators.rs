@@ -256,7 +256,7 @@ pub fn slice(value: &Value, bounds: [Option<i128>; 3], meter: &Rc<Meter>) -> Res
     let length = match value.defined()? {
         Value::Seq(seq) if plain_kind(seq).is_some() => seq.items.len(),
         Value::Str(_) => value.length(meter)?,
-        // jinja2 returns undefined for a value without indexed elements.
+        // In jinja2, a slice of a value without indexed elements is undefined.
         Value::None | Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Iter(_) => {
             let message = format!("{} object has no slices", value.type_name());
             return Value::undefined(meter, &message);

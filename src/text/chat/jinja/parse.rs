@@ -196,7 +196,7 @@ impl Parser {
         }
     }
 
-    /// Parses the end of the opening tag, and the body up to `{% end %}`, which is consumed.
+    /// Parses the end of the opening tag, and the body up to the tag named `end`, which is consumed, too.
     fn block(&mut self, end: &str) -> Result<Vec<Node>> {
         self.block_end()?;
         let body = self.body(&[end])?;
@@ -285,7 +285,7 @@ impl Parser {
         }
     }
 
-    /// Parses the end of an `else` tag, and the body up to `{% end %}`. The name `else` was consumed.
+    /// Parses the end of an `else` tag, whose name was already consumed, and the body up to the tag named `end`.
     fn block_without_name(&mut self, end: &str) -> Result<Vec<Node>> {
         self.block(end)
     }
@@ -432,7 +432,7 @@ impl Parser {
     ) -> Result<usize> {
         let loops = std::mem::take(&mut self.loops);
         let begin = self.at;
-        // Parsing moves the tokens out, so the names are searched for first.
+        // Search the tokens of the body for these names before parsing it, because parsing takes the tokens out of the list.
         let reads = |name: &str, tokens: &[(Token, u32)]| {
             let mut open = 0_usize;
             for (at, (token, _)) in tokens.iter().enumerate().skip(begin) {

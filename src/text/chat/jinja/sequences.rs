@@ -245,7 +245,8 @@ impl Machine<'_> {
         Value::iter(kept)
     }
 
-    /// Returns the value at the end of a path. An undefined value becomes `default`, if given.
+    /// Follows a path of attributes and indices from `item`, and returns the value at its end. If `default` is given, it replaces each
+    /// undefined value on the path.
     fn along(&mut self, item: &Value, path: &[Value], default: Option<&Value>) -> Result<Value> {
         let mut value = item.clone();
         for part in path {

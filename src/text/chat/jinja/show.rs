@@ -202,7 +202,7 @@ impl JsonStyle {
             Value::Int(value) => to.push_str(&value.to_string()),
             Value::Float(value) => to.push_str(&json_float(*value)),
             Value::Str(text) => {
-                // `string` reads each character, so this counts steps for the whole text.
+                // Counts the steps for the whole text in advance, because `string` reads each character.
                 meter.scan(text.len().saturating_mul(8))?;
                 self.string(text, to)
             }

@@ -92,7 +92,7 @@ pub struct LoopState {
     pub depth: usize,
     /// Index of the loop in the interpreter.
     pub place: usize,
-    /// Distinguishes the loop from earlier loops with the index `place`.
+    /// Distinguishes this loop from earlier loops that had the same `place`.
     pub id: u64,
     pub _charge: Charge,
 }

@@ -1,4 +1,4 @@
-//! Long texts have the same tokens in pieces as when they are tokenized whole.
+//! Checks that tokenizing a long text in pieces gives the same tokens as tokenizing it whole.
 
 use std::{collections::HashSet, fs, path::Path};
 

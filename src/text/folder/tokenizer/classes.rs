@@ -39,7 +39,8 @@ pub(super) enum Template {
     Empty,
     /// Tokens of the class.
     Around(Frame),
-    /// Tokens of [`Setting::Language`], or those of tokenizer.json without this setting. The `eos_token` must be one of them.
+    /// The tokens that [`Setting::Language`] puts around texts or, if there is no token for the source language, those that tokenizer.json
+    /// puts around texts. The `eos_token` must be one of them.
     Language,
 }
 
@@ -66,7 +67,7 @@ pub(super) enum Replaces {
     Present,
 }
 
-/// Key of a special token in tokenizer_config.json, and the token if the key is missing.
+/// Key of a special token in tokenizer_config.json, and the token to use if the key is missing.
 pub(super) type Special = (&'static str, &'static str);
 
 /// `[CLS] A [SEP]` and `[CLS] A [SEP] B [SEP]`, with two segments.
@@ -332,8 +333,8 @@ pub(super) const CLASSES: &[Class] = &[
 /// The class that uses tokenizer.json unchanged.
 const GENERIC: &str = "TokenizersBackend";
 
-/// Classes that the library transformers uses for a `model_type` if the folder names none. If the listed class is [`GENERIC`], a class that
-/// the folder names is ignored.
+/// Classes that the library transformers uses for a `model_type` if the folder names none. The class [`GENERIC`] is used even if the folder
+/// names another class.
 const MODEL_CLASSES: &[(&str, &str)] = &[
     ("albert", "AlbertTokenizer"),
     ("bart", "RobertaTokenizer"),

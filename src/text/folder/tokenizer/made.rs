@@ -10,9 +10,9 @@ use super::parts::{normalizers_of, set_normalizer};
 /// Parts of a class, in the format of tokenizer.json, before the settings of tokenizer_config.json are applied.
 pub(super) struct Parts {
     model: Kind,
-    /// List of normalizers. `Precompiled` is replaced by the SentencePiece rules of tokenizer.json, if there are any.
+    /// List of normalizers. If tokenizer.json has SentencePiece rules, they replace the entry `Precompiled`.
     normalizers: &'static str,
-    /// Normalizers to use if tokenizer.json has no SentencePiece rules. If `None`, `normalizers` is used without `Precompiled`.
+    /// Normalizers to use if tokenizer.json has no SentencePiece rules. `None` means `normalizers` without the entry `Precompiled`.
     without_rules: Option<&'static str>,
     pre_tokenizer: &'static str,
     decoder: &'static str,
@@ -203,7 +203,7 @@ pub(super) const LLAMA: Parts = Parts {
 };
 
 impl Parts {
-    /// Returns the kinds of the class's and of the tokenizer's vocabularies if they differ.
+    /// If the class and the tokenizer have different kinds of vocabulary, returns the kind of the class and the kind of the tokenizer.
     pub(super) fn other_model(
         &self,
         tokenizer: &Tokenizer,
