@@ -232,7 +232,8 @@ impl Program {
                 return Err(format!("computes `{}` again", self.tensors[out].name));
             }
             written[out].extend(own);
-            // Longer sequences cause an error before anything runs, so their values count as written.
+            // A batch with a sequence of more than `max_longest` tokens is refused before any step runs, so for such a batch the tensor
+            // counts as written.
             let beyond = step.max_longest.map(|most| Interval::new(most, None));
             written[out].extend(beyond.map(Batches::by_longest));
         }

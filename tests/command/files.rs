@@ -258,7 +258,8 @@ fn entities_and_any_labels_are_those_of_the_library() {
         "--label",
         "rain",
     ];
-    // With this limit, a batch has only one sequence, so the labels of a text are in different batches.
+    // With this limit, a batch has only one sequence. Each pair of a text and a label is a sequence, so the pairs of a text are in different
+    // batches.
     let args = [&args[..], &["--batch-tokens", "8"]].concat();
     let out = run(folder.path(), "classify", "ce-nli", &args);
     assert!(out.status.success(), "{out:?}");

@@ -154,7 +154,7 @@ fn a_when_builds_one_body_and_both_may_define_a_value() {
         let add = "Let(\"x\", add(a: \"x\", b: \"y\"))";
         build(&changed(add, &format!("{statement},\n{add}"))).map(|m| m.graph.text())
     };
-    // The condition depends on the layer, a size or a key. The name stays visible afterwards.
+    // A condition may depend on the layer, a size or a config key. Statements after `When` may use a name that both of its bodies define.
     let text = with(
         r#"When(holds: "i + 1 < layers", body: [Let("z", relu(x: "y"))], otherwise: [Let("z", tanh(x: "y"))]),
            Let("w", add(a: "z", b: "x")), Let("x2", relu(x: "w")), When(holds: "hidden == 8", name: "wide", body: [Let("x", add(a: "x", b: "w"))])"#,

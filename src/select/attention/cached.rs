@@ -174,12 +174,12 @@ impl CachedAttention {
         Dispatch::of(parts.filter(|part| !part.batches.is_empty()).collect())
     }
 
-    /// Returns the ranges for pieces of more than [`Self::SHORT`] tokens, by the number of tiles per SM. Returns none on cards other than
-    /// Hopper, or if the Hopper kernel does not support the problem.
+    /// Returns the dispatch entries for batches whose longest piece has more than [`Self::SHORT`] tokens. The number of tiles per SM selects
+    /// the kernel. Returns no entries on cards other than Hopper, or if the Hopper kernel does not support the problem.
     ///
     /// A tile of 64 queries takes less time per key tile than a larger tile, but more time per query. It shortens launches in which the
-    /// tile with the most keys determines the time. Tiles of 64 queries are used if each SM has at most one of them. If tiles have
-    /// different and large numbers of keys, the limit is higher: `SMALL_QUARTERS / 4` tiles per SM. The measurements are in
+    /// tile with the most keys determines the time. Tiles of 64 queries are used up to one tile per SM, or up
+    /// to `SMALL_QUARTERS / 4` tiles per SM if their numbers of keys are large and differ. The measurements are in
     /// docs/history/attention.md, section 86.
     fn long(&self, machine: &Machine) -> Vec<Entry<KernelSpec>> {
         let MhaCached {
