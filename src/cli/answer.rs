@@ -28,10 +28,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE", conflicts_with = "context")]
     context_file: Option<PathBuf>,
     /// Number of answers to each question
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = super::generate::from_one_to(1000))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = super::numbers::from_one_to(1000))]
     top_k: usize,
     /// Max tokens of an answer
-    #[arg(long, value_name = "N", default_value_t = 15, value_parser = super::generate::from_one_to(1000))]
+    #[arg(long, value_name = "N", default_value_t = 15, value_parser = super::numbers::from_one_to(1000))]
     max_answer_tokens: usize,
     /// Max tokens of a question together with a part of the text; longer texts are read in parts
     #[arg(long, value_name = "N")]

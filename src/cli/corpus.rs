@@ -13,8 +13,8 @@ use sha2::{Digest, Sha256};
 
 use super::{
     Outcome,
-    generate::at_least_one,
     model::{Runnable, identity::changed},
+    numbers::at_least_one,
     print, say,
 };
 use crate::{

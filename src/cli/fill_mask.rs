@@ -15,7 +15,7 @@ pub(super) struct Args {
     #[command(flatten)]
     input: OnlyTexts,
     /// Number of proposed tokens per mask
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = super::generate::from_one_to(1000))]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = super::numbers::from_one_to(1000))]
     top_k: usize,
     /// Only propose this word (repeat for several)
     #[arg(long, value_name = "WORD")]

@@ -7,7 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use clap::builder::RangedU64ValueParser;
 use miette::{Report, miette};
 use serde_json::json;
 
@@ -15,6 +14,7 @@ use super::{
     Outcome,
     input::{self, Source},
     model::{Runnable, cache_of},
+    numbers::up_to,
     print, print_json, say,
 };
 use crate::{
@@ -109,21 +109,6 @@ pub(super) struct Args {
     /// Print the tokens and texts, and why each text ended, as JSON
     #[arg(long, conflicts_with = "stream")]
     json: bool,
-}
-
-/// Returns a parser for positive whole numbers.
-pub(super) fn at_least_one() -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..)
-}
-
-/// Returns a parser for whole numbers from 1 up to and including `max`.
-pub(super) fn from_one_to(max: usize) -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..=max as u64)
-}
-
-/// Returns a parser for whole numbers up to and including `max`.
-pub(super) fn up_to(max: usize) -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(..=max as u64)
 }
 
 impl Args {

@@ -29,6 +29,7 @@ mod memory;
 mod missing;
 mod model;
 mod models;
+mod numbers;
 mod plan;
 mod progress;
 #[cfg(feature = "corpora")]

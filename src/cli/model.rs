@@ -230,11 +230,6 @@ impl Model {
         self.opened()?.clone().description()
     }
 
-    /// Compiles for `machine`.
-    pub(super) fn compile_for(&self, dtype: DType, machine: Machine) -> Result<Compiled, Report> {
-        self.compile_in(dtype, None, machine)
-    }
-
     /// Compiles for `machine` with the storage type and the weight format of `types`. If `types` has a format of the KV cache, compiles the
     /// program that generates text.
     pub(super) fn compile_with(&self, types: &Types, machine: Machine) -> Result<Compiled, Report> {

@@ -22,7 +22,7 @@ pub(super) struct Args {
     #[command(flatten)]
     input: OnlyTexts,
     /// Max tokens of a batch; the logits of all its tokens are in memory at the same time
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = super::generate::at_least_one())]
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = super::numbers::at_least_one())]
     batch_tokens: usize,
     /// Print the log-probability of every token as JSON; null for the first token of a text, which has no context
     #[arg(long)]

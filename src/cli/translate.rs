@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 
 use super::{
     Outcome,
-    generate::{beams_or_sampling, check_needs, forced, up_to},
+    generate::{beams_or_sampling, check_needs, forced},
     model::Runnable,
+    numbers::up_to,
     print,
     progress::Bars,
     say, write_file,

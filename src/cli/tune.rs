@@ -57,7 +57,7 @@ pub(super) fn run(args: Args) -> Outcome {
     let device = Device::open(info.ordinal).into_diagnostic()?;
     let jit = Jit::open().into_diagnostic()?;
     let (machine, _) = info.machine().into_diagnostic()?;
-    let compiled = args.model.compile_for(args.dtype, machine)?;
+    let compiled = args.model.compile_in(args.dtype, None, machine)?;
     if compiled.options.invariant {
         return Err(EngineError::TuneInvariant.into());
     }

@@ -31,7 +31,7 @@ pub(in crate::cli) struct Args {
 
 pub(in crate::cli) fn run(args: Args) -> Outcome {
     let machine = args.card.machine(&[])?;
-    let compiled = args.model.compile_for(args.dtype, machine.clone())?;
+    let compiled = args.model.compile_in(args.dtype, None, machine.clone())?;
     // Name the sizes, because models of several sizes may share a description.
     let dims = compiled.model.dims.iter();
     let dims: Vec<String> = dims.map(|(name, n)| format!("{name} {n}")).collect();

@@ -38,10 +38,10 @@ pub struct Args {
     /// would slow down later sets
     #[arg(long, value_name = "MS", default_value_t = 500)]
     rest_ms: u64,
-    #[arg(long, default_value_t = 60, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
+    #[arg(long, default_value_t = 60, value_parser = crate::cli::numbers::at_least_one())]
     pub runs: usize,
     /// Number of rounds over all sets; the time of a set is the median of its rounds
-    #[arg(long, default_value_t = 1, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1000))]
+    #[arg(long, default_value_t = 1, value_parser = crate::cli::numbers::from_one_to(1000))]
     pub rounds: usize,
 }
 

@@ -6,7 +6,7 @@ use miette::{Report, miette};
 use serde::Serialize;
 
 use super::super::{
-    Outcome, align_right, generate::up_to, human, model::Runnable, print, table, write_json,
+    Outcome, align_right, human, model::Runnable, numbers::up_to, print, table, write_json,
 };
 use crate::{
     Engine,

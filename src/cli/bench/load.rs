@@ -43,7 +43,7 @@ pub(in crate::cli) struct Args {
 
 pub(in crate::cli) fn run(args: Args) -> Outcome {
     let machine = args.card.machine(&[args.arch])?;
-    let lowered = || args.model.compile_for(args.dtype, machine.clone());
+    let lowered = || args.model.compile_in(args.dtype, None, machine.clone());
     let program = lowered()?.program;
     let sources = emit(&CudaModel::kernels(&program))?;
     let extents = Extents::of(&args.lens).into_diagnostic()?;

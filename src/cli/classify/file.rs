@@ -8,7 +8,7 @@ use miette::Report;
 use super::super::{
     Outcome,
     corpus::{self, Files, Places, Task, Units},
-    generate::from_one_to,
+    numbers::from_one_to,
 };
 use crate::{
     EngineError,
