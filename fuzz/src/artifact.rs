@@ -15,7 +15,7 @@ use gemmule::{
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-const MAGIC: &[u8] = b"GEMMULEI";
+const MAGIC: &[u8] = b"GEMMULEJ";
 const DIGEST: usize = 32;
 
 static MACHINE: LazyLock<Machine> =

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// First bytes of the file, including the version of its layout.
-const MAGIC: &[u8; 8] = b"GEMMULEI";
+const MAGIC: &[u8; 8] = b"GEMMULEJ";
 /// Prefix of [`MAGIC`] that all versions of the layout share.
 const FAMILY: &[u8; 7] = b"GEMMULE";
 const DIGEST: usize = 32;

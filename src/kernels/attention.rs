@@ -33,7 +33,7 @@ mod view;
 mod wgmma;
 
 pub use cached::{Keys, MhaCached};
-pub use decode::{DecodeCtas, MhaDecode};
+pub use decode::{DecodeCta, DecodeCtas, MhaDecode};
 pub use decode_append::MhaDecodeAppend;
 pub use e4m3::{FusedMha, MhaToE4m3};
 pub use fused::{MhaOnline, MhaShort};
@@ -157,8 +157,10 @@ pub enum AttentionError {
         "decode attention with {dtype} queries and a KV cache in e4m3; expected f16 or bf16, use the plain kernel for a cache"
     )]
     DecodeE4m3 { dtype: DType },
-    #[error("decode attention splits keys over a cluster of {splits} CTAs; expected 2 to 8")]
-    DecodeSplits { splits: u32 },
+    #[error(
+        "decode attention splits keys over {splits} CTAs; expected 1 to {max_splits} for this size of CTA"
+    )]
+    DecodeSplits { splits: u32, max_splits: u32 },
     #[error("attention to a source does not append to its cache")]
     AppendToSource,
     #[error("decode attention cannot append to the cache: {0}")]

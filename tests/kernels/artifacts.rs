@@ -340,7 +340,7 @@ fn a_damaged_file_is_refused() {
 
 /// Returns the bytes of an artifact file with this body and a valid digest.
 fn sealed(body: &[u8]) -> Vec<u8> {
-    [b"GEMMULEI".as_slice(), &Sha256::digest(body), body].concat()
+    [b"GEMMULEJ".as_slice(), &Sha256::digest(body), body].concat()
 }
 
 #[test]

@@ -4,7 +4,7 @@ use gemmule::{
     DType, Format,
     kernels::{
         Case, Instructions, KernelSpec,
-        attention::{DecodeCtas, Keys, MhaCached, MhaDecode, MhaPrefill},
+        attention::{DecodeCta, DecodeCtas, Keys, MhaCached, MhaDecode, MhaPrefill},
         cache::Pool,
         chain::Chain,
     },
@@ -131,19 +131,19 @@ fn contenders(plain: &MhaCached, machine: &Machine, batch: &Extents) -> Option<V
     let mut others: Vec<KernelSpec> = Vec::new();
     if batch.tokens <= 128 {
         let all = [
-            DecodeCtas::Small,
-            DecodeCtas::Medium,
-            DecodeCtas::Large,
-            DecodeCtas::LargeCluster(2),
-            DecodeCtas::Cluster(2),
-            DecodeCtas::Cluster(4),
-            DecodeCtas::Cluster(8),
+            DecodeCtas::SMALL,
+            DecodeCtas::MEDIUM,
+            DecodeCtas::LARGE,
+            DecodeCtas::LARGE.split(2),
+            DecodeCtas::MEDIUM.split(2),
+            DecodeCtas::MEDIUM.split(4),
+            DecodeCtas::MEDIUM.split(8),
         ];
         let on_hopper = machine.instructions == Instructions::Hopper;
-        let here = |k: &MhaDecode| match k.ctas {
-            DecodeCtas::Small => true,
-            DecodeCtas::Medium | DecodeCtas::Large => on_hopper,
-            DecodeCtas::Cluster(n) | DecodeCtas::LargeCluster(n) => machine.clusters_at_once(n) > 0,
+        let here = |k: &MhaDecode| match (k.ctas.size, k.splits()) {
+            (DecodeCta::Small, _) => true,
+            (DecodeCta::Medium | DecodeCta::Large, 1) => on_hopper,
+            (DecodeCta::Medium | DecodeCta::Large, n) => machine.clusters_at_once(n) > 0,
         };
         others.extend(
             all.map(decode)
@@ -177,14 +177,14 @@ fn contenders(plain: &MhaCached, machine: &Machine, batch: &Extents) -> Option<V
 /// Returns a name of the kernel for tables and figures. It does not depend on the shape.
 fn label(kernel: &KernelSpec) -> &'static str {
     match kernel {
-        KernelSpec::MhaDecode(k) => match k.ctas {
-            DecodeCtas::Small => "mha_decode",
-            DecodeCtas::Medium => "mha_decode by medium CTAs",
-            DecodeCtas::Large => "mha_decode by large CTAs",
-            DecodeCtas::LargeCluster(_) => "mha_decode by pairs of large CTAs",
-            DecodeCtas::Cluster(2) => "mha_decode by clusters of 2",
-            DecodeCtas::Cluster(4) => "mha_decode by clusters of 4",
-            DecodeCtas::Cluster(_) => "mha_decode by clusters of 8",
+        KernelSpec::MhaDecode(k) => match (k.ctas.size, k.splits()) {
+            (DecodeCta::Small, _) => "mha_decode",
+            (DecodeCta::Medium, 1) => "mha_decode by medium CTAs",
+            (DecodeCta::Large, 1) => "mha_decode by large CTAs",
+            (DecodeCta::Large, _) => "mha_decode by pairs of large CTAs",
+            (DecodeCta::Medium, 2) => "mha_decode by clusters of 2",
+            (DecodeCta::Medium, 4) => "mha_decode by clusters of 4",
+            (DecodeCta::Medium, _) => "mha_decode by clusters of 8",
         },
         KernelSpec::MhaPrefill(k) if k.tile.is_some() => "mha_prefill by WGMMA",
         KernelSpec::MhaPrefill(_) => "mha_prefill",

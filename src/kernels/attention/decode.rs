@@ -27,19 +27,38 @@ pub struct MhaDecode {
     pub ctas: DecodeCtas,
 }
 
-/// Size and number of the CTAs that compute the query heads of one key head for one token.
+/// The CTAs that compute the query heads of one key head for one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum DecodeCtas {
+pub struct DecodeCtas {
+    pub size: DecodeCta,
+    /// Number of CTAs among which the keys are split. More than one CTA, up to 8, form a cluster. Small CTAs are never split.
+    pub splits: u32,
+}
+
+/// Size of a CTA of [`MhaDecode`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DecodeCta {
     /// At least three CTAs fit an SM of Hopper, and at least one fits an SM of every supported GPU.
     Small,
     /// Two CTAs fit an SM of Hopper.
     Medium,
     /// One CTA fits an SM of Hopper. A single CTA is large enough to keep a sufficient number of loads in flight.
     Large,
-    /// A cluster of 2 to 8 medium CTAs that split the keys.
-    Cluster(u32),
-    /// A cluster of 2 to 8 large CTAs that split the keys.
-    LargeCluster(u32),
+}
+
+impl DecodeCtas {
+    pub const SMALL: Self = Self::one(DecodeCta::Small);
+    pub const MEDIUM: Self = Self::one(DecodeCta::Medium);
+    pub const LARGE: Self = Self::one(DecodeCta::Large);
+
+    const fn one(size: DecodeCta) -> Self {
+        Self { size, splits: 1 }
+    }
+
+    /// Returns a cluster of `splits` CTAs of this size.
+    pub const fn split(self, splits: u32) -> Self {
+        Self { splits, ..self }
+    }
 }
 
 /// Max query heads per CTA: the N extent of an MMA. If more query heads share a key head, several CTAs read the same keys.
@@ -71,22 +90,20 @@ impl MhaDecode {
                 dtype: self.plain.dtype,
             });
         }
-        match self.ctas {
-            DecodeCtas::Cluster(splits) | DecodeCtas::LargeCluster(splits)
-                if !(2..=Self::MOST_SPLITS).contains(&splits) =>
-            {
-                Err(AttentionError::DecodeSplits { splits })
-            }
-            _ => Ok(()),
+        let splits = self.ctas.splits;
+        let max_splits = match self.ctas.size {
+            DecodeCta::Small => 1,
+            DecodeCta::Medium | DecodeCta::Large => Self::MOST_SPLITS,
+        };
+        match (1..=max_splits).contains(&splits) {
+            true => Ok(()),
+            false => Err(AttentionError::DecodeSplits { splits, max_splits }),
         }
     }
 
     /// Number of CTAs among which the keys of one token and key head are split.
     pub fn splits(&self) -> u32 {
-        match self.ctas {
-            DecodeCtas::Small | DecodeCtas::Medium | DecodeCtas::Large => 1,
-            DecodeCtas::Cluster(splits) | DecodeCtas::LargeCluster(splits) => splits,
-        }
+        self.ctas.splits
     }
 
     /// CTAs per token if the keys are not split.
@@ -141,11 +158,11 @@ impl MhaDecode {
     /// Returns the bytes of shared memory for tiles in flight, and the max number of warps. A large CTA with several query heads has up to
     /// 16 warps, because eight warps would compute more slowly than the keys are loaded.
     fn room(&self) -> (u32, u32) {
-        match self.ctas {
-            DecodeCtas::Small => (64 * 1024, 4),
-            DecodeCtas::Medium | DecodeCtas::Cluster(_) => (96 * 1024, 8),
-            DecodeCtas::Large | DecodeCtas::LargeCluster(_) if self.rows() == 1 => (192 * 1024, 8),
-            DecodeCtas::Large | DecodeCtas::LargeCluster(_) => (192 * 1024, 16),
+        match self.ctas.size {
+            DecodeCta::Small => (64 * 1024, 4),
+            DecodeCta::Medium => (96 * 1024, 8),
+            DecodeCta::Large if self.rows() == 1 => (192 * 1024, 8),
+            DecodeCta::Large => (192 * 1024, 16),
         }
     }
 
@@ -168,10 +185,10 @@ impl MhaDecode {
 
     /// Tiles in flight per warp.
     fn stages(&self) -> u32 {
-        let most = match self.ctas {
-            DecodeCtas::Large | DecodeCtas::LargeCluster(_) => 6,
-            _ if self.is_brief() => 2,
-            _ => 3,
+        let most = match self.ctas.size {
+            DecodeCta::Large => 6,
+            DecodeCta::Small | DecodeCta::Medium if self.is_brief() => 2,
+            DecodeCta::Small | DecodeCta::Medium => 3,
         };
         (self.room().0 / (self.warps() * self.stage_bytes())).clamp(2, most)
     }
@@ -181,14 +198,14 @@ impl MhaDecode {
     fn is_brief(&self) -> bool {
         let plain = &self.plain;
         let one_query = plain.heads == plain.kv_heads && plain.dtype.has_mma();
-        one_query && plain.head <= 64 && self.ctas == DecodeCtas::Small
+        one_query && plain.head <= 64 && self.ctas.size == DecodeCta::Small
     }
 
     /// Min CTAs per SM for `__launch_bounds__`. Without it, the occupancy heuristic of ptxas may limit registers so much that they spill.
     fn min_ctas(&self) -> u32 {
-        match (self.ctas, self.plain.head) {
+        match (self.ctas.size, self.plain.head) {
             _ if self.is_brief() => 6,
-            (DecodeCtas::Large | DecodeCtas::LargeCluster(_), _) | (_, 129..) => 1,
+            (DecodeCta::Large, _) | (_, 129..) => 1,
             _ => 2,
         }
     }
@@ -203,13 +220,16 @@ impl Kernel for MhaDecode {
             .strip_prefix("mha_cached")
             .or(plain.strip_prefix("mha"));
         let plain = plain.unwrap_or_default();
-        match self.ctas {
-            DecodeCtas::Small => format!("mha_decode{plain}"),
-            DecodeCtas::Medium => format!("mha_decode{plain}_medium"),
-            DecodeCtas::Large => format!("mha_decode{plain}_large"),
-            DecodeCtas::Cluster(splits) => format!("mha_decode{plain}_split{splits}"),
-            DecodeCtas::LargeCluster(splits) => format!("mha_decode{plain}_large_split{splits}"),
-        }
+        let size = match (self.ctas.size, self.ctas.splits) {
+            (DecodeCta::Small, _) | (DecodeCta::Medium, 2..) => "",
+            (DecodeCta::Medium, _) => "_medium",
+            (DecodeCta::Large, _) => "_large",
+        };
+        let splits = match self.ctas.splits {
+            1 => String::new(),
+            splits => format!("_split{splits}"),
+        };
+        format!("mha_decode{plain}{size}{splits}")
     }
 
     fn definition(&self) -> String {
@@ -253,12 +273,9 @@ impl Kernel for MhaDecode {
     }
 
     fn instructions(&self) -> Instructions {
-        match self.ctas {
-            DecodeCtas::Small => Instructions::Ampere,
-            DecodeCtas::Medium
-            | DecodeCtas::Large
-            | DecodeCtas::Cluster(_)
-            | DecodeCtas::LargeCluster(_) => Instructions::Hopper,
+        match self.ctas.size {
+            DecodeCta::Small => Instructions::Ampere,
+            DecodeCta::Medium | DecodeCta::Large => Instructions::Hopper,
         }
     }
 
@@ -328,33 +345,35 @@ impl Kernel for MhaDecode {
 
 /// Instances with 1 to 12 query heads per key head, head sizes with every number of packs, and clusters.
 pub(super) fn representative() -> Vec<KernelSpec> {
-    use DecodeCtas::{Cluster, Large, LargeCluster, Medium, Small};
+    const SMALL: DecodeCtas = DecodeCtas::SMALL;
+    const MEDIUM: DecodeCtas = DecodeCtas::MEDIUM;
+    const LARGE: DecodeCtas = DecodeCtas::LARGE;
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for (heads, kv_heads, head, ctas) in [
-            (12, 12, 64, Small),
-            (12, 12, 64, Large),
-            (12, 12, 64, Cluster(8)),
-            (12, 12, 64, LargeCluster(2)),
-            (16, 8, 128, Small),
-            (16, 8, 128, Medium),
-            (16, 8, 128, Large),
-            (16, 8, 128, LargeCluster(2)),
-            (32, 8, 64, Medium),
-            (32, 8, 64, Large),
-            (32, 8, 64, Cluster(8)),
-            (6, 1, 40, Cluster(2)),
-            (8, 1, 128, Cluster(8)),
-            (6, 3, 96, Small),
-            (12, 1, 80, Large),
-            (12, 1, 80, Cluster(8)),
-            (12, 1, 80, LargeCluster(2)),
-            (4, 1, 256, Large),
-            (4, 1, 256, Cluster(2)),
-            (4, 1, 256, LargeCluster(2)),
-            (3, 3, 256, Cluster(8)),
-            (2, 2, 32, Small),
-            (4, 2, 32, Large),
+            (12, 12, 64, SMALL),
+            (12, 12, 64, LARGE),
+            (12, 12, 64, MEDIUM.split(8)),
+            (12, 12, 64, LARGE.split(2)),
+            (16, 8, 128, SMALL),
+            (16, 8, 128, MEDIUM),
+            (16, 8, 128, LARGE),
+            (16, 8, 128, LARGE.split(2)),
+            (32, 8, 64, MEDIUM),
+            (32, 8, 64, LARGE),
+            (32, 8, 64, MEDIUM.split(8)),
+            (6, 1, 40, MEDIUM.split(2)),
+            (8, 1, 128, MEDIUM.split(8)),
+            (6, 3, 96, SMALL),
+            (12, 1, 80, LARGE),
+            (12, 1, 80, MEDIUM.split(8)),
+            (12, 1, 80, LARGE.split(2)),
+            (4, 1, 256, LARGE),
+            (4, 1, 256, MEDIUM.split(2)),
+            (4, 1, 256, LARGE.split(2)),
+            (3, 3, 256, MEDIUM.split(8)),
+            (2, 2, 32, SMALL),
+            (4, 2, 32, LARGE),
         ] {
             let plain = MhaCached {
                 heads,
@@ -370,29 +389,31 @@ pub(super) fn representative() -> Vec<KernelSpec> {
                 pool: Pool::of_layer(kv_heads, head, dtype),
                 dtype,
             };
-            if head == 96 || (heads, ctas) == (32, Large) || (head, ctas) == (64, Cluster(8)) {
+            if head == 96 || (heads, ctas) == (32, LARGE) || (head, ctas) == (64, MEDIUM.split(8)) {
                 let all_by = plain.by_distance();
                 all.extend(all_by.map(|plain| MhaDecode { plain, ctas }.into()));
             }
-            if (head, ctas) == (256, Large) {
+            if (head, ctas) == (256, LARGE) {
                 let capped = plain.by_distance().filter(|plain| plain.by.cap.is_some());
                 all.extend(capped.map(|plain| MhaDecode { plain, ctas }.into()));
             }
             // Some tilings also have an instance with an E4M3 cache and scales.
             let is_scaled = matches!(
-                (head, ctas),
-                (64, Cluster(_)) | (96 | 128, Small) | (80 | 256, Large)
+                (head, ctas.size, ctas.splits),
+                (64, DecodeCta::Medium, 2..)
+                    | (96 | 128, DecodeCta::Small, 1)
+                    | (80 | 256, DecodeCta::Large, 1)
             );
             let e4m3 = [plain.in_e4m3()].into_iter();
             let e4m3 = e4m3.chain(is_scaled.then(|| plain.scaled()));
             for plain in e4m3.filter(|_| dtype.has_mma()) {
                 // Only this tiling has instances with an E4M3 cache and position biases.
-                if (head, ctas) == (96, Small) {
+                if (head, ctas) == (96, SMALL) {
                     let all_by = plain.by_distance();
                     let all_by = all_by.filter(|by| !plain.pool.scaled || by.by.cap.is_some());
                     all.extend(all_by.map(|plain| MhaDecode { plain, ctas }.into()));
                 }
-                if (head, ctas) == (64, Cluster(8)) && heads == 12 {
+                if (head, ctas) == (64, MEDIUM.split(8)) && heads == 12 {
                     let plain = MhaCached {
                         keys: Keys::Source,
                         ..plain.clone()

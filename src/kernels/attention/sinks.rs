@@ -98,9 +98,9 @@ pub(super) fn representative() -> Vec<KernelSpec> {
     all.push(cached([6, 1, 40], some, F32).into());
     all.push(cached([16, 8, 128], none, BF16).scaled().into());
     for (plain, ctas) in [
-        (cached([6, 3, 96], none, F32), DecodeCtas::Small),
-        (cached([12, 1, 80], some, F16).scaled(), DecodeCtas::Small),
-        (cached([32, 8, 64], none, BF16), DecodeCtas::Cluster(8)),
+        (cached([6, 3, 96], none, F32), DecodeCtas::SMALL),
+        (cached([12, 1, 80], some, F16).scaled(), DecodeCtas::SMALL),
+        (cached([32, 8, 64], none, BF16), DecodeCtas::MEDIUM.split(8)),
     ] {
         let [_, x, _] = merged(plain.heads, plain.kv_heads, plain.head);
         let decode = MhaDecode { plain, ctas };

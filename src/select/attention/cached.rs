@@ -101,8 +101,8 @@ impl CachedAttention {
     /// batch.
     pub fn invariant(&self, machine: &Machine) -> Dispatch<KernelSpec> {
         let ctas = match machine.instructions {
-            Instructions::Hopper => DecodeCtas::Cluster(MhaDecode::MOST_SPLITS),
-            Instructions::Ampere | Instructions::Ada => DecodeCtas::Small,
+            Instructions::Hopper => DecodeCtas::MEDIUM.split(MhaDecode::MOST_SPLITS),
+            Instructions::Ampere | Instructions::Ada => DecodeCtas::SMALL,
         };
         Dispatch::always(match self.has_steps() {
             true => self.step(ctas).into(),
@@ -120,16 +120,16 @@ impl CachedAttention {
     /// - otherwise, pairs of large CTAs if the pairs of all tokens are resident at the same time and have enough keys to split,
     /// - otherwise, large CTAs.
     fn steps(&self, machine: &Machine) -> Dispatch<KernelSpec> {
-        let small = self.step(DecodeCtas::Small);
+        let small = self.step(DecodeCtas::SMALL);
         if !self.has_steps() {
             return Dispatch::of(Vec::new());
         }
         if machine.instructions != Instructions::Hopper {
             return Dispatch::always(small.into());
         }
-        let (medium, large) = (self.step(DecodeCtas::Medium), self.step(DecodeCtas::Large));
-        let cluster = self.step(DecodeCtas::Cluster(MhaDecode::MOST_SPLITS));
-        let pair = self.step(DecodeCtas::LargeCluster(2));
+        let (medium, large) = (self.step(DecodeCtas::MEDIUM), self.step(DecodeCtas::LARGE));
+        let cluster = self.step(DecodeCtas::MEDIUM.split(MhaDecode::MOST_SPLITS));
+        let pair = self.step(DecodeCtas::LARGE.split(2));
         let of_token = u64::from(small.ctas_of_token());
         // An SM holds two CTAs of a cluster of eight, but only one CTA of a pair.
         let few = 2 * machine.clusters_at_once(cluster.splits()) / of_token;
@@ -251,7 +251,7 @@ impl CachedAttention {
 
     /// Returns whether the decode kernel supports the problem, with CTAs of any size.
     fn has_steps(&self) -> bool {
-        self.step(DecodeCtas::Small).check().is_ok()
+        self.step(DecodeCtas::SMALL).check().is_ok()
     }
 
     fn step(&self, ctas: DecodeCtas) -> MhaDecode {
