@@ -622,7 +622,7 @@ fn late_chunking_needs_a_mean_and_room() {
     assert_snapshot!(refused("st-t5"), @"late chunking pools the tokens of each chunk by their mean, and the model of `[checkpoints]/st-t5` has the module `2_Dense` after the pooling; embed the texts separately");
     assert_snapshot!(refused("late-bert"), @"late chunking pools the tokens of each chunk by their mean, and the model of `[checkpoints]/late-bert` has a vector for each token already; embed the texts separately");
     assert_snapshot!(refused("hf-gamma"), @"late chunking pools the tokens of each chunk by their mean, and the model of `[checkpoints]/hf-gamma` has no modules.json, which would specify the mean of tokens; embed the texts separately");
-    assert_snapshot!(told("st-mean", &["a b c d e f", "g h i j k l m n", "o p q r s t u v w x y z"]), @"late chunking reads all chunks as one text, and together they have more than 16 tokens, the model's maximum; give fewer or shorter chunks");
+    assert_snapshot!(told("st-mean", &["a b c d e f", "g h i j k l m n", "o p q r s t u v w x y z"]), @"late chunking processes all chunks as one text, but together they have more than 16 tokens, the model's maximum; give fewer or shorter chunks");
     assert_snapshot!(told("st-mean", &["a", ""]), @"text 1 cannot be tokenized: it has no tokens");
 }
 

@@ -1096,7 +1096,7 @@ fn templates_take_options_and_their_refusals_are_plain() {
             "user",
             call(broken),
             "messages",
-            "`messages[0].tool_calls[0].function.arguments` is a string that is not JSON (EOF while parsing an object at line 1 column 1); expected the JSON of an object, as the model called the tool with it",
+            "`messages[0].tool_calls[0].function.arguments` is a string that is not JSON (EOF while parsing an object at line 1 column 1); expected the arguments of the tool call as a JSON object",
         ),
     ] {
         let (status, told) = ask(role, more);

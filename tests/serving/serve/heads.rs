@@ -222,7 +222,7 @@ fn requests_that_heads_cannot_answer_are_told_why() {
             zero_shot,
             json!({"inputs": "rain", "candidate_labels": ["a"], "hypothesis_template": "it is"})
         ),
-        "400 the template `it is` has no `{}`; expected one where the label stands"
+        "400 the template `it is` has no `{}`; put `{}` in the place of the label"
     );
     let questions = "/v1/question-answering";
     assert_eq!(

@@ -300,7 +300,7 @@ fn chunks_of_a_text_are_embedded_together() {
     let many = vec!["rain and wind"; 20];
     assert_eq!(
         told(json!({"input": many, "late_chunking": true})),
-        "late chunking reads all chunks as one text, and together they have more than 16 tokens, the model's maximum; give fewer or shorter chunks"
+        "late chunking processes all chunks as one text, but together they have more than 16 tokens, the model's maximum; give fewer or shorter chunks"
     );
     server.shut_down(Duration::ZERO);
 }
