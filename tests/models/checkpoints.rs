@@ -398,7 +398,7 @@ fn every_cut_of_a_file_is_an_error() {
 #[test]
 fn a_missing_shard_is_named() {
     let index = index_of(&[("a", "model-00003-of-00002.safetensors")]);
-    assert_snapshot!(sharded(index).load_error(), @"`[dir]/model.safetensors.index.json` names the shard `model-00003-of-00002.safetensors`, which is not beside it; download it too");
+    assert_snapshot!(sharded(index).load_error(), @"`[dir]/model.safetensors.index.json` names the shard `model-00003-of-00002.safetensors`, which is not in the same folder; download the shard too");
 }
 
 #[test]
