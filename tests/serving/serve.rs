@@ -1880,11 +1880,11 @@ fn keys_let_those_in_who_have_one_and_balancers() {
         ),
         (
             "alice 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b priority=3",
-            "line 1 has `priority=3` after the key; expected `max-priority=N`, the highest x-priority that counts for it, from 0 to 255",
+            "line 1 has `priority=3` after the key; expected `max-priority=N`, with N from 0 to 255, the max `x-priority` of requests with this key",
         ),
         (
             "alice 2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b max-priority=256",
-            "line 1 has `max-priority=256` after the key; expected `max-priority=N`, the highest x-priority that counts for it, from 0 to 255",
+            "line 1 has `max-priority=256` after the key; expected `max-priority=N`, with N from 0 to 255, the max `x-priority` of requests with this key",
         ),
     ] {
         assert_eq!(Keys::parse(text).unwrap_err().to_string(), error);

@@ -199,7 +199,7 @@ fn requests_that_heads_cannot_answer_are_told_why() {
             "/predict_tokens",
             json!({"inputs": "rain", "raw_scores": true, "aggregation_strategy": "max"})
         ),
-        "422 `raw_scores` are of tokens, and `aggregation_strategy` combines tokens by their probabilities; leave one of them out"
+        "422 `raw_scores` requests the logits of single tokens, but `aggregation_strategy` combines tokens by their probabilities; leave one of them out"
     );
     assert_eq!(
         refused("/v1/fill-mask", json!({"inputs": "rain"})),
